@@ -16,9 +16,17 @@ from torch.nn.functional import pad
 from featcal.baselines.settings import Training
 from featcal.core.draws import generator
 from featcal.errors import BadBatches, BadPlan, BadSetting
-from featcal.models.batch import IGNORED, Batch, naming, pad_token, padding_mask, single_samples
+from featcal.models.batch import (
+    IGNORED,
+    Batch,
+    naming,
+    pad_token,
+    padding_mask,
+    pooled_output,
+    single_samples,
+)
 from featcal.models.capture import StopForward, model_call
-from featcal.models.load import evaluation_mode, pooled
+from featcal.models.load import evaluation_mode
 
 Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
 
@@ -127,7 +135,7 @@ def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
     """
     output: Any = model(**model_call(model, batch))
     embedded = output if isinstance(output, Tensor) else getattr(output, "image_embeds", None)
-    vectors = embedded if embedded is not None else pooled(model, output, batch)
+    vectors = embedded if embedded is not None else pooled_output(model, output, batch)
     if vectors is None:
         raise BadPlan(
             type(output).__name__,

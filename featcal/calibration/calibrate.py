@@ -77,7 +77,7 @@ def two_models(run: Run, merged: Model) -> dict[str, ModelHandle]:
         assert run.folder is not None
         return {
             "merged": student,
-            "calibrated": StreamedModel(merged, **given, instead=solved_values(plan, run.folder)),
+            "calibrated": StreamedModel(merged, **given, override=solved_values(plan, run.folder)),
         }
     return {"merged": StreamedModel(merged, **given), "calibrated": student}
 

@@ -25,11 +25,10 @@ from featcal.core.moments import stripes
 from featcal.errors import BadPlan
 from featcal.models.batch import PROVING
 from featcal.models.capture import Features, feeding, first_inputs, module_inputs
-from featcal.models.coverage import solved_modules
-from featcal.models.modules import weight_of
+from featcal.models.modules import solved_modules, weight_of
 from featcal.models.moe import unpacked, unpacked_experts
 from featcal.models.plan import BlockPlan, Stack, blocks_of
-from featcal.models.replay import handed_on, step
+from featcal.models.replay import stack_output, step
 from featcal.settings import Calibration
 
 SUM, PRODUCT = 8, 4  # bytes of a value in a sum, and in a product (half precision is widened)
@@ -203,7 +202,7 @@ def model_shape(
                     shape, features = _block(block, stack, features, settings, rule, last)
                     found.append(replace(shape, widest=max(shape.widest, meta.widest)))
                     between = max(between, shape.features)
-                result = handed_on(model, stack, features[0]) if stack.feeds else None
+                result = stack_output(model, stack, features[0]) if stack.feeds else None
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         reason = f"({' '.join(str(error).split())[:200]})"
         problem = f"its forward depends on numbers, or on other inputs {reason}"

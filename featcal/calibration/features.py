@@ -25,7 +25,7 @@ from featcal.files import Ledger, atomic_path
 from featcal.models.batch import Batch, check_batch, naming, pad_token, padding_mask
 from featcal.models.capture import feeding, first_inputs
 from featcal.models.plan import Stack, blocks_of
-from featcal.models.replay import handed_on, step
+from featcal.models.replay import stack_output, step
 
 _PREFIX = "featcal-spool-"
 
@@ -423,6 +423,6 @@ def hand_on(model: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
     """
     result = track.empty()
     for hidden, _ in track:
-        result.append(handed_on(model, stack, hidden))
+        result.append(stack_output(model, stack, hidden))
     track.clear()
     return result

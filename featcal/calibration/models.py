@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from featcal.errors import BadPlan
 from featcal.files import Ledger
 from featcal.models.batch import Model
-from featcal.models.coverage import check_blocks, solved_modules
 from featcal.models.families import plan_for
 from featcal.models.load import (
     evaluation_mode,
@@ -26,9 +25,9 @@ from featcal.models.load import (
     torch_device,
 )
 from featcal.models.lora import dense_model, without_adapters
-from featcal.models.modules import check_norm
+from featcal.models.modules import check_blocks, check_norm, solved_modules
 from featcal.models.plan import BlockPlan
-from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_alike
+from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
 from featcal.settings import Calibration, require
 
 
@@ -130,7 +129,7 @@ def open_models(
     held = dict(zip(given, (student, *others), strict=True))
     # outside of blocks rows may differ, of words or of a head's classes: each model reads and puts
     # out its own
-    require_alike(held, [stack.blocks for stack in plan.stacks])
+    require_same_tensors(held, [stack.blocks for stack in plan.stacks])
     for name, one in held.items():
         one.check_finite(name)
     check_blocks(student.module, plan, settings.norm, settings.modules)

@@ -17,13 +17,11 @@ from featcal.core.norm import NormMoments, NormSystem
 from featcal.core.precision import HALF, product, wide
 from featcal.core.ridge import RidgeSystem
 from featcal.errors import BadCapture, BadSetting
-from featcal.models.capture import Arguments, module_inputs, module_outputs
-from featcal.models.coverage import solved_modules
-from featcal.models.modules import normalised, side_by_side, weight_of
+from featcal.models.capture import Arguments, module_inputs, module_outputs, residual_streams
+from featcal.models.modules import normalised, side_by_side, solved_modules, weight_of
 from featcal.models.moe import expert_of, following, routed, unpacked_experts
 from featcal.models.plan import Stack
 from featcal.models.replay import step
-from featcal.models.residual import residual_streams
 from featcal.settings import Calibration
 
 

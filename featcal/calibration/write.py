@@ -19,7 +19,7 @@ from featcal.errors import BadFile
 from featcal.files import atomic_folder
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.plan import blocks_of
-from featcal.models.save import ShardWriter, copy_beside, save_model
+from featcal.models.save import ShardWriter, copy_other_files, save_model
 from featcal.models.streamed import StreamedModel
 from featcal.settings import Calibration
 from featcal.version import __version__
@@ -197,7 +197,7 @@ def write_calibrated(
 
     What lies beside the weights, such as the tokenizer, is the merged folder's; the base folder's
     where the merged model came as a module, and nothing where both did.
-    Raises: DiskFull; BadFile as copy_beside.
+    Raises: DiskFull; BadFile as copy_other_files.
     """
     record: dict[str, Any] = {
         "settings": settings.stated,
@@ -244,9 +244,9 @@ def copy_with(student: StreamedModel, folder: Path, solved: Iterable[tuple[str, 
     whole, written = LazyCheckpoint(student.folder), set()  # of a whole CLIP both towers
     with ShardWriter(folder, needed=sum(whole.bytes(name) for name in whole.names)) as writer:
         shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
-        copy_beside(whole.folder, writer.folder)
+        copy_other_files(whole.folder, writer.folder)
         for name, tensor in solved:
-            for stored, part in student.parameters.apart(
+            for stored, part in student.parameters.to_sources(
                 name, tensor.to(student.parameters.stored_dtype(name))
             ).items():
                 writer.write(stored, part)

@@ -91,7 +91,7 @@ def plan_as_mapping(folder: Path) -> dict[str, Any]:
 
 def solved_names(block: "nn.Module") -> list[str]:
     """The modules of a block that are solved, experts in tensors of their own as one."""
-    from featcal.models.coverage import solved_modules
+    from featcal.models.modules import solved_modules
     from featcal.models.moe import packed_experts
 
     linears, norms = solved_modules(block)
@@ -164,7 +164,7 @@ def site_rows(block: "BlockShape") -> list[list[str]]:
 
 def show_uncovered(model: "nn.Module", plan: "BlockPlan") -> None:
     """The largest parameters that stay as they are, with their share of the model's."""
-    from featcal.models.coverage import uncovered
+    from featcal.models.modules import uncovered
     from featcal.models.plan import blocks_of, parameter_count
 
     blocks = [block for stack in plan.stacks for block in blocks_of(model, stack)]

@@ -257,8 +257,8 @@ def block_count(model: Any, modules: Sequence[str] | None, plan: "BlockPlan | No
     """How many blocks will be solved, after the checks that need no numbers. Raises: BadPlan,
     UnknownKey.
     """
-    from featcal.models.coverage import check_coverage, check_modules
     from featcal.models.families import plan_for
+    from featcal.models.modules import check_coverage, check_modules
     from featcal.models.plan import blocks_of
 
     plan = plan_for(model, plan)

@@ -7,9 +7,9 @@ import torch
 
 
 def generator(task: str, purpose: str, seed: int) -> torch.Generator:
-    """Return a generator on the CPU keyed with (seed, crc32(task), crc32(purpose)).
+    """Return a CPU generator seeded with (seed, crc32(task), crc32(purpose)).
 
-    No draw depends on another task or purpose.
+    So no draw depends on other tasks or on draws for other purposes.
     """
     key = np.random.SeedSequence([seed, crc32(task.encode()), crc32(purpose.encode())])
     return torch.Generator().manual_seed(int(key.generate_state(1, np.uint64)[0]))

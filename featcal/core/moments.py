@@ -1,8 +1,8 @@
-"""Moments of one task at one site: sums over tokens, nothing divided yet.
+"""Moments of one task at one site: sums over tokens, not divided yet.
 
-Sums (not means) because they add: over batches, over shards of a task, over processes.
-Legend: n tokens · d inputs · o outputs · w token weights. Knows nothing of models, settings or
-files."""
+Sums add over batches, shards of a task and processes; means do not.
+Legend: n tokens · d inputs · o outputs · w token weights.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,25 +12,22 @@ from torch import Tensor
 
 from featcal.core.precision import SUM_DTYPE, product, wide
 
-STRIPE, MOST_STRIPES = (
-    64,
-    16,
-)  # measured on a CPU, 64 to 4096 features: narrower products lose more than they save
-STRIPE_ON_GPU = 1024  # a GPU fills up on wide products only; not measured
+# measured on a CPU, 64 to 4096 features: narrower products lose more than they save
+STRIPE, MOST_STRIPES = 64, 16
+STRIPE_ON_GPU = 1024  # only wide products fill a GPU; not measured
 
 
 def stripes(d: int, on_gpu: bool = False) -> Iterator[tuple[int, int]]:
-    """Return first and last row (excluded) of the stripes into which a (d, d) matrix is cut."""
+    """Return first and last row (excluded) of the stripes that a (d, d) matrix is cut into."""
     count = max(1, min(MOST_STRIPES, d // (STRIPE_ON_GPU if on_gpu else STRIPE)))
     edges = [d * i // count for i in range(count + 1)]
     return zip(edges, edges[1:], strict=False)
 
 
 def add_gram(G: Tensor, x: Tensor) -> None:
-    """Add xᵀx of x (n, d) to G (d, d), in every stripe from its diagonal block on; the rest of G is
-    left to `mirror`.
+    """Add xᵀx of x (n, d) to G (d, d), in each stripe from its diagonal block to the right.
 
-    With k stripes that is (k + 1)/2k of the work of the whole product.
+    With k stripes that is (k + 1)/2k of the work of the whole product; `mirror` fills in the rest.
     """
     x = x if x.is_cuda else wide(x)
     for start, end in stripes(len(G), G.is_cuda):
@@ -38,7 +35,7 @@ def add_gram(G: Tensor, x: Tensor) -> None:
 
 
 def mirror(G: Tensor) -> Tensor:
-    """Complete in place the sums of `add_gram`: copy the part above the diagonal below it."""
+    """Complete the sums of `add_gram` in place: copy the part above the diagonal below it."""
     for start, end in stripes(len(G), G.is_cuda):
         G[end:, start:end] = G[start:end, end:].T
     return G
@@ -48,9 +45,9 @@ def mirror(G: Tensor) -> Tensor:
 class Moments:
     """Sums over the tokens of one task at one site (Eqs. 13 and 52, before the division by n).
 
-    With `folded`, C is taken against the expert's output instead of its input. That is cheaper
-    where o is much smaller than d, as in the last linear of an MLP. It is exact, because Eq. 17
-    needs C only as C Wᵀ = Σ w x_cal (W x_exp + b)ᵀ − Σ w x_cal bᵀ.
+    If `folded`, C is taken against the expert's output instead of its input. That is cheaper where
+    o is much smaller than d, as in the last linear of an MLP, and exact, because Eq. 17 needs C
+    only as C Wᵀ = Σ w x_cal (W x_exp + b)ᵀ − Σ w x_cal bᵀ.
     """
 
     G: Tensor  # (d, d)  Σ w x_cal x_calᵀ, complete after `mirror`
@@ -69,9 +66,7 @@ class Moments:
         device: torch.device | str = "cpu",
         with_residual_gap: bool = False,
     ) -> "Moments":
-        """Return moments of no tokens; with `o` C is folded, (d, o), and with `with_residual_gap` that
-        sum is kept.
-        """
+        """Return the moments of no tokens, folded if `o` is given."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=SUM_DTYPE, device=device)
@@ -88,11 +83,13 @@ class Moments:
         y_exp: Tensor | None = None,
         residual_gap: Tensor | None = None,
     ) -> None:
-        """Add n tokens: products in the data's precision, in float32 where that is half; sums in
-        float64.
+        """Add n tokens: products in the data's precision, at least float32; sums in float64.
 
-        Args: x_cal, x_exp (n, d); w (n,), at least 0. Only for folded moments: y_exp (n, o), the
-            expert's W x_exp + b, and residual_gap (n, o), β (r_exp − r_cal), which is added to y_exp.
+        Args:
+            x_cal, x_exp: inputs of student and expert (n, d).
+            w: token weights (n,), at least 0.
+            y_exp: only for folded moments: the expert's W x_exp + b, (n, o).
+            residual_gap: only for folded moments: β (r_exp − r_cal), (n, o), added to y_exp.
         """
         target = x_exp if y_exp is None else y_exp  # (n, d) or (n, o)
         if residual_gap is not None and self.residual_gap is not None:
@@ -103,9 +100,7 @@ class Moments:
             x_cal, x_exp, target, w = x_cal[kept], x_exp[kept], target[kept], w[kept]
         x = x_cal
         if (w != 1).any():
-            root = w.sqrt()[
-                :, None
-            ]  # on both factors, so that the Gram matrix stays a square of one factor
+            root = w.sqrt()[:, None]  # on both factors, so the Gram matrix stays a square
             x, target = wide(x) * root, wide(target) * root
         add_gram(self.G, x)
         self.C += product(x.T, target)
@@ -113,37 +108,25 @@ class Moments:
         self.exp += w @ wide(x_exp)
         self.weight += w.sum(dtype=SUM_DTYPE)
 
-    def __iadd__(self, other: "Moments") -> "Moments":
-        for mine, theirs in zip(self.sums, other.sums, strict=True):
-            mine += theirs
-        return self
 
-    @property
-    def sums(self) -> tuple[Tensor, ...]:
-        """Return everything that adds."""
-        sums = self.G, self.C, self.cal, self.exp, self.weight
-        return sums if self.residual_gap is None else (*sums, self.residual_gap)
-
-
+# (module, whether in the last block, (batch, tokens)) -> weights (batch, tokens)
 TokenRule = Callable[[str, bool, tuple[int, ...]], Tensor]
 
 PATCH_WEIGHT = 0.01  # of a patch token in CLIP's last block, from the paper's released code
 
 
 def every_token(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
-    """Every token counts alike."""
+    """Return weight 1 for every token."""
     return torch.ones(shape, dtype=SUM_DTYPE)
 
 
 def class_token_last(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
-    """CLIP's rule: after the last block only the class token is read, so there patch tokens count
-    0.01.
+    """Return CLIP's weights: 0.01 for patch tokens of the last block, else 1.
 
-    Keys and values of the last block are the exception: the class token reads them at every patch.
+    Only the class token is read after the last block. Its keys and values are the exception: the
+    class token reads them at every patch.
     """
-    w = torch.ones(
-        shape, dtype=SUM_DTYPE
-    )  # 0.01 in float32 would be off by 2e-8 in a float64 model
+    w = torch.ones(shape, dtype=SUM_DTYPE)  # float32 would make 0.01 off by 2e-8 in float64 models
     if last and not module.endswith(("k_proj", "v_proj")):
         w[..., 1:] = PATCH_WEIGHT
     return w
@@ -152,8 +135,6 @@ def class_token_last(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
 def token_weights(
     rule: TokenRule, module: str, last: bool, like: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Weights (batch, tokens) of a module's input `like` (batch, tokens, d): the rule's, with
-    padding at 0.
-    """
+    """Return weights (batch, tokens) of a module's input (batch, tokens, d), 0 at padding."""
     w = rule(module, last, tuple(like.shape[:-1])).to(device=like.device, dtype=like.dtype)
     return w if mask is None else w * mask.to(w)

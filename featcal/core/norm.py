@@ -1,12 +1,12 @@
-"""Scale and shift of a LayerNorm, feature by feature (Eqs. 56-59); RMSNorm is the case without a
-shift.
+"""Scale and shift of a LayerNorm, feature by feature (Eqs. 56-59); RMSNorm has no shift.
 
 Only the student's normalised features z enter: one affine map is fitted to the experts' affine maps
-evaluated on them.
-Legend: n tokens · d features · w token weights. Knows nothing of models.
+evaluated on z.
+Legend: n tokens · d features · w token weights.
 """
 
 from dataclasses import dataclass
+from operator import add
 
 import torch
 from torch import Tensor
@@ -25,23 +25,20 @@ class NormMoments:
 
     @classmethod
     def zero(cls, d: int, device: torch.device | str = "cpu") -> "NormMoments":
-        """No tokens yet."""
+        """Return the moments of no tokens."""
         z = torch.zeros(d, dtype=SUM_DTYPE, device=device)
         return cls(z, z.clone(), torch.zeros((), dtype=SUM_DTYPE, device=device))
 
     def add(self, z: Tensor, w: Tensor) -> None:
-        """Add n tokens: z (n, d), normalised without scale and shift; w (n,)."""
+        """Add n tokens: z (n, d), normalised without scale and shift, and their weights w (n,)."""
         self.z += w @ z
         self.zz += w @ (z * z)
         self.weight += w.sum(dtype=SUM_DTYPE)
 
-    def __add__(self, other: "NormMoments") -> "NormMoments":
-        return NormMoments(self.z + other.z, self.zz + other.zz, self.weight + other.weight)
-
 
 @dataclass
 class NormSystem:
-    """The 2×2 normal equations of every feature without λ and anchor (Eq. 58); `+` adds tasks."""
+    """Per feature, the 2×2 normal equations without λ and anchor (Eq. 58); `+` adds tasks."""
 
     zz: Tensor  # (d,)  Σ q
     z: Tensor  # (d,)  Σ z̄
@@ -51,25 +48,23 @@ class NormSystem:
 
     @classmethod
     def zero(cls, d: int, device: torch.device | str = "cpu") -> "NormSystem":
-        """The system of no tasks, whose solution is the anchor."""
+        """Return the system of no tasks, whose solution is the anchor."""
         zz, z, gain, shift = torch.zeros(4, d, dtype=SUM_DTYPE, device=device)
         return cls(zz, z, gain, shift, 0.0)
 
     def __add__(self, other: "NormSystem") -> "NormSystem":
-        return NormSystem(
-            self.zz + other.zz,
-            self.z + other.z,
-            self.right_gain + other.right_gain,
-            self.right_shift + other.right_shift,
-            self.tasks + other.tasks,
-        )
+        return NormSystem(*map(add, vars(self).values(), vars(other).values()))
 
 
 def norm_system(moments: NormMoments, gain: Tensor, shift: Tensor | None) -> NormSystem:
-    """One task's share of Eq. 58; tasks count alike, without ω.
+    """Return one task's share of Eq. 58; every task has weight 1, there is no ω.
 
-    Args:    moments of the task; gain γ and shift β (d,) of its expert, shift None for RMSNorm.
-    Returns: the task's system; the zero system where the task has no tokens.
+    Args:
+        moments: of the task.
+        gain, shift: γ and β (d,) of its expert; shift is None for RMSNorm.
+
+    Returns:
+        The task's system, zero if the task has no tokens.
     """
     if moments.weight == 0:
         return NormSystem.zero(len(gain), gain.device)
@@ -82,14 +77,18 @@ def norm_system(moments: NormMoments, gain: Tensor, shift: Tensor | None) -> Nor
 def solve_norm(
     system: NormSystem, gain: Tensor, shift: Tensor | None, ridge: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Scale and shift nearest the experts' affine maps, pulled to the anchors (Eq. 59).
+    """Solve for scale and shift nearest the experts' affine maps, pulled to the anchors (Eq. 59).
 
-    Solved, like Eq. 17 in `ridge.py`, for the step away from the anchors, which vanishes exactly
+    Like Eq. 17 in `ridge.py` it is solved for the step away from the anchors, which is exactly zero
     without data.
 
-    Args:    system: summed over tasks.  gain, shift (d,): anchors; shift None for RMSNorm.  ridge:
-             λ > 0.
-    Returns: γ* (d,), β* (d,) or None, float64.
+    Args:
+        system: summed over tasks.
+        gain, shift: anchors (d,); shift is None for RMSNorm.
+        ridge: λ > 0.
+
+    Returns:
+        γ* (d,) and β* (d,) or None, float64.
     """
     gain = gain.to(SUM_DTYPE)
     a11, a12, a22 = system.zz + ridge, system.z, system.tasks + ridge  # Eq. 58

@@ -1,8 +1,7 @@
-"""Which precision is used where: products in the data's own, sums and solves in float64, TF32
-nowhere.
+"""Precision, decided in one place: products in the data's own, sums and solves in float64, no TF32.
 
-At λ = 1e-5 the Gram matrix has a condition number near 1e6, where float32 sums cost 3e-3 of the
-weight.
+At λ = 1e-5 the Gram matrix has a condition number near 1e6; float32 sums would cost a relative
+error of 3e-3 in the weight.
 """
 
 from collections.abc import Iterator
@@ -16,17 +15,15 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def wide(x: Tensor) -> Tensor:
-    """Half precision as float32, which holds its numbers and the products of two of them; anything
-    else as it is.
-    """
+    """Return half precision as float32, which holds its values and their products; others as is."""
     return x.float() if x.dtype in HALF else x
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product a b in float32, or in float64 where the factors are.
+    """Return the matrix product a b in float32, or in float64 if the factors are float64.
 
-    A GPU multiplies half precision as it is, on its tensor cores, and adds in float32: as exact as
-    widening both, but faster.
+    A GPU multiplies half precision on its tensor cores and adds in float32, which is as exact as
+    widening both factors, and faster.
     """
     if a.is_cuda and a.dtype == b.dtype and a.dtype in HALF:
         return torch.mm(a, b, out_dtype=torch.float32)
@@ -35,11 +32,10 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Full float32 products inside the `with`, for matrix products and convolutions; the settings
-    found are restored.
+    """Compute matrix products and convolutions in full float32 inside the `with`.
 
-    TF32 keeps 10 bits of the mantissa. The patch embedding is a convolution, so cuDNN's own switch
-    counts too.
+    TF32 keeps 10 bits of the mantissa. The patch embedding is a convolution, which has cuDNN's own
+    switch.
     """
     matmul, conv = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")

@@ -30,7 +30,7 @@ from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan
-from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_alike
+from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
 from featcal.settings import require
 from featcal.tuning.tune import Scored, answer_pairs, divergences
 
@@ -170,7 +170,7 @@ def compare(
     for task in sorted(experts):
         expert = held(experts[task])
         # heads of its own task's number of classes are compared with none; blocks must be alike
-        require_alike(
+        require_same_tensors(
             {
                 name: blocks_alone(model, plan)
                 for name, model in {f"expert {task!r}": expert, **ours}.items()

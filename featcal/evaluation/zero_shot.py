@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.errors import BadData, NotFinite
-from featcal.models.load import pooled, token_mean
+from featcal.models.batch import pooled_output, token_mean
 
 # a model, or a function from a batch's keywords to projected features (n, p): a model with adapters
 # behind it, say
@@ -55,7 +55,7 @@ def projected_features(
         name: x.to(weight.device, weight.dtype if x.is_floating_point() else None)
         for name, x in inputs.items()
     }
-    vectors = pooled(model, model(**placed), placed)  # (n, h)
+    vectors = pooled_output(model, model(**placed), placed)  # (n, h)
     assert vectors is not None
     return vectors if projection is None else vectors @ projection.to(vectors).T  # (n, p)
 

@@ -31,7 +31,7 @@ from featcal.errors import (
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.checkpoint import no_safetensors
 from featcal.models.load import load_clip, load_vision, quiet, vision_part
-from featcal.models.save import copy_beside, save_model
+from featcal.models.save import copy_other_files, save_model
 
 
 @dataclass(frozen=True)
@@ -487,7 +487,7 @@ def write_open_clip(clip: CLIPModel, folder: str | Path, like: str | Path | None
             "."  # not CLIP's own vocabulary: the tokenizer beside the weights
         )
     with atomic_folder(folder, needed=sum(tensor.nbytes for tensor in state.values())) as hidden:
-        copy_beside(like, hidden)
+        copy_other_files(like, hidden)
         text = json.dumps({"model_cfg": theirs, "preprocess_cfg": pictures}, indent=2)
         (hidden / CONFIG).write_text(text + "\n", encoding="utf-8")
         save_file(state, hidden / WEIGHTS, metadata={"format": "pt"})

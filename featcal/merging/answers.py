@@ -20,8 +20,7 @@ from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, MissingPath, MissingTensor, TruncatedFile
 from featcal.merging.registry import Job
 from featcal.merging.sources import Source
-from featcal.models.batch import check_batch, naming, single_samples
-from featcal.models.load import pooled
+from featcal.models.batch import check_batch, naming, pooled_output, single_samples
 
 PROJECTION, SCALE = "visual_projection", "logit_scale"
 
@@ -95,7 +94,9 @@ def answer_logits(
         else value
         for name, value in batch.items()
     }
-    vectors = pooled(model, functional_call(model, dict(tensors), kwargs=call), call)  # (n, h)
+    vectors = pooled_output(
+        model, functional_call(model, dict(tensors), kwargs=call), call
+    )  # (n, h)
     assert vectors is not None
     projection = head.get(PROJECTION)
     projected = vectors if projection is None else vectors @ projection.to(weight).T

@@ -21,11 +21,10 @@ from featcal.merging.sources import Source
 from featcal.merging.tensors import average_tensor
 from featcal.models.batch import check_batch, check_tasks, naming, pad_token, padding_mask
 from featcal.models.capture import Features, feeding, first_inputs, hooked, module_inputs
-from featcal.models.coverage import solved_modules
 from featcal.models.families import plan_for
-from featcal.models.modules import normalised
+from featcal.models.modules import normalised, solved_modules
 from featcal.models.plan import Stack, blocks_of
-from featcal.models.replay import handed_on, step
+from featcal.models.replay import stack_output, step
 
 Site = tuple[str, ...]  # names of linears within their block
 
@@ -301,7 +300,7 @@ class ForwardOrder:
         become(
             self.worker, self.job.experts[task] if self.own else self.job.base, f"{source.exit}."
         )
-        return [handed_on(self.worker, source, hidden) for hidden, _ in track.features], track
+        return [stack_output(self.worker, source, hidden) for hidden, _ in track.features], track
 
 
 def require_own_names(job: Job, worker: nn.Module) -> None:

@@ -36,7 +36,7 @@ from featcal.models.load import (
     model_class,
     torch_device,
 )
-from featcal.models.save import ShardWriter, copy_beside, write_config
+from featcal.models.save import ShardWriter, copy_other_files, write_config
 from featcal.settings import require
 from featcal.version import __version__
 
@@ -301,7 +301,7 @@ def write_merged(
     first = next(tensors)  # checks run here, before a folder is made
     with ShardWriter(out, needed=target.bytes) as writer:
         write_config(target.config, target.architecture, writer.folder)
-        copy_beside(target.like, writer.folder)
+        copy_other_files(target.like, writer.folder)
         writer.write(*first)
         for name, tensor in tensors:
             writer.write(name, tensor)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featcal.errors import BadFile, BadSetting, MissingTensor, TensorsDiffer
-from featcal.models.checkpoint import SINGLE, LazyCheckpoint, require_numbers
+from featcal.models.checkpoint import SINGLE, LazyCheckpoint, check_tensor
 from featcal.models.load import is_adapter, load_model, load_vision
 from featcal.models.lora import WEIGHTS, merged_adapter, with_adapter
 from featcal.models.save import untied
@@ -70,7 +70,7 @@ class ModuleSource:
         return self._label
 
     def finite_tensor(self, name: str) -> Tensor:
-        require_numbers(self._label, name, self._state[name], weight=name.endswith("weight"))
+        check_tensor(self._label, name, self._state[name], weight=name.endswith("weight"))
         return self._state[name].detach().cpu()
 
 
@@ -177,7 +177,7 @@ class AdapterSource(Derived):
         for name, tensor in dense.state_dict().items():
             if name not in stored:  # the second name of a tied tensor
                 continue
-            parts = stored[name].apart(tensor.cpu(), self.inner.shape)
+            parts = stored[name].to_sources(tensor.cpu(), self.inner.shape)
             before = None if parts else stored[name].read(self.inner.finite_tensor)
             if before is not None and not torch.equal(before.to(tensor.dtype), tensor):
                 problem = f"changes {name}, which the base stores in another form"

@@ -1,7 +1,7 @@
-"""What reaches a module during a forward: all arguments of the first block, the input of each
-linear and norm of a block.
+"""Capture tensors inside a model's forward: a first block's arguments, inputs and outputs of
+modules, and the residual streams that outputs are added to.
 
-Every hook lives in a `with` and is gone afterwards, whatever is raised inside."""
+Every hook lives in a `with` and is removed at its end, whatever is raised inside."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,30 +10,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import BaseModelOutput
 
 from featcal.errors import BadCapture, BadPlan
+from featcal.models.batch import Batch
 from featcal.models.plan import Stack, part_of
 
-Arguments = tuple[
-    dict[str, Any], ...
-]  # by name: of this block, the next, …; the last entry serves all blocks that follow
-Features = tuple[
-    Tensor, Arguments
-]  # hidden states (batch, tokens, d) that reach a block, with its other arguments
-Enough = Callable[[], bool]  # whether a forward has done its part
+# keyword arguments of this block, the next, …; the last entry serves all blocks that follow
+Arguments = tuple[dict[str, Any], ...]
+# hidden states (batch, tokens, d) that reach a block, with its other arguments
+Features = tuple[Tensor, Arguments]
+Enough = Callable[[], bool]  # whether a forward may stop
 
 
 class StopForward(Exception):
-    """Raised by a hook where a forward has done its part: at the first block, or at the last input
-    asked for.
-    """
+    """Raised by a hook to stop a forward that has delivered what was asked for."""
 
 
 @contextmanager
 def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """The hooks are there inside, and gone afterwards."""
+    """Remove the hooks at the end of the `with`."""
     try:
         yield
     finally:
@@ -41,28 +39,26 @@ def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
             handle.remove()
 
 
-def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch on the model's device; a cache of keys and values would make a second pass differ
-    from the first.
+def model_call(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Return the batch on the model's device, without a cache, which would change a second pass.
 
-    For a model whose parameters are not there yet (on meta) the batch must already lie where they
-    will be.
+    The batch of a model whose parameters are on meta stays where it is.
     """
     device = next(model.parameters()).device
-    there = device.type != "meta"
     call = {
-        name: value.to(device) if there and isinstance(value, Tensor) else value
+        name: value.to(device) if device.type != "meta" and isinstance(value, Tensor) else value
         for name, value in batch.items()
     }
-    taken = inspect.signature(model.forward).parameters
-    hands_on = getattr(model, "can_generate", bool)() and any(
-        one.kind is one.VAR_KEYWORD for one in taken.values()
-    )
-    return call | {"use_cache": False} if "use_cache" in taken or hands_on else call
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    generates = getattr(model, "can_generate", bool)()
+    if "use_cache" in parameters or (generates and takes_any):
+        call["use_cache"] = False
+    return call
 
 
 def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What a module is called with, by the names its forward gives them, in its order."""
+    """Return the arguments of a call of a module by the names and in the order of its forward."""
     bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
     named = dict(list(bound.arguments.items())[1:])  # without self
     more = named.pop("kwargs", {})
@@ -70,183 +66,236 @@ def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def first_inputs(
-    model: nn.Module, blocks: Sequence[nn.Module], batch: Mapping[str, Any], mixed: bool = False
+    model: nn.Module,
+    blocks: Sequence[nn.Module] | nn.ModuleList,
+    batch: Batch,
+    mixed: bool = False,
 ) -> Features:
-    """Hidden states that reach the first block, and every other argument by the name its forward
-    gives it.
+    """Return the hidden states that reach the first block, and its other arguments by name.
 
-    The model's own forward runs up to that block and stops. With `mixed` it goes on to the last
-    block for the arguments of each, while every block hands its input on unchanged. Raises: BadPlan
-    if a block is never reached.
+    The model's own forward runs up to that block and stops. With `mixed` it goes on for the
+    arguments of every block, while blocks pass their input on unchanged.
+    Raises: BadPlan if a block is never reached.
     """
-    caught: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     wanted = len(blocks) if mixed else 1
 
     def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        caught.append(arguments(module, args, kwargs))
-        if len(caught) == wanted:
+        calls.append(arguments(module, args, kwargs))
+        if len(calls) == wanted:
             raise StopForward
 
+    def unchanged(*args: Any, **kwargs: Any) -> Any:
+        return (*args, *kwargs.values())[0]
+
     handles = [block.register_forward_pre_hook(stop, with_kwargs=True) for block in blocks[:wanted]]
-    with (
-        suppress(StopForward),
-        hooked(handles),
-        answering(blocks[: wanted - 1], lambda *args, **kwargs: (*args, *kwargs.values())[0]),
-    ):
+    passing = [(block, unchanged) for block in blocks[: wanted - 1]]
+    with suppress(StopForward), hooked(handles), replaced_forwards(passing):
         model(**model_call(model, batch))
-    if len(caught) < wanted:
-        raise BadPlan(
-            type(model).__name__,
-            f"its forward never reaches the {'last' if caught else 'first'} block of the plan",
-        )
-    hidden = [call.pop(next(iter(call))) for call in caught]
-    return hidden[0], tuple(caught)
+    if len(calls) < wanted:
+        problem = f"its forward never reaches the {'last' if calls else 'first'} block of the plan"
+        raise BadPlan(type(model).__name__, problem)
+    hidden = [call.pop(next(iter(call))) for call in calls]
+    return hidden[0], tuple(calls)
 
 
 @contextmanager
-def answering(modules: Sequence[nn.Module], answer: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the modules answer every call by `answer` instead of computing anything; hooks run as
-    ever.
-    """
-    own = [vars(module).get("forward") for module in modules]
+def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Give modules other forwards inside the `with`; their hooks still run."""
+    own = [(module, vars(module).get("forward")) for module, _ in forwards]
     try:
-        for module in modules:
-            vars(module)["forward"] = answer
+        for module, forward in forwards:
+            vars(module)["forward"] = forward
         yield
     finally:
-        for module, forward in zip(modules, own, strict=True):
+        for module, before in own:
             del vars(module)["forward"]
-            if forward is not None:
-                vars(module)["forward"] = forward
+            if before is not None:
+                vars(module)["forward"] = before
 
 
 @contextmanager
 def feeding(
     model: nn.Module, source: Stack | None, stack: Stack, result: Tensor | None
 ) -> Iterator[None]:
-    """Inside, the stack before `stack` answers with `result`, which its own entry must then
-    receive.
+    """Let the stack `source` answer with `result`, which the entry of `stack` must then receive.
 
-    Nothing happens where no stack feeds this one. Raises: BadPlan if the result does not arrive
-    under the plan's keyword.
+    Does nothing if no stack feeds this one. Raises: BadPlan if the result does not arrive under the
+    plan's keyword.
     """
     if source is None or result is None:
         yield
         return
-    entry, arrived = part_of(model, stack.entry), []
+    arrived = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         arrived.append(arguments(module, args, kwargs).get(source.feeds) is result)
 
-    with (
-        entry.register_forward_pre_hook(note, with_kwargs=True),
-        answering(
-            [part_of(model, source.entry)],
-            lambda *_, **__: BaseModelOutput(last_hidden_state=result),
-        ),
-    ):
+    output = BaseModelOutput(last_hidden_state=result)
+    hook = part_of(model, stack.entry).register_forward_pre_hook(note, with_kwargs=True)
+    answer = part_of(model, source.entry), lambda *_, **__: output
+    with hook, replaced_forwards([answer]):
         yield
     if not (arrived and all(arrived)):
-        problem = (
-            f"{stack.entry!r} does not receive what {source.entry!r} puts out as {source.feeds!r}"
-        )
+        fed = f"what {source.entry!r} puts out as {source.feeds!r}"
+        problem = f"{stack.entry!r} does not receive {fed}"
         raise BadPlan(type(model).__name__, problem)
 
 
-def to_its_end() -> bool:
-    """The forward goes on whatever has been seen."""
+def never() -> bool:
+    """Let the forward run to its end."""
     return False
+
+
+class Captured(dict[str, Tensor]):
+    """Tensors by name, with the version each had when it was captured."""
+
+    def __init__(self, enough: Enough = never):
+        super().__init__()
+        self._versions: dict[str, int] = {}
+        self._enough = enough
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Add a tensor. Raises: StopForward if that is enough."""
+        self[name], self._versions[name] = tensor, tensor._version
+        if self._enough():
+            raise StopForward
+
+    @property
+    def overwritten(self) -> list[str]:
+        """Return the names of tensors that changed in place since."""
+        return [name for name in self if self[name]._version != self._versions[name]]
 
 
 @contextmanager
 def module_inputs(
-    block: nn.Module, names: Sequence[str], enough: Enough = to_its_end
+    block: nn.Module, names: Sequence[str], enough: Enough = never
 ) -> Iterator[dict[str, Tensor]]:
-    """First positional input of each named module during the next forward of the block.
+    """Capture the first positional input of each named module during the next forward of a block.
 
-    The forward ends, and the `with` with it, as soon as an input is seen and `enough` says so; what
-    happens to an input behind that point is not seen. Needs `torch.no_grad`, not `inference_mode`:
-    the version counters that show overwritten inputs exist in the former only.
-    Raises: BadCapture for a module that ran twice, was not seen, or whose input was overwritten in
-    place afterwards.
+    The forward, and with it the `with`, ends as soon as an input is captured and `enough` agrees;
+    what happens to an input later is not seen. Needs `torch.no_grad`, not `inference_mode`, which
+    has no version counters.
+    Raises: BadCapture for a module that ran twice, was not seen, or whose input was overwritten.
     """
-    seen: dict[str, Tensor] = {}
-    versions: dict[str, int] = {}
+    inputs = Captured(enough)
 
     def note(name: str, args: tuple[Any, ...]) -> None:
-        if name in seen:
+        if name in inputs:
             raise BadCapture([name], "ran twice in one pass of its block")
         if args and isinstance(args[0], Tensor):
-            seen[name], versions[name] = args[0], args[0]._version
-        if enough():
-            raise StopForward
+            inputs.add(name, args[0])
 
     handles = [
         block.get_submodule(n).register_forward_pre_hook(lambda _, args, n=n: note(n, args))
         for n in names
     ]
     with suppress(StopForward), hooked(handles):
-        yield seen
-    if unseen := [name for name in names if name not in seen]:
+        yield inputs
+    if unseen := [name for name in names if name not in inputs]:
         raise BadCapture(unseen, "no positional input was seen while the block ran")
-    if changed := [name for name in names if seen[name]._version != versions[name]]:
+    if changed := inputs.overwritten:
         raise BadCapture(changed, "the input was overwritten in place after the module had read it")
 
 
 @contextmanager
 def module_outputs(
-    block: nn.Module, names: Sequence[str], enough: Enough = to_its_end
+    block: nn.Module, names: Sequence[str], enough: Enough = never
 ) -> Iterator[dict[str, Tensor]]:
-    """What each named module puts out during the next forward; behind the `with` without what was
-    overwritten in place since.
+    """Capture the output of each named module during the next forward, which ends as above.
 
-    The forward ends as soon as an output is seen and `enough` says so.
+    Outputs that were overwritten in place are gone after the `with`.
     """
-    seen: dict[str, Tensor] = {}
-    versions: dict[str, int] = {}
-
-    def note(name: str, output: Tensor) -> None:
-        seen[name], versions[name] = output, output._version
-        if enough():
-            raise StopForward
-
+    outputs = Captured(enough)
     handles = [
-        block.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: note(n, out))
+        block.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: outputs.add(n, out))
         for n in names
     ]
     with suppress(StopForward), hooked(handles):
-        yield seen
-    for name in [name for name in seen if seen[name]._version != versions[name]]:
-        del seen[name]
+        yield outputs
+    for name in outputs.overwritten:
+        del outputs[name]
 
 
 @contextmanager
 def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str, Tensor]]:
-    """Features during the next forward: "embeddings" (what reaches the first block), then "00",
-    "01", … (what blocks put out).
+    """Capture features during the next forward: "embeddings", what reaches the first block, then
+    "00", "01", …, the outputs of the blocks. Raises: BadCapture for a block that runs twice.
     """
-    seen: dict[str, Tensor] = {}
+    features: dict[str, Tensor] = {}
 
     def entering(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen["embeddings"] = (
-            args[0] if args else next(v for v in kwargs.values() if torch.is_tensor(v))
-        )
+        tensors = (v for v in kwargs.values() if torch.is_tensor(v))
+        features["embeddings"] = args[0] if args else next(tensors)
 
-    def leaving(name: str, output: Any) -> None:
-        if name in seen:
-            path = next(
-                path for path, module in model.named_modules() if module is blocks[int(name)]
-            )
-            raise BadCapture(
-                [path],
-                "this block runs twice in one forward, so one weight would be solved for two inputs",
-            )
-        seen[name] = output if isinstance(output, Tensor) else output[0]
+    def leaving(block: nn.Module, name: str, output: Any) -> None:
+        if name in features:
+            path = next(path for path, module in model.named_modules() if module is block)
+            problem = "this block runs twice in one forward, so one weight would be solved twice"
+            raise BadCapture([path], problem)
+        features[name] = output if isinstance(output, Tensor) else output[0]
 
     handles = [blocks[0].register_forward_pre_hook(entering, with_kwargs=True)]
     handles += [
-        b.register_forward_hook(lambda _m, _a, out, n=f"{i:02d}": leaving(n, out))
+        b.register_forward_hook(lambda m, _a, out, n=f"{i:02d}": leaving(m, n, out))
         for i, b in enumerate(blocks)
     ]
     with hooked(handles):
-        yield seen
+        yield features
+
+
+ADDITIONS = (torch.Tensor.add, torch.Tensor.add_, torch.add)
+
+
+class Additions(TorchFunctionMode):
+    """While active, capture what some named tensors are added to.
+
+    An addition counts if both tensors have the rows of `like` and exactly one has a name.
+    """
+
+    def __init__(self, named: Mapping[str, Tensor], like: Tensor, streams: Captured):
+        super().__init__()
+        self.named, self.like, self.streams = named, like, streams
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = len(args) == 2 and all(isinstance(each, Tensor) for each in args)
+        if func in ADDITIONS and tensors and not kwargs and args[0].shape == args[1].shape:
+            names = [self.name(each) for each in args]
+            for name, other, others in zip(names, reversed(args), reversed(names), strict=True):
+                if name and not others and self.is_stream(other):
+                    changes = func is torch.Tensor.add_ and other is args[0]
+                    self.streams.add(name, other.clone() if changes else other)
+        return func(*args, **(kwargs or {}))
+
+    def is_stream(self, x: Tensor) -> bool:
+        """Return whether x has the rows of `like`, as (batch, tokens, d) or (rows, d)."""
+        return x.shape[-1:] == self.like.shape[-1:] and x.numel() == self.like.numel()
+
+    def name(self, tensor: Tensor) -> str | None:
+        """Return the name of a tensor; an inactive dropout returns the same tensor."""
+        return next((name for name, own in self.named.items() if own is tensor), None)
+
+
+@contextmanager
+def residual_streams(
+    block: nn.Module, names: Sequence[str], hidden: Tensor, enough: Enough = never
+) -> Iterator[dict[str, Tensor]]:
+    """Capture the residual streams that outputs of named linears are added to in the next forward.
+
+    Additions are watched, not names of modules, so it works before and after a norm. A linear is
+    left out if its output is scaled or normed first, or added to another linear's, or never added
+    to something with the rows of `hidden`. The forward ends as in `module_inputs`.
+    Raises: BadCapture for a stream that was overwritten in place afterwards.
+    """
+    streams, outputs = Captured(enough), dict[str, Tensor]()
+    handles = [
+        block.get_submodule(n).register_forward_hook(
+            lambda _m, _a, out, n=n: outputs.update({n: out})
+        )
+        for n in names
+    ]
+    with suppress(StopForward), hooked(handles), Additions(outputs, hidden, streams):
+        yield streams
+    outputs.clear()
+    if changed := streams.overwritten:
+        raise BadCapture(changed, "the residual stream was overwritten after the addition to it")

@@ -1,4 +1,6 @@
-"""Block plans of known model classes; the others are inferred."""
+"""Block plans of known model classes; those of others are inferred.
+
+To add a family, add one entry to `KNOWN`."""
 
 from torch import nn
 
@@ -9,75 +11,46 @@ CLIP_VISION = BlockPlan(Stack("vision", "encoder.layers"), token_rule=class_toke
 CLIP_VISION_PROJECTED = BlockPlan(
     Stack("vision", "vision_model.encoder.layers"), token_rule=class_token_last
 )
-CLIP_TEXT = BlockPlan(Stack("text", "encoder.layers"))
 CLIP_TEXT_PROJECTED = BlockPlan(Stack("text", "text_model.encoder.layers"))
-CLIP = (
-    BlockPlan(  # neither tower feeds the other; the text's attention mask tells nothing of images
-        Stack("vision", "vision_model.encoder.layers", mask="", token_rule=class_token_last),
-        Stack("text", "text_model.encoder.layers"),
-    )
-)
-
-T5_ENCODER = BlockPlan(Stack("encoder", "encoder.block", carry={1: "position_bias"}))
-T5 = BlockPlan(
-    Stack(
-        "encoder",
-        "encoder.block",
-        entry="encoder",
-        exit="encoder.final_layer_norm",
-        carry={1: "position_bias"},
-        feeds="encoder_hidden_states",
-    ),
-    Stack(
-        "decoder",
-        "decoder.block",
-        entry="decoder",
-        exit="decoder.final_layer_norm",
-        carry={1: "position_bias", 2: "encoder_decoder_position_bias"},
-    ),
-)
-
-LLAMA = BlockPlan(Stack("decoder", "layers"))
-LLAMA_FOR_CAUSAL_LM = BlockPlan(Stack("decoder", "model.layers"))
-
-
-def seq2seq(prefix: str = "model.", norm: bool = False) -> BlockPlan:
-    """Encoder and decoder of the BART family; `norm`: whether a norm follows the encoder's last
-    layer.
-    """
-    exit = f"{prefix}encoder.layer_norm" if norm else ""
-    return BlockPlan(
-        Stack(
-            "encoder",
-            f"{prefix}encoder.layers",
-            f"{prefix}encoder",
-            exit,
-            feeds="encoder_hidden_states",
-        ),
-        Stack("decoder", f"{prefix}decoder.layers", f"{prefix}decoder"),
-    )
-
-
-UMT5_ENCODER = BlockPlan(Stack("encoder", "encoder.block"))
-UMT5 = BlockPlan(
-    Stack(
-        "encoder",
-        "encoder.block",
-        "encoder",
-        "encoder.final_layer_norm",
-        feeds="encoder_hidden_states",
-    ),
-    Stack("decoder", "decoder.block", "decoder", "decoder.final_layer_norm"),
+# neither tower feeds the other; the attention mask is the text's, not the images'
+CLIP = BlockPlan(
+    Stack("vision", "vision_model.encoder.layers", mask="", token_rule=class_token_last),
+    Stack("text", "text_model.encoder.layers"),
 )
 SIGLIP = BlockPlan(
     Stack("vision", "vision_model.encoder.layers", mask=""),
     Stack("text", "text_model.encoder.layers"),
 )
 
+
+def t5(encoder: dict[int, str], decoder: dict[int, str]) -> BlockPlan:
+    """Return T5's plan; `encoder`, `decoder`: the position biases that their blocks carry on."""
+    norm, feeds = "final_layer_norm", "encoder_hidden_states"
+    return BlockPlan(
+        Stack("encoder", "encoder.block", "encoder", f"encoder.{norm}", encoder, feeds),
+        Stack("decoder", "decoder.block", "decoder", f"decoder.{norm}", decoder),
+    )
+
+
+def bart(prefix: str = "model.", norm: bool = False) -> BlockPlan:
+    """Return the plan of BART and relatives; `norm`: a norm follows the encoder's last block."""
+    encoder, decoder = f"{prefix}encoder", f"{prefix}decoder"
+    norm_path = f"{encoder}.layer_norm" if norm else ""
+    feeds = "encoder_hidden_states"
+    return BlockPlan(
+        Stack("encoder", f"{encoder}.layers", entry=encoder, exit=norm_path, feeds=feeds),
+        Stack("decoder", f"{decoder}.layers", entry=decoder),
+    )
+
+
+T5_ENCODER = BlockPlan(Stack("encoder", "encoder.block", carry={1: "position_bias"}))
+T5 = t5({1: "position_bias"}, {1: "position_bias", 2: "encoder_decoder_position_bias"})
+UMT5 = t5({}, {})  # every block has its own position bias
+
 KNOWN = {
     "CLIPVisionModel": CLIP_VISION,
     "CLIPVisionModelWithProjection": CLIP_VISION_PROJECTED,
-    "CLIPTextModel": CLIP_TEXT,
+    "CLIPTextModel": BlockPlan(Stack("text", "encoder.layers")),
     "CLIPTextModelWithProjection": CLIP_TEXT_PROJECTED,
     "CLIPModel": CLIP,
     "T5EncoderModel": T5_ENCODER,
@@ -86,25 +59,25 @@ KNOWN = {
     "MT5EncoderModel": T5_ENCODER,
     "MT5Model": T5,
     "MT5ForConditionalGeneration": T5,
-    "UMT5EncoderModel": UMT5_ENCODER,
+    "UMT5EncoderModel": BlockPlan(Stack("encoder", "encoder.block")),
     "UMT5Model": UMT5,
     "UMT5ForConditionalGeneration": UMT5,
-    "BartModel": seq2seq(""),
-    "BartForConditionalGeneration": seq2seq(),
-    "MarianModel": seq2seq(""),
-    "MarianMTModel": seq2seq(),
-    "PegasusModel": seq2seq("", norm=True),
-    "PegasusForConditionalGeneration": seq2seq(norm=True),
-    "MBartModel": seq2seq("", norm=True),
-    "MBartForConditionalGeneration": seq2seq(norm=True),
-    "M2M100Model": seq2seq("", norm=True),
-    "M2M100ForConditionalGeneration": seq2seq(norm=True),
+    "BartModel": bart(""),
+    "BartForConditionalGeneration": bart(),
+    "MarianModel": bart(""),
+    "MarianMTModel": bart(),
+    "PegasusModel": bart("", norm=True),
+    "PegasusForConditionalGeneration": bart(norm=True),
+    "MBartModel": bart("", norm=True),
+    "MBartForConditionalGeneration": bart(norm=True),
+    "M2M100Model": bart("", norm=True),
+    "M2M100ForConditionalGeneration": bart(norm=True),
     "SiglipModel": SIGLIP,
-    "LlamaModel": LLAMA,
-    "LlamaForCausalLM": LLAMA_FOR_CAUSAL_LM,
+    "LlamaModel": BlockPlan(Stack("decoder", "layers")),
+    "LlamaForCausalLM": BlockPlan(Stack("decoder", "model.layers")),
 }
 
 
 def plan_for(model: nn.Module, plan: BlockPlan | None = None) -> BlockPlan:
-    """The given plan, else the known one of the model's class, else the inferred one."""
+    """Return the given plan, else the known one of the model's class, else the inferred one."""
     return plan or KNOWN.get(type(model).__name__) or infer_plan(model)

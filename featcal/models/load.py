@@ -1,10 +1,7 @@
-"""Folders that are no models by themselves: LoRA adapters, and checkpoints that name code of their
-own.
+"""Load models and tokenizers of local folders, whole or as a skeleton without weights.
 
-Such code is never run, and nobody is asked whether it may be.
-
-Transformers asks at the terminal before it imports such code, and takes a "y" for consent. Here the
-folder is refused beforehand, unless transformers' own classes of the same names are used anyway."""
+No code from a folder is ever run: a folder that needs it is refused, unless transformers' own
+classes of the same names do. (transformers would ask at the terminal and take "y" for consent.)"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +10,9 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_MAPPING,
     AutoConfig,
     AutoTokenizer,
@@ -29,209 +26,101 @@ from transformers.utils import logging
 from featcal.errors import BadFile, BadSetting, TensorsDiffer, WrongKeys
 from featcal.files import read_json
 from featcal.models.checkpoint import LazyCheckpoint, folder_path
+from featcal.models.save import MODULES
 
-CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
-ADAPTER = "adapter_config.json"
-MODULES = "modules.json"  # the parts of a SentenceTransformer, each a sub-folder
+CONFIG, TOKENIZER, ADAPTER = "config.json", "tokenizer_config.json", "adapter_config.json"
+VISION = "vision_model"  # a CLIPModel's vision tower
 
 
 def is_adapter(model: object) -> bool:
-    """Whether a model is given as a folder with an adapter and no model of its own."""
-    return (
-        isinstance(model, str | Path)
-        and (Path(model) / ADAPTER).is_file()
-        and not (Path(model) / CONFIG).is_file()
-    )
+    """Return whether a model is given as a folder with an adapter only."""
+    if not isinstance(model, str | Path):
+        return False
+    return (Path(model) / ADAPTER).is_file() and not (Path(model) / CONFIG).is_file()
 
 
 def refuse_adapter(folder: str | Path) -> None:
-    """Raise BadFile for an adapter where a model of its own is needed."""
+    """Raise BadFile for a folder with an adapter only."""
     if is_adapter(folder):
-        whole = f"featcal merge average --base BASE --expert NAME={folder} --out WHOLE makes a model of it and its base"
         raise BadFile(
             folder,
             "a LoRA adapter, not a model",
-            "merge, calibrate and compare take it as an expert",
-            whole,
+            "merge, calibrate and compare accept it as an expert",
+            "to make a model of it: featcal merge average --base BASE --out MODEL "
+            f"--expert NAME={folder}",
         )
 
 
 def refuse_code(folder: str | Path, name: str = CONFIG) -> None:
-    """Raise BadFile where loading config.json or tokenizer_config.json would need code from the
-    folder, or is no mapping.
-    """
+    """Raise BadFile if a config.json or tokenizer_config.json needs code from its folder."""
     path = Path(folder) / name
     if not path.is_file():
         return
     content = read_json(path)
     if not isinstance(content, dict):
-        raise BadFile(
-            path, "not a mapping of settings", f"give the {name} that was saved with this model"
-        )
-    if name == TOKENIZER and _named(content, "AutoTokenizer"):
-        raise BadFile(
-            path,
-            "auto_map names code for the tokenizer, and no code from a checkpoint is run",
-            _OWN,
-        )
-    if name != CONFIG or not content.get("auto_map"):
-        return
-    import transformers  # a second, and most folders name no code
-    from transformers import CONFIG_MAPPING
+        way_out = f"give the {name} that was saved with this model"
+        raise BadFile(path, "not a mapping of settings", way_out)
+    auto_map, kind = content.get("auto_map"), content.get("model_type")
 
-    if _named(content, "AutoConfig") and content.get("model_type") not in CONFIG_MAPPING:
-        problem = f"auto_map names code for a model of type {content.get('model_type')!r}, and no code from a checkpoint is run"
-        raise BadFile(path, problem, "only models whose class transformers itself has can be used")
-    foreign = [
-        place
-        for place in model_code(content)
-        if not hasattr(transformers, place.rpartition(".")[2])
-    ]
-    if foreign:
-        problem = f"auto_map names code for the model ({foreign[0]}), and no code from a checkpoint is run"
-        raise BadFile(
-            path,
-            problem,
-            "where the class that architectures names computes the same, remove the entry auto_map",
-        )
+    def needs(auto: str) -> bool:
+        """Return whether auto_map, a mapping or in old files a list, names code for a class."""
+        return auto in auto_map if isinstance(auto_map, dict) else bool(auto_map)
 
+    def refusal(what: str, way_out: str) -> BadFile:
+        problem = f"auto_map names code for {what}, and no code from a checkpoint is run"
+        return BadFile(path, problem, way_out)
 
-_OWN = "where a class of transformers reads this tokenizer (tokenizer.json is there), remove the entry auto_map"
+    if name == TOKENIZER:
+        if needs("AutoTokenizer"):
+            way_out = "if transformers can read it (tokenizer.json is there), remove auto_map"
+            raise refusal("the tokenizer", way_out)
+    elif needs("AutoConfig") and kind not in CONFIG_MAPPING:
+        way_out = "only models whose class is part of transformers can be used"
+        raise refusal(f"a model of type {kind!r}", way_out)
+    else:
+        for code in model_code(content):
+            if not hasattr(transformers, code.rpartition(".")[2]):
+                way_out = "if the class that architectures names computes the same, remove auto_map"
+                raise refusal(f"the model ({code})", way_out)
 
 
 def model_code(config: dict[str, Any]) -> list[str]:
-    """The classes in a folder's code that auto_map names for the model, such as
-    modeling_own.OwnModel.
-    """
+    """Return the classes of the folder's code that auto_map names, e.g. modeling_own.OwnModel."""
     named = config.get("auto_map")
     entries = named.items() if isinstance(named, dict) else ()
-    return [str(place) for auto, place in entries if auto.startswith("AutoModel")]
-
-
-def _named(content: dict[str, Any], what: str) -> bool:
-    """Whether auto_map, a mapping or in old files a list, names code for this."""
-    named = content.get("auto_map")
-    return what in named if isinstance(named, dict) else bool(named)
-
-
-VISION = "vision_model"  # the tower of a CLIPModel that plays the vision model
+    return [str(code) for auto, code in entries if auto.startswith("AutoModel")]
 
 
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The model of a local folder, its class read from config.json.
+    """Load the model of a local folder, of the class that config.json names.
 
     Raises: MissingPath, BadFile (no safetensors, no such model class), TruncatedFile, NotFinite
     (file and tensor), WrongKeys (missing, unexpected or misshapen weights by name).
     """
-    return _loaded(model_class(folder), folder, dtype, part=None)
+    return _load(model_class(folder), folder, dtype)
 
 
 def load_vision(folder: str | Path, dtype: torch.dtype = torch.float32) -> CLIPVisionModel:
-    """The vision tower of a CLIPVisionModel or a CLIPModel folder. Raises: as load_model."""
-    return _loaded(CLIPVisionModel, folder, dtype, vision_part(folder))
+    """Load the vision tower of a CLIPVisionModel or CLIPModel. Raises: as load_model."""
+    return _load(CLIPVisionModel, folder, dtype, vision_part(folder))
 
 
 def load_clip(folder: str | Path) -> CLIPModel:
-    """A CLIPModel with both towers and projections. Raises: as load_model; BadFile for a folder of
-    another class.
-    """
-    if model_class(folder) is not CLIPModel:
-        raise other_class(
-            folder,
-            model_class(folder).__name__,
-            "a CLIPModel with image and text tower is needed here",
-        )
-    return _loaded(CLIPModel, folder, torch.float32, part=None)
-
-
-def load_tokenizer(folder: str | Path) -> Any:
-    """The tokenizer of a local folder. Raises: MissingPath; BadFile when the folder has none or
-    names code for it.
-    """
-    for name in (CONFIG, TOKENIZER):
-        refuse_code(folder_path(folder), name)
-    try:
-        with quiet():
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        ImportError,
-        AttributeError,
-        TypeError,
-    ) as error:  # whatever its files cannot be
-        first = str(error).splitlines()[0]
-        raise BadFile(
-            folder,
-            f"no tokenizer in this folder ({first})",
-            "copy tokenizer.json and its config there",
-        ) from None
-
-
-def model_class(folder: str | Path) -> type[PreTrainedModel]:
-    """The transformers class that config.json names. Raises: MissingPath, BadFile (also for code it
-    needs).
-    """
-    place = folder_path(folder)
-    refuse_adapter(folder)
-    refuse_code(folder)
-    config = read_json(place / CONFIG)
-    if (place / MODULES).is_file():
-        return _bare_class(folder)
-    architectures = config.get("architectures") if isinstance(config, dict) else None
-    kind = getattr(transformers, str(architectures[0]), None) if architectures else None
-    if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
-        raise other_class(
-            folder, architectures, "one class of transformers is expected, such as CLIPVisionModel"
-        )
-    return kind
-
-
-def _bare_class(folder: str | Path) -> type[PreTrainedModel]:
-    """The class without a head, by which sentence-transformers loads its encoders whatever class
-    config.json names.
-    """
-    try:
-        return MODEL_MAPPING[type(AutoConfig.from_pretrained(folder, local_files_only=True))]
-    except (KeyError, ValueError, OSError):
-        raise other_class(
-            folder,
-            "of no model",
-            "a sentence encoder's config.json names a model_type of transformers",
-        ) from None
-
-
-def other_class(folder: str | Path, architectures: object, expected: str) -> BadFile:
-    """The error of a config.json that names another class than is needed."""
-    return BadFile(Path(folder) / CONFIG, f"architectures is {architectures!r}", expected)
-
-
-def vision_part(folder: str | Path) -> str | None:
-    """Which part of the checkpoint is the vision tower: one of several of a CLIPModel, or all there
-    is (None).
-    """
+    """Load a CLIPModel with both towers. Raises: as load_model; BadFile for another class."""
     kind = model_class(folder)
-    if kind not in (CLIPModel, CLIPVisionModel):
-        raise other_class(folder, kind.__name__, "a CLIPModel or CLIPVisionModel is needed here")
-    return VISION if kind is CLIPModel else None
+    if kind is not CLIPModel:
+        expected = "a CLIPModel with image and text tower is needed here"
+        raise other_class(folder, kind.__name__, expected)
+    return _load(kind, folder, torch.float32)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silences transformers' loading report and progress bars, and leaves them as they were."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+def load_as_calibrated(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Load what calibration works on: CLIP's vision tower, or the model. Raises: as load_model."""
+    clip = model_class(folder) in (CLIPModel, CLIPVisionModel)
+    return (load_vision if clip else load_model)(folder, dtype)
 
 
-def _loaded(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None) -> Any:
+def _load(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None = None) -> Any:
     checkpoint = LazyCheckpoint(folder, part)
     checkpoint.require_floating()
     checkpoint.check_finite()
@@ -244,49 +133,102 @@ def _loaded(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None)
             ignore_mismatched_sizes=True,  # reported below by name instead of by a traceback
             output_loading_info=True,
         )
-    # the other parts of a whole CLIPModel are left out on purpose; position_ids is a counter that
-    # older files store
+    # a tower leaves the rest of its CLIPModel out; older files store position_ids, a counter
     unexpected = sorted(
         n for n in info["unexpected_keys"] if not (part or n.endswith("embeddings.position_ids"))
     )
+    missing = sorted(info["missing_keys"])
     misshapen = sorted(str(entry[0]) for entry in info["mismatched_keys"])
-    if info["missing_keys"] or unexpected or misshapen:
-        raise WrongKeys(folder, kind.__name__, sorted(info["missing_keys"]), unexpected, misshapen)
-    loaded: nn.Module = module.eval()
-    return loaded
+    if missing or unexpected or misshapen:
+        raise WrongKeys(folder, kind.__name__, missing, unexpected, misshapen)
+    return module.eval()
 
 
-def load_as_calibrated(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """What calibration is about in a folder: of a whole CLIP the vision tower, of others the model.
-    Raises: as load_model.
+def load_tokenizer(folder: str | Path) -> Any:
+    """Load the tokenizer of a local folder.
+
+    Raises: MissingPath; BadFile if the folder has none or names code for it.
     """
-    load = load_vision if model_class(folder) in (CLIPModel, CLIPVisionModel) else load_model
-    return load(folder, dtype)
-
-
-def torch_device(word: str | torch.device) -> torch.device:
-    """A device by torch's name, or "auto": the GPU where there is one. Raises: BadSetting; so for
-    cuda that torch lacks.
-    """
-    there = torch.cuda.is_available()
+    for name in (CONFIG, TOKENIZER):
+        refuse_code(folder_path(folder), name)
     try:
-        device = torch.device(("cuda" if there else "cpu") if word == "auto" else word)
+        with quiet():
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
+        problem = f"no tokenizer in this folder ({str(error).splitlines()[0]})"
+        raise BadFile(folder, problem, "copy tokenizer.json and its config there") from None
+
+
+def model_class(folder: str | Path) -> type[PreTrainedModel]:
+    """Return the transformers class that config.json names. Raises: MissingPath, BadFile.
+
+    Sentence encoders, which have a modules.json, are loaded without the head it may name.
+    """
+    path = folder_path(folder)
+    refuse_adapter(folder)
+    refuse_code(folder)
+    config = read_json(path / CONFIG)
+    if (path / MODULES).is_file():
+        try:
+            encoder = AutoConfig.from_pretrained(folder, local_files_only=True)
+            return MODEL_MAPPING[type(encoder)]  # type: ignore[return-value]
+        except (KeyError, ValueError, OSError):
+            expected = "a sentence encoder's config.json names a model_type of transformers"
+            raise other_class(folder, "of no model", expected) from None
+    architectures = config.get("architectures") if isinstance(config, dict) else None
+    kind = getattr(transformers, str(architectures[0]), None) if architectures else None
+    if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
+        expected = "one class of transformers is expected, such as CLIPVisionModel"
+        raise other_class(folder, architectures, expected)
+    return kind
+
+
+def other_class(folder: str | Path, architectures: object, expected: str) -> BadFile:
+    """Return the error of a config.json that names another class than needed."""
+    return BadFile(Path(folder) / CONFIG, f"architectures is {architectures!r}", expected)
+
+
+def vision_part(folder: str | Path) -> str | None:
+    """Return the prefix of a CLIPModel's vision tower, None for a folder of the tower alone."""
+    kind = model_class(folder)
+    if kind not in (CLIPModel, CLIPVisionModel):
+        raise other_class(folder, kind.__name__, "a CLIPModel or CLIPVisionModel is needed here")
+    return VISION if kind is CLIPModel else None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' loading report and progress bars inside the `with`."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def torch_device(name: str | torch.device) -> torch.device:
+    """Return a device by torch's name, for "auto" the GPU if there is one. Raises: BadSetting."""
+    gpu = torch.cuda.is_available()
+    try:
+        device = torch.device(("cuda" if gpu else "cpu") if name == "auto" else name)
     except (RuntimeError, TypeError, ValueError):
-        raise BadSetting(
-            "device", word, "must be cpu, cuda or auto, or another device of torch"
-        ) from None
-    if device.type == "cuda" and not there:
-        way_out = "needs a GPU that this torch can use (see `featcal doctor`); write auto or cpu to run without one"
-        raise BadSetting("device", word, way_out)
+        expected = "must be cpu, cuda or auto, or another device of torch"
+        raise BadSetting("device", name, expected) from None
+    if device.type == "cuda" and not gpu:
+        expected = "needs a GPU that torch can use (see `featcal doctor`); auto or cpu run without"
+        raise BadSetting("device", name, expected)
     return device
 
 
 @contextmanager
 def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Without dropout and without gradients inside the `with`; every module's own mode is restored.
+    """Switch off dropout and gradients inside the `with`; restore every module's mode.
 
-    `no_grad`, not `inference_mode`: the version counters that show overwritten inputs exist only in
-    the former.
+    `no_grad`, not `inference_mode`, which has no version counters to show overwritten inputs.
     """
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
@@ -299,176 +241,100 @@ def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
             module.training = training
 
 
-# what transformers and its validation of configurations raise for a value they cannot use; the last
-# is the parent of their own
-_UNUSABLE = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    StrictDataclassError,
-)
-
-
 def skeleton(
     folder: str | Path,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     like: type[PreTrainedModel] | None = None,
 ) -> tuple[PreTrainedModel, str | None]:
-    """The model of a folder in evaluation mode, parameters of `dtype` on meta; and which part of
-    the checkpoint it is.
+    """Build the model of a folder in evaluation mode with parameters on meta and real buffers.
 
-    The class is read from config.json and is one of transformers' own; of a whole CLIP it is the
-    vision tower. Parameters that the model ties are one object under several names. Buffers are on
-    `device`.
-    like: a class to build instead, with the same tower: the model without its head, or with another
-    one.
-    Raises: MissingPath; BadFile for a config.json that makes no model.
+    Args:
+        folder: its config.json names the class; of a whole CLIP the vision tower is built.
+        dtype: of the parameters; tied ones are one object under several names.
+        device: of the buffers.
+        like: class to build instead if it has the same tower: without a head, or with another.
+
+    Returns:
+        The model, and the part of the checkpoint that it is (None: all).
+
+    Raises:
+        MissingPath; BadFile for a config.json that makes no model.
     """
-    kind: Any = (
-        like if like is not None and same_tower(model_class(folder), like) else model_class(folder)
-    )
-    part = VISION if kind is CLIPModel else None
-    kind = CLIPVisionModel if part else kind
+    kind: Any = model_class(folder)
+    if like is not None and same_tower(kind, like):
+        kind = like
+    kind, part = (CLIPVisionModel, VISION) if kind is CLIPModel else (kind, None)
     try:
         # some classes draw parameters while being built
-        with (
-            quiet(),
-            torch.random.fork_rng(devices=[]),
-            parameters_on_meta(),
-            only_buffers_initialised(),
-        ):
+        with quiet(), torch.random.fork_rng(devices=[]), _parameters_on_meta():
             config = kind.config_class.from_pretrained(folder, local_files_only=True)
             module: PreTrainedModel = kind._from_config(config, dtype=dtype).eval()
-    except _UNUSABLE as error:
+    except Exception as error:  # transformers raises many kinds for a config it cannot use
         problem = f"transformers makes no {kind.__name__} of it ({' '.join(str(error).split())})"
-        raise BadFile(
-            Path(folder) / "config.json",
-            problem,
-            "give the config.json that was saved with these weights",
-        ) from None
-    keep_wide(module, dtype)
-    for each in module.modules():
-        each._buffers.update(
-            {name: b.to(device) for name, b in each._buffers.items() if b is not None}
-        )
-    return module, part
-
-
-def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool:
-    """Whether two classes are one family's, so that they differ in what stands on the tower."""
-    return (
-        one.config_class is other.config_class
-        and bool(one.base_model_prefix)
-        and one.base_model_prefix == other.base_model_prefix
-    )
-
-
-def require_one_family(kinds: Mapping[str, type]) -> None:
-    """Raise TensorsDiffer where models, by the name errors use, are of classes that transformers
-    describes in different places.
-
-    Tensors of the same names and shapes do not make them one family: RoBERTa's are BERT's, and mean
-    something else.
-    """
-    (here, this), *others = kinds.items()
-    for there, that in others:
-        if family(that) != family(this):
-            way_out = "all models must be of one family; where one computes as the other does, write its class into config.json"
-            raise TensorsDiffer(
-                "the architecture", here, this.__name__, there, that.__name__, way_out
-            )
-
-
-def family(kind: type) -> str | None:
-    """Where transformers describes the configurations of a class and of those it is part of; None
-    of other classes.
-    """
-    return getattr(getattr(kind, "config_class", None), "__module__", None)
-
-
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Inside, every parameter that a module is given loses its numbers; one on meta already stays
-    the object it is.
-    """
-    register = nn.Module.register_parameter
-
-    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:
-            param = nn.Parameter(
-                torch.empty_like(param, device="meta"), requires_grad=param.requires_grad
-            )
-        register(self, name, param)
-
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-@contextmanager
-def only_buffers_initialised() -> Iterator[None]:
-    """Inside, transformers fills only modules with a buffer somewhere below: all others would be
-    filled on meta, in vain.
-
-    That is most of a small model's building time.
-    """
-    initialise = PreTrainedModel._initialize_weights
-
-    def where_needed(self: PreTrainedModel, module: nn.Module, *more: Any, **named: Any) -> None:
-        if next(module.buffers(), None) is not None:
-            initialise(self, module, *more, **named)
-
-    PreTrainedModel._initialize_weights = where_needed  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        PreTrainedModel._initialize_weights = initialise  # type: ignore[method-assign]
-
-
-def keep_wide(module: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Gives parameters that transformers keeps in float32 beside a half precision (T5's wo beside
-    float16) that dtype.
-    """
-    wide = module._get_dtype_plan(dtype)
+        way_out = "give the config.json that was saved with these weights"
+        raise BadFile(Path(folder) / CONFIG, problem, way_out) from None
+    wide = module._get_dtype_plan(dtype)  # what transformers keeps in float32, such as T5's wo
     if wide:
         pattern, _, _ = build_glob_alternation(list(wide))
         for name, parameter in module.named_parameters():
             if pattern.search(name):
                 parameter.data = parameter.data.float()
+    for each in module.modules():
+        buffers = {name: b.to(device) for name, b in each._buffers.items() if b is not None}
+        each._buffers.update(buffers)
+    return module, part
 
 
-CLIP_TEXT = "clip_text_model"  # pools by itself: the token that ends the text
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Let modules register parameters on meta, and transformers initialise only what has buffers.
 
-
-def pooled(model: nn.Module, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
-    """(n, h): of texts the mean over the tokens that are no padding, as sentence encoders do; of
-    others what the model pools.
-
-    None where there is nothing pooled. Source: Reimers and Gurevych, Sentence-BERT,
-    2019; all-MiniLM-L6-v2's 1_Pooling/config.json (pooling_mode_mean_tokens).
+    Initialising the rest, in vain, would be most of the time of building a small model.
     """
-    mask, hidden = batch.get("attention_mask"), getattr(output, "last_hidden_state", None)
-    of_clip = getattr(getattr(model, "config", None), "model_type", None) == CLIP_TEXT
-    if (
-        of_clip
-        or not isinstance(mask, Tensor)
-        or not isinstance(hidden, Tensor)
-        or mask.shape != hidden.shape[:2]
-    ):
-        found: Tensor | None = getattr(output, "pooler_output", None)
-        return found
-    return token_mean(hidden, mask)
+    register, initialise = nn.Module.register_parameter, PreTrainedModel._initialize_weights
+
+    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:  # one on meta stays the same object, for ties
+            empty = torch.empty_like(param, device="meta")
+            param = nn.Parameter(empty, requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    def with_buffers(self: PreTrainedModel, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if next(module.buffers(), None) is not None:
+            initialise(self, module, *args, **kwargs)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    PreTrainedModel._initialize_weights = with_buffers  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        PreTrainedModel._initialize_weights = initialise  # type: ignore[method-assign]
 
 
-def token_mean(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the tokens of hidden (n, tokens, h) where mask (n, tokens) is 1, (n, h)."""
-    counted = mask.to(hidden)[..., None]
-    total: Tensor = (hidden * counted).sum(1) / counted.sum(1)
-    return total
+def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool:
+    """Return whether two classes differ only in the head on their tower."""
+    prefix = one.base_model_prefix
+    same = one.config_class is other.config_class and prefix == other.base_model_prefix
+    return same and bool(prefix)
+
+
+def require_one_family(kinds: Mapping[str, type]) -> None:
+    """Raise TensorsDiffer unless the classes, by label, have their configs in one module.
+
+    Same tensor names and shapes do not make one family: RoBERTa's are BERT's with another meaning.
+    """
+
+    def family(kind: type) -> str | None:
+        return getattr(getattr(kind, "config_class", None), "__module__", None)
+
+    (here, this), *others = kinds.items()
+    for there, that in others:
+        if family(that) != family(this):
+            way_out = (
+                "all models must be of one family; if one computes as the other does, write its "
+                "class into config.json"
+            )
+            names = this.__name__, that.__name__
+            raise TensorsDiffer("the architecture", here, names[0], there, names[1], way_out)

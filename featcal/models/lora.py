@@ -1,7 +1,7 @@
-"""LoRA adapters, added to the weights of their base by peft, which is imported when it is needed.
+"""LoRA adapters, added to the weights of their base by peft, which is imported only when needed.
 
 The dense weight is W + (α / r) B A with A (r, inputs) and B (outputs, r). The base is read in
-float32, or in its own dtype where that is wider, so that the sum is not rounded to bfloat16.
+float32, or in its own dtype if that is wider, so that the sum is not rounded to bfloat16.
 """
 
 import copy
@@ -19,17 +19,19 @@ from torch import nn
 
 from featcal.errors import BadEnvironment, BadFile, MissingPath, TruncatedFile
 from featcal.files import read_json
-from featcal.models.checkpoint import LazyCheckpoint, no_safetensors, require_numbers
+from featcal.models.batch import Model
+from featcal.models.checkpoint import LazyCheckpoint, check_tensor, no_safetensors
+from featcal.models.load import ADAPTER as CONFIG
 from featcal.models.load import load_as_calibrated
 from featcal.models.save import save_model
 from featcal.models.stored import tied_names
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 # what peft adds to the names of a model's own parameters
 PEFT_NAMES = re.compile(r"^base_model\.model\.|\b(base_layer|original_module)\.")
 
 
-def dense_model(base: nn.Module | str | Path, adapter: str | Path) -> Any:
+def dense_model(base: Model, adapter: str | Path) -> Any:
     """Return a copy of the base with the adapter of a folder added to its weights.
 
     Args:
@@ -37,7 +39,7 @@ def dense_model(base: nn.Module | str | Path, adapter: str | Path) -> Any:
         adapter: the folder that peft's save_pretrained wrote.
 
     Returns:
-        The model in evaluation mode, in float32 or the base's dtype where that is wider.
+        The model in evaluation mode, in float32 or the base's dtype if that is wider.
 
     Raises:
         BadEnvironment: peft is not installed.
@@ -56,12 +58,12 @@ def dense_model(base: nn.Module | str | Path, adapter: str | Path) -> Any:
 def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
     """Write the base with the adapter added as a model folder.
 
-    The files carry the date of the newest input, by which a resumed run knows them again.
+    Its files get the date of the newest input, by which a resumed run recognises them.
     Raises: as dense_model, before a folder is made; DiskFull.
     """
     save_model(dense_model(base, adapter), out, like=base)
-    read = [adapter / CONFIG, adapter / WEIGHTS, base / "config.json", *base.glob("*.safetensors")]
-    newest = max(file.stat().st_mtime_ns for file in read)
+    inputs = [adapter / CONFIG, adapter / WEIGHTS, base / "config.json"]
+    newest = max(file.stat().st_mtime_ns for file in (*inputs, *base.glob("*.safetensors")))
     for file in out.rglob("*"):
         os.utime(file, ns=(newest, newest))
     return out
@@ -70,12 +72,12 @@ def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
 def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     """Return the model, changed in place, as a PeftModel with the adapter of a folder.
 
-    Dtypes narrower than float32 are widened. On the meta device it shows whether the adapter fits.
+    Dtypes narrower than float32 are widened. On the meta device it checks that the adapter fits.
     Raises: as dense_model.
     """
     config, state = read_adapter(Path(folder))
     peft, first = peft_package(), next(model.parameters())
-    wanted = f"the adapter does not fit the base, a {type(model).__name__}"
+    mismatch = f"the adapter does not fit the base, a {type(model).__name__}"
     way_out = "give the base that it was trained on"
     model = model.to(torch.promote_types(first.dtype, torch.float32))
     try:
@@ -87,30 +89,30 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
             state = {name.replace("vision_model.", "", 1): t for name, t in state.items()}
         loaded = peft.set_peft_model_state_dict(adapted, state, low_cpu_mem_usage=first.is_meta)
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
-        why = " ".join(line.strip() for line in str(error).splitlines()[:2])
-        raise BadFile(folder, f"{wanted} ({why[:300]})", way_out) from None
+        reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
+        raise BadFile(folder, f"{mismatch} ({reason[:300]})", way_out) from None
     heads = tuple(f".{name}." for name in config.modules_to_save or ())  # a base may lack them
     surplus = [n for n in loaded.unexpected_keys if not any(head in n for head in heads)]
     missing = [n for n in loaded.missing_keys if ".lora_" in n]
-    for names, why in ((surplus, "the base has no"), (missing, "the file has no")):
+    for names, reason in ((surplus, "the base has no"), (missing, "the file has no")):
         if names:
-            raise BadFile(folder, f"{wanted} ({why} {', '.join(sorted(names)[:3])})", way_out)
+            raise BadFile(folder, f"{mismatch} ({reason} {', '.join(sorted(names)[:3])})", way_out)
     return adapted
 
 
 def read_adapter(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return peft's configuration and the tensors of an adapter's folder. Raises: as dense_model."""
+    """Return peft's configuration and the tensors of an adapter folder. Raises: as dense_model."""
     if not folder.is_dir():
         way_out = "check the path; hub names must be fetched first"
         raise MissingPath(folder, "a folder with adapters", way_out)
     if not (folder / CONFIG).is_file():
-        there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-        problem = f"no {CONFIG} in this folder (found: {there})"
+        files = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        problem = f"no {CONFIG} in this folder (found: {files})"
         raise BadFile(folder, problem, "give the folder that peft's save_pretrained wrote")
     if not (folder / WEIGHTS).is_file():
         raise no_safetensors(folder, WEIGHTS)
-    written = read_json(folder / CONFIG)
-    kind = written.get("peft_type") if isinstance(written, dict) else None
+    content = read_json(folder / CONFIG)
+    kind = content.get("peft_type") if isinstance(content, dict) else None
     if kind != "LORA":
         raise BadFile(folder / CONFIG, f"peft_type is {kind!r}", "only LoRA adapters are read here")
     try:
@@ -123,7 +125,7 @@ def read_adapter(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     except SafetensorError as error:
         raise TruncatedFile(folder / WEIGHTS, error) from None
     for name, tensor in state.items():
-        require_numbers(str(folder / WEIGHTS), name, tensor)
+        check_tensor(str(folder / WEIGHTS), name, tensor)
     return config, state
 
 
@@ -152,7 +154,7 @@ def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | No
 
 
 def without_adapters(model: Any, precision: torch.dtype | None = None) -> Any:
-    """Return the plain model that a PeftModel in memory computes, a copy; others as they are."""
+    """Return the plain model of a PeftModel in memory, as a copy; other models as they are."""
     if not is_peft(model):
         return model
     return merged_adapter(copy.deepcopy(model), type(model).__name__, precision)
@@ -164,7 +166,7 @@ def is_peft(model: object) -> bool:
 
 
 def peft_package() -> ModuleType:
-    """Return the package peft. Raises: BadEnvironment where it is not installed."""
+    """Return the package peft. Raises: BadEnvironment if it is not installed."""
     try:
         import peft
     except ImportError:

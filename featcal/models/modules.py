@@ -1,32 +1,41 @@
-"""The two kinds of linear behind one view: nn.Linear keeps its weight as (o, d), GPT-2's Conv1D as
-(d, o).
+"""The linears and norms of a block, which calibration solves, and the check that they are enough.
 
-Everything else of the package sees (o, d). Several linears of one site are read and written side by
-side."""
+nn.Linear keeps its weight as (o, d), GPT-2's Conv1D as (d, o); everything else sees (o, d). The
+linears of one site are read and written stacked."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from featcal.errors import BadSetting
+from featcal.errors import BadPlan, BadSetting, UnknownKey
+from featcal.models.moe import packed_experts, unpacked
+from featcal.models.plan import BlockPlan, Stack, blocks_of, parameter_count
+
+LEAST_COVERAGE = 0.5  # of the blocks' parameters
+NO_WAY = (
+    "this model cannot be calibrated as a whole; choose blocks with plan=featcal.BlockPlan(...)"
+)
+# of a norm's output: bfloat16 keeps 8 bits, while another kind of norm is off by far more
+NORM_TOLERANCE = 0.02
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether the module is a linear this package can solve."""
+    """Return whether a module is a linear that can be solved."""
     return isinstance(module, nn.Linear | Conv1D)
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """The weight as (o, d), sharing memory with the module."""
-    assert isinstance(module.weight, Tensor)
-    return module.weight.detach().T if isinstance(module, Conv1D) else module.weight.detach()
+    """Return the weight as (o, d), sharing the module's memory."""
+    weight = cast(Tensor, module.weight).detach()
+    return weight.T if isinstance(module, Conv1D) else weight
 
 
 def bias_of(module: nn.Module) -> Tensor:
-    """The bias (o,); zeros where the linear has none."""
+    """Return the bias (o,), zeros if the linear has none."""
     if isinstance(module.bias, Tensor):
         return module.bias.detach()
     weight = weight_of(module)
@@ -34,15 +43,13 @@ def bias_of(module: nn.Module) -> Tensor:
 
 
 def side_by_side(modules: Iterable[nn.Module]) -> tuple[Tensor, Tensor]:
-    """Weight (Σo, d) and bias (Σo,) of linears that share their input."""
+    """Return weight (Σo, d) and bias (Σo,) of linears that share their input."""
     modules = list(modules)
     return torch.cat([weight_of(m) for m in modules]), torch.cat([bias_of(m) for m in modules])
 
 
 def load_side_by_side(modules: Iterable[nn.Module], weight: Tensor, bias: Tensor | None) -> None:
-    """Write weight (Σo, d) and, unless None, bias (Σo,) back into the linears, in each one's own
-    precision.
-    """
+    """Write weight (Σo, d) and bias (Σo,), unless None, into the linears in their own dtype."""
     start = 0
     for module in modules:
         target = weight_of(module)
@@ -53,60 +60,120 @@ def load_side_by_side(modules: Iterable[nn.Module], weight: Tensor, bias: Tensor
         start = rows.stop
 
 
-AGREEMENT = (
-    0.02  # of a norm's output; bfloat16 keeps 8 bits, while another kind of norm is off by far more
-)
-
-
 def is_norm(module: nn.Module) -> bool:
-    """Whether the module is named a norm of its last axis and has a scale."""
+    """Return whether a module is named a norm of its last axis and has a scale."""
     weight = getattr(module, "weight", None)
-    known = isinstance(module, nn.LayerNorm) or type(module).__name__.endswith(
-        ("RMSNorm", "LayerNorm")
-    )
+    named = type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
+    known = isinstance(module, nn.LayerNorm) or named
     return known and isinstance(weight, Tensor) and weight.dim() == 1
 
 
 def shift_of(module: nn.Module) -> Tensor | None:
-    """The shift (d,), or None for RMSNorm and for LayerNorm without one."""
+    """Return the shift (d,) of a norm, or None for RMSNorm and for LayerNorm without one."""
     shift = getattr(module, "bias", None)
     return shift.detach() if isinstance(shift, Tensor) else None
 
 
 def normalised(module: nn.Module, x: Tensor) -> Tensor:
-    """LN₀(x) of Eq. 56: x (..., d) with the module's own numerical constant, without its scale and
-    shift.
-    """
+    """Return LN₀(x) of Eq. 56, x (..., d) normalised with the module's ε, not scaled or shifted."""
     if isinstance(module, nn.LayerNorm):
         return F.layer_norm(x, module.normalized_shape, eps=module.eps)
-    eps = (
-        getattr(module, "variance_epsilon", None)
-        or getattr(module, "eps", None)
-        or torch.finfo(x.dtype).eps
-    )
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    eps = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + (eps or torch.finfo(x.dtype).eps))
 
 
 def check_norm(module: nn.Module) -> None:
-    """Raise BadSetting for a module that does not scale and shift what `normalised` gives, seen
-    from a few numbers.
+    """Raise BadSetting unless a module scales and shifts `normalised`, tested on a few values.
 
-    Gemma's norms multiply by 1 + weight. Eqs. 56-59 need not know: a constant added to every scale,
-    the anchor's included, comes out added to the solution.
+    Gemma's norms multiply by 1 + weight. That is fine for Eqs. 56-59: a constant added to every
+    scale, also the anchor's, is added to the solution.
     """
     weight, shift = module.get_parameter("weight").detach(), shift_of(module)
     x = torch.linspace(-1, 2, weight.numel(), dtype=weight.dtype, device=weight.device)[None]
     z = normalised(module, x)
     with torch.no_grad():
-        unscaled = module(x) if shift is None else module(x) - shift
-    size = unscaled.norm().clamp_min(torch.finfo(x.dtype).tiny)
-    if (
-        not min(float((unscaled - z * scale).norm() / size) for scale in (weight, 1 + weight))
-        <= AGREEMENT
-    ):
+        scaled = module(x) if shift is None else module(x) - shift
+    size = scaled.norm().clamp_min(torch.finfo(x.dtype).tiny)
+    errors = [float((scaled - z * scale).norm() / size) for scale in (weight, 1 + weight)]
+    if not min(errors) <= NORM_TOLERANCE:
         kind = type(module).__name__
-        raise BadSetting(
-            "calibrate.norm",
-            True,
-            f"must be off for models with {kind}, which is neither LayerNorm nor RMSNorm",
+        expected = f"must be off for models with {kind}, which is neither LayerNorm nor RMSNorm"
+        raise BadSetting("calibrate.norm", True, expected)
+
+
+def solved_modules(
+    block: nn.Module, norm: bool = True, modules: Sequence[str] | None = None
+) -> tuple[list[str], list[str]]:
+    """Return the names of a block's linears and norms in its order; `modules` selects linears."""
+    named = list(block.named_modules())
+    linears = [n for n, m in named if is_linear(m) and (modules is None or _selected(n, modules))]
+    return linears, [n for n, m in named if norm and is_norm(m)]
+
+
+def _selected(name: str, ends: Iterable[str]) -> bool:
+    """Return whether a module's path ends so: layer.0.SelfAttention.q with q or SelfAttention.q."""
+    return any(f".{name}".endswith(f".{end}") for end in ends)
+
+
+def check_modules(model: nn.Module, plan: BlockPlan, modules: Sequence[str] | None) -> None:
+    """Raise UnknownKey for a name that selects no linear of any block."""
+    linears = set[str]()
+    for block in (block for stack in plan.stacks for block in blocks_of(model, stack)):
+        with unpacked(block):
+            linears.update(solved_modules(block)[0])
+    for end in modules or ():
+        if not any(_selected(name, [end]) for name in linears):
+            known = sorted({name.rpartition(".")[2] for name in linears})
+            raise UnknownKey("calibrate.modules", end, known)
+
+
+def covered(
+    block: nn.Module, norm: bool = True, modules: Sequence[str] | None = None
+) -> list[nn.Parameter]:
+    """Return the parameters of a block's linears, norms and packed experts."""
+    linears, norms = solved_modules(block, norm, modules)
+    parts = [*map(block.get_submodule, (*linears, *norms)), *packed_experts(block).values()]
+    return [p for part in parts for p in part.parameters(recurse=False)]
+
+
+def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the other parameters of a block by name."""
+    solved = {id(p) for p in covered(block)}
+    return {name: p for name, p in block.named_parameters() if id(p) not in solved}
+
+
+def check_blocks(
+    model: nn.Module, plan: BlockPlan, norm: bool = True, modules: Sequence[str] | None = None
+) -> None:
+    """Raise BadPlan unless most parameters of every stack can be solved and none is shared.
+
+    A shared tensor would be solved for one use and change another. norm, modules: what is solved.
+    Raises: UnknownKey for a name in `modules` that selects no linear.
+    """
+    check_modules(model, plan, modules)
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    for stack in plan.stacks:
+        check_coverage(model, stack)
+        for block in blocks_of(model, stack):
+            for p in covered(block, norm, modules):
+                if len(names[id(p)]) > 1:
+                    one, other = names[id(p)][:2]
+                    problem = f"{one} and {other} are one tensor, but each needs its own solution"
+                    raise BadPlan(type(model).__name__, problem, NO_WAY)
+
+
+def check_coverage(model: nn.Module, stack: Stack) -> None:
+    """Raise BadPlan, naming the largest other tensors, if linears and norms are too few."""
+    blocks = blocks_of(model, stack)
+    others = {f"{i}.{n}": p for i, block in enumerate(blocks) for n, p in uncovered(block).items()}
+    share = 1 - sum(p.numel() for p in others.values()) / max(1, parameter_count(blocks))
+    if share < LEAST_COVERAGE:
+        largest = sorted(others, key=lambda name: (-others[name].numel(), name))[:2]
+        shapes = ", ".join(f"{stack.blocks}.{name} {list(others[name].shape)}" for name in largest)
+        problem = (
+            f"only {share:.0%} of the parameters of {stack.blocks!r} belong to linears and norms, "
+            f"at least {LEAST_COVERAGE:.0%} must; the largest others: {shapes}"
         )
+        raise BadPlan(type(model).__name__, problem, NO_WAY)

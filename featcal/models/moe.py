@@ -1,9 +1,8 @@
-"""Mixtures of experts: experts that lie in one tensor, as linears that calibration can solve, and
-who takes which tokens.
+"""Mixtures of experts: experts packed into one tensor, as linears that calibration can solve.
 
-transformers 5 keeps the experts of a layer as gate_up_proj (E, 2i, d) and down_proj (E, d, i) and
-hands them tokens with the router's choice. The linears here are views of these tensors: what is
-written into them is written there, and nothing is copied."""
+transformers 5 stores a layer's experts as gate_up_proj (E, 2i, d) and down_proj (E, d, i) and
+passes them tokens with the router's choice. The linears here are views: writing to them writes to
+these tensors, and nothing is copied."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,13 +15,11 @@ from featcal.errors import BadPlan
 from featcal.models.capture import hooked
 
 PARTS = ("gate_up_proj", "down_proj")
-ROUNDING = 1e-5  # of the largest feature, of products that are the same but for their order
+ROUNDING = 1e-5  # of the largest feature, between products that differ only in their order
 
 
 class View(nn.Linear):
-    """A linear whose weight (o, d) is part of another module's parameter; it has no parameter
-    itself.
-    """
+    """A linear whose weight (o, d) is part of another module's parameter, without one itself."""
 
     def __init__(self, weight: Tensor):
         nn.Module.__init__(self)
@@ -30,35 +27,31 @@ class View(nn.Linear):
         self.weight, self.bias = weight, None  # type: ignore[assignment]
 
 
-class Expert(nn.Module):
+class ExpertMLP(nn.Module):
     """One expert: down(act(gate x) · up x)."""
 
     def __init__(self, gate_up: Tensor, down: Tensor, act: nn.Module):
         super().__init__()
         gate, up = gate_up.chunk(2)
-        self.gate_proj, self.up_proj, self.down_proj, self.act_fn = (
-            View(gate),
-            View(up),
-            View(down),
-            act,
-        )
+        self.gate_proj, self.up_proj, self.down_proj = View(gate), View(up), View(down)
+        self.act_fn = act
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        """Return the output (tokens, d) for x (tokens, d)."""
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
-    def unseen(self, x: Tensor) -> Tensor:
-        """The same without a call of its linears, which nobody watches then."""
+    def without_hooks(self, x: Tensor) -> Tensor:
+        """Return the same output without calling the linears, so no hook runs."""
         hidden = self.act_fn(F.linear(x, self.gate_proj.weight)) * F.linear(x, self.up_proj.weight)
         return F.linear(hidden, self.down_proj.weight)
 
 
 class Unpacked(nn.Module):
-    """Packed experts as modules "0", "1", ...; their parameters stay the packed ones, under their
-    own names.
+    """Packed experts as modules "0", "1", ...; the parameters stay the packed ones.
 
-    rows: of each expert the tokens (row numbers of (batch · tokens, d)) that came to it last.
-    lead: rows of another model to run the experts on for who watches them; what is put out follows
-    the own router all the same.
+    rows: per expert the last tokens routed to it, as row numbers of (batch · tokens, d).
+    lead: rows of another model on which hooks see the experts run; the output follows the model's
+        own router all the same.
     """
 
     def __init__(self, packed: nn.Module):
@@ -67,97 +60,87 @@ class Unpacked(nn.Module):
             self.register_parameter(name, packed.get_parameter(name))
         weights = zip(self.gate_up_proj.detach(), self.down_proj.detach(), strict=True)  # type: ignore[operator]
         for number, (gate_up, down) in enumerate(weights):
-            self.add_module(str(number), Expert(gate_up, down, packed.act_fn))  # type: ignore[arg-type]
+            self.add_module(str(number), ExpertMLP(gate_up, down, packed.act_fn))  # type: ignore[arg-type]
         self.rows: list[Tensor] = []
         self.lead: list[Tensor] | None = None
 
     @property
-    def experts(self) -> list[Expert]:
-        return [part for part in self.children() if isinstance(part, Expert)]
+    def experts(self) -> list[ExpertMLP]:
+        """Return the experts in order."""
+        return [part for part in self.children() if isinstance(part, ExpertMLP)]
 
     @property
     def work(self) -> int:
-        """Floating point operations of the last pass."""
-        tokens, values = (
-            sum(len(rows) for rows in self.rows),
-            sum(p.numel() for p in self.parameters(recurse=False)),
-        )
+        """Return the floating-point operations of the last pass."""
+        tokens = sum(len(rows) for rows in self.rows)
+        values = sum(p.numel() for p in self.parameters(recurse=False))
         return 2 * tokens * (values // max(len(self.rows), 1))
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        chosen = taken(top_k_index, len(self.experts))
-        self.rows = [rows for rows, _ in chosen]
+        """Return what the packed experts return; top_k_index, top_k_weights: (tokens, k)."""
+        routes = routes_of(top_k_index, len(self.experts))
+        self.rows = [rows for rows, _ in routes]
         out = torch.zeros_like(hidden_states)
-        for expert, (rows, place) in zip(self.experts, chosen, strict=True):
-            run = expert if self.lead is None else expert.unseen
-            out.index_add_(
-                0, rows, (run(hidden_states[rows]) * top_k_weights[rows, place, None]).to(out.dtype)
-            )
+        for expert, (rows, choice) in zip(self.experts, routes, strict=True):
+            run = expert if self.lead is None else expert.without_hooks
+            share = run(hidden_states[rows]) * top_k_weights[rows, choice, None]
+            out.index_add_(0, rows, share.to(out.dtype))
         for expert, rows in zip(self.experts, self.lead or (), strict=False):
             expert(hidden_states[rows])
         return out
 
 
-def taken(choice: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Of each of `count` experts the tokens that it is given and which of their choices it is; on
-    meta an even share of them all.
+def routes_of(top_k_index: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Return for each of `count` experts its tokens, and as which of their k choices.
 
-    choice: (tokens, experts of a token), as the router puts it out.
+    On meta, where nothing is routed, every expert gets an even share. top_k_index: (tokens, k).
     """
-    if choice.device.type != "meta":
-        return [torch.where(choice == number) for number in range(count)]
-    return [
-        (share, share)
-        for share in choice.new_empty(choice.numel(), dtype=torch.long).tensor_split(count)
-    ]
+    if top_k_index.device.type != "meta":
+        return [torch.where(top_k_index == number) for number in range(count)]  # type: ignore[misc]
+    rows = top_k_index.new_empty(top_k_index.numel(), dtype=torch.long)
+    return [(share, share) for share in rows.tensor_split(count)]
 
 
 def is_packed(module: nn.Module) -> bool:
-    """Whether a module holds experts in the two tensors this file knows."""
-    parts = [getattr(module, name, None) for name in PARTS]
+    """Return whether a module holds experts in the two tensors described above."""
+    gate_up, down = (getattr(module, name, None) for name in PARTS)
     if isinstance(module, Unpacked) or not all(
-        isinstance(part, Tensor) and part.dim() == 3 for part in parts
+        isinstance(part, Tensor) and part.dim() == 3 for part in (gate_up, down)
     ):
         return False
-    (count, twice, d), (same, out, inner) = (part.shape for part in parts)  # type: ignore[union-attr]
+    (count, twice, d), (same, out, inner) = gate_up.shape, down.shape  # type: ignore[union-attr]
     own = {name for name, _ in module.named_parameters(recurse=False)}
-    return (
-        own == set(PARTS)
-        and (count, twice, d) == (same, 2 * inner, out)
-        and isinstance(getattr(module, "act_fn", None), nn.Module)
-    )
+    fits = own == set(PARTS) and (count, twice, d) == (same, 2 * inner, out)
+    return fits and isinstance(getattr(module, "act_fn", None), nn.Module)
 
 
 def packed_experts(block: nn.Module) -> dict[str, nn.Module]:
-    """The packed experts of a block by path."""
+    """Return the packed experts of a block by path."""
     return {path: part for path, part in block.named_modules() if is_packed(part)}
 
 
 def unpacked_experts(block: nn.Module) -> dict[str, Unpacked]:
-    """Those that are modules now, by path."""
+    """Return the unpacked experts of a block by path."""
     return {path: part for path, part in block.named_modules() if isinstance(part, Unpacked)}
 
 
 @contextmanager
 def unpacked(block: nn.Module) -> Iterator[None]:
-    """Inside, packed experts of the block are linears; a block without any is left alone."""
-    found = packed_experts(block)
-    for path, packed in found.items():
-        block.set_submodule(path, Unpacked(packed))
+    """Make the packed experts of a block linears inside the `with`."""
+    packed = packed_experts(block)
+    for path, part in packed.items():
+        block.set_submodule(path, Unpacked(part))
     try:
         yield
     finally:
-        for path, packed in found.items():
-            block.set_submodule(path, packed)
+        for path, part in packed.items():
+            block.set_submodule(path, part)
 
 
 @contextmanager
 def following(block: nn.Module, leader: nn.Module) -> Iterator[None]:
-    """Inside, the block's experts are also run on the tokens that came to the leader's last, for
-    who watches them.
-    """
-    leading = unpacked_experts(leader)
-    own = unpacked_experts(block)
+    """Let hooks see the block's experts run on the tokens last routed to the leader's experts."""
+    own, leading = unpacked_experts(block), unpacked_experts(leader)
     for path, part in own.items():
         part.lead = leading[path].rows
     try:
@@ -168,40 +151,34 @@ def following(block: nn.Module, leader: nn.Module) -> Iterator[None]:
 
 
 def routed(block: nn.Module) -> dict[str, Tensor]:
-    """The tokens that came last to each expert, by the expert's path in the block."""
-    found = unpacked_experts(block).items()
+    """Return the tokens last routed to each expert, by the expert's path in the block."""
     return {
-        f"{path}.{number}": rows for path, part in found for number, rows in enumerate(part.rows)
+        f"{path}.{number}": rows
+        for path, part in unpacked_experts(block).items()
+        for number, rows in enumerate(part.rows)
     }
 
 
 def expert_of(name: str, known: Mapping[str, object]) -> str | None:
-    """The expert that a linear of a block belongs to; None for a linear that every token
-    reaches.
-    """
+    """Return the expert a linear belongs to, or None for a linear that every token reaches."""
     expert = name.rpartition(".")[0]
     return expert if expert in known else None
 
 
 @contextmanager
-def checked(model: nn.Module) -> Iterator[None]:
-    """While the model runs, its packed experts must put out what they put out as linears. Raises:
-    BadPlan.
-    """
+def same_unpacked(model: nn.Module) -> Iterator[None]:
+    """Raise BadPlan if packed experts that run inside the `with` differ from their linears."""
 
     def compare(path: str, packed: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
         bound = max(ROUNDING, 4 * torch.finfo(out.dtype).eps)
         difference = float((Unpacked(packed)(*args) - out).abs().max())
         if not difference <= bound * float(out.abs().max()):
-            raise BadPlan(
-                type(model).__name__,
-                f"the experts of {path} compute otherwise than as linears, by {difference:.3g}",
-            )
+            problem = f"the experts of {path} differ from plain linears by {difference:.3g}"
+            raise BadPlan(type(model).__name__, problem)
 
-    found = packed_experts(model).items()
     handles = [
-        part.register_forward_hook(lambda m, a, o, path=path: compare(path, m, a, o))
-        for path, part in found
+        part.register_forward_hook(lambda m, args, out, path=path: compare(path, m, args, out))
+        for path, part in packed_experts(model).items()
     ]
     with hooked(handles):
         yield

@@ -1,12 +1,10 @@
-"""Where each tensor of a model lies in its checkpoint, by the names and conversions transformers
-itself applies when it loads.
+"""Find each tensor of a model in its checkpoint, by the names and conversions of transformers.
 
-Everything is decided from headers, before anything is read; what is tied, missing, surplus or
-misshapen is known from here on."""
+Headers alone decide what is tied, missing, surplus or misshapen, before any tensor is read."""
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -27,226 +25,186 @@ from featcal.files import Ledger
 from featcal.models.checkpoint import LazyCheckpoint
 
 Read = Callable[[str], Tensor]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One tensor of the model, as it lies in the checkpoint or to be made of several that lie
-    there.
-    """
-
-    name: str
-    sources: tuple[
-        tuple[str, str], ...
-    ]  # name in the checkpoint, pattern of the conversion it matched
-    shape: tuple[int, ...]
-    conversion: "Conversion | None" = None
-
-    def read(self, read: Read) -> Tensor:
-        """The tensor in memory of its own, each source read by `read`."""
-        if self.conversion is None:
-            return read(self.sources[0][0])
-        return self.conversion.apply(self.sources, read)[
-            self.name
-        ].clone()  # several may be views of one source
-
-    def apart(
-        self, tensor: Tensor, shape_of: Callable[[str], tuple[int, ...]]
-    ) -> dict[str, Tensor]:
-        """What `read` makes this tensor of, by source; nothing where it is not made of whole rows
-        of its sources.
-
-        Which row comes from which source is seen from a conversion of tensors that hold their
-        source's number.
-        """
-        names = [source for source, _ in self.sources]
-        if len(names) == 1:
-            return {names[0]: tensor}
-        assert self.conversion is not None
-        marks = {
-            name: torch.full((*shape_of(name)[:-1], 1), number) for number, name in enumerate(names)
-        }
-        made = self.conversion.apply(self.sources, marks.__getitem__)[self.name]
-        if made.shape != (*self.shape[:-1], 1):
-            return {}
-        return {
-            name: tensor[made[..., 0] == number].reshape(shape_of(name))
-            for number, name in enumerate(names)
-        }
+Override = Callable[[str], Tensor | None]  # by name a tensor to load instead of the stored one
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """Transformers' own way from tensors of a file to tensors of a model, such as one matrix cut
-    into two.
-    """
+    """One of transformers' conversions, e.g. of one stored matrix into two parameters."""
 
     converter: WeightConverter
     first: str  # of the names it makes
     module: PreTrainedModel
+    sources: list[tuple[str, str]] = field(default_factory=list)  # stored name, matched pattern
 
-    def apply(self, sources: tuple[tuple[str, str], ...], read: Read) -> dict[str, Tensor]:
+    def apply(self, read: Read) -> dict[str, Tensor]:
+        """Return the tensors it makes by name; they may share memory."""
         converter = deepcopy(self.converter)  # it collects what it is given
-        for source, pattern in sources:
+        for source, pattern in self.sources:
             converter.add_tensor(self.first, source, pattern, read(source))  # type: ignore[arg-type]
         made = converter.convert(self.first, model=self.module, config=self.module.config)
+        return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of the model: stored in the checkpoint, or made of several that are."""
+
+    name: str
+    sources: tuple[str, ...]  # stored names
+    shape: tuple[int, ...]
+    conversion: Conversion | None = None
+
+    def read(self, read: Read) -> Tensor:
+        """Return the tensor in memory of its own; `read` reads each source."""
+        if self.conversion is None:
+            return read(self.sources[0])
+        return self.conversion.apply(read)[self.name].clone()
+
+    def to_sources(
+        self, tensor: Tensor, shape_of: Callable[[str], tuple[int, ...]]
+    ) -> dict[str, Tensor]:
+        """Return the sources that `read` would make this tensor of.
+
+        Empty if it is not made of whole rows of its sources. Converting tensors filled with their
+        source's number shows which row comes from which source.
+        """
+        if len(self.sources) == 1:
+            return {self.sources[0]: tensor}
+        assert self.conversion is not None
+        marks = {
+            name: torch.full((*shape_of(name)[:-1], 1), number)
+            for number, name in enumerate(self.sources)
+        }
+        made = self.conversion.apply(marks.__getitem__)[self.name]
+        if made.shape != (*self.shape[:-1], 1):
+            return {}
         return {
-            name: values[0] if isinstance(values, list) else values for name, values in made.items()
+            name: tensor[made[..., 0] == number].reshape(shape_of(name))
+            for number, name in enumerate(self.sources)
         }
 
 
 def stored_tensors(
     module: PreTrainedModel, checkpoint: LazyCheckpoint, heads: bool = False
-) -> dict[str, Stored]:
-    """Every tensor of the model's state that the checkpoint holds, by name; of tied parameters
-    those names that it holds.
+) -> dict[str, StoredTensor]:
+    """Return by name every tensor of the model's state that the checkpoint holds.
 
-    heads: the checkpoint is that of a model with another head, or with one more or less: what
-    stands on the tower may be missing or left over.
-    Raises: WrongKeys for tensors of the checkpoint that belong to nothing or have another shape;
-    MissingTensor with the three nearest names for a parameter it holds under none of its names;
-    BadFile where a conversion is impossible.
+    heads: the checkpoint's head may differ from the model's, or be missing.
+    Raises: WrongKeys for surplus or misshapen tensors; MissingTensor for a parameter that is stored
+    under none of its (tied) names; BadFile for an impossible conversion.
     """
-    state: dict[str, Tensor] = module.state_dict()
-    found: dict[str, Stored] = {}
+    state = module.state_dict()
+    stored: dict[str, StoredTensor] = {}
     surplus = []
-    for stored in matches(module, checkpoint, state):
-        if stored.name in state and stored.name not in found:
-            found[stored.name] = stored
+    for each in _matches(module, checkpoint, state):
+        if each.name in state and each.name not in stored:
+            stored[each.name] = each
         else:
-            surplus.append(stored)
-    misshapen = sorted(name for name in found if found[name].shape != tuple(state[name].shape))
-    keys: Any = SimpleNamespace(
-        missing_keys=set(state) - set(found), unexpected_keys={stored.name for stored in surplus}
-    )
-    module._adjust_missing_and_unexpected_keys(
-        keys
-    )  # drops what old files hold although every model builds it itself
-    unexpected = sorted(
-        stored.sources[0][0] for stored in surplus if stored.name in keys.unexpected_keys
-    )
+            surplus.append(each)
+    misshapen = sorted(name for name in stored if stored[name].shape != tuple(state[name].shape))
+    # transformers drops what old files hold although every model builds it itself
+    keys: Any = SimpleNamespace(missing_keys=set(state) - set(stored))
+    keys.unexpected_keys = {each.name for each in surplus}
+    module._adjust_missing_and_unexpected_keys(keys)
+    unexpected = sorted(each.sources[0] for each in surplus if each.name in keys.unexpected_keys)
     ties = tied_names(module)
-    missing = [names[0] for names in ties if found.keys().isdisjoint(names)]
-    missing += sorted(
-        set(keys.missing_keys).difference(*ties)
-    )  # of buffers; a parameter can never be left out
+    missing = [names[0] for names in ties if stored.keys().isdisjoint(names)]
+    missing += sorted(set(keys.missing_keys).difference(*ties))  # buffers
     if heads:
-        missing = [name for name in missing if not on_tower(name, module)]
-        unexpected = [name for name in unexpected if not on_tower(name, module)]
+        missing = [name for name in missing if not _in_head(name, module)]
+        unexpected = [name for name in unexpected if not _in_head(name, module)]
     if unexpected or misshapen:
         raise WrongKeys(checkpoint.folder, type(module).__name__, missing, unexpected, misshapen)
     if missing:
         raise MissingTensor(checkpoint.folder, missing[0], checkpoint.names)
-    return found
+    return stored
 
 
-def on_tower(name: str, module: PreTrainedModel) -> bool:
-    """Whether a tensor is no part of the tower: named beside it where one of the two has a head, or
-    a pooler's.
-    """
-    prefix = f"{module.base_model_prefix}."
-    inside = module.state_dict().keys()
+def _in_head(name: str, module: PreTrainedModel) -> bool:
+    """Return whether a tensor belongs to a head or pooler, not to the tower below it."""
     if "pooler" in name.split("."):
         return True
-    return not name.startswith(prefix) and (
-        name not in inside or any(each.startswith(prefix) for each in inside)
-    )
+    prefix, own = f"{module.base_model_prefix}.", module.state_dict().keys()
+    has_head = any(each.startswith(prefix) for each in own)
+    return not name.startswith(prefix) and (name not in own or has_head)
 
 
-def matches(
+def _matches(
     module: PreTrainedModel, checkpoint: LazyCheckpoint, state: dict[str, Tensor]
-) -> list[Stored]:
-    """Every tensor of the checkpoint under the model's name for it, whether the model has it or
-    not.
-    """
+) -> list[StoredTensor]:
+    """Return every tensor of the checkpoint under the model's name for it, known or not."""
     transforms = get_model_conversion_mapping(module)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
-    by_pattern = {
-        pattern: converter for converter in converters for pattern in converter.source_patterns
-    }
-    found: list[Stored] = []
-    together: dict[str, tuple[Conversion, list[tuple[str, str]]]] = {}
-    for source in sorted(
-        checkpoint.names, key=dot_natural_key
-    ):  # parts that are joined are joined in this order
-        name, pattern = rename_source_key(
-            source, renamings, converters, module.base_model_prefix, state
-        )
+    by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
+    plain: list[StoredTensor] = []
+    conversions: dict[str, Conversion] = {}
+    prefix = module.base_model_prefix
+    # parts that are joined are joined in this order
+    for source in sorted(checkpoint.names, key=dot_natural_key):
+        name, pattern = rename_source_key(source, renamings, converters, prefix, state)
         if name not in state and source in state:  # a present name that looks like an old one
-            name, pattern = rename_source_key(source, [], [], module.base_model_prefix, state)
+            name, pattern = rename_source_key(source, [], [], prefix, state)
         if pattern is None:
-            found.append(Stored(name, ((source, ""),), checkpoint.shape(source)))
+            plain.append(StoredTensor(name, (source,), checkpoint.shape(source)))
         else:
             conversion = Conversion(by_pattern[pattern], name, module)
-            together.setdefault(name, (conversion, []))[1].append((source, pattern))
-    return found + [
-        stored for group in together.values() for stored in converted(checkpoint, *group)
-    ]
+            conversions.setdefault(name, conversion).sources.append((source, pattern))
+    return plain + [one for each in conversions.values() for one in _converted(checkpoint, each)]
 
 
-def converted(
-    checkpoint: LazyCheckpoint, conversion: Conversion, sources: list[tuple[str, str]]
-) -> list[Stored]:
-    """What a conversion makes, found by converting tensors without numbers. Raises: BadFile."""
+def _converted(checkpoint: LazyCheckpoint, conversion: Conversion) -> list[StoredTensor]:
+    """Return what a conversion makes, from a conversion of meta tensors. Raises: BadFile."""
+    sources = tuple(source for source, _ in conversion.sources)
     try:
-        made = conversion.apply(
-            tuple(sources), lambda name: torch.empty(checkpoint.shape(name), device="meta")
-        )
+        made = conversion.apply(lambda name: torch.empty(checkpoint.shape(name), device="meta"))
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
-        problem = f"{sources[0][0]} and what belongs to it make no {conversion.first} ({' '.join(str(error).split())})"
-        raise BadFile(
-            checkpoint.file_of(sources[0][0]),
-            problem,
-            "write the model again with save_pretrained(folder)",
-        ) from None
-    return [
-        Stored(name, tuple(sources), tuple(tensor.shape), conversion)
-        for name, tensor in made.items()
-    ]
+        reason = " ".join(str(error).split())
+        problem = f"{sources[0]} and its other parts make no {conversion.first} ({reason})"
+        way_out = "write the model again with save_pretrained(folder)"
+        raise BadFile(checkpoint.file_of(sources[0]), problem, way_out) from None
+    return [StoredTensor(n, sources, tuple(t.shape), conversion) for n, t in made.items()]
 
 
 def tied_names(module: nn.Module) -> list[tuple[str, ...]]:
-    """The names of each parameter; several where it is tied."""
+    """Return the names of each parameter; several if it is tied."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return [tuple(group) for group in names.values()]
 
 
-def untie_different(module: nn.Module, found: Mapping[str, Stored], read: Read) -> None:
-    """Parts names that config.json ties although the checkpoint holds different numbers under them,
-    as from_pretrained does.
-    """
+def _untie_different(module: nn.Module, stored: Mapping[str, StoredTensor], read: Read) -> None:
+    """Untie names under which the checkpoint stores different values, as from_pretrained does."""
     for names in tied_names(module):
-        first, *others = [name for name in names if name in found] or [
-            ""
-        ]  # none of a head that is missing
+        first, *others = [name for name in names if name in stored] or [""]
         for name in others:
-            here, there = found[first].read(read), found[name].read(read)
-            if not torch.equal(here, there):
-                owner, _, attribute = name.rpartition(".")
+            if not torch.equal(stored[first].read(read), stored[name].read(read)):
                 own = nn.Parameter(module.get_parameter(name).detach().clone())
-                module.get_submodule(owner)._parameters[attribute] = own
+                _set_parameter(module, name, own)
 
 
-Instead = Callable[[str], Tensor | None]
-
-
-def nothing(name: str) -> None:
-    """Every parameter as it is stored."""
+def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, attribute = name.rpartition(".")
+    module.get_submodule(owner)._parameters[attribute] = parameter
 
 
 class Parameters:
-    """The parameters of a skeleton, each under the first of its names; buffers that the checkpoint
-    holds are loaded at once.
+    """The parameters of a skeleton, each under the first of its names, loaded and dropped by name.
 
-    names:  of everything a checkpoint of this model holds, a tied parameter once.
-    ledger: counts the bytes of what is loaded.
-    instead: by name what is loaded in the place of what is stored; None where that is.
-    heads:  of the checkpoint's head and the module's one may lack what the other has; it can then
-            not compute.
-    Raises: what stored_tensors raises.
+    Buffers that the checkpoint holds are loaded at once.
+
+    Args:
+        module: the skeleton.
+        checkpoint: its tensors.
+        device: where loaded tensors go.
+        ledger: counts the bytes of loaded parameters.
+        override: by name a tensor to load instead of the stored one, or None.
+        heads: as in stored_tensors; a head that is missing cannot compute.
+
+    Raises:
+        What stored_tensors raises.
     """
 
     def __init__(
@@ -255,130 +213,116 @@ class Parameters:
         checkpoint: LazyCheckpoint,
         device: torch.device,
         ledger: Ledger,
-        instead: Instead = nothing,
+        override: Override,
         heads: bool = False,
     ):
-        self._module, self._checkpoint, self._device, self._ledger = (
-            module,
-            checkpoint,
-            device,
-            ledger,
-        )
-        self._instead = instead
-        found = stored_tensors(module, checkpoint, heads)
-        untie_different(module, found, checkpoint.tensor)
-        self._places = {names[0]: names for names in tied_names(module)}
-        self._meta = {name: module.get_parameter(name) for name in self._places}
+        self._module, self._checkpoint, self._device = module, checkpoint, device
+        self._ledger, self._override = ledger, override
+        stored = stored_tensors(module, checkpoint, heads)
+        _untie_different(module, stored, checkpoint.tensor)
+        self._names = {names[0]: names for names in tied_names(module)}
+        self._meta = {name: module.get_parameter(name) for name in self._names}
         first = {id(parameter): name for name, parameter in self._meta.items()}
         self._own = {
-            m: [first[id(p)] for p in m._parameters.values() if p is not None]
-            for m in module.modules()
+            part: [first[id(p)] for p in part._parameters.values() if p is not None]
+            for part in module.modules()
         }
-        there = {
-            name: next((found[n] for n in places if n in found), None)
-            for name, places in self._places.items()
-        }
-        self._stored = {
-            name: stored for name, stored in there.items() if stored is not None
-        }  # a head may be missing
-        buffers = {
-            name: stored
-            for name, stored in found.items()
-            if name not in {n for p in self._places.values() for n in p}
-        }
+        self._stored: dict[str, StoredTensor] = {}
+        for name, names in self._names.items():
+            each = next((stored[n] for n in names if n in stored), None)
+            if each is not None:  # a head's may be missing
+                self._stored[name] = each
+        parameters = {n for names in self._names.values() for n in names}
+        buffers = {name: each for name, each in stored.items() if name not in parameters}
         self._stored |= buffers
-        self._there: set[str] = set()
+        self._loaded: set[str] = set()
         for name in buffers:
             module.get_buffer(name).copy_(self.stored(name))
 
     @property
     def names(self) -> list[str]:
-        again = {name for places in self._places.values() for name in places[1:]}
+        """Return the names of everything a checkpoint of this model holds, a tied tensor once."""
+        again = {name for names in self._names.values() for name in names[1:]}
         return [name for name in self._module.state_dict() if name not in again]
 
     @property
     def first(self) -> str:
-        """The parameter that `next(model.parameters())` gives."""
+        """Return the name of the model's first parameter."""
         return next(iter(self._meta))
 
     def stored(self, name: str) -> Tensor:
-        """One of `names` as the file holds it, in its dtype, on the CPU."""
+        """Return one of `names` in the dtype of its file, on the CPU."""
         stored = self._stored.get(name)
-        return (
-            stored.read(self._checkpoint.tensor) if stored else self._module.get_buffer(name).cpu()
-        )
-
-    def sources(self, name: str) -> list[str]:
-        """What the files call the tensors that one of `names` is made of; one alone, unless
-        transformers joins or cuts them.
-        """
-        return [self._checkpoint.stored_name(source) for source, _ in self._stored[name].sources]
-
-    def apart(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """A tensor for one of `names` as the files hold it, by what they call it: a tensor for each
-        expert, say; else whole.
-        """
-        parts = self._stored[name].apart(tensor, self._checkpoint.shape)
-        return (
-            {self._checkpoint.stored_name(source): part for source, part in parts.items()}
-            if parts
-            else {name: tensor}
-        )
+        if stored is None:  # a buffer that files leave to the model
+            return self._module.get_buffer(name).cpu()
+        return stored.read(self._checkpoint.tensor)
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        """The dtype in the file of one of `names`; the model's own where the file leaves a buffer
-        to the model.
-        """
+        """Return the dtype of one of `names` in its file."""
         stored = self._stored.get(name)
-        return (
-            self._checkpoint.dtype(stored.sources[0][0])
-            if stored
-            else self._module.get_buffer(name).dtype
-        )
+        if stored is None:
+            return self._module.get_buffer(name).dtype
+        return self._checkpoint.dtype(stored.sources[0])
+
+    def sources(self, name: str) -> list[str]:
+        """Return the names in files of the tensors that one of `names` is made of."""
+        return [self._checkpoint.stored_name(source) for source in self._stored[name].sources]
+
+    def to_sources(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """Return a new value of one of `names` as files hold it, e.g. one tensor per expert.
+
+        It stays whole if its sources' rows cannot be told apart.
+        """
+        parts = self._stored[name].to_sources(tensor, self._checkpoint.shape)
+        named = {self._checkpoint.stored_name(source): part for source, part in parts.items()}
+        return named or {name: tensor}
 
     def own(self, module: nn.Module) -> list[str]:
-        """The parameters a module has itself."""
+        """Return the parameters of a module without those of its parts."""
         return self._own[module]
 
     def below(self, module: nn.Module) -> list[str]:
-        """The parameters of a module and of all its parts."""
+        """Return the parameters of a module and of all its parts."""
         return list(dict.fromkeys(name for part in module.modules() for name in self._own[part]))
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """Bytes, as stored, of those that are not loaded."""
-        absent = [name for name in names if name not in self._there and name in self._stored]
+        """Return the stored bytes of those that are stored and not loaded."""
         return {
             name: prod(self._stored[name].shape) * self.stored_dtype(name).itemsize
-            for name in absent
+            for name in names
+            if name not in self._loaded and name in self._stored
         }
 
     def load(
-        self, names: Iterable[str], loaded: list[str], ahead: dict[str, Tensor] | None = None
+        self,
+        names: Iterable[str],
+        loaded: list[str],
+        prefetched: dict[str, Tensor] | None = None,
     ) -> None:
-        """Puts those in that are not there yet, from `ahead` where it has them; adds each to
-        `loaded` once it is there.
-        """
+        """Load missing parameters, using prefetched tensors if given; append each to `loaded`."""
         for name in names:
-            if name not in self._there:
-                tensor = ahead.pop(name) if ahead and name in ahead else self._instead(name)
-                tensor = self.stored(name) if tensor is None else tensor
-                meta = self._meta[name]
-                tensor = tensor.to(self._device, non_blocking=True).to(meta.dtype)
-                self._put(
-                    name, nn.Parameter(tensor, meta.requires_grad)
-                )  # some modules compute otherwise without gradients
-                self._there.add(name)
-                self._ledger.add(tensor.nbytes)
-                loaded.append(name)
+            if name in self._loaded:
+                continue
+            tensor = prefetched.pop(name, None) if prefetched else None
+            if tensor is None:
+                tensor = self._override(name)
+            if tensor is None:
+                tensor = self.stored(name)
+            meta = self._meta[name]
+            tensor = tensor.to(self._device, non_blocking=True).to(meta.dtype)
+            # some modules compute differently without gradients
+            self._put(name, nn.Parameter(tensor, meta.requires_grad))
+            self._loaded.add(name)
+            self._ledger.add(tensor.nbytes)
+            loaded.append(name)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Takes loaded ones out again."""
+        """Unload loaded parameters."""
         for name in names:
             self._put(name, self._meta[name])
-            self._there.remove(name)
+            self._loaded.remove(name)
             self._ledger.remove(self._meta[name].nbytes)
 
     def _put(self, name: str, parameter: nn.Parameter) -> None:
-        for place in self._places[name]:
-            owner, _, attribute = place.rpartition(".")
-            self._module.get_submodule(owner)._parameters[attribute] = parameter
+        for each in self._names[name]:
+            _set_parameter(self._module, each, parameter)

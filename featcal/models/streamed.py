@@ -1,12 +1,13 @@
-"""Tensors read by a thread while the caller does something else, counted from the moment the
-reading starts."""
+"""Models of which only the parts that compute are in memory, read from their folder in time.
+
+The next block is read by a thread while the current one computes, and counted from then on."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +15,45 @@ from transformers import PreTrainedModel
 
 from featcal.errors import MissingTensor, TensorsDiffer
 from featcal.files import Ledger
-from featcal.models.checkpoint import LazyCheckpoint, folder_path, require_numbers
+from featcal.models.capture import replaced_forwards
+from featcal.models.checkpoint import LazyCheckpoint, check_tensor, folder_path
 from featcal.models.load import require_one_family, skeleton
 from featcal.models.moe import unpacked
 from featcal.models.plan import part_of
-from featcal.models.stored import Instead, Parameters, nothing
+from featcal.models.stored import Override, Parameters
 
 
-class ReadAhead:
-    """One reading under way: `taken` waits for it, `dropped` forgets it; after either its thread is
-    gone.
+class InMemoryModel:
+    """A module that was given, wholly in memory; asked for parts as StreamedModel is."""
 
-    sizes: bytes by name.  read: gives the tensor of a name; what it raises is raised by `taken`.
-    """
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+    @contextmanager
+    def block(self, path: str) -> Iterator[nn.Module]:
+        """Provide the submodule with packed experts as linears."""
+        part = part_of(self.module, path)
+        with unpacked(part):
+            yield part
+
+    def running(self) -> AbstractContextManager[nn.Module]:
+        """Provide the model."""
+        return nullcontext(self.module)
+
+    def prefetch(self, path: str) -> None:
+        """Do nothing."""
+
+    def cancel(self, path: str) -> None:
+        """Do nothing."""
+
+    def check_finite(self, label: str = "") -> None:
+        """Raise NotFinite or BadData unless all parameters hold finite floating-point values."""
+        for name, parameter in self.module.named_parameters():
+            check_tensor(label or type(self.module).__name__, name, parameter)
+
+
+class Prefetch:
+    """A reading thread for tensors of known size in bytes; `result` waits for it."""
 
     def __init__(self, sizes: Mapping[str, int], read: Callable[[str], Tensor], ledger: Ledger):
         self._bytes, self._ledger = sum(sizes.values()), ledger
@@ -34,130 +61,35 @@ class ReadAhead:
         self._thread = ThreadPoolExecutor(1, "featcal-read")
         self._tensors = self._thread.submit(lambda: {name: read(name) for name in sizes})
 
-    def taken(self) -> dict[str, Tensor]:
-        """The tensors, which are the caller's to count from here on."""
+    def result(self) -> dict[str, Tensor]:
+        """Return the tensors, which the caller counts from here on; raise what `read` raised."""
         try:
             return self._tensors.result()
         finally:
-            self.dropped()
+            self.cancel()
 
-    def dropped(self) -> None:
+    def cancel(self) -> None:
+        """End the thread and stop counting."""
         self._thread.shutdown(cancel_futures=True)
         self._ledger.remove(self._bytes)
 
 
-class ModelHandle(Protocol):
-    """A model of which parts are asked for by path."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The whole model; its parameters may be on meta."""
-
-    def block(self, path: str) -> AbstractContextManager[nn.Module]:
-        """The submodule, its parameters really there; packed experts are linears."""
-
-    def running(self) -> AbstractContextManager[nn.Module]:
-        """The model, its own forward working."""
-
-    def read(self, path: str) -> None:
-        """A hint that `block(path)` comes next."""
-
-    def forget(self, path: str) -> None:
-        """Takes the hint back."""
-
-    def check_finite(self, place: str = "") -> None:
-        """Raises NotFinite or BadData unless every tensor holds numbers; `place`: how errors call a
-        model without a folder.
-        """
-
-
-class InMemoryModel:
-    """A module that was given, wholly in memory."""
-
-    def __init__(self, module: nn.Module):
-        self.module = module
-
-    @contextmanager
-    def block(self, path: str) -> Iterator[nn.Module]:
-        part = part_of(self.module, path)
-        with unpacked(part):
-            yield part
-
-    def running(self) -> AbstractContextManager[nn.Module]:
-        return nullcontext(self.module)
-
-    def read(self, path: str) -> None:
-        pass
-
-    def forget(self, path: str) -> None:
-        pass
-
-    def check_finite(self, place: str = "") -> None:
-        place = place or type(self.module).__name__
-        for name, parameter in self.module.named_parameters():
-            require_numbers(place, name, parameter)
-
-
-def in_turn(held: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str, nn.Module]]:
-    """One block of every model after another, by name; while the caller has one, the next is read.
-
-    At most these two are in memory; when the iterator is closed early, neither is.
-    """
-    names = sorted(held)
-    try:
-        for name, following in zip(names, [*names[1:], ""], strict=True):
-            with held[name].block(path) as block:
-                if following:
-                    held[following].read(path)
-                yield name, block
-    finally:
-        for each in held.values():
-            each.forget(path)
-
-
-def tensors(held: ModelHandle) -> dict[str, tuple[int, ...]]:
-    """Shapes of all parameters by name, tied ones under every name; of a folder known from headers
-    alone.
-    """
-    return {
-        name: tuple(p.shape) for name, p in held.module.named_parameters(remove_duplicate=False)
-    }
-
-
-def require_alike(models: Mapping[str, ModelHandle], blocks: Sequence[str] | None = None) -> None:
-    """Raise MissingTensor or TensorsDiffer unless all models, by the name errors use, are of the
-    first one's family and have its names and shapes.
-
-    blocks: paths outside of which the number of rows may differ; none where None.
-    """
-    require_one_family({label: type(held.module) for label, held in models.items()})
-    (here, reference), *others = ((label, tensors(held)) for label, held in models.items())
-    for there, found in others:
-        for name, shape in reference.items():
-            if name not in found:
-                raise MissingTensor(there, name, found)
-            free = blocks is not None and not any(name.startswith(f"{path}.") for path in blocks)
-            if found[name] != shape and not (free and found[name][1:] == shape[1:]):
-                raise TensorsDiffer(name, here, list(shape), there, list(found[name]))
-        for name in found.keys() - reference.keys():
-            raise MissingTensor(here, name, reference)
-
-
 class StreamedModel:
-    """The model of a folder; `module` has its parameters on meta, except inside of `block` and
-    `running`.
+    """The model of a folder; parameters of `module` are on meta outside of `block` and `running`.
 
-    blocks: paths of the lists of blocks, as in a plan; other outermost lists of modules are treated
-    alike.
-    dtype:  what parameters are loaded as, whatever the file holds.
-    ledger: counts the bytes of the parameters in memory, in the module or read ahead; one ledger
-    may serve several models.
-    instead: by name what is loaded in the place of what the folder holds, None where that is; what
-    is read ahead is the folder's.
-    like:   a class to take the folder's tower into, whose own head may be missing; what stands on
-            the folder's is left out.
-    Raises, as every name and shape is settled here: what skeleton, LazyCheckpoint and
-    stored_tensors raise.
+    Args:
+        folder: a model's folder.
+        blocks: paths of the lists of blocks, as in a plan; other outermost lists of modules are
+            treated alike.
+        dtype: of loaded parameters, whatever the file holds.
+        device: of loaded parameters.
+        ledger: counts the bytes of loaded and prefetched parameters; models may share one.
+        override: by name a tensor to load instead of the folder's, or None; prefetched tensors are
+            the folder's.
+        like: class to load the folder's tower into, whose own head may be missing.
+
+    Raises:
+        What skeleton, LazyCheckpoint and stored_tensors raise: names and shapes are checked here.
     """
 
     def __init__(
@@ -168,37 +100,39 @@ class StreamedModel:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         ledger: Ledger | None = None,
-        instead: Instead = nothing,
+        override: Override = lambda name: None,
         like: type[PreTrainedModel] | None = None,
     ):
-        self.folder, self.device, self.ledger = (
-            folder_path(folder),
-            torch.device(device),
-            ledger or Ledger(),
-        )
+        self.folder, self.device = folder_path(folder), torch.device(device)
+        self.ledger = ledger or Ledger()
         self.module, part = skeleton(folder, dtype, self.device, like)
         self.checkpoint = LazyCheckpoint(folder, part)
         self.checkpoint.require_floating()
         self.parameters = Parameters(
-            self.module, self.checkpoint, self.device, self.ledger, instead, like is not None
+            self.module, self.checkpoint, self.device, self.ledger, override, like is not None
         )
-        self._lists = lists_of_modules(self.module, blocks)
-        self._ahead: dict[str, ReadAhead] = {}
+        self._lists = list(blocks)
+        for path, each in self.module.named_modules():
+            nested = any(
+                f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
+                for other in self._lists
+            )
+            if isinstance(each, nn.ModuleList) and not nested:
+                self._lists.append(path)
+        self._prefetched: dict[str, Prefetch] = {}
 
-    def check_finite(self, place: str = "") -> None:
-        """Reads every tensor of the checkpoint once. Raises: NotFinite naming file and tensor."""
+    def check_finite(self, label: str = "") -> None:
+        """Read every tensor once. Raises: NotFinite naming file and tensor."""
         self.checkpoint.check_finite()
 
     @contextmanager
     def block(self, path: str) -> Iterator[nn.Module]:
-        """The submodule with ordinary parameters that may be written to, packed experts as linears;
-        afterwards they are gone.
-        """
+        """Load a submodule, packed experts as linears; changes to it are lost afterwards."""
         part = part_of(self.module, path)
         loaded: list[str] = []
         try:
-            ahead = self._ahead.pop(path).taken() if path in self._ahead else None
-            self.parameters.load(self.parameters.below(part), loaded, ahead)
+            ready = self._prefetched.pop(path).result() if path in self._prefetched else None
+            self.parameters.load(self.parameters.below(part), loaded, ready)
             with unpacked(part):
                 yield part
         finally:
@@ -206,77 +140,63 @@ class StreamedModel:
 
     @contextmanager
     def running(self) -> Iterator[nn.Module]:
-        """Inside, the model's own forward works, and that of every part of it.
+        """Let the forward of the model, and of each of its parts, load what it needs.
 
-        What a block needs is there while that block computes; what lies outside is loaded when it
-        first computes, and stays till the end. The first parameter is there from the beginning, as
-        models tell by it on which device they are.
+        Parameters of a block are loaded while it computes; others when first needed, and kept to
+        the end. The first parameter is loaded at once, as models tell their device by it.
         """
         kept: list[str] = []
-        own: list[tuple[nn.Module, Any]] = []
+        forwards = [
+            (module, self._loading(module.forward, names, None if inside else kept))
+            for module, names, inside in self._needs()
+        ]
         try:
             self.parameters.load([self.parameters.first], kept)
-            for module, names, inside in self._needs():
-                own.append((module, vars(module).get("forward")))
-                vars(module)["forward"] = self._loading(
-                    module.forward, names, None if inside else kept
-                )
-            yield self.module
+            with replaced_forwards(forwards):
+                yield self.module
         finally:
-            for module, forward in own:
-                del vars(module)["forward"]
-                if forward is not None:
-                    vars(module)["forward"] = forward
             self.parameters.drop(kept)
 
-    def read(self, path: str) -> None:
-        """Starts reading a block in the background, to memory of the host; `block(path)` takes it,
-        `forget(path)` drops it.
-        """
-        if path not in self._ahead:
+    def prefetch(self, path: str) -> None:
+        """Read a block in the background into host memory, for `block(path)` or `cancel(path)`."""
+        if path not in self._prefetched:
             sizes = self.parameters.sizes(self.parameters.below(part_of(self.module, path)))
-            self._ahead[path] = ReadAhead(sizes, self._on_host, self.ledger)
+            self._prefetched[path] = Prefetch(sizes, self._on_host, self.ledger)
 
-    def forget(self, path: str) -> None:
-        """Drops what was read ahead and not taken, if anything was."""
-        if path in self._ahead:
-            self._ahead.pop(path).dropped()
+    def cancel(self, path: str) -> None:
+        """Drop a prefetched block that was not used."""
+        if path in self._prefetched:
+            self._prefetched.pop(path).cancel()
 
     def _on_host(self, name: str) -> Tensor:
         tensor = self.parameters.stored(name)
         return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
     def _needs(self) -> Iterator[tuple[nn.Module, list[str], bool]]:
-        """Every module that computes, what it needs, and whether it lies inside of a block.
+        """Yield every module with a forward, the parameters it needs, and whether it is in a block.
 
-        A module needs all parameters below it, as some use those of their parts without running the
-        parts; only what runs the blocks does not need them all at once, but its own, those of lists
-        of parameters, which do not run either, and those of tables, of which some read the weight
-        (DeBERTa's encoder its relative positions).
+        That is all parameters below it, as some modules read those of their parts. A module that
+        contains blocks needs only its own, those of lists of parameters, and those of embeddings,
+        whose weight some models read (DeBERTa's relative positions).
         """
         for path, module in self.module.named_modules():
-            if computes(module):
-                inside = any(path.startswith(f"{blocks}.") for blocks in self._lists)
-                above = any(
-                    f"{blocks}.".startswith(f"{path}." if path else "") for blocks in self._lists
-                )
-                parts = [
-                    module,
-                    *(
-                        each
-                        for each in module.children()
-                        if isinstance(each, nn.Embedding) or not computes(each)
-                    ),
-                ]
-                names = [name for part in parts for name in self.parameters.own(part)]
-                yield module, names if above else self.parameters.below(module), inside
+            if not _computes(module):
+                continue
+            inside = any(path.startswith(f"{blocks}.") for blocks in self._lists)
+            dotted = f"{path}." if path else ""
+            if not any(f"{blocks}.".startswith(dotted) for blocks in self._lists):
+                yield module, self.parameters.below(module), inside
+                continue
+            parts = [
+                p for p in module.children() if isinstance(p, nn.Embedding) or not _computes(p)
+            ]
+            names = [name for part in (module, *parts) for name in self.parameters.own(part)]
+            yield module, names, inside
 
     def _loading(
         self, forward: Callable[..., Any], names: Iterable[str], kept: list[str] | None
     ) -> Callable[..., Any]:
-        """A forward that has its parameters; hooks before it see the module without, so that they
-        can stop at no cost.
-        """
+        """Return a forward that loads its parameters; pre-hooks run before and may stop it."""
 
         @wraps(forward)
         def loading(*args: Any, **kwargs: Any) -> Any:
@@ -291,21 +211,52 @@ class StreamedModel:
         return loading
 
 
-def lists_of_modules(module: nn.Module, blocks: Sequence[str]) -> list[str]:
-    """The given paths, and every outermost ModuleList that is neither inside of one of them nor
-    around one.
-    """
-    lists = list(blocks)
-    for path, each in module.named_modules():
-        apart = not any(
-            f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
-            for other in lists
-        )
-        if isinstance(each, nn.ModuleList) and apart:
-            lists.append(path)
-    return lists
+ModelHandle = InMemoryModel | StreamedModel
 
 
-def computes(module: nn.Module) -> bool:
-    """Whether the module has a forward; lists of modules or parameters have none."""
+def _computes(module: nn.Module) -> bool:
+    """Return whether a module has a forward; lists of modules or parameters have none."""
     return type(module).forward is not nn.Module.forward
+
+
+def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield one block of every model by name, reading the next while the caller uses one.
+
+    At most two are in memory, and none once the iterator is closed.
+    """
+    names = sorted(models)
+    try:
+        for name, following in zip(names, [*names[1:], ""], strict=True):
+            with models[name].block(path) as block:
+                if following:
+                    models[following].prefetch(path)
+                yield name, block
+    finally:
+        for each in models.values():
+            each.cancel(path)
+
+
+def require_same_tensors(
+    models: Mapping[str, ModelHandle], blocks: Sequence[str] | None = None
+) -> None:
+    """Raise MissingTensor or TensorsDiffer unless all models have one family, names and shapes.
+
+    models: by label in errors. blocks: paths outside of which the number of rows may differ.
+    """
+    require_one_family({label: type(handle.module) for label, handle in models.items()})
+    (here, reference), *others = ((label, _shapes(handle)) for label, handle in models.items())
+    for there, shapes in others:
+        for name, shape in reference.items():
+            if name not in shapes:
+                raise MissingTensor(there, name, shapes)
+            free = blocks is not None and not any(name.startswith(f"{path}.") for path in blocks)
+            if shapes[name] != shape and not (free and shapes[name][1:] == shape[1:]):
+                raise TensorsDiffer(name, here, list(shape), there, list(shapes[name]))
+        for name in shapes.keys() - reference.keys():
+            raise MissingTensor(here, name, reference)
+
+
+def _shapes(model: ModelHandle) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all parameters by name, tied ones under every name."""
+    named = model.module.named_parameters(remove_duplicate=False)
+    return {name: tuple(parameter.shape) for name, parameter in named}

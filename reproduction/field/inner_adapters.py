@@ -39,14 +39,13 @@ from featcal.baselines.training import as_module
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadPlan, Diverged
-from featcal.models.batch import Batch, Model, naming, padding_mask
-from featcal.models.capture import first_inputs, hooked
-from featcal.models.coverage import solved_modules
+from featcal.models.batch import Batch, Model, naming, padding_mask, token_mean
+from featcal.models.capture import first_inputs, hooked, residual_streams
 from featcal.models.families import plan_for
-from featcal.models.load import evaluation_mode, token_mean
+from featcal.models.load import evaluation_mode
+from featcal.models.modules import solved_modules
 from featcal.models.plan import Stack, blocks_of
 from featcal.models.replay import step
-from featcal.models.residual import residual_streams
 from featcal.settings import require
 from reproduction.experiments.field import IntervMerge, SurgeryV2
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featcal.evaluation.zero_shot import unit_length
-from featcal.models.load import token_mean
+from featcal.models.batch import token_mean
 from reproduction.data.sentences import SentenceSet
 from reproduction.suites.descent import descend
 from reproduction.suites.sentence_recipe import FineTuneSentences

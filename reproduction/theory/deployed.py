@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from featcal.core.ridge import anchor
-from featcal.models.coverage import solved_modules
 from featcal.models.families import plan_for
+from featcal.models.modules import solved_modules
 from featcal.models.plan import blocks_of
 from featcal.settings import Calibration
 from reproduction.theory.found import Found, relative

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.core.precision import exact_products
+from featcal.models.batch import token_mean
 from featcal.models.capture import (
     Arguments,
     block_outputs,
@@ -23,7 +24,6 @@ from featcal.models.capture import (
     module_outputs,
 )
 from featcal.models.families import plan_for
-from featcal.models.load import token_mean
 from featcal.models.plan import Stack, blocks_of
 from featcal.models.replay import step
 

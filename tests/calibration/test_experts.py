@@ -176,6 +176,6 @@ def test_experts_that_compute_otherwise_are_refused_by_name(given, monkeypatch):
     kind = type(given["merged"].model.layers[0].mlp.experts)
     monkeypatch.setattr(kind, "forward", lambda self, x, index, weights: x * 2)
     with pytest.raises(
-        BadPlan, match=r"the experts of model\.layers\.0\.mlp\.experts compute otherwise"
+        BadPlan, match=r"the experts of model\.layers\.0\.mlp\.experts differ from plain linears"
     ):
         calibrated(given)

@@ -15,7 +15,7 @@ import featcal
 from featcal.errors import MissingTensor, NotFinite, TensorsDiffer, TruncatedFile
 from featcal.files import Ledger
 from featcal.models.save import save_model
-from featcal.models.streamed import InMemoryModel, StreamedModel, in_turn, require_alike
+from featcal.models.streamed import InMemoryModel, StreamedModel, in_turn, require_same_tensors
 
 LAYERS = "encoder.layers"
 
@@ -88,16 +88,16 @@ def test_models_that_do_not_fit_each_other_are_refused_by_name(tmp_path):
     wide = save_model(clip(dtype=torch.float32, width=64), tmp_path / "wide")
     deep = save_model(clip(dtype=torch.float32, num_hidden_layers=3), tmp_path / "deep")
     models = {"merged": StreamedModel(narrow), "expert 'a'": InMemoryModel(whole(narrow, "clip"))}
-    require_alike(models)
+    require_same_tensors(models)
     with pytest.raises(
         TensorsDiffer,
         match=r"embeddings\.class_embedding: \[32\] in merged, but \[64\] in expert 'b'",
     ):
-        require_alike(models | {"expert 'b'": StreamedModel(wide)})
+        require_same_tensors(models | {"expert 'b'": StreamedModel(wide)})
     with pytest.raises(MissingTensor, match=r"merged: no tensor named 'encoder\.layers\.2\."):
-        require_alike(models | {"expert 'b'": StreamedModel(deep)})
+        require_same_tensors(models | {"expert 'b'": StreamedModel(deep)})
     with pytest.raises(MissingTensor, match=r"expert 'b': no tensor named 'encoder\.layers\.2\."):
-        require_alike({"merged": StreamedModel(deep), "expert 'b'": StreamedModel(narrow)})
+        require_same_tensors({"merged": StreamedModel(deep), "expert 'b'": StreamedModel(narrow)})
 
 
 def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
@@ -108,7 +108,7 @@ def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
     named = [{name: p.shape for name, p in model.named_parameters()} for model in (bert, roberta)]
     assert named[0] == named[1]
     with pytest.raises(TensorsDiffer, match="BertModel in merged, but RobertaModel in expert 'a'"):
-        require_alike({"merged": InMemoryModel(bert), "expert 'a'": InMemoryModel(roberta)})
+        require_same_tensors({"merged": InMemoryModel(bert), "expert 'a'": InMemoryModel(roberta)})
     with pytest.raises(TensorsDiffer, match="BertModel in base, but RobertaModel in expert 'a'"):
         featcal.merge("average", bert, {"a": roberta})
 

@@ -32,21 +32,15 @@ def system(tasks, with_shift=True):
 
 
 def by_feature(tasks, gain0, shift0, with_shift=True):
-    """Least squares of one feature over all tokens of all tasks, every task with equal weight,
-    anchors scaled by √λ.
-    """
-    solved = []
+    """Least squares of each feature over all tokens, tasks weighted alike, anchors scaled by √λ."""
+    solved, root = [], np.sqrt(RIDGE)
     for k in range(D):
-        left, right = [], []
+        left, right = [root * np.eye(2)], [root * np.array([float(gain0[k]), float(shift0[k])])]
         for z, w, gain, shift in tasks:
-            scale = np.sqrt((w / w.sum()).numpy())
-            column = z[:, k].numpy()
-            left.append(
-                scale[:, None] * np.stack([column, np.full_like(column, float(with_shift))], axis=1)
-            )
-            right.append(scale * (float(gain[k]) * column + with_shift * float(shift[k])))
-        left.append(np.sqrt(RIDGE) * np.eye(2))
-        right.append(np.sqrt(RIDGE) * np.array([float(gain0[k]), float(shift0[k])]))
+            scale, column = np.sqrt((w / w.sum()).numpy()), z[:, k].numpy()
+            ones = np.full_like(column, float(with_shift))
+            left.append(scale[:, None] * np.stack([column, ones], axis=1))
+            right.append(scale * (float(gain[k]) * column + ones * float(shift[k])))
         solved.append(np.linalg.lstsq(np.vstack(left), np.concatenate(right), rcond=None)[0])
     return np.array(solved).T
 
@@ -64,12 +58,11 @@ def test_rmsnorm_is_the_case_without_shift():
     tasks, (_, _, gain0, shift0) = [task(seed) for seed in range(3)], task(99)
     gain, shift = solve_norm(system(tasks, with_shift=False), gain0, None, RIDGE)
     assert shift is None
-    np.testing.assert_allclose(
-        gain, by_feature(tasks, gain0, 0 * shift0, with_shift=False)[0], **CLOSE
-    )
+    expected = by_feature(tasks, gain0, 0 * shift0, with_shift=False)[0]
+    np.testing.assert_allclose(gain, expected, **CLOSE)
 
 
-def test_no_data_returns_the_anchors_to_the_bit():
+def test_no_data_returns_the_anchors_exactly():
     _, _, gain0, shift0 = task(99)
     empty = norm_system(NormMoments.zero(D), gain0, shift0)
     for nothing in (NormSystem.zero(D), empty):
@@ -86,21 +79,16 @@ def test_one_expert_and_vanishing_ridge_return_the_expert():
 
 def test_constant_feature_without_variance_stays_finite():
     z = torch.ones(10, D, dtype=torch.float64)
-    gain, shift = solve_norm(
-        system([(z, torch.ones(10, dtype=torch.float64), *task(1)[2:])]), *task(99)[2:], 1e-9
-    )
+    gain, shift = solve_norm(system([(z, z[:, 0], *task(1)[2:])]), *task(99)[2:], 1e-9)
     assert gain.isfinite().all() and shift.isfinite().all()
 
 
 @pytest.mark.parametrize("module", [torch.nn.LayerNorm(D, eps=1e-3), LlamaRMSNorm(D, eps=1e-3)])
-def test_normalised_features_with_scale_and_shift_are_the_modules_own_output(module):
+def test_normalised_features_scaled_and_shifted_are_the_output_of_the_module(module):
     x = 3 + torch.randn(2, 4, D, generator=seeded(1))
     with torch.no_grad():
         module.weight.copy_(torch.linspace(0.5, 2, D))
-        shift = (
-            module.bias.copy_(torch.linspace(-1, 1, D))
-            if getattr(module, "bias", None) is not None
-            else 0
-        )
+        bias = getattr(module, "bias", None)
+        shift = 0 if bias is None else bias.copy_(torch.linspace(-1, 1, D))
         assert is_norm(module)
         torch.testing.assert_close(normalised(module, x) * module.weight + shift, module(x))

@@ -16,10 +16,10 @@ def power_law(seed):
     g = seeded(seed)
     spectrum = torch.arange(1, WIDTH + 1, dtype=torch.float64) ** -1.2
     Q = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=g, dtype=torch.float64))[0]
-    x = (torch.randn(TOKENS, WIDTH, generator=g, dtype=torch.float64) * spectrum) @ Q.T + 3 * Q[
-        :, 0
-    ]
-    return x.float(), torch.randn(OUTPUTS, WIDTH, generator=g, dtype=torch.float64) / WIDTH**0.5
+    x = (torch.randn(TOKENS, WIDTH, generator=g, dtype=torch.float64) * spectrum) @ Q.T
+    return (x + 3 * Q[:, 0]).float(), torch.randn(
+        OUTPUTS, WIDTH, generator=g, dtype=torch.float64
+    ) / WIDTH**0.5
 
 
 def solved(dtype, ridge):
@@ -40,43 +40,40 @@ def test_float32_products_cost_little_at_the_papers_ridges(ridge, bound):
     assert (solved(torch.float32, ridge) - exact).norm() / exact.norm() < bound
 
 
-@pytest.mark.parametrize("found", [("high", True), ("highest", False), ("medium", True)])
-def test_tf32_is_off_inside_and_restored_after_an_exception(found):
+@pytest.mark.parametrize("own", [("high", True), ("highest", False), ("medium", True)])
+def test_tf32_is_off_inside_and_restored_after_an_exception(own):
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision(found[0])
-    torch.backends.cudnn.allow_tf32 = found[1]
+    torch.set_float32_matmul_precision(own[0])
+    torch.backends.cudnn.allow_tf32 = own[1]
     try:
         with pytest.raises(KeyError), exact_products():
             assert torch.get_float32_matmul_precision() == "highest"
             assert not torch.backends.cudnn.allow_tf32
             assert not torch.backends.cuda.matmul.allow_tf32
             raise KeyError
-        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == found
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == own
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def half_moments(dtype, device="cpu", w=None, data=torch.bfloat16):
-    """Moments of half-precision numbers that are handed over as `dtype`, folded against float32
-    outputs in the second place.
-    """
+    """Sums of moments of half-precision data passed as `dtype`, plain and folded."""
     x, y = torch.randn(2, 300, 130, generator=seeded(1)).to(data).to(device)
     w = torch.ones(300, device=device) if w is None else w.to(device)
     plain, folded = Moments.zero(130, device=device), Moments.zero(130, 20, device)
     plain.add(x.to(dtype), y.to(dtype), w)
     folded.add(x.to(dtype), y.to(dtype), w, y[:, :20].float() / 3)
-    return [*plain.sums, *folded.sums]
+    return [t for m in (plain, folded) for t in vars(m).values() if isinstance(t, torch.Tensor)]
 
 
 @pytest.mark.parametrize("data", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("weights", ["ones", "zeros and ones", "all"])
-def test_moments_of_half_precision_are_those_of_its_numbers_in_float32_to_the_bit(data, weights):
+def test_moments_of_half_precision_equal_those_of_the_same_values_in_float32(data, weights):
     w = torch.rand(300, generator=seeded(2))
     w = {"ones": torch.ones(300), "zeros and ones": (w > 0.5).float(), "all": w}[weights]
-    for half, single in zip(
-        half_moments(data, w=w, data=data), half_moments(torch.float32, w=w, data=data), strict=True
-    ):
+    both = [half_moments(dtype, w=w, data=data) for dtype in (data, torch.float32)]
+    for half, single in zip(*both, strict=True):
         assert half.dtype == torch.float64 and torch.equal(half, single)
 
 

@@ -43,17 +43,15 @@ def moments(x_cal, x_exp, w, y_exp=None, batches=1):
 def system(tasks, alpha=ALPHA, task_weights="gram", folded=False):
     total = RidgeSystem.zero(*reversed(tasks[0][3].shape))
     for x, y, w, W, b in tasks:
-        total += task_system(
-            moments(x, y, w, F.linear(y, W, b) if folded else None), W, b, alpha, task_weights
-        )
+        m = moments(x, y, w, F.linear(y, W, b) if folded else None)
+        total += task_system(m, W, b, alpha, task_weights)
     return total
 
 
 def tall(tasks, A, a, alpha=ALPHA, ridge=RIDGE, uniform=False):
-    """Weight, then bias, as least squares over all rows: tokens scaled by √(ω w/n), the anchor by
-    √λ.
-    """
-    lefts, rights, mean_lefts, mean_rights = [], [], [], []
+    """Weight, then bias, by least squares over rows scaled by √(ω w/n), anchors scaled by √λ."""
+    root = np.sqrt(ridge)
+    lefts, rights, means = [root * np.eye(A.shape[1])], [root * A.numpy().T], []
     for x, y, w, W, b in tasks:
         x, y, w, W, b = (t.numpy() for t in (x, y, w, W, b))
         share = w / w.sum()
@@ -61,20 +59,11 @@ def tall(tasks, A, a, alpha=ALPHA, ridge=RIDGE, uniform=False):
         scale, target = np.sqrt(omega * share)[:, None], alpha * y + (1 - alpha) * x
         lefts.append(scale * x)
         rights.append(scale * (target @ W.T))
-        mean_lefts.append((omega, share @ x))
-        mean_rights.append(b + W @ (share @ target))
-    eye = np.sqrt(ridge) * np.eye(A.shape[1])
-    W_star = np.linalg.lstsq(
-        np.vstack([*lefts, eye]), np.vstack([*rights, np.sqrt(ridge) * A.numpy().T]), rcond=None
-    )[0].T
-    column = np.array([np.sqrt(omega) for omega, _ in mean_lefts] + [np.sqrt(ridge)])[:, None]
-    gaps = [
-        np.sqrt(omega) * (y - W_star @ mu)
-        for (omega, mu), y in zip(mean_lefts, mean_rights, strict=True)
-    ]
-    b_star = np.linalg.lstsq(column, np.vstack([*gaps, np.sqrt(ridge) * a.numpy()]), rcond=None)[0][
-        0
-    ]
+        means.append((np.sqrt(omega), share @ x, b + W @ (share @ target)))
+    W_star = np.linalg.lstsq(np.vstack(lefts), np.vstack(rights), rcond=None)[0].T
+    column = np.array([scale for scale, _, _ in means] + [root])[:, None]
+    gaps = [scale * (y - W_star @ mu) for scale, mu, y in means]
+    b_star = np.linalg.lstsq(column, np.vstack([*gaps, root * a.numpy()]), rcond=None)[0][0]
     return W_star, b_star
 
 
@@ -134,14 +123,11 @@ def test_interpolation_after_the_sums_equals_interpolation_of_every_token():
     torch.testing.assert_close(after.y, every.y, rtol=0, atol=1e-14)
 
 
-def test_moments_of_batches_and_shards_add_up_to_those_of_all_rows():
+def test_moments_of_batches_add_up_to_those_of_all_rows():
     x, y, w, _, _ = task(1)
     whole, batches = moments(x, y, w), moments(x, y, w, batches=4)
-    shards = moments(x[:20], y[:20], w[:20])
-    shards += moments(x[20:], y[20:], w[20:])
     for name in ("G", "C", "cal", "exp", "weight"):
         torch.testing.assert_close(getattr(batches, name), getattr(whole, name))
-        torch.testing.assert_close(getattr(shards, name), getattr(whole, name))
 
 
 @pytest.mark.parametrize("d", [1, 3, 32, 130, 1100])
@@ -156,16 +142,13 @@ def test_gram_in_stripes_equals_the_plain_product(d):
 @pytest.mark.parametrize("w", ["ones", "zeros and ones", "all"])
 def test_shortcuts_for_weights_of_zero_and_one_change_nothing(w):
     x, y, weights, W, b = task(1)
-    weights = {
-        "ones": torch.ones_like(weights),
-        "zeros and ones": (weights > 0.5).double(),
-        "all": weights,
-    }[w]
-    found = moments(x, y, weights, batches=3)
-    torch.testing.assert_close(mirror(found.G), torch.einsum("n,ni,nj->ij", weights, x, x), **CLOSE)
-    torch.testing.assert_close(found.C, torch.einsum("n,ni,nj->ij", weights, x, y), **CLOSE)
-    torch.testing.assert_close(found.cal, torch.einsum("n,ni->i", weights, x), **CLOSE)
-    assert float(found.weight) == pytest.approx(float(weights.sum()), rel=1e-12)
+    if w != "all":
+        weights = (weights > 0.5).double() if w == "zeros and ones" else torch.ones_like(weights)
+    m = moments(x, y, weights, batches=3)
+    torch.testing.assert_close(mirror(m.G), torch.einsum("n,ni,nj->ij", weights, x, x), **CLOSE)
+    torch.testing.assert_close(m.C, torch.einsum("n,ni,nj->ij", weights, x, y), **CLOSE)
+    torch.testing.assert_close(m.cal, torch.einsum("n,ni->i", weights, x), **CLOSE)
+    assert float(m.weight) == pytest.approx(float(weights.sum()), rel=1e-12)
 
 
 def test_rescaled_features_of_a_task_leave_its_share_of_the_gram_matrix_at_norm_one():
@@ -199,52 +182,32 @@ def test_left_side_without_a_factor_raises_with_the_site_and_a_way_out(broken):
     assert "calibrate.ridge" in str(error.value)
 
 
+def float64(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
 def test_target_with_the_residual_gap_worked_by_hand():
-    x, W, zero = (
-        torch.eye(2, dtype=torch.float64),
-        torch.eye(2, dtype=torch.float64),
-        torch.zeros(2, dtype=torch.float64),
-    )
+    x, zero = float64([1, 0], [0, 1]), float64(0, 0)
     m = Moments.zero(2, 2, with_residual_gap=True)
-    gap = torch.tensor(
-        [[0, 4], [0, 0.0]], dtype=torch.float64
-    )  # of the first of two tokens, in the second output
-    m.add(x, 2 * x, torch.ones(2, dtype=torch.float64), 2 * x, gap)
-    solution = solve_ridge(task_system(m, W, zero, 0.5, "uniform"), 0 * W, zero, 0.5)
-    torch.testing.assert_close(
-        solution.weight, torch.tensor([[0.75, 0], [1, 0.75]], dtype=torch.float64)
-    )
-    # target means (0.75, 0.75) + (0, 1), what the weight gives (0.375, 0.875), over 1 + λ
-    torch.testing.assert_close(
-        solution.bias, torch.tensor([0.25, 0.875 / 1.5], dtype=torch.float64)
-    )
+    gap = float64([0, 4], [0, 0])  # of the first of two tokens, in the second output
+    m.add(x, 2 * x, float64(1, 1), 2 * x, gap)
+    solution = solve_ridge(task_system(m, x, zero, 0.5, "uniform"), 0 * x, zero, 0.5)
+    torch.testing.assert_close(solution.weight, float64([0.75, 0], [1, 0.75]))
+    # target means (0.75, 0.75) + (0, 1) minus the weight's (0.375, 0.875), over 1 + λ
+    torch.testing.assert_close(solution.bias, float64(0.25, 0.875 / 1.5))
 
 
 def test_weight_and_bias_at_once_worked_by_hand():
-    m, one, zero = (
-        Moments.zero(1),
-        torch.ones(1, 1, dtype=torch.float64),
-        torch.zeros(1, dtype=torch.float64),
-    )
-    x = torch.tensor(
-        [[0.0], [2.0]], dtype=torch.float64
-    )  # an expert y = x + 1, λ = 1: 3W + b = 3, W + 2b = 2
-    m.add(x, x, torch.ones(2, dtype=torch.float64))
+    m, x, one, zero = Moments.zero(1), float64([0], [2]), float64([1]), float64(0)
+    m.add(x, x, float64(1, 1))  # an expert y = x + 1, λ = 1: 3W + b = 3, W + 2b = 2
     share = eliminate_bias(task_system(m, one, one[0], 1.0, "uniform", "joint"), zero, 1.0)
     solution = solve_ridge(share, 0 * one, zero, 1.0)
-    assert solution.weight.item() == pytest.approx(0.8) and solution.bias.item() == pytest.approx(
-        0.6
-    )
+    torch.testing.assert_close(solution.weight, float64([0.8]))
+    torch.testing.assert_close(solution.bias, float64(0.6))
 
 
 def test_prior_without_data_worked_by_hand():
-    W, base, A = (
-        torch.tensor(rows, dtype=torch.float64)
-        for rows in ([[2, 0], [0, 0.0]], [[0, 0], [0, 0.0]], [[0, 5], [0, 0.0]])
-    )
-    solution = solve_ridge(
-        prior_system(W, base, 3.0), A, 0 * A[0], 1.0
-    )  # P is 1 in the first direction, κ = 3, λ = 1
-    torch.testing.assert_close(
-        solution.weight, torch.tensor([[1.5, 5], [0, 0]], dtype=torch.float64)
-    )
+    W, base, A = float64([2, 0], [0, 0]), float64([0, 0], [0, 0]), float64([0, 5], [0, 0])
+    # P is 1 in the first direction, κ = 3, λ = 1
+    solution = solve_ridge(prior_system(W, base, 3.0), A, 0 * A[0], 1.0)
+    torch.testing.assert_close(solution.weight, float64([1.5, 5], [0, 0]))

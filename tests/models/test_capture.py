@@ -1,4 +1,4 @@
-"""No hook survives, whatever is raised; inputs that cannot be trusted are errors."""
+"""Hooks are always removed; captured tensors that cannot be trusted are errors."""
 
 import pytest
 import torch
@@ -26,22 +26,11 @@ class Block(nn.Module):
 
 
 def run(use):
+    """Return the captured input of the block's linear."""
     block, x = Block(use), torch.ones(1, 2, 3)
     with torch.no_grad(), module_inputs(block, ["fc"]) as seen:
         block(x)
     return seen
-
-
-def twice(fc, x):
-    return fc(fc(x))
-
-
-def by_keyword(fc, x):
-    return fc(input=x)
-
-
-def around(fc, x):
-    return nn.functional.linear(x, fc.weight, fc.bias)
 
 
 def overwritten(fc, x):
@@ -51,21 +40,21 @@ def overwritten(fc, x):
     return y
 
 
-def test_input_of_a_linear_is_what_it_was_called_with():
+def test_the_input_of_a_linear_is_what_it_was_called_with():
     assert torch.equal(run(lambda fc, x: fc(2 * x))["fc"], torch.full((1, 2, 3), 2.0))
 
 
 @pytest.mark.parametrize(
-    ("use", "says"),
+    ("use", "message"),
     [
-        (twice, "twice"),
-        (by_keyword, "no positional"),
-        (around, "no positional"),
+        (lambda fc, x: fc(fc(x)), "twice"),
+        (lambda fc, x: fc(input=x), "no positional"),
+        (lambda fc, x: nn.functional.linear(x, fc.weight, fc.bias), "no positional"),
         (overwritten, "overwritten"),
     ],
 )
-def test_input_that_cannot_be_trusted_is_an_error_naming_the_module(use, says):
-    with pytest.raises(BadCapture, match=f"fc: .*{says}"):
+def test_an_input_that_cannot_be_trusted_is_an_error_naming_the_module(use, message):
+    with pytest.raises(BadCapture, match=f"fc: .*{message}"):
         run(use)
 
 
@@ -78,7 +67,7 @@ def test_no_hook_survives_an_exception_inside_module_inputs():
     assert hooks(model) == 0
 
 
-def test_no_hook_survives_an_exception_in_the_middle_of_a_calibration(monkeypatch):
+def test_no_hook_survives_an_exception_inside_a_calibration(monkeypatch):
     given = experiment()
     teacher = given["experts"]["mnist"]
 
@@ -88,9 +77,7 @@ def test_no_hook_survives_an_exception_in_the_middle_of_a_calibration(monkeypatc
     monkeypatch.setattr(teacher.encoder.layers[1].mlp, "forward", fails)
     with pytest.raises(RuntimeError, match="in the last block"):
         calibrate(**given, settings=PAPER)
-    assert all(
-        hooks(model) == 0 for model in [given["merged"], given["base"], *given["experts"].values()]
-    )
+    assert not any(map(hooks, [given["merged"], given["base"], *given["experts"].values()]))
 
 
 def test_first_inputs_are_what_the_embeddings_hand_to_the_first_block():
@@ -101,16 +88,14 @@ def test_first_inputs_are_what_the_embeddings_hand_to_the_first_block():
     assert len(arguments) == 1 and "hidden_states" not in arguments[0]
 
 
-def test_forward_that_stops_at_the_last_input_has_seen_the_same_and_left_the_rest_undone():
+def test_a_forward_stopped_at_the_last_input_captures_the_same_and_runs_no_further():
     block, x = clip().encoder.layers[0], torch.randn(2, 5, 32, dtype=torch.float64)
     names, left = ["mlp.fc2", "layer_norm1", "mlp.fc1"], []
     block.mlp.fc2.register_forward_hook(lambda *_: left.append("fc2"))
     with torch.no_grad(), module_inputs(block, names) as whole:
         block(x, attention_mask=None)
-    with (
-        torch.no_grad(),
-        module_inputs(block, names, lambda: len(stopped) == len(names)) as stopped,
-    ):
+    enough = lambda: len(stopped) == len(names)  # noqa: E731
+    with torch.no_grad(), module_inputs(block, names, enough) as stopped:
         block(x, attention_mask=None)
         raise AssertionError("not reached")
     assert list(stopped) == ["layer_norm1", "mlp.fc1", "mlp.fc2"] and left == ["fc2"]
@@ -118,9 +103,9 @@ def test_forward_that_stops_at_the_last_input_has_seen_the_same_and_left_the_res
     assert all(not m._forward_pre_hooks for m in block.modules())
 
 
-@pytest.mark.parametrize("spoilt", [False, True])
-def test_output_overwritten_in_place_behind_its_module_is_left_out(spoilt):
-    block = Block(lambda fc, x: fc(x).add_(1) if spoilt else fc(x) + 1)
+@pytest.mark.parametrize("changed", [False, True])
+def test_an_output_overwritten_in_place_is_left_out(changed):
+    block = Block(lambda fc, x: fc(x).add_(1) if changed else fc(x) + 1)
     with torch.no_grad(), module_outputs(block, ["fc"]) as seen:
         block(torch.ones(1, 2, 3))
-    assert list(seen) == ([] if spoilt else ["fc"]) and hooks(block) == 0
+    assert list(seen) == ([] if changed else ["fc"]) and hooks(block) == 0

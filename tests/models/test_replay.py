@@ -1,4 +1,4 @@
-"""Running the blocks one by one against the model's own forward, to the bit."""
+"""Plans, and running blocks one by one against the model's own forward."""
 
 import pytest
 import torch
@@ -14,13 +14,8 @@ from featcal.models.replay import IN_PLACE, check_replay, in_place, step
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("kind", IN_PLACE)
-def test_activations_in_place_are_the_same_bits_and_leave_their_input_and_gradients_alone(
-    kind, dtype
-):
-    block, x = (
-        torch.nn.Sequential(kind()),
-        torch.linspace(-9, 9, 3 * 7 * 33).reshape(3, 7, 33).to(dtype),
-    )
+def test_activations_in_place_give_the_same_bits_and_keep_input_and_gradients(kind, dtype):
+    block, x = torch.nn.Sequential(kind()), torch.linspace(-9, 9, 693).reshape(3, 7, 33).to(dtype)
     before, expected = x.clone(), block(x)
     with torch.no_grad(), in_place(block):
         assert torch.equal(block(x), expected) and torch.equal(x, before)
@@ -30,14 +25,10 @@ def test_activations_in_place_are_the_same_bits_and_leave_their_input_and_gradie
     assert x.grad is not None and "forward" not in vars(block[0])
 
 
-def test_plan_of_clip_is_known_and_the_inferred_one_agrees():
-    assert plan_for(clip()) is CLIP_VISION
+def test_a_given_plan_wins_over_the_known_one_and_that_over_the_inferred_one():
+    given = BlockPlan(Stack("mine", "encoder.layers"))
+    assert plan_for(clip()) is CLIP_VISION and plan_for(clip(), given) is given
     assert infer_plan(clip()).stacks[0].blocks == CLIP_VISION.stacks[0].blocks
-
-
-def test_given_plan_wins_over_the_known_one():
-    mine = BlockPlan(Stack("mine", "encoder.layers"))
-    assert plan_for(clip(), mine) is mine
 
 
 @pytest.mark.parametrize("path", ["encoder.layer", "encoder", "encoder.layers.0"])

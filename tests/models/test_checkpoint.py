@@ -13,8 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from featcal.errors import BadFile, DiskFull, MissingPath, MissingTensor, NotFinite, TruncatedFile
 from featcal.files import atomic_folder, atomic_path
-from featcal.models import checkpoint as tensor_file
-from featcal.models import save as writer
 from featcal.models.checkpoint import LazyCheckpoint, all_finite
 from featcal.models.save import ShardWriter
 
@@ -65,7 +63,7 @@ with atomic_folder(sys.argv[1]) as place, ShardWriter(place) as inside:
 
 
 @pytest.mark.parametrize("name", ["model", "model.v2"])
-def test_what_a_killed_process_has_left_goes_with_the_next_write_and_nothing_else(tmp_path, name):
+def test_what_a_killed_process_left_is_removed_by_the_next_write_and_nothing_else(tmp_path, name):
     (tmp_path / name).mkdir()  # an older one
     subprocess.run([sys.executable, "-c", KILLED, tmp_path / name], check=False)
     left = {path.name for path in tmp_path.iterdir()} - {name}
@@ -73,33 +71,28 @@ def test_what_a_killed_process_has_left_goes_with_the_next_write_and_nothing_els
     others = {f".{name}.unfinished", ".model2.7-0.part", "model.7-0.part"}
     for other in others:
         (tmp_path / other).mkdir()
-    with (
-        atomic_folder(tmp_path / name) as mine,
-        atomic_folder(tmp_path / name),
-    ):  # the second leaves the first alone
-        assert mine.is_dir()
+    with atomic_folder(tmp_path / name) as mine, atomic_folder(tmp_path / name):
+        assert mine.is_dir()  # the second leaves the first alone
     assert {path.name for path in tmp_path.iterdir()} == {name, *others}
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_an_older_folder_is_removed_only_where_a_newer_one_has_its_place(tmp_path, there):
-    """A process that dies between the two renames leaves the older one as all there is."""
+@pytest.mark.parametrize("replaced", [True, False])
+def test_an_older_folder_is_removed_only_once_it_is_replaced(tmp_path, replaced):
+    """A process that dies between the two renames leaves only the older folder."""
     older = tmp_path / ".model.7-0.old"
     older.mkdir()
-    if there:
+    if replaced:
         (tmp_path / "model").mkdir()
     with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "model"):
         raise KeyboardInterrupt
-    assert older.exists() is not there
+    assert older.exists() is not replaced
 
 
-def test_a_full_disk_deep_inside_is_named_by_its_final_place(tmp_path):
-    with pytest.raises(DiskFull) as caught, atomic_folder(tmp_path / "out") as outer:
-        with atomic_path(outer / "model" / "config.json", 77):
+def test_a_full_disk_is_reported_with_the_final_path(tmp_path):
+    with pytest.raises(DiskFull, match="77 bytes") as error, atomic_folder(tmp_path / "out") as out:
+        with atomic_path(out / "model" / "config.json", 77):
             raise OSError(errno.ENOSPC, "No space left on device")
-    assert caught.value.path == tmp_path / "out" / "model" / "config.json" and "77 bytes" in str(
-        caught.value
-    )
+    assert error.value.path == tmp_path / "out" / "model" / "config.json"
     assert os.listdir(tmp_path) == []
 
 
@@ -107,13 +100,13 @@ def test_a_disk_that_fills_up_while_shards_are_joined_leaves_nothing(tmp_path, m
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(writer.shutil, "copyfileobj", full)
+    monkeypatch.setattr("featcal.models.save.shutil.copyfileobj", full)
     with pytest.raises(DiskFull, match="model"):
         written(tmp_path / "model", tensors())
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_no_folder_of_tensors_is_never_replaced(tmp_path):
+def test_only_folders_of_models_are_replaced(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/a.txt").write_text("mine")
     for taken in (tmp_path / "notes/a.txt", tmp_path / "notes"):
@@ -126,28 +119,24 @@ def test_what_is_no_folder_of_tensors_is_never_replaced(tmp_path):
 @pytest.mark.parametrize("limit", [10**9, 70, 1])
 def test_written_tensors_are_read_back_by_safetensors_itself(tmp_path, limit):
     folder = written(tmp_path / "model", tensors(), limit=limit)
-    back = {
-        name: tensor
-        for file in folder.glob("*.safetensors")
-        for name, tensor in load_file(file).items()
-    }
+    back = {}
+    for file in folder.glob("*.safetensors"):
+        back |= load_file(file)
     assert back.keys() == tensors().keys()
     for name, tensor in tensors().items():
         assert back[name].dtype == tensor.dtype and torch.equal(back[name], tensor)
-    assert not (folder / ".spool").exists() and (folder / "model.safetensors").exists() == (
-        limit == 10**9
-    )
+    assert not (folder / ".spool").exists()
+    assert (folder / "model.safetensors").exists() == (limit == 10**9)
 
 
 def test_the_order_of_writing_does_not_change_the_bytes(tmp_path):
     written(tmp_path / "forward", tensors(), limit=70)
     written(tmp_path / "backward", dict(reversed(tensors().items())), limit=70)
-    files = sorted(os.listdir(tmp_path / "forward"))
-    assert files == sorted(os.listdir(tmp_path / "backward")) and len(files) > 2
-    assert all(
-        (tmp_path / "forward" / f).read_bytes() == (tmp_path / "backward" / f).read_bytes()
-        for f in files
+    forward, backward = (
+        {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
+        for name in ("forward", "backward")
     )
+    assert forward == backward and len(forward) > 2
 
 
 def test_sharded_and_single_checkpoints_read_the_same(tmp_path):
@@ -156,10 +145,11 @@ def test_sharded_and_single_checkpoints_read_the_same(tmp_path):
     assert single.names == sharded.names == sorted(tensors())
     assert sharded.file_of("a.bias").name.startswith("model-0000")
     for name, tensor in tensors().items():
-        assert torch.equal(single.tensor(name), tensor) and torch.equal(
-            sharded.tensor(name), tensor
-        )
-        assert sharded.shape(name) == tuple(tensor.shape) and sharded.dtype(name) == tensor.dtype
+        for checkpoint in (single, sharded):
+            assert torch.equal(checkpoint.tensor(name), tensor)
+            assert checkpoint.shape(name) == tuple(tensor.shape)
+            assert checkpoint.dtype(name) == tensor.dtype
+            assert checkpoint.bytes(name) == tensor.nbytes
 
 
 def test_legacy_whole_and_present_layouts_have_the_same_names_and_values(tmp_path):
@@ -193,14 +183,14 @@ def test_a_pickle_only_folder_is_refused_with_a_way_out(tmp_path):
         LazyCheckpoint(tmp_path)
 
 
-def test_a_missing_folder_and_an_empty_one_are_told_apart(tmp_path):
+def test_missing_and_empty_folders_are_different_errors(tmp_path):
     with pytest.raises(MissingPath, match="nowhere"):
         LazyCheckpoint(tmp_path / "nowhere")
     with pytest.raises(BadFile, match="found: nothing"):
         LazyCheckpoint(tmp_path)
 
 
-def test_a_missing_shard_a_lying_index_and_a_broken_index_are_errors(tmp_path):
+def test_a_missing_shard_a_wrong_index_and_a_broken_index_are_errors(tmp_path):
     folder = written(tmp_path / "model", tensors(), limit=70)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     wrong = index | {"weight_map": index["weight_map"] | {"ghost": index["weight_map"]["count"]}}
@@ -215,11 +205,9 @@ def test_a_missing_shard_a_lying_index_and_a_broken_index_are_errors(tmp_path):
         LazyCheckpoint(folder)
 
 
-def test_nan_is_found_where_it_is(tmp_path):
-    save_file(
-        {"good": torch.ones(2), "bad": torch.tensor([1.0, float("nan")])},
-        tmp_path / "model.safetensors",
-    )
+def test_nan_is_reported_with_file_and_tensor(tmp_path):
+    tensors = {"good": torch.ones(2), "bad": torch.tensor([1.0, float("nan")])}
+    save_file(tensors, tmp_path / "model.safetensors")
     checkpoint = LazyCheckpoint(tmp_path)
     assert torch.equal(checkpoint.finite_tensor("good"), torch.ones(2))
     with pytest.raises(NotFinite, match=r"model\.safetensors: bad"):
@@ -230,16 +218,14 @@ def test_nan_is_found_where_it_is(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-def test_a_file_and_its_tensors_are_found_finite_alike(tmp_path, monkeypatch, dtype, wrong):
-    monkeypatch.setattr(tensor_file, "_STRIPE", 64)
+def test_bytes_and_tensors_agree_on_what_is_finite(tmp_path, monkeypatch, dtype, wrong):
+    monkeypatch.setattr("featcal.models.checkpoint._STRIPE", 64)
     extreme = [torch.finfo(dtype).max, torch.finfo(dtype).min, torch.finfo(dtype).tiny / 2, -0.0]
     good = torch.tensor(extreme * 25, dtype=dtype)
     bad = good.clone()
     bad[-1] = wrong
-    save_file(
-        {"good": good, "bad": bad, "none": good[:0], "count": torch.tensor(-1)},
-        tmp_path / "model.safetensors",
-    )
+    state = {"good": good, "bad": bad, "none": good[:0], "count": torch.tensor(-1)}
+    save_file(state, tmp_path / "model.safetensors")
     checkpoint = LazyCheckpoint(tmp_path)
     assert [name for name in checkpoint.names if not all_finite(checkpoint.tensor(name))] == ["bad"]
     with pytest.raises(NotFinite, match=r": bad holds"):

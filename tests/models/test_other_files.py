@@ -1,6 +1,4 @@
-"""What comes along beside the weights: a written folder reads words as its source did, and keeps
-the modules around the model.
-"""
+"""Files of a folder besides its weights: a written folder has its source's tokenizer and modules."""
 
 import io
 import json
@@ -22,48 +20,40 @@ from featcal.cli import main as cli
 from featcal.errors import BadFile
 from featcal.evaluation.texts import Sentences
 from featcal.models.load import load_model, load_tokenizer
-from featcal.models.save import beside, copy_beside, save_model
+from featcal.models.save import copy_other_files, other_files, save_model
 
 SAID = "the cat sat far away"
 LONG = TEXT | {"max_position_embeddings": 64}
 
 
 def pieces(file: Path, **more) -> None:
-    """A SentencePiece model of the words."""
+    """Write a SentencePiece model of the words."""
     made = io.BytesIO()
-    how = {"vocab_size": 40, "minloglevel": 2, "hard_vocab_limit": False}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(WORDS * 20), model_writer=made, **how, **more
-    )
+    options = {"vocab_size": 40, "minloglevel": 2, "hard_vocab_limit": False} | more
+    words = iter(WORDS * 20)
+    train = sentencepiece.SentencePieceTrainer.train
+    train(sentence_iterator=words, model_writer=made, **options)
     file.write_bytes(made.getvalue())
 
 
-def lines(*tokens: str) -> str:
-    return "\n".join(tokens) + "\n"
-
-
 def word_pieces(folder: Path) -> None:
-    words = sorted(set(" ".join(WORDS).split()))
-    (folder / "vocab.txt").write_text(lines("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words))
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(" ".join(WORDS).split()))]
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
 
 
 def byte_pairs(folder: Path) -> None:
     tokens = [
-        "<s>",
-        "<pad>",
-        "</s>",
-        "<unk>",
-        "<mask>",
+        *"<s> <pad> </s> <unk> <mask>".split(),
         *"abcdefghijklmnopqrstuvwxyz",
         "Ġ",
         "th",
         "the",
     ]
     (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
-    (folder / "merges.txt").write_text(lines("#version: 0.2", "t h", "th e"))
+    (folder / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
 
 
-# By the only file (or two) that its tokenizer has: the model, what writes the file.
+# By the file of its tokenizer: the model, and the function that writes the file.
 FORMS = {
     "vocab.txt": (lambda: tf.BertModel(tf.BertConfig(**LONG)), word_pieces),
     "merges.txt": (lambda: tf.RobertaModel(tf.RobertaConfig(**LONG)), byte_pairs),
@@ -84,14 +74,12 @@ FORMS = {
         lambda folder: pieces(folder / "tokenizer.model", model_type="bpe"),
     ),
 }
-NOT_CALIBRATED = ("spm.model",)  # DeBERTa's attention is none that can be replayed
+NOT_CALIBRATED = ("spm.model",)  # DeBERTa's attention cannot be replayed
 
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """Makes base and experts whose tokenizer is only that file, with texts, and enters their
-    folder.
-    """
+    """Make base and experts with one tokenizer file, and texts, in the current folder."""
 
     def ready(form: str) -> None:
         build, write = FORMS[form]
@@ -107,37 +95,27 @@ def folders(tmp_path, monkeypatch):
 
 
 EXPERTS = ["--expert", "a=a", "--expert", "b=b", "--quiet"]
-DATA = [
-    "--data",
-    "a=a.jsonl",
-    "--data",
-    "b=b.jsonl",
-    "--samples",
-    "9",
-    "--batch",
-    "16",
-    "--device",
-    "cpu",
-]
+DATA = "--data a=a.jsonl --data b=b.jsonl --samples 9 --batch 16 --device cpu".split()
 CALIBRATE = ["calibrate", "--base", "base", "--merged", "merged", *EXPERTS, *DATA, "--out", "new"]
 
 
+MERGE = ["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"]
+
+
 def encoded(folder: Path, words: Path) -> torch.Tensor:
-    """Features of the words by the model of one folder and the tokenizer of another."""
-    model = load_model(folder)
+    """Return the words' features by the model of one folder and the tokenizer of another."""
+    tokens = load_tokenizer(words)(SAID, return_tensors="pt", return_token_type_ids=False)
     with torch.no_grad():
-        return model(
-            **load_tokenizer(words)(SAID, return_tensors="pt", return_token_type_ids=False)
-        ).last_hidden_state
+        return load_model(folder)(**tokens).last_hidden_state
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_merged_and_a_calibrated_folder_read_words_as_the_base_did(form, folders):
+def test_merged_and_calibrated_folders_have_the_tokenizer_of_the_base(form, folders):
     folders(form)
     tokenizer = load_tokenizer("base")
     ids = tokenizer(SAID)["input_ids"]
     assert len(set(ids)) > 4 and tokenizer.unk_token_id not in ids
-    assert cli.main(["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"]) == 0
+    assert cli.main(MERGE) == 0
     if form not in NOT_CALIBRATED:
         assert cli.main(CALIBRATE) == 0
     for out in ("merged",) if form in NOT_CALIBRATED else ("merged", "new"):
@@ -146,18 +124,14 @@ def test_a_merged_and_a_calibrated_folder_read_words_as_the_base_did(form, folde
         assert torch.equal(encoded(out, out), encoded(out, "base"))
 
 
-@pytest.mark.parametrize("merged", ["folder", "module"])
-def test_a_calibrated_folder_reads_words_however_the_merged_model_was_given(merged, folders):
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_a_calibrated_folder_has_the_tokenizer_whatever_the_merged_model_is(as_folder, folders):
     folders("vocab.txt")
     featcal.merge("average", "base", ["a", "b"], out="merged")
-    given = "merged" if merged == "folder" else load_model("merged")
-    batches = {
-        name: [dict(load_tokenizer("base")([SAID, "a dog"], padding=True, return_tensors="pt"))]
-        for name in "ab"
-    }
-    featcal.calibrate(
-        given, base="base", experts={"a": "a", "b": "b"}, batches=batches, settings=PAPER, out="new"
-    )
+    merged = "merged" if as_folder else load_model("merged")
+    batch = dict(load_tokenizer("base")([SAID, "a dog"], padding=True, return_tensors="pt"))
+    named = {"experts": {"a": "a", "b": "b"}, "batches": {"a": [batch], "b": [batch]}}
+    featcal.calibrate(merged, base="base", **named, settings=PAPER, out="new")
     assert load_tokenizer("new")(SAID)["input_ids"] == load_tokenizer("base")(SAID)["input_ids"]
 
 
@@ -182,35 +156,29 @@ def sentence_folder(folder: Path) -> None:
 
 
 def sentence(model: torch.nn.Module, folder: Path) -> torch.Tensor:
-    """The vector of a text as the folder's modules.json says: tokens of model, their mean, a dense
-    layer, unit length.
-    """
-    found = torch.empty(0)
+    """Return a text's vector as modules.json says: tokens, their mean, a dense layer, unit length."""
+    x = torch.empty(0)
     for part in json.loads((folder / "modules.json").read_text()):
-        here, kind = folder / part["path"], part["type"].rsplit(".", 1)[1]
+        path, kind = folder / part["path"], part["type"].rsplit(".", 1)[1]
         if kind == "Transformer":
-            given = load_tokenizer(here)(SAID, return_tensors="pt")
+            tokens = load_tokenizer(path)(SAID, return_tensors="pt")
             with torch.no_grad():
-                found = model(**given).last_hidden_state
+                x = model(**tokens).last_hidden_state
         elif kind == "Pooling":
-            assert json.loads((here / "config.json").read_text())["pooling_mode_mean_tokens"]
-            found = (found * given["attention_mask"][..., None]).sum(1) / given[
-                "attention_mask"
-            ].sum(1, keepdim=True)
+            assert json.loads((path / "config.json").read_text())["pooling_mode_mean_tokens"]
+            mask = tokens["attention_mask"]
+            x = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         elif kind == "Dense":
-            found = found @ load_file(here / "model.safetensors")["linear.weight"].T
+            x = x @ load_file(path / "model.safetensors")["linear.weight"].T
         else:
-            found = torch.nn.functional.normalize(found, dim=-1)
-    return found
+            x = torch.nn.functional.normalize(x, dim=-1)
+    return x
 
 
-def test_a_sentence_transformer_keeps_its_modules_and_encodes_as_the_same_weights_with_the_bases_modules(
-    folders,
-):
+def test_a_sentence_transformer_keeps_its_modules_and_encodes_with_them(folders):
     folders("vocab.txt")
     sentence_folder(Path("base"))
-    assert cli.main(["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"]) == 0
-    assert cli.main(CALIBRATE) == 0
+    assert cli.main(MERGE) == cli.main(CALIBRATE) == 0
     for out in (Path("merged"), Path("new")):
         kept = [*SENTENCES, "2_Dense/model.safetensors", "vocab.txt"]
         assert all((out / name).read_bytes() == (Path("base") / name).read_bytes() for name in kept)
@@ -218,9 +186,8 @@ def test_a_sentence_transformer_keeps_its_modules_and_encodes_as_the_same_weight
     before, after = (sentence(load_model(out), out) for out in (Path("base"), Path("merged")))
     in_memory = featcal.merge("average", load_model("base"), [load_model(name) for name in "ab"])
     torch.testing.assert_close(after, sentence(in_memory, Path("base")), rtol=0, atol=1e-6)
-    assert after.shape == before.shape == (1, 8) and not torch.allclose(
-        before, after, rtol=0, atol=1e-3
-    )
+    assert after.shape == before.shape == (1, 8)
+    assert not torch.allclose(before, after, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -231,28 +198,18 @@ def test_a_sentence_transformer_keeps_its_modules_and_encodes_as_the_same_weight
         {"pooling_mode": "lasttoken"},
     ],
 )
-def test_pooled_features_are_the_vectors_of_sentence_transformers(pooling, folders):
-    """Of a calibrated SentenceTransformer, loaded by that library itself."""
+def test_vectors_of_a_calibrated_folder_are_those_of_sentence_transformers(pooling, folders):
     library = pytest.importorskip("sentence_transformers")
     folders("vocab.txt")
     sentence_folder(Path("base"))
     width = 64 if len(pooling.get("pooling_mode", "")) == 2 else 32
-    Path("base/1_Pooling/config.json").write_text(
-        json.dumps({"word_embedding_dimension": 32} | pooling)
-    )
-    dense = {
-        "in_features": width,
-        "out_features": 8,
-        "bias": False,
-        "activation_function": "torch.nn.modules.activation.Tanh",
-    }
+    pooling |= {"word_embedding_dimension": 32}
+    Path("base/1_Pooling/config.json").write_text(json.dumps(pooling))
+    dense = {"in_features": width, "out_features": 8, "bias": False}
+    dense |= {"activation_function": "torch.nn.modules.activation.Tanh"}
     Path("base/2_Dense/config.json").write_text(json.dumps(dense))
     save_file({"linear.weight": torch.eye(8, width) + 0.1}, Path("base/2_Dense/model.safetensors"))
-    assert (
-        cli.main(["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"])
-        == cli.main(CALIBRATE)
-        == 0
-    )
+    assert cli.main(MERGE) == cli.main(CALIBRATE) == 0
     texts = [SAID, "a dog", "red the end of it"]
     batch = dict(load_tokenizer("new")(texts, padding=True, return_tensors="pt"))
     ours = Sentences.of_folder("new").vectors(load_model("new"), batch)
@@ -260,17 +217,15 @@ def test_pooled_features_are_the_vectors_of_sentence_transformers(pooling, folde
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_pooled_features_are_those_that_the_folder_s_modules_describe(folders):
+def test_an_unknown_pooling_is_an_error(folders):
     folders("vocab.txt")
     sentence_folder(Path("base"))
-    Path("base/2_Dense/config.json").write_text(
-        '{"activation_function": "torch.nn.modules.linear.Identity"}'
-    )
+    identity = {"activation_function": "torch.nn.modules.linear.Identity"}
+    Path("base/2_Dense/config.json").write_text(json.dumps(identity))
     batch = dict(load_tokenizer("base")(SAID, return_tensors="pt"))
-    torch.testing.assert_close(
-        Sentences.of_folder("base").vectors(load_model("base"), batch),
-        sentence(load_model("base"), Path("base")),
-    )
+    model = load_model("base")
+    ours = Sentences.of_folder("base").vectors(model, batch)
+    torch.testing.assert_close(ours, sentence(model, Path("base")))
     Path("base/1_Pooling/config.json").write_text('{"pooling_mode_weightedmean_tokens": true}')
     with pytest.raises(BadFile, match="weightedmean"):
         Sentences.of_folder("base")
@@ -289,67 +244,55 @@ LEFT = (
 )  # fmt: skip
 
 
-def test_all_but_weights_cards_and_records_comes_along(tmp_path):
+def test_all_files_but_weights_cards_and_records_are_copied(tmp_path):
     source, out = tmp_path / "source", tmp_path / "out"
     for name in (*COPIED, *LEFT):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(name)
     os.symlink(source, source / "again")
-    copy_beside(source, out)
-    assert sorted(
-        file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file()
-    ) == sorted(COPIED)
+    copy_other_files(source, out)
+    copied = {file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file()}
+    assert copied == set(COPIED) == {path.as_posix() for path in other_files(source)}
     assert all((out / name).read_text() == name for name in COPIED)
-    assert sorted(path.as_posix() for path in beside(source)) == sorted(COPIED)
 
 
-def test_a_file_that_is_a_link_comes_as_what_it_links_to(tmp_path):
+def test_links_to_files_are_copied_as_files(tmp_path):
     """The hub's cache holds nothing but links."""
     for name in ("blobs", "snapshot", "out"):
         (tmp_path / name).mkdir()
     (tmp_path / "blobs/1").write_text("words")
     (tmp_path / "snapshot/vocab.txt").symlink_to("../blobs/1")
-    copy_beside(tmp_path / "snapshot", tmp_path / "out")
-    assert (tmp_path / "out/vocab.txt").read_text() == "words" and not (
-        tmp_path / "out/vocab.txt"
-    ).is_symlink()
+    copy_other_files(tmp_path / "snapshot", tmp_path / "out")
+    copied = tmp_path / "out/vocab.txt"
+    assert copied.read_text() == "words" and not copied.is_symlink()
 
 
-def test_the_card_of_the_source_is_not_the_card_of_the_result(folders):
+def test_the_card_of_the_source_is_not_copied(folders):
     folders("vocab.txt")
     Path("base/README.md").write_text("a card of the base")
     save_model(load_model("base"), "saved", like="base")
     assert not Path("saved/README.md").exists()
-    assert cli.main(["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"]) == 0
+    assert cli.main(MERGE) == 0
     assert "a card of the base" not in Path("merged/README.md").read_text()
 
 
-def test_a_clip_converted_there_and_back_keeps_its_tokenizer_and_takes_no_configuration_of_the_other_form(
+def test_a_converted_clip_keeps_its_tokenizer_but_not_the_config_of_the_other_form(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     checkpoints.clip_folder(Path("clip"))
     Path("clip/LICENSE").write_text("terms")
     Path("clip/README.md").write_text("a card of the source")
-    assert (
-        cli.main(["convert", "clip", "--out", "there"])
-        == cli.main(["convert", "there", "--out", "back"])
-        == 0
-    )
-    names = {
-        folder: {file.name for file in Path(folder).iterdir()}
-        for folder in ("clip", "there", "back")
-    }
-    assert names["back"] == names["clip"] - {"README.md"}
-    assert (
-        names["there"] & {"config.json", "README.md"} == set()
-        and {"tokenizer.json", "LICENSE"} <= names["there"]
-    )
+    assert cli.main(["convert", "clip", "--out", "there"]) == 0
+    assert cli.main(["convert", "there", "--out", "back"]) == 0
+    clip, there, back = ({f.name for f in Path(n).iterdir()} for n in ("clip", "there", "back"))
+    assert back == clip - {"README.md"} and not there & {"config.json", "README.md"}
+    assert {"tokenizer.json", "LICENSE"} <= there
     assert load_tokenizer("there")(SAID)["input_ids"] == load_tokenizer("clip")(SAID)["input_ids"]
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '[{"idx": 0}]', '[{"path": 3}]', "3"])
-def test_modules_that_tell_no_parts_are_refused_by_name(content, folders, capsys):
+def test_an_unreadable_modules_json_is_an_error(content, folders):
     folders("vocab.txt")
     Path("base/modules.json").write_text(content)
     with pytest.raises(BadFile, match=r"modules\.json"):
