@@ -1,15 +1,14 @@
-"""FeatCal: calibrate a merged model's weights to its experts' features, block by block, in closed
-form.
+"""FeatCal: calibrate a merged model in closed form to its experts' features, block by block.
 
-The names below are loaded on first use, so that reading a report needs no torch.
+The names below are loaded on first use, so importing this package loads no torch.
 """
 
 from importlib import import_module
 from typing import Any
 
-from featcal.version import __version__ as __version__
+__version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "BlockPlan": "featcal.models.plan",
     "Calibration": "featcal.settings",
     "Stack": "featcal.models.plan",
@@ -22,11 +21,11 @@ _HOMES = {
     "surgery": "featcal.baselines.surgery",
     "tune": "featcal.tuning.tune",
 }
-__all__ = [*_HOMES]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'featcal' has no attribute {name!r}")
-    globals()[name] = getattr(import_module(_HOMES[name]), name)  # asked for once
+    globals()[name] = getattr(import_module(_MODULES[name]), name)
     return globals()[name]

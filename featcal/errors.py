@@ -1,144 +1,125 @@
-"""Every mistake a user can make: one class per way out, each with its text; anything else is a
-fault of ours.
-"""
+"""The mistakes a user can make, one class per way out. Any other exception is a bug of ours."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
 
 
 class FeatCalError(Exception):
-    """A mistake outside this package: one message that names the place, what was expected, and what
-    to do. Exit code 2.
+    """Report a user's mistake in one message. The command line exits with code 2.
 
-    place:     file, key, tensor or model; the whole message where nothing follows.
-    problem:   what is wrong there, and what was expected.
-    ways_out:  what to do, one line each.
+    Args:
+        location: file, key, tensor or model; the whole message if no problem is given.
+        problem: what is wrong there, and what was expected.
+        ways_out: what to do, one line each.
     """
 
-    def __init__(self, place: object, problem: str = "", *ways_out: str):
-        super().__init__(
-            "\n  - ".join([f"{place}: {problem}." if problem else str(place), *ways_out])
-        )
+    def __init__(self, location: object, problem: str = "", *ways_out: str):
+        first = f"{location}: {problem}." if problem else str(location)
+        super().__init__("\n  - ".join([first, *ways_out]))
 
-    def __reduce__(
-        self,
-    ) -> tuple[type, tuple[str]]:  # from a worker process only the message comes back
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        """Pickle the message only, as subclasses take other arguments."""
         return FeatCalError, (str(self),)
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """Return a sentence that suggests the closest known word, or lists all if none is close."""
+    near = get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}."
 
 
 # Settings and arguments
 
 
 class BadSetting(FeatCalError):
-    """A value, key or section of the settings, or an option, that cannot be used or is not
-    there.
-    """
+    """Reject the value of a setting, argument or option, or its absence."""
 
     def __init__(self, key: str, value: object, expected: str):
         self.key, self.value, self.expected = key, value, expected
-        super().__init__(
-            key,
-            f"{'nothing is given' if value is None else f'{value!r} cannot be used'}; it {expected}",
-        )
+        problem = "nothing is given" if value is None else f"{value!r} cannot be used"
+        super().__init__(key, f"{problem}; it {expected}")
 
 
 class UnknownKey(FeatCalError):
-    """A key that no setting has, with the nearest one that exists."""
+    """Reject a key that does not exist, and suggest the closest one that does."""
 
-    def __init__(self, place: str, key: str, known: Collection[str]):
-        super().__init__(f"{place}: {key!r} is not known here; {nearest(key, known)}")
-
-
-def nearest(word: str, known: Collection[str]) -> str:
-    """A sentence with the known word that comes nearest, or all of them where none is near."""
-    near = get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}."
+    def __init__(self, location: str, key: str, known: Collection[str]):
+        super().__init__(f"{location}: {key!r} is not known here; {nearest(key, known)}")
 
 
 class BadBatches(FeatCalError):
-    """Calibration data that do not fit the experts or the model."""
+    """Reject calibration batches that do not fit the experts or the model."""
 
     def __init__(self, task: str, problem: str):
         super().__init__(f"batches[{task!r}]", problem)
 
 
 class BadEnvironment(FeatCalError):
-    """What this machine or its Python environment lacks; raised before any model runs."""
+    """Report a package or device that this machine lacks, before any model runs."""
 
 
 # Files, folders and the hub
 
 
 class MissingPath(FeatCalError):
-    """A file or folder that should be there and is not."""
+    """Report a file or folder that does not exist."""
 
     def __init__(self, path: object, what: str, way_out: str):
         super().__init__(path, f"no such file or folder ({what})", way_out)
 
 
 class DiskFull(FeatCalError):
-    """The disk filled up while a file or folder was being written; nothing of it is left behind."""
+    """Report a full disk; the unfinished file or folder has been removed."""
 
     def __init__(self, path: object, needed: int | None = None):
         self.path, self.needed = path, needed
-        wants = f"; it needs {needed:,} bytes" if needed else ""
-        super().__init__(
-            path,
-            f"no space left on the disk while writing it{wants}. What was written of it has been removed",
-            "free some space and run the same command again",
-        )
+        size = f"; it needs {needed:,} bytes" if needed else ""
+        problem = f"no space left on the disk{size}. The unfinished copy has been removed"
+        super().__init__(path, problem, "free some space and run the same command again")
 
 
 class TruncatedFile(FeatCalError):
-    """A file that ends early or is not what its name says."""
+    """Report a file that ends early or is damaged."""
 
     def __init__(self, path: object, reason: object):
-        super().__init__(
-            path,
-            f"cannot be read, it is cut short or damaged ({reason})",
-            "delete it and make or download it again",
-        )
+        problem = f"cannot be read, it is cut short or damaged ({reason})"
+        super().__init__(path, problem, "delete it and make or download it again")
 
 
 class BadFile(FeatCalError):
-    """A file or folder that is there and whole, but holds something else than is needed."""
+    """Report a readable file or folder whose content is not what is needed."""
 
 
 class BadData(FeatCalError):
-    """Images, texts, labels or features that cannot be used, or that this model does not take."""
+    """Report images, texts, labels or features that are unusable or do not fit the model."""
 
 
 class HubUnreachable(FeatCalError):
-    """A hub checkpoint or dataset that is neither in the local cache nor downloadable."""
+    """Report a hub repository that is neither cached nor downloadable."""
 
 
 class NotOnHub(FeatCalError):
-    """A repository that the hub does not have, or does not give to who is not logged in or has not
-    accepted its terms.
-    """
+    """Report a hub repository that does not exist, or needs a login or accepted terms."""
 
 
 class NoRevision(NotOnHub):
-    """A repository of the hub that is there, but has no such branch, tag or commit."""
+    """Report a hub repository without the branch, tag or commit asked for."""
 
 
 # Models and checkpoints that do not fit: each other, their configuration, a block plan
 
 
 class MissingTensor(FeatCalError):
-    """A tensor that a checkpoint or model should have and has not."""
+    """Report a tensor that a checkpoint or model lacks, with the closest names it has."""
 
-    def __init__(self, place: object, name: str, known: Collection[str]):
+    def __init__(self, location: object, name: str, known: Collection[str]):
         near = ", ".join(get_close_matches(name, known, n=3, cutoff=0.0))
-        super().__init__(
-            place,
-            f"no tensor named {name!r}{near and f'; nearest names: {near}'}",
-            "check that the models share one architecture",
-        )
+        problem = f"no tensor named {name!r}" + (f"; nearest names: {near}" if near else "")
+        super().__init__(location, problem, "check that the models share one architecture")
 
 
 class TensorsDiffer(FeatCalError):
-    """One tensor that two models should share differs in shape, dtype or value."""
+    """Report a tensor whose shape, dtype or value must be equal in two models and is not."""
 
     def __init__(
         self, name: str, here: object, this: object, there: object, that: object, way_out: str = ""
@@ -148,7 +129,7 @@ class TensorsDiffer(FeatCalError):
 
 
 class WrongKeys(FeatCalError):
-    """A checkpoint whose tensors are not those of the model its configuration describes."""
+    """Report a checkpoint whose tensors are not those of the configured model."""
 
     def __init__(
         self,
@@ -159,42 +140,36 @@ class WrongKeys(FeatCalError):
         misshapen: list[str],
     ):
         kinds = {"missing": missing, "not part of it": unexpected, "of another shape": misshapen}
-        parts = [
-            f"{len(names)} {kind}: {', '.join(names[:3])}" for kind, names in kinds.items() if names
-        ]
-        super().__init__(
-            folder,
-            f"the weights do not fit {model} ({'; '.join(parts)})",
-            "check the configuration",
-        )
+        parts = [f"{len(n)} {kind}: {', '.join(n[:3])}" for kind, n in kinds.items() if n]
+        problem = f"the weights do not fit {model} ({'; '.join(parts)})"
+        super().__init__(folder, problem, "check the configuration")
 
 
 class NotFinite(FeatCalError):
-    """NaN or infinity where only numbers make sense."""
+    """Report NaN or infinite values in a tensor."""
 
-    def __init__(self, place: object, name: str):
-        super().__init__(
-            place,
-            f"{name} holds NaN or infinite values",
-            "make this checkpoint again; its training may have diverged",
-        )
+    def __init__(self, location: object, name: str):
+        way_out = "make this checkpoint again; its training may have diverged"
+        super().__init__(location, f"{name} holds NaN or infinite values", way_out)
 
 
 class BadPlan(FeatCalError):
-    """A block plan that does not fit the model, or a model no plan can be inferred for."""
+    """Report a block plan that does not fit the model, or a model without an inferable plan."""
 
     def __init__(self, model: str, problem: str, way_out: str = ""):
-        default = "name its list of blocks with plan=featcal.BlockPlan(featcal.Stack('name', blocks='path.to.the.ModuleList'))"
+        stack = "featcal.Stack('name', blocks='path.to.the.ModuleList')"
+        default = f"name its list of blocks with plan=featcal.BlockPlan({stack})"
         super().__init__(model, problem, f"{way_out or default}.")
 
 
 class BadCapture(FeatCalError):
-    """Inputs of a block's modules that cannot be trusted: never seen, seen twice, or overwritten
-    afterwards.
-    """
+    """Report module inputs that cannot be trusted: never seen, seen twice, or overwritten."""
 
     def __init__(self, modules: list[str], problem: str):
-        way_out = "calibration needs every linear of a block to run once per pass with its input as first positional argument."
+        way_out = (
+            "calibration needs every linear of a block to run once per pass,"
+            " with its input as first positional argument."
+        )
         super().__init__(", ".join(modules), problem, way_out)
 
 
@@ -202,49 +177,45 @@ class BadCapture(FeatCalError):
 
 
 class SingularGram(FeatCalError):
-    """Gram matrices of features, of one task or their sum, whose system cannot be solved."""
+    """Report Gram matrices of features whose linear system cannot be solved."""
 
     def __init__(self, site: str, ridge: float, width: int, *ways_out: str):
         default = (
-            "raise calibrate.ridge (paper: 0.05 for CLIP, 1e-5 for T5 and Llama-3B, 3.0 for Llama-8B), or",
-            "draw more calibration samples, or",
-            "look for activations that overflow: a factor is also missing when the features hold NaN or Inf.",
+            "raise calibrate.ridge"
+            " (paper: 0.05 for CLIP, 1e-5 for T5 and Llama-3B, 3.0 for Llama-8B), or",
+            "use more calibration samples, or",
+            "look for activations that overflow: NaN or infinite features have this effect too.",
         )
         problem = f"the Gram matrix of {width} features has no Cholesky factor at ridge={ridge:g}"
         super().__init__(site, problem, *(ways_out or default))
 
 
 class Diverged(FeatCalError):
-    """A loss that became NaN or infinite while an expert, adapters or a merging method's
-    coefficients were trained.
-    """
+    """Report a training loss that became NaN or infinite."""
 
-    def __init__(self, place: str, step: int, key: str, value: float, look: str):
-        super().__init__(
-            place,
-            f"the loss is not finite at step {step}",
-            f"lower {key} ({value:g}), or",
-            f"if this is step 0, look for {look}",
-        )
+    def __init__(self, location: str, step: int, key: str, value: float, look: str):
+        problem = f"the loss is not finite at step {step}"
+        ways_out = f"lower {key} ({value:g}), or", f"if this is step 0, look for {look}"
+        super().__init__(location, problem, *ways_out)
 
 
 class OutOfMemory(FeatCalError):
-    """More memory, of the GPU or of the machine, was asked for than there is."""
+    """Report that the GPU or the machine has too little memory."""
 
 
 class RankLostError(FeatCalError):
-    """Another process of the run that is gone or out of reach."""
+    """Report another process of the run that ended early or cannot be reached."""
 
     def __init__(self, reason: object):
-        said = (
-            str(reason).strip().split("\n")[0].split("] ", 1)[-1]
-        )  # without torch's place in its own sources
+        # torch puts the location in its own sources before "] "
+        said = str(reason).strip().split("\n")[0].split("] ", 1)[-1]
         super().__init__(
-            f"another process of this run ended before its time or cannot be reached ({said}).\n"
-            f"  - what it said of itself stands above; one that was killed without a word was probably short of memory:\n"
-            f"    start fewer processes (torchrun --nproc-per-node), or take smaller batches"
+            f"another process of this run ended before its time or cannot be reached ({said}).",
+            "",
+            "see its own message above; without one it was probably killed for lack of memory:",
+            "start fewer processes (torchrun --nproc-per-node), or use smaller batches",
         )
 
 
 class RemoteRankError(FeatCalError):
-    """What went wrong in another process of the run; that one says it, so that it is said once."""
+    """Stop this process without a message because another one has failed and reports it."""

@@ -1,7 +1,6 @@
-"""Settings as frozen pydantic models, checked once when they are read.
+"""Settings as frozen pydantic models, checked when they are made.
 
-Values of experiments stand in params.yaml only; here is what a value may be. Knows nothing of
-torch, models or files.
+The values of experiments are in params.yaml; this file says which values are allowed.
 """
 
 import re
@@ -24,20 +23,18 @@ from pydantic_core import PydanticCustomError
 from featcal.errors import BadSetting, MissingPath, UnknownKey
 
 T = TypeVar("T")
-SCALARS = ("bool", "int", "float", "str")
 
 
 def project_root(start: Path | None = None) -> Path:
-    """Return the nearest folder at or above `start` (the current folder by default) that holds
-    params.yaml. Raises: MissingPath.
+    """Return the nearest folder with a params.yaml, at or above `start` (default: the current
+    folder). Raises: MissingPath.
     """
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents):
         if (folder / "params.yaml").is_file():
             return folder
-    raise MissingPath(
-        here / "params.yaml", "the experiments", "start from a folder of the cloned repository"
-    )
+    way_out = "start from a folder of the cloned repository"
+    raise MissingPath(here / "params.yaml", "the experiments", way_out)
 
 
 def require(condition: bool, key: str, value: object, expected: str) -> None:
@@ -47,63 +44,50 @@ def require(condition: bool, key: str, value: object, expected: str) -> None:
 
 
 def each_once(values: Sequence[T]) -> Sequence[T]:
-    """Return the values. Raises: ValueError where two are equal."""
+    """Return the values. Raises: ValueError if two are equal."""
     if len(set(values)) < len(values):
         raise ValueError("must name each value once")
     return values
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(min_length=1)]
 Distinct = AfterValidator(each_once)
 
 
-def _strict(schema: Any) -> Any:
-    if isinstance(schema, dict):
-        if schema.get("type") in SCALARS:
-            schema["strict"] = True
-        for part in schema.values():
-            _strict(part)
-    elif isinstance(schema, list | tuple):
-        for part in schema:
-            _strict(part)
-    return schema
-
-
 class Settings(BaseModel):
-    """Base of all settings: frozen, without unknown keys, strict about numbers, text and true or
-    false. A list becomes a tuple.
+    """Base class of all settings: frozen, no unknown keys, no conversion between numbers, text and
+    booleans. Lists become tuples.
 
-    place: the name of the settings in messages, before the name of a field.
+    section: the name of the settings in messages.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-    place: ClassVar[str] = ""
+    section: ClassVar[str] = ""
 
     def __init__(self, **values: Any):
-        """Raises: UnknownKey, with the nearest field; BadSetting naming the field and what it may
-        be.
-        """
+        """Raises: UnknownKey with the closest field; BadSetting naming the field."""
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise _refusal(error, values, type(self).place or type(self).__name__) from None
+            raise _first_mistake(error, values, self.section or type(self).__name__) from None
 
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested models report to the outermost
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # the outermost model reports
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], place: str) -> Self:
-        """Return the settings of a YAML mapping; errors name `place`.
+    def from_mapping(cls, mapping: Mapping[str, Any], section: str) -> Self:
+        """Return the settings of a YAML mapping; `section` is its name in messages.
 
-        Raises: UnknownKey with the nearest known key; BadSetting for a missing key or a bad value.
+        Raises: UnknownKey with the closest key; BadSetting for a missing key or a bad value.
         """
-        require(isinstance(mapping, Mapping), place, mapping, "must be a mapping of settings")
+        require(isinstance(mapping, Mapping), section, mapping, "must be a mapping of settings")
         try:
             return cls.model_validate(dict(mapping))
         except ValidationError as error:
-            raise _refusal(error, mapping, place) from None
+            raise _first_mistake(error, mapping, section) from None
 
     def but(self, **changes: Any) -> Self:
-        """Return the settings with some of them changed, checked anew."""
+        """Return a copy with some settings changed, checked again."""
         return type(self)(**{**dict(self), **changes})
 
     def check(self) -> None:
@@ -115,7 +99,7 @@ class Settings(BaseModel):
         for key in given if isinstance(given, Mapping) else ():
             if key not in cls.model_fields:
                 known = list(cls.model_fields)
-                raise PydanticCustomError("unknown_key", "unknown", {"key": key, "known": known})
+                raise PydanticCustomError("unknown_key", "", {"key": key, "known": known})
         return given
 
     @model_validator(mode="after")
@@ -123,64 +107,64 @@ class Settings(BaseModel):
         try:
             self.check()
         except BadSetting as error:
-            raise PydanticCustomError(
-                "together", "together", {"error": error, "own": self.place}
-            ) from None
+            context = {"error": error, "key": error.key.removeprefix(f"{self.section}.")}
+            raise PydanticCustomError("together", "", context) from None
         return self
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """Return pydantic's schema with strict scalars; containers and nested settings stay lax."""
+        """Return pydantic's schema with strict scalars; containers and nested settings are lax."""
         return _strict(handler(source))
 
 
-def _refusal(error: ValidationError, given: Any, place: str) -> BadSetting | UnknownKey:
-    """Return one error of ours for the first mistake that pydantic found."""
-    mistakes = [(*_reached(one["loc"], given), one) for one in error.errors(include_url=False)]
+def _strict(schema: Any) -> Any:
+    if isinstance(schema, dict) and schema.get("type") in ("bool", "int", "float", "str"):
+        schema["strict"] = True
+    if isinstance(schema, dict | list | tuple):
+        for part in schema.values() if isinstance(schema, dict) else schema:
+            _strict(part)
+    return schema
+
+
+def _first_mistake(error: ValidationError, given: Any, section: str) -> BadSetting | UnknownKey:
+    """Return our error for the first mistake that pydantic found."""
+    mistakes = [(*_locate(one["loc"], given), one) for one in error.errors(include_url=False)]
     path, value, first = mistakes[0]
     if path:
-        place += (": " if place.endswith(".yaml") else ".") + ".".join(path)
-    kind = first["type"]
+        section += (": " if section.endswith(".yaml") else ".") + ".".join(path)
+    kind, context = first["type"], first.get("ctx", {})
     if kind == "unknown_key":
-        return UnknownKey(place, str(first["ctx"]["key"]), first["ctx"]["known"])
+        return UnknownKey(section, str(context["key"]), context["known"])
     if kind == "together":
-        wrong = first["ctx"]["error"]
-        key = wrong.key.removeprefix(f"{first['ctx']['own']}.")
-        return BadSetting(f"{place}.{key}", wrong.value, wrong.expected)
+        wrong = context["error"]
+        return BadSetting(f"{section}.{context['key']}", wrong.value, wrong.expected)
     if kind == "missing":
-        return BadSetting(place, list(value), f"lacks {first['loc'][-1]}")
-    expected = " or ".join(
-        dict.fromkeys(
-            re.sub(r"^(Value error, |\w+ should )", "", one["msg"]).replace("valid tuple", "list")
-            for way, _, one in mistakes
-            if way == path
-        )
-    )
+        return BadSetting(section, list(value), f"lacks {first['loc'][-1]}")
+    # one mistake per option of a union
+    texts = [one["msg"] for where, _, one in mistakes if where == path]
+    texts = [re.sub(r"^(Value error, |\w+ should )", "", text) for text in texts]
+    expected = " or ".join(dict.fromkeys(texts)).replace("valid tuple", "list")
     if "float" in kind and isinstance(value, str):
         expected += " (YAML wants a dot: 1.0e-5, not 1e-5)"
     shown = value if len(repr(value)) < 80 else type(value).__name__
-    return BadSetting(place, shown, f"must {expected.removeprefix('must ')}")
+    return BadSetting(section, shown, f"must {expected.removeprefix('must ')}")
 
 
-def _reached(location: Sequence[Any], value: Any) -> tuple[list[str], Any]:
-    """Return the keys of an error's location that lead through the given values, and what is
-    there; pydantic also names the options of a union on the way.
-    """
+def _locate(location: Sequence[Any], value: Any) -> tuple[list[str], Any]:
+    """Return the keys of pydantic's location and the value there, without names of union options."""
     path = []
     for part in location:
         value = dict(value) if isinstance(value, BaseModel) else value
-        inside = part in value if isinstance(value, Mapping) else False
-        if isinstance(value, list | tuple) and isinstance(part, int):
-            inside = part < len(value)
-        if inside:
+        try:
             value = value[part]
-            path.append(str(part))
+        except (KeyError, IndexError, TypeError):
+            continue
+        path.append(str(part))
     return path, value
 
 
 class Calibration(Settings):
-    """Settings of a calibration: λ, ρ and α of the paper, by default those for CLIP, and switches
-    of the method.
+    """Settings of a calibration. The defaults are the paper's for CLIP.
 
     ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14.
     anchor_blend:   ρ of Eq. 11: 1 is the merged weight, 0 the base weight, above 1 extrapolates
@@ -209,7 +193,7 @@ class Calibration(Settings):
                     the task vectors.
     """
 
-    place = "calibrate"
+    section = "calibrate"
     ridge: PositiveFloat = 0.05
     anchor_blend: float = 2.0
     interpolation: Fraction = 0.3
@@ -217,33 +201,15 @@ class Calibration(Settings):
     norm: bool = True
     task_weights: Literal["gram", "uniform"] = "gram"
     order: Literal["forward", "stale", "sites"] = "forward"
-    modules: tuple[str, ...] | None = None
+    modules: Annotated[tuple[Name, ...], Field(min_length=1), Distinct] | None = None
     residual: Fraction | tuple[Fraction, Fraction] = 0.0
     affine: Literal["separate", "joint"] = "separate"
     prior: NonNegativeFloat = 0.0
 
     def check(self) -> None:
-        both = self.bias or self.affine == "separate"
-        require(
-            both,
-            "calibrate.affine",
-            self.affine,
-            "solves weight and bias together, so calibrate.bias must be true",
-        )
-        if self.modules is not None:
-            names = self.modules
-            require(
-                bool(names) and all(names),
-                "calibrate.modules",
-                names,
-                "must name some, such as [q, v]; leave it out for all linears",
-            )
-            require(
-                len(set(names)) == len(names),
-                "calibrate.modules",
-                names,
-                "must name each kind of linear once",
-            )
+        """Raise BadSetting for affine="joint" without bias."""
+        expected = "solves weight and bias together, so calibrate.bias must be true"
+        require(self.bias or self.affine == "separate", "calibrate.affine", self.affine, expected)
 
     @classmethod
     def preset(cls, name: str, changed: Mapping[str, Any] | None = None) -> "Calibration":
@@ -251,17 +217,10 @@ class Calibration(Settings):
         require(name in PRESETS, "calibrate.preset", name, f"must be {' or '.join(PRESETS)}")
         return cls.from_mapping({**PRESETS[name], **(changed or {})}, "calibrate")
 
-    @property
-    def aims_at_the_stream(self) -> bool:
-        """Return whether β > 0 for some block."""
-        return self.residual not in (0, (0, 0))
-
     def residual_at(self, depth: float) -> float:
         """Return β of a block at a depth in its stack; 0 is the first block, 1 the last."""
-        first, last = (
-            self.residual if isinstance(self.residual, tuple) else (self.residual, self.residual)
-        )
-        return first + (last - first) * depth
+        ends = self.residual if isinstance(self.residual, tuple) else (self.residual,) * 2
+        return ends[0] + (ends[1] - ends[0]) * depth
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -269,14 +228,14 @@ class Calibration(Settings):
         return {name: value for name, value in self if name not in OFF or value != OFF[name]}
 
 
-BEYOND = ("residual", "affine", "prior")  # the paper's method where at its default
-OFF: dict[str, Any] = {name: Calibration.model_fields[name].default for name in BEYOND}
+# Settings beyond the paper, with the values that give the paper's method.
+OFF: dict[str, Any] = {
+    name: Calibration.model_fields[name].default for name in ("residual", "affine", "prior")
+}
 
-
-# "paper": for CLIP, Section 5.1. "best": of what goes beyond the paper the combination that did
-# best on validation samples of
-# drawn images, with λ, ρ and α that did best on those and on real texts (scripts/choose_preset.py,
-# preset_choice.json).
+# "paper": for CLIP, Section 5.1. "best": the extensions that did best on validation samples of
+# synthetic images, with the λ, ρ and α that did best there and on real texts
+# (scripts/choose_preset.py, preset_choice.json).
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"ridge": 0.05, "anchor_blend": 2.0, "interpolation": 0.3},
     "best": {

@@ -172,18 +172,20 @@ class _Handler(BaseHTTPRequestHandler):
         )
         url = urlsplit(self.path)
         if self.hub.uploads and (answer := self.uploaded(url.path, content)) is not None:
-            return self.answer(*answer)
+            self.answer(*answer)
+            return
         body = content.decode()
         if found := _FILE.fullmatch(url.path):
-            return self.file(*(unquote(part or "") for part in found.groups()))
-        if found := _API.fullmatch(url.path):
-            return self.api(
+            self.file(*(unquote(part or "") for part in found.groups()))
+        elif found := _API.fullmatch(url.path):
+            self.api(
                 *(unquote(part or "") for part in found.groups()),
                 {**parse_qs(url.query), **parse_qs(body)},
             )
-        self.answer(404, {"error": "no such path"})
+        else:
+            self.answer(404, {"error": "no such path"})
 
-    do_HEAD = do_POST = do_PUT = do_GET
+    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815 - names of the standard library
 
     def uploaded(self, path: str, content: bytes) -> tuple[int, object] | None:
         """What is answered to a step of an upload, in their order; None where it is none."""
@@ -288,7 +290,8 @@ class _Handler(BaseHTTPRequestHandler):
         if commit is None:
             return
         if (file := commit.files.get(path)) is None:
-            return self.refuse(404, "EntryNotFound", commit)
+            self.refuse(404, "EntryNotFound", commit)
+            return
         first, last = 0, file.size - 1
         if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             first, last = int(asked[1]), min(last, int(asked[2] or last))

@@ -24,34 +24,31 @@ def resolved() -> networkx.DiGraph:
     from dvc.repo import Repo
 
     graph = networkx.DiGraph()
-    with tempfile.TemporaryDirectory() as work:
-        with Repo(str(laid_out(Path(work)))) as repo:
-            names = {file.name for file in SETTINGS}
-            for stage in repo.index.graph:
-                reads = [
-                    entry
-                    for dep in stage.params
-                    if Path(dep.def_path).name in names
-                    for entry in dep.params
-                ]
-                file, *paths = (
-                    Path(path).resolve().relative_to(Path(work).resolve()) for path in _paths(stage)
-                )
-                outs, deps = (
-                    {str(path) for path in paths[: len(stage.outs)]},
-                    {str(path) for path in paths[len(stage.outs) :]},
-                )
-                graph.add_node(
-                    stage.name,
-                    cmd=stage.cmd,
-                    reads=tuple(reads),
-                    file=str(file),
-                    outs=outs,
-                    deps=deps,
-                )
-            graph.add_edges_from(
-                (stage.name, needed.name) for stage, needed in repo.index.graph.edges
+    with tempfile.TemporaryDirectory() as work, Repo(str(laid_out(Path(work)))) as repo:
+        names = {file.name for file in SETTINGS}
+        for stage in repo.index.graph:
+            reads = [
+                entry
+                for dep in stage.params
+                if Path(dep.def_path).name in names
+                for entry in dep.params
+            ]
+            file, *paths = (
+                Path(path).resolve().relative_to(Path(work).resolve()) for path in _paths(stage)
             )
+            outs, deps = (
+                {str(path) for path in paths[: len(stage.outs)]},
+                {str(path) for path in paths[len(stage.outs) :]},
+            )
+            graph.add_node(
+                stage.name,
+                cmd=stage.cmd,
+                reads=tuple(reads),
+                file=str(file),
+                outs=outs,
+                deps=deps,
+            )
+        graph.add_edges_from((stage.name, needed.name) for stage, needed in repo.index.graph.edges)
     return graph
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from featcal.merging.registry import METHODS
+from featcal.merging.registry import METHODS, methods_table
 from featcal.models.families import KNOWN
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +23,8 @@ def code_of(page: str) -> list[str]:
 
 @pytest.fixture
 def tables():
-    """The tables that the page adds to, put back afterwards."""
+    """Restore the tables that the page adds to."""
+    methods_table()  # loads every method: a module is imported, and so registered, only once
     before = [(table, dict(table)) for table in (KNOWN, METHODS)]
     yield
     for table, content in before:

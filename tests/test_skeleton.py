@@ -10,7 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = {  # where the version is written, for whom
-    "featcal/version.py": r'__version__ = "(.+)"',
+    "featcal/__init__.py": r'__version__ = "(.+)"',
     "pyproject.toml": r'^version = "(.+)"',
     "reproduction/pyproject.toml": r'^version = "(.+)"',
     "CITATION.cff": r"^version: (.+)",

@@ -25,6 +25,7 @@ from featcal.baselines.settings import (
     ProbSurgery,
     Surgery,
 )
+from featcal.card import render_card, write_card
 from featcal.errors import (
     BadData,
     BadFile,
@@ -38,7 +39,7 @@ from featcal.errors import (
 )
 from featcal.files import atomic_folder, read_json, write_json
 
-WEIGHTS, RECORD, CARD = "adapters.safetensors", "adapters.json", "README.md"
+WEIGHTS, RECORD = "adapters.safetensors", "adapters.json"
 TITLES: dict[type[AdapterMethod], str] = {
     Surgery: "Representation Surgery",
     ProbSurgery: "ProbSurgery",
@@ -136,7 +137,7 @@ class Adapters:
         with atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as hidden:
             save_file(tensors, hidden / WEIGHTS, metadata={"format": "pt"})
             write_json(hidden / RECORD, record(self))
-            (hidden / CARD).write_text(card(self), encoding="utf-8", newline="\n")
+            write_card(hidden, card(self))
         return Path(folder)
 
     @classmethod
@@ -198,26 +199,12 @@ def rounded(losses: Mapping[str, list[float]]) -> dict[str, list[float]]:
 
 
 def card(adapters: Adapters) -> str:
-    """README.md of the folder."""
-    lines = [
-        f"# {TITLES[type(adapters.settings)]} adapters",
-        "",
-        NOTE,
-        "",
-        "| setting | value |",
-        "|---|---|",
-    ]
-    lines += [
-        f"| {name} | {value} |"
-        for name, value in {**dict(adapters.settings), "seed": adapters.seed}.items()
-    ]
-    lines += [f"| width of the features | {adapters.width} |"]
-    if adapters.losses:
-        lines += ["", "| task | loss at the first step | at the last |", "|---|---|---|"]
-    lines += [
-        f"| {task} | {curve[0]:.5f} | {curve[-1]:.5f} |" for task, curve in adapters.losses.items()
-    ]
-    return "\n".join([*lines, ""])
+    """Return the text of README.md."""
+    values = {**dict(adapters.settings), "seed": adapters.seed, "width": adapters.width}
+    losses = [[task, f"{c[0]:.5f}", f"{c[-1]:.5f}"] for task, c in adapters.losses.items()]
+    title = f"{TITLES[type(adapters.settings)]} adapters"
+    front = {"library_name": "featcal", "tags": ["featcal"]}
+    return render_card(title, NOTE, {}, list(values.items()), front, losses=losses)
 
 
 def checked(

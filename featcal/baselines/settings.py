@@ -39,7 +39,7 @@ class Surgery(Training):
     """
 
     name: ClassVar[str] = "surgery"
-    place = name
+    section = name
     features: Literal["unit", "raw"] = "unit"
     rank: PositiveInt = 16
 
@@ -54,7 +54,7 @@ class ProbSurgery(Training):
     """
 
     name: ClassVar[str] = "prob_surgery"
-    place = name
+    section = name
     hidden: PositiveInt = 128
     kl_weight: NonNegativeFloat = 1e-4
     loss: Literal["l1", "mse", "smooth_l1"] = "l1"
@@ -67,7 +67,7 @@ class MeanShift(Settings):
     """
 
     name: ClassVar[str] = "mean_shift"
-    place = name
+    section = name
     steps: ClassVar[int] = 0
     encode: ClassVar[str] = "once"
     features: Literal["unit", "raw"] = "raw"

@@ -4,17 +4,18 @@ from its experts."""
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 from torch import Tensor
 
+from featcal import __version__
 from featcal.calibration.models import Models
 from featcal.calibration.report import BlockRecord, DriftRecord
 from featcal.calibration.resume import RunFolder, block_name
-from featcal.card import UNTOLD, card, front_matter, name_of, shown, table, use, write_card
+from featcal.card import front_matter, name_of, render_card, write_card
 from featcal.errors import BadFile
 from featcal.files import atomic_folder
 from featcal.models.checkpoint import LazyCheckpoint
@@ -22,26 +23,10 @@ from featcal.models.plan import blocks_of
 from featcal.models.save import ShardWriter, copy_other_files, save_model
 from featcal.models.streamed import StreamedModel
 from featcal.settings import Calibration
-from featcal.version import __version__
 
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β", "prior": "κ"}
 RECIPE = "mergekit_config.yml"
 DRIFT_COLUMNS = ["expert", "merged", "calibrated", "cosine merged", "cosine calibrated", "samples"]
-MEASURE = """Relative drift ‖H − H_exp‖ / ‖H_exp‖ of the features H from the expert's, and their cosine."""
-LAST = """Behind the last block, of the merged model as it was and of this one, on the same samples of each expert's task; *held
-out*: on samples that it was not calibrated on."""
-BLOCKS = """Behind every block of this model, as means over the experts, on the samples that it was calibrated on."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Where the samples came from, for those who know: of each task its place, and how they were
-    drawn.
-    """
-
-    places: Mapping[str, str]
-    how: Mapping[str, object]  # such as samples of each task, split, seed
-    datasets: Sequence[str] = field(default_factory=tuple)  # those of the hub
 
 
 def calibration_card(
@@ -50,60 +35,42 @@ def calibration_card(
     experts: Mapping[str, Any],
     settings: Calibration,
     blocks: Sequence[BlockRecord],
-    drawn: Drawn | None = None,
     drift: Sequence[DriftRecord] = (),
+    samples: Mapping[str, object] | None = None,
+    datasets: Sequence[str] = (),
 ) -> str:
-    """The card's text; it holds nothing that varies between two runs, and no number that was not
-    measured.
+    """Return the text of the model card; two equal runs give the same text.
+
+    samples: rows of the section on samples, such as their number, seed and location.
+    datasets: names of data sets on the hub, for the front matter.
     """
-    models = {"base": base, "merged model": merged} | {
-        f"expert {task}": experts[task] for task in sorted(experts)
-    }
-    how = merge_method(merged)
+    models = {"base": base, "merged model": merged}
+    models |= {f"expert {task}": experts[task] for task in sorted(experts)}
+    method = merge_method(merged)
     rows = [
-        [role, name_of(model) + (f", merged by {how}" if how and model is merged else "")]
-        for role, model in models.items()
-    ]
-    far = [LAST, table(DRIFT_COLUMNS, drift_rows(drift)), *worse(drift)] if drift else []
-    far += (
-        [BLOCKS, block_table(blocks)]
-        if all(block.relative_drift is not None for block in blocks)
-        else []
-    )
-    sections = [
-        f"{len(experts)} fine-tuned models merged into one, whose weights were then calibrated to the experts' features with "
-        f"[FeatCal](https://arxiv.org/abs/2605.13030) (featcal {__version__}): in closed form, without training.",
-        "## What was merged",
-        table(["role", "model"], rows),
-        "## How it was calibrated",
-        table(["setting", "value"], setting_rows(settings, drawn)),
-        *(["## How far it is from its experts", MEASURE, *far] if far else ()),
-        UNTOLD,
-        "## Use",
-        use(class_name(merged)),
-    ]
-    more = {"datasets": sorted(set(drawn.datasets))} if drawn and drawn.datasets else {}
-    return card(
-        f"{name_of(base)}: {len(experts)} experts merged and calibrated",
-        models,
-        ("merge", "featcal"),
-        more,
-        sections,
-    )
-
-
-def setting_rows(settings: Calibration, drawn: Drawn | None) -> list[list[str]]:
-    """Every setting, then where the samples came from."""
-    best = settings == Calibration.preset("best")
-    rows = [["preset", "best, beyond the paper"]] if best else []
-    rows += [
-        [f"{SYMBOLS[key]}, {key}" if key in SYMBOLS else key, shown(value)]
+        [f"{SYMBOLS[key]}, {key}" if key in SYMBOLS else key, value]
         for key, value in settings.stated.items()
     ]
-    if drawn:
-        rows += [[key, shown(value)] for key, value in drawn.how.items()]
-        rows += [[f"samples of {task}", place] for task, place in sorted(drawn.places.items())]
-    return rows
+    if settings == Calibration.preset("best"):
+        rows.insert(0, ["preset", "best, beyond the paper"])
+    measured = all(block.relative_drift is not None for block in blocks)
+    return render_card(
+        f"{name_of(base)}: {len(experts)} experts merged and calibrated",
+        f"{len(experts)} fine-tuned models merged into one"
+        + (f" by {method}" if method else "")
+        + ". Its weights were then calibrated to the experts' features with"
+        + f" [FeatCal](https://arxiv.org/abs/2605.13030) (featcal {__version__}):"
+        + " in closed form, without training.",
+        models,
+        rows,
+        {"datasets": sorted(set(datasets))} if datasets else {},
+        samples=list((samples or {}).items()),
+        drift_columns=DRIFT_COLUMNS,
+        drift=drift_rows(drift),
+        warnings=worse(drift),
+        blocks=block_rows(blocks) if measured else [],
+        class_name=class_name(merged),
+    )
 
 
 def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
@@ -131,29 +98,24 @@ def worse(drift: Sequence[DriftRecord]) -> list[str]:
     if not names:
         return []
     return [
-        f"Farther from its expert than the merged model is: {', '.join(names)}. More samples or a larger λ may help."
+        f"Calibration increased the drift from these experts: {', '.join(names)}."
+        " More samples or a larger ridge (λ) may help."
     ]
 
 
-def block_table(blocks: Sequence[BlockRecord]) -> str:
-    """A row for each block and their mean."""
-    keys = ("relative_drift", "cosine")
+def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
+    """Return a row of drift, cosine and tokens for each block, and their means."""
     rows = [
-        [block.name, *(f"{getattr(block, key):.3f}" for key in keys), f"{block.tokens:,}"]
+        [block.name, f"{block.relative_drift:.3f}", f"{block.cosine:.3f}", f"{block.tokens:,}"]
         for block in blocks
     ]
     if len(blocks) > 1:
-        rows.append(
-            [
-                "mean",
-                *(
-                    f"{sum(getattr(block, key) for block in blocks) / len(blocks):.3f}"
-                    for key in keys
-                ),
-                "",
-            ]
+        means = (
+            sum(getattr(block, key) for block in blocks) / len(blocks)
+            for key in ("relative_drift", "cosine")
         )
-    return table(["block", "drift", "cosine", "tokens"], rows)
+        rows.append(["mean", *(f"{mean:.3f}" for mean in means), ""])
+    return rows
 
 
 def merge_method(merged: object) -> str | None:

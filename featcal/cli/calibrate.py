@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from featcal.card import inherited, write_card
+from featcal.card import licences_differ, write_card
 from featcal.cli import options
 from featcal.cli.inspect import NOT_RUN
 from featcal.cli.models import (
@@ -46,41 +46,35 @@ if TYPE_CHECKING:
     from featcal.settings import Calibration
 
 
-def tell_card(
+def rewrite_card(
     out: Path,
     merged: Path,
     named: Named,
     settings: "Calibration",
     result: "Result",
     places: Mapping[str, "Place"],
-    how: Mapping[str, object],
+    samples: dict[str, object],
 ) -> None:
-    """Replace the card of a written folder by one with the samples; says so where the licences of
-    the inputs differ.
+    """Replace the card of the result by one that also describes the samples; warn if the licences
+    of the inputs differ.
     """
-    from featcal.calibration.write import Drawn, calibration_card
+    from featcal.calibration.write import calibration_card
 
-    hub = [str(place.source) for place in places.values() if place.on_hub]
-    drawn = Drawn({task: place_name(place) for task, place in places.items()}, how, hub)
-    write_card(
-        out,
-        calibration_card(
-            merged, named.base, named.experts, settings, result.blocks, drawn, result.drift
-        ),
-    )
-    if inherited({"base": named.base, "merged": merged, **named.experts}).differs:
+    datasets = [str(place.source) for place in places.values() if place.on_hub]
+    for task, place in sorted(places.items()):
+        name = Path(place.source).resolve().name
+        if place.on_hub:
+            name = f"{place.source}@{place.revision}"
+            name += f":{place.config}" if place.config else ""
+        samples[f"samples of {task}"] = name
+    models = merged, named.base, named.experts
+    results = result.blocks, result.drift
+    write_card(out, calibration_card(*models, settings, *results, samples, datasets))
+    if licences_differ({"base": named.base, "merged": merged, **named.experts}):
         note(
-            f"{out / 'README.md'}: the inputs have different licences; which terms hold for the result is yours to settle"
+            f"{out / 'README.md'}: the inputs have different licences;"
+            " decide which terms apply before you publish the result"
         )
-
-
-def place_name(place: "Place") -> str:
-    """How a card calls where samples came from: what the hub calls it, or the last part of a
-    path.
-    """
-    if not place.on_hub:
-        return Path(place.source).resolve().name
-    return f"{place.source}@{place.revision}" + (f":{place.config}" if place.config else "")
 
 
 def show_run(
@@ -310,7 +304,7 @@ def calibrate(
         return
     how = {"samples of each task": samples, "split": split, "seed": seed, "precision": dtype}
     how |= {"tokens of a sample, at most": tokens} if tokens else {}
-    tell_card(out, merged, named, settings, result, places, how)
+    rewrite_card(out, merged, named, settings, result, places, how)
     show_result(result, settings.stated, as_json)
     push(out, push_to_hub)
 

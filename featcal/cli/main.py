@@ -81,7 +81,7 @@ def options(
         str, typer.Option(metavar="LEVEL", help="Of --log-file: debug, info, warning or error.")
     ] = "info",
 ) -> None:
-    from featcal.version import __version__
+    from featcal import __version__
 
     if log_file:
         log_to(log_file, log_level)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel, PretrainedConfig
 
-from featcal.card import UNTOLD, card, name_of, shown, table, use, write_card
+from featcal import __version__
+from featcal.card import name_of, render_card, write_card
 from featcal.errors import TensorsDiffer
 from featcal.files import write_json
 from featcal.merging.alignment import aligned, class_of
@@ -38,7 +39,6 @@ from featcal.models.load import (
 )
 from featcal.models.save import ShardWriter, copy_other_files, write_config
 from featcal.settings import require
-from featcal.version import __version__
 
 
 @dataclass(frozen=True)
@@ -328,20 +328,13 @@ def merge_card(
     experts: Mapping[str, Any],
     architecture: str,
 ) -> str:
-    """Return the model card: what was merged, and how. It makes no claim about accuracy."""
-    models = {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)}
-    values = [[key, shown(value)] for key, value in settings.items()]
-    note = f" {rule.note}" if rule.note else ""
-    sections = [
+    """Return the text of the model card."""
+    return render_card(
+        f"{name_of(base)}: {len(experts)} experts merged",
         f"{len(experts)} fine-tuned models merged into one by `{rule.name}` (featcal {__version__}).",
-        "## What was merged",
-        table(["role", "model"], [[role, name_of(model)] for role, model in models.items()]),
-        "## How it was merged",
-        f"`{rule.name}`, {rule.source}.{note}",
-        table(["setting", "value"], values) if values else "The method has no settings.",
-        UNTOLD,
-        "## Use",
-        use(architecture),
-    ]
-    title = f"{name_of(base)}: {len(experts)} experts merged"
-    return card(title, models, ("merge", "featcal"), {"merge_method": rule.name}, sections)
+        {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)},
+        list(settings.items()),
+        {"merge_method": rule.name},
+        method=f"`{rule.name}`, {rule.source}. {rule.note}".rstrip(),
+        class_name=architecture,
+    )

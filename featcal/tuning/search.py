@@ -14,13 +14,13 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
+from featcal import __version__
 from featcal.calibration.features import rows, size
 from featcal.calibration.resume import Digest, add_model
 from featcal.errors import BadBatches, BadEnvironment
 from featcal.files import read_json, write_json
 from featcal.models.batch import Batch, Model
 from featcal.settings import Calibration, Settings
-from featcal.version import __version__
 
 Origin = Literal["start", "path", "search"]
 
@@ -43,7 +43,7 @@ class Search(Settings):
     run side by side.
     """
 
-    place = "tune"
+    section = "tune"
     trials: PositiveInt = 16
     holdout: Annotated[float, Field(gt=0, lt=1)] = 0.25
     seed: NonNegativeInt = 42

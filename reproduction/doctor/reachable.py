@@ -5,6 +5,7 @@ and sizes, downloads nothing.
 import fnmatch
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -93,12 +94,11 @@ def _size(one: Repository, commit: str | None) -> int | None:
     lets its list be read.
     """
     asked = "config.json" if one.kind == "model" else "README.md"
-    try:
+    # an adapter's configuration has another name, and a data set may have no card
+    with suppress(hub_errors.EntryNotFoundError):
         huggingface_hub.get_hf_file_metadata(
             huggingface_hub.hf_hub_url(one.name, asked, repo_type=one.kind, revision=commit)
         )
-    except hub_errors.EntryNotFoundError:
-        pass  # an adapter's configuration is called otherwise, and a data set may have no card
     listed = huggingface_hub.HfApi().list_repo_tree(
         one.name, repo_type=one.kind, revision=commit, recursive=True
     )

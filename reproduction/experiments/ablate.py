@@ -16,7 +16,7 @@ class Rescaling(Settings):
     factor chosen on `split`.
     """
 
-    place = "rescale"
+    section = "rescale"
     factors: Each[float]
     split: Literal["validation", "train"]  # never test
     samples: PositiveInt
@@ -29,7 +29,7 @@ class AblateStudy(Settings):
     without: by name what is changed of `featcal`; afterwards the settings with that change.
     """
 
-    place = "ablate"
+    section = "ablate"
     role: str
     pool: int
     setting: Setting

@@ -51,7 +51,7 @@ class BeyondStudy(Settings):
     reading:   how texts are read, of a language model.
     """
 
-    place = "beyond"
+    section = "beyond"
     role: str
     pool: Pool
     upstreams: tuple[str, ...]

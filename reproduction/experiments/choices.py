@@ -56,7 +56,7 @@ class ChoicesStudy(Settings):
     option is called.
     """
 
-    place = "choices"
+    section = "choices"
     role: str
     pool: Pool
     upstream: str

@@ -31,7 +31,7 @@ class SamplesStudy(Study):
     seed.
     """
 
-    place = "samples"
+    section = "samples"
     rivals: Rivals
     samples: Counts
     seeds: Seeds
@@ -45,7 +45,7 @@ class CorruptedStudy(Study):
     at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.
     """
 
-    place = "corrupted"
+    section = "corrupted"
     rivals: Rivals
     corruptions: Each[Corruption] | Each[TextCorruption]
     severity: int | Each[Annotated[int, Field(ge=1, le=3)]]
@@ -108,7 +108,7 @@ class TaskCountsStudy(Settings):
     at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.
     """
 
-    place = "task_counts"
+    section = "task_counts"
     role: str
     pool: int
     upstreams: tuple[str, ...]
@@ -137,7 +137,7 @@ class CostStudy(Study):
     latter are scored; where there are none they are not trained.
     """
 
-    place = "cost"
+    section = "cost"
     rivals: Rivals
     samples: PositiveInt
     seed: NonNegativeInt
@@ -158,7 +158,7 @@ class ExpertSeedsStudy(Settings):
     seeds: of the experts' trainings but the first, which `evaluate` scores.
     """
 
-    place = "expert_seeds"
+    section = "expert_seeds"
     role: str
     pool: int
     upstreams: tuple[str, ...]
@@ -176,7 +176,7 @@ class SecondEncoderStudy(Settings):
     scored: how many test samples of each task count.
     """
 
-    place = "second_encoder"
+    section = "second_encoder"
     role: str
     pool: int
     model: str

@@ -267,8 +267,8 @@ def plain_run(kind: type[P], key: str, entry: Any, suite: str) -> P | None:
     """An entry whose group is the dataclass itself, in the section of its name; None where the
     suite does not run it.
     """
-    role, pool = role_and_pool(key, kind.place)
-    place = f"{kind.place}.{key}"
+    role, pool = role_and_pool(key, kind.section)
+    place = f"{kind.section}.{key}"
     chosen = for_suite(place, entry, suite)
     return (
         None

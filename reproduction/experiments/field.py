@@ -24,7 +24,7 @@ class SurgeryV2(Surgery):
     """
 
     name: ClassVar[str] = "surgery_v2"
-    place = name
+    section = name
     features: Literal["unit", "raw"] = "raw"
     reshuffle: PositiveInt | None = 2
 
@@ -35,7 +35,7 @@ class IntervMerge(Training):
     """
 
     name: ClassVar[str] = "interv_merge"
-    place = name
+    section = name
     reshuffle: PositiveInt | None = 2
     rank: PositiveInt = 1
 
@@ -57,7 +57,7 @@ class FieldStudy(Settings):
     which holds none of the samples that are scored.
     """
 
-    place = "field"
+    section = "field"
     role: str
     pool: int
     rivals: Rivals

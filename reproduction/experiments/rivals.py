@@ -17,7 +17,7 @@ class Rivals(Settings):
     batch:   of FeatCal; the result depends on it in the last bits only.
     """
 
-    place = "rivals"
+    section = "rivals"
     setting: Setting
     featcal: Calibration
     surgery: Surgery

@@ -96,7 +96,7 @@ class Draw(Settings):
     at a time.
     """
 
-    place = "draw"
+    section = "draw"
     stream: Stream
     samples: PositiveInt | None
     batch: PositiveInt
@@ -131,7 +131,7 @@ class Reading(Settings):
     tokens:  at most so many of a text; None for what the model is usually given.
     """
 
-    place = "reading"
+    section = "reading"
     split: Literal["train", "validation"] = "train"
     decoder: Literal["answer", "start"] = "answer"
     counted: Literal["all", "prompt", "answer"] = "all"
@@ -191,7 +191,7 @@ class MultitaskRun(Settings):
     in `steps` steps in all.
     """
 
-    place = "multitask"
+    section = "multitask"
     role: str
     pool: Pool
     model: str | None = None
@@ -216,7 +216,7 @@ class MeasureRun(Settings):
     setting.
     """
 
-    place = "measure"
+    section = "measure"
     role: str
     pool: Pool
     upstream: str

@@ -17,7 +17,7 @@ class Sweep(Settings):
     The value of `featcal`, which the others are compared with, is always among them.
     """
 
-    place = "around"
+    section = "around"
     setting: Setting
     featcal: Calibration
     ridge: Numbers = ()
@@ -43,7 +43,7 @@ class Sweep(Settings):
 class SweepStudy(Settings):
     """Figure 5: sweeps of λ, ρ and α around one or more settings, on several mergers."""
 
-    place = "sweep"
+    section = "sweep"
     role: str
     pool: int
     upstreams: tuple[str, ...]

@@ -18,7 +18,7 @@ class TheoryStudy(Study):
     nodes: numbers of quadrature nodes at which path-averaged Jacobians are tried.
     """
 
-    place = "theory"
+    section = "theory"
     setting: Setting
     featcal: Calibration
     samples: PositiveInt

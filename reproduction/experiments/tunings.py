@@ -21,7 +21,7 @@ class TuneStudy(Settings):
     together and run side by side.
     """
 
-    place = "tune"
+    section = "tune"
     role: str
     pool: Pool
     upstream: str

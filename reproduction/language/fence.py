@@ -16,6 +16,7 @@ import signal
 import sys
 import sysconfig
 import time
+from contextlib import suppress
 
 # whatever starts a process, reaches a network or another process, changes files, or looks for
 # objects of the surrounding program
@@ -141,10 +142,8 @@ def run(source: str, tests: list, limits: dict) -> tuple:
         (os.killpg, process),
         (os.kill, process),
     ):  # by number too: it may not have made its group yet
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             kill(target, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
     _, status = os.waitpid(process, 0)
     if said == token:
         return "passed", ""

@@ -1,88 +1,108 @@
-"""A piece of work run under watch: seconds, peak memory above what was held before, energy.
+"""Measure seconds, additional peak memory and energy of a piece of work.
 
-A thread looks at the process tree and at the GPU five times a second. Looking takes about a
+A thread samples the process tree and the GPU five times a second; a sample takes about a
 millisecond of one core.
 """
 
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
-from reproduction.profiling.memory import MIB, forget_peak, own_bytes, own_peak_bytes, tree_bytes
+import psutil
+
 from reproduction.profiling.power import Watts, power_meter
 
 T = TypeVar("T")
-INTERVAL = 0.2  # seconds between two looks
+MIB = 2**20
+INTERVAL = 0.2  # seconds between two samples
 JOULES = 3600  # in a watt-hour
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What a piece of work took.   memory_mib, energy_wh: None is "not measured", which is not the
-    same as zero.
-    """
+    """The cost of a piece of work. energy_wh: None if not measured."""
 
     seconds: float
-    memory_mib: float | None
+    memory_mib: float
     energy_wh: float | None
 
 
 @dataclass
 class Watch:
-    """What was seen: the largest sum over the process tree, and the power at several times."""
+    """The largest memory of the process tree, and the power over time."""
 
     watts: Watts | None
     largest: int = 0  # bytes
     power: list[tuple[float, float]] = field(default_factory=list)  # seconds of the clock, watts
     end: threading.Event = field(default_factory=threading.Event)
 
-    def look(self) -> None:
-        """One look at memory and power."""
-        self.largest = max(self.largest, tree_bytes() or 0)
+    def sample(self) -> None:
+        """Sample memory and power once."""
+        self.largest = max(self.largest, tree_bytes())
         if self.watts is not None:
             self.power.append((time.perf_counter(), self.watts()))
 
-    def keep_looking(self) -> None:
-        """Look until told to end."""
+    def keep_sampling(self) -> None:
+        """Sample until the end is set."""
         while not self.end.wait(INTERVAL):
-            self.look()
+            self.sample()
 
 
 def profiled(work: Callable[[], T], gpu: bool = False) -> tuple[T, Profile]:
-    """What `work()` returns, and what it took.
+    """Return the result of `work()` and its cost.
 
     work: on a GPU it must end with its results on the host or on disk, so that the clock does not
     stop before the GPU does.
-    gpu: whether the work is done there; only then is energy measured, since an idle GPU beside a
-    CPU's work is no cost of it.
+    gpu: measure energy as well; work on the CPU is not charged for an idle GPU.
     """
     with ExitStack() as open_:
         watch = Watch(open_.enter_context(power_meter()) if gpu else None)
-        looking = threading.Thread(target=watch.keep_looking, daemon=True)
-        forget_peak()
-        before, own_before = tree_bytes(), own_bytes()
-        watch.look()
-        looking.start()
+        sampling = threading.Thread(target=watch.keep_sampling, daemon=True)
+        with suppress(OSError):  # not Linux, or not allowed: the peak since the process started
+            Path("/proc/self/clear_refs").write_text("5")
+        before, own_before = tree_bytes(), psutil.Process().memory_info().rss
+        watch.sample()
+        sampling.start()
         start = time.perf_counter()
         try:
             result = work()
             seconds = time.perf_counter() - start
         finally:
             watch.end.set()
-            looking.join()
-        watch.look()
-    own_peak = own_peak_bytes()
-    grown = None
-    if before is not None and own_before is not None and own_peak is not None:
-        grown = round(max(0, watch.largest - before, own_peak - own_before) / MIB, 1)
-    return result, Profile(round(seconds, 3), grown, energy(watch.power))
+            sampling.join()
+        watch.sample()
+    grown = max(0, watch.largest - before, own_peak_bytes() - own_before)
+    return result, Profile(round(seconds, 3), round(grown / MIB, 1), energy(watch.power))
+
+
+def tree_bytes() -> int:
+    """Return the resident memory of this process and its descendants."""
+    own = psutil.Process()
+    size = own.memory_info().rss
+    for child in own.children(recursive=True):
+        with suppress(psutil.Error):  # ended in the meantime
+            size += child.memory_info().rss
+    return int(size)
+
+
+def own_peak_bytes() -> int:
+    """Return the peak resident memory of this process as the kernel counts it; 0 if unknown.
+
+    The kernel misses no peak between two samples. psutil does not read this counter.
+    """
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def energy(power: list[tuple[float, float]]) -> float | None:
-    """Watt-hours under a curve of (seconds, watts) by trapezoids; None without a curve."""
+    """Return the watt-hours under a curve of (seconds, watts) by trapezoids; None for no curve."""
     if len(power) < 2:
         return None
     pairs = zip(power, power[1:], strict=False)

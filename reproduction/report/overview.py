@@ -121,9 +121,10 @@ def verdict_counts(suite: str) -> PageOutput:
 
 def _verdict_counts(source: Source) -> str:
     frame = count_table(source)
-    rows = []
-    for place in sorted(frame.index, key=_order):
-        rows.append(("", [place_link(place), *_numbers(frame.loc[place])]))
+    rows = [
+        ("", [place_link(place), *_numbers(frame.loc[place])])
+        for place in sorted(frame.index, key=_order)
+    ]
     rows.append(("fc-total", ["all", *(str(n) for n in frame.sum())]))
     return table(
         ["In the paper", *map(chip, WORDS)], rows, f"Verdicts counted — {source.title}", "fc-counts"

@@ -78,22 +78,13 @@ def accuracies(run: Played) -> PageOutput:
     """
     if not run.right:
         return _not_run("accuracies")
-    rows = []
     tasks = list(run.right["merged"])
     percent = {
         name: {task: 100 * counts[task][0] / counts[task][1] for task in tasks}
         for name, counts in run.right.items()
     }
-    for task in tasks:
-        rows.append(
-            (
-                "",
-                [
-                    escape(TASKS.get(task, task)),
-                    *_cells({name: values[task] for name, values in percent.items()}),
-                ],
-            )
-        )
+    by_task = {task: {name: values[task] for name, values in percent.items()} for task in tasks}
+    rows = [("", [escape(TASKS.get(task, task)), *_cells(by_task[task])]) for task in tasks]
     means = {name: sum(values.values()) / len(tasks) for name, values in percent.items()}
     rows.append(("fc-total", ["Average", *_cells(means)]))
     caption = f"Top-1 accuracy (%) on the drawn test images — {label(run.wanted.suite)}. Arrows: against the merged model."

@@ -82,8 +82,10 @@ def parts_of(study: TaskCountsStudy, tasks: Sequence[str]) -> list[Part]:
                 .permutation(len(tasks))
                 .tolist()
             )
-            for start in range(0, len(tasks) - count + 1, count):
-                cut.append(tuple(tasks[i] for i in sorted(order[start : start + count])))
+            cut += [
+                tuple(tasks[i] for i in sorted(order[start : start + count]))
+                for start in range(0, len(tasks) - count + 1, count)
+            ]
         found += [Part(draw, those) for draw, those in enumerate(cut)]
     return found
 

@@ -104,7 +104,7 @@ class Language(Settings):
     lm-evaluation-harness knows, ours or a public one.
     """
 
-    place = "language"
+    section = "language"
     texts: Texts | None = None
     pools: Mapping[str, Names] = {}
     roles: Annotated[Mapping[str, LanguageRole], Present] = {}

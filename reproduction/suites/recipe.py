@@ -13,7 +13,7 @@ class FineTune(Settings):
     parameter names that stay.
     """
 
-    place = "fine_tune"
+    section = "fine_tune"
     steps: PositiveInt = 100
     lr: PositiveFloat = 0.03
     batch: PositiveInt = 48

@@ -16,7 +16,7 @@ class FineTuneSentences(Settings):
     frozen: beginnings of the parameter names that stay.
     """
 
-    place = "fine_tune"
+    section = "fine_tune"
     steps: PositiveInt = 100
     lr: Least = 2.0e-4
     batch: PositiveInt = 32

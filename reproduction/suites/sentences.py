@@ -32,7 +32,7 @@ class Sentences(Settings):
     pool.
     """
 
-    place = "sentences"
+    section = "sentences"
     texts: str = ""
     pools: Mapping[PositiveInt, Names] = {}
     roles: Annotated[Mapping[str, SentenceRole], Present] = {}

@@ -138,11 +138,11 @@ def load_suite(root: Path, name: str) -> Suite:
 def _known_tasks(source: str) -> tuple[str, ...]:
     """The tasks there are to choose from; none where folders of the user's own say it."""
     if source == "mini":
-        from reproduction.mini.tasks import TASKS as drawn
+        from reproduction.mini import tasks
 
-        return tuple(drawn)
+        return tuple(tasks.TASKS)
     if source == "hub":
-        from reproduction.data.registry import TASKS as listed
+        from reproduction.data import registry
 
-        return tuple(listed)
+        return tuple(registry.TASKS)
     return ()

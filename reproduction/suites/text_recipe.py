@@ -12,7 +12,7 @@ from featcal.settings import Fraction, Settings
 class Lora(Settings):
     """Rank r, α, and the last part of the names of the linear modules that get an adapter."""
 
-    place = "lora"
+    section = "lora"
     rank: PositiveInt = 16
     alpha: PositiveInt = 32
     modules: tuple[str, ...] = ("q", "v")
@@ -30,7 +30,7 @@ class FineTuneText(Settings):
     tokens: at most so many of a text; None for what the model is usually given.
     """
 
-    place = "fine_tune"
+    section = "fine_tune"
     steps: PositiveInt = 100
     lr: PositiveFloat = 1e-3
     batch: PositiveInt = 32

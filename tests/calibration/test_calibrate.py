@@ -145,7 +145,7 @@ def test_without_the_drift_of_blocks_the_model_is_the_same_and_the_card_tells_no
     folder = calibrate(
         **given, settings=PAPER, out=tmp_path / "calibrated", block_drift=False
     ).folder
-    assert "## How far it is from its experts" not in (folder / "README.md").read_text()
+    assert "## Drift from the experts" not in (folder / "README.md").read_text()
 
 
 def test_the_drift_from_each_expert_is_that_of_the_two_models_on_the_samples_held_out():

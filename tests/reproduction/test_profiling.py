@@ -1,6 +1,4 @@
-"""The profiler: memory of a known amount is found, also in a child; power is integrated; what
-cannot be measured is None.
-"""
+"""The profiler finds memory of a known amount, also in a child process, and integrates power."""
 
 import math
 import subprocess
@@ -10,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from reproduction.profiling import memory, profile
+from reproduction.profiling import profile
 from reproduction.profiling.power import power_meter
 from reproduction.profiling.profile import energy, profiled
 
-SIZE = 120 * memory.MIB
+SIZE = 120 * profile.MIB
 TOUCH = f"import time; held = bytearray({SIZE}); held[::4096] = b'x' * len(held[::4096]); time.sleep(0.8)"
 
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from featcal import files
 from featcal.errors import BadFile, MissingPath
+from featcal.files import read_json, write_json
 from reproduction import results
 
 
@@ -49,8 +49,8 @@ def test_a_damaged_results_file_is_one_error(tmp_path, text):
 
 
 def test_json_is_stable_and_refuses_nan(tmp_path):
-    files.write_json(tmp_path / "x.json", {"b": 1, "a": "é"})
+    write_json(tmp_path / "x.json", {"b": 1, "a": "é"})
     assert (tmp_path / "x.json").read_text("utf-8") == '{\n  "b": 1,\n  "a": "é"\n}\n'
-    assert files.read_json(tmp_path / "x.json") == {"b": 1, "a": "é"}
+    assert read_json(tmp_path / "x.json") == {"b": 1, "a": "é"}
     with pytest.raises(BadFile, match="NaN"):
-        files.write_json(tmp_path / "x.json", {"a": float("nan")})
+        write_json(tmp_path / "x.json", {"a": float("nan")})

@@ -71,8 +71,8 @@ def text(root: Path) -> str:
     for node in ast.parse(source).body:
         if not isinstance(node, ast.ClassDef) or node.name in SILENT:
             continue
-        for number in [number for number in titles if number < node.lineno]:
-            parts.append(f"## {titles.pop(number)}\n\n")
+        above = [number for number in titles if number < node.lineno]
+        parts += [f"## {titles.pop(number)}\n\n" for number in above]
         meaning = escaped((ast.get_docstring(node) or "").splitlines()[0])
         parts.append(f"### {node.name}\n\n{meaning}\n\n{block(message(node.name))}\n")
     return "".join(parts)

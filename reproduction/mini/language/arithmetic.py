@@ -34,7 +34,7 @@ def expression(rng: np.random.Generator) -> Item:
             left, sign, right = calculated(a, first, b), second, c
             hasty = calculated(a, first, b)  # the last digit forgotten
         value = calculated(left, sign, right)
-        if 0 <= min(value, left) and max(value, left, right) <= LARGEST:
+        if min(value, left) >= 0 and max(value, left, right) <= LARGEST:
             return Item(
                 f"{a}{first}{b}{second}{c}=",
                 f"{left}{sign}{right}={value}",

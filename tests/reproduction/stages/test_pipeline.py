@@ -32,7 +32,6 @@ STAGES = (
 # bytes, and files that appear complete or not at all.
 EXEMPT = {
     "featcal/__init__.py",
-    "featcal/version.py",
     "featcal/errors.py",
     "featcal/settings.py",
     *(str(file.relative_to(ROOT)) for file in (ROOT / "reproduction/experiments").glob("*.py")),
