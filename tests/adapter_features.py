@@ -1,37 +1,51 @@
-"""Random features of a merged model and of experts that differ from it by a bend, for tests of
-adapters.
+"""Random features of a merged model and of experts that differ from it by a low-rank bend, and
+adapters trained on them, for tests of adapters.
 """
+
+from itertools import islice
 
 import torch
 from tiny import seeded
 
-from featcal.baselines.features import Pair
+from featcal.baselines.features import Pair, kept_steps
+from featcal.baselines.training import train
 
-COUNTS = {
-    "mnist": 20,
-    "dtd": 7,
-    "svhn": 33,
-}  # with batches of 8 the last ones of a shuffle are shorter
+COUNTS = {"mnist": 20, "dtd": 7, "svhn": 33}  # no multiples of the batch of 8
 
 
 def pair(seed, count, width=12, dtype=torch.float64):
-    """Features of `count` pictures; the expert's lie a low-rank bend away from the merged
-    model's.
-    """
+    """Features of `count` images; the expert's differ from the merged model's by a bend."""
     g = seeded(seed)
     merged = torch.randn(count, width, generator=g, dtype=torch.float64)
     down, up = (torch.randn(width, 2, generator=g, dtype=torch.float64) for _ in range(2))
-    expert = (
-        merged
-        - 0.3 * torch.relu(merged @ down) @ up.T
-        + 0.01 * torch.randn(count, width, generator=g, dtype=torch.float64)
-    )
+    noise = torch.randn(count, width, generator=g, dtype=torch.float64)
+    expert = merged - 0.3 * torch.relu(merged @ down) @ up.T + 0.01 * noise
     return Pair(merged.to(dtype), expert.to(dtype), torch.ones(count, dtype=torch.long))
 
 
 def pairs(counts=COUNTS, **more):
-    """One pair per task, each from a seed of its own."""
+    """One pair per task, each from its own seed."""
     return {task: pair(i, count, **more) for i, (task, count) in enumerate(counts.items())}
+
+
+def projected_pairs(given, head):
+    """Features of models and batches, each task's in one forward pass, as an oracle."""
+    features = {}
+    for task, expert in sorted(given["experts"].items()):
+        pixels = torch.cat([batch["pixel_values"] for batch in given["batches"][task]])
+        with torch.no_grad():
+            merged, theirs = (
+                model(pixel_values=pixels).pooler_output @ head.T
+                for model in (given["merged"], expert)
+            )
+        features[task] = Pair(merged, theirs, torch.ones(len(pixels), dtype=torch.long))
+    return features
+
+
+def trained(settings, features, seed=42, progress=None, audit=None):
+    """Train adapters on features that were computed once."""
+    steps = islice(kept_steps(features, settings, seed), settings.steps)
+    return train(settings, steps, seed, progress, audit)
 
 
 def difference(ours, theirs):

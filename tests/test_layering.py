@@ -26,9 +26,9 @@ MAY_IMPORT = {  # packages of the library, and single files where not all of a p
     "calibration": FOUNDATION,
     "merging": FOUNDATION,
     "baselines": FOUNDATION,
-    "evaluation": FOUNDATION | {"data", "calibration", "baselines.features", "tuning.tune"},
+    "evaluation": FOUNDATION | {"data", "calibration", "baselines.features"},
     "interchange": FOUNDATION | {"data.images"},
-    "tuning": FOUNDATION | {"calibration", "baselines"},
+    "tuning": FOUNDATION | {"calibration", "baselines.features", "evaluation.compare"},
     "cli": FOUNDATION
     | {"data", "calibration", "merging", "baselines", "evaluation", "interchange", "tuning"},
 }

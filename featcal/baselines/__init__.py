@@ -1,1 +1,1 @@
-"""Post-merging rivals of FeatCal: adapters behind a merged model that stays as it is."""
+"""Baselines of FeatCal: per-task corrections of the features of an unchanged merged model."""

@@ -1,10 +1,10 @@
-"""Features as the head receives them, and the batches of features each training step sees.
+"""Features as a model's head receives them, and the batches of features each training step sees.
 
 n samples · rows of all samples concatenated · d width of a feature. An image has one row, a text
-one for every token. Knows no adapters.
+one for every token.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from featcal.errors import BadBatches, BadPlan, BadSetting
 from featcal.models.batch import (
     IGNORED,
     Batch,
+    Batches,
     naming,
     pad_token,
     padding_mask,
@@ -58,51 +59,32 @@ def pairs_of_several(
     task: str,
     merged: Mapping[str, nn.Module],
     expert: nn.Module | Tensor,
-    batches: Iterable[Batch],
+    batches: Batches,
     head: Head,
 ) -> dict[str, Pair]:
     """Compute features of all batches of one task by each merged model and the one expert, frozen
-    and without dropout.
+    and without dropout; return them by the merged model's name.
 
-    expert: a model, or its features (rows, d); it sees every batch once.
-    head: turns a vision model's pooled output into features: the weight (p, h) of
-          visual_projection or a function; None where the model has its own projection or head.
-    Returns: by name of the merged model.
+    expert: a model, or its features (rows, d).   head: as for `surgery`.
     Raises: BadBatches for no batch, or for one that a model refuses; BadSetting for a head that
     does not fit.
     """
-    with evaluation_mode([*merged.values(), *([expert] if isinstance(expert, nn.Module) else [])]):
-        return frozen_features(task, merged, expert, batches, head)
-
-
-@torch.no_grad()
-def frozen_features(
-    task: str,
-    merged: Mapping[str, nn.Module],
-    expert: nn.Module | Tensor,
-    batches: Iterable[Batch],
-    head: Head,
-) -> dict[str, Pair]:
-    """Compute the same for models already in evaluation mode, which takes time to set."""
     ours: dict[str, list[Tensor]] = {name: [] for name in merged}
     theirs, sizes = [], []
-    for number, batch in enumerate(batches):
-        with naming(task, number):
-            for name, model in merged.items():
-                rows, counts = rows_before_head(model, batch, head)
-                ours[name].append(rows)
-            if isinstance(expert, nn.Module):
-                theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
-            sizes.append(counts)  # tokens without padding, the same for every model
+    with evaluation_mode([*merged.values(), *([expert] if isinstance(expert, nn.Module) else [])]):
+        for number, batch in enumerate(batches):
+            with naming(task, number):
+                for name, model in merged.items():
+                    rows, counts = rows_before_head(model, batch, head)
+                    ours[name].append(rows)
+                if isinstance(expert, nn.Module):
+                    theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
+                sizes.append(counts)  # tokens without padding, the same for every model
     if not sizes:
         raise BadBatches(task, "is empty; an adapter needs at least one batch")
-    shared = (
-        torch.cat(theirs)
-        if isinstance(expert, nn.Module)
-        else expert.to(next(iter(ours.values()))[0].device)
-    )
-    counted_rows = torch.cat(sizes)
-    return {name: Pair(torch.cat(own), shared, counted_rows) for name, own in ours.items()}
+    shared = torch.cat(theirs) if isinstance(expert, nn.Module) else expert.to(rows.device)
+    all_sizes = torch.cat(sizes)
+    return {name: Pair(torch.cat(own), shared, all_sizes) for name, own in ours.items()}
 
 
 def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor, Tensor]:
@@ -112,20 +94,20 @@ def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor
         features = projected(model, batch, head)
         return features, torch.ones(len(features), dtype=torch.long)
     if head is not None and head is not language_head:
-        raise BadSetting(
-            "head",
-            type(head).__name__,
-            "must be left out for a model with a language head of its own",
-        )
+        expected = "must be left out for a model with a language head of its own"
+        raise BadSetting("head", type(head).__name__, expected)
     hidden = input_of(language_head, model, batch)  # (n, tokens, d)
-    mask = counted(model, batch, hidden)
-    return hidden[mask], mask.sum(1).cpu()
+    config: Any = model.config
+    keyword = "decoder_attention_mask" if config.is_encoder_decoder else "attention_mask"
+    mask = padding_mask(batch, hidden, keyword, pad_token(model))
+    used = hidden.new_ones(hidden.shape[:2]).bool() if mask is None else mask.bool()
+    return hidden[used], used.sum(1).cpu()
 
 
 def output_embeddings(model: nn.Module) -> nn.Module | None:
-    """Return the language head of a model of transformers, if it has one."""
-    found = getattr(model, "get_output_embeddings", lambda: None)()
-    return found if isinstance(found, nn.Module) else None
+    """Return the language head of a transformers model, if it has one."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return head if isinstance(head, nn.Module) else None
 
 
 def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
@@ -137,53 +119,36 @@ def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
     embedded = output if isinstance(output, Tensor) else getattr(output, "image_embeds", None)
     vectors = embedded if embedded is not None else pooled_output(model, output, batch)
     if vectors is None:
-        raise BadPlan(
-            type(output).__name__,
-            "has neither image_embeds nor pooler_output",
-            "give a model that pools its features",
-        )
+        problem = "has neither image_embeds nor pooler_output"
+        raise BadPlan(type(output).__name__, problem, "give a model that pools its features")
     weight = head.get("visual_projection") if isinstance(head, Mapping) else head
-    if weight is None and head is None:
+    if head is None:
         return vectors
-    if not isinstance(weight, Tensor):
-        if not callable(weight):
-            raise BadSetting(
-                "head",
-                type(head).__name__,
-                "must be the weight (p, h) of visual_projection, or a function",
-            )
-        return weight(vectors)
-    if weight.dim() != 2 or weight.shape[1] != vectors.shape[1]:
-        raise BadSetting(
-            "head",
-            tuple(weight.shape),
-            f"must have shape (p, {vectors.shape[1]}), as the weight of visual_projection",
-        )
-    return vectors @ weight.to(vectors).T
+    if isinstance(weight, Tensor):
+        if weight.dim() != 2 or weight.shape[1] != vectors.shape[1]:
+            wanted = f"must have shape (p, {vectors.shape[1]}), as the weight of visual_projection"
+            raise BadSetting("head", tuple(weight.shape), wanted)
+        return vectors @ weight.to(vectors).T
+    if not callable(weight):
+        wanted = "must be the weight (p, h) of visual_projection, or a function"
+        raise BadSetting("head", type(head).__name__, wanted)
+    return weight(vectors)
 
 
 def input_of(module: nn.Module, model: nn.Module, batch: Batch) -> Tensor:
     """Return the input of a module in the model's forward, which stops there."""
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
 
     def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen.append(args[0])
+        inputs.append(args[0])
         raise StopForward
 
     with suppress(StopForward), module.register_forward_pre_hook(stop):
         model(**model_call(model, batch))
-    return seen[0]
+    return inputs[0]
 
 
-def counted(model: nn.Module, batch: Batch, hidden: Tensor) -> Tensor:
-    """Return the mask (n, tokens) of tokens of hidden (n, tokens, d) that are not padding."""
-    config: Any = model.config
-    keyword = "decoder_attention_mask" if config.is_encoder_decoder else "attention_mask"
-    mask = padding_mask(batch, hidden, keyword, pad_token(model))
-    return hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
-
-
-# What each training step sees
+# the batches of each training step
 
 Step = Mapping[str, Pair]
 
@@ -191,8 +156,13 @@ Step = Mapping[str, Pair]
 class Samples(Protocol):
     """All samples of one task by index; batches of them are made on demand."""
 
-    def __len__(self) -> int: ...
-    def batch(self, indices: Sequence[int]) -> Batch: ...
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return these samples as one batch."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -206,6 +176,7 @@ class InMemorySamples:
         return len(self.singles)
 
     def batch(self, indices: Sequence[int]) -> Batch:
+        """Return these samples as one batch."""
         return together(self.task, [self.singles[i] for i in indices])
 
 
@@ -221,12 +192,12 @@ def kept_steps(pairs: Mapping[str, Pair], settings: Training, seed: int) -> Iter
 def encoded_steps(
     merged: nn.Module,
     experts: Mapping[str, nn.Module],
-    batches: Mapping[str, Iterable[Batch]],
+    batches: Mapping[str, Batches],
     head: Head,
     settings: Training,
     seed: int,
 ) -> Iterator[Step]:
-    """Yield the same batches, running both models for each, as published; all experts stay in
+    """Yield the same batches, running both models for each, as published. All experts stay in
     memory, in evaluation mode.
 
     Raises: BadBatches for a task without samples, or texts of several lengths without an attention
@@ -238,43 +209,41 @@ def encoded_steps(
         step = {}
         for task, expert in experts.items():
             batch = samples[task].batch(next(orders[task]).tolist())
-            step[task] = frozen_features(task, {"": merged}, expert, [batch], head)[""]
+            with torch.no_grad(), naming(task, 0):
+                ours, sizes = rows_before_head(merged, batch, head)
+                theirs = rows_before_head(expert, batch, head)[0].to(ours.device)
+            step[task] = Pair(ours, theirs, sizes)
         yield step
 
 
-def samples_of(task: str, batches: Iterable[Batch]) -> Samples:
+def samples_of(task: str, batches: Batches) -> Samples:
     """Return the samples that batches offer `by_number` (whole image splits do), or read them all.
 
-    Raises: BadBatches without any.
+    Raises: BadBatches for no sample.
     """
     by_number = getattr(batches, "by_number", None)
-    found: Samples = by_number() if by_number else InMemorySamples(task, single_samples(batches))
-    if not len(found):
+    samples: Samples = by_number() if by_number else InMemorySamples(task, single_samples(batches))
+    if not len(samples):
         raise BadBatches(task, "is empty; an adapter needs at least one sample")
-    return found
+    return samples
 
 
-def together(task: str, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def together(task: str, samples: Sequence[Batch]) -> Batch:
     """Return one batch of several samples; shorter texts are padded at the end."""
     batch = {}
     for name, first in samples[0].items():
         batch[name] = first
-        if isinstance(first, Tensor):
-            values = [sample[name] for sample in samples]
-            length = max(value.shape[-1] for value in values)
-            if (
-                name == "input_ids"
-                and length > min(value.shape[-1] for value in values)
-                and "attention_mask" not in samples[0]
-            ):
-                raise BadBatches(task, "texts differ in length; give an attention_mask with them")
-            fill = IGNORED if name == "labels" else 0
-            batch[name] = torch.cat(
-                [
-                    pad(v, (0, length - v.shape[-1]), value=fill) if v.dim() == 2 else v
-                    for v in values
-                ]
-            )
+        if not isinstance(first, Tensor):
+            continue
+        values = [sample[name] for sample in samples]
+        lengths = [value.shape[-1] for value in values]
+        length = max(lengths)
+        if name == "input_ids" and length > min(lengths) and "attention_mask" not in samples[0]:
+            raise BadBatches(task, "texts differ in length; give an attention_mask with them")
+        fill = IGNORED if name == "labels" else 0
+        batch[name] = torch.cat(
+            [pad(v, (0, length - v.shape[-1]), value=fill) if v.dim() == 2 else v for v in values]
+        )
     return batch
 
 
@@ -285,6 +254,5 @@ def batch_order(task: str, count: int, settings: Training, seed: int) -> Iterato
     """
     draws = generator(task, "batches", seed)
     while True:
-        yield from torch.randperm(count, generator=draws).split(settings.batch)[
-            : settings.reshuffle
-        ]
+        shuffled = torch.randperm(count, generator=draws)
+        yield from shuffled.split(settings.batch)[: settings.reshuffle]

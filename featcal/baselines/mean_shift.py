@@ -1,6 +1,6 @@
-"""The public function `mean_shift`: a constant vector per task behind a merged model."""
+"""The public function `mean_shift`: one constant vector per task after merging."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -9,7 +9,7 @@ from featcal.baselines.adapters import Adapters
 from featcal.baselines.features import Head
 from featcal.baselines.settings import MeanShift
 from featcal.baselines.training import adapters_for
-from featcal.models.batch import Batch, Model
+from featcal.models.batch import Batches, Model
 
 DEFAULT = MeanShift()
 
@@ -17,27 +17,24 @@ DEFAULT = MeanShift()
 def mean_shift(
     merged: Model,
     experts: Mapping[str, Model],
-    batches: Mapping[str, Iterable[Batch]],
+    batches: Mapping[str, Batches],
     *,
     head: Head = None,
     features: Literal["unit", "raw"] = DEFAULT.features,
     device: str | torch.device | None = None,
 ) -> Adapters:
-    """Add per task one constant vector to the merged model's last feature, f' = f + s_t, without
-    any training.
+    """Add one constant vector per task to the merged model's last feature, without any training.
 
-    s_t = (1/n) Σ_i (f_t(x_i) − f(x_i)) over the n samples of task t: f is the merged model's
-    feature and f_t the expert's, (d,). Then the mean of f' over these samples is the expert's: what
-    an adapter does beyond it, it does to single samples.
+    f' = f + s_t with s_t = (1/n) Σ_i (f_t(x_i) − f(x_i)) over the n rows of task t; f (d,) is the
+    merged model's feature and f_t the expert's. The mean of f' over these rows equals the expert's.
 
     Args:
-        merged, experts, batches, head, device: as of `surgery`.
-        features: "raw" as the models give them; "unit" divides both by their norm first.
+        merged, experts, batches, head, device: as for `surgery`.
+        features: "raw" leaves features as they are; "unit" divides them by their norm first.
 
-    Returns: Adapters, as `surgery`; without losses.
+    Returns: Adapters, as `surgery`, without losses.
     Raises: BadSetting, UnknownKey; BadBatches.
-    Source: none; a control for the adapters. It needs the task's identity at test time, as they do.
+    Source: none; a control for the adapters. Like them it needs the task's identity at test time.
     """
-    return adapters_for(
-        MeanShift(features=features), merged, experts, batches, head, 0, device, None
-    )
+    settings = MeanShift(features=features)
+    return adapters_for(settings, merged, experts, batches, head, 0, device, None)

@@ -1,6 +1,6 @@
-"""The public function `prob_surgery`: ProbSurgery behind a merged model."""
+"""The public function `prob_surgery`: ProbSurgery after merging."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -9,7 +9,7 @@ from featcal.baselines.adapters import Adapters
 from featcal.baselines.features import Head
 from featcal.baselines.settings import ProbSurgery
 from featcal.baselines.training import adapters_for
-from featcal.models.batch import Batch, Model
+from featcal.models.batch import Batches, Model
 
 DEFAULT = ProbSurgery()
 
@@ -17,7 +17,7 @@ DEFAULT = ProbSurgery()
 def prob_surgery(
     merged: Model,
     experts: Mapping[str, Model],
-    batches: Mapping[str, Iterable[Batch]],
+    batches: Mapping[str, Batches],
     *,
     head: Head = None,
     hidden: int = DEFAULT.hidden,
@@ -33,17 +33,20 @@ def prob_surgery(
     device: str | torch.device | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Adapters:
-    """Train per task a Gaussian correction z of the merged model's last feature, f' = f − z; at
-    test time z is its mean.
+    """Train ProbSurgery, a Gaussian correction, for each task of a merged model.
+
+    f' = f − z with z ~ N(μ, σ²), h = relu(A f), μ = M h and log σ² = V h; f (d,) is the merged
+    model's last feature, A (H, d), M and V (d, H). The loss is the distance of f' to the expert's
+    feature + kl_weight · KL(N(μ, σ²) ‖ N(0, 1)). At test time z = μ.
 
     Args:
-        merged, experts, batches, head, seed, device, progress: as of `surgery`.
-        hidden, kl_weight: width of the hidden layer; weight of the divergence from a standard
-        normal. The official values.
-        steps: the paper's; the official repository takes 5,000.
-        lr, batch, reshuffle, encode, loss: as of rivals.settings.ProbSurgery; PROB_SURGERY there
-        names the published versions.
-        features: "raw" or "unit"; noise of σ = 1 would bury those of unit length.
+        merged, experts, batches, head, lr, batch, reshuffle, encode, seed, device, progress: as for
+            `surgery`.
+        hidden: H, the width of the hidden layer; the official value.
+        kl_weight: weight of the divergence; the official value.
+        steps: optimiser steps per task; the paper's. The official repository takes 5,000.
+        features: "raw" or "unit"; noise of σ = 1 would bury features of unit length.
+        loss: distance to the expert's feature, averaged over its entries.
 
     Returns: Adapters, as `surgery`.
     Raises: as `surgery`.

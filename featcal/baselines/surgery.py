@@ -1,6 +1,6 @@
-"""The public function `surgery`: Representation Surgery behind a merged model."""
+"""The public function `surgery`: Representation Surgery after merging."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -9,7 +9,7 @@ from featcal.baselines.adapters import Adapters
 from featcal.baselines.features import Head, output_embeddings
 from featcal.baselines.settings import Surgery
 from featcal.baselines.training import adapters_for, as_module
-from featcal.models.batch import Batch, Model
+from featcal.models.batch import Batches, Model
 
 DEFAULT = Surgery()
 
@@ -17,7 +17,7 @@ DEFAULT = Surgery()
 def surgery(
     merged: Model,
     experts: Mapping[str, Model],
-    batches: Mapping[str, Iterable[Batch]],
+    batches: Mapping[str, Batches],
     *,
     head: Head = None,
     rank: int = DEFAULT.rank,
@@ -31,22 +31,27 @@ def surgery(
     device: str | torch.device | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Adapters:
-    """Train per task f' = f − U relu(D f) on the merged model's last feature, towards the expert's
-    feature of the same sample.
+    """Train Representation Surgery for each task of a merged model.
+
+    f' = f − U relu(D f) is trained towards the expert's feature of the same sample by the mean
+    absolute difference; f (d,) is the merged model's last feature, D (r, d), U (d, r).
 
     Args:
-        merged, experts: modules or checkpoint folders; they stay as they are.
-        batches: per task an iterable of keyword mappings for the model's own forward, labels unused
-        but for a decoder's tokens.
-        head: of CLIP, the weight (p, h) of visual_projection or a function from pooled output to
-        features; None where the model
-            projects itself or has a language head, before which the adapter then sits.
-        rank, steps, seed: the paper's by default; a smaller model wants a smaller rank (16 of 512
-        is 1/32).
-        lr, batch, reshuffle, encode: as of rivals.settings.Training; SURGERY there names the
-        published versions.
-        features: "unit" or "raw"; of unit length where left out, and raw before a language head.
-        progress: called with one line of text per 100 steps.
+        merged, experts: modules or checkpoint folders; they are not changed.
+        batches: by task, mappings of the model's keyword arguments. Labels are used only to find a
+            decoder's tokens.
+        head: for CLIP, the weight (p, h) of visual_projection, or a function from pooled output to
+            features. Default: the model's own projection, or its language head, before which the
+            adapter then is.
+        rank: r, at most d. Scale it with the model: the paper's 16 of 512 is 1/32.
+        steps, lr, batch: optimiser steps per task, Adam's learning rate, samples per step.
+        reshuffle: batches taken from one shuffle of the samples before the next. Default: all.
+        encode: "once" computes features once; "each_step" for every batch, as published.
+        features: "unit" divides features by their norm, "raw" does not. Default: "unit", or "raw"
+            before a language head.
+        seed: of the initial weights and the order of samples.
+        device: of models given as folders. Default: the CPU.
+        progress: called with one line of text every 100 steps.
 
     Returns: Adapters: apply(task, features), before_head(model, task), save(folder), losses.
     Raises: BadSetting, UnknownKey; BadBatches; Diverged naming task and step.

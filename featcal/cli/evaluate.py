@@ -176,7 +176,7 @@ def text_answers(
 ) -> dict[str, "Tensor"]:
     """Answers on labelled texts, by what the model has."""
     from featcal.data.texts import input_of, load_labelled, reader_for
-    from featcal.evaluation.texts import WAYS, Asked, Sentences, right_answers, way_of
+    from featcal.evaluation.texts import WAYS, Sentences, TextModel, right_answers, way_of
     from featcal.models.load import load_model
 
     places = named_places("--data", data)
@@ -206,7 +206,8 @@ def text_answers(
         f"{folder}: {WAYS[way]}"
         + ("" if way != "vectors" or sentences.given else ", the mean over its tokens")
     )
-    asked, found = Asked(model, reader_for([folder], input_of(model), tokens), batch, sentences), {}
+    asked = TextModel(model, reader_for([folder], input_of(model), tokens), batch, sentences)
+    found = {}
     for task, where in places.items():
         labelled = load_labelled(where, split, names.get(task))
         named = labelled.samples[0].label is not None and way == "likelihood"

@@ -1,1 +1,1 @@
-"""Zero-shot heads and accuracies."""
+"""Measures of a model: zero-shot and text accuracy, and agreement with experts."""

@@ -1,14 +1,17 @@
-"""What a model answers to a batch: features behind the last block, and scores where it has a head,
-beside another model's."""
+"""Agreement of models with experts on the same batches: drift and cosine of features, KL and top-1
+of answers.
 
-from collections.abc import Iterator, Mapping, Sequence
+n samples · d width of a feature · K scores of a row. An image has one row of scores, a text one for
+every token.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax
+from torch.nn.functional import kl_div, log_softmax
 
 from featcal.baselines.features import output_embeddings, rows_before_head
 from featcal.calibration.drift import last_outputs
@@ -17,6 +20,7 @@ from featcal.core.drift import Drift
 from featcal.core.precision import exact_products, wide
 from featcal.errors import BadBatches, BadSetting, NotFinite
 from featcal.models.batch import (
+    Batch,
     Batches,
     Model,
     check_batch,
@@ -32,69 +36,57 @@ from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan
 from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
 from featcal.settings import require
-from featcal.tuning.tune import Scored, answer_pairs, divergences
+
+SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Of one batch: features behind the last block (n, tokens, d), which tokens count, and the
-    scores of n samples' rows.
+class Scores:
+    """Scores z (rows, K), made a few rows at a time.
+
+    rows: what the scores are made from, or the scores where neither `head` nor `weight` is given.
+    head: the model's language head.   weight: (K, d); then z = weight · row/‖row‖.
     """
 
-    hidden: Tensor
-    mask: Tensor | None
-    scores: "Scored | Table | None"
-    sizes: Tensor  # rows of each sample, (n,)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Scores that the model made itself, (rows, K)."""
-
     rows: Tensor
+    head: nn.Module | None = None
+    weight: Tensor | None = None
 
     @property
     def width(self) -> int:
-        return self.rows.shape[1]
+        """Return K."""
+        if self.weight is not None:
+            return len(self.weight)
+        return self.rows.shape[1] if self.head is None else int(self.head.out_features)  # type: ignore[arg-type]
 
-    def between(self, start: int, end: int) -> Tensor:
-        """log softmax of some rows."""
-        return log_softmax(wide(self.rows[start:end]), dim=-1)
-
-
-def answered(model: nn.Module, batch: Mapping[str, Any], given: BlockPlan | None) -> Answers:
-    """Features and scores of one forward; of a vocabulary the scores are made when they are asked
-    for, a few rows at a time.
-    """
-    plan, language = plan_for(model, given), output_embeddings(model)
-    stack = plan.stacks[-1]
-    with last_outputs(model, plan) as seen:
-        if language is not None:
-            rows, sizes = rows_before_head(model, batch, None)
-            scores: Scored | Table | None = Scored(rows, language, None)
+    def log_softmax(self, start: int, end: int) -> Tensor:
+        """Return log softmax(z) of some rows, (rows, K)."""
+        rows = self.rows[start:end]
+        if self.weight is not None:
+            rows = wide(rows)
+            z = rows / rows.norm(dim=-1, keepdim=True) @ self.weight.to(rows).T
         else:
-            out = model(**model_call(model, batch))
-            made = getattr(out, "logits", None)
-            scores = Table(made) if isinstance(made, Tensor) and made.dim() == 2 else None
-            sizes = torch.ones(len(seen[stack.name]), dtype=torch.long)
-    hidden = seen[stack.name]
-    return Answers(hidden, padding_mask(batch, hidden, stack.mask, pad_token(model)), scores, sizes)
+            z = wide(rows if self.head is None else self.head(rows))
+        return log_softmax(z, dim=-1)
 
 
-def scored_alike(ours: Scored | Table, theirs: Scored | Table) -> tuple[Tensor, Tensor]:
-    """KL(p_exp ‖ p) of every row and whether both have one largest score, (rows,) each, on the
-    CPU.
+def kl_and_top1(ours: Scores, theirs: Scores) -> tuple[Tensor, Tensor]:
+    """Return KL(p_exp ‖ p) of every row and whether both have the same largest score, (rows,) each,
+    in float64 on the CPU.
     """
     kl, same = [], []
-    for here, there in answer_pairs(ours, theirs):
-        kl.append(divergences(here, there).double().cpu())
-        same.append((here.argmax(-1) == there.argmax(-1)).double().cpu())
+    size = max(1, SCORES_AT_ONCE // ours.width)
+    for start in range(0, len(ours.rows), size):
+        log_p = ours.log_softmax(start, start + size)
+        log_q = theirs.log_softmax(start, start + size).to(log_p.device)
+        kl.append(kl_div(log_p, log_q, reduction="none", log_target=True).sum(-1).double().cpu())
+        same.append((log_p.argmax(-1) == log_q.argmax(-1)).double().cpu())
     return torch.cat(kl), torch.cat(same)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean over samples of a value minus that of the first model on the same sample, and the mean's
+    """Mean over samples of a value minus the first model's value on the same sample, and the mean's
     standard error.
     """
 
@@ -104,13 +96,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Agreement:
-    """One model against one expert, on the inputs of that expert's task.
+    """Agreement of one model with one expert, on the inputs of that expert's task.
 
-    relative_drift: ‖H − H_exp‖_F / ‖H_exp‖_F of the features behind the last block.   cosine: mean
-    over tokens.
-    kl:   mean over rows of KL(p_exp ‖ p), of models with a head.   top1: share of rows where both
-          have one answer.
-    than_first: by measure the paired difference to the first model; empty for that one.
+    relative_drift: ‖H − H_exp‖_F / ‖H_exp‖_F of the features after the last block.
+    cosine:     mean over tokens.
+    kl:         mean over rows of KL(p_exp ‖ p); None without a head.
+    top1:       share of rows with the same largest score; None without a head.
+    than_first: by measure, the paired difference to the first model; empty for that one.
     """
 
     model: str
@@ -132,78 +124,124 @@ def compare(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> list[Agreement]:
-    """How far each model agrees with every expert; best on inputs that none of them was calibrated
-    or merged on.
+    """Measure how closely each model matches every expert.
 
-    models:  by name: modules or folders. Each is compared with the first one, sample by sample.
-    experts: by task: modules or folders of the same architecture.
-    batches: by task as for `calibrate`, best ones that it does not see; read once.
-    device, dtype: of folders, of which one block at a time is in memory; modules stay as they are.
-    Returns: one record for each expert and model, in the order of names of experts.
-    Raises:  BadBatches; MissingTensor, TensorsDiffer for models of another shape; what opening
-             folders raises.
+    Use inputs that no model was merged or calibrated on. Over the samples x of an expert's task,
+    relative drift is ‖H − H_exp‖_F / ‖H_exp‖_F, and KL is the mean over rows of KL(p_exp ‖ p).
+
+    Args:
+        models: by name, modules or folders. Each is compared with the first one, sample by sample.
+        experts: by task, modules or folders of the same architecture.
+        batches: by task, as for `calibrate`; read once.
+        plan: the blocks. Default: the plan of the model's family.
+        device, dtype: of folders, of which one block at a time is in memory; modules stay as they
+            are.
+
+    Returns: one record for each expert and model, sorted by the expert's name.
+    Raises: BadSetting; BadBatches; NotFinite; MissingTensor, TensorsDiffer for models of another
+    shape; as opening folders.
     """
     check_tasks(experts, batches)
     if not (isinstance(models, Mapping) and models):
-        raise BadSetting(
-            "compare.models",
-            type(models).__name__,
-            "must be a dictionary with at least one model by its name",
-        )
-    require(
-        dtype.is_floating_point,
-        "compare.dtype",
-        str(dtype),
-        "must be a floating-point type, such as torch.float32",
-    )
-    place = torch_device(device)
+        expected = "must be a dictionary with at least one model by its name"
+        raise BadSetting("compare.models", type(models).__name__, expected)
+    expected = "must be a floating-point type, such as torch.float32"
+    require(dtype.is_floating_point, "compare.dtype", str(dtype), expected)
+    target = torch_device(device)
 
-    def held(model: Model) -> ModelHandle:
-        return (
-            InMemoryModel(without_adapters(model))
-            if isinstance(model, nn.Module)
-            else StreamedModel(model, dtype=dtype, device=place)
-        )
+    def opened(model: Model) -> ModelHandle:
+        if isinstance(model, nn.Module):
+            return InMemoryModel(without_adapters(model))
+        return StreamedModel(model, dtype=dtype, device=target)
 
-    ours = {name: held(model) for name, model in models.items()}
-    found = []
+    def blocks_alone(handle: ModelHandle) -> ModelHandle:
+        stacks = plan_for(handle.module, plan).stacks
+        parts = {s.name.replace(".", "_"): handle.module.get_submodule(s.blocks) for s in stacks}
+        return InMemoryModel(nn.ModuleDict(parts))
+
+    ours = {name: opened(model) for name, model in models.items()}
+    agreements: list[Agreement] = []
     for task in sorted(experts):
-        expert = held(experts[task])
-        # heads of its own task's number of classes are compared with none; blocks must be alike
-        require_same_tensors(
-            {
-                name: blocks_alone(model, plan)
-                for name, model in {f"expert {task!r}": expert, **ours}.items()
-            }
-        )
-        with evaluation_mode([each.module for each in (expert, *ours.values())]), exact_products():
-            found += agreements(task, ours, expert, batches[task], plan, place)
-    return found
+        expert = opened(experts[task])
+        # only blocks must be alike: experts may have heads with their own numbers of classes
+        handles = {f"expert {task!r}": expert, **ours}
+        require_same_tensors({label: blocks_alone(handle) for label, handle in handles.items()})
+        with evaluation_mode([handle.module for handle in handles.values()]), exact_products():
+            agreements += task_agreements(task, ours, expert, batches[task], plan, target)
+    return agreements
 
 
-def blocks_alone(held: ModelHandle, plan: BlockPlan | None) -> ModelHandle:
-    """The blocks of a model as one module."""
-    stacks = plan_for(held.module, plan).stacks
-    parts = {
-        stack.name.replace(".", "_"): held.module.get_submodule(stack.blocks) for stack in stacks
-    }
-    return InMemoryModel(nn.ModuleDict(parts))
+@dataclass(frozen=True)
+class Answers:
+    """A model's answers to one batch: features after the last block (n, tokens, d), the mask of
+    tokens that are not padding, scores if it has a head, and the rows of each sample (n,).
+    """
+
+    hidden: Tensor
+    mask: Tensor | None
+    scores: Scores | None
+    sizes: Tensor
+
+
+def answers(model: nn.Module, batch: Batch, given_plan: BlockPlan | None) -> Answers:
+    """Return features and scores of one forward pass."""
+    plan, head = plan_for(model, given_plan), output_embeddings(model)
+    stack = plan.stacks[-1]
+    with last_outputs(model, plan) as outputs:
+        if head is not None:
+            rows, sizes = rows_before_head(model, batch, None)
+            scores: Scores | None = Scores(rows, head)
+        else:
+            logits = getattr(model(**model_call(model, batch)), "logits", None)
+            scores = Scores(logits) if isinstance(logits, Tensor) and logits.dim() == 2 else None
+            sizes = torch.ones(len(outputs[stack.name]), dtype=torch.long)
+    hidden = outputs[stack.name]
+    return Answers(hidden, padding_mask(batch, hidden, stack.mask, pad_token(model)), scores, sizes)
 
 
 @dataclass
-class Sums:
-    """What is added up of one model."""
+class Totals:
+    """Sums of one model over the batches of one task, and the values of each sample by measure."""
 
     drift: Drift = field(default_factory=Drift)
-    kl: list[float] = field(default_factory=list)  # mean over the rows of each sample
-    same: list[float] = field(default_factory=list)  # share of them
-    drifts: list[float] = field(default_factory=list)  # relative drift of each sample
+    by_sample: dict[str, list[float]] = field(
+        default_factory=lambda: {"relative_drift": [], "kl": [], "top1": []}
+    )
     rows: int = 0
-    kl_sum: float = 0.0
-    same_sum: float = 0.0
+    kl: float = 0.0
+    top1: float = 0.0
+
+    def add(self, ours: Answers, theirs: Answers) -> None:
+        """Add one batch."""
+        self.drift.add(ours.hidden, theirs.hidden, ours.mask)
+        for i in range(len(ours.hidden)):
+            own = Drift()
+            own.add(ours.hidden[i], theirs.hidden[i], None if ours.mask is None else ours.mask[i])
+            self.by_sample["relative_drift"].append(own.relative)
+        if ours.scores is None or theirs.scores is None or ours.scores.width != theirs.scores.width:
+            return
+        kl, same = kl_and_top1(ours.scores, theirs.scores)
+        self.rows += len(kl)
+        self.kl += float(kl.sum())
+        self.top1 += float(same.sum())
+        for name, values in (("kl", kl), ("top1", same)):
+            parts = values.split(ours.sizes.tolist())
+            self.by_sample[name] += [float(part.mean()) for part in parts if len(part)]
+
+    def minus(self, first: "Totals") -> dict[str, Difference]:
+        """Return the paired differences to another model, by measure."""
+        differences = {}
+        for name, values in self.by_sample.items():
+            if values and first.by_sample[name]:
+                difference = torch.tensor(values, dtype=torch.float64)
+                difference -= torch.tensor(first.by_sample[name], dtype=torch.float64)
+                count = len(difference)
+                error = float(difference.std()) / sqrt(count) if count > 1 else float("nan")
+                differences[name] = Difference(float(difference.mean()), error)
+        return differences
 
 
-def agreements(
+def task_agreements(
     task: str,
     models: Mapping[str, ModelHandle],
     expert: ModelHandle,
@@ -211,68 +249,30 @@ def agreements(
     plan: BlockPlan | None,
     device: torch.device,
 ) -> Iterator[Agreement]:
-    """The records of one task. Raises: BadBatches; NotFinite."""
-    sums = {name: Sums() for name in models}
+    """Yield the records of one task. Raises: BadBatches; NotFinite."""
+    totals = {name: Totals() for name in models}
     for number, given in enumerate(batches):
         check_batch(task, number, given, expert.module)
         with naming(task, number), expert.running() as teacher:
             batch = on_device(given, device)
-            theirs = answered(teacher, batch, plan)
-            for name, held in models.items():
-                with held.running() as model:
-                    add(sums[name], answered(model, batch, plan), theirs, name)
-    if not next(iter(sums.values())).drifts:
+            theirs = answers(teacher, batch, plan)
+            for name, handle in models.items():
+                with handle.running() as model:
+                    totals[name].add(answers(model, batch, plan), theirs)
+    first = next(iter(totals.values()))
+    samples = len(first.by_sample["relative_drift"])
+    if not samples:
         raise BadBatches(task, "is empty; at least one batch is needed")
-    first = next(iter(sums.values()))
-    for name, own in sums.items():
+    for name, own in totals.items():
         if not torch.tensor(own.drift.relative).isfinite():
             raise NotFinite(f"model {name}, task {task}", "its features")
         yield Agreement(
             name,
             task,
-            len(own.drifts),
+            samples,
             own.drift.relative,
             own.drift.cosine,
-            own.kl_sum / own.rows if own.rows else None,
-            own.same_sum / own.rows if own.rows else None,
-            {} if own is first else paired(own, first),
+            own.kl / own.rows if own.rows else None,
+            own.top1 / own.rows if own.rows else None,
+            {} if own is first else own.minus(first),
         )
-
-
-def add(sums: Sums, ours: Answers, theirs: Answers, name: str) -> None:
-    """Add one batch."""
-    sums.drift.add(ours.hidden, theirs.hidden, ours.mask)
-    for i in range(len(ours.hidden)):
-        own = Drift()
-        own.add(ours.hidden[i], theirs.hidden[i], None if ours.mask is None else ours.mask[i])
-        sums.drifts.append(own.relative)
-    if ours.scores is None or theirs.scores is None or ours.scores.width != theirs.scores.width:
-        return
-    kl, same = scored_alike(ours.scores, theirs.scores)
-    sums.rows, sums.kl_sum, sums.same_sum = (
-        sums.rows + len(kl),
-        sums.kl_sum + float(kl.sum()),
-        sums.same_sum + float(same.sum()),
-    )
-    sizes = ours.sizes.tolist()
-    sums.kl += [float(part.mean()) for part in kl.split(sizes) if len(part)]
-    sums.same += [float(part.mean()) for part in same.split(sizes) if len(part)]
-
-
-def paired(own: Sums, first: Sums) -> dict[str, Difference]:
-    """The paired differences to the first model, by measure."""
-    pairs: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-        "relative_drift": (own.drifts, first.drifts)
-    }
-    if own.rows and first.rows:
-        pairs |= {"kl": (own.kl, first.kl), "top1": (own.same, first.same)}
-    found = {}
-    for name, (here, there) in pairs.items():
-        difference = torch.tensor(here, dtype=torch.float64) - torch.tensor(
-            there, dtype=torch.float64
-        )
-        error = (
-            float(difference.std()) / sqrt(len(difference)) if len(difference) > 1 else float("nan")
-        )
-        found[name] = Difference(float(difference.mean()), error)
-    return found

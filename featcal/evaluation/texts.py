@@ -1,9 +1,9 @@
-"""A text as one vector: pooled features of an encoder, as the folder's own modules say where it is
-a SentenceTransformer.
+"""Accuracy on labelled texts: by a model's class head, by likelihoods, or by sentence vectors.
 
-n texts · d width of the model · p width of the vector"""
+n texts · K labels · d width of the model · p width of a vector
+"""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ from featcal.data.texts import Labelled, Reader, input_of
 from featcal.errors import BadData, BadFile, BadSetting, NotFinite
 from featcal.files import read_json
 from featcal.models.capture import model_call
-from featcal.models.load import evaluation_mode
-from featcal.models.save import MODULES
+from featcal.models.load import MODULES, evaluation_mode
 
 OLD_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -34,22 +33,22 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x,
     "ReLU": torch.relu,
 }
-THEIRS = "encode with sentence-transformers itself"
+USE_LIBRARY = "encode with sentence-transformers itself"
 
 
 @dataclass(frozen=True)
 class Sentences:
     """How texts become vectors.
 
-    modes:  of pooling over tokens: mean, cls, max, lasttoken; several are put side by side.
-    behind: what is applied to the pooled vectors, in turn.   prompt: set before every text.
-    lower: texts are lowered.
-    longest: tokens of a text; None for what the model can.   given: whether the folder tells it, or
-    the mean was assumed.
+    modes:   of pooling over tokens: mean, cls, max, lasttoken; several are concatenated.
+    layers:  applied to the pooled vectors, in turn.
+    prompt:  put before every text.   lower: whether texts are lower-cased.
+    longest: maximum number of tokens. Default: the model's limit.
+    given:   whether the folder defines all this; otherwise it is the mean over tokens.
     """
 
     modes: tuple[str, ...] = ("mean",)
-    behind: tuple[Callable[[Tensor], Tensor], ...] = ()
+    layers: tuple[Callable[[Tensor], Tensor], ...] = ()
     prompt: str = ""
     lower: bool = False
     longest: int | None = None
@@ -57,306 +56,233 @@ class Sentences:
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> "Sentences":
-        """As modules.json of a folder says; the mean over tokens without one. Raises: BadFile for
-        what is not known here.
+        """Read modules.json of a SentenceTransformer; without one, use the mean over tokens.
+
+        Raises: BadFile for a module that is not supported.
         """
         folder = Path(folder)
         if not (folder / MODULES).is_file():
             return cls()
-        modes: tuple[str, ...] = ()
-        behind: list[Callable[[Tensor], Tensor]] = []
-        for part in read_json(folder / MODULES)[1:]:
-            kind, here = str(part["type"]).rsplit(".", 1)[-1], folder / part["path"]
+        modes: tuple[str, ...] = ("mean",)
+        layers: list[Callable[[Tensor], Tensor]] = []
+        for module in read_json(folder / MODULES)[1:]:
+            kind, path = str(module["type"]).rsplit(".", 1)[-1], folder / module["path"]
             if kind == "Pooling":
-                modes = pooling_modes(here / "config.json")
+                modes = pooling_modes(path / "config.json")
             elif kind == "Dense":
-                behind.append(dense(here))
+                layers.append(dense_layer(path))
             elif kind == "Normalize":
-                behind.append(unit)
+                layers.append(lambda vectors: normalize(vectors, dim=-1))
             else:
-                raise BadFile(
-                    folder / MODULES, f"its part {part['type']} is not known here", THEIRS
-                )
-        told = _told(folder / "sentence_bert_config.json")
-        prompts = _told(folder / "config_sentence_transformers.json")
+                problem = f"its module {module['type']} is not supported"
+                raise BadFile(folder / MODULES, problem, USE_LIBRARY)
+        limits = optional_json(folder / "sentence_bert_config.json")
+        prompts = optional_json(folder / "config_sentence_transformers.json")
         prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name"), "")
-        return cls(
-            modes or ("mean",),
-            tuple(behind),
-            prompt,
-            bool(told.get("do_lower_case")),
-            told.get("max_seq_length"),
-            True,
-        )
+        lower, longest = bool(limits.get("do_lower_case")), limits.get("max_seq_length")
+        return cls(modes, tuple(layers), prompt, lower, longest, True)
 
     def prepared(self, text: str) -> str:
-        """A text as the tokenizer is given it."""
+        """Return a text as the tokenizer receives it."""
         return self.prompt + (text.lower() if self.lower else text)
 
     @torch.no_grad()
     def vectors(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
-        """The vectors (n, p) of a batch of tokens padded on the right."""
-        out = model(**model_call(model, batch))
-        hidden = (
-            out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]
-        )  # (n, tokens, d)
-        found = pooled(hidden, batch["attention_mask"].to(hidden.device), self.modes)
-        for change in self.behind:
-            found = change(found)
-        return found
+        """Return the vectors (n, p) of a batch of tokens padded on the right."""
+        output = model(**model_call(model, batch))
+        hidden = getattr(output, "last_hidden_state", None)
+        hidden = output[0] if hidden is None else hidden  # (n, tokens, d)
+        vectors = pool(hidden, batch["attention_mask"].to(hidden.device), self.modes)
+        for layer in self.layers:
+            vectors = layer(vectors)
+        return vectors
 
 
-def pooled(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
-    """Features (n, tokens, d) over the tokens where mask (n, tokens) is 1, (n, d · number of
-    modes).
+def pool(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
+    """Pool features (n, tokens, d) over the tokens where mask (n, tokens) is 1; return
+    (n, d · number of modes).
     """
-    wide = mask[..., None].to(hidden.dtype)
+    counted = mask[..., None].to(hidden.dtype)
     last = mask.sum(1).long() - 1
-    ways: Mapping[str, Callable[[], Tensor]] = {
+    pools: Mapping[str, Callable[[], Tensor]] = {
         "cls": lambda: hidden[:, 0],
-        "max": lambda: hidden.masked_fill(wide == 0, float("-inf")).amax(1),
-        "mean": lambda: (hidden * wide).sum(1) / wide.sum(1).clamp_min(1e-9),
+        "max": lambda: hidden.masked_fill(counted == 0, float("-inf")).amax(1),
+        "mean": lambda: (hidden * counted).sum(1) / counted.sum(1).clamp_min(1e-9),
         "lasttoken": lambda: hidden[torch.arange(len(hidden), device=hidden.device), last],
     }
-    return torch.cat([ways[mode]() for mode in modes], dim=-1)
+    return torch.cat([pools[mode]() for mode in modes], dim=-1)
 
 
 def pooling_modes(file: Path) -> tuple[str, ...]:
-    """The modes of a Pooling module, in its old or its present form. Raises: BadFile."""
-    told = _told(file)
-    said = told.get("pooling_mode")
-    modes = [said] if isinstance(said, str) else list(said or ())
+    """Return the modes of a Pooling module, in its old or its present form. Raises: BadFile."""
+    config = optional_json(file)
+    mode = config.get("pooling_mode")
+    modes = [mode] if isinstance(mode, str) else list(mode or ())
     modes = modes or [
         OLD_MODES.get(key, key)
-        for key, on in told.items()
+        for key, on in config.items()
         if key.startswith("pooling_mode_") and on
     ]
     unknown = [mode for mode in modes if mode not in OLD_MODES.values()]
     if unknown or not modes:
-        raise BadFile(
-            file,
-            f"pools by {unknown[0] if unknown else 'nothing'}, which is not known here",
-            THEIRS,
-        )
+        problem = f"pools by {unknown[0] if unknown else 'nothing'}, which is not supported"
+        raise BadFile(file, problem, USE_LIBRARY)
     return tuple(modes)
 
 
-def dense(folder: Path) -> Callable[[Tensor], Tensor]:
-    """A Dense module: a linear layer and what follows it. Raises: BadFile."""
-    name = str(
-        _told(folder / "config.json").get("activation_function", "torch.nn.modules.activation.Tanh")
-    )
-    if not (folder / "model.safetensors").is_file() or name.rsplit(".", 1)[-1] not in ACTIVATIONS:
-        raise BadFile(
-            folder, f"a dense layer with {name}, or without safetensors, is not known here", THEIRS
-        )
-    state, after = load_file(folder / "model.safetensors"), ACTIVATIONS[name.rsplit(".", 1)[-1]]
-    W, b = (
-        state["linear.weight"],
-        state.get("linear.bias", torch.zeros(len(state["linear.weight"]))),
-    )
-
-    def applied(found: Tensor) -> Tensor:
-        return after(found @ W.to(found).T + b.to(found))
-
-    return applied
+def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
+    """Return a Dense module: a linear layer and its activation. Raises: BadFile."""
+    name = str(optional_json(folder / "config.json").get("activation_function", "Tanh"))
+    activation = ACTIVATIONS.get(name.rsplit(".", 1)[-1])
+    if not (folder / "model.safetensors").is_file() or activation is None:
+        problem = f"a dense layer with {name}, or without safetensors, is not supported"
+        raise BadFile(folder, problem, USE_LIBRARY)
+    tensors = load_file(folder / "model.safetensors")
+    W = tensors["linear.weight"]
+    b = tensors.get("linear.bias", torch.zeros(len(W)))
+    return lambda vectors: activation(vectors @ W.to(vectors).T + b.to(vectors))
 
 
-def unit(found: Tensor) -> Tensor:
-    return normalize(found, dim=-1)
-
-
-def _told(file: Path) -> dict[str, Any]:
-    """A file's settings; none where it is not there."""
+def optional_json(file: Path) -> dict[str, Any]:
+    """Return the mapping in a JSON file; an empty one if there is none."""
     content = read_json(file) if file.is_file() else {}
     return content if isinstance(content, dict) else {}
 
 
 WAYS = {
     "head": "the largest score of the model's own classes",
-    "likelihood": "the label whose text is likeliest after the text",
+    "likelihood": "the label whose text is the most likely after the text",
     "vectors": "the label whose text has the nearest vector",
 }
 
 
 def way_of(model: nn.Module) -> str:
-    """How a model's answers are told, a key of WAYS. Raises: BadSetting for a model with a decoder
-    that has no language head.
+    """Return how a model answers, a key of WAYS. Raises: BadSetting for a model with a decoder but
+    no language head.
     """
     if type(model).__name__.endswith("ForSequenceClassification"):
         return "head"
     takes = input_of(model)
-    language = output_embeddings(model) is not None
-    if language and (takes.continued or takes.kind == "pair"):
+    if output_embeddings(model) is not None and (takes.continued or takes.kind == "pair"):
         return "likelihood"
     if takes.kind == "pair":
-        raise BadSetting(
-            "--model",
-            type(model).__name__,
-            "must have a language head, such as T5ForConditionalGeneration",
-        )
+        expected = "must have a language head, such as T5ForConditionalGeneration"
+        raise BadSetting("--model", type(model).__name__, expected)
     return "vectors"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A model with what reads texts for it, and how many texts it is given at a time."""
+class TextModel:
+    """A model, the reader of its texts, how many texts it is given at a time, and its vectors."""
 
     model: nn.Module
     reader: Reader
     batch: int
     sentences: Sentences = Sentences()
 
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the model's logits."""
+        logits: Tensor = self.model(**model_call(self.model, batch)).logits
+        return logits
 
-def right_answers(asked: Asked, data: Labelled, templates: Sequence[str]) -> Tensor:
-    """Which texts a model gets right, (n,) bool.
+    def run(
+        self, rows: Sequence[list[int]], forward: Callable[[dict[str, Tensor]], Tensor]
+    ) -> Tensor:
+        """Return forward's results for rows of tokens, in their order; texts of similar length
+        share a batch.
+        """
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        parts = []
+        for start in range(0, len(rows), self.batch):
+            chosen = [rows[i] for i in order[start : start + self.batch]]
+            ids, mask = padded(chosen, self.reader.pad)
+            parts.append(forward({"input_ids": ids, "attention_mask": mask}))
+        return torch.cat(parts).float().cpu()[torch.tensor(order).argsort()]
 
-    templates: texts with {} for a label's name; likelihoods need just one, vectors are averaged
-    over all of them.
+
+def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) -> Tensor:
+    """Return which texts a model gets right, (n,) bool.
+
+    templates: texts with {} for a label's name; likelihoods use one, vectors are averaged over all.
     Raises: BadData for labels that the model's head does not have; NotFinite.
     """
-    way = way_of(asked.model)
-    with evaluation_mode([asked.model]):
+    way, labels = way_of(texts.model), list(data.labels)
+    with evaluation_mode([texts.model]):
         if way == "head":
-            scores, labels = classified(asked, data), labels_of_head(asked.model, data)
+            rows = [texts.reader.tokens(sample).ids for sample in data.samples]
+            scores, labels = texts.run(rows, texts.logits), labels_of_head(texts.model, data)
+        elif way == "likelihood":
+            scores = likelihoods(texts, data, templates[0])
         else:
-            ask = likelihoods if way == "likelihood" else similarities
-            scores, labels = ask(asked, data, templates), list(data.labels)
+            scores = similarities(texts, data, templates)
     if not torch.isfinite(scores).all():
         raise NotFinite("model", "its answers")
     return scores.argmax(-1) == torch.tensor(labels)
 
 
-def classified(asked: Asked, data: Labelled) -> Tensor:
-    """Scores of the model's own classes, (n, K)."""
-    return in_batches(
-        asked,
-        [asked.reader.tokens(sample).ids for sample in data.samples],
-        lambda batch: _logits(asked.model, batch),
-    )
-
-
 def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
-    """The labels by the numbers of the model's head: by its names for them where it has these.
+    """Return the labels as indices of the model's head, matched by name if it has names.
+
     Raises: BadData.
     """
     config: Any = model.config
-    known = {str(name).lower(): int(number) for name, number in (config.label2id or {}).items()}
+    known = {str(name).lower(): int(index) for name, index in (config.label2id or {}).items()}
     if all(name.lower() in known for name in data.classes):
         return [known[data.classes[label].lower()] for label in data.labels]
-    if len(data.classes) != config.num_labels or not all(
-        name.startswith("label_") or name.isdigit() for name in known
-    ):
-        problem = f"its labels are {', '.join(data.classes[:5])}, but the model's are {', '.join(list(known)[:5])}"
-        raise BadData(
-            data.place, problem, "name the classes as the model's config.json does (id2label)"
-        )
+    unnamed = all(name.startswith("label_") or name.isdigit() for name in known)
+    if len(data.classes) != config.num_labels or not unnamed:
+        ours, theirs = ", ".join(data.classes[:5]), ", ".join(list(known)[:5])
+        way_out = "name the classes as the model's config.json does (id2label)"
+        raise BadData(data.place, f"its labels are {ours}, but the model's are {theirs}", way_out)
     return list(data.labels)
 
 
-def similarities(asked: Asked, data: Labelled, templates: Sequence[str]) -> Tensor:
-    """Cosines of every text's vector and every label's, (n, K)."""
-    encoder: Any = (
-        asked.model.base_model if output_embeddings(asked.model) is not None else asked.model
-    )
-    prepared, reader = asked.sentences.prepared, asked.reader
+def similarities(texts: TextModel, data: Labelled, templates: Sequence[str]) -> Tensor:
+    """Return the cosine of every text's vector and every label's, (n, K)."""
+    encoder: Any = texts.model
+    if output_embeddings(encoder) is not None:
+        encoder = encoder.base_model
+    reader, sentences = texts.reader, texts.sentences
 
-    def vectors(texts: Sequence[str]) -> Tensor:
-        rows = [reader.plain_ids(prepared(text), asked.sentences.longest) for text in texts]
-        return normalize(
-            in_batches(asked, rows, lambda batch: asked.sentences.vectors(encoder, batch)), dim=-1
-        )
+    def vectors(lines: Sequence[str]) -> Tensor:
+        rows = [reader.plain_ids(sentences.prepared(line), sentences.longest) for line in lines]
+        return normalize(texts.run(rows, lambda batch: sentences.vectors(encoder, batch)), dim=-1)
 
     prompts = [template.replace("{}", name) for name in data.classes for template in templates]
     heads = vectors(prompts).reshape(len(data.classes), len(templates), -1).mean(1)  # (K, p)
     return vectors([sample.text for sample in data.samples]) @ normalize(heads, dim=-1).T
 
 
-def likelihoods(asked: Asked, data: Labelled, templates: Sequence[str]) -> Tensor:
-    """log p(label's text | text), summed over the tokens of the label's text, (n, K)."""
-    takes, reader, rows, firsts = asked.reader.takes, asked.reader, [], []
-    targets = [templates[0].replace("{}", name) for name in data.classes]
+def likelihoods(texts: TextModel, data: Labelled, template: str) -> Tensor:
+    """Return log p(label's text | text), summed over the tokens of the label's text, (n, K)."""
+    reader = texts.reader
+    has_decoder = reader.takes.kind == "pair"
+    labels = [template.replace("{}", name) for name in data.classes]
+    rows: list[tuple[list[int], list[int], int]] = []  # ids, decoder's ids, first scored position
     for sample in data.samples:
         context = reader.plain_ids(sample.text)
-        for target in targets:
-            if takes.kind == "pair":
-                rows.append((context[: reader.length], reader.plain_ids(target)))
+        for label in labels:
+            if has_decoder:
+                rows.append((context[: reader.length], reader.plain_ids(label), 0))
                 continue
-            whole = reader.plain_ids(sample.text + target)
-            alike = next(
-                (i for i, (a, b) in enumerate(zip(whole, context, strict=False)) if a != b),
-                min(len(whole), len(context)),
-            )
+            whole = reader.plain_ids(sample.text + label)
+            shared = min(len(whole), len(context))
+            first = next((i for i in range(shared) if whole[i] != context[i]), shared)
             cut = max(0, len(whole) - reader.length)
-            rows.append((whole[cut:], []))
-            firsts.append(max(1, alike - cut))
+            rows.append((whole[cut:], [], max(1, first - cut)))
     scores = []
-    for begin in range(0, len(rows), asked.batch):
-        part = rows[begin : begin + asked.batch]
-        if takes.kind == "pair":
-            scores.append(_of_targets(asked.model, part, reader.pad))
-        else:
-            scores.append(
-                _of_ends(
-                    asked.model,
-                    [ids for ids, _ in part],
-                    firsts[begin : begin + asked.batch],
-                    reader.pad,
-                )
-            )
-    return torch.cat(scores).reshape(len(data.samples), len(targets))
-
-
-def in_batches(
-    asked: Asked, rows: Sequence[list[int]], run: Callable[[dict[str, Tensor]], Tensor]
-) -> Tensor:
-    """What a model makes of rows of tokens, in their order; texts of like length share a batch."""
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    found = (
-        torch.cat(
-            [
-                run(batch)
-                for batch in _batches([rows[i] for i in order], asked.batch, asked.reader.pad)
-            ]
-        )
-        .float()
-        .cpu()
-    )
-    return found[torch.tensor(order).argsort()]
-
-
-def _batches(rows: Sequence[list[int]], size: int, pad: int) -> Iterator[dict[str, Tensor]]:
-    for begin in range(0, len(rows), size):
-        ids, mask = padded(rows[begin : begin + size], pad)
-        yield {"input_ids": ids, "attention_mask": mask}
-
-
-def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    found: Tensor = model(**model_call(model, batch)).logits
-    return found
-
-
-def _of_ends(
-    model: nn.Module, rows: Sequence[list[int]], firsts: Sequence[int], pad: int
-) -> Tensor:
-    """log p of every text's tokens from `first` on, of a model that continues texts, (rows,)."""
-    ids, mask = padded(list(rows), pad)
-    logits = _logits(model, {"input_ids": ids, "attention_mask": mask})[:, :-1]
-    each = (
-        log_softmax(wide(logits), -1).gather(-1, ids[:, 1:, None].to(logits.device))[..., 0].cpu()
-    )  # of token t + 1 at t
-    place = torch.arange(1, ids.shape[1])
-    counted = (place >= torch.tensor(firsts)[:, None]) & (mask[:, 1:] == 1)
-    return (each * counted).sum(1)
-
-
-def _of_targets(model: nn.Module, rows: Sequence[tuple[list[int], list[int]]], pad: int) -> Tensor:
-    """log p of every target, of a model with a decoder, (rows,)."""
-    ids, mask = padded([ids for ids, _ in rows], pad)
-    targets, counted = padded([target for _, target in rows], pad)
-    labels = targets.masked_fill(counted == 0, IGNORED)
-    logits = _logits(model, {"input_ids": ids, "attention_mask": mask, "labels": labels})
-    each = (
-        log_softmax(wide(logits), -1).gather(-1, targets[..., None].to(logits.device))[..., 0].cpu()
-    )
-    return (each * counted).sum(1)
+    for start in range(0, len(rows), texts.batch):
+        inputs, targets, firsts = zip(*rows[start : start + texts.batch], strict=True)
+        ids, mask = padded(inputs, reader.pad)
+        batch = {"input_ids": ids, "attention_mask": mask}
+        if has_decoder:
+            expected, counted = padded(targets, reader.pad)
+            batch["labels"] = expected.masked_fill(counted == 0, IGNORED)
+            logits = texts.logits(batch)
+        else:  # the logits at t predict token t + 1
+            expected, logits = ids[:, 1:], texts.logits(batch)[:, :-1]
+            scored = torch.arange(1, ids.shape[1]) >= torch.tensor(firsts)[:, None]
+            counted = scored & (mask[:, 1:] == 1)
+        log_p = log_softmax(wide(logits), -1).gather(-1, expected[..., None].to(logits.device))
+        scores.append((log_p[..., 0].cpu() * counted).sum(1))
+    return torch.cat(scores).reshape(len(data.samples), len(labels))

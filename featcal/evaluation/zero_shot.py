@@ -1,8 +1,7 @@
-"""The feature of a picture or a sentence that is compared with a head: pooled, of pictures
-projected, normalised.
+"""Zero-shot accuracy: features of images or sentences compared with a head of class vectors.
 
-n pictures or sentences · h width of the model · p width of a head. Where nothing is projected, p is
-h."""
+n images or sentences · h width of the model · p width of a head (h where nothing is projected).
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -13,74 +12,77 @@ from torch import Tensor, nn
 from featcal.errors import BadData, NotFinite
 from featcal.models.batch import pooled_output, token_mean
 
-# a model, or a function from a batch's keywords to projected features (n, p): a model with adapters
-# behind it, say
-Encoder = nn.Module | Callable[[Mapping[str, Tensor]], Tensor]
+Inputs = Mapping[str, Tensor]  # keyword arguments of a model's forward
+# a model, or a function from inputs to projected features (n, p), such as a model with adapters
+Encoder = nn.Module | Callable[[Inputs], Tensor]
+# the model whose projected features (n, p) change, and how: ("merged", adapters.apply)
+Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
 
 
 class Samples(Protocol):
-    """What evaluation needs of pictures or sentences: labels (n,) in the order of the batches, and
-    class names by label.
-    """
+    """Images or sentences with labels."""
 
     @property
-    def labels(self) -> Any: ...
+    def labels(self) -> Any:
+        """Return the labels (n,) in the order of the batches."""
+        ...
+
     @property
-    def classes(self) -> Sequence[str]: ...
-    def batches(self, indices: None, size: int) -> Iterable[dict[str, Tensor]]: ...
+    def classes(self) -> Sequence[str]:
+        """Return the names of the classes by label."""
+        ...
+
+    def batches(self, indices: None, size: int) -> Iterable[dict[str, Tensor]]:
+        """Yield inputs of all samples in batches."""
+        ...
 
 
-def unit_features(
-    model: Encoder, projection: Tensor | None, inputs: Mapping[str, Tensor]
-) -> Tensor:
-    """Unit-length features of one batch, (n, p).
+def unit_features(model: Encoder, projection: Tensor | None, inputs: Inputs) -> Tensor:
+    """Return unit-length features of one batch, (n, p).
 
-    projection: of CLIP, weight of visual_projection, (p, h); always the base's. None of a model
-    that projects nothing.
+    projection: for CLIP, the base's visual_projection weight (p, h); None for other models.
     """
     return unit_length(projected_features(model, projection, inputs))
 
 
 @torch.no_grad()
-def projected_features(
-    model: Encoder, projection: Tensor | None, inputs: Mapping[str, Tensor]
-) -> Tensor:
-    """Features of one batch as they leave the projection, (n, p); inputs: keywords of the model's
-    forward.
-    """
+def projected_features(model: Encoder, projection: Tensor | None, inputs: Inputs) -> Tensor:
+    """Return features of one batch after the projection, (n, p)."""
     if not isinstance(model, nn.Module):
         return model(inputs)
     weight = next(model.parameters())
-    placed = {
+    moved = {
         name: x.to(weight.device, weight.dtype if x.is_floating_point() else None)
         for name, x in inputs.items()
     }
-    vectors = pooled_output(model, model(**placed), placed)  # (n, h)
+    vectors = pooled_output(model, model(**moved), moved)  # (n, h)
     assert vectors is not None
     return vectors if projection is None else vectors @ projection.to(vectors).T  # (n, p)
 
 
 def unit_length(features: Tensor) -> Tensor:
-    """Every row divided by its norm."""
+    """Return the rows divided by their norm."""
     return features / features.norm(dim=-1, keepdim=True)
 
 
 def features_of(
-    model: Encoder, projection: Tensor | None, samples: Samples, batch: int, place: str = "model"
+    model: Encoder, projection: Tensor | None, samples: Samples, batch: int, label: str = "model"
 ) -> Tensor:
-    """Unit-length features of a whole set, (n, p), on the CPU. Raises: NotFinite naming `place`."""
-    found = []
+    """Return unit-length features of all samples, (n, p), on the CPU. Raises: NotFinite naming
+    `label`.
+    """
+    parts = []
     for inputs in samples.batches(None, batch):
         features = unit_features(model, projection, inputs)
-        require_finite(features, place)
-        found.append(features.cpu())
-    return torch.cat(found)
+        require_finite(features, label)
+        parts.append(features.cpu())
+    return torch.cat(parts)
 
 
-def require_finite(features: Tensor, place: str) -> None:
-    """Raise NotFinite unless all features are numbers."""
+def require_finite(features: Tensor, label: str) -> None:
+    """Raise NotFinite unless all features are finite."""
     if not torch.isfinite(features).all():
-        raise NotFinite(place, "its features")
+        raise NotFinite(label, "its features")
 
 
 @torch.no_grad()
@@ -91,23 +93,17 @@ def zero_shot_head(
     templates: Sequence[str],
     batch: int = 256,
 ) -> Tensor:
-    """Text features of every class, (K, p): each prompt normalised, averaged over templates,
-    normalised again.
+    """Return text features of every class, (K, p): each prompt normalised, averaged over
+    templates, normalised again.
 
-    Raises: NotFinite when a text feature is not a number.
+    Raises: NotFinite for a text feature with NaN or infinity.
     """
-    prompts = _prompts(classes, templates)
-    found = []
-    for start in range(0, len(prompts), batch):
-        tokens = tokenizer(
-            prompts[start : start + batch], padding=True, truncation=True, return_tensors="pt"
-        )
-        ids, mask = (
-            tokens["input_ids"].to(_device(clip)),
-            tokens["attention_mask"].to(_device(clip)),
-        )
-        found.append(clip.get_text_features(input_ids=ids, attention_mask=mask).pooler_output)  # type: ignore[operator]
-    return _head(torch.cat(found), classes)
+
+    def encode(ids: Tensor, mask: Tensor) -> Tensor:
+        vectors: Tensor = clip.get_text_features(input_ids=ids, attention_mask=mask).pooler_output  # type: ignore[operator]
+        return vectors
+
+    return text_head(encode, clip, tokenizer, classes, templates, batch)
 
 
 @torch.no_grad()
@@ -118,36 +114,52 @@ def sentence_head(
     templates: Sequence[str],
     batch: int = 64,
 ) -> Tensor:
-    """The same of a sentence encoder, (K, h): its own embeddings of the class names. Raises:
-    NotFinite.
-    """
-    prompts = _prompts(classes, templates)
-    found = []
+    """Return the same from a sentence encoder, (K, h): means over tokens. Raises: NotFinite."""
+
+    def encode(ids: Tensor, mask: Tensor) -> Tensor:
+        return token_mean(model(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
+
+    return text_head(encode, model, tokenizer, classes, templates, batch)
+
+
+def text_head(
+    encode: Callable[[Tensor, Tensor], Tensor],
+    model: nn.Module,
+    tokenizer: Any,
+    classes: Sequence[str],
+    templates: Sequence[str],
+    batch: int,
+) -> Tensor:
+    """Return a unit vector for every class, (K, p), from the vectors of its prompts."""
+    prompts, device = prompts_of(classes, templates), next(model.parameters()).device
+    parts = []
     for start in range(0, len(prompts), batch):
-        tokens = tokenizer(
-            prompts[start : start + batch], padding=True, truncation=True, return_tensors="pt"
-        ).to(_device(model))
-        found.append(token_mean(model(**tokens).last_hidden_state, tokens["attention_mask"]))
-    return _head(torch.cat(found), classes)
+        texts = prompts[start : start + batch]
+        tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(device)
+        parts.append(encode(tokens["input_ids"], tokens["attention_mask"]))
+    vectors = unit_length(torch.cat(parts))
+    head = unit_length(vectors.reshape(len(classes), len(templates), -1).mean(1))
+    bad = (~torch.isfinite(head).all(-1)).nonzero()
+    if len(bad):
+        raise NotFinite("base model", f"the text feature of class {classes[int(bad[0])]!r}")
+    return head.cpu()
 
 
 def class_mean_head(
     vision: nn.Module, projection: Tensor, images: Samples, batch: int = 250
 ) -> Tensor:
-    """Mean picture of every class, (K, p): unit features of the base model averaged within a class,
-    normalised again.
+    """Return the mean image of every class, (K, p): unit features of the base model averaged within
+    a class, normalised again.
 
-    For classes that the text tower has no words for. Raises: BadData for a class without pictures.
+    For classes whose names the text tower does not know. Raises: BadData for a class without
+    images.
     """
     labels = torch.as_tensor(images.labels)
     counts = torch.bincount(labels, minlength=len(images.classes))
     if (counts == 0).any():
         empty = images.classes[int((counts == 0).nonzero()[0])]
-        raise BadData(
-            "class means",
-            f"class {empty!r} has no picture in this split",
-            "drop the class or add pictures of it",
-        )
+        problem = f"class {empty!r} has no image in this split"
+        raise BadData("class means", problem, "drop the class or add images of it")
     features = features_of(vision, projection, images, batch, "base model")
     sums = torch.zeros(len(images.classes), features.shape[1], dtype=torch.float64)
     sums.index_add_(0, labels, features.double())
@@ -155,38 +167,16 @@ def class_mean_head(
 
 
 def words_known(tokenizer: Any, classes: Sequence[str], templates: Sequence[str]) -> bool:
-    """Whether the tokenizer has a token for every word of every prompt; byte-pair tokenizers know
-    every word.
-    """
-    # special tokens left out: CLIP's own tokenizer uses its end token as the unknown one
-    prompts = _prompts(classes, templates)
-    ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    """Return whether the tokenizer has tokens for all prompts; byte-pair tokenizers always do."""
+    # without special tokens: CLIP's own tokenizer uses its end token as the unknown one
+    ids = tokenizer(prompts_of(classes, templates), add_special_tokens=False)["input_ids"]
     return all(tokenizer.unk_token_id not in row for row in ids)
 
 
-def _prompts(classes: Sequence[str], templates: Sequence[str]) -> list[str]:
-    # not str.format: a class name or template may hold braces of its own
+def prompts_of(classes: Sequence[str], templates: Sequence[str]) -> list[str]:
+    """Return the prompts of each class in turn."""
+    # not str.format: a class name or template may contain braces
     return [template.replace("{}", name) for name in classes for template in templates]
-
-
-def _head(prompts: Tensor, classes: Sequence[str]) -> Tensor:
-    """Vectors of all prompts, class by class, as unit vectors of the classes, (K, p). Raises:
-    NotFinite.
-    """
-    head = unit_length(unit_length(prompts).reshape(len(classes), -1, prompts.shape[-1]).mean(1))
-    bad = (~torch.isfinite(head).all(-1)).nonzero()
-    if len(bad):
-        raise NotFinite("base model", f"the text feature of class {classes[int(bad[0])]!r}")
-    return head.cpu()
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
-
-
-# the model whose projected features (n, p) are changed, and how, given the task: ("merged",
-# adapters.apply)
-Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
 
 
 def evaluate_pool(
@@ -197,57 +187,46 @@ def evaluate_pool(
     batch: int = 250,
     adapted: Mapping[str, Adapted] | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Which pictures or sentences each model gets right.
+    """Return which images or sentences each model gets right: {model: {task: (n,) bool}}.
 
-    models: a model for all tasks, or {task: model} for those it exists for (experts).  heads: (K,
-    p) per task.
-    projection: (p, h), or None.  adapted: by a name of its own, what changes another model's
-    features; it runs once for all.
-    Returns: {model: {task: (n,) bool}}, in the order of the set; the answer is the largest of head
-    · feature (the logit scale changes none).
+    The answer is the largest entry of head · feature; the logit scale does not change it.
+
+    models: a model for all tasks, or {task: model} for those it exists for (experts).
+    heads: (K, p) by task.   projection: (p, h), or None.
+    adapted: by its own name, a change of another model's features; that model runs once for all.
     Raises: NotFinite naming model and task.
     """
     adapted = adapted or {}
-    judged: dict[str, dict[str, Tensor]] = {name: {} for name in (*models, *adapted)}
+    correct: dict[str, dict[str, Tensor]] = {name: {} for name in (*models, *adapted)}
     for task, samples in sets.items():
-        here = _models_of(models, task)
-        named = (*here, *(name for name, (behind, _) in adapted.items() if behind in here))
-        correct: dict[str, list[Tensor]] = {
-            name: [torch.zeros(0, dtype=torch.bool)] for name in named
+        encoders = {
+            name: model[task] if isinstance(model, Mapping) else model
+            for name, model in models.items()
+            if not isinstance(model, Mapping) or task in model
         }
-        labels, seen = torch.as_tensor(samples.labels), 0
+        names = (*encoders, *(name for name, (model, _) in adapted.items() if model in encoders))
+        parts = {name: [torch.zeros(0, dtype=torch.bool)] for name in names}
+        labels, start = torch.as_tensor(samples.labels), 0
         for inputs in samples.batches(None, batch):
-            truth = labels[seen : seen + len(next(iter(inputs.values())))]
-            seen += len(truth)
-            for model_name, model in here.items():
-                projected = projected_features(model, projection, inputs)
-                changes = {
-                    name: change
-                    for name, (behind, change) in adapted.items()
-                    if behind == model_name
+            expected = labels[start : start + len(next(iter(inputs.values())))]
+            start += len(expected)
+            for model_name, encoder in encoders.items():
+                projected = projected_features(encoder, projection, inputs)
+                variants = {model_name: projected} | {
+                    name: change(task, projected)
+                    for name, (model, change) in adapted.items()
+                    if model == model_name
                 }
-                for name, change in {model_name: None, **changes}.items():
-                    features = unit_length(projected if change is None else change(task, projected))
+                for name, features in variants.items():
+                    features = unit_length(features)
                     require_finite(features, f"model {name}, task {task}")
-                    answers = (features @ heads[task].to(features).T).argmax(-1).cpu()  # (n,)
-                    correct[name].append(answers == truth)
-        for name, parts in correct.items():
-            judged[name][task] = torch.cat(parts)
-    return judged
+                    predicted = (features @ heads[task].to(features).T).argmax(-1).cpu()  # (n,)
+                    parts[name].append(predicted == expected)
+        for name, own in parts.items():
+            correct[name][task] = torch.cat(own)
+    return correct
 
 
 def percent(correct: Tensor) -> float:
-    """Accuracy in percent, from which samples are right, (n,)."""
+    """Return the accuracy in percent, from which samples are right, (n,)."""
     return 100 * int(correct.sum()) / len(correct)
-
-
-def _models_of(
-    models: Mapping[str, Encoder | Mapping[str, Encoder]], task: str
-) -> dict[str, Encoder]:
-    found: dict[str, Encoder] = {}
-    for name, model in models.items():
-        if not isinstance(model, Mapping):
-            found[name] = model
-        elif task in model:
-            found[name] = model[task]
-    return found

@@ -1,1 +1,1 @@
-"""Choosing λ, ρ and α without labels."""
+"""Choice of λ, ρ and α without labels."""

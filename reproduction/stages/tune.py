@@ -37,7 +37,7 @@ def searched(context: Context, key: str, study: TuneStudy, folder: Path) -> Foun
     from featcal.tuning.search import Candidate, Search, best, proposals, rounds
 
     search, known = (
-        Search(trials=study.trials, holdout=study.holdout, seed=study.seed, at_once=study.at_once),
+        Search(trials=study.trials, holdout=study.holdout, seed=study.seed, n_jobs=study.at_once),
         list[Candidate](),
     )
     workers = context.suite.workers

@@ -1,5 +1,5 @@
-"""Agreement with experts against what whole models compute, of models with and without a head, in
-memory and in folders.
+"""Agreement with experts against the scores of whole models, with and without a head, in memory and
+in folders.
 """
 
 import json
@@ -15,10 +15,13 @@ from tiny import TEXT, make, shifted
 
 import featcal
 from featcal.cli import main as cli
+from featcal.data.batches import Draw, drawn
+from featcal.data.places import Place
+from featcal.models.load import skeleton
 
 
 def scores(model, batch):
-    """log softmax of every row that counts, sample by sample."""
+    """Return log softmax of every row without padding, by sample."""
     with torch.no_grad():
         z = model(**batch).logits.log_softmax(-1)
     if z.dim() == 2:
@@ -28,100 +31,63 @@ def scores(model, batch):
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "classifier"])
-def test_kl_and_top_1_are_those_of_the_models_own_scores(family):
+def test_kl_and_top1_equal_those_of_whole_models(family):
     given = experiment(FAMILIES["bert" if family == "classifier" else family])
     if family == "classifier":
         base = make(lambda: tf.BertForSequenceClassification(tf.BertConfig(**TEXT, num_labels=4)))
-        given |= {
-            "merged": base,
-            "experts": {task: shifted(base, i + 3) for i, task in enumerate(given["experts"])},
-        }
+        experts = {task: shifted(base, i + 3) for i, task in enumerate(given["experts"])}
+        given |= {"merged": base, "experts": experts}
+    experts = given["experts"]
     models = {"merged": given["merged"], "moved": shifted(given["merged"], 7)}
-    found = featcal.compare(models, given["experts"], given["batches"])
-    assert [(one.expert, one.model) for one in found] == [
-        (t, m) for t in sorted(given["experts"]) for m in models
-    ]
-    for one in found:
-        pairs = []
-        for batch in given["batches"][one.expert]:
-            pairs += zip(
-                scores(models[one.model], batch),
-                scores(given["experts"][one.expert], batch),
-                strict=True,
-            )
-        kl = [(q.exp() * (q - p)).sum(-1) for p, q in pairs]
-        assert one.kl == pytest.approx(float(torch.cat(kl).mean()), rel=1e-6)
-        assert one.top1 == pytest.approx(
-            float(torch.cat([p.argmax(-1) == q.argmax(-1) for p, q in pairs]).double().mean())
+    agreements = featcal.compare(models, experts, given["batches"])
+    names = [(one.expert, one.model) for one in agreements]
+    assert names == [(task, model) for task in sorted(experts) for model in models]
+    for one in agreements:
+        ours, theirs = (
+            [row for batch in given["batches"][one.expert] for row in scores(model, batch)]
+            for model in (models[one.model], experts[one.expert])
         )
-        assert one.samples == len(pairs)
+        p, q = torch.cat(ours), torch.cat(theirs)
+        assert one.kl == pytest.approx(float((q.exp() * (q - p)).sum(-1).mean()), rel=1e-6)
+        same = (p.argmax(-1) == q.argmax(-1)).double()
+        assert one.top1 == pytest.approx(float(same.mean()))
+        assert one.samples == len(ours)
 
 
-def test_a_model_agrees_with_itself_and_the_paired_error_is_that_of_the_differences():
+def test_paired_errors_are_those_of_the_differences_between_samples():
     given = experiment(FAMILIES["vit"])
-    expert = given["experts"]["a"]
-    batches = {"a": given["batches"]["a"]}
-    same, near, far = featcal.compare(
-        {"itself": expert, "near": shifted(expert, 1, 0.01), "far": shifted(expert, 1, 0.1)},
-        {"a": expert},
-        batches,
-    )
-    assert (
-        same.relative_drift == 0
-        and same.cosine == pytest.approx(1)
-        and same.kl is None
-        and not same.than_first
-    )
-    assert 0 < near.relative_drift < far.relative_drift and near.cosine > far.cosine
-    singles = [
-        featcal.compare(
-            {"m": shifted(expert, 1, 0.1)}, {"a": expert}, {"a": [{"pixel_values": x[None]}]}
-        )[0].relative_drift
-        for batch in batches["a"]
+    expert, batches = given["experts"]["a"], given["batches"]["a"]
+    near, far = shifted(expert, 1, 0.01), shifted(expert, 1, 0.1)
+    models = {"itself": expert, "near": near, "far": far}
+    same, closer, farther = featcal.compare(models, {"a": expert}, {"a": batches})
+    assert same.relative_drift == 0 and same.cosine == pytest.approx(1)
+    assert same.kl is None and not same.than_first
+    assert 0 < closer.relative_drift < farther.relative_drift and closer.cosine > farther.cosine
+    drifts = [
+        featcal.compare({"m": far}, {"a": expert}, {"a": [{"pixel_values": x[None]}]})[0]
+        for batch in batches
         for x in batch["pixel_values"]
     ]
-    difference = far.than_first["relative_drift"]
-    assert difference.mean == pytest.approx(np.mean(singles), rel=1e-6)
-    assert difference.error == pytest.approx(
-        np.std(singles, ddof=1) / np.sqrt(len(singles)), rel=1e-6
-    )
+    drifts = [one.relative_drift for one in drifts]
+    difference = farther.than_first["relative_drift"]
+    assert difference.mean == pytest.approx(np.mean(drifts), rel=1e-6)
+    error = np.std(drifts, ddof=1) / np.sqrt(len(drifts))
+    assert difference.error == pytest.approx(error, rel=1e-6)
 
 
-def test_the_command_tells_what_the_call_in_python_does(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_what_python_returns(tmp_path, monkeypatch, capsys):
     for seed, name in enumerate(("merged", "new", "a")):
         language.folder(tmp_path / name, "llama", seed)
     jsonl(tmp_path / "a.jsonl", [{"text": word} for word in WORDS])
     monkeypatch.chdir(tmp_path)
-    asked = [
-        "compare",
-        "--model",
-        "merged=merged",
-        "--model",
-        "new=new",
-        "--expert",
-        "a=a",
-        "--data",
-        "a=a.jsonl",
-    ]
-    assert cli.main([*asked, "--samples", "4", "--skip", "5", "--json", "--device", "cpu"]) == 0
-    told = json.loads(capsys.readouterr().out)["agreement"]
-    batches = {"a": featcal.data.batches.drawn(*_given(tmp_path))["a"]}
-    called = featcal.compare({"merged": "merged", "new": "new"}, {"a": "a"}, batches)
-    assert [one["kl"] for one in told] == [one.kl for one in called] and told[1]["than_first"][
-        "kl"
-    ]["error"] > 0
-    assert cli.main([*asked, "--samples", "4", "--skip", "5", "--device", "cpu"]) == 0
-    assert f"{called[1].relative_drift:.3f}" in capsys.readouterr().out
-
-
-def _given(folder):
-    from featcal.data.batches import Draw
-    from featcal.data.places import Place
-    from featcal.models.load import skeleton
-
-    return (
-        skeleton(folder / "merged")[0],
-        [folder / "merged"],
-        {"a": Place(folder / "a.jsonl")},
-        Draw(4, 42, 32, behind=5),
-    )
+    command = "compare --model merged=merged --model new=new --expert a=a --data a=a.jsonl"
+    command = f"{command} --samples 4 --skip 5 --device cpu".split()
+    assert cli.main([*command, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["agreement"]
+    places, draw = {"a": Place(tmp_path / "a.jsonl")}, Draw(4, 42, 32, skip=5)
+    batches = drawn(skeleton(tmp_path / "merged")[0], [tmp_path / "merged"], places, draw)
+    returned = featcal.compare({"merged": "merged", "new": "new"}, {"a": "a"}, batches)
+    assert [one["kl"] for one in printed] == [one.kl for one in returned]
+    assert printed[1]["than_first"]["kl"]["error"] > 0
+    assert cli.main(command) == 0
+    assert f"{returned[1].relative_drift:.3f}" in capsys.readouterr().out

@@ -1,9 +1,8 @@
-"""Accuracy on labelled texts by every way a model has of answering, against transformers' own
-scores, text by text.
+"""Accuracy on labelled texts, for every kind of model, against transformers' scores of single
+texts.
 """
 
 import json
-from pathlib import Path
 
 import language
 import pytest
@@ -28,122 +27,93 @@ TARGETS = [{"input": text, "target": name} for text, name in SAMPLES]
 LABELS = [{"text": text, "label": name} for text, name in SAMPLES]
 
 
-def told(folder: Path, rows: list, capsys, *more: str) -> float:
+def evaluate(folder, rows, *more):
     data = jsonl(folder / "rows.jsonl", rows)
-    assert (
-        cli.main(
-            [
-                "evaluate",
-                "--model",
-                str(folder / "m"),
-                "--data",
-                f"t={data}",
-                "--batch",
-                "2",
-                "--json",
-                *more,
-            ]
-        )
-        == 0
-    )
-    found = json.loads(capsys.readouterr().out)["tasks"]["t"]
-    assert found["texts"] == len(rows)
-    return found["accuracy"]
+    return cli.main(["evaluate", "--model", str(folder / "m"), "--data", f"t={data}", *more])
 
 
-def best(scores: dict[str, float]) -> str:
-    return max(scores, key=lambda name: scores[name])
+def accuracy(folder, rows, capsys, *more):
+    assert evaluate(folder, rows, "--batch", "2", "--json", *more) == 0
+    result = json.loads(capsys.readouterr().out)["tasks"]["t"]
+    assert result["texts"] == len(rows)
+    return result["accuracy"]
+
+
+def expected(predict):
+    """Return the percentage of samples whose label has the largest score."""
+    scores = [(predict(text), name) for text, name in SAMPLES]
+    right = sum(max(own, key=own.get) == name for own, name in scores)
+    return pytest.approx(100 * right / len(SAMPLES))
 
 
 @pytest.mark.parametrize("rows", [TARGETS, LABELS], ids=["targets", "labels"])
 @pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_the_likeliest_label_is_the_answer_of_models_that_write(kind, rows, tmp_path, capsys):
-    model, own = load_model(language.folder(tmp_path / "m", kind, 3)), tokenizer()
-    space, right = "" if "target" in rows[0] else " ", 0
-    for text, name in SAMPLES:
+def test_language_models_answer_with_the_likeliest_label(kind, rows, tmp_path, capsys):
+    model, tokenize = load_model(language.folder(tmp_path / "m", kind, 3)), tokenizer()
+    space = "" if "target" in rows[0] else " "
+
+    def log_likelihoods(text):
         scores = {}
         for label in NAMES:
-            with torch.no_grad():
-                if kind == "t5":
-                    labels = torch.tensor([own(space + label)["input_ids"]])
-                    scores[label] = (
-                        -float(model(**own(text, return_tensors="pt"), labels=labels).loss)
-                        * labels.shape[1]
-                    )
-                else:
-                    ids = torch.tensor([own(text + space + label)["input_ids"]])
-                    masked = ids.clone()
-                    masked[:, : len(text)] = -100  # a token is a byte
-                    scores[label] = -float(model(input_ids=ids, labels=masked).loss) * (
-                        ids.shape[1] - len(text)
-                    )
-        right += best(scores) == name
-    assert told(tmp_path, rows, capsys) == pytest.approx(100 * right / len(SAMPLES))
-
-
-def test_a_classifier_answers_by_its_own_names(tmp_path, capsys):
-    names = {0: "neither of them", 1: "GOOD", 2: "bad"}
-    config = tf.BertConfig(
-        **TEXT | POSITIONS | {"vocab_size": VOCABULARY},
-        id2label=names,
-        label2id={v: k for k, v in names.items()},
-    )
-    save_model(
-        make(lambda: tf.BertForSequenceClassification(config), 0, torch.float32), tmp_path / "m"
-    )
-    tokenizer().save_pretrained(tmp_path / "m")
-    model, right = load_model(tmp_path / "m"), 0
-    for text, name in SAMPLES:
-        with torch.no_grad():
-            right += (
-                names[int(model(**tokenizer()(text, return_tensors="pt")).logits.argmax())].lower()
-                == name
+            ids = torch.tensor(
+                [tokenize((text if kind == "llama" else "") + space + label).input_ids]
             )
-    assert told(tmp_path, LABELS, capsys) == pytest.approx(100 * right / len(SAMPLES))
+            labels = ids.clone()
+            if kind == "llama":
+                labels[:, : len(text)] = -100  # a token is a byte
+            inputs = {"input_ids": ids} if kind == "llama" else tokenize(text, return_tensors="pt")
+            with torch.no_grad():
+                loss = model(**inputs, labels=labels).loss
+            scores[label] = -float(loss) * int((labels != -100).sum())
+        return scores
+
+    assert accuracy(tmp_path, rows, capsys) == expected(log_likelihoods)
+
+
+def test_classifiers_answer_with_their_own_names(tmp_path, capsys):
+    names = {0: "neither of them", 1: "GOOD", 2: "bad"}
+    sizes = TEXT | POSITIONS | {"vocab_size": VOCABULARY}
+    config = tf.BertConfig(**sizes, id2label=names, label2id={v: k for k, v in names.items()})
+    model = make(lambda: tf.BertForSequenceClassification(config), 0, torch.float32)
+    save_model(model, tmp_path / "m")
+    tokenizer().save_pretrained(tmp_path / "m")
+    model = load_model(tmp_path / "m")
+
+    def logits(text):
+        with torch.no_grad():
+            row = model(**tokenizer()(text, return_tensors="pt")).logits[0]
+        return {names[i].lower(): float(z) for i, z in enumerate(row)}
+
+    assert accuracy(tmp_path, LABELS, capsys) == expected(logits)
     numbered = [{"text": text, "label": NAMES.index(name)} for text, name in SAMPLES]
-    assert told(tmp_path, numbered, capsys, "--classes", f"t={','.join(NAMES)}") == pytest.approx(
-        100 * right / len(SAMPLES)
-    )
-    data = jsonl(
-        tmp_path / "rows.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
-    )
-    assert cli.main(["evaluate", "--model", str(tmp_path / "m"), "--data", f"t={data}"]) == 2
+    classes = ("--classes", f"t={','.join(NAMES)}")
+    assert accuracy(tmp_path, numbered, capsys, *classes) == expected(logits)
+    assert evaluate(tmp_path, [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]) == 2
     assert "id2label" in capsys.readouterr().err
 
 
-def test_an_encoder_answers_with_the_nearest_label_by_the_mean_over_tokens(tmp_path, capsys):
-    model, own = load_model(language.folder(tmp_path / "m", "bert", 3)), tokenizer()
+def test_encoders_answer_with_the_nearest_label_by_the_mean_over_tokens(tmp_path, capsys):
+    model, tokenize = load_model(language.folder(tmp_path / "m", "bert", 3)), tokenizer()
 
     def vector(text):
         with torch.no_grad():
-            return torch.nn.functional.normalize(
-                model(**own(text, return_tensors="pt")).last_hidden_state[0].mean(0), dim=0
-            )
+            hidden = model(**tokenize(text, return_tensors="pt")).last_hidden_state[0]
+        return torch.nn.functional.normalize(hidden.mean(0), dim=0)
 
     heads = {name: vector(f"it is {name}") for name in NAMES}
-    right = sum(
-        best({n: float(vector(text) @ head) for n, head in heads.items()}) == name
-        for text, name in SAMPLES
-    )
-    assert told(tmp_path, LABELS, capsys, "--template", "it is {}") == pytest.approx(
-        100 * right / len(SAMPLES)
-    )
+    measured = accuracy(tmp_path, LABELS, capsys, "--template", "it is {}")
+    assert measured == expected(lambda text: {n: float(vector(text) @ h) for n, h in heads.items()})
 
 
-def test_rows_without_labels_or_with_unknown_ones_are_named(tmp_path, capsys):
-    language.folder(tmp_path / "m", "bert", 3)
-    for rows, more, said in (
+@pytest.mark.parametrize(
+    ("rows", "more", "message"),
+    [
         ([{"text": "a"}], [], "line 1: has no label"),
-        (
-            [{"text": "a", "label": "x"}, {"text": "b", "label": "z"}],
-            ["--classes", "t=x,y"],
-            "'z' is none",
-        ),
+        ([{"text": "a", "label": "z"}], ["--classes", "t=x,y"], "'z' is none"),
         ([{"text": "a", "label": "x"}], [], "one label"),
-    ):
-        data = jsonl(tmp_path / "rows.jsonl", rows)
-        assert (
-            cli.main(["evaluate", "--model", str(tmp_path / "m"), "--data", f"t={data}", *more])
-            == 2
-        )
-        assert said in capsys.readouterr().err
+    ],
+)
+def test_rows_without_labels_or_with_unknown_ones_are_named(rows, more, message, tmp_path, capsys):
+    language.folder(tmp_path / "m", "bert", 3)
+    assert evaluate(tmp_path, rows, *more) == 2
+    assert message in capsys.readouterr().err

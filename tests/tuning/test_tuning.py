@@ -1,6 +1,4 @@
-"""Choosing λ, ρ and α without labels: what is held out, what is compared, what is proposed, and
-that a search goes on.
-"""
+"""Tuning without labels: held-out samples, divergences, proposals, the path, and resumed searches."""
 
 from dataclasses import replace
 
@@ -12,7 +10,7 @@ from tiny import PAPER, averaged, experiment, images, make, same_bits, shifted
 import featcal
 from featcal.errors import BadBatches, BadSetting
 from featcal.tuning import tune as module
-from featcal.tuning.search import Candidate, Search, best, place, proposals, split
+from featcal.tuning.search import Candidate, Search, best, grid_point, proposals, split
 from featcal.tuning.tune import RIDGES, path_gains, ridge_of, task_divergence
 
 pytest.importorskip("optuna")
@@ -35,15 +33,16 @@ def of_family(name):
     }
 
 
-def test_a_share_of_every_tasks_samples_is_held_out_and_none_is_lost():
-    kept, held = split("mnist", images(1, count=10, batch=4), 0.3, 42)
-    assert [sum(len(b["pixel_values"]) for b in part) for part in (kept, held)] == [7, 3]
-    rows = torch.cat([b["pixel_values"] for b in (*kept, *held)])
-    there = torch.cat([b["pixel_values"] for b in images(1, count=10, batch=4)])
-    assert {float(row.sum()) for row in rows} == {float(row.sum()) for row in there}
+def test_a_share_of_the_samples_is_held_out_and_none_is_lost():
+    kept, held_out = split("mnist", images(1, count=10, batch=4), 0.3, 42)
+    assert [sum(len(b["pixel_values"]) for b in part) for part in (kept, held_out)] == [7, 3]
+    rows = torch.cat([b["pixel_values"] for b in (*kept, *held_out)])
+    expected = torch.cat([b["pixel_values"] for b in images(1, count=10, batch=4)])
+    assert {float(row.sum()) for row in rows} == {float(row.sum()) for row in expected}
     again = split("mnist", images(1, count=10, batch=4), 0.3, 42)[1]
     assert all(
-        torch.equal(a["pixel_values"], b["pixel_values"]) for a, b in zip(held, again, strict=True)
+        torch.equal(a["pixel_values"], b["pixel_values"])
+        for a, b in zip(held_out, again, strict=True)
     )
 
 
@@ -52,7 +51,7 @@ def test_one_sample_cannot_be_split():
         split("mnist", images(1, count=1), 0.5, 0)
 
 
-def test_an_expert_diverges_from_itself_by_nothing_and_from_another_by_the_mean_of_the_rows():
+def test_divergence_of_images_is_the_mean_over_rows_and_zero_for_the_expert_itself():
     given = experiment()
     expert, other = given["experts"]["mnist"], given["experts"]["dtd"]
     pixels, heads = images(5, count=6, batch=4), torch.randn(7, 32, dtype=torch.float64)
@@ -75,7 +74,7 @@ def test_an_expert_diverges_from_itself_by_nothing_and_from_another_by_the_mean_
     )
 
 
-def test_text_is_compared_where_a_token_is_no_padding_whatever_is_made_at_once(monkeypatch):
+def test_divergence_of_text_ignores_padding_and_the_number_of_scores_at_once(monkeypatch):
     given = of_family("llama")
     ours, theirs = given["merged"], given["experts"]["a"]
     batches = given["batches"]["a"]
@@ -87,11 +86,11 @@ def test_text_is_compared_where_a_token_is_no_padding_whatever_is_made_at_once(m
     p, q = (torch.cat(part) for part in both)
     expected = float((q.exp() * (q - p)).sum(-1).mean())
     assert task_divergence("a", ours, theirs, batches) == pytest.approx(expected)
-    monkeypatch.setattr("featcal.tuning.tune.SCORES_AT_ONCE", 200)
+    monkeypatch.setattr("featcal.evaluation.compare.SCORES_AT_ONCE", 200)
     assert task_divergence("a", ours, theirs, batches) == pytest.approx(expected)
 
 
-def test_the_first_trials_are_what_is_started_from_and_the_paths_ridge_and_all_depend_on_earlier_rounds_alone():
+def test_proposals_begin_with_the_start_and_the_path_and_depend_on_earlier_rounds_only():
     search = Search(trials=12, seed=3)
     first = proposals(search, range(0, 4), PAPER, 1e-3, [])
     assert [one.origin for one in first] == ["start", "path", "search", "search"]
@@ -106,19 +105,19 @@ def test_the_first_trials_are_what_is_started_from_and_the_paths_ridge_and_all_d
     )
 
 
-def test_anchors_far_beyond_the_merged_model_are_searched_for_by_their_ratios():
+def test_anchor_blends_are_searched_on_a_logarithmic_scale():
     tried = proposals(Search(trials=60), range(2, 60), PAPER, 1e-3, [])
     anchors = sorted(one.settings.anchor_blend for one in tried)
     assert anchors[0] < 0.5 and anchors[-1] > 12 and anchors[14] < 1.5 < 2 < anchors[29] < 5
     known = [PAPER.but(anchor_blend=rho) for rho in (0.0, 3.0, 15.0, 40.0)]
-    assert [round(place(one)["log_blend"], 6) for one in known] == [0.0, 2.0, 4.0, 4.0]
+    assert [round(grid_point(one)["log_blend"], 6) for one in known] == [0.0, 2.0, 4.0, 4.0]
 
 
-def test_the_best_is_the_nearest_and_of_equals_the_first():
+def test_the_best_candidate_has_the_smallest_divergence_and_the_first_of_equals_wins():
     assert best([candidate(0, 0.2), candidate(1, 0.1), candidate(2, 0.1)]).number == 1
 
 
-def test_the_ridge_of_the_path_is_the_one_with_most_gain_over_all_sites():
+def test_the_path_ridge_has_the_largest_gain_over_all_sites():
     low, high = torch.zeros(len(RIDGES)), torch.zeros(len(RIDGES))
     low[3], high[3], high[9] = 1.0, 80.0, 100.0
     assert ridge_of({"a": low, "b": high}) == RIDGES[3]
@@ -126,7 +125,7 @@ def test_the_ridge_of_the_path_is_the_one_with_most_gain_over_all_sites():
 
 
 @pytest.mark.parametrize("name", ["clip", "t5"])
-def test_the_path_passes_every_site_of_a_model_once(name):
+def test_the_path_measures_every_site_once(name):
     given = experiment() if name == "clip" else of_family(name)
     batches = given.pop("batches")
     gains = path_gains(
@@ -147,46 +146,46 @@ def test_the_path_passes_every_site_of_a_model_once(name):
 
 
 @pytest.mark.parametrize("name", ["clip", "t5"])
-def test_what_is_chosen_is_the_candidate_nearest_to_the_experts_and_models_stay_as_they_are(name):
+def test_the_chosen_candidate_is_nearest_to_the_experts_and_models_are_not_changed(name):
     given = experiment(count=8, batch=4) if name == "clip" else of_family(name)
     before = [shifted(model, 0, 0.0) for model in (given["merged"], *given["experts"].values())]
-    found = featcal.tune(**given, settings=PAPER.but(norm=name == "clip"), trials=3, seed=1)
-    assert found.settings == min(found.candidates, key=lambda one: one.mean).settings
-    assert [one.number for one in found.candidates] == [0, 1, 2]
-    assert set(found.candidates[0].divergence) == set(given["experts"])
+    tuned = featcal.tune(**given, settings=PAPER.but(norm=name == "clip"), trials=3, seed=1)
+    assert tuned.settings == min(tuned.candidates, key=lambda one: one.mean).settings
+    assert [one.number for one in tuned.candidates] == [0, 1, 2]
+    assert set(tuned.candidates[0].divergence) == set(given["experts"])
     assert all(
         same_bits(a, b)
         for a, b in zip(before, (given["merged"], *given["experts"].values()), strict=True)
     )
 
 
-def test_an_interrupted_search_goes_on_as_if_it_had_not_been_and_another_ones_file_is_not_used(
+def test_an_interrupted_search_resumes_exactly_and_ignores_the_file_of_another_search(
     tmp_path, monkeypatch
 ):
-    given, file, told = experiment(count=4), tmp_path / "trials.json", []
+    given, file, lines = experiment(count=4), tmp_path / "trials.json", []
     whole = featcal.tune(**given, settings=PAPER, trials=5)
 
     def stop(text):
-        told.append(text)
-        if len(told) == 4:  # the path and three trials
+        lines.append(text)
+        if len(lines) == 4:  # the path and three trials
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         featcal.tune(**given, settings=PAPER, trials=5, kept_in=file, progress=stop)
-    counted = []
+    calls = []
     calibrate = featcal.calibrate
     monkeypatch.setattr(
-        module, "calibrate", lambda *a, **k: (counted.append(1), calibrate(*a, **k))[1]
+        module, "calibrate", lambda *a, **k: (calls.append(1), calibrate(*a, **k))[1]
     )
     assert (
         featcal.tune(**given, settings=PAPER, trials=5, kept_in=file).candidates == whole.candidates
     )
-    assert len(counted) == 2
+    assert len(calls) == 2
     featcal.tune(**given, settings=PAPER.but(bias=False), trials=2, kept_in=file)
-    assert len(counted) == 4
+    assert len(calls) == 4
 
 
-def test_what_a_search_cannot_be_is_refused():
+def test_impossible_searches_are_refused():
     given = experiment()
     with pytest.raises(BadSetting, match="trials"):
         featcal.tune(**given, settings=PAPER, trials=0)

@@ -1,0 +1,141 @@
+"""Heads from prompts and images, and accuracies of many models in one pass."""
+
+from types import SimpleNamespace
+
+import checkpoints
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from featcal.errors import BadData, NotFinite
+from featcal.evaluation.zero_shot import (
+    class_mean_head,
+    evaluate_pool,
+    features_of,
+    percent,
+    unit_features,
+    words_known,
+    zero_shot_head,
+)
+
+CLASSES, TEMPLATES = ("cat", "red dog", "ship"), ("a photo of a {}", "the {}")
+
+
+class Pictures(SimpleNamespace):
+    """Random images with labels; counts how often batches are asked for."""
+
+    def batches(self, indices, size):
+        self.passes += 1
+        for start in range(0, len(self.pixels), size):
+            yield {"pixel_values": self.pixels[start : start + size]}
+
+
+def pictures(count=30, seed=0, classes=CLASSES):
+    pixels = torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+    labels = (torch.arange(count) % len(classes)).numpy()
+    return Pictures(pixels=pixels, labels=labels, classes=classes, passes=0)
+
+
+def head_of(clip, classes=CLASSES, batch=256):
+    return zero_shot_head(clip, checkpoints.tokenizer(), classes, TEMPLATES, batch=batch)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 256])
+def test_prompt_head_equals_one_prompt_at_a_time(batch):
+    clip, tokenizer = checkpoints.clip(), checkpoints.tokenizer()
+    head = head_of(clip, batch=batch)
+    assert not head.requires_grad
+    with torch.no_grad():
+        for name, row in zip(CLASSES, head, strict=True):
+            prompts = [tokenizer(t.format(name), return_tensors="pt") for t in TEMPLATES]
+            pooled = [clip.text_model(input_ids=p["input_ids"]).pooler_output for p in prompts]
+            texts = [normalize(clip.text_projection(p)[0], dim=0) for p in pooled]
+            want = normalize(torch.stack(texts).mean(0), dim=0)
+            assert torch.allclose(row, want, atol=1e-6)
+
+
+def test_braces_in_a_class_name_are_kept():
+    prompts = []
+
+    def tokenizer(texts, **options):
+        prompts.extend(texts)
+        return checkpoints.tokenizer()(texts, **options)
+
+    zero_shot_head(checkpoints.clip(), tokenizer, ["{cat}", "a {0} b"], ["photo of {}"])
+    assert prompts == ["photo of {cat}", "photo of a {0} b"]
+
+
+def test_unknown_words_are_noticed():
+    tokenizer = checkpoints.tokenizer()
+    assert words_known(tokenizer, CLASSES, TEMPLATES)
+    assert not words_known(tokenizer, (*CLASSES, "zebra"), TEMPLATES)
+    assert not words_known(tokenizer, CLASSES, ("a painting of {}",))
+    tokenizer.unk_token = tokenizer.eos_token  # as in CLIP's own tokenizer
+    assert words_known(tokenizer, CLASSES, TEMPLATES)
+
+
+def test_features_equal_those_of_clip():
+    clip, pixels = checkpoints.clip(), pictures(4).pixels
+    ours = unit_features(clip.vision_model, clip.visual_projection.weight, {"pixel_values": pixels})
+    with torch.no_grad():
+        want = normalize(clip.get_image_features(pixel_values=pixels).pooler_output, dim=-1)
+    assert torch.allclose(ours, want, atol=1e-6)
+
+
+def test_class_means_equal_means_taken_class_by_class():
+    clip, images = checkpoints.clip(), pictures()
+    encoder = clip.vision_model, clip.visual_projection.weight
+    features = features_of(*encoder, images, 30)
+    for label, row in enumerate(class_mean_head(*encoder, images, batch=7)):
+        want = normalize(features[images.labels == label].mean(0), dim=0)
+        assert torch.allclose(row, want, atol=1e-6)
+    with pytest.raises(BadData, match="class 'ship' has no image"):
+        class_mean_head(*encoder, pictures(2))
+
+
+def right_by_hand(module, clip, head, images):
+    """Return which images are right, one at a time."""
+    right = []
+    with torch.no_grad():
+        for pixels, label in zip(images.pixels, images.labels, strict=True):
+            feature = clip.visual_projection(module(pixel_values=pixels[None]).pooler_output)[0]
+            logits = clip.logit_scale.exp() * (head @ normalize(feature, dim=0))
+            right.append(int(logits.argmax()) == int(label))
+    return right
+
+
+def test_every_image_is_judged_as_by_hand_in_one_pass():
+    clip = checkpoints.clip()
+    sets = {"pets": pictures(23), "ships": pictures(11, seed=1, classes=CLASSES[:2])}
+    heads = {task: head_of(clip, images.classes) for task, images in sets.items()}
+    experts = {"pets": checkpoints.vision(1), "ships": checkpoints.vision(2)}
+    models = {"base": clip.vision_model, "merged": checkpoints.vision(3), "expert": experts}
+    correct = evaluate_pool(models, sets, heads, clip.visual_projection.weight, batch=5)
+    for task, images in sets.items():
+        assert images.passes == 1
+        for name, module in {**models, "expert": experts[task]}.items():
+            right = right_by_hand(module, clip, heads[task], images)
+            assert correct[name][task].tolist() == right
+            assert percent(correct[name][task]) == 100 * sum(right) / len(images.labels)
+
+
+def test_a_model_of_one_task_is_judged_for_that_task_only_and_functions_replace_models():
+    clip, sets = checkpoints.clip(), {"a": pictures(9), "b": pictures(4, seed=1)}
+
+    def features(inputs):
+        return clip.get_image_features(**inputs).pooler_output
+
+    models = {"expert": {"b": clip.vision_model}, "f": features, "m": clip.vision_model}
+    heads = dict.fromkeys(sets, head_of(clip))
+    correct = evaluate_pool(models, sets, heads, clip.visual_projection.weight)
+    assert list(correct["expert"]) == ["b"]
+    assert correct["f"]["a"].tolist() == correct["m"]["a"].tolist()
+
+
+def test_nan_features_name_model_and_task():
+    clip, broken = checkpoints.clip(), checkpoints.vision(1)
+    broken.post_layernorm.weight.data[3] = float("nan")
+    models = {"base": clip.vision_model, "merged": broken}
+    heads, sets = {"pets": head_of(clip)}, {"pets": pictures(3)}
+    with pytest.raises(NotFinite, match="model merged, task pets"):
+        evaluate_pool(models, sets, heads, clip.visual_projection.weight)
