@@ -52,6 +52,7 @@ def each_once(values: Sequence[T]) -> Sequence[T]:
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 Distinct = AfterValidator(each_once)
 
 

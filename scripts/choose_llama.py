@@ -20,7 +20,7 @@ import torch
 
 from featcal.data.texts import Sample
 from featcal.files import atomic_path
-from featcal.merging.tensors import average_tensor, moved_tensor, total
+from featcal.merging.tensors import add_task_vector, average_tensor, task_vector_sum
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.language import answers
 from reproduction.language.generation import generate_texts
@@ -88,8 +88,8 @@ def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str
         table[domain] = scores(expert, tokenizer, rows)
         show(role, domain, table[domain])
     ways = {"average": average_tensor} | {
-        f"task_arithmetic {scale:g}": lambda b, own, scale=scale: moved_tensor(
-            b, total(b, own), scale
+        f"task_arithmetic {scale:g}": lambda b, own, scale=scale: add_task_vector(
+            b, task_vector_sum(b, own), scale
         )
         for scale in SCALES
     }

@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoConfig, CLIPModel, CLIPVisionModel, PretrainedConfig
+from torch import nn
+from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal import __version__
 from featcal.card import name_of, render_card, write_card
 from featcal.errors import TensorsDiffer
 from featcal.files import write_json
-from featcal.merging.alignment import aligned, class_of
+from featcal.merging.alignment import align, class_of, without
 from featcal.merging.answers import read_head
-from featcal.merging.registry import Job, Method, Named, method_named, settings_of, silent
+from featcal.merging.registry import MergeJob, Method, NamedTensor, method_named, settings_of
 from featcal.merging.sources import (
     Source,
     expert_sources,
-    kept_embeddings,
+    is_vocabulary,
     named_experts,
     require_alike,
     source,
 )
-from featcal.merging.tensors import moved
+from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.load import (
     VISION,
@@ -43,18 +43,10 @@ from featcal.settings import require
 
 @dataclass(frozen=True)
 class Merged:
-    """A merged model, as a module or a folder, and the record of the run, as in merge.json."""
+    """A merged model, a module or the folder it was written to, and the content of merge.json."""
 
-    model: nn.Module | None
-    folder: Path | None
+    result: nn.Module | Path
     record: dict[str, Any]
-
-    @property
-    def made(self) -> nn.Module | Path:
-        """Return the one that was asked for."""
-        result = self.model or self.folder
-        assert result is not None
-        return result
 
 
 def merge(
@@ -67,7 +59,7 @@ def merge(
     head: str | Path | Mapping[str, torch.Tensor] | None = None,
     embeddings: str = "merge",
     device: str | torch.device = "cpu",
-    progress: Callable[[str], None] = silent,
+    progress: Callable[[str], None] | None = None,
     n_jobs: int = 1,
     **settings: Any,
 ) -> nn.Module | Path:
@@ -77,14 +69,14 @@ def merge(
         method: such as average, task_arithmetic, ties, tsv_merge, wudi_closed_form or regmean;
             `featcal merge --help` lists all methods with their settings.
         base, experts: modules or checkpoint folders, experts by task name or in a list. Folders
-            are read tensor by tensor. Of a whole CLIPModel as base of CLIPVisionModel experts only
-            the vision tower is used. A LoRA folder is an expert too: base plus adapter.
+            are read tensor by tensor. A LoRA folder is an expert too: base plus adapter. Of a
+            CLIPModel as base of CLIPVisionModel experts only the vision tower is used.
         out: a folder to write instead of returning a module, with a model card, and merge.json
-            where the method keeps a record.
+            if the method keeps a record.
         batches: for methods that need data: per task an iterable of keyword dictionaries for the
             model's forward.
         head: for adamerging, fisher and gradient_matching: a heads.safetensors, or its tensors:
-            visual_projection, logit_scale, head/<task>.
+            visual_projection (p, h), logit_scale (), head/<task> (classes, p).
         embeddings: "merge", or "base" to keep the base's token embeddings, for experts with other
             vocabularies.
         device: to compute on.
@@ -100,7 +92,7 @@ def merge(
     more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, **settings}
     return merge_recorded(
         method, base, experts, out=out, device=device, progress=progress, n_jobs=n_jobs, **more
-    ).made
+    ).result
 
 
 def merge_recorded(
@@ -112,83 +104,86 @@ def merge_recorded(
     **given: Any,
 ) -> Merged:
     """Merge as `merge` does, and return the record of the run as well."""
-    work = opened_merge(method, base, experts, **given)
-    found = work.rule.found(work.job, work.settings)
-    if work.rule.scaled:
-        found = moved(work.job, found, work.settings["scale"])
-    return work.result(work.job, work.settings, found, out)
+    opened = open_merge(method, base, experts, **given)
+    return Merged(opened.finish(opened.run(), out), opened.job.record)
 
 
 @dataclass(frozen=True)
-class Merge:
-    """One merge, opened and checked, before anything is computed."""
+class OpenedMerge:
+    """One merge, opened and checked, before anything is computed.
 
-    rule: Method
+    kept: tensors that stay the base's.   origin: the base as a source, with those.
+    """
+
+    method: Method
     settings: dict[str, Any]
-    job: Job
-    kept: Sequence[str]  # tensors that stay the base's
+    job: MergeJob
+    kept: Sequence[str]
     origin: Source
-    base: Any
+    base: Model
     part: str | None
-    named: Mapping[str, Any]
+    experts: Mapping[str, Model]
 
-    def vectors(self) -> "Vectors":
+    def run(self) -> Iterator[NamedTensor]:
+        """Yield the merged tensors, or task vectors of a scaled method."""
+        scaled = self.method.scaled
+        own = {k: v for k, v in self.settings.items() if not (scaled and k == "scale")}
+        return self.method.run(self.job, **own)
+
+    def at_scales(self) -> Callable[..., nn.Module | Path]:
         """Compute the task vectors τ of a merge θ₀ + s τ, so that several scales s cost one merge.
 
+        Returns: a function (scale, out=None), bit-identical to `merge` with this scale.
         Raises: as `merge`; BadSetting for a method whose result is not θ₀ + s τ.
         """
         expected = "must be one that adds its task vectors times a scale to the base"
-        require(self.rule.scaled, "merge.method", self.rule.name, expected)
+        require(self.method.scaled, "merge.method", self.method.name, expected)
         require_alike(self.job.base, self.job.experts)
-        return Vectors(self, dict(self.rule.found(self.job, self.settings)))
+        vectors = dict(self.run())
 
-    def result(
-        self,
-        job: Job,
-        settings: Mapping[str, Any],
-        found: Iterator[Named],
-        out: str | Path | None,
-    ) -> Merged:
-        """Make a module, or write the folder `out`, from the tensors found."""
-        tensors = self._all_tensors(job, settings, found)
+        def at(scale: float, out: str | Path | None = None) -> nn.Module | Path:
+            job = replace(self.job, record=dict(self.job.record))
+            opened = replace(self, job=job, settings={**self.settings, "scale": scale})
+            return opened.finish(iter(vectors.items()), out)
+
+        return at
+
+    def finish(self, merged: Iterator[NamedTensor], out: str | Path | None) -> nn.Module | Path:
+        """Return a module of what `run` yielded, or write it to the folder `out`."""
+        tensors = self._all_tensors(merged)
         if out is None:
-            return Merged(fill(module_like(self.base, self.part), tensors), None, job.record)
-        target = merge_target(self.base, self.part, size_of(self.origin))
-        text = merge_card(self.rule, settings, self.base, self.named, target.architecture)
-        return Merged(None, write_merged(tensors, out, target, job.record, text), job.record)
+            return fill(module_like(self.base, self.part), tensors)
+        kind = architecture(self.base, self.part)
+        text = merge_card(self.method, self.settings, self.base, self.experts, kind)
+        return write_merged(tensors, out, self.base, self.part, self.origin, self.job.record, text)
 
-    def _all_tensors(
-        self, job: Job, settings: Mapping[str, Any], found: Iterator[Named]
-    ) -> Iterator[Named]:
+    def _all_tensors(self, merged: Iterator[NamedTensor]) -> Iterator[NamedTensor]:
         """Yield counters, merged tensors, then those that stay the base's; complete the record."""
+        job = self.job
         require_alike(job.base, job.experts)
         for name in sorted(set(job.base.names) - set(job.names)):
-            yield name, _counter(name, job)
-        yield from found
+            counter = job.base.finite_tensor(name)
+            for expert in job.experts.values():
+                if not torch.equal(counter, expert.finite_tensor(name)):
+                    ours, theirs = job.base.file_of(name), expert.file_of(name)
+                    raise TensorsDiffer(name, ours, "one value", theirs, "another")
+            yield name, counter
+        for name, tensor in merged:
+            if self.method.scaled:
+                tensor = add_task_vector(
+                    job.base.finite_tensor(name).to(tensor.device), tensor, self.settings["scale"]
+                )
+            yield name, tensor
         yield from ((name, self.origin.finite_tensor(name)) for name in self.kept)
         if job.record:
-            about = {"method": self.rule.name, "source": self.rule.source}
-            about |= {"note": self.rule.note} if self.rule.note else {}
-            of_run = {"settings": dict(settings), "experts": list(job.experts), **job.record}
+            about = {"method": self.method.name, "source": self.method.source}
+            about |= {"note": self.method.note} if self.method.note else {}
+            of_run = {"settings": dict(self.settings), "experts": list(job.experts), **job.record}
             job.record.clear()
             job.record.update(about, **of_run)
 
 
-@dataclass(frozen=True)
-class Vectors:
-    """Task vectors τ of a merge, by tensor in float64."""
-
-    work: Merge
-    found: Mapping[str, torch.Tensor]
-
-    def at(self, scale: float, out: str | Path | None = None) -> nn.Module | Path:
-        """Return the model θ₀ + scale · τ, bit-identical to `merge` with this scale."""
-        job = replace(self.work.job, record=dict(self.work.job.record))
-        settings = {**self.work.settings, "scale": scale}
-        return self.work.result(job, settings, moved(job, self.found.items(), scale), out).made
-
-
-def opened_merge(
+def open_merge(
     method: str,
     base: Model,
     experts: Mapping[str, Model] | Sequence[Model],
@@ -197,40 +192,48 @@ def opened_merge(
     head: str | Path | Mapping[str, torch.Tensor] | None = None,
     embeddings: str = "merge",
     device: str | torch.device = "cpu",
-    progress: Callable[[str], None] = silent,
+    progress: Callable[[str], None] | None = None,
     n_jobs: int = 1,
     **settings: Any,
-) -> Merge:
+) -> OpenedMerge:
     """Open and check the merge that `merge` is asked for. Raises: as `merge`."""
-    rule, chosen = method_named(method), settings_of(method, settings)
-    rule.check_needs({"batches": batches, "head": head})
-    kind = type(batches).__name__
-    mapping = batches is None or isinstance(batches, Mapping)
-    require(mapping, "merge.batches", kind, "must be a dictionary by task")
+    entry, checked_settings = method_named(method), settings_of(method, settings)
+    entry.check_needs({"batches": batches, "head": head})
+    kind, by_task = type(batches).__name__, batches is None or isinstance(batches, Mapping)
+    require(by_task, "merge.batches", kind, "must be a dictionary by task")
     known = embeddings in ("merge", "base")
     require(known, "merge.embeddings", embeddings, "must be merge or base")
+    require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
+    progress = progress or (lambda line: None)
     named = named_experts(experts, "merge")
     base, part = matching_part(base, named)
     origin = source(base, "base", part)
-    ends = aligned(origin, expert_sources(named, base, origin, part), base, named)
-    for task, text in ends.left_out.items():
+    alignment = align(origin, expert_sources(named, base, origin, part), base, named)
+    for task, text in alignment.left_out.items():
         progress(f"{task}: {text}")
-    kept, shared, theirs = kept_embeddings(origin, ends.experts, embeddings == "base", ends.apart)
-    require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
-    job = Job(
-        shared,
-        theirs,
-        partial(module_like, base, part),
-        batches or {},
-        read_head(head, theirs) if head is not None else {},
-        torch_device(device),
-        progress,
-        n_jobs,
+    ours: Source = origin
+    theirs, hidden = alignment.experts, alignment.kept
+    if embeddings == "base":
+        every = (name for model in (origin, *theirs.values()) for name in model.names)
+        hidden |= {name for name in every if is_vocabulary(name)}
+    if hidden:
+        ours = without(origin, hidden)
+        theirs = {task: without(expert, hidden) for task, expert in theirs.items()}
+    job = MergeJob(
+        base=ours,
+        experts=theirs,
+        structure=partial(module_like, base, part),
+        batches=batches or {},
+        head=read_head(head, theirs) if head is not None else {},
+        device=torch_device(device),
+        progress=progress,
+        n_jobs=n_jobs,
     )
-    return Merge(rule, chosen, job, kept, origin, base, part, named)
+    kept = [name for name in origin.names if name in hidden]
+    return OpenedMerge(entry, checked_settings, job, kept, origin, base, part, named)
 
 
-def matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Any, str | None]:
+def matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Model, str | None]:
     """Return the base, and the part of its folder to use: a CLIPModel's vision tower where the
     experts are CLIPVisionModels.
     """
@@ -252,56 +255,34 @@ def _class_of(model: Model) -> type:
     return class_of(model) or model_class(model)
 
 
-def _counter(name: str, job: Job) -> Tensor:
-    """Return an integer tensor, which must be equal in all models. Raises: TensorsDiffer."""
-    ours = job.base.finite_tensor(name)
-    for expert in job.experts.values():
-        if not torch.equal(ours, expert.finite_tensor(name)):
-            places = job.base.file_of(name), expert.file_of(name)
-            raise TensorsDiffer(name, places[0], "one value", places[1], "another")
-    return ours
-
-
-# Results
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a merged folder holds besides tensors: configuration, class name, files of `like`."""
-
-    config: PretrainedConfig
-    architecture: str
-    like: str | Path | None
-    bytes: int
-
-
-def merge_target(base: Any, part: str | None, size: int) -> Target:
-    """Return the target of a merge like the base."""
-    architecture = CLIPVisionModel.__name__ if part else _class_of(base).__name__
-    if isinstance(base, nn.Module):
-        return Target(base.config, architecture, None, size)  # type: ignore[arg-type]
-    return Target(AutoConfig.from_pretrained(base, local_files_only=True), architecture, base, size)
-
-
-def size_of(base: Source) -> int:
-    """Return the bytes of all tensors."""
-    return sum(math.prod(base.shape(name)) * base.dtype(name).itemsize for name in base.names)
+def architecture(base: Model, part: str | None) -> str:
+    """Return the class name of a merge like the base."""
+    return CLIPVisionModel.__name__ if part else _class_of(base).__name__
 
 
 def write_merged(
-    tensors: Iterator[Named],
+    tensors: Iterator[NamedTensor],
     out: str | Path,
-    target: Target,
+    base: Model,
+    part: str | None,
+    origin: Source,
     record: Mapping[str, Any],
     text: str = "",
 ) -> Path:
-    """Write a Hugging Face folder of tensors with its card, complete or not at all; merge.json
-    where there is a record. Raises: DiskFull.
+    """Write tensors as a Hugging Face folder like the base, complete or not at all.
+
+    origin: the base as a source.   record: becomes merge.json, unless empty.   text: of the card.
+    Raises: DiskFull.
     """
+    if isinstance(base, nn.Module):
+        config, like = base.config, None
+    else:
+        config, like = AutoConfig.from_pretrained(base, local_files_only=True), base
+    size = sum(math.prod(origin.shape(n)) * origin.dtype(n).itemsize for n in origin.names)
     first = next(tensors)  # checks run here, before a folder is made
-    with ShardWriter(out, needed=target.bytes) as writer:
-        write_config(target.config, target.architecture, writer.folder)
-        copy_other_files(target.like, writer.folder)
+    with ShardWriter(out, needed=size) as writer:
+        write_config(config, architecture(base, part), writer.folder)  # type: ignore[arg-type]
+        copy_other_files(like, writer.folder)
         writer.write(*first)
         for name, tensor in tensors:
             writer.write(name, tensor)
@@ -313,7 +294,7 @@ def write_merged(
 
 
 @torch.no_grad()
-def fill(module: nn.Module, tensors: Iterator[Named]) -> nn.Module:
+def fill(module: nn.Module, tensors: Iterator[NamedTensor]) -> nn.Module:
     """Copy the tensors into the module and return it."""
     state = module.state_dict()
     for name, tensor in tensors:

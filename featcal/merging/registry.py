@@ -1,4 +1,4 @@
-"""The merging methods: what a method is given, how it registers, and how its settings are checked.
+"""The registry of merging methods and the settings of each.
 
 A method is one file in featcal/merging/methods/, named after it, with a function under `@method`.
 The function's parameters after the job are the method's settings.
@@ -11,12 +11,13 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import create_model
 
 from featcal.errors import BadSetting, UnknownKey
 from featcal.merging import methods
+from featcal.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -25,30 +26,29 @@ if TYPE_CHECKING:
     from featcal.merging.sources import Source
     from featcal.models.batch import TaskBatches
 
-Named = tuple[str, "Tensor"]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveFraction = Annotated[float, Field(gt=0, le=1)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]  # a list from YAML becomes a tuple
+NamedTensor = tuple[str, "Tensor"]
 NEEDS = {"batches": "calibration data", "head": "zero-shot heads"}
 
 
-def silent(line: str) -> None:
-    """Drop a line of progress."""
-
-
 @dataclass
-class Job:
-    """One merge as its method sees it; the method yields every tensor of `names` once."""
+class MergeJob:
+    """One merge as its method sees it; the method yields every tensor of `names` once.
+
+    experts:   sorted by task, so the order in which they are given has no effect.
+    structure: makes a new module like the base.
+    n_jobs:    batches that are answered at the same time.
+    record:    content of merge.json.
+    """
 
     base: Source
-    experts: dict[str, Source]  # sorted by task: the order they were given in changes nothing
-    structure: Callable[[], nn.Module]  # makes a new module like the base, to run
+    experts: dict[str, Source]
+    structure: Callable[[], nn.Module]
     batches: TaskBatches = field(default_factory=dict)
     head: Mapping[str, Tensor] = field(default_factory=dict)
     device: torch.device | str = "cpu"
-    progress: Callable[[str], None] = silent
-    n_jobs: int = 1  # batches that are answered at the same time
-    record: dict[str, Any] = field(default_factory=dict)  # what merge.json will hold
+    progress: Callable[[str], None] = lambda line: None
+    n_jobs: int = 1
+    record: dict[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -61,40 +61,37 @@ class Job:
         return self.base.finite_tensor(name).to(self.device), experts
 
 
+MergeFunction = Callable[..., "Iterator[NamedTensor]"]  # of (job, **settings)
+
+
 @dataclass(frozen=True)
 class Method:
     """One merging method.
 
-    run:       yields the merged tensors; with `scaled`, task vectors τ in float64 instead: the
-               merged tensor is then θ₀ + scale · τ.
-    settings:  the model that checks the settings.
-    needs:     arguments of `merge` it cannot do without: batches, head.
-    note:      what a reader of its results must know.
+    run:       yields the merged tensors. With `scaled` it yields task vectors τ in float64, and
+               the merged tensor is θ₀ + scale · τ.
+    settings:  the class that checks the settings.
+    needs:     arguments of `merge` that it requires: batches, head.
+    note:      a remark that belongs to its results.
     """
 
     name: str
-    run: Callable[..., Iterator[Named]]
-    settings: type[BaseModel]
+    run: MergeFunction
+    settings: type[Settings]
     source: str
     needs: tuple[str, ...] = ()
     scaled: bool = False
     note: str = ""
 
-    def found(self, job: Job, settings: Mapping[str, Any]) -> Iterator[Named]:
-        """Run the method on a job: merged tensors, or task vectors where it is scaled."""
-        own = {k: v for k, v in settings.items() if not (self.scaled and k == "scale")}
-        return self.run(job, **own)
-
     def check_needs(self, given: Mapping[str, object]) -> None:
         """Raise BadSetting unless batches and head are given exactly where the method uses them."""
         for key, what in NEEDS.items():
             needed = key in self.needs
-            if needed == (given[key] is not None):
-                continue
-            if needed:
+            if needed and given[key] is None:
                 expected = f"must be given: {self.name} needs {what} of every task"
                 raise BadSetting(f"merge.{key}", None, expected)
-            raise BadSetting(f"merge.{key}", what, f"must be left out: {self.name} uses none")
+            if not needed and given[key] is not None:
+                raise BadSetting(f"merge.{key}", what, f"must be left out: {self.name} uses none")
 
 
 METHODS: dict[str, Method] = {}  # the methods loaded so far
@@ -107,20 +104,23 @@ def method(
     needs: tuple[str, ...] = (),
     scale: float | None = None,
     note: str = "",
-) -> Callable[[Callable[..., Iterator[Named]]], Callable[..., Iterator[Named]]]:
+    check: Callable[[Any], None] | None = None,
+) -> Callable[[MergeFunction], MergeFunction]:
     """Register a function (job, **settings) as a merging method.
 
-    scale: given for a function that yields task vectors; it becomes the default of a setting
-           `scale`, and the merged tensors are θ₀ + scale · τ.
+    scale: given for a function that yields task vectors: default of the setting `scale` in
+           θ₀ + scale · τ.
+    check: raises BadSetting for settings that do not go together.
     """
 
-    def register(run: Callable[..., Iterator[Named]]) -> Callable[..., Iterator[Named]]:
+    def register(run: MergeFunction) -> MergeFunction:
         parameters = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
-        own: dict[str, Any] = {p.name: (p.annotation, p.default) for p in parameters}
+        fields: dict[str, Any] = {p.name: (p.annotation, p.default) for p in parameters}
         if scale is not None:
-            own["scale"] = (float, scale)
-        config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-        settings = create_model(f"{name} settings", __config__=config, **own)
+            fields["scale"] = (float, scale)
+        settings = create_model(f"{name} settings", __base__=Settings, **fields)
+        if check:
+            settings.check = check  # type: ignore[method-assign]
         METHODS[name] = Method(name, run, settings, source, needs, scale is not None, note)
         return run
 
@@ -144,34 +144,23 @@ def method_named(name: object, place: str = "merge") -> Method:
 def settings_of(name: object, given: Mapping[str, Any], place: str = "") -> dict[str, Any]:
     """Check a method's settings and fill in defaults.
 
-    place: where they are from, for messages; default: merge.<method>.
-    Raises: UnknownKey for another method or a key it does not take; BadSetting for a value.
+    place: names the settings in messages. Default: merge.<method>.
+    Raises: UnknownKey for a method or setting that does not exist; BadSetting for a value.
     """
-    rule = method_named(name, place or "merge")
-    place = place or f"merge.{name}"
-    try:
-        return dict(rule.settings.model_validate(dict(given)))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0])
-        if first["type"] == "extra_forbidden":
-            raise UnknownKey(place, key, list(rule.settings.model_fields)) from None
-        expected = first["msg"].removeprefix("Input ")
-        raise BadSetting(f"{place}.{key}", given[key], expected) from None
+    settings = method_named(name, place or "merge").settings
+    return dict(settings.from_mapping(given, place or f"merge.{name}"))
 
 
 def methods_table() -> list[tuple[str, str, str]]:
     """Return name, settings with their defaults, and source of every method."""
     rows = []
-    for rule in map(method_named, method_names()):
-        settings = (f"{k}={shown(f.default)}" for k, f in rule.settings.model_fields.items())
-        needs = "".join(f"; needs {key}" for key in rule.needs)
-        rows.append((rule.name, ", ".join(settings), rule.source + needs))
+    for entry in map(method_named, method_names()):
+        settings = []
+        for name, setting in entry.settings.model_fields.items():
+            value = setting.default
+            if isinstance(value, tuple):  # as the command line takes it; long lists shortened
+                value = f"[{', '.join(value if len(value) < 3 else (value[0], '...'))}]"
+            settings.append(f"{name}={value}")
+        needs = "".join(f"; needs {key}" for key in entry.needs)
+        rows.append((entry.name, ", ".join(settings), entry.source + needs))
     return rows
-
-
-def shown(value: Any) -> str:
-    """Return a default as the command line takes it; long lists of names shortened."""
-    if isinstance(value, tuple) and len(value) > 2:
-        return f"[{value[0]}, ...]"
-    return f"[{', '.join(value)}]" if isinstance(value, tuple) else f"{value}"

@@ -7,15 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from featcal.merging.merge import (
-    fill,
-    matching_part,
-    merge_target,
-    module_like,
-    size_of,
-    write_merged,
-)
-from featcal.merging.registry import Named
+from featcal.merging.merge import fill, matching_part, module_like, write_merged
+from featcal.merging.registry import NamedTensor
 from featcal.merging.sources import Source, require_alike, source
 from featcal.models.batch import Model
 
@@ -43,9 +36,8 @@ class Models:
         """Return a new module of the base's form."""
         return module_like(self.like, self.part)
 
-    def result(self, tensors: Iterator[Named], out: Path | None) -> nn.Module | Path:
+    def result(self, tensors: Iterator[NamedTensor], out: Path | None) -> nn.Module | Path:
         """Return a module with these tensors, or write them to the folder `out`."""
         if out is None:
             return fill(self.module(), tensors)
-        target = merge_target(self.like, self.part, size_of(self.base))
-        return write_merged(tensors, out, target, {})
+        return write_merged(tensors, out, self.like, self.part, self.base, {})

@@ -29,8 +29,8 @@ from featcal.calibration.features import (
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import Diverged
-from featcal.merging.forward_order import become
-from featcal.merging.registry import Named
+from featcal.merging.forward_order import copy_tensors
+from featcal.merging.registry import NamedTensor
 from featcal.models.batch import Model
 from featcal.models.batch import TaskBatches as Batches
 from featcal.models.families import plan_for
@@ -87,9 +87,9 @@ class Distillation:
     teacher: nn.Module
 
     @torch.no_grad()
-    def tensors(self) -> Iterator[Named]:
+    def tensors(self) -> Iterator[NamedTensor]:
         """Yield every tensor in the merged model's dtype."""
-        become(self.student, self.models.merged)
+        copy_tensors(self.models.merged, self.student)
         plan, done = plan_for(self.student), set[str]()
         several = len(plan.stacks) > 1  # then batches are read once per stack
         batches = {
@@ -105,13 +105,13 @@ class Distillation:
                     else {}
                 )
                 for task, expert in self.models.experts.items():
-                    become(self.teacher, expert)
+                    copy_tensors(expert, self.teacher)
                     ends = self.student, self.teacher, stack, batches[task], spool, source
                     tracks[task] = start_tracks(task, *ends, fed.get(task))
                 for i, block in enumerate(blocks_of(self.student, stack)):
                     path = f"{stack.blocks}.{i}."
                     for task, expert in self.models.experts.items():
-                        become(self.teacher, expert, path)
+                        copy_tensors(expert, self.teacher, path)
                         advance(blocks_of(self.teacher, stack)[i], stack, tracks[task].teacher)
                     fitted = self.fitted(path, block, stack, tracks)
                     for name, tensor in fitted.items():
@@ -126,7 +126,7 @@ class Distillation:
 
     def handed_on(self, task: str, source: Stack, track: StudentTeacherFeatures) -> EncoderOutputs:
         """Return the features that a stack feeds to the next one."""
-        become(self.teacher, self.models.experts[task], f"{source.exit}.")
+        copy_tensors(self.models.experts[task], self.teacher, f"{source.exit}.")
         return EncoderOutputs(
             hand_on(self.student, source, track.student),
             hand_on(self.teacher, source, track.teacher),

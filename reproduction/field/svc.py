@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from featcal.merging.registry import Named
+from featcal.merging.registry import NamedTensor
 from featcal.merging.sources import is_vocabulary
 from featcal.merging.tensors import task_vectors
 from featcal.models.batch import Model
@@ -57,7 +57,7 @@ def svc(
     return models.result(calibrated_tensors(models, torch.device(device)), out)
 
 
-def calibrated_tensors(models: Models, device: torch.device) -> Iterator[Named]:
+def calibrated_tensors(models: Models, device: torch.device) -> Iterator[NamedTensor]:
     """Yield every tensor in the merged model's dtype."""
     for name in models.merged.names:
         tensor = models.merged.finite_tensor(name)

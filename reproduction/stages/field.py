@@ -219,7 +219,7 @@ def merge(
     It is merged once, whatever the number of scales.
     """
     import featcal
-    from featcal.merging.merge import opened_merge
+    from featcal.merging.merge import open_merge
     from featcal.models.load import torch_device
 
     device, scales, settings = (
@@ -231,17 +231,15 @@ def merge(
     if not scales:
         timed("merged", lambda: featcal.merge(name, base, experts, out=out, **given))
         return settings, []
-    vectors = timed("merged", lambda: opened_merge(name, base, experts, **given).vectors())
+    at_scale = timed("merged", lambda: open_merge(name, base, experts, **given).at_scales())
     place = (context, study.role, study.pool)
     validation = partial(read, context, study, "validation")
     values = timed(
         "choosing",
-        lambda: scoring.averages(
-            *place, {scale: vectors.at(scale) for scale in scales}, validation
-        ),
+        lambda: scoring.averages(*place, {scale: at_scale(scale) for scale in scales}, validation),
     )
     best = max(scales, key=lambda scale: (round(values[scale], 4), -scale))
-    timed("merged", lambda: vectors.at(best, out=out))
+    timed("merged", lambda: at_scale(best, out=out))
     return {**settings, "scale": best}, [
         {**settings, "scale": s, "value": round(values[s], 4)} for s in scales
     ]

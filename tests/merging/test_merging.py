@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import featcal
 from featcal.errors import BadSetting, DiskFull, MissingTensor, TensorsDiffer, UnknownKey
 from featcal.merging.merge import merge
-from featcal.merging.tensors import average_tensor, moved_tensor, total
+from featcal.merging.tensors import add_task_vector, average_tensor, task_vector_sum
 from featcal.models import save as writer
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.load import load_vision
@@ -29,10 +29,6 @@ def folders(tmp_path):
     return base, experts
 
 
-def state_of(module):
-    return module.state_dict()
-
-
 def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
@@ -40,21 +36,25 @@ def equal(one, other):
 def test_both_methods_by_hand():
     base, experts = torch.tensor([1.0, 2.0]), [torch.tensor([2.0, 2.0]), torch.tensor([4.0, -2.0])]
     assert torch.equal(average_tensor(base, experts), torch.tensor([3.0, 0.0]))
-    assert torch.equal(moved_tensor(base, total(base, experts), 0.5), torch.tensor([3.0, 0.0]))
-    assert torch.equal(moved_tensor(base, total(base, experts), 0.25), torch.tensor([2.0, 1.0]))
+    assert torch.equal(
+        add_task_vector(base, task_vector_sum(base, experts), 0.5), torch.tensor([3.0, 0.0])
+    )
+    assert torch.equal(
+        add_task_vector(base, task_vector_sum(base, experts), 0.25), torch.tensor([2.0, 1.0])
+    )
 
 
 def test_scale_zero_is_the_base_and_one_expert_at_scale_one_is_that_expert():
     generator = torch.Generator().manual_seed(0)
     base, expert = torch.randn(1000, generator=generator), torch.randn(1000, generator=generator)
-    assert torch.equal(moved_tensor(base, total(base, [expert]), 0.0), base)
-    assert torch.equal(moved_tensor(base, total(base, [expert]), 1.0), expert)
+    assert torch.equal(add_task_vector(base, task_vector_sum(base, [expert]), 0.0), base)
+    assert torch.equal(add_task_vector(base, task_vector_sum(base, [expert]), 1.0), expert)
 
 
 def test_task_arithmetic_at_one_over_n_is_the_average():
     experts = {str(i): checkpoints.vision(i) for i in (1, 2, 3)}
-    one = state_of(merge("average", checkpoints.vision(), experts))
-    other = state_of(merge("task_arithmetic", checkpoints.vision(), experts, scale=1 / 3))
+    one = merge("average", checkpoints.vision(), experts).state_dict()
+    other = merge("task_arithmetic", checkpoints.vision(), experts, scale=1 / 3).state_dict()
     assert all(torch.allclose(one[n], other[n], rtol=0, atol=1e-7) for n in one)
 
 
@@ -65,8 +65,8 @@ def test_the_default_scale_is_the_papers_and_modules_stay_as_they_are():
         expert.post_layernorm.weight - base.post_layernorm.weight
     )
     assert torch.allclose(merged.post_layernorm.weight, want) and not merged.training
-    assert equal(state_of(base), state_of(checkpoints.vision())) and equal(
-        state_of(expert), state_of(checkpoints.vision(1))
+    assert equal(base.state_dict(), checkpoints.vision().state_dict()) and equal(
+        expert.state_dict(), checkpoints.vision(1).state_dict()
     )
 
 
@@ -77,9 +77,9 @@ def test_streamed_folders_equal_modules_in_memory(folders, tmp_path, method):
         method, checkpoints.clip(), {"mnist": checkpoints.vision(1), "dtd": checkpoints.vision(2)}
     )
     assert merge(method, base, experts, out=tmp_path / "out") == tmp_path / "out"
-    assert equal(load_file(tmp_path / "out" / "model.safetensors"), state_of(in_memory))
-    assert equal(state_of(load_vision(tmp_path / "out")), state_of(in_memory))
-    assert equal(state_of(merge(method, base, experts)), state_of(in_memory))
+    assert equal(load_file(tmp_path / "out" / "model.safetensors"), in_memory.state_dict())
+    assert equal(load_vision(tmp_path / "out").state_dict(), in_memory.state_dict())
+    assert equal(merge(method, base, experts).state_dict(), in_memory.state_dict())
     assert (tmp_path / "out" / "preprocessor_config.json").is_file()
 
 
@@ -105,26 +105,21 @@ def test_streaming_holds_one_tensor_of_each_model(folders, tmp_path, monkeypatch
 
     monkeypatch.setattr(LazyCheckpoint, "tensor", watched)
     merge("task_arithmetic", *folders, out=tmp_path / "out")
-    assert (
-        len(most) == 4 * len(checkpoints.vision().state_dict()) and max(most) == 3
-    )  # the base's twice
+    # the base's is read twice
+    assert len(most) == 4 * len(checkpoints.vision().state_dict()) and max(most) == 3
 
 
-def refused(error, match, folders, tmp_path, method="average"):
+def refused(error, match, folders, tmp_path):
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(error, match=match):
-        merge(method, *folders, out=tmp_path / "out")
-    assert sorted(os.listdir(tmp_path)) == before, "something half-written is left"
+        merge("average", *folders, out=tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_a_missing_tensor_names_both_files_and_near_names(folders, tmp_path):
     checkpoints.with_tensors(folders[1]["mnist"], {HALF: None})
-    refused(
-        MissingTensor,
-        r"mnist/model\.safetensors \(beside .*base.*fc1\.weight.*nearest",
-        folders,
-        tmp_path,
-    )
+    said = r"mnist/model\.safetensors .*base.*fc1\.weight.*nearest"
+    refused(MissingTensor, said, folders, tmp_path)
 
 
 def test_a_disk_that_fills_up_leaves_nothing_and_says_how_much_is_needed(

@@ -12,29 +12,21 @@ from typer.main import get_command
 
 import featcal
 from featcal.cli.main import app
-from featcal.merging.answers import squared_slopes
-from featcal.merging.merge import merge, merge_recorded, opened_merge
-from featcal.merging.methods.breadcrumbs import masked
+from featcal.merging.answers import squared_gradients
+from featcal.merging.merge import merge, merge_recorded, open_merge
+from featcal.merging.methods.breadcrumbs import mask_row_entries
 from featcal.merging.methods.consensus import tall_masks
-from featcal.merging.methods.dare import dropped
+from featcal.merging.methods.dare import drop_entries
 from featcal.merging.methods.fisher import fisher_tensor, fisher_weights
 from featcal.merging.methods.gradient_matching import matched_tensor
 from featcal.merging.methods.iso_c import iso_c_matrix
 from featcal.merging.methods.iso_cts import iso_cts_matrix
 from featcal.merging.methods.mats import conjugate_gradients
 from featcal.merging.methods.tsv_merge import orthogonal, tsv_matrix
-from featcal.merging.registry import Job, method_named, method_names
+from featcal.merging.registry import MergeJob, method_named, method_names
 from featcal.merging.sources import ModuleSource
 
-FIELD = (
-    "wudi_closed_form",
-    "tsv_merge",
-    "iso_c",
-    "iso_cts",
-    "breadcrumbs",
-    "consensus",
-    "pcb",
-)  # DARE's draws go by task
+FIELD = ("wudi_closed_form", "tsv_merge", "iso_c", "iso_cts", "breadcrumbs", "consensus", "pcb")
 COUNT = 3
 
 
@@ -57,11 +49,10 @@ def close(one, other, tolerance=1e-12):
     )
 
 
-@pytest.mark.parametrize("method", FIELD)
+@pytest.mark.parametrize("method", FIELD)  # without DARE, whose draws depend on the task
 def test_which_expert_has_which_name_does_not_matter(method):
-    assert close(
-        state(method), state(method, dict(zip("bca", experts().values(), strict=True))), 1e-9
-    )
+    renamed = dict(zip("bca", experts().values(), strict=True))
+    assert close(state(method), state(method, renamed), 1e-9)
 
 
 @pytest.mark.parametrize("method", [*FIELD, "dare", "dare_ties"])
@@ -69,44 +60,34 @@ def test_experts_that_are_the_base_leave_it_as_it_is(method):
     assert close(state(method, {"a": tiny.clip(), "b": tiny.clip()}), tiny.clip().state_dict())
 
 
-@pytest.mark.parametrize(
-    "method", ["wudi_closed_form", "consensus", "dare_ties"]
-)  # of every way in which tensors are read
+def folders_of(tmp_path, names):
+    seeds = enumerate(names, start=1)
+    return {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in seeds}
+
+
+# one for every way in which tensors are read
+@pytest.mark.parametrize("method", ["wudi_closed_form", "consensus", "dare_ties"])
 def test_folders_are_merged_as_modules_are(method, tmp_path):
-    folders = {
-        name: checkpoints.vision_folder(tmp_path / name, seed)
-        for seed, name in enumerate("ab", start=1)
-    }
     models = {name: checkpoints.vision(seed) for seed, name in enumerate("ab", start=1)}
-    streamed = merge(method, checkpoints.clip_folder(tmp_path / "base"), folders).state_dict()
-    assert all(
-        torch.equal(streamed[n], t)
-        for n, t in merge(method, checkpoints.clip(), models).state_dict().items()
-    )
+    base = checkpoints.clip_folder(tmp_path / "base")
+    streamed = merge(method, base, folders_of(tmp_path, "ab")).state_dict()
+    assert close(streamed, merge(method, checkpoints.clip(), models).state_dict(), 0.0)
 
 
 @pytest.mark.parametrize("method", [n for n in method_names() if method_named(n).scaled])
 def test_a_scale_tried_later_gives_what_merging_with_it_gives(method, tmp_path):
-    folders = {
-        name: checkpoints.vision_folder(tmp_path / name, seed)
-        for seed, name in enumerate("abc", start=1)
-    }
-    base = checkpoints.vision_folder(tmp_path / "base")
-    vectors = opened_merge(method, base, folders).vectors()
-    for scale in (0.35, 1.0):
-        merged = merge(method, base, folders, scale=scale).state_dict()
-        assert all(torch.equal(merged[n], t) for n, t in vectors.at(scale).state_dict().items())
-    merge_recorded(method, base, folders, out=tmp_path / "one", scale=0.35)
-    vectors.at(0.35, out=tmp_path / "two")
-    one, two = (
-        {f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("one", "two")
-    )
+    folders, base = folders_of(tmp_path, "abc"), checkpoints.vision_folder(tmp_path / "base")
+    at_scale = open_merge(method, base, folders).at_scales()
+    merged = merge(method, base, folders, scale=1.0).state_dict()
+    assert close(merged, at_scale(1.0).state_dict(), 0.0)
+    written = (merge(method, base, folders, out=tmp_path / "one", scale=0.35),)
+    written += (at_scale(0.35, out=tmp_path / "two"),)
+    one, two = ({f.name: f.read_bytes() for f in folder.iterdir()} for folder in written)
     assert one == two
 
 
 def test_the_closed_form_of_wudi_is_its_variant():
-    one, other = state("wudi_closed_form"), state("wudi", variant="closed_form")
-    assert all(torch.equal(one[n], other[n]) for n in one)
+    assert close(state("wudi_closed_form"), state("wudi", variant="closed_form"), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +108,9 @@ def test_dare_with_ties_and_nothing_dropped_is_ties():
 
 def test_dare_keeps_the_share_it_says_and_the_mean():
     vector = torch.ones(200, 200, dtype=torch.float64)
-    found = dropped(vector, 0.9, tiny.seeded(0))
-    assert found.unique().tolist() == pytest.approx([0.0, 10.0])
-    assert float(found.mean()) == pytest.approx(
-        1.0, abs=0.05
-    )  # 40,000 draws: a standard error of 0.015
+    sparse = drop_entries(vector, 0.9, tiny.seeded(0))
+    assert sparse.unique().tolist() == pytest.approx([0.0, 10.0])
+    assert float(sparse.mean()) == pytest.approx(1.0, abs=0.05)  # standard error 0.015
 
 
 def test_dare_drops_other_entries_of_every_expert_and_the_same_again():
@@ -139,7 +118,7 @@ def test_dare_drops_other_entries_of_every_expert_and_the_same_again():
     assert close(one, again, 0.0) and not close(one, other, 1e-6)
     alike = dict.fromkeys(
         "ab", tiny.clip(1)
-    )  # were the same entries dropped, each would be 0 or N times its own share
+    )  # were the same entries drop_entries, each would be 0 or N times its own share
     base, expert = tiny.clip().state_dict(), tiny.clip(1).state_dict()
     name = "encoder.layers.0.mlp.fc1.weight"
     share = (state("dare", alike, scale=1.0)[name] - base[name]) / (expert[name] - base[name])
@@ -148,12 +127,9 @@ def test_dare_drops_other_entries_of_every_expert_and_the_same_again():
 
 def test_breadcrumbs_of_a_row_by_hand():
     row = torch.tensor([[9.0, -1.0, 3.0, -4.0, 0.5], [0.1, 0.2, -0.3, 0.4, 0.5]]).double()
-    found = masked(
-        row, keep=0.4, remove=0.2
-    )  # of five entries the largest goes and the two next stay
-    assert torch.equal(
-        found, torch.tensor([[0.0, 0.0, 3.0, -4.0, 0.0], [0.0, 0.0, -0.3, 0.4, 0.0]]).double()
-    )
+    # of five entries the largest goes and the two next stay
+    want = torch.tensor([[0.0, 0.0, 3.0, -4.0, 0.0], [0.0, 0.0, -0.3, 0.4, 0.0]]).double()
+    assert torch.equal(mask_row_entries(row, keep=0.4, remove=0.2), want)
 
 
 def test_consensus_by_hand():
@@ -178,32 +154,20 @@ def test_one_expert_is_itself_by_tsv_and_keeps_its_directions_by_iso():
 
 @pytest.mark.parametrize("rank", [10, 2])
 def test_tsv_is_the_sum_of_leading_parts_whose_directions_are_made_orthogonal(rank):
-    g = tiny.seeded(5)
-    vectors = [
-        torch.randn(10, rank, generator=g, dtype=torch.float64)
-        @ torch.randn(rank, 12, generator=g, dtype=torch.float64)
-        for _ in range(COUNT)
-    ]
+    vectors = [a @ b for a, b in zip(matrices(o=10, d=rank), matrices(o=rank, d=12), strict=True)]
     parts = [torch.linalg.svd(v, full_matrices=False) for v in vectors]
     k = min(10 // COUNT, rank)
-    U, V = (
-        torch.cat(side, 1) for side in ([p[0][:, :k] for p in parts], [p[2][:k].T for p in parts])
-    )
+    U, V = torch.cat([p[0][:, :k] for p in parts], 1), torch.cat([p[2][:k].T for p in parts], 1)
     values = torch.cat([p[1][:k] for p in parts])
 
     def polar(M):  # U (UᵀU)^(−1/2), by eigenvalues
         e, Q = torch.linalg.eigh(M.T @ M)
         return M @ Q @ torch.diag(e.rsqrt()) @ Q.T
 
-    assert torch.allclose(
-        tsv_matrix(vectors), polar(U) @ torch.diag(values) @ polar(V).T, rtol=0, atol=1e-9
-    )
-    assert torch.allclose(
-        orthogonal(U).T @ orthogonal(U),
-        torch.eye(COUNT * k, dtype=torch.float64),
-        rtol=0,
-        atol=1e-12,
-    )
+    want = polar(U) @ torch.diag(values) @ polar(V).T
+    assert torch.allclose(tsv_matrix(vectors), want, rtol=0, atol=1e-9)
+    one = torch.eye(COUNT * k, dtype=torch.float64)
+    assert torch.allclose(orthogonal(U).T @ orthogonal(U), one, rtol=0, atol=1e-12)
 
 
 def test_orthogonal_task_vectors_add_up_by_tsv():
@@ -225,45 +189,36 @@ def test_iso_cts_with_all_directions_common_is_iso_c():
 
 def test_iso_cts_keeps_the_leading_directions_of_the_sum():
     vectors = matrices()
-    found, total = (
-        iso_cts_matrix(vectors, 0.4),
-        sum(vectors),
-    )  # of 10: round((10 − 4)/3) = 2 of every expert's own, 4 common
-    U, S, Vt = torch.linalg.svd(total, full_matrices=False)
+    # of 10 directions round((10 − 4)/3) = 2 are every expert's own, 4 common
+    merged = iso_cts_matrix(vectors, 0.4)
+    U, S, Vt = torch.linalg.svd(sum(vectors), full_matrices=False)
     own = [torch.linalg.svd(v - U[:, :4] @ U[:, :4].T @ v, full_matrices=False) for v in vectors]
     mean = torch.cat([S[:4], *(s[:2] for _, s, _ in own)]).mean()
     left = torch.cat([U[:, :4], *(u[:, :2] for u, _, _ in own)], 1)
     right = torch.cat([Vt[:4].T, *(v[:2].T for _, _, v in own)], 1)
     (P, _, Qt), (A, _, Bt) = (torch.linalg.svd(side, full_matrices=False) for side in (left, right))
-    assert torch.allclose(found, mean * (P @ Qt) @ (A @ Bt).T, rtol=0, atol=1e-10)
-    assert torch.linalg.matrix_norm(found, 2) == pytest.approx(float(mean))
+    assert torch.allclose(merged, mean * (P @ Qt) @ (A @ Bt).T, rtol=0, atol=1e-10)
+    assert torch.linalg.matrix_norm(merged, 2) == pytest.approx(float(mean))
 
 
 def test_pcb_is_its_formula_on_one_long_vector():
     base, models = tiny.clip().state_dict(), experts()
     names = sorted(n for n, t in base.items() if t.is_floating_point())
-    flat = torch.stack(
-        [
-            torch.cat([(m.state_dict()[n] - base[n]).flatten() for n in names])
-            for m in models.values()
-        ]
-    )
+    moved = [model.state_dict() for model in models.values()]
+    flat = torch.stack([torch.cat([(m[n] - base[n]).flatten() for n in names]) for m in moved])
     n, d = flat.shape
     sizes = flat.abs().sort(1).values
     sizes = flat.abs().clamp(sizes[:, int(d * 1e-4), None], sizes[:, int(d * (1 - 1e-4)) - 1, None])
-    self_ = (
-        (sizes - sizes.amin(1, keepdim=True))
-        / (sizes.amax(1, keepdim=True) - sizes.amin(1, keepdim=True))
-    ) ** 2
+    low, high = sizes.amin(1, keepdim=True), sizes.amax(1, keepdim=True)
+    self_ = ((sizes - low) / (high - low)) ** 2
     beta = torch.exp(n * self_) * torch.tanh(flat * flat.sum(0))
     cut = beta.sort(1).values[:, int(d * 0.95), None]
     weight = (beta.clamp_min(cut) - cut) / (beta.amax(1, keepdim=True) - cut)
     want = 1.2 * (weight * flat.sign() * sizes).sum(0) / weight.sum(0).clamp_min(1e-12)
-    found = state("pcb")
-    got = torch.cat([(found[name] - base[name]).flatten() for name in names])
-    assert (
-        torch.allclose(got, want, rtol=0, atol=1e-12) and float((want != 0).double().mean()) > 0.05
-    )
+    merged = state("pcb")
+    change = torch.cat([(merged[name] - base[name]).flatten() for name in names])
+    assert torch.allclose(change, want, rtol=0, atol=1e-12)
+    assert float((want != 0).double().mean()) > 0.05
 
 
 def test_pcb_takes_an_expert_that_moved_few_entries():
@@ -272,15 +227,18 @@ def test_pcb_takes_an_expert_that_moved_few_entries():
     frozen, name = tiny.clip(), "encoder.layers.0.mlp.fc1.weight"
     with torch.no_grad():
         frozen.get_parameter(name).add_(models["a"].get_parameter(name))
-    found = state("pcb", {**models, "c": frozen})
-    assert all(torch.isfinite(tensor).all() for tensor in found.values())
-    assert not torch.equal(found[name], state("pcb", models)[name])
+    result = state("pcb", {**models, "c": frozen})
+    assert all(torch.isfinite(tensor).all() for tensor in result.values())
+    assert not torch.equal(result[name], state("pcb", models)[name])
 
 
 def heads(p=8, classes=4):
     g = tiny.seeded(3)
-    found = {"visual_projection": torch.randn(p, 32, generator=g), "logit_scale": torch.tensor(2.0)}
-    return found | {
+    result = {
+        "visual_projection": torch.randn(p, 32, generator=g),
+        "logit_scale": torch.tensor(2.0),
+    }
+    return result | {
         f"head/{task}": torch.nn.functional.normalize(torch.randn(classes, p, generator=g), dim=-1)
         for task in "abc"
     }
@@ -294,12 +252,10 @@ def test_conjugate_gradients_reach_the_solution_in_as_many_steps_as_there_are_ei
     g = tiny.seeded(1)
     A = torch.randn(40, 8, generator=g, dtype=torch.float64)
     G, R = A.T @ A, torch.randn(3, 8, generator=g, dtype=torch.float64)
-    found, steps = conjugate_gradients(G, R, torch.zeros_like(R), 100)
-    assert 0 < steps <= 9 and float((found @ G - R).norm()) <= 1e-5 * float(R.norm())
-    assert conjugate_gradients(G, R, found, 100)[1] == 0  # nothing is left to do
-    one, _ = conjugate_gradients(
-        G, R, torch.zeros_like(R), 1
-    )  # along the gradient, as far as the loss falls
+    X, steps = conjugate_gradients(G, R, torch.zeros_like(R), 100)
+    assert 0 < steps <= 9 and float((X @ G - R).norm()) <= 1e-5 * float(R.norm())
+    assert conjugate_gradients(G, R, X, 100)[1] == 0  # already solved
+    one, _ = conjugate_gradients(G, R, torch.zeros_like(R), 1)  # the exact line search
     assert torch.allclose(one, R * (R.square().sum() / (R * (R @ G)).sum()), rtol=1e-12)
 
 
@@ -312,29 +268,21 @@ def test_mats_goes_from_task_arithmetic_to_regmean():
     goal = state("regmean", batches=batches, off_diagonal=1.0)[name]
     start = state("mats", batches=batches, steps=0)[name]
     assert torch.allclose(start, state("task_arithmetic")[name], rtol=0, atol=1e-12)
-    near = [
-        float((state("mats", batches=batches, steps=n)[name] - goal).norm()) for n in (0, 3, 200)
-    ]
-    assert near[0] > near[1] > near[2] and near[2] < 0.05 * near[0]
-    made = merge_recorded("mats", tiny.clip(), experts(), batches=batches, steps=5).record["steps"]
-    assert (
-        set(made.values()) <= set(range(6)) and len(made) == 8
-    )  # four sites in each of two blocks
+    few, many = (state("mats", batches=batches, steps=n)[name] for n in (3, 200))
+    far, nearer, near = (float((weight - goal).norm()) for weight in (start, few, many))
+    assert far > nearer > near and near < 0.05 * far
+    steps = merge_recorded("mats", tiny.clip(), experts(), batches=batches, steps=5).record["steps"]
+    assert set(steps.values()) <= set(range(6)) and len(steps) == 8  # four sites in two blocks
 
 
 def job():
     sources = {task: ModuleSource(model, task) for task, model in experts().items()}
     wide = {name: tensor.double() for name, tensor in heads().items()}
-    return Job(
-        ModuleSource(tiny.clip(), "base"),
-        sources,
-        tiny.clip,
-        batches=images(),
-        head=wide,
-    )
+    base = ModuleSource(tiny.clip(), "base")
+    return MergeJob(base, sources, tiny.clip, batches=images(), head=wide)
 
 
-def test_the_diagonal_is_the_mean_of_squared_slopes_of_the_drawn_labels():
+def test_the_diagonal_is_the_mean_of_squared_gradients_at_drawn_labels():
     """With every label instead of a drawn one, weighted by its probability, it comes out as the
     mean over many draws.
     """
@@ -344,27 +292,25 @@ def test_the_diagonal_is_the_mean_of_squared_slopes_of_the_drawn_labels():
     for batch in work.batches["a"]:
         for pixels in batch["pixel_values"]:
             pooled = expert(pixel_values=pixels[None]).pooler_output @ head["visual_projection"].T
-            logits = (
-                head["logit_scale"].exp()
-                * torch.nn.functional.normalize(pooled, dim=-1)
-                @ head["head/a"].T
-            )
+            features = torch.nn.functional.normalize(pooled, dim=-1)
+            logits = head["logit_scale"].exp() * features @ head["head/a"].T
             answer = logits.log_softmax(-1)[0]
             for value in answer:
-                (slope,) = torch.autograd.grad(value, expert.get_parameter(name), retain_graph=True)
-                exact += value.detach().exp() * slope.square()
+                (gradient,) = torch.autograd.grad(
+                    value, expert.get_parameter(name), retain_graph=True
+                )
+                exact += value.detach().exp() * gradient.square()
             count += 1
 
     def diagonal(seed):
-        sums, n = squared_slopes(job(), tiny.clip(), ModuleSource(expert, "a"), "a", seed)
+        sums, n = squared_gradients(job(), tiny.clip(), ModuleSource(expert, "a"), "a", seed)
         return sums[name] / n
 
     draws = [diagonal(seed) for seed in range(30)]
-    found = torch.stack(draws).mean(0)
+    mean = torch.stack(draws).mean(0)
     spread = torch.stack(draws).std(0) / len(draws) ** 0.5
-    assert (
-        float(((found - exact / count).abs() / spread).mean()) < 2
-    )  # standard errors; 0.8 is expected
+    errors = (mean - exact / count).abs() / spread
+    assert float(errors.mean()) < 2  # standard errors; 0.8 is expected
     assert torch.equal(diagonal(0), draws[0]) and not torch.equal(draws[0], draws[1])
 
 
@@ -379,36 +325,27 @@ def test_fisher_merging_by_hand():
 
 
 def test_fisher_merging_with_a_floor_above_all_is_the_average():
-    found = state("fisher", batches=images(), head=heads(), floor=1e9, normalize=False)
-    assert close(found, state("average"), 1e-6)
+    result = state("fisher", batches=images(), head=heads(), floor=1e9, normalize=False)
+    assert close(result, state("average"), 1e-6)
     assert not close(state("fisher", batches=images(), head=heads()), state("average"), 1e-4)
 
 
-def test_gradient_matching_is_fisher_merging_without_the_bases_curvature_and_task_arithmetic_with_much_of_it():
-    base, thetas = (
-        torch.tensor([1.0, 1.0]).double(),
-        [torch.tensor([2.0, 2.0]).double(), torch.tensor([3.0, 7.0]).double()],
-    )
-    H, none = (
-        [torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 2.0]).double()],
-        torch.zeros(2).double(),
-    )
-    assert torch.equal(
-        matched_tensor(base, thetas, none, H, 1.0), fisher_tensor(base, thetas, H, [1.0, 1.0])
-    )
+def test_gradient_matching_lies_between_fisher_merging_and_task_arithmetic():
+    base, none, *thetas = torch.tensor([[1.0, 1], [0, 0], [2, 2], [3, 7]]).double()
+    H = list(torch.tensor([[1.0, 2], [3, 2]]).double())
+    fisher = fisher_tensor(base, thetas, H, [1.0, 1.0])
+    assert torch.equal(matched_tensor(base, thetas, none, H, 1.0), fisher)
     assert matched_tensor(base, thetas, none + 1e12, H, 0.3).tolist() == pytest.approx([1.9, 3.1])
     # entry by entry: 1 + ½ ((2 + 1) 1 + (2 + 3) 2) / (2 + ½ 4) = 2.625 and 1 + ½ ((2 + 2) 1 + (2 +
     # 2) 6) / (2 + ½ 4) = 4.5
     assert matched_tensor(base, thetas, none + 2, H, 0.5).tolist() == [2.625, 4.5]
 
 
-def test_gradient_matching_of_experts_that_are_the_base_leaves_it_and_much_of_the_bases_curvature_is_task_arithmetic():
+def test_gradient_matching_of_models_at_its_limits():
     more = {"batches": images(), "head": heads(), "scale": 0.3}
-    alike = state(
-        "gradient_matching", {"a": tiny.clip(), "b": tiny.clip(), "c": tiny.clip()}, **more
-    )
+    alike = state("gradient_matching", dict.fromkeys("abc", tiny.clip()), **more)
     assert close(alike, tiny.clip().state_dict())
     name = "encoder.layers.1.mlp.fc2.bias"
-    found = state("gradient_matching", base_weight=1e12, **more)[name]
-    assert torch.allclose(found, state("task_arithmetic")[name], rtol=0, atol=1e-6)
-    assert not torch.allclose(state("gradient_matching", **more)[name], found, atol=1e-4)
+    result = state("gradient_matching", base_weight=1e12, **more)[name]
+    assert torch.allclose(result, state("task_arithmetic")[name], rtol=0, atol=1e-6)
+    assert not torch.allclose(state("gradient_matching", **more)[name], result, atol=1e-4)

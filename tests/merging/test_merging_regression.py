@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from featcal.errors import BadBatches, BadSetting, SingularGram
-from featcal.merging.forward_order import shrunk
+from featcal.merging.forward_order import shrink
 from featcal.merging.merge import merge, merge_recorded
 from featcal.merging.methods.lot import lot_matrix, lot_scale
 from featcal.merging.methods.regmean import regmean_matrix
@@ -100,10 +100,10 @@ def by_whole_forwards(arguments, stacks, rule):
         for path in paths:
             solve(merged, base, experts, rows, path, rule)
         return merged
-    behind = ("final_layer_norm", "lm_head", "model.norm", "post_layernorm", "ln_f", "projection")
+    after = ("final_layer_norm", "lm_head", "model.norm", "post_layernorm", "ln_f", "projection")
     with torch.no_grad():
         for name, p in merged.named_parameters():
-            if any(word in name for word in behind) and not any(
+            if any(word in name for word in after) and not any(
                 name.startswith(below) for below in blocks
             ):
                 p.copy_(base.get_parameter(name))
@@ -132,12 +132,8 @@ def test_a_model_equals_whole_forwards_with_hooks(monkeypatch, family, method):
     arguments = families.experiment(families.FAMILIES[family])
     families.without_float32(monkeypatch, arguments["base"])
     ours = own_merge(method.replace("++", "_plus_plus"), arguments)
-    assert (
-        tiny.difference(
-            ours, by_whole_forwards(arguments, families.FAMILIES[family].stacks, method)
-        )
-        < 1e-9
-    )
+    oracle = by_whole_forwards(arguments, families.FAMILIES[family].stacks, method)
+    assert tiny.difference(ours, oracle) < 1e-9
 
 
 @pytest.mark.parametrize("family", ["t5", "clip", "llama"])
@@ -150,7 +146,7 @@ def test_lots_linears_equal_least_squares_on_all_rows(monkeypatch, family):
     assert max(float((p - q).detach().abs().max()) for p, q in found.values()) < 1e-8
 
 
-def test_lots_norms_weigh_task_vectors_by_what_their_features_square_to():
+def test_lots_norms_weigh_task_vectors_by_squared_features():
     arguments = tiny.experiment()
     ours, path = own_merge("lot", arguments), "encoder.layers.0.layer_norm1"
     base, total, weight = arguments["base"].get_parameter(f"{path}.weight").detach(), 0.0, 0.0
@@ -174,39 +170,27 @@ def test_lots_norms_weigh_task_vectors_by_what_their_features_square_to():
         )
 
 
-def test_regmean_of_two_by_two_by_hand():
-    grams = [
-        torch.tensor([[2.0, 1.0], [1.0, 1.0]]).double(),
-        torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double(),
-    ]
-    assert torch.equal(shrunk(grams[0], 0.5), torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double())
-    vectors = [torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()]
+def double(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_regmean_and_lot_of_two_by_two_by_hand():
+    grams = [double([2, 1], [1, 1]), double([1, 0], [0, 3])]
+    assert torch.equal(shrink(grams[0], 0.5), double([2, 0.5], [0.5, 1]))
+    vectors = [double([1, 0]), double([0, 1])]
     # ΣG = [[3, 1], [1, 4]], Σ τG = [2, 1] + [0, 3] = [2, 4]; its inverse is [[4, −1], [−1, 3]] / 11
-    assert torch.allclose(
-        regmean_matrix(grams, vectors),
-        torch.tensor([[4.0, 10.0]]).double() / 11,
-        rtol=0,
-        atol=1e-14,
-    )
-    assert torch.allclose(
-        lot_matrix(grams, vectors), torch.tensor([[4.0, 10.0]]).double() / 11, rtol=0, atol=1e-14
-    )
+    want = double([4, 10]) / 11
+    for tau in (regmean_matrix(grams, vectors), lot_matrix(grams, vectors)):
+        assert torch.allclose(tau, want, rtol=0, atol=1e-14)
 
 
-def test_lot_of_two_by_two_by_hand_where_no_task_has_a_feature():
-    grams = [
-        torch.diag(torch.tensor([1.0, 0.0])).double(),
-        torch.diag(torch.tensor([3.0, 0.0])).double(),
-    ]
-    vectors = [torch.tensor([[4.0, 5.0]]).double(), torch.tensor([[0.0, 7.0]]).double()]
-    assert torch.allclose(
-        lot_matrix(grams, vectors), torch.tensor([[1.0, 0.0]]).double(), rtol=0, atol=1e-14
-    )
-    scale = lot_scale(
-        [torch.tensor([1.0, 0.0]), torch.tensor([3.0, 0.0])],
-        [torch.tensor([4.0, 5.0]), torch.tensor([0.0, 7.0])],
-    )
-    assert scale.tolist() == [1.0, 0.0]
+def test_lot_is_zero_in_directions_without_features_or_below_rtol():
+    vectors = [double([4, 5]), double([0, 7])]
+    for weak, rtol in ((0.0, None), (1e-6, 1e-5)):
+        grams = [torch.diag(double(1, weak)), torch.diag(double(3, weak))]
+        assert torch.allclose(lot_matrix(grams, vectors, rtol), double([1, 0]), atol=1e-14)
+    scale = lot_scale([double(1, 0), double(3, 0)], [double(1, 0), double(3, 0)])
+    assert scale.tolist() == [2.5, 0.0]
 
 
 @pytest.mark.parametrize("method", ["regmean", "regmean_plus_plus"])
@@ -249,7 +233,7 @@ def test_folders_equal_modules_and_batches_may_come_from_a_generator(tmp_path, m
         method, base, folders, batches=given, out=tmp_path / "out", progress=lines.append
     )
     in_memory = merge(method, checkpoints.vision(), modules, batches=batches)
-    loaded = checkpoints.load_file(streamed.folder / "model.safetensors")
+    loaded = checkpoints.load_file(streamed.result / "model.safetensors")
     assert all(torch.equal(loaded[name], tensor) for name, tensor in in_memory.state_dict().items())
     assert streamed.record["tokens"] == {"1": 24 * 17, "2": 24 * 17} and len(lines) == 2
     assert ("note" in streamed.record) == (method == "lot")
@@ -259,11 +243,9 @@ def test_models_that_are_given_stay_as_they_are():
     arguments, before = tiny.experiment(), tiny.experiment()
     for method in ("regmean", "regmean_plus_plus", "lot"):
         own_merge(method, arguments)
-    assert tiny.same_bits(arguments["base"], before["base"])
-    assert all(
-        tiny.same_bits(arguments["experts"][task], before["experts"][task])
-        for task in before["experts"]
-    )
+    pairs = [(arguments["experts"][task], before["experts"][task]) for task in tiny.TASKS]
+    for model, copied in [(arguments["base"], before["base"]), *pairs]:
+        assert tiny.same_bits(model, copied)
 
 
 def test_too_few_tokens_are_refused_by_regmean_without_shrinking():
@@ -272,25 +254,25 @@ def test_too_few_tokens_are_refused_by_regmean_without_shrinking():
         own_merge("regmean", arguments, off_diagonal=1.0)
 
 
-def test_what_is_missing_or_out_of_range_is_named():
-    arguments = tiny.experiment()
-    with pytest.raises(BadSetting, match="merge.batches.*must be given"):
-        merge("regmean", arguments["base"], arguments["experts"])
-    with pytest.raises(BadSetting, match="merge.regmean.off_diagonal"):
-        own_merge("regmean", arguments, off_diagonal=1.5)
-    with pytest.raises(BadBatches, match="svhn"):
-        own_merge(
+@pytest.mark.parametrize(
+    ("method", "changes", "error", "said"),
+    [
+        ("regmean", {"batches": None}, BadSetting, "merge.batches.*must be given"),
+        ("regmean", {"off_diagonal": 1.5}, BadSetting, "merge.regmean.off_diagonal"),
+        ("lot", {"svhn": None}, BadBatches, "svhn"),
+        ("lot", {"mnist": []}, BadBatches, "mnist.*is empty"),
+        (
             "lot",
-            arguments | {"batches": {t: b for t, b in arguments["batches"].items() if t != "svhn"}},
-        )
-    with pytest.raises(BadBatches, match="mnist.*is empty"):
-        own_merge("lot", arguments | {"batches": arguments["batches"] | {"mnist": []}})
-    with pytest.raises(BadBatches, match=r"batches\['mnist'\].*refused by the model"):
-        own_merge(
-            "lot",
-            arguments
-            | {
-                "batches": arguments["batches"]
-                | {"mnist": [{"pixel_values": torch.zeros(1, 3, 9, 9)}]}
-            },
-        )
+            {"mnist": [{"pixel_values": torch.zeros(1, 3, 9, 9)}]},
+            BadBatches,
+            r"batches\['mnist'\].*refused by the model",
+        ),
+    ],
+)
+def test_a_mistake_is_named(method, changes, error, said):
+    given = tiny.experiment()
+    batches = given["batches"] | {t: b for t, b in changes.items() if t in tiny.TASKS}
+    batches = {task: own for task, own in batches.items() if own is not None}
+    more = {"batches": batches} | {k: v for k, v in changes.items() if k not in tiny.TASKS}
+    with pytest.raises(error, match=said):
+        merge(method, given["base"], given["experts"], **more)

@@ -13,8 +13,8 @@ import torch
 from featcal.errors import Diverged
 from featcal.merging.merge import merge, merge_recorded
 from featcal.merging.methods.iso_cts import iso_cts_matrix
-from featcal.merging.methods.wudi import Interference, descended
-from featcal.merging.registry import Job
+from featcal.merging.methods.wudi import Interference, minimize
+from featcal.merging.registry import MergeJob
 from featcal.merging.sources import VOCABULARY, ModuleSource
 from featcal.merging.tensors import linear_groups, matrix_groups
 
@@ -30,30 +30,21 @@ def by_definition(tau, vectors):
 
 
 def test_two_by_two_by_hand():
-    vectors = [
-        torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double(),
-        torch.tensor([[0.0, 2.0], [2.0, 0.0]]).double(),
-    ]
+    vectors = [torch.tensor(v).double() for v in ([[1.0, 0], [1, 0]], [[0, 2.0], [2, 0]])]
     problem = Interference.of(vectors)
     # Gᵢ = τᵢᵀτᵢ/‖τᵢ‖²: diag(2, 0)/2 and diag(4, 4)/8
-    assert torch.equal(problem.G, torch.tensor([[1.5, 0.0], [0.0, 0.5]]).double())
-    assert torch.equal(problem.R, torch.tensor([[1.0, 1.0], [2.0, 0.0]]).double())
-    assert torch.allclose(
-        problem.minimum(),
-        torch.tensor([[2 / 3, 2.0], [4 / 3, 0.0]], dtype=torch.float64),
-        rtol=1e-12,
-    )
-    assert problem.loss(problem.start) == pytest.approx(
-        float(by_definition(sum(vectors), vectors)), rel=1e-12
-    )
+    assert problem.G.tolist() == [[1.5, 0.0], [0.0, 0.5]]
+    assert problem.R.tolist() == [[1.0, 1.0], [2.0, 0.0]]
+    want = torch.tensor([[2 / 3, 2.0], [4 / 3, 0.0]], dtype=torch.float64)
+    assert torch.allclose(problem.minimum(), want, rtol=1e-12)
+    loss = float(by_definition(sum(vectors), vectors))
+    assert problem.loss(problem.start) == pytest.approx(loss, rel=1e-12)
 
 
 def test_loss_and_gradient_are_those_of_the_definition():
     vectors = matrices()
-    problem, tau = (
-        Interference.of(vectors),
-        torch.ones(4, 6, dtype=torch.float64, requires_grad=True),
-    )
+    problem = Interference.of(vectors)
+    tau = torch.ones(4, 6, dtype=torch.float64, requires_grad=True)
     loss = by_definition(tau, vectors)
     loss.backward()
     assert problem.loss(tau.detach()) == pytest.approx(float(loss.detach()), rel=1e-12)
@@ -72,7 +63,7 @@ def test_no_step_from_the_closed_form_lowers_the_loss(d):
 
 def test_many_steps_reach_the_closed_form():
     problem = Interference.of(matrices())
-    tau, losses = descended(problem, 4000, 1e-2, "a matrix")
+    tau, losses = minimize(problem, 4000, 1e-2, "a matrix")
     assert losses[-1] == pytest.approx(problem.loss(problem.minimum()), abs=1e-9)
     assert torch.allclose(tau, problem.minimum(), rtol=0, atol=1e-4)
 
@@ -90,32 +81,21 @@ def test_an_expert_that_did_not_move_a_matrix_does_not_count_there():
     assert tiny.same_bits(merge("wudi", tiny.clip(), [tiny.clip()]), tiny.clip())
 
 
-def test_fusion_bench_takes_every_matrix_and_averages_the_rest():
+@pytest.mark.parametrize("variant", ["fusion_bench", "official"])
+def test_a_variant_takes_its_matrices_and_averages_the_rest_or_keeps_the_base(variant):
     base, experts = tiny.clip(), [tiny.clip(1), tiny.clip(2)]
-    merged, mean = (
-        merge("wudi", base, experts, steps=3).state_dict(),
-        tiny.averaged(experts).state_dict(),
-    )
-    moved = {name for name in mean if not torch.equal(merged[name], mean[name])}
-    assert moved == {name for name in mean if mean[name].dim() == 2}
-    assert "embeddings.position_embedding.weight" in moved
-
-
-def test_official_takes_the_linears_of_the_blocks_and_leaves_the_rest_to_the_base():
-    base, experts = tiny.clip(), [tiny.clip(1), tiny.clip(2)]
-    merged, before = (
-        merge("wudi", base, experts, variant="official", steps=3).state_dict(),
-        base.state_dict(),
-    )
-    moved = {name for name in before if not torch.equal(merged[name], before[name])}
-    assert moved == {
-        n for n in before if n.endswith("weight") and before[n].dim() == 2 and ".layers." in n
-    }
+    merged = merge("wudi", base, experts, variant=variant, steps=3).state_dict()
+    rest = (tiny.averaged(experts) if variant == "fusion_bench" else base).state_dict()
+    moved = {name for name in rest if not torch.equal(merged[name], rest[name])}
+    matrices = {name for name in rest if rest[name].dim() == 2}
+    if variant == "official":
+        matrices = {name for name in matrices if ".layers." in name}
+    assert moved == matrices and any("position" in n for n in moved) == (variant != "official")
 
 
 def job(family):
     model = ModuleSource(tiny.make(families.FAMILIES[family].build), "base")
-    return Job(model, {}, lambda: None)
+    return MergeJob(model, {}, lambda: None)
 
 
 @pytest.mark.parametrize(("family", "stacked"), [("clip", 4), ("t5", 6), ("llama", 2), ("bert", 2)])
@@ -128,22 +108,20 @@ def test_official_stacks_q_k_and_v_of_every_attention(family, stacked):
 
 
 @pytest.mark.parametrize("family", ["t5", "t5_gated", "llama"])
-def test_tables_of_words_are_averaged(family):
+def test_token_tables_are_averaged(family):
     names = [names[0] for names in matrix_groups(job(family), VOCABULARY)]
     assert names and not any(
         word in name for name in names for word in ("shared", "embed_tokens", "lm_head")
     )
 
 
-def test_the_curve_is_kept_beside_the_folder_and_in_the_record(tmp_path):
+def test_merge_json_is_the_record_with_the_losses(tmp_path):
     base, experts = checkpoints.vision(), [checkpoints.vision(1), checkpoints.vision(2)]
     lines: list[str] = []
-    done = merge_recorded(
-        "wudi", base, experts, steps=5, out=tmp_path / "out", progress=lines.append
-    )
-    assert json.loads((tmp_path / "out" / "merge.json").read_text()) == json.loads(
-        json.dumps(done.record)
-    )
+    more = {"out": tmp_path / "out", "progress": lines.append}
+    done = merge_recorded("wudi", base, experts, steps=5, **more)
+    written = json.loads((tmp_path / "out/merge.json").read_text())
+    assert written == json.loads(json.dumps(done.record))
     assert len(done.record["loss"]) == 6 and done.record["loss"][-1] < done.record["loss"][0]
     assert done.record["settings"]["steps"] == 5 and len(lines) == len(done.record["matrices"])
 
@@ -151,7 +129,7 @@ def test_the_curve_is_kept_beside_the_folder_and_in_the_record(tmp_path):
 def test_nan_stops_with_the_matrix_and_the_step():
     problem = Interference.of(matrices())
     with pytest.raises(Diverged, match="fc1.weight: .*not finite at step 1"):
-        descended(problem, 5, 1e200, "fc1.weight")
+        minimize(problem, 5, 1e200, "fc1.weight")
 
 
 @pytest.mark.parametrize("method", ["wudi_closed_form", "iso_cts"])

@@ -6,18 +6,19 @@ which works on rows where the paper says layers.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from featcal.errors import BadSetting
-from featcal.merging.registry import Fraction, Job, Named, method
-from featcal.merging.tensors import added, task_vectors, tensor_by_tensor
+from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.tensors import task_vectors, tensor_by_tensor, tensor_sum
+from featcal.settings import Fraction, require
 
 
-def masked(vector: Tensor, keep: float, remove: float) -> Tensor:
-    """m ∘ τ: in every row (n,) drop the ⌊remove · n⌋ largest magnitudes, then keep the ⌊keep · n⌋
-    largest of the rest.
+def mask_row_entries(vector: Tensor, keep: float, remove: float) -> Tensor:
+    """Return m ∘ τ: in every row (n,) drop the ⌊remove · n⌋ largest magnitudes, then keep the
+    ⌊keep · n⌋ largest of the rest.
 
     Args: vector τ (..., n); a scalar stays as it is.
     """
@@ -30,18 +31,25 @@ def masked(vector: Tensor, keep: float, remove: float) -> Tensor:
     return vector * torch.zeros_like(vector).scatter_(-1, kept, 1.0)
 
 
-@method("breadcrumbs", source="Davari and Belilovsky, 2024", scale=0.2)
-def breadcrumbs(job: Job, keep: Fraction = 0.15, remove: Fraction = 0.006) -> Iterator[Named]:
+def check(settings: Any) -> None:
+    """Raise BadSetting where the shares exceed a row."""
+    expected = f"must be at most 1 - remove = {1 - settings.remove:g}"
+    require(settings.keep + settings.remove <= 1, "keep", settings.keep, expected)
+
+
+@method("breadcrumbs", source="Davari and Belilovsky, 2024", scale=0.2, check=check)
+def breadcrumbs(
+    job: MergeJob, keep: Fraction = 0.15, remove: Fraction = 0.006
+) -> Iterator[NamedTensor]:
     """Yield the task vector of every tensor by Model Breadcrumbs, τ = Σ mᵢ ∘ τᵢ.
 
     keep, remove: shares of a row's entries, by magnitude. These and the scale are what the
-    authors' search tries first.
+                  authors' search tries first.
     """
-    if keep + remove > 1:
-        expected = f"must be at most 1 - remove = {1 - remove:g}"
-        raise BadSetting("merge.breadcrumbs.keep", keep, expected)
 
     def merged(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
-        return added([masked(vector, keep, remove) for vector in task_vectors(base, experts)])
+        return tensor_sum(
+            [mask_row_entries(vector, keep, remove) for vector in task_vectors(base, experts)]
+        )
 
     return tensor_by_tensor(job, job.names, merged)

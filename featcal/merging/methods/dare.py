@@ -14,14 +14,14 @@ from torch import Tensor
 
 from featcal.core.draws import generator
 from featcal.merging.methods.task_arithmetic import task_arithmetic
-from featcal.merging.registry import Job, Named, method
+from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.sources import Derived, Source
 
-Drop = Annotated[float, Field(ge=0, lt=1)]
+DropRate = Annotated[float, Field(ge=0, lt=1)]
 
 
-def dropped(vector: Tensor, share: float, draws: torch.Generator) -> Tensor:
-    """m ∘ τ / (1 − p), every entry of m being 0 with probability p: its expectation is τ.
+def drop_entries(vector: Tensor, share: float, draws: torch.Generator) -> Tensor:
+    """Return m ∘ τ / (1 − p), where each entry of m is 0 with probability p, so its mean is τ.
 
     Args: vector τ (...) in float64; share p in [0, 1); draws: on the CPU, so that every device
     drops the same entries.
@@ -31,7 +31,7 @@ def dropped(vector: Tensor, share: float, draws: torch.Generator) -> Tensor:
 
 
 @dataclass
-class Dropped(Derived):
+class SparseExpert(Derived):
     """An expert θ₀ + DARE(θᵢ − θ₀) as a source; a tensor is the same whenever it is read."""
 
     base: Source
@@ -40,24 +40,28 @@ class Dropped(Derived):
     seed: int
 
     def finite_tensor(self, name: str) -> Tensor:
-        """Read in float64: rounding to the expert's dtype would add noise to every task vector."""
+        """Return a tensor in float64, as rounding would add noise to every task vector."""
         base = self.base.finite_tensor(name).double()
-        vector = self.inner.finite_tensor(name).double() - base
-        return base + dropped(vector, self.share, generator(self.task, f"dare {name}", self.seed))
+        draws = generator(self.task, f"dare {name}", self.seed)
+        return base + drop_entries(
+            self.inner.finite_tensor(name).double() - base, self.share, draws
+        )
 
 
-def sparse(job: Job, drop: float, seed: int) -> Job:
+def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
     """Return the job with DARE's experts in place of its own."""
     experts: dict[str, Source] = {
-        task: Dropped(expert, job.base, task, drop, seed) for task, expert in job.experts.items()
+        task: SparseExpert(expert, job.base, task, drop, seed)
+        for task, expert in job.experts.items()
     }
     return replace(job, experts=experts)
 
 
 @method("dare", source="Yu et al., 2024, with task arithmetic; defaults of FusionBench", scale=0.3)
-def dare(job: Job, drop: Drop = 0.5, seed: NonNegativeInt = 42) -> Iterator[Named]:
+def dare(job: MergeJob, drop: DropRate = 0.5, seed: NonNegativeInt = 42) -> Iterator[NamedTensor]:
     """Yield the task vector of every tensor by task arithmetic on DARE's experts.
 
-    drop: probability with which an entry is dropped.   seed: of what is dropped.
+    drop: probability with which an entry is dropped.
+    seed: of the drawn entries.
     """
-    yield from task_arithmetic(sparse(job, drop, seed))
+    yield from task_arithmetic(with_sparse_experts(job, drop, seed))

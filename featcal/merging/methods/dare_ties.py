@@ -5,18 +5,19 @@ from typing import Literal
 
 from pydantic import NonNegativeInt
 
-from featcal.merging.methods.dare import Drop, sparse
+from featcal.merging.methods.dare import DropRate, with_sparse_experts
 from featcal.merging.methods.ties import ties
-from featcal.merging.registry import Job, Named, PositiveFraction, method
+from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.settings import PositiveFraction
 
 
 @method("dare_ties", source="Yu et al., 2024, with TIES; defaults of FusionBench", scale=0.5)
 def dare_ties(
-    job: Job,
+    job: MergeJob,
     density: PositiveFraction = 0.2,
     combine: Literal["sum", "mean"] = "sum",
-    drop: Drop = 0.5,
+    drop: DropRate = 0.5,
     seed: NonNegativeInt = 42,
-) -> Iterator[Named]:
+) -> Iterator[NamedTensor]:
     """Yield the task vector of every tensor by TIES on DARE's experts."""
-    yield from ties(sparse(job, drop, seed), density, combine)
+    yield from ties(with_sparse_experts(job, drop, seed), density, combine)

@@ -12,15 +12,15 @@ from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from featcal.core.precision import SUM_DTYPE
-from featcal.merging.answers import encoder, squared_slopes
-from featcal.merging.registry import Job, Named, method
+from featcal.merging.answers import encoder, squared_gradients
+from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.models.batch import check_tasks
 
 
 def fisher_weights(
     fishers: Sequence[Mapping[str, Tensor]], floor: float, normalize: bool
 ) -> list[float]:
-    """cᵢ = 1 / (‖Fᵢ‖ + floor) over the whole model; 1 without `normalize`."""
+    """Return cᵢ = 1 / (‖Fᵢ‖ + floor) over the whole model; 1 without `normalize`."""
     if not normalize:
         return [1.0] * len(fishers)
     return [
@@ -32,12 +32,12 @@ def fisher_weights(
 def fisher_tensor(
     base: Tensor, experts: Sequence[Tensor], fishers: Sequence[Tensor], weights: Sequence[float]
 ) -> Tensor:
-    """θ = Σ cᵢ Fᵢ θᵢ / Σ cᵢ Fᵢ, entry by entry, in the base's shape and dtype."""
-    total, left = torch.zeros_like(base, dtype=SUM_DTYPE), torch.zeros_like(base, dtype=SUM_DTYPE)
+    """Return θ = Σ cᵢ Fᵢ θᵢ / Σ cᵢ Fᵢ, entry by entry, in the base's shape and dtype."""
+    top, bottom = torch.zeros_like(base, dtype=SUM_DTYPE), torch.zeros_like(base, dtype=SUM_DTYPE)
     for expert, F, c in zip(experts, fishers, weights, strict=True):
-        total += c * F * expert.double()
-        left += c * F
-    return (total / left).to(base.dtype)
+        top += c * F * expert.double()
+        bottom += c * F
+    return (top / bottom).to(base.dtype)
 
 
 @method(
@@ -46,17 +46,18 @@ def fisher_tensor(
     needs=("batches", "head"),
 )
 def fisher(
-    job: Job, normalize: bool = True, floor: PositiveFloat = 1e-6, seed: NonNegativeInt = 42
-) -> Iterator[Named]:
+    job: MergeJob, normalize: bool = True, floor: PositiveFloat = 1e-6, seed: NonNegativeInt = 42
+) -> Iterator[NamedTensor]:
     """Yield every tensor by Fisher merging, Fᵢ = (1/n) Σ (∂ log p(y | x) / ∂θ)².
 
     normalize: give the diagonals of all experts the same length.
-    floor:     added to every entry of them.   seed: of the labels that are drawn.
+    floor:     added to every entry of them.
+    seed:      of the drawn labels.
     """
     check_tasks(job.experts, job.batches)
     model, fishers = encoder(job, "fisher"), []
     for task, expert in job.experts.items():
-        sums, count = squared_slopes(job, model, expert, task, seed)
+        sums, count = squared_gradients(job, model, expert, task, seed)
         fishers.append({name: total / count for name, total in sums.items()})
     weights = fisher_weights(fishers, floor, normalize)
     for name in job.names:

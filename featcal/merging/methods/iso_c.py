@@ -9,20 +9,20 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from featcal.merging.registry import Job, Named, Names, method
+from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.sources import VOCABULARY
-from featcal.merging.tensors import added, matrix_by_matrix
+from featcal.merging.tensors import matrix_by_matrix, tensor_sum
 
 
 def iso_c_matrix(vectors: Sequence[Tensor]) -> Tensor:
-    """τ = σ̄ U Vᵀ, (o, d), where U S Vᵀ = Σ τᵢ, (o, d) in float64, and σ̄ is the mean of S."""
-    U, S, Vt = torch.linalg.svd(added(vectors), full_matrices=False)
+    """Return τ = σ̄ U Vᵀ, (o, d), where U S Vᵀ = Σ τᵢ, (o, d) in float64, and σ̄ is the mean of S."""
+    U, S, Vt = torch.linalg.svd(tensor_sum(vectors), full_matrices=False)
     tau: Tensor = S.mean() * (U @ Vt)
     return tau
 
 
 @method("iso_c", source="Marczak et al., 2025; defaults of FusionBench", scale=1.0)
-def iso_c(job: Job, exclude: Names = VOCABULARY) -> Iterator[Named]:
+def iso_c(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> Iterator[NamedTensor]:
     """Yield the task vector of every matrix by Iso-C, of every other tensor the mean.
 
     The authors try scales up to 3, and FusionBench prints results of 1.5.

@@ -1,4 +1,4 @@
-"""Iso-CTS: Iso-C with some directions given to each task's own.
+"""Iso-CTS: Iso-C with some directions reserved for each task.
 
 Source: Marczak et al., No Task Left Behind, 2025 (arXiv 2502.04959); FusionBench,
 fusion_bench/method/isotropic_merging.
@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from featcal.merging.methods.tsv_merge import orthogonal
-from featcal.merging.registry import Fraction, Job, Named, Names, method
+from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.sources import VOCABULARY
-from featcal.merging.tensors import added, matrix_by_matrix
+from featcal.merging.tensors import matrix_by_matrix, tensor_sum
+from featcal.settings import Fraction
 
 
 def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
-    """τ = σ̄ U⊥ V⊥ᵀ: leading directions of Σ τᵢ, then of every τᵢ − U_c U_cᵀ τᵢ, the task's own.
+    """Return τ = σ̄ U⊥ V⊥ᵀ: leading directions of Σ τᵢ, then of every τᵢ − U_c U_cᵀ τᵢ.
 
-    Of r = min(o, d) directions N k are the tasks' own, k = round((r − ⌊common · r⌋)/N), and the
-    first r − N k are common; σ̄ is the mean of all their singular values.
+    Of r = min(o, d) directions the first r − N k are common and the others the tasks' own, with
+    k = round((r − ⌊common · r⌋)/N) for each task. σ̄ is the mean of all their singular values.
 
     Args: vectors τᵢ (o, d) of N experts in float64; common: share of directions that are common.
     Returns: (o, d).
@@ -28,7 +29,7 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
     r, count = min(vectors[0].shape), len(vectors)
     own = round((r - int(r * common)) / count)
     first = max(0, r - own * count)
-    U, S, Vt = torch.linalg.svd(added(vectors), full_matrices=False)
+    U, S, Vt = torch.linalg.svd(tensor_sum(vectors), full_matrices=False)
     left, values, right = [U[:, :first]], [S[:first]], [Vt[:first].T]
     for vector in vectors:
         beyond = vector - U[:, :first] @ (U[:, :first].T @ vector)
@@ -42,9 +43,12 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
 
 
 @method("iso_cts", source="Marczak et al., 2025; defaults of FusionBench", scale=1.0)
-def iso_cts(job: Job, exclude: Names = VOCABULARY, common: Fraction = 0.8) -> Iterator[Named]:
+def iso_cts(
+    job: MergeJob, exclude: tuple[str, ...] = VOCABULARY, common: Fraction = 0.8
+) -> Iterator[NamedTensor]:
     """Yield the task vector of every matrix by Iso-CTS, of every other tensor the mean.
 
-    common: share of directions the experts have in common.   exclude: as for iso_c.
+    common:  share of directions that the experts have in common.
+    exclude: as for iso_c.
     """
     yield from matrix_by_matrix(job, exclude, partial(iso_cts_matrix, common=common))

@@ -1,53 +1,56 @@
 """LOT: the task vector of each linear and norm whose outputs drift least from every expert's.
 
 Restated from the published formula (Sun et al., 2025, arXiv 2505.23859, Eqs. 9 and 12); its
-authors' code could not be consulted. What the formula leaves open is our reading: sums over tokens,
-not means; biases, shifts and embeddings by their mean.
+authors' code could not be consulted. Where the formula is silent we sum over tokens, without
+dividing by their number, and average biases, shifts and embeddings.
 """
 
 from collections.abc import Iterator
 from functools import partial
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor, nn
 
 from featcal.core.precision import SUM_DTYPE
-from featcal.merging.forward_order import ForwardOrder, Seen, split, weights_of_site
-from featcal.merging.registry import Job, Named, method
-from featcal.merging.tensors import added
+from featcal.merging.forward_order import BlockSums, ForwardOrder, site_weights, split_site
+from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.tensors import tensor_sum
 
 
-def lot_matrix(grams: list[Tensor], vectors: list[Tensor]) -> Tensor:
-    """T* = (Σ XᵢᵀXᵢ)⁺ Σ XᵢᵀXᵢTᵢ (Eq. 9), rows of T being inputs; here τ* = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁺ with
-    rows of τ outputs, in float64.
+def lot_matrix(grams: list[Tensor], vectors: list[Tensor], rtol: float | None = None) -> Tensor:
+    """Return τ* = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁺, (o, d) in float64: Eq. 9 with one row per output.
 
-    Args: grams Gᵢ = XᵢᵀXᵢ (d, d); vectors τᵢ (o, d). Without any features τ* is 0.
+    Args: grams Gᵢ = XᵢᵀXᵢ (d, d); vectors τᵢ (o, d); rtol: eigenvalues of Σ Gᵢ below this share of
+    the largest count as 0. Without any features τ* is 0.
     """
-    right = added([vector @ G for G, vector in zip(grams, vectors, strict=True)])  # (o, d)
-    smallest: Tensor = right @ torch.linalg.pinv(added(grams), hermitian=True)
+    right = tensor_sum([vector @ G for G, vector in zip(grams, vectors, strict=True)])  # (o, d)
+    smallest: Tensor = right @ torch.linalg.pinv(tensor_sum(grams), hermitian=True, rtol=rtol)
     return smallest
 
 
 def lot_scale(squares: list[Tensor], vectors: list[Tensor]) -> Tensor:
-    """τ* = Σ ‖x̂ᵢ‖² τᵢ / Σ ‖x̂ᵢ‖² in every dimension (Eq. 12), (d,); 0 where no task has features."""
+    """Return τ* = Σ ‖x̂ᵢ‖² τᵢ / Σ ‖x̂ᵢ‖² per dimension (Eq. 12), (d,); 0 without any features."""
     weight = torch.stack(squares)
     total = weight.sum(0)
     divisor = torch.where(total > 0, total, torch.ones_like(total))
     return (weight * torch.stack(vectors)).sum(0) / divisor
 
 
-def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iterator[Named]:
+def solve_block(
+    job: MergeJob, rtol: float | None, path: str, block: nn.Module, sums: dict[str, BlockSums]
+) -> Iterator[NamedTensor]:
     """Yield the weights of a block's linears and the scales of its norms."""
-    first = next(iter(seen.values()))
+    first = next(iter(sums.values()))
     for site in first.grams:
-        base, vectors, parts = weights_of_site(job, path, site, block)
-        tau = lot_matrix([sums.grams[site] for sums in seen.values()], vectors)
-        yield from split(base + tau, parts)
+        base, vectors, parts = site_weights(job, path, site, block)
+        tau = lot_matrix([own.grams[site] for own in sums.values()], vectors, rtol)
+        yield from split_site(base + tau, parts)
     for norm in first.squares:
         name = f"{path}{norm}.weight"
         base, experts = job.read(name)
         vectors = [expert.to(SUM_DTYPE) - base.to(SUM_DTYPE) for expert in experts]
-        tau = lot_scale([sums.squares[norm] for sums in seen.values()], vectors)
+        tau = lot_scale([own.squares[norm] for own in sums.values()], vectors)
         yield name, base.to(SUM_DTYPE) + tau
 
 
@@ -57,6 +60,10 @@ def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iter
     needs=("batches",),
     note="from the published formula: its authors' code could not be consulted",
 )
-def lot(job: Job) -> Iterator[Named]:
-    """Yield every tensor by LOT."""
-    yield from ForwardOrder(job, partial(solved, job), own=True).tensors()
+def lot(job: MergeJob, rtol: PositiveFloat | None = None) -> Iterator[NamedTensor]:
+    """Yield every tensor by LOT.
+
+    rtol: eigenvalues below this share of the largest count as 0. Default: d times float64's
+          rounding.
+    """
+    yield from ForwardOrder(job, partial(solve_block, job, rtol), own=True).tensors()

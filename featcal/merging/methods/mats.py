@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
-from featcal.core.precision import SUM_DTYPE
-from featcal.merging.forward_order import ForwardOrder, Seen, mean_gram, split, weights_of_site
-from featcal.merging.registry import Fraction, Job, Named, method
-from featcal.merging.tensors import added
+from featcal.merging.forward_order import BlockSums, ForwardOrder, site_weights, split_site
+from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.tensors import tensor_sum
+from featcal.settings import Fraction
 
-TOLERANCE = 1e-5  # scipy's: how much smaller than the right-hand side the residual has to be
+TOLERANCE = 1e-5  # scipy's: of the residual, relative to the right-hand side
 
 
 def conjugate_gradients(G: Tensor, R: Tensor, start: Tensor, steps: int) -> tuple[Tensor, int]:
-    """Solve X G = R by conjugate gradients, all of X as one vector. Returns: X, and steps made.
+    """Solve X G = R by conjugate gradients, all of X as one vector. Returns: X and step count.
 
     Args: G (d, d) symmetric, no negative eigenvalue; R, start (o, d).
     """
@@ -40,33 +40,33 @@ def conjugate_gradients(G: Tensor, R: Tensor, start: Tensor, steps: int) -> tupl
 def mats_matrix(
     grams: Sequence[Tensor], base: Tensor, vectors: Sequence[Tensor], scale: float, steps: int
 ) -> tuple[Tensor, int]:
-    """Minimise Σ ‖(W − Wᵢ) Gᵢ^½‖² from W₀ + s Σ τᵢ in float64. Returns: W (o, d), and steps made.
+    """Minimise Σ ‖(W − Wᵢ) Gᵢ^½‖² from W₀ + s Σ τᵢ in float64. Returns: W (o, d), step count.
 
     Args: grams Gᵢ (d, d); base W₀ and vectors τᵢ = Wᵢ − W₀ (o, d).
     """
-    R = added([(base + vector) @ G for G, vector in zip(grams, vectors, strict=True)])
-    return conjugate_gradients(added(grams), R, base + scale * added(vectors), steps)
+    R = tensor_sum([(base + vector) @ G for G, vector in zip(grams, vectors, strict=True)])
+    return conjugate_gradients(tensor_sum(grams), R, base + scale * tensor_sum(vectors), steps)
 
 
 @method("mats", source="Tam et al., 2024", needs=("batches",))
 def mats(
-    job: Job,
-    steps: NonNegativeInt = 100,
-    scale: float = 0.3,
-    off_diagonal: Fraction = 1.0,
-) -> Iterator[Named]:
+    job: MergeJob, steps: NonNegativeInt = 100, scale: float = 0.3, off_diagonal: Fraction = 1.0
+) -> Iterator[NamedTensor]:
     """Yield every tensor by MaTS: linears of the blocks by conjugate gradients, others by mean.
 
-    steps: of conjugate gradients.   scale: of the task arithmetic they start from.
+    steps:        of conjugate gradients.
+    scale:        of the task arithmetic they start from.
     off_diagonal: as for regmean; 1 leaves the Gram matrices as they are.
     """
 
-    def solved(path: str, block: nn.Module, seen: dict[str, Seen]) -> Iterator[Named]:
-        for site in next(iter(seen.values())).grams:
-            base, vectors, parts = weights_of_site(job, path, site, block)
-            grams = [mean_gram(sums, site, off_diagonal).to(SUM_DTYPE) for sums in seen.values()]
+    def solve_block(
+        path: str, block: nn.Module, sums: dict[str, BlockSums]
+    ) -> Iterator[NamedTensor]:
+        for site in next(iter(sums.values())).grams:
+            base, vectors, parts = site_weights(job, path, site, block)
+            grams = [own.mean_gram(site, off_diagonal) for own in sums.values()]
             weight, made = mats_matrix(grams, base, vectors, scale, steps)
             job.record.setdefault("steps", {})[path + site[0]] = made
-            yield from split(weight, parts)
+            yield from split_site(weight, parts)
 
-    yield from ForwardOrder(job, solved, own=True).tensors()
+    yield from ForwardOrder(job, solve_block, own=True).tensors()

@@ -1,4 +1,4 @@
-"""PCB-Merging: parameters compete; an entry large in its expert that agrees with the others wins.
+"""PCB-Merging: entries that are large in their expert and agree with the other experts win.
 
 Shares are taken over the whole model, so the models are read several times before the first tensor
 is merged. Source: Du et al., Parameter Competition Balancing for Model Merging, 2024 (arXiv
@@ -13,29 +13,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.merging.registry import Job, Named, PositiveFraction, method
+from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.tensors import (
-    added,
     in_pieces,
     kth_smallest,
     magnitudes,
     pieces,
     task_vectors,
+    tensor_sum,
 )
+from featcal.settings import PositiveFraction
 
 OUTLIERS = 1e-4  # share of an expert's entries at either end whose magnitudes are clamped
 
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest and the largest value of one expert that clamping keeps."""
+    """The smallest and the largest value of one expert that clamping leaves as they are."""
 
     low: float
     high: float
 
 
 def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
-    """βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ) in float64, m̂ᵢ being |τᵢ| clamped and scaled to [0, 1].
+    """Return βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ) in float64, m̂ᵢ being |τᵢ| clamped and scaled to [0, 1].
 
     Args: vector τᵢ; total Σ τⱼ; span of |τᵢ|; experts N.
     """
@@ -44,13 +45,13 @@ def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
 
 
 def pcb_tensor(vectors: Sequence[Tensor], ranges: Sequence[Range], cuts: Sequence[Range]) -> Tensor:
-    """τ = Σ wᵢ τ̃ᵢ / Σ wᵢ with wᵢ = (max(βᵢ, cut) − cut) / (max βᵢ − cut) and τ̃ᵢ of clamped
+    """Return τ = Σ wᵢ τ̃ᵢ / Σ wᵢ, wᵢ = (max(βᵢ, cut) − cut) / (max βᵢ − cut), with τ̃ᵢ of clamped
     magnitude; 0 where no entry competes.
 
     Args: vectors τᵢ (...) in float64; cuts: each expert's smallest competing β, and its largest.
     """
     merged, weight = torch.zeros_like(vectors[0]), torch.zeros_like(vectors[0])
-    total = added(vectors)
+    total = tensor_sum(vectors)
     for vector, span, cut in zip(vectors, ranges, cuts, strict=True):
         beta = balance(vector, total, span, len(vectors))
         own = (beta.clamp_min(cut.low) - cut.low) / (cut.high - cut.low or 1.0)
@@ -60,7 +61,7 @@ def pcb_tensor(vectors: Sequence[Tensor], ranges: Sequence[Range], cuts: Sequenc
 
 
 @method("pcb", source="Du et al., 2024", scale=1.2)
-def pcb(job: Job, ratio: PositiveFraction = 0.05) -> Iterator[Named]:
+def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> Iterator[NamedTensor]:
     """Yield the task vector of every tensor by PCB-Merging.
 
     ratio: share of each expert's entries that compete, those of highest β. Ratio and scale are the
@@ -69,28 +70,22 @@ def pcb(job: Job, ratio: PositiveFraction = 0.05) -> Iterator[Named]:
     count, entries = len(job.experts), sum(math.prod(job.base.shape(name)) for name in job.names)
     job.progress("pcb: magnitudes")
     ends = sorted((int(entries * OUTLIERS) + 1, max(1, int(entries * (1 - OUTLIERS)))))
-    found = iter(
-        kth_smallest(lambda: magnitudes(job), [(i, k) for i in range(count) for k in ends])
-    )
-    ranges = [Range(low, high) for low, high in zip(found, found, strict=True)]
+    bounds = kth_smallest(lambda: magnitudes(job), [(i, k) for i in range(count) for k in ends])
+    ranges = [Range(low, high) for low, high in zip(bounds[::2], bounds[1::2], strict=True)]
 
     job.progress("pcb: balance")
     rank = min(entries, int(entries * (1 - ratio)) + 1)
     highest = [0.0] * count
 
     def balances() -> Iterator[list[Tensor]]:
-        """Yield β of every expert; 0 where it works against the sum, as such entries never win."""
+        """Yield β of every expert; 0 where it opposes the sum, as such entries never win."""
         for name in job.names:
             for base, experts in pieces(*job.read(name)):
                 vectors = task_vectors(base, experts)
-                total = added(vectors)
-                betas = [
-                    balance(vector, total, span, count).clamp_min(0)
-                    for vector, span in zip(vectors, ranges, strict=True)
-                ]
-                highest[:] = [
-                    max(most, float(b.max())) for most, b in zip(highest, betas, strict=True)
-                ]
+                total, betas = tensor_sum(vectors), []
+                for i, (vector, span) in enumerate(zip(vectors, ranges, strict=True)):
+                    betas.append(balance(vector, total, span, count).clamp_min(0))
+                    highest[i] = max(highest[i], float(betas[i].max()))
                 yield betas
 
     lowest = kth_smallest(balances, [(i, rank) for i in range(count)])

@@ -1,4 +1,5 @@
-"""RegMean: for each linear the weight whose outputs are nearest the experts' on their own features.
+"""RegMean: for each linear the weight whose outputs are nearest to the experts', each on its own
+features.
 
 Source: Jin et al., 2023; FusionBench's code for CLIP.
 """
@@ -10,20 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from featcal.errors import SingularGram
-from featcal.merging.forward_order import ForwardOrder, Seen, mean_gram, split, weights_of_site
-from featcal.merging.registry import Fraction, Job, Named, method
-from featcal.merging.tensors import added
+from featcal.merging.forward_order import BlockSums, ForwardOrder, site_weights, split_site
+from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.tensors import tensor_sum
+from featcal.settings import Fraction
 
 
-def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], place: str = "linear") -> Tensor:
-    """τ = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁻¹ in float64: RegMean's Wᵀ = (Σ Gᵢ)⁻¹ Σ Gᵢ Wᵢᵀ with θ₀ subtracted on
-    both sides.
+def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], label: str = "linear") -> Tensor:
+    """Return τ = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁻¹ in float64: RegMean's Wᵀ = (Σ Gᵢ)⁻¹ Σ Gᵢ Wᵢᵀ with W₀ subtracted
+    on both sides.
 
     Args:    grams Gᵢ (d, d), off-diagonals already shrunk; vectors τᵢ = Wᵢ − W₀ (o, d).
     Returns: (o, d).   Raises: SingularGram where Σ Gᵢ has no Cholesky factor.
     """
-    left = added(grams)
-    right = added([G @ vector.T for G, vector in zip(grams, vectors, strict=True)])  # (d, o)
+    left = tensor_sum(grams)
+    right = tensor_sum([G @ vector.T for G, vector in zip(grams, vectors, strict=True)])  # (d, o)
     factor, failed = torch.linalg.cholesky_ex(left)
     if failed or not factor.isfinite().all():
         ways_out = (
@@ -31,24 +33,25 @@ def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], place: str = "lin
             "lower merge.off_diagonal below 1; if a feature is zero everywhere, no samples help: "
             "use the method lot instead",
         )
-        raise SingularGram(f"regmean: {place}", 0.0, left.shape[0], *ways_out)
+        raise SingularGram(f"regmean: {label}", 0.0, left.shape[0], *ways_out)
     return torch.cholesky_solve(right, factor).T.contiguous()
 
 
-def solved(
-    job: Job, factor: float, path: str, block: nn.Module, seen: dict[str, Seen]
-) -> Iterator[Named]:
+def solve_block(
+    job: MergeJob, off_diagonal: float, path: str, block: nn.Module, sums: dict[str, BlockSums]
+) -> Iterator[NamedTensor]:
     """Yield the weights of a block's linears; each task's G is divided by its number of tokens."""
-    for site in next(iter(seen.values())).grams:
-        base, vectors, parts = weights_of_site(job, path, site, block)
-        grams = [mean_gram(sums, site, factor) for sums in seen.values()]
-        yield from split(base + regmean_matrix(grams, vectors, path + site[0]), parts)
+    for site in next(iter(sums.values())).grams:
+        base, vectors, parts = site_weights(job, path, site, block)
+        grams = [own.mean_gram(site, off_diagonal) for own in sums.values()]
+        yield from split_site(base + regmean_matrix(grams, vectors, path + site[0]), parts)
 
 
 @method("regmean", source="Jin et al., 2023; defaults of FusionBench", needs=("batches",))
-def regmean(job: Job, off_diagonal: Fraction = 0.95) -> Iterator[Named]:
+def regmean(job: MergeJob, off_diagonal: Fraction = 0.95) -> Iterator[NamedTensor]:
     """Yield every tensor by RegMean: linears of the blocks by regression, all others by their mean.
 
-    off_diagonal: factor of the Gram matrices off their diagonal; 0.95 for CLIP (0.6 for GPT-2).
+    off_diagonal: factor of the Gram matrices off their diagonal; 0.95 for CLIP. The authors take
+                  0.1 for texts, and 0.6 for GPT-2.
     """
-    yield from ForwardOrder(job, partial(solved, job, off_diagonal), own=True).tensors()
+    yield from ForwardOrder(job, partial(solve_block, job, off_diagonal), own=True).tensors()

@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from functools import partial
 
 from featcal.merging.forward_order import ForwardOrder
-from featcal.merging.methods.regmean import solved
-from featcal.merging.registry import Fraction, Job, Named, method
+from featcal.merging.methods.regmean import solve_block
+from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.settings import Fraction
 
 
 @method("regmean_plus_plus", source="Nguyen et al., 2025", needs=("batches",))
-def regmean_plus_plus(job: Job, off_diagonal: Fraction = 0.95) -> Iterator[Named]:
+def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction = 0.95) -> Iterator[NamedTensor]:
     """Yield every tensor by RegMean++; tensors after the last block stay the base's.
 
     off_diagonal: as for regmean.
     """
-    yield from ForwardOrder(job, partial(solved, job, off_diagonal), own=False).tensors()
+    yield from ForwardOrder(job, partial(solve_block, job, off_diagonal), own=False).tensors()

@@ -1,4 +1,4 @@
-"""TIES: keep each task vector's largest entries, elect one sign per entry, add what agrees.
+"""TIES: keep each task vector's largest entries, elect one sign per entry, add the entries that agree.
 
 The cut through a task vector runs over the whole model, so each model is read before the first
 tensor is merged. Source: Yadav et al., 2023, with FusionBench's choices as defaults.
@@ -12,12 +12,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from featcal.merging.registry import Job, Named, PositiveFraction, method
-from featcal.merging.tensors import added, in_pieces, kth_smallest, magnitudes, pieces
+from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.tensors import in_pieces, kth_smallest, magnitudes, pieces, tensor_sum
+from featcal.settings import PositiveFraction
 
 
-def trimmed(base: Tensor, expert: Tensor, cut: float) -> Tensor:
-    """τ = θᵢ − θ₀ in float64 with 0 where |τ| is below the cut."""
+def trim(base: Tensor, expert: Tensor, cut: float) -> Tensor:
+    """Return τ = θᵢ − θ₀ in float64 with 0 where |τ| is below the cut."""
     vector = expert.double() - base.double()
     return vector * (vector.abs() >= cut)
 
@@ -31,20 +32,20 @@ def ties_tensor(
 ) -> Tensor:
     """Return the merged task vector of one tensor, before its scale, in float64.
 
-    The elected sign of an entry is that of Σ τᵢ after the cut. Where the sum is exactly 0 it is
-    `majority()`, the sign most entries of the model have. Entries of the other sign are dropped;
-    the rest is added, or averaged over the experts that remain.
+    The elected sign of an entry is that of Σ τᵢ after the cut, or `majority()`, that of most
+    entries of the model, where the sum is exactly 0. Entries of the other sign are dropped; the
+    rest is added, or averaged over the experts that remain.
 
     Args: base (...), experts (...) each; cuts: one per expert; combine: "sum" or "mean".
     """
-    vectors = [trimmed(base, expert, cut) for expert, cut in zip(experts, cuts, strict=True)]
-    total = added(vectors)
+    vectors = [trim(base, expert, cut) for expert, cut in zip(experts, cuts, strict=True)]
+    total = tensor_sum(vectors)
     undecided = (total == 0) & torch.stack([vector != 0 for vector in vectors]).any(0)
     positive = total > 0
     if undecided.any():
         positive |= undecided & (majority() > 0)
     agreeing = [torch.where(positive, v.clamp_min(0), v.clamp_max(0)) for v in vectors]
-    merged = added(agreeing)
+    merged = tensor_sum(agreeing)
     if combine == "mean":
         merged = merged / torch.stack([vector != 0 for vector in agreeing]).sum(0).clamp_min(1)
     return merged
@@ -52,8 +53,8 @@ def ties_tensor(
 
 @method("ties", source="Yadav et al., 2023; defaults of FusionBench", scale=0.3)
 def ties(
-    job: Job, density: PositiveFraction = 0.2, combine: Literal["sum", "mean"] = "sum"
-) -> Iterator[Named]:
+    job: MergeJob, density: PositiveFraction = 0.2, combine: Literal["sum", "mean"] = "sum"
+) -> Iterator[NamedTensor]:
     """Yield the task vector of every tensor by TIES; the record keeps each expert's cut.
 
     density: share of each task vector that is kept, the largest by magnitude: with d entries the
@@ -73,8 +74,8 @@ def ties(
         total = 0.0
         for name in job.names:
             for base, experts in pieces(*job.read(name)):
-                vectors = [trimmed(base, e, cut) for e, cut in zip(experts, cuts, strict=True)]
-                total += float(added(vectors).sign().sum())
+                vectors = [trim(base, e, cut) for e, cut in zip(experts, cuts, strict=True)]
+                total += float(tensor_sum(vectors).sign().sum())
         return float((total > 0) - (total < 0))
 
     yield from in_pieces(

@@ -9,30 +9,28 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from featcal.merging.registry import Job, Named, Names, method
+from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.sources import VOCABULARY
-from featcal.merging.tensors import added, matrix_by_matrix
+from featcal.merging.tensors import matrix_by_matrix, tensor_sum
 
 
 def orthogonal(columns: Tensor) -> Tensor:
-    """P Qᵀ, where P S Qᵀ is the SVD of (m, k), k ≤ m: the nearest matrix with orthonormal columns."""
+    """Return P Qᵀ of the SVD P S Qᵀ of (m, k), k ≤ m: the nearest matrix of orthonormal columns."""
     P, _, Qt = torch.linalg.svd(columns, full_matrices=False)
     nearest: Tensor = P @ Qt
     return nearest
 
 
 def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
-    """τ = U⊥ Σ V⊥ᵀ, where U, Σ and V concatenate the ⌊r/N⌋ leading singular triples of every τᵢ,
-    r = min(o, d).
-
-    Triples of a singular value 0 have no direction and are left out.
+    """Return τ = U⊥ Σ V⊥ᵀ, where U, Σ and V concatenate the ⌊r/N⌋ leading singular triples of every
+    τᵢ, r = min(o, d). Triples with a singular value of 0 are left out.
 
     Args:    vectors τᵢ (o, d) of N experts in float64.
     Returns: (o, d); the mean of the τᵢ where r < N leaves no expert a rank.
     """
     rank = min(vectors[0].shape) // len(vectors)
     if not rank:
-        return added(vectors) / len(vectors)
+        return tensor_sum(vectors) / len(vectors)
     left, values, right = [], [], []
     for vector in vectors:
         U, S, Vt = torch.linalg.svd(vector, full_matrices=False)
@@ -46,7 +44,7 @@ def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
 
 
 @method("tsv_merge", source="Gargiulo et al., 2025; defaults of FusionBench", scale=1.0)
-def tsv_merge(job: Job, exclude: Names = VOCABULARY) -> Iterator[Named]:
+def tsv_merge(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> Iterator[NamedTensor]:
     """Yield the task vector of every matrix by TSV-Merge, of every other tensor the mean.
 
     exclude: names, with * for any letters, of matrices that are averaged. Default: token tables.

@@ -5,23 +5,24 @@ Source: Cheng et al., 2025; FusionBench's and the official code differ in which 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from featcal.errors import BadSetting, Diverged
-from featcal.merging.registry import Job, Named, Names, method
+from featcal.errors import Diverged
+from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.sources import VOCABULARY
 from featcal.merging.tensors import (
-    added,
     average_tensor,
     conv1d_names,
     linear_groups,
     matrix_groups,
     tensor_by_tensor,
+    tensor_sum,
 )
+from featcal.settings import require
 
 STEPS = {"fusion_bench": 400, "official": 300, "closed_form": 0}
 
@@ -47,31 +48,32 @@ class Interference:
             if size > 0:
                 gram = vector.T @ vector / size  # (d, d)
                 G, R, c = G + gram, R + vector @ gram, c + float(gram.square().sum() * size)
-        return cls(G, R, c, added(vectors))
+        return cls(G, R, c, tensor_sum(vectors))
 
     def to(self, dtype: torch.dtype) -> "Interference":
+        """Return the sums in another dtype."""
         return Interference(self.G.to(dtype), self.R.to(dtype), self.c, self.start.to(dtype))
 
     def loss(self, tau: Tensor) -> float:
-        """L(τ) in float64, at least 0."""
+        """Return L(τ) in float64, at least 0."""
         tau = tau.double()
         return max(0.0, float((tau * (tau @ self.G.double() - 2 * self.R.double())).sum()) + self.c)
 
     def minimum(self, rtol: float | None = None) -> Tensor:
-        """τ* = R G⁺, the smallest of all minimisers; eigenvalues of G below rtol times its largest
-        count as 0.
+        """Return τ* = R G⁺, the smallest of all minimisers; eigenvalues of G below rtol times its
+        largest count as 0.
         """
         smallest: Tensor = self.R @ torch.linalg.pinv(self.G, hermitian=True, rtol=rtol)
         return smallest
 
 
-def descended(
-    problem: Interference, steps: int, rate: float, place: str
+def minimize(
+    problem: Interference, steps: int, rate: float, label: str
 ) -> tuple[Tensor, list[float]]:
     """Minimise by Adam from Σ τᵢ. Returns: τ, and the loss before every step and at the end.
 
     Adam steps by about `rate` whatever the gradient, so from a start that is a minimum it can only
-    climb: where the end is above the start, the start is returned. Raises: Diverged.
+    climb: if the end is above the start, the start is returned. Raises: Diverged.
     """
     tau = problem.start.clone()
     adam = torch.optim.Adam([tau], lr=rate)
@@ -81,39 +83,44 @@ def descended(
         inner = float((tau * (product - 2 * problem.R)).sum(dtype=torch.float64))
         losses.append(max(0.0, inner + problem.c))
         if not losses[-1] < float("inf"):
-            look = "overflowing numbers in the experts"
-            raise Diverged(f"wudi: {place}", step, "merge.rate", rate, look)
+            look = "overflowing values in the experts"
+            raise Diverged(f"wudi: {label}", step, "merge.rate", rate, look)
         if step < steps:
             tau.grad = 2 * (product - problem.R)
             adam.step()
     return (tau if losses[-1] <= losses[0] else problem.start), losses
 
 
-@method("wudi", source="Cheng et al., 2025; defaults of FusionBench")
+def check(settings: Any) -> None:
+    """Raise BadSetting for steps of the closed form, or rtol of another variant."""
+    closed = settings.variant == "closed_form"
+    left_out = "must be left out for the closed form"
+    require(not closed or settings.steps is None, "steps", settings.steps, left_out)
+    expected = "must be left out except for the closed form"
+    require(closed or settings.rtol is None, "rtol", settings.rtol, expected)
+
+
+@method("wudi", source="Cheng et al., 2025; defaults of FusionBench", check=check)
 def wudi(
-    job: Job,
+    job: MergeJob,
     variant: Literal["fusion_bench", "official", "closed_form"] = "fusion_bench",
     steps: NonNegativeInt | None = None,
     rate: PositiveFloat = 1e-5,
-    exclude: Names = VOCABULARY,
+    exclude: tuple[str, ...] = VOCABULARY,
     rtol: PositiveFloat | None = None,
-) -> Iterator[Named]:
+) -> Iterator[NamedTensor]:
     """Yield every tensor by WUDI; the record keeps the loss summed over matrices, and of each
     matrix its start and end.
 
     variant: "fusion_bench" (the paper's: every matrix, 400 steps; other tensors by their mean),
              "official" (linears of the blocks with q, k, v stacked, 300 steps; everything else
              stays the base's) or "closed_form" (as the first, at the minimum itself).
-    steps:   of Adam. Default: the variant's.   rate: its learning rate.
+    steps:   of Adam. Default: the variant's.
+    rate:    Adam's learning rate.
     exclude: names, with * for any letters, of matrices that are averaged. Default: token tables.
     rtol:    of the closed form: eigenvalues below this share of the largest count as 0. Default: d
              times float64's rounding.
     """
-    closed = variant == "closed_form"
-    if closed and steps is not None:
-        raise BadSetting("merge.wudi.steps", steps, "must be left out for the closed form")
-    if not closed and rtol is not None:
-        raise BadSetting("merge.wudi.rtol", rtol, "must be left out but for the closed form")
     official, turned = variant == "official", conv1d_names(job)
     groups = (linear_groups if official else matrix_groups)(job, exclude)
     ends: dict[str, dict[str, float]] = {}
@@ -126,14 +133,14 @@ def wudi(
         ]
         base, *experts = (torch.cat(stacked).double() for stacked in zip(*upright, strict=True))
         problem = Interference.of([expert - base for expert in experts])
-        if closed:
+        if variant == "closed_form":
             tau = problem.minimum(rtol)
             losses = [problem.loss(problem.start), problem.loss(tau)]
-        else:  # in float32 where the model holds no more
+        else:  # in float32 unless the model has more precision
             wide = job.base.dtype(names[0]) == torch.float64
             problem = problem if wide else problem.to(torch.float32)
             count = STEPS[variant] if steps is None else steps
-            tau, losses = descended(problem, count, rate, names[0])
+            tau, losses = minimize(problem, count, rate, names[0])
         curve = [a + b for a, b in zip(curve, losses, strict=True)] if curve else losses
         ends[" + ".join(names)] = {"start": losses[0], "end": min(losses[0], losses[-1])}
         job.progress(f"wudi {number}/{len(groups)}: {names[0]}  {losses[0]:.4g} → {losses[-1]:.4g}")
