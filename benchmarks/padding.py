@@ -31,9 +31,9 @@ from benchmarks.measure import (
     seeded,
 )
 from featcal.calibration.calibrate import calibrate
-from featcal.data.batches import PADDED, batch, cut, draw_indices, token_batches
+from featcal.data.batches import PADDED, collate, cut, draw_indices, token_batches
 from featcal.data.places import Place
-from featcal.data.texts import Input, Tokens, input_of, load_text, reader_for
+from featcal.data.texts import ModelInput, TokenizedText, input_of, load_text, reader_for
 from featcal.models.load import skeleton
 
 VOCABULARY = 1000
@@ -48,12 +48,12 @@ MEDIAN, SPREAD, LONGEST = (
 class LengthReader:
     """A reader whose samples are numbers of tokens; what the tokens are does not matter here."""
 
-    takes: Input = Input("text")
+    takes: ModelInput = ModelInput("text")
     pad: int = 0
 
-    def tokens(self, length: int) -> Tokens:
+    def tokens(self, length: int) -> TokenizedText:
         """So many tokens."""
-        return Tokens([1] * length)
+        return TokenizedText([1] * length)
 
 
 def drawn_lengths(count: int, seed: int) -> list[int]:
@@ -81,17 +81,18 @@ def shares(samples: Any, chosen: Sequence[int], reader: Any, size: int) -> dict[
         f"that end before they compute more than {PADDED} for each": counted(
             token_batches(samples, chosen, reader, size)
         ),
-        "as drawn": counted(batch(each, reader.pad, reader.takes) for each in drawn),
+        "as drawn": counted(collate(each, reader.pad, reader.takes) for each in drawn),
     }
     assert len({real for real, _ in ways.values()}) == 1, "the results differ"
     return {name: computed / real for name, (real, computed) in ways.items()}
 
 
-def texts(seed: int, count: int) -> list[Tokens]:
+def texts(seed: int, count: int) -> list[TokenizedText]:
     """Texts of drawn lengths, longest first."""
     lengths, g = sorted(drawn_lengths(count, seed), reverse=True), seeded(seed)
     return [
-        Tokens(torch.randint(1, VOCABULARY, (length,), generator=g).tolist()) for length in lengths
+        TokenizedText(torch.randint(1, VOCABULARY, (length,), generator=g).tolist())
+        for length in lengths
     ]
 
 
@@ -119,7 +120,7 @@ def timed(args: Namespace, most: float) -> str:
             task: cut(texts(t, args.samples), args.batch, most) for t, task in enumerate(experts)
         }
         batches = {
-            task: [batch(part, reader.pad, reader.takes) for part in own]
+            task: [collate(part, reader.pad, reader.takes) for part in own]
             for task, own in parts.items()
         }
         made.append(calibrate(**models, batches=batches, settings=SETTINGS).model)

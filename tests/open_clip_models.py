@@ -1,4 +1,4 @@
-"""Tiny CLIPs of open_clip and their folders, for tests."""
+"""Tiny CLIPs of open_clip and their folders."""
 
 import json
 
@@ -14,17 +14,17 @@ CFG = {"embed_dim": 16, "quick_gelu": True, "vision_cfg": VISION, "text_cfg": TE
 
 
 def theirs(cfg=CFG, seed=0):
-    """A tiny CLIP of open_clip whose every number comes from the seed."""
+    """Return a CLIP of open_clip in which every parameter is random: no bias 0, no gain 1."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = open_clip.CLIP(**cfg).eval()
-        for parameter in model.parameters():  # no bias is zero, no gain one
+        for parameter in model.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
     return model
 
 
 def folder_of(model, folder, cfg=CFG, preprocess=None):
-    """An open_clip folder as open_clip's own hub upload lays it out."""
+    """Write a folder as open_clip's own hub upload does."""
     folder.mkdir(parents=True)
     save_file(model.state_dict(), folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps({"model_cfg": cfg, "preprocess_cfg": preprocess or {}}))
@@ -32,4 +32,5 @@ def folder_of(model, folder, cfg=CFG, preprocess=None):
 
 
 def changed(section, **values):
+    """Return CFG with other values in one section."""
     return CFG | {section: CFG[section] | values}

@@ -173,6 +173,7 @@ class InMemorySamples:
     singles: Sequence[Batch]
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return len(self.singles)
 
     def batch(self, indices: Sequence[int]) -> Batch:

@@ -100,7 +100,7 @@ class ProbSurgery(Training):
     loss: Literal["l1", "mse", "smooth_l1"] = "l1"
 
     def shapes(self, width: int) -> dict[str, tuple[int, int]]:
-        """Return each weight's shape; the first one is initialised at random, the others at zero."""
+        """Return each weight's shape; the first is initialised at random, the others at zero."""
         up = (width, self.hidden)
         return {"hidden": (self.hidden, width), "mean": up, "log_variance": up}
 

@@ -153,6 +153,22 @@ def train(
     optimiser = torch.optim.Adam(
         weights.values(), lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0, fused=True
     )
+
+    def adapters_so_far() -> Adapters:
+        curves = torch.stack(losses, dim=1).tolist()  # (T, steps)
+        own = {
+            task: {name: weight[i].detach().cpu().clone() for name, weight in weights.items()}
+            for i, task in enumerate(tasks)
+        }
+        return Adapters(settings, seed, own, dict(zip(tasks, curves, strict=True)))
+
+    def require_finite(step: int, values: Tensor) -> None:
+        for task, finite in zip(tasks, torch.isfinite(values).tolist(), strict=True):
+            if not finite:
+                look = "NaN in the features: the merged model, the expert, or this task's samples"
+                key = f"{settings.name}.lr, 1e-3 in the paper"
+                raise Diverged(f"{settings.name} {task!r}", step, key, settings.lr, look)
+
     with torch.enable_grad(), exact_products():
         for number, step in enumerate(chain([first], steps)):
             counts = [len(pair.merged) for pair in step.values()]
@@ -173,7 +189,7 @@ def train(
                 noise = pad_sequence(draws, batch_first=True).to(merged)
             rows = settings.row_losses(weights, merged, expert, noise)  # (T, n)
             loss = rows.sum(1) / torch.tensor(counts, device=rows.device)  # (T,)
-            require_finite(settings, tasks, number, loss.detach())
+            require_finite(number, loss.detach())
             optimiser.zero_grad()
             loss.sum().backward()  # type: ignore[no-untyped-call]
             optimiser.step()
@@ -182,10 +198,10 @@ def train(
                 mean = float(losses[-1].mean())
                 progress(f"{settings.name}  step {number + 1}  {len(tasks)} tasks  loss {mean:.5f}")
             if audit and number + 1 in audit:
-                audit[number + 1](split_by_task(settings, seed, tasks, weights, losses))
+                audit[number + 1](adapters_so_far())
     for weight in weights.values():  # the weights of the last step have not been through a loss
-        require_finite(settings, tasks, len(losses) - 1, weight.detach().flatten(1).sum(1))
-    return split_by_task(settings, seed, tasks, weights, losses)
+        require_finite(len(losses) - 1, weight.detach().flatten(1).sum(1))
+    return adapters_so_far()
 
 
 def first_weights(
@@ -202,30 +218,3 @@ def first_weights(
         nn.init.kaiming_uniform_(weight, a=5**0.5, generator=draws)
     dtype = torch.float64 if example.dtype == torch.float64 else torch.float32
     return {name: nn.Parameter(stack.to(example.device, dtype)) for name, stack in stacks.items()}
-
-
-def split_by_task(
-    settings: Surgery | ProbSurgery,
-    seed: int,
-    tasks: list[str],
-    weights: Mapping[str, Tensor],
-    losses: list[Tensor],
-) -> Adapters:
-    """Split the stacked weights (T, …) into each task's adapter, with its losses so far."""
-    curves = torch.stack(losses, dim=1).cpu()  # (T, steps)
-    own = {
-        task: {name: weight[i].detach().cpu().clone() for name, weight in weights.items()}
-        for i, task in enumerate(tasks)
-    }
-    return Adapters(settings, seed, own, {task: curves[i].tolist() for i, task in enumerate(tasks)})
-
-
-def require_finite(
-    settings: Surgery | ProbSurgery, tasks: list[str], step: int, values: Tensor
-) -> None:
-    """Raise Diverged for the first task whose value (T,) is NaN or infinite."""
-    if not torch.isfinite(values).all():
-        task = tasks[int((~torch.isfinite(values)).nonzero()[0])]
-        look = "NaN in the features: the merged model, the expert, or the samples of this task"
-        key = f"{settings.name}.lr, 1e-3 in the paper"
-        raise Diverged(f"{settings.name} {task!r}", step, key, settings.lr, look)

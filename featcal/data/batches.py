@@ -9,18 +9,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from featcal.data.images import Pictures, Preprocess, load_pictures
+from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Preprocess
 from featcal.data.places import Place, open_images, place_of
-from featcal.data.texts import Input, Reader, Sample, Tokens, input_of, load_text, reader_for
+from featcal.data.texts import (
+    ModelInput,
+    Reader,
+    Sample,
+    TokenizedText,
+    input_of,
+    load_text,
+    reader_for,
+)
+from featcal.models.batch import IGNORED, Batch
 from featcal.models.load import skeleton
 from featcal.settings import require
 
-Batch = dict[str, Tensor]
 HELD_OUT, LEAST_HELD_OUT = 64, 16  # samples of a task on which a calibration is measured
 # computed tokens per token that counts, at most: below, more batches cost more than padding
 PADDED = 1.2
-IGNORED = -100  # transformers' label of a token without a target
 
 
 @dataclass(frozen=True)
@@ -52,16 +60,6 @@ def draw_indices(task: str, count: int, samples: int, seed: int) -> NDArray[np.i
     return generator.permutation(count)[:samples].astype(np.int64)
 
 
-def batch_indices(task: str, count: int, batch: int, step: int, seed: int) -> NDArray[np.int64]:
-    """Return the samples of one training step, (batch,): each at most once per epoch, the
-    incomplete batch at its end left out.
-    """
-    batch = min(batch, count)
-    epoch, place = divmod(step, count // batch)
-    order = np.random.default_rng([seed, crc32(task.encode()), epoch]).permutation(count)
-    return order[place * batch : (place + 1) * batch].astype(np.int64)
-
-
 @dataclass(frozen=True)
 class Draw:
     """Which samples of each task are drawn, and in which batches.
@@ -79,12 +77,9 @@ class Draw:
     dtype: torch.dtype = torch.float32
     skip: int = 0
 
-    def of(self, task: str, place: Place, count: int) -> list[int]:
+    def indices(self, task: str, count: int) -> list[int]:
         """Return the drawn samples of a task that has `count`. Raises: BadSetting for too few."""
-        wanted = self.skip + self.samples
-        expected = f"must be at most {count}, the number of samples of {task} ({place.source})"
-        require(wanted <= count, "samples", wanted, expected)
-        return draw_indices(task, count, wanted, self.seed)[self.skip :].tolist()
+        return draw_indices(task, count, self.skip + self.samples, self.seed)[self.skip :].tolist()
 
 
 def load_batches(
@@ -115,11 +110,11 @@ def load_batches(
     Raises: MissingPath; BadSetting for fewer samples than asked for; BadData, BadFile;
         HubUnreachable, NotOnHub.
     """
-    expected = "must be a dictionary of places by task"
+    expected = "must be a dictionary of paths by task"
     require(isinstance(data, Mapping), "load_batches", type(data).__name__, expected)
     for name, number, least in (("samples", samples, 1), ("batch", batch, 1), ("seed", seed, 0)):
         require(number >= least, f"load_batches.{name}", number, f"must be at least {least}")
-    places = {task: place_of("load_batches", str(place)) for task, place in data.items()}
+    places = {task: place_of("load_batches", str(path)) for task, path in data.items()}
     draw = Draw(samples, seed, batch, split, tokens, dtype)
     return drawn(skeleton(model)[0], [Path(model)], places, draw)
 
@@ -131,23 +126,21 @@ def drawn(
 
     model: decides what is read; its weights may be on meta.
     folders: the first that has a processor or tokenizer counts.
-    Raises: BadData; BadSetting for fewer samples than asked for; as load_pictures and load_text.
+    Raises: BadData; BadSetting for fewer samples than asked for; as open_images and load_text.
     """
-    takes = input_of(model)
-    if takes.kind != "pictures":
-        reader, batches = reader_for(folders, takes, draw.tokens), {}
+    takes, batches = input_of(model), {}
+    if takes.kind == "pictures":
+        having = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))
+        preprocess = Preprocess.from_folder(next(having, folders[0]))
         for task, place in sorted(places.items()):
-            samples = load_text(place, draw.split)
-            chosen = draw.of(task, place, len(samples))
-            batches[task] = token_batches(samples, chosen, reader, draw.batch)
+            batches[task] = _picture_batches(task, place, preprocess, draw)
         return batches
-    names = ("preprocessor_config.json", "processor_config.json")
-    having = (f for f in folders if any((f / name).is_file() for name in names))
-    preprocess = Preprocess.from_folder(next(having, folders[0]))
-    return {
-        task: _picture_batches(task, place, preprocess, draw)
-        for task, place in sorted(places.items())
-    }
+    reader = reader_for(folders, takes, draw.tokens)
+    for task, place in sorted(places.items()):
+        samples = load_text(place, draw.split)
+        chosen = draw.indices(task, len(samples))
+        batches[task] = token_batches(samples, chosen, reader, draw.batch)
+    return batches
 
 
 def held_out(
@@ -157,27 +150,27 @@ def held_out(
 
     Tasks with fewer than LEAST_HELD_OUT left are skipped. Raises: as drawn.
     """
-    pictures, held = input_of(model).kind == "pictures", {}
+    pictures, batches = input_of(model).kind == "pictures", {}
     for task, place in sorted(places.items()):
-        read = open_images(place, draw.split, False) if pictures else load_text(place, draw.split)
-        left = min(HELD_OUT, len(read) - draw.samples)
+        rows = open_images(place, draw.split, False) if pictures else load_text(place, draw.split)
+        left = min(HELD_OUT, len(rows) - draw.samples)
         if left >= LEAST_HELD_OUT:
-            held |= drawn(
-                model, folders, {task: place}, replace(draw, samples=left, skip=draw.samples)
-            )
-    return held
+            rest = replace(draw, samples=left, skip=draw.samples)
+            batches |= drawn(model, folders, {task: place}, rest)
+    return batches
 
 
 def _picture_batches(task: str, place: Place, preprocess: Preprocess, draw: Draw) -> DrawnBatches:
     """Decode the drawn pictures of one task now; normalise them batch by batch."""
-    pictures = load_pictures(place, draw.split, preprocess)
-    chosen: Pictures = pictures.take(draw.of(task, place, len(pictures)))
+    table = open_images(place, draw.split, False)
+    rows = EncodedRows(place, draw.split, table, preprocess)
+    pictures = ImageSet(rows[draw.indices(task, len(rows))], preprocess)
 
-    def made() -> Iterator[Batch]:
-        for batch in chosen.batches(None, draw.batch):
+    def make() -> Iterator[Batch]:
+        for batch in pictures.batches(None, draw.batch):
             yield {name: value.to(draw.dtype) for name, value in batch.items()}
 
-    return DrawnBatches(len(chosen), 0, made)
+    return DrawnBatches(len(pictures), 0, make)
 
 
 def token_batches(
@@ -191,53 +184,49 @@ def token_batches(
 
     size: samples per batch, at most.   most: computed tokens per token that counts, at most.
     """
-    read = [reader.tokens(samples[i]) for i in chosen]
+    texts = [reader.tokens(samples[i]) for i in chosen]
     # stable: ties keep the order of the draw
-    ordered = sorted(read, key=lambda tokens: (-len(tokens.ids), -len(tokens.target or ())))
-    parts = cut(ordered, size, most)
+    texts.sort(key=lambda text: (-len(text.ids), -len(text.target or ())))
+    parts = cut(texts, size, most)
 
-    def made() -> Iterator[Batch]:
-        for part in parts:
-            yield batch(part, reader.pad, reader.takes)
+    def make() -> Iterator[Batch]:
+        return (collate(part, reader.pad, reader.takes) for part in parts)
 
-    return DrawnBatches(
-        len(ordered), max(max(len(t.ids), len(t.target or ())) for t in ordered), made
-    )
+    longest = max(max(len(text.ids), len(text.target or ())) for text in texts)
+    return DrawnBatches(len(texts), longest, make)
 
 
-def cut(ordered: Sequence[Tokens], size: int, most: float) -> list[list[Tokens]]:
-    """Cut samples in their order into batches of at most `size` and `most` computed tokens per
+def cut(ordered: Sequence[TokenizedText], size: int, most: float) -> list[list[TokenizedText]]:
+    """Cut texts in their order into batches of at most `size` texts and `most` computed tokens per
     token that counts.
     """
-    parts: list[list[Tokens]] = []
-    for each in ordered:
-        together = [*parts[-1], each] if parts else [each]
+    parts: list[list[TokenizedText]] = []
+    for text in ordered:
+        together = [*parts[-1], text] if parts else [text]
         longest = max(len(t.ids) for t in together) + max(len(t.target or ()) for t in together)
-        computed, real = len(together) * longest, sum(t.count for t in together)
-        if parts and len(together) <= size and computed <= most * real:
+        computed, counting = len(together) * longest, sum(t.count for t in together)
+        if parts and len(together) <= size and computed <= most * counting:
             parts[-1] = together
         else:
-            parts.append([each])
+            parts.append([text])
     return parts
 
 
-def batch(tokens: Sequence[Tokens], pad: int, takes: Input) -> Batch:
-    """Return samples as one batch: (samples, longest) ids and masks; labels are -100 at padding."""
-    ids, mask = padded([t.ids for t in tokens], pad)
-    made = {"input_ids": ids, "attention_mask": mask}
+def collate(texts: Sequence[TokenizedText], pad: int, takes: ModelInput) -> dict[str, Tensor]:
+    """Return texts as one batch: (texts, longest) ids and masks; labels are -100 at padding."""
+    ids, mask = padded([text.ids for text in texts], pad)
+    batch = {"input_ids": ids, "attention_mask": mask}
     if takes.kind != "pair":
-        return made
-    targets = [t.target or [] for t in tokens]
+        return batch
+    targets = [text.target or [] for text in texts]
     if takes.labels:
-        labels, known = padded(targets, pad)
-        return made | {"labels": labels.masked_fill(known == 0, IGNORED)}
+        return batch | {"labels": padded(targets, IGNORED)[0]}
     shifted, known = padded([[takes.start or 0, *target[:-1]] for target in targets], pad)
-    return made | {"decoder_input_ids": shifted, "decoder_attention_mask": known}
+    return batch | {"decoder_input_ids": shifted, "decoder_attention_mask": known}
 
 
 def padded(rows: Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:
     """Return token ids as one (rows, longest) tensor, filled on the right, and its mask."""
-    longest = max(len(row) for row in rows)
-    ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-    return ids, mask
+    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+    return pad_sequence(ids, batch_first=True, padding_value=pad), mask

@@ -1,7 +1,7 @@
-"""Turn pictures into what a vision model is given, with transformers' own image processor.
+"""Turn pictures into pixel values with transformers' own image processor, in two steps.
 
-Two steps: each picture is resized and cropped once to uint8, and normalised whenever a batch is
-asked for. Together they give the processor's own pixels, bit-identical.
+Each picture is resized and cropped once to uint8, and normalised whenever a batch is asked for.
+Together the steps give the processor's own pixels, bit-identical.
 """
 
 import json
@@ -22,15 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from featcal.data.places import (
-    IMAGE,
-    LABEL,
-    SPLITS,
-    Place,
-    first_line,
-    open_images,
-    split_files,
-)
+from featcal.data.places import IMAGE, LABEL, SPLITS, Place, first_line, open_images, split_files
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath
 
 if TYPE_CHECKING:
@@ -40,9 +32,9 @@ Pixels = NDArray[np.uint8]
 Indices = Sequence[int] | NDArray[np.int64]
 Backend = Literal["pil", "torchvision"]  # what resizes; published scores were measured with either
 IN_MEMORY = 2 * 2**30  # bytes of decoded pictures
-_FILES = ("preprocessor_config.json", "processor_config.json")
-_UNDECODABLE = (OSError, SyntaxError, ValueError, TypeError, struct.error, zlib.error)
-_UNDECODABLE += (Image.DecompressionBombError,)
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+UNDECODABLE = (OSError, SyntaxError, ValueError, TypeError, struct.error, zlib.error)
+UNDECODABLE += (Image.DecompressionBombError,)
 
 
 @dataclass(frozen=True)
@@ -62,31 +54,30 @@ class Preprocess:
 
         if backend == "torchvision":
             require_torchvision()
-        path = next((p for p in (Path(folder) / name for name in _FILES) if p.is_file()), None)
+        path = next((p for name in PROCESSORS if (p := Path(folder) / name).is_file()), None)
         if path is None:
-            way_out = f"copy {_FILES[0]} of the base model there"
-            raise MissingPath(Path(folder) / _FILES[0], "how images are prepared", way_out)
+            way_out = f"copy {PROCESSORS[0]} of the base model there"
+            raise MissingPath(Path(folder) / PROCESSORS[0], "the image processor", way_out)
         image = Image.fromarray(np.arange(2304).astype(np.uint8).reshape(24, 32, 3))
         try:
-            loaded = AutoImageProcessor.from_pretrained(
+            processor = AutoImageProcessor.from_pretrained(
                 folder, backend=backend, local_files_only=True, trust_remote_code=False
             )
-            ours = cls(loaded)
-            got = ours.normalised(ours.pixels(image)[None])
-            want = loaded(image, return_tensors="pt")["pixel_values"].float()
-            same = torch.equal(got, want)
+            ours = cls(processor)
+            pixel_values = ours.normalised(ours.pixels(image)[None])
+            expected = processor(image, return_tensors="pt")["pixel_values"].float()
+            if not torch.equal(pixel_values, expected):
+                raise ValueError("it has steps other than resize, crop, rescale and normalise")
         except MemoryError:
             raise
         except Exception as error:  # whatever a wrong entry of the file makes the processor raise
-            problem = f"no image processor can be made of it ({first_line(error)[:300]})"
-            way_out = f"give the {path.name} that was saved with this model"
-            raise BadFile(path, problem, way_out) from None
-        if not same:
-            problem = (
-                f"{type(loaded).__name__} has steps other than resize, crop, rescale, normalise"
-            )
-            way_out = "prepare the pictures with transformers' AutoImageProcessor and call featcal.calibrate from Python with such batches"
-            raise BadFile(path, problem, way_out)
+            raise BadFile(
+                path,
+                f"this image processor cannot be used ({first_line(error)[:300]})",
+                "use the file that was saved with this model, or",
+                "prepare the pictures with transformers' AutoImageProcessor and call "
+                "featcal.calibrate from Python with such batches",
+            ) from None
         return ours
 
     @cached_property
@@ -116,14 +107,15 @@ class Preprocess:
         device: where that is done; a GPU is sent a quarter of the bytes.
         """
         if device is not None and device.type != "cpu":
-            there, table = torch.from_numpy(np.array(pixels)).to(device), self._table
-            rows = (
-                torch.from_numpy(own).to(device)[there[:, c].long()] for c, own in enumerate(table)
+            levels = torch.from_numpy(np.array(pixels)).to(device)
+            channels = (
+                torch.from_numpy(values).to(device)[levels[:, c].long()]
+                for c, values in enumerate(self._table)
             )
-            return torch.stack([*rows], dim=1)
+            return torch.stack([*channels], dim=1)
         out = np.empty(pixels.shape, dtype=np.float32)
-        for channel, own in enumerate(self._table):
-            out[:, channel] = own[pixels[:, channel]]
+        for c, values in enumerate(self._table):
+            out[:, c] = values[pixels[:, c]]
         return torch.from_numpy(out)
 
 
@@ -144,11 +136,16 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pictures without labels: pixels (n, 3, H, W) uint8; batches are made on `device`."""
+class ImageSet:
+    """Pictures of one split, with their labels where they are read; batches are made on `device`.
+
+    pixels: (n, 3, H, W) uint8.   labels: (n,) int64.   classes: names by label.
+    """
 
     pixels: Rows
     preprocess: Preprocess
+    labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    classes: tuple[str, ...] = ()
     device: torch.device | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
@@ -159,28 +156,17 @@ class Pictures:
         chosen = self.pixels[np.asarray(indices, dtype=np.int64)]
         return self.preprocess.normalised(chosen, self.device)
 
-    def take(self, indices: Indices) -> "Pictures":
-        """Return only the pictures with these indices, in their order."""
-        return replace(self, pixels=self.pixels[np.asarray(indices, dtype=np.int64)])
+    def take(self, indices: Indices) -> "ImageSet":
+        """Return the pictures with these indices, in their order."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        labels = self.labels[chosen] if len(self.labels) else self.labels
+        return replace(self, pixels=self.pixels[chosen], labels=labels)
 
     def batches(self, indices: Indices | None, size: int) -> Iterator[dict[str, Tensor]]:
         """Yield keyword dictionaries for a vision model's forward; None takes all pictures."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
         for start in range(0, len(chosen), size):
             yield {"pixel_values": self.tensor(chosen[start : start + size])}
-
-
-@dataclass(frozen=True)
-class ImageSet(Pictures):
-    """Pictures of one split with their labels: labels (n,) int64, class names by label."""
-
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-
-    def take(self, indices: Indices) -> "ImageSet":
-        """Return only the pictures with these indices, in their order, with their labels."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        return replace(self, pixels=self.pixels[chosen], labels=self.labels[chosen])
 
 
 def load_images(
@@ -206,21 +192,14 @@ def load_images(
     Raises: as open_images; BadData for a label out of range, an undecodable picture (with its
         row), or classes without names.
     """
-    place = Place(source, revision, config)
+    place, at = Place(source, revision, config), f"{source} ({split})"
     table = open_images(place, split, True, columns)
-    names = _names(f"{source} ({split})", table.features[LABEL], classes, Path(source))
-    labels = _labels(f"{source} ({split})", table, len(names))
-    rows: Rows = _Encoded(place, split, table, preprocess)
+    names = _names(at, table.features[LABEL], classes, Path(source))
+    labels = _labels(at, table, len(names))
+    rows: Rows = EncodedRows(place, split, table, preprocess)
     if in_memory and len(labels) * rows[np.arange(1)].nbytes <= in_memory:
         rows = rows[np.arange(len(labels))]
     return ImageSet(rows, preprocess, labels, names)
-
-
-def load_pictures(place: Place, split: str, preprocess: Preprocess) -> Pictures:
-    """Read one split without labels, each picture decoded when asked for. Raises: as load_images."""
-    return Pictures(
-        _Encoded(place, split, open_images(place, split, False), preprocess), preprocess
-    )
 
 
 def class_names(folder: str | Path) -> tuple[str, ...]:
@@ -232,57 +211,58 @@ def class_names(folder: str | Path) -> tuple[str, ...]:
     import pyarrow.parquet
 
     folder = Path(folder)
-    for split in SPLITS:
-        for file in split_files(folder, split, (".parquet",))[:1]:
-            schema = pyarrow.parquet.read_schema(file)
-            feature = datasets.Features.from_arrow_schema(schema).get(LABEL)
-            return _names(str(folder), feature, None, folder)
+    files = [file for split in SPLITS for file in split_files(folder, split, (".parquet",))]
+    if files:
+        features = datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(files[0]))
+        return _names(str(folder), features.get(LABEL), None, folder)
     folders = (path for split in SPLITS for path in (folder / split).glob("*") if path.is_dir())
     return _names(str(folder), None, sorted({path.name for path in folders}) or None, folder)
 
 
-class _Encoded:
-    """Pictures that are decoded whenever they are asked for, by an array of row numbers."""
+class EncodedRows:
+    """Pictures of a table that are decoded whenever they are asked for, by row numbers."""
 
     def __init__(self, place: Place, split: str, table: "Dataset", preprocess: Preprocess):
         self._at, self._table, self._preprocess = f"{place.source} ({split})", table, preprocess
         self._first: tuple[int, tuple[int, ...]] | None = None  # row and shape of the first decoded
         source = Path(constants.HF_HUB_CACHE if place.on_hub else place.source)
         # the folder that a row must not name files outside of
-        self._home = Path(os.path.abspath(source if source.is_dir() else source.parent))
+        self._root = Path(os.path.abspath(source if source.is_dir() else source.parent))
 
     def __len__(self) -> int:
         return len(self._table)
 
     def __getitem__(self, index: Any) -> Pixels:
-        chosen = np.arange(len(self))[index]
-        first = self._decoded(int(chosen[0]))
-        out = np.empty((len(chosen), *first.shape), dtype=np.uint8)
+        rows = np.arange(len(self))[index].tolist()
+        first = self._decoded(rows[0])
+        out = np.empty((len(rows), *first.shape), dtype=np.uint8)
         out[0] = first
 
         def fill(i: int) -> None:
-            out[i] = self._decoded(int(chosen[i]))
+            out[i] = self._decoded(rows[i])
 
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # PIL decodes without the GIL
-            for _ in pool.map(fill, range(1, len(chosen))):
+            for _ in pool.map(fill, range(1, len(rows))):
                 pass
         return out
 
     def _decoded(self, row: int) -> Pixels:
         import datasets
 
-        stored = self._table[row][IMAGE]
-        if stored is None:
-            raise BadData(self._at, f"row {row} has no picture", "give it one, or drop the row")
-        name = f"the picture in row {row}"
-        if stored["bytes"] is None and stored["path"]:
-            stored = {"bytes": None, "path": self._inside(row, stored["path"])}
-            name = f"{name}, {stored['path']},"
+        encoded = self._table[row][IMAGE]
         try:
-            pixels = self._preprocess.pixels(datasets.Image().decode_example(stored))
-        except _UNDECODABLE as error:
-            problem = f"{name} cannot be decoded ({first_line(error)[:300]})"
-            raise BadData(self._at, problem, "repair or drop that row") from None
+            if encoded is None:
+                raise ValueError("there is none")
+            if encoded["bytes"] is None and encoded["path"]:
+                path = os.path.normpath(self._root / encoded["path"])
+                if not Path(path).is_relative_to(self._root):
+                    raise ValueError(f"{encoded['path'][:80]!r} is outside of {self._root}")
+                encoded = {"bytes": None, "path": path}
+            pixels = self._preprocess.pixels(datasets.Image().decode_example(encoded))
+        except UNDECODABLE as error:
+            problem = f"the picture in row {row} cannot be decoded ({first_line(error)[:300]})"
+            way_out = "store a PNG or JPEG there or its path inside the folder, or drop the row"
+            raise BadData(self._at, problem, way_out) from None
         self._first = self._first or (row, pixels.shape)
         first, shape = self._first
         if pixels.shape != shape:
@@ -291,15 +271,6 @@ class _Encoded:
             raise BadData(self._at, problem, way_out)
         return pixels
 
-    def _inside(self, row: int, path: str) -> str:
-        """Return the path of a picture file named by a row, which must lie in the data's folder."""
-        way_out = "store encoded pictures (PNG, JPEG) in the file, or paths inside of the folder"
-        place = Path(os.path.normpath(self._home / path)) if len(path) < 4096 else None
-        if "://" in path or place is None or not place.is_relative_to(self._home):
-            problem = f"row {row} names {path[:80]!r}, which is no picture file in {self._home}"
-            raise BadData(self._at, problem, way_out)
-        return str(place)
-
 
 def _names(at: str, feature: Any, given: Sequence[str] | None, folder: Path) -> tuple[str, ...]:
     """Return the class names: given ones, those of the label feature, or of README.md."""
@@ -307,13 +278,13 @@ def _names(at: str, feature: Any, given: Sequence[str] | None, folder: Path) -> 
     if given is not None and own is not None and len(own) != len(given):
         problem = f"{len(given)} class names are given, but its labels have {len(own)}"
         raise BadData(at, problem, "check the list of names")
-    found = given or own or _names_in_readme(folder)
-    if not found:
+    names = given or own or _names_in_readme(folder)
+    if not names:
         way_out = (
             "use a ClassLabel feature, write them into README.md (dataset_info), or pass classes="
         )
         raise BadData(at, "the classes have no names", way_out)
-    return tuple(found)
+    return tuple(names)
 
 
 def _names_in_readme(folder: Path) -> list[str] | None:
@@ -332,15 +303,15 @@ def _names_in_readme(folder: Path) -> list[str] | None:
 
 
 def _labels(at: str, table: "Dataset", classes: int) -> NDArray[np.int64]:
+    """Return the labels, (n,). Raises: BadData for one that is no number of a class."""
     values = table.data.column(LABEL).to_numpy()
+    way_out = f"store whole numbers from 0 to {classes - 1}, one per row, or check the class names"
     if values.dtype.kind not in "iub":  # kind b: some data sets store two classes as true and false
-        missing = values.dtype.kind == "f"
-        what = "are missing in some rows" if missing else f"are {table.features[LABEL].dtype}"
-        way_out = "store labels as whole numbers from 0, one per row"
-        raise BadData(at, f"its labels {what}", way_out)
+        kind = table.features[LABEL].dtype
+        raise BadData(at, f"its labels are {kind} or missing in some rows", way_out)
     labels: NDArray[np.int64] = values.astype(np.int64)
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         problem = f"row {wrong[0]} has label {labels[wrong[0]]}, outside 0 to {classes - 1}"
-        raise BadData(at, problem, "drop rows without a label, or check the class names")
+        raise BadData(at, problem, way_out)
     return labels

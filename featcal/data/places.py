@@ -7,12 +7,12 @@ one commit and then read like a folder, so that offline runs read the same commi
 import errno
 import glob
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from huggingface_hub import DatasetCard, constants, hf_hub_download, snapshot_download
 from huggingface_hub import errors as hub_errors
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from datasets import Dataset  # takes seconds to import, and decoded images need none of it
 
 Kind = Literal["model", "dataset"]
-COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLITS = ("train", "validation", "test")
 IMAGE, LABEL = "image", "label"
 BUILDERS = {".parquet": "parquet", ".jsonl": "text", ".txt": "text"}  # JSON is parsed row by row
@@ -50,19 +49,23 @@ class Place:
 
     @property
     def on_hub(self) -> bool:
+        """Return whether this is a data set of the hub."""
         return self.revision is not None
 
 
 def place_of(option: str, given: str) -> Place:
-    """Return the path `given`, or the data set of the hub when no such path exists.
+    """Return an existing path, else the data set of the hub of this name.
 
-    Raises: MissingPath unless it exists or reads owner/name[@revision][:configuration].
+    Raises: MissingPath for neither a path nor owner/name[@revision][:configuration].
     """
     if given and Path(given).exists():
         return Place(Path(given))
     hub = _HUB.fullmatch(given)
     if hub is None or ".." in given:
-        way_out = "check the path; a data set of the hub is owner/name, owner/name@revision or owner/name:configuration"
+        way_out = (
+            "check the path; a data set of the hub is owner/name, owner/name@revision or "
+            "owner/name:configuration"
+        )
         raise MissingPath(given, f"given with {option}", way_out)
     return Place(hub["name"], hub["revision"] or "main", hub["config"])
 
@@ -75,15 +78,18 @@ def open_table(place: Place, split: str) -> "Dataset":
     _require_split(split)
     if place.on_hub:
         folder, at = _hub_folder(place), f"{place.source}@{place.revision}"
-        return _read(at, str(folder), None, split, name=place.config)
+        return _read(at, str(folder), split=split, name=place.config)
     path = Path(place.source)
     files = [path] if path.is_file() else split_files(path, split)
     if not files:
-        _no_split(path, split, f"{split}.parquet, {split}.jsonl, {split}.txt or {split}/<class>/")
-    if files[0].suffix not in BUILDERS:
+        layouts = f"{split}.parquet, {split}.jsonl, {split}.txt or {split}/<class>/"
+        raise _no_split(path, split, layouts)
+    builder = BUILDERS.get(files[0].suffix)
+    if builder is None:
         raise BadFile(files[0], "is no data file", f"give one of {', '.join(BUILDERS)}")
-    options = {"encoding": "utf-8-sig"} if files[0].suffix != ".parquet" else {}
-    return _read(str(files[0]), BUILDERS[files[0].suffix], files, "train", **options)
+    options = {"encoding": "utf-8-sig"} if builder == "text" else {}
+    patterns = [glob.escape(str(file)) for file in files]
+    return _read(str(files[0]), builder, data_files=patterns, split="train", **options)
 
 
 def open_images(
@@ -103,8 +109,8 @@ def open_images(
         table = open_table(place, split)
     else:
         table = _picture_folder(path, split, labelled)
-    names = {own: new for own, new in (columns or {}).items() if own in table.column_names}
-    table = table.rename_columns(names) if names else table
+    renamed = {own: new for own, new in (columns or {}).items() if own in table.column_names}
+    table = table.rename_columns(renamed) if renamed else table
     wanted = [IMAGE, LABEL] if labelled else [IMAGE]
     for name in wanted:
         if name not in table.column_names:
@@ -122,12 +128,11 @@ def split_files(
     folder: Path, split: str, suffixes: Collection[str] = tuple(BUILDERS)
 ) -> list[Path]:
     """Return the data files of a split in order, of the first layout that the folder has."""
-    patterns = (f"{split}.parquet", f"{split}-*.parquet", f"data/{split}-*.parquet")
-    patterns += (f"{split}.jsonl", f"{split}.txt")
-    found = (
-        sorted(folder.glob(pattern)) for pattern in patterns if Path(pattern).suffix in suffixes
-    )
-    return next((files for files in found if files), [])
+    for pattern in ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet", "{}.jsonl", "{}.txt"):
+        files = sorted(folder.glob(pattern.format(split)))
+        if files and Path(pattern).suffix in suffixes:
+            return files
+    return []
 
 
 @contextmanager
@@ -136,58 +141,51 @@ def quiet() -> Iterator[None]:
     import datasets
     import huggingface_hub.utils as hub
 
-    shown, level = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
-    hub_shown = not hub.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    hub.disable_progress_bars()
+    level = datasets.logging.get_verbosity()
+    shown = [module for module in (datasets, hub) if not module.are_progress_bars_disabled()]
+    for module in shown:
+        module.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
         yield
     finally:
         datasets.logging.set_verbosity(level)
-        if shown:
-            datasets.enable_progress_bars()
-        if hub_shown:
-            hub.enable_progress_bars()
+        for module in shown:
+            module.enable_progress_bars()
 
 
 def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
     """Read pictures below <folder>/<split>/, or in the folder itself if it has no splits."""
-    roots = [name for name in {split: 0, **dict.fromkeys(SPLITS)} if (folder / name).is_dir()]
-    laid_out = roots or any(split_files(folder, name, (".parquet",)) for name in SPLITS)
-    if split not in roots and (laid_out or labelled or not folder.is_dir()):
-        _no_split(folder, split, f"{split}.parquet or {split}/<class>/")
+    splits = [name for name in {split: 0, **dict.fromkeys(SPLITS)} if (folder / name).is_dir()]
+    has_splits = splits or any(split_files(folder, name, (".parquet",)) for name in SPLITS)
+    if split not in splits and (has_splits or labelled or not folder.is_dir()):
+        raise _no_split(folder, split, f"{split}.parquet or {split}/<class>/")
     # all splits at once, so that a class without pictures in one split keeps its number
-    used = {name: folder / name for name in (roots if labelled else roots[:1])} or {split: folder}
-    files = {f"s{i}": f"{glob.escape(str(path))}/**" for i, path in enumerate(used.values())}
+    roots = [folder / name for name in (splits if labelled else splits[:1])] or [folder]
+    files = {f"s{i}": f"{glob.escape(str(root))}/**" for i, root in enumerate(roots)}
     at = f"{folder} ({split})"
-    return _read(at, "imagefolder", files, "s0", drop_labels=not labelled)
+    return _read(at, "imagefolder", data_files=files, split="s0", drop_labels=not labelled)
 
 
-def _read(
-    at: str, builder: str, files: Sequence[Path] | Mapping[str, str] | None, split: str, **more: Any
-) -> "Dataset":
-    """Call load_dataset; local files are read into memory and leave no cache behind."""
+def _read(at: str, builder: str, **options: Any) -> "Dataset":
+    """Call load_dataset; local `data_files` are read into memory and leave no cache behind."""
     import datasets
     import pyarrow
     import yaml
 
-    more |= {"split": split}
+    refused = (datasets.exceptions.DatasetsError, pyarrow.ArrowInvalid, yaml.YAMLError)
     try:
         with quiet(), TemporaryDirectory() as cache:
-            if files is None:
-                return datasets.load_dataset(builder, **more)
-            given = files if isinstance(files, Mapping) else [glob.escape(str(f)) for f in files]
-            local = {"data_files": given, "cache_dir": cache, "keep_in_memory": True}
-            return datasets.load_dataset(builder, **local, **more)
-    except (datasets.exceptions.DatasetsError, pyarrow.ArrowInvalid, ValueError) as error:
-        reason = first_line(error.__cause__ or error).rstrip(".")
-    except (RuntimeError, yaml.YAMLError, FileNotFoundError) as error:
-        reason = first_line(error).rstrip(".")
-    way_out = "check the file, its encoding (UTF-8) and that it has at least one row"
-    if files is None:
-        way_out = "check split and configuration, and that the data set is of files (parquet, JSON lines, pictures)"
-    raise BadData(at, f"cannot be read ({reason[:300]})", way_out)
+            if "data_files" in options:
+                options |= {"cache_dir": cache, "keep_in_memory": True}
+            return datasets.load_dataset(builder, **options)
+    except (*refused, ValueError, RuntimeError, FileNotFoundError) as error:
+        reason = first_line(error.__cause__ or error).rstrip(".")[:300]
+        way_out = (
+            "check that it is a readable file (UTF-8, parquet, JSON lines or pictures) with at "
+            "least one row, and on the hub also its split and configuration"
+        )
+        raise BadData(at, f"cannot be read ({reason})", way_out) from None
 
 
 def _hub_folder(place: Place) -> Path:
@@ -196,25 +194,21 @@ def _hub_folder(place: Place) -> Path:
     from datasets.utils.metadata import MetadataConfigs
 
     name = str(place.source)
-    given: dict[str, Any] = {"repo_type": "dataset", "revision": place.revision}
-    with (
-        quiet(),
-        reaching(
-            name, place.revision, "; no file or folder of this name is here either", "dataset"
-        ),
-    ):
+    repository: dict[str, Any] = {"repo_type": "dataset", "revision": place.revision}
+    more = "; no file or folder of this name is here either"
+    with quiet(), reaching(name, place.revision, more, "dataset"):
         try:
-            readme = hf_hub_download(name, "README.md", **given)
+            readme = hf_hub_download(name, "README.md", **repository)
             card = DatasetCard.load(readme, ignore_metadata_errors=True)
             configs = MetadataConfigs.from_dataset_card_data(card.data)
         except hub_errors.EntryNotFoundError:
             configs = MetadataConfigs()  # no README.md, or no connection
-        wanted = place.config or (configs.get_default_config_name() if configs else None)
-        files = configs.get(wanted, {}).get("data_files") if wanted else None
-        if files is None:
-            return Path(snapshot_download(name, **given))
-        patterns = [pattern for each in sanitize_patterns(files).values() for pattern in each]
-        return Path(snapshot_download(name, allow_patterns=["README.md", *patterns], **given))
+        config = place.config or (configs.get_default_config_name() if configs else None)
+        files = configs.get(config, {}).get("data_files") if config else None
+        if files is not None:
+            patterns = [pattern for each in sanitize_patterns(files).values() for pattern in each]
+            repository["allow_patterns"] = ["README.md", *patterns]
+        return Path(snapshot_download(name, **repository))
 
 
 @contextmanager
@@ -226,58 +220,51 @@ def reaching(
     Raises: NotOnHub, NoRevision, HubUnreachable, DiskFull.
     """
     at = f"{name}@{revision}" if revision else name
+    page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
     try:
         yield
-    except hub_errors.GatedRepoError:
-        page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
-        raise NotOnHub(
-            at,
-            f"the hub gives this repository only to those who have accepted its terms (GatedRepoError{more})",
-            f"open {page}, log in, accept the terms and wait until access is granted,",
-            "then run `hf auth login` on this machine, with a token that may read gated repositories (or set HF_TOKEN), or",
-            "leave its role out: write `null` for it in the suite file",
-        ) from None
     except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
         missing = NoRevision if isinstance(error, hub_errors.RevisionNotFoundError) else NotOnHub
+        ways_out = [
+            f"check owner, name and revision at {page}, and",
+            "if it is private or has terms to accept, accept them there and run `hf auth login` "
+            "with a token that may read it (or set HF_TOKEN)",
+        ]
+        if isinstance(error, hub_errors.GatedRepoError):
+            ways_out.append("in a suite file, write `null` for its role to do without it")
         raise missing(
             at,
-            f"the hub has no such repository or revision, or does not give it to you ({type(error).__name__}{more})",
-            "check owner, name and revision on its page at https://huggingface.co, and",
-            "where it is private or has terms to accept, accept them there and run `hf auth login`",
+            "the hub has no such repository or revision, or does not give it to you "
+            f"({type(error).__name__}{more})",
+            *ways_out,
         ) from None
     except (OSError, hub_errors.HTTPError, hub_errors.XetDownloadError) as error:  # type: ignore[attr-defined]
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise DiskFull(constants.HF_HUB_CACHE) from None
         raise HubUnreachable(
             at,
-            f"not in the local Hugging Face cache, and downloading it failed ({first_line(error)}{more})",
+            "not in the local Hugging Face cache, and downloading it failed "
+            f"({first_line(error)}{more})",
             "run again with network access (what was downloaded before is kept), or",
-            "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any connection)",
+            "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any "
+            "connection)",
         ) from None
 
 
-def cached_commit(name: str, kind: Kind, revision: str) -> str | None:
-    """Return the commit of a branch or tag when the hub was last asked; None if it never was."""
-    if COMMIT.fullmatch(revision):
-        return revision
-    noted = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "refs" / revision
-    return noted.read_text("utf-8").strip() if noted.is_file() else None
-
-
 def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its class where it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _require_split(split: str) -> None:
     """Refuse a path as the name of a split, which could lead out of the data folder."""
     if not _SPLIT.fullmatch(split):
-        expected = (
-            "must be a name such as train, made of letters, digits, dots, dashes and underscores"
-        )
+        expected = "must be a name such as train: letters, digits, dots, dashes and underscores"
         raise BadSetting("split", split, expected)
 
 
-def _no_split(folder: Path, split: str, expected: str) -> NoReturn:
-    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    way_out = f"put {expected} there, or name another split (the folder has: {', '.join(there) or 'nothing'})"
-    raise MissingPath(folder / split, f"the split {split!r}", way_out)
+def _no_split(folder: Path, split: str, layouts: str) -> MissingPath:
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    content = f"the folder has: {', '.join(names) or 'nothing'}"
+    way_out = f"put {layouts} there, or name another split ({content})"
+    return MissingPath(folder / split, f"the split {split!r}", way_out)

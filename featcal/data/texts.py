@@ -1,4 +1,4 @@
-"""Read text samples, find out what a model is given, and tokenise samples for it.
+"""Read text samples, determine a model's inputs, and tokenise samples for it.
 
 A sample is a plain text, a prompt with its completion, or a chat. A causal model reads a prompt
 and its completion as one text, an encoder the prompt alone; a model with a decoder needs both.
@@ -28,39 +28,47 @@ if TYPE_CHECKING:
 
 # keys of a row that make a sample; the first form that fits counts
 FORMS = (("messages",), ("prompt", "completion"), ("input", "target"), ("text",))
-WANTED = 'give "text", or "messages" (each with "role" and "content"), or "prompt" and "completion", or "input" and "target"'
-USUAL = 512  # tokens; BERT and T5 were trained on no longer texts
+WANTED = (
+    'give "text", or "messages" (a list of {"role": "user", "content": "..."}), or "prompt" and '
+    '"completion", or "input" and "target"'
+)
+DEFAULT_TOKENS = 512  # BERT and T5 were trained on no longer texts
 CHARACTERS = 64  # per token that is kept: of a longer text only the beginning is tokenised
 VOCABULARIES = (
-    "tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model",
+    "tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model",
+    "sentencepiece.bpe.model",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A text, with a target where something follows it; or a chat. `place` names it in messages."""
+    """A text, with a target where something follows it; or a chat. `origin`: its file and row."""
 
-    place: str
+    origin: str
     text: str = ""
     target: str | None = None
     messages: Sequence[Mapping[str, str]] | None = None
     label: int | str | None = None
 
 
-class Samples(Sequence[Sample]):
-    """The rows of a table as samples, each checked when it is asked for."""
+class TextRows(Sequence[Sample]):
+    """Rows of a table as samples, each checked when it is read.
 
-    def __init__(self, table: "Dataset", at: str, lines: bool, labelled: bool):
-        self._at, self._lines, self._labelled = at, lines, labelled
+    suffix: of the file: rows of .txt and .jsonl are lines, others have columns.
+    """
+
+    def __init__(self, table: "Dataset", origin: str, suffix: str):
+        self._origin, self._suffix = origin, suffix
         self.classes: Sequence[str] | None = None
-        if lines:
-            texts = table["text"]
-            self._rows: Sequence[int] = [i for i, text in enumerate(texts) if text.strip()]
+        if suffix in (".txt", ".jsonl"):
+            # empty lines are no samples
+            self._rows: Sequence[int] = [i for i, t in enumerate(table["text"]) if t.strip()]
             if not self._rows:
-                raise BadData(at, "holds no text", "put at least one sample there, one per line")
+                way_out = "put at least one sample there, one per line"
+                raise BadData(origin, "holds no text", way_out)
         else:
-            keys = [*_form(at, table.column_names)]
-            if labelled and LABEL in table.column_names:
+            keys = [*_form(origin, table.column_names)]
+            if LABEL in table.column_names:
                 keys.append(LABEL)
                 self.classes = getattr(table.features[LABEL], "names", None)
             table, self._rows = table.select_columns(keys), range(len(table))
@@ -71,38 +79,36 @@ class Samples(Sequence[Sample]):
 
     def __getitem__(self, index: Any, /) -> Any:
         number = self._rows[index]
-        row: object = self._table[number]
-        if not self._lines:
-            return _sample(f"{self._at}, row {number}", row)
-        at, line = f"{self._at}, line {number + 1}", self._table[number]["text"].rstrip("\r")
-        if self._at.endswith(".txt"):
-            return Sample(at, line)
+        row: Mapping[str, Any] = self._table[number]
+        if self._suffix not in (".txt", ".jsonl"):
+            return _sample(f"{self._origin}, row {number}", row)
+        origin, line = f"{self._origin}, line {number + 1}", row["text"].rstrip("\r")
+        if self._suffix == ".txt":
+            return Sample(origin, line)
         try:
-            return _sample(at, json.loads(line))
+            return _sample(origin, json.loads(line))
         except (json.JSONDecodeError, RecursionError) as error:
-            raise BadData(at, f"not JSON ({error})", "put one object on each line") from None
+            raise BadData(origin, f"not JSON ({error})", "put one object on each line") from None
 
 
-def load_text(place: Place, split: str, labelled: bool = False) -> Samples:
+def load_text(place: Place, split: str) -> TextRows:
     """Read the samples of a file, of one split of a folder, or of a data set of the hub.
 
-    labelled: with their labels, where a table has a column of them.
     Raises: as open_table; BadData for columns that make no sample.
     """
-    table, path = open_table(place, split), Path(place.source)
-    if not place.on_hub and path.is_dir():
-        path = split_files(path, split)[0]
-    lines = not place.on_hub and path.suffix != ".parquet"
-    return Samples(
-        table, f"{place.source} ({split})" if place.on_hub else str(path), lines, labelled
-    )
+    table = open_table(place, split)
+    if place.on_hub:
+        return TextRows(table, f"{place.source} ({split})", ".parquet")
+    path = Path(place.source)
+    path = split_files(path, split)[0] if path.is_dir() else path
+    return TextRows(table, str(path), path.suffix)
 
 
 @dataclass(frozen=True)
 class Labelled:
     """Texts with the number of each one's class."""
 
-    place: str
+    origin: str
     samples: Sequence[Sample]
     labels: Sequence[int]
     classes: Sequence[str]
@@ -114,74 +120,75 @@ def load_labelled(place: Place, split: str, classes: Sequence[str] | None = None
     classes: names by number. Default: those of the data set, else the labels that occur, sorted.
     Raises: as load_text; BadData for a row without a label, or whose label is no class.
     """
-    samples = load_text(place, split, labelled=True)
-    read, at = list(samples), f"{place.source} ({split})"
-    values = [sample.target if sample.label is None else sample.label for sample in read]
-    if None in values:
-        way_out = 'give "label" (a name or a number from 0) next to the text, or a target'
-        raise BadData(read[values.index(None)].place, "has no label", way_out)
-    numeric = all(isinstance(value, int) for value in values)
-    known = classes or samples.classes
-    if not known and numeric:
-        known = [str(number) for number in range(max(map(int, values)) + 1)]  # type: ignore[arg-type]
-    known = known or sorted({str(value) for value in values})
-    names = {name: number for number, name in reversed([*enumerate(known)])}
-    numbers = values if numeric else [names.get(str(value), -1) for value in values]
-    for sample, value, number in zip(read, values, numbers, strict=True):
-        if not 0 <= int(number or 0) < len(known):
-            problem = f"its label {value!r} is none of the classes {', '.join(known[:5])}"
-            raise BadData(sample.place, problem, "check the names of the classes")
-    if len(known) < 2:
-        raise BadData(at, f"holds the one label {known[0]!r}", "accuracy needs two classes")
-    return Labelled(at, read, [int(number or 0) for number in numbers], known)
+    rows, origin = load_text(place, split), f"{place.source} ({split})"
+    samples = list(rows)
+    values: list[Any] = [s.target if s.label is None else s.label for s in samples]
+    names, numeric = classes or rows.classes, all(isinstance(value, int) for value in values)
+    if not names:
+        numbers = range(max(values) + 1) if numeric else ()
+        names = [*map(str, numbers)] or sorted({str(v) for v in values if v is not None})
+    # the first of two classes of one name counts
+    number_of = {name: number for number, name in reversed([*enumerate(names)])}
+    labels = values if numeric else [number_of.get(str(value), -1) for value in values]
+    for sample, value, label in zip(samples, values, labels, strict=True):
+        if value is None:
+            way_out = 'give "label" (a name or a number from 0) next to the text, or a target'
+            raise BadData(sample.origin, "has no label", way_out)
+        if not 0 <= label < len(names):
+            problem = f"its label {value!r} is none of the classes {', '.join(names[:5])}"
+            raise BadData(sample.origin, problem, "check the names of the classes")
+    if len(names) < 2:
+        raise BadData(origin, f"holds the one label {names[0]!r}", "accuracy needs two classes")
+    return Labelled(origin, samples, labels, names)
 
 
-def _form(at: str, keys: Sequence[str]) -> tuple[str, ...]:
+def _form(origin: str, keys: Sequence[str]) -> tuple[str, ...]:
     """Return the keys of a row that make the sample. Raises: BadData naming those it has."""
     form = next((form for form in FORMS if set(form) <= set(keys)), None)
     if form is None:
         problem = f"holds {', '.join(keys) or 'nothing'}, which makes no text sample"
-        raise BadData(at, problem, WANTED)
+        raise BadData(origin, problem, WANTED)
     return form
 
 
-def _sample(at: str, row: object) -> Sample:
+def _sample(origin: str, row: object) -> Sample:
     """Return one row as a sample. Raises: BadData naming the row and the key."""
     if not isinstance(row, Mapping):
-        raise BadData(at, f"is a {type(row).__name__}, not an object", WANTED)
-    form, label = _form(at, list(row)), row.get(LABEL)
-    label = label if isinstance(label, int | str) and not isinstance(label, bool) else None
+        raise BadData(origin, f"is a {type(row).__name__}, not an object", WANTED)
+    form, label, messages = _form(origin, list(row)), row.get(LABEL), None
     texts = {key: row[key] for key in form}
     if form == ("messages",):
-        told = row["messages"] if isinstance(row["messages"], list) else [None]
-        keys = ("role", "content")
-        if not told or not all(isinstance(m, Mapping) and {*keys} <= {*m} for m in told):
-            way_out = 'each message is {"role": "user", "content": "..."}'
-            raise BadData(at, "'messages' is no list of messages", way_out)
-        messages = [{key: message[key] for key in keys} for message in told]
-        texts = {f"{key} of message {i}": m[key] for i, m in enumerate(messages) for key in keys}
+        try:
+            messages = [{key: m[key] for key in ("role", "content")} for m in row["messages"]]
+        except (TypeError, KeyError):
+            messages = []
+        if not messages:
+            raise BadData(origin, "'messages' is no list of messages", WANTED)
+        texts = {f"{k} of message {i}": t for i, m in enumerate(messages) for k, t in m.items()}
     for key, text in texts.items():
         if not isinstance(text, str):
-            raise BadData(at, f"{key!r} is {type(text).__name__}, not text", WANTED)
+            raise BadData(origin, f"{key!r} is {type(text).__name__}, not text", WANTED)
         try:
             text.encode()
         except UnicodeEncodeError as error:
             problem = f"{key!r} has half of a surrogate pair at character {error.start}"
-            raise BadData(at, problem, "remove it, or write the whole character") from None
-    if form == ("messages",):
-        return Sample(at, messages=messages, label=label)
-    return Sample(at, row[form[0]], row[form[1]] if len(form) == 2 else None, label=label)
+            raise BadData(origin, problem, "remove it, or write the whole character") from None
+    if not isinstance(label, int | str) or isinstance(label, bool):
+        label = None
+    if messages is not None:
+        return Sample(origin, messages=messages, label=label)
+    text, target = (*texts.values(), None)[:2]
+    return Sample(origin, text, target, label=label)
 
 
 @dataclass(frozen=True)
-class Input:
+class ModelInput:
     """What one model is given.
 
     kind: "pictures": pixel_values. "text": input_ids and attention_mask. "pair": these and a
         target for the decoder.
     continued: a causal model, which reads a prompt and its completion as one text.
-    labels: of a pair: the target is given as labels; else as decoder_input_ids that begin with
-        `start`.
+    labels: a pair's target is given as labels, else as decoder_input_ids that begin with `start`.
     vocabulary: number of token ids.
     positions: the longest text it has positions for; None without a limit.
     """
@@ -194,37 +201,38 @@ class Input:
     start: int | None = None
 
 
-def input_of(model: nn.Module) -> Input:
+def input_of(model: nn.Module) -> ModelInput:
     """Return what a transformers model is given, read from its class; weights may be on meta.
 
     A vision-language model is given text alone.
     Raises: BadData for audio, video or two inputs that are both required.
     """
-    name, taken = type(model).__name__, set(signature(model.forward).parameters)
+    name, parameters = type(model).__name__, signature(model.forward).parameters
     talks = name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
-    pictures, text = "pixel_values" in taken and not talks, "input_ids" in taken
+    pictures, text = "pixel_values" in parameters and not talks, "input_ids" in parameters
     modalities: Any = getattr(model, "input_modalities", "image")
     modalities = {modalities} if isinstance(modalities, str) else set(modalities)
     if pictures == text or (pictures and modalities != {"image"}):
         main = getattr(model, "main_input_name", "nothing known")
-        takes = "pictures and text together" if pictures and text else main
         raise BadData(
             name,
-            f"it takes {takes}; what is read from files is pictures for a vision model or text for a language model",
+            f"it takes {'pictures and text together' if pictures and text else main}; files give "
+            "pictures to a vision model or text to a language model",
             "give one of its towers as a model of its own, or",
-            "call featcal.calibrate from Python, where batches are whatever the model's forward takes",
+            "call featcal.calibrate from Python with batches of whatever its forward takes",
         )
     if pictures:
-        return Input("pictures")
-    own: Any = model.config
-    config = own.get_text_config() if talks else own
+        return ModelInput("pictures")
+    config: Any = model.config
+    config = config.get_text_config() if talks else config
     size, limit = getattr(config, "vocab_size", None), _positions(model, config)
-    if "decoder_input_ids" in taken:
+    if "decoder_input_ids" in parameters:
         start = getattr(config, "decoder_start_token_id", None)
-        return Input("pair", False, "labels" in taken, size, limit, start)
+        return ModelInput("pair", False, "labels" in parameters, size, limit, start)
     causal, kind = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, config.model_type
     only_causal = kind in causal and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return Input("text", talks or name in causal.values() or only_causal, True, size, limit)
+    continued = talks or name in causal.values() or only_causal
+    return ModelInput("text", continued, True, size, limit)
 
 
 def _positions(model: nn.Module, config: Any) -> int | None:
@@ -233,13 +241,13 @@ def _positions(model: nn.Module, config: Any) -> int | None:
     if not isinstance(limit, int):
         return None
     tables = (m for m in model.modules() if isinstance(m, nn.Embedding))
-    padded = (t.padding_idx for t in tables if t.num_embeddings == limit)
-    padding = next((index for index in padded if index is not None), None)
+    paddings = (t.padding_idx for t in tables if t.num_embeddings == limit)
+    padding = next((index for index in paddings if index is not None), None)
     return limit if padding is None else limit - padding - 1
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenizedText:
     """Token ids of one sample, and of its target where the model has a decoder."""
 
     ids: list[int]
@@ -247,6 +255,7 @@ class Tokens:
 
     @property
     def count(self) -> int:
+        """Return the number of tokens of both."""
         return len(self.ids) + len(self.target or ())
 
 
@@ -255,76 +264,70 @@ class Reader:
     """A tokenizer of a folder, the model's input, and the maximum number of tokens per text."""
 
     tokenizer: Any
-    takes: Input
+    takes: ModelInput
     length: int
     folder: Path
 
     @property
     def pad(self) -> int:
-        """The token that pads; Llama has none, and the mask hides any other just as well."""
+        """Return the padding token; Llama has none, and the mask hides any other just as well."""
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         return next(token for token in known if token is not None)
 
-    def tokens(self, sample: Sample) -> Tokens:
+    def tokens(self, sample: Sample) -> TokenizedText:
         """Tokenise one sample. Raises: BadData naming it; BadFile for another model's tokenizer."""
         if self.takes.kind == "pair":
             if sample.target is None or sample.messages is not None:
-                way_out = 'give "input" and "target", or "prompt" and "completion"; the decoder reads the target'
-                raise BadData(sample.place, "has no target", way_out)
+                way_out = 'give "input" and "target", or "prompt" and "completion"'
+                raise BadData(sample.origin, "has no target for the decoder to read", way_out)
             target = self.ids(sample, sample.target, target=True)
-            return Tokens(self.ids(sample, sample.text), target)
-        if sample.messages is not None:
-            return Tokens(self.ids(sample, self._rendered(sample), add_special_tokens=False))
-        follows = sample.target if self.takes.continued else None
-        return Tokens(self.ids(sample, sample.text + (follows or "")))
-
-    def _rendered(self, sample: Sample) -> str:
-        """Return a chat as the text that the tokenizer's own template makes of it."""
+            return TokenizedText(self.ids(sample, sample.text), target)
+        if sample.messages is None:
+            completion = sample.target if self.takes.continued else None
+            return TokenizedText(self.ids(sample, sample.text + (completion or "")))
         if not self.tokenizer.chat_template:
-            problem = f"its tokenizer has no chat template, but {sample.place} is a chat"
+            problem = f"its tokenizer has no chat template, but {sample.origin} is a chat"
             way_out = 'put chat_template.jinja there, or give the samples as "text"'
             raise BadFile(self.folder, problem, way_out)
         try:
-            text: str = self.tokenizer.apply_chat_template(sample.messages, tokenize=False)
+            chat: str = self.tokenizer.apply_chat_template(sample.messages, tokenize=False)
         except (TemplateError, TypeError, ValueError) as error:
             problem = f"the chat template refuses it ({error})"
-            raise BadData(sample.place, problem, "correct the roles or their order") from None
-        return text
+            raise BadData(sample.origin, problem, "correct the roles or their order") from None
+        return TokenizedText(self.ids(sample, chat, add_special_tokens=False))
 
     def ids(self, sample: Sample, text: str, target: bool = False, **more: bool) -> list[int]:
-        """Return the first `length` token ids of one text. Raises: BadData if it has none; BadFile."""
-        key = "text_target" if target else "text"
-        more |= {"truncation": True}
-        most = CHARACTERS * self.length
-        begun = text[:most] if getattr(self.tokenizer, "truncation_side", "") == "right" else text
-        found: list[int] = self.tokenizer(**{key: begun}, max_length=self.length, **more)[
-            "input_ids"
-        ]
-        if len(begun) < len(text) and len(found) < self.length:
-            found = self.tokenizer(**{key: text}, max_length=self.length, **more)["input_ids"]
-        if not found:
-            raise BadData(sample.place, "holds no text", "leave it out, or fill it")
-        largest, known = max(found), self.takes.vocabulary
-        if known is not None and largest >= known:
-            problem = f"its tokenizer gives token {largest} ({sample.place}), but the model has {known} tokens"
+        """Return the first `length` token ids of a text. Raises: BadData for no token; BadFile."""
+        key, begin = "text_target" if target else "text", text
+        options = {"truncation": True, "max_length": self.length, **more}
+        if getattr(self.tokenizer, "truncation_side", "") == "right":
+            begin = text[: CHARACTERS * self.length]
+        ids: list[int] = self.tokenizer(**{key: begin}, **options)["input_ids"]
+        if len(begin) < len(text) and len(ids) < self.length:
+            ids = self.tokenizer(**{key: text}, **options)["input_ids"]
+        if not ids:
+            raise BadData(sample.origin, "holds no text", "leave it out, or fill it")
+        known = self.takes.vocabulary
+        if known is not None and max(ids) >= known:
+            token = f"token {max(ids)} ({sample.origin})"
+            problem = f"its tokenizer gives {token}, but the model has {known} tokens"
             raise BadFile(self.folder, problem, "give the tokenizer that belongs to this model")
-        return found
+        return ids
 
     def plain_ids(self, text: str, length: int | None = None) -> list[int]:
         """Return the token ids of one text, cut to `length` where it is given."""
         how = {} if length is None else {"truncation": True, "max_length": min(length, self.length)}
-        found: list[int] = self.tokenizer(text, **how)["input_ids"]
-        return found
+        ids: list[int] = self.tokenizer(text, **how)["input_ids"]
+        return ids
 
 
-def reader_for(folders: Sequence[Path], takes: Input, tokens: int | None) -> Reader:
+def reader_for(folders: Sequence[Path], takes: ModelInput, tokens: int | None) -> Reader:
     """Load the tokenizer of the first folder that has one.
 
     tokens: maximum per text. Default: 512, or the model's limit.
     Raises: BadFile where no folder has a tokenizer; BadSetting for more tokens than positions.
     """
-    having = (f for f in folders if any((f / name).is_file() for name in VOCABULARIES))
-    folder = next(having, None)
+    folder = next((f for f in folders if any((f / name).is_file() for name in VOCABULARIES)), None)
     if folder is None:
         problem = f"no tokenizer in this folder ({', '.join(VOCABULARIES[:3])}, ...)"
         raise BadFile(folders[0], problem, "copy the tokenizer's files of the base model there")
@@ -334,4 +337,5 @@ def reader_for(folders: Sequence[Path], takes: Input, tokens: int | None) -> Rea
         if tokens is not None and tokens > limit:
             expected = f"must be at most {limit}, the positions that the model has"
             raise BadSetting("tokens", tokens, expected)
-    return Reader(tokenizer, takes, tokens or min(USUAL, limit or USUAL), folder)
+    default = min(DEFAULT_TOKENS, limit or DEFAULT_TOKENS)
+    return Reader(tokenizer, takes, tokens or default, folder)

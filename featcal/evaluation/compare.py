@@ -8,6 +8,7 @@ every token.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ class Scores:
     """
 
     rows: Tensor
-    head: nn.Module | None = None
+    head: Any = None
     weight: Tensor | None = None
 
     @property
@@ -57,7 +58,7 @@ class Scores:
         """Return K."""
         if self.weight is not None:
             return len(self.weight)
-        return self.rows.shape[1] if self.head is None else int(self.head.out_features)  # type: ignore[arg-type]
+        return self.rows.shape[1] if self.head is None else int(self.head.out_features)
 
     def log_softmax(self, start: int, end: int) -> Tensor:
         """Return log softmax(z) of some rows, (rows, K)."""

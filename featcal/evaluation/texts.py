@@ -233,7 +233,7 @@ def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
     if len(data.classes) != config.num_labels or not unnamed:
         ours, theirs = ", ".join(data.classes[:5]), ", ".join(list(known)[:5])
         way_out = "name the classes as the model's config.json does (id2label)"
-        raise BadData(data.place, f"its labels are {ours}, but the model's are {theirs}", way_out)
+        raise BadData(data.origin, f"its labels are {ours}, but the model's are {theirs}", way_out)
     return list(data.labels)
 
 

@@ -65,20 +65,6 @@ def unit_length(features: Tensor) -> Tensor:
     return features / features.norm(dim=-1, keepdim=True)
 
 
-def features_of(
-    model: Encoder, projection: Tensor | None, samples: Samples, batch: int, label: str = "model"
-) -> Tensor:
-    """Return unit-length features of all samples, (n, p), on the CPU. Raises: NotFinite naming
-    `label`.
-    """
-    parts = []
-    for inputs in samples.batches(None, batch):
-        features = unit_features(model, projection, inputs)
-        require_finite(features, label)
-        parts.append(features.cpu())
-    return torch.cat(parts)
-
-
 def require_finite(features: Tensor, label: str) -> None:
     """Raise NotFinite unless all features are finite."""
     if not torch.isfinite(features).all():
@@ -100,7 +86,8 @@ def zero_shot_head(
     """
 
     def encode(ids: Tensor, mask: Tensor) -> Tensor:
-        vectors: Tensor = clip.get_text_features(input_ids=ids, attention_mask=mask).pooler_output  # type: ignore[operator]
+        text: Any = clip
+        vectors: Tensor = text.get_text_features(input_ids=ids, attention_mask=mask).pooler_output
         return vectors
 
     return text_head(encode, clip, tokenizer, classes, templates, batch)
@@ -160,7 +147,11 @@ def class_mean_head(
         empty = images.classes[int((counts == 0).nonzero()[0])]
         problem = f"class {empty!r} has no image in this split"
         raise BadData("class means", problem, "drop the class or add images of it")
-    features = features_of(vision, projection, images, batch, "base model")
+    parts = []
+    for inputs in images.batches(None, batch):
+        parts.append(unit_features(vision, projection, inputs).cpu())
+        require_finite(parts[-1], "base model")
+    features = torch.cat(parts)
     sums = torch.zeros(len(images.classes), features.shape[1], dtype=torch.float64)
     sums.index_add_(0, labels, features.double())
     return unit_length(sums / counts[:, None]).to(features.dtype)

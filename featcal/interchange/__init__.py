@@ -1,3 +1,1 @@
-"""Models in the form of other libraries: open_clip's checkpoints to transformers' CLIPModel and
-back.
-"""
+"""Read and write models in the form of other libraries."""

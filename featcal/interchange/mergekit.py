@@ -1,6 +1,6 @@
-"""Read the models of a mergekit recipe with mergekit's own configuration classes.
+"""Read base and experts from a mergekit recipe with mergekit's own configuration classes.
 
-Only what calibration needs is checked: paths are not resolved, and nothing is downloaded.
+Paths are not resolved, and nothing is downloaded.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mergekit.common import ModelReference
 
 WRITTEN = "mergekit_config.yml"  # the recipe that mergekit writes into the merged folder
-# the base_model of these methods is one of the merged models, not what they were fine-tuned from
+# the base_model of these methods is one of the merged models, not the one they were fine-tuned from
 BASE_IS_MERGED = ("slerp", "arcee_fusion", "nearswap")
 OWN_BLOCKS = (
     "calibration needs whole models with the same blocks; name them with --base and --expert"
@@ -24,7 +24,7 @@ OWN_BLOCKS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """A merge of whole models: method, base (None where the recipe names none) and experts."""
+    """A merge of whole models; `base` is None when the recipe names none."""
 
     file: Path
     method: str
@@ -33,18 +33,15 @@ class Recipe:
 
 
 def recipe_in(folder: Path) -> Path | None:
-    """Return the recipe in a merged folder, None without one."""
+    """Return the path of the recipe in a merged folder, None without one."""
     return folder / WRITTEN if (folder / WRITTEN).is_file() else None
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Return the models that a recipe merges.
+    """Return the models that a recipe merges, also from slices that cover whole models.
 
-    Slices that cover whole models and the one module "default" are read as a list of models.
-
-    Raises:
-        BadEnvironment: mergekit is not installed.
-        MissingPath, BadFile: no recipe, slices or modules that are no whole models, no expert.
+    Raises: BadEnvironment without mergekit; MissingPath; BadFile for what is no recipe, has no
+        expert, or merges slices or modules that are not whole models.
     """
     config = _configuration(file)
     if config.merge_method == "passthrough":
@@ -52,7 +49,7 @@ def read_recipe(file: Path) -> Recipe:
     part, base = config, config.base_model
     if config.modules:
         if list(config.modules) != ["default"]:
-            raise BadFile(file, "puts the model together of modules", OWN_BLOCKS)
+            raise BadFile(file, "merges modules, not whole models", OWN_BLOCKS)
         part = config.modules["default"]
     models = _of_slices(file, part.slices, base) if part.slices else [m.model for m in part.models]
     if config.merge_method in BASE_IS_MERGED and base is not None:
@@ -84,15 +81,14 @@ def _configuration(file: Path) -> Any:
 
 
 def _of_slices(file: Path, slices: Any, base: Any) -> "list[ModelReference]":
-    """Return the models of slices that are cut alike from the first layer on. Raises: BadFile."""
+    """Return the models of slices that together cover the same layers of each. Raises: BadFile."""
     end, models = 0, [source.model for source in slices[0].sources]
-    for one in slices:
-        ranges = {tuple(source.layer_range) for source in one.sources}
+    for part in slices:
+        ranges = {tuple(source.layer_range) for source in part.sources}
         first, last = ranges.pop() if ranges else (None, None)
-        same = sorted(map(str, models)) == sorted(str(source.model) for source in one.sources)
+        same = sorted(map(str, models)) == sorted(str(source.model) for source in part.sources)
         whole = same and not ranges and first == end and len(set(models)) == len(models)
-        if not whole or one.base_model not in (None, base) or one.residual_weight:
-            problem = "puts the model together of slices that are no whole models"
-            raise BadFile(file, problem, OWN_BLOCKS)
+        if not whole or part.base_model not in (None, base) or part.residual_weight:
+            raise BadFile(file, "merges slices that are no whole models", OWN_BLOCKS)
         end = last
     return models

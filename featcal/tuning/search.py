@@ -1,4 +1,4 @@
-"""The search for λ, ρ and α: its settings, the samples held out, the proposals, and finished trials.
+"""The search for λ, ρ and α: its settings, held-out samples, proposals, and finished trials.
 
 optuna's TPE sampler proposes settings; the trials can be kept in a file.
 """
@@ -102,7 +102,7 @@ Split = tuple[dict[str, list[Batch]], dict[str, list[Batch]]]  # kept and held o
 
 
 def split_all(batches: TaskBatches, share: float, seed: int) -> Split:
-    """Split the samples of every task: batches without the held-out samples, and batches of them."""
+    """Split every task's samples into batches to keep and batches to hold out."""
     parts = {task: split(task, batches[task], share, seed) for task in sorted(batches)}
     kept, held_out = ({task: pair[i] for task, pair in parts.items()} for i in (0, 1))
     return kept, held_out

@@ -129,14 +129,8 @@ def tune(
     kept, held_out = split_all(in_memory, holdout, seed)
     roles = {"merged": merged, "base": base}
     roles |= {f"expert {task}": expert for task, expert in experts.items()}
-    options: dict[str, Any] = {
-        "plan": plan,
-        "token_weights": token_weights,
-        "device": device,
-        "dtype": dtype,
-        "host_memory": host_memory,
-        "work": work,
-    }
+    options: dict[str, Any] = {"plan": plan, "token_weights": token_weights, "device": device}
+    options |= {"dtype": dtype, "host_memory": host_memory, "work": work}
     head_text = head if isinstance(head, Tensor) else repr(head)
     marked = (head_text, repr(plan and plan.stacks), repr(token_weights), settings, search, dtype)
     marked_heads = [part for pair in sorted((heads or {}).items()) for part in pair]
@@ -182,7 +176,8 @@ def distances(
     for task in sorted(experts):
         expert = experts[task]
         if not isinstance(expert, nn.Module):
-            expert = load_as_calibrated(expert, weight.dtype).to(weight.device)  # type: ignore[arg-type]
+            loaded: nn.Module = load_as_calibrated(expert, weight.dtype)
+            expert = loaded.to(weight.device)
         own = heads[task] if heads else None
         divergence[task] = task_divergence(task, model, expert, held_out[task], head, own)
     return divergence

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable
 from typing import Protocol
+from zlib import crc32
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featcal.errors import Diverged
@@ -17,6 +20,16 @@ class Descent(Protocol):
     @property
     def clip(self) -> float: ...
     def rate(self, step: int) -> float: ...
+
+
+def batch_indices(task: str, count: int, batch: int, step: int, seed: int) -> NDArray[np.int64]:
+    """Return the samples of one training step, (batch,): each at most once per epoch, the
+    incomplete batch at its end left out.
+    """
+    batch = min(batch, count)
+    epoch, number = divmod(step, count // batch)
+    order = np.random.default_rng([seed, crc32(task.encode()), epoch]).permutation(count)
+    return order[number * batch : (number + 1) * batch].astype(np.int64)
 
 
 def descend(

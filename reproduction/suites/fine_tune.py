@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import CLIPVisionModel
 
-from featcal.data.batches import batch_indices
 from featcal.data.images import ImageSet
-from reproduction.suites.descent import descend
+from reproduction.suites.descent import batch_indices, descend
 from reproduction.suites.recipe import FineTune
 
 

@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.data.batches import IGNORED, batch_indices, padded
+from featcal.data.batches import IGNORED, padded
 from featcal.data.texts import Reader, Sample, input_of, reader_for
 from featcal.errors import BadData, BadSetting
 from featcal.files import atomic_folder
 from featcal.models.load import load_model, other_class, torch_device
 from featcal.models.lora import WEIGHTS, dense_model, peft_package
-from reproduction.suites.descent import descend
+from reproduction.suites.descent import batch_indices, descend
 from reproduction.suites.text_recipe import FineTuneText
 
 
@@ -172,7 +172,9 @@ def tokenized_example(sample: Sample, reader: Reader) -> TokenizedExample:
     """
     if sample.target is None or sample.messages is not None:
         raise BadData(
-            sample.place, "has no target", 'give "input" and "target", or "prompt" and "completion"'
+            sample.origin,
+            "has no target",
+            'give "input" and "target", or "prompt" and "completion"',
         )
     if reader.takes.kind == "pair":
         tokens = reader.tokens(sample)
@@ -189,7 +191,7 @@ def tokenized_example(sample: Sample, reader: Reader) -> TokenizedExample:
     first = next((place for place, end in enumerate(ends) if end > len(sample.text)), None)
     if first is None:
         raise BadData(
-            sample.place,
+            sample.origin,
             f"is cut before its completion, at {reader.length} tokens",
             "raise fine_tune.tokens",
         )

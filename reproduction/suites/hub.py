@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+from huggingface_hub import constants
 
-from featcal.data.places import COMMIT, Kind, cached_commit, reaching
+from featcal.data.places import Kind, reaching
 from featcal.errors import BadFile, BadSetting, HubUnreachable, NoRevision
 from featcal.files import read_json, write_json
 
@@ -26,9 +27,18 @@ PATTERNS = [
     "*.model",
     "*.jinja",
 ]  # weights, configuration, tokenizer; never a pickle
+COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # the hub's own account that offers safetensors of older pickled repositories as a pull request
 _CONVERTER = "SFconvertbot"
+
+
+def cached_commit(name: str, kind: Kind, revision: str) -> str | None:
+    """Return the commit of a branch or tag when the hub was last asked; None if it never was."""
+    if COMMIT.fullmatch(revision):
+        return revision
+    ref = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "refs" / revision
+    return ref.read_text("utf-8").strip() if ref.is_file() else None
 
 
 def fetch(name: str, pins: str | Path) -> Path:

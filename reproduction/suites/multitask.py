@@ -46,9 +46,9 @@ def _trained(job: Shared, prepared: Path, data: Path) -> Any:
     import torch
     from safetensors.torch import load_file
 
-    from featcal.data.batches import batch_indices
     from featcal.models.load import load_as_calibrated, torch_device
     from reproduction.suites import fine_tune, fine_tune_sentences
+    from reproduction.suites.descent import batch_indices
     from reproduction.suites.experts import HEADS
     from reproduction.suites.load_task import load_task
 

@@ -23,7 +23,7 @@ from tiny import VISION, make
 import featcal
 from featcal.cli import main as cli
 from featcal.data.batches import PADDED, cut
-from featcal.data.texts import Tokens
+from featcal.data.texts import TokenizedText
 from featcal.models.save import save_model
 
 COMMON = ["--ridge", "0.1", "--seed", "3", "--batch", "16", "--device", "cpu"]
@@ -63,7 +63,9 @@ def oracle(kind, rows):
         range(len(rows)), key=lambda i: (-len(own(texts[i])["input_ids"]), -len(targets[i]))
     )
     read = [
-        Tokens(own(texts[i])["input_ids"], own(targets[i])["input_ids"] if kind == "t5" else None)
+        TokenizedText(
+            own(texts[i])["input_ids"], own(targets[i])["input_ids"] if kind == "t5" else None
+        )
         for i in order
     ]
     for part in cut(read, 16, PADDED):

@@ -16,7 +16,13 @@ from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, Missing
 PLAIN = checkpoints.plain(crop=32)
 
 
-def test_a_place_is_a_path_where_there_is_one_and_else_a_data_set_of_the_hub(tmp_path, monkeypatch):
+def open_pictures(place, split):
+    return open_images(place, split, True)
+
+
+def test_an_existing_path_is_read_and_any_other_name_is_a_data_set_of_the_hub(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner/name").mkdir(parents=True)
     assert not place_of("--data", "owner/name").on_hub
@@ -53,20 +59,20 @@ def test_nothing_is_left_in_the_data_folder_or_in_the_cache(tmp_path, monkeypatc
     assert os.listdir(tmp_path) == ["set"] and os.listdir(tmp_path / "set") == ["test.parquet"]
 
 
-def test_a_missing_split_is_reported_with_what_is_there(tmp_path):
+@pytest.mark.parametrize("read", [open_table, open_pictures, load_text])
+def test_a_missing_split_is_reported_with_the_folders_content(tmp_path, read):
     with pytest.raises(MissingPath, match="nowhere"):
-        load_images(tmp_path / "nowhere", "test", PLAIN)
+        read(Place(tmp_path / "nowhere"), "test")
     parquet(tmp_path / "set", feature=PETS)
-    for read in (open_table, lambda *how: open_images(*how, True), load_text):
-        with pytest.raises(MissingPath, match=r"train[\s\S]*the folder has: test\.parquet"):
-            read(Place(tmp_path / "set"), "train")
+    with pytest.raises(MissingPath, match=r"train[\s\S]*the folder has: test\.parquet"):
+        read(Place(tmp_path / "set"), "train")
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     file = parquet(tmp_path, feature=PETS) / "test.parquet"
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(BadData, match=r"test\.parquet: cannot be read"):
-        open_images(Place(tmp_path), "test", True)
+        open_pictures(Place(tmp_path), "test")
     (tmp_path / "a.csv").write_text("text\n")
     with pytest.raises(BadFile, match=r"a\.csv: is no data file"):
         open_table(Place(tmp_path / "a.csv"), "train")
@@ -75,15 +81,14 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 @pytest.mark.parametrize("name", ["nobody/nothing", "tanganke/dtd@" + "0" * 40])
 def test_a_hub_data_set_without_network_is_one_error_with_a_way_out(monkeypatch, name):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        HubUnreachable, match=rf"{name}[\s\S]*no file or folder of this[\s\S]*HF_HOME"
-    ):
+    said = rf"{name}[\s\S]*no file or folder of this[\s\S]*HF_HOME"
+    with pytest.raises(HubUnreachable, match=said):
         open_table(place_of("--data", name), "train")
 
 
 @pytest.mark.parametrize("split", ["../train", "/train", "a/b", "..", "", "*"])
-def test_a_split_that_is_a_path_is_refused(tmp_path, split):
+@pytest.mark.parametrize("read", [open_table, open_pictures])
+def test_a_split_that_is_a_path_is_refused(tmp_path, split, read):
     jsonl(tmp_path / "train.jsonl", [{"text": "one"}])
-    for read in (open_table, lambda *how: open_images(*how, False)):
-        with pytest.raises(BadSetting, match="split"):
-            read(Place(tmp_path), split)
+    with pytest.raises(BadSetting, match="split"):
+        read(Place(tmp_path), split)

@@ -1,39 +1,48 @@
-"""Text samples from files to batches: what is read, what a model of each kind is given, and one
-clear message for bad input.
-"""
+"""Text samples from files to tokens, what a model of each kind is given, and clear messages."""
 
 import datasets
 import language
 import pytest
 import torch
+import transformers
 from language import WORDS, jsonl, tokenizer
 
-from featcal.cli.models import skeleton
-from featcal.data.batches import Draw, batch, cut, draw_indices, drawn, token_batches
-from featcal.data.places import Place, place_of, quiet
-from featcal.data.texts import Input, Reader, Tokens, input_of, load_text, reader_for
-from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, MissingPath, TruncatedFile
+from featcal.data.batches import token_batches
+from featcal.data.places import Place, quiet
+from featcal.data.texts import (
+    ModelInput,
+    Reader,
+    Sample,
+    input_of,
+    load_labelled,
+    load_text,
+    reader_for,
+)
+from featcal.errors import BadData, BadFile, BadSetting
+from featcal.models.load import skeleton
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
 PAIRS = [{"input": f"say {word}", "target": word} for word in WORDS]
-
-
-def samples(path, split="train"):
-    read = load_text(Place(path), split)
-    return [read[i] for i in range(len(read))]
+TEXT, PAIR = ModelInput("text"), ModelInput("pair")
 
 
 def batches(path, takes, size=3, tokens=None, **how):
-    """All samples of a file in batches."""
-    read = load_text(Place(path), "train")
+    """Return all samples of a file in batches, read by a byte tokenizer."""
+    rows = load_text(Place(path), "train")
     reader = Reader(tokenizer(**how), takes, tokens or 64, path.parent)
-    return token_batches(read, range(len(read)), reader, size, float("inf"))
+    return token_batches(rows, range(len(rows)), reader, size, float("inf"))
 
 
-def test_lines_of_a_text_file_are_samples_and_empty_ones_are_none(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n\n  \ntwo  \nthr\xc3\xa9e")
-    assert [sample.text for sample in samples(tmp_path / "a.txt")] == ["one", "two  ", "thrée"]
-    assert samples(tmp_path / "a.txt")[1].place == f"{tmp_path / 'a.txt'}, line 4"
+def ids_of(sample, takes=TEXT, tokens=64, **how):
+    return Reader(tokenizer(**how), takes, tokens, "folder").tokens(sample).ids
+
+
+def test_lines_of_a_text_file_are_samples_and_empty_lines_are_not(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\n\n  \ntwo  \nthr\xc3\xa9e")
+    samples = list(load_text(Place(path), "train"))
+    assert [sample.text for sample in samples] == ["one", "two  ", "thrée"]
+    assert samples[1].origin == f"{path}, line 4"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,7 @@ def test_json_lines_and_parquet_hold_texts_pairs_or_chats(tmp_path, row, text, t
     with quiet():
         datasets.Dataset.from_list([row, row]).to_parquet(tmp_path / "other.parquet")
     for path in (tmp_path / "train.jsonl", tmp_path, tmp_path / "other.parquet"):
-        sample = samples(path)[1]
+        sample = load_text(Place(path), "train")[1]
         assert (sample.text, sample.target, sample.messages) == (text, target, messages)
 
 
@@ -63,133 +72,132 @@ def test_json_lines_and_parquet_hold_texts_pairs_or_chats(tmp_path, row, text, t
         (b'{"text": "fine"}\n{"text": 7}\n', "line 2: 'text' is int"),
         (b'{"text": "fine"}\n{"input": "a", "target": null}\n', "line 2: 'target' is NoneType"),
         (b'{"text": "fine"}\n{"messages": []}\n', "line 2: 'messages' is no list of messages"),
-        (
-            b'{"text": "fine"}\n{"messages": [{"role": "user"}]}\n',
-            "line 2: 'messages' is no list of messages",
-        ),
+        (b'{"text": "fine"}\n{"messages": "hi"}\n', "line 2: 'messages' is no list of messages"),
+        (b'{"text": "fine"}\n{"messages": [{"role": "user"}]}\n', "line 2: 'messages' is no list"),
         (b'{"text": "fine"}\n{"text": "a \\ud83d"}\n', "line 2: 'text' has half of a surrogate"),
-        (b'{"text": "fine"}\n{"text": "\xff"}\n', "a\.jsonl|train.jsonl: cannot be read"),
+        (b'{"text": "fine"}\n{"text": "\xff"}\n', r"train\.jsonl: cannot be read"),
         (b"\n \n", "holds no text"),
     ],
 )
 def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
     (tmp_path / "train.jsonl").write_bytes(content)
     with pytest.raises(BadData, match=said):
-        samples(tmp_path / "train.jsonl")
+        list(load_text(Place(tmp_path / "train.jsonl"), "train"))
 
 
 def test_a_parquet_file_without_text_names_its_columns(tmp_path):
     with quiet():
-        datasets.Dataset.from_dict({"sentence1": ["a"], "label": [0]}).to_parquet(
-            tmp_path / "train.parquet"
-        )
+        table = datasets.Dataset.from_dict({"sentence1": ["a"], "label": [0]})
+        table.to_parquet(tmp_path / "train.parquet")
     with pytest.raises(BadData, match="sentence1, label, which makes no text sample"):
-        samples(tmp_path)
+        load_text(Place(tmp_path), "train")
 
 
-def test_a_decoder_without_targets_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_text("one\n")
-    with pytest.raises(BadData, match=r"line 1: has no target[\s\S]*input"):
-        batches(tmp_path / "a.txt", Input("pair"))
+@pytest.mark.parametrize(
+    ("values", "classes", "labels", "names"),
+    [
+        ([2, 0, 1], None, [2, 0, 1], ["0", "1", "2"]),
+        (["no", "yes", "no"], None, [0, 1, 0], ["no", "yes"]),
+        (["no", "yes", "no"], ["yes", "no"], [1, 0, 1], ["yes", "no"]),
+        ([0, 3, 1], ["a", "b"], "line 2: its label 3 is none of the classes a, b", None),
+        (["no", "maybe"], ["yes", "no"], "line 2: its label 'maybe' is none", None),
+        (["no", None], None, "line 2: has no label", None),
+        (["no", "no"], None, "holds the one label 'no'", None),
+    ],
+)
+def test_labels_are_numbers_of_classes(tmp_path, values, classes, labels, names):
+    rows = [{"text": "a", "label": value} for value in values]
+    place = Place(jsonl(tmp_path / "test.jsonl", rows))
+    if names is None:
+        with pytest.raises(BadData, match=labels):
+            load_labelled(place, "test", classes)
+        return
+    labelled = load_labelled(place, "test", classes)
+    assert (labelled.labels, list(labelled.classes)) == (labels, names)
 
 
-def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_the_prompt_alone(
-    tmp_path,
-):
-    path = jsonl(tmp_path / "a.jsonl", [{"prompt": "two and ", "completion": "three"}])
-    for continued, text in ((True, "two and three"), (False, "two and ")):
-        (batch,) = batches(path, Input("text", continued=continued))
-        assert batch["input_ids"][0].tolist() == tokenizer()(text)["input_ids"]
+def test_a_pair_s_target_is_its_label(tmp_path):
+    rows = [{"input": "a", "target": "x"}, {"input": "b", "target": "w"}]
+    labelled = load_labelled(Place(jsonl(tmp_path / "test.jsonl", rows)), "test")
+    assert labelled.labels == [1, 0] and labelled.classes == ["w", "x"]
 
 
-def test_a_chat_goes_through_the_tokenizer_s_own_template(tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", [{"messages": CHAT}])
-    (batch,) = batches(path, Input("text", continued=True))
+def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_the_prompt():
+    sample = Sample("row 0", "two and ", "three")
+    for takes, text in ((ModelInput("text", continued=True), "two and three"), (TEXT, "two and ")):
+        assert ids_of(sample, takes) == tokenizer()(text)["input_ids"]
+
+
+def test_a_chat_goes_through_the_tokenizer_s_own_template():
+    chat = Sample("row 0", messages=CHAT)
     want = tokenizer().apply_chat_template(CHAT, tokenize=True, return_dict=False)
-    assert batch["input_ids"][0].tolist() == want
+    assert ids_of(chat) == want
     with pytest.raises(BadFile, match="no chat template"):
-        batches(path, Input("text"), template=None)
-    with pytest.raises(BadData, match="line 1: the chat template refuses it"):
-        batches(path, Input("text"), template="{{ raise_exception('system first') }}")
+        ids_of(chat, template=None)
+    with pytest.raises(BadData, match="row 0: the chat template refuses it"):
+        ids_of(chat, template="{{ raise_exception('system first') }}")
 
 
-def test_a_tokenizer_without_padding_pads_with_the_end_of_a_text_behind_the_mask(tmp_path):
+def test_a_tokenizer_without_padding_pads_with_its_end_token_behind_the_mask(tmp_path):
     (tmp_path / "a.txt").write_text("one\nlonger\n")
-    (batch,) = batches(tmp_path / "a.txt", Input("text"), pad=None)
+    (batch,) = batches(tmp_path / "a.txt", TEXT, pad=None)
     assert batch["input_ids"][1].tolist() == [*tokenizer()("one")["input_ids"], 1, 1, 1]
     assert batch["attention_mask"][1].tolist() == [1, 1, 1, 1, 0, 0, 0]
 
 
-def test_only_the_beginning_of_a_very_long_text_is_tokenised(tmp_path):
-    for long in ("abcdefgh" * 999, " " * 5000 + "one"):
-        (tmp_path / "a.jsonl").write_text(f'{{"text": "{long}"}}\n')
-        (batch,) = batches(tmp_path / "a.jsonl", Input("text"), tokens=4)
-        want = tokenizer()(long, truncation=True, max_length=4)["input_ids"]
-        assert batch["input_ids"].tolist() == [want]
+@pytest.mark.parametrize("text", ["abcdefgh", "abcdefgh" * 999, " " * 5000 + "one"])
+def test_texts_are_cut_as_the_tokenizer_cuts_all_of_them(text):
+    want = tokenizer()(text, truncation=True, max_length=4)["input_ids"]
+    assert ids_of(Sample("row 0", text), tokens=4) == want
 
 
-def test_texts_are_cut_to_the_length_asked_for(tmp_path):
-    (tmp_path / "a.txt").write_text("abcdefgh\n")
-    (batch,) = batches(tmp_path / "a.txt", Input("text"), tokens=4)
-    assert batch["input_ids"].tolist() == [
-        tokenizer()("abcdefgh", truncation=True, max_length=4)["input_ids"]
-    ]
+def test_samples_that_do_not_fit_the_model_are_refused():
+    with pytest.raises(BadData, match=r"row 0: has no target[\s\S]*input"):
+        ids_of(Sample("row 0", "one"), PAIR)
+    with pytest.raises(BadFile, match="but the model has 20 tokens"):
+        ids_of(Sample("row 0", "one"), ModelInput("text", vocabulary=20))
 
 
 @pytest.mark.parametrize(
-    ("positions", "asked", "length"),
-    [(None, None, 512), (64, None, 64), (2048, None, 512), (64, 10, 10)],
+    ("positions", "tokens", "length"),
+    [(None, None, 512), (64, None, 64), (2048, None, 512), (64, 10, 10), (64, 65, None)],
 )
-def test_without_a_number_texts_have_512_tokens_or_what_the_model_has_positions_for(
-    tmp_path, positions, asked, length
+def test_texts_have_at_most_the_tokens_asked_for_512_or_the_models_positions(
+    tmp_path, positions, tokens, length
 ):
     tokenizer().save_pretrained(tmp_path)
-    assert reader_for([tmp_path], Input("text", positions=positions), asked).length == length
-
-
-def test_more_tokens_than_positions_are_refused(tmp_path):
-    tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(BadSetting, match="at most 64"):
-        reader_for([tmp_path], Input("text", positions=64), 65)
-
-
-def test_a_tokenizer_of_another_model_is_told_from_its_tokens(tmp_path):
-    (tmp_path / "a.txt").write_text("one\n")
-    with pytest.raises(BadFile, match="but the model has 20 tokens"):
-        batches(tmp_path / "a.txt", Input("text", vocabulary=20))
+    takes = ModelInput("text", positions=positions)
+    if length is None:
+        with pytest.raises(BadSetting, match="at most 64"):
+            reader_for([tmp_path], takes, tokens)
+    else:
+        assert reader_for([tmp_path], takes, tokens).length == length
 
 
 KINDS = {
-    "llama": Input("text", True, True, language.VOCABULARY, 64),
-    "bert": Input("text", False, True, language.VOCABULARY, 64),
-    "t5": Input("pair", False, True, language.VOCABULARY, None, 0),
-    "t5_bare": Input("pair", False, False, language.VOCABULARY, None, 0),
-    "t5_encoder": Input("text", False, True, language.VOCABULARY, None),
-    "clip_text": Input("text", False, True, language.VOCABULARY, 16),
+    "llama": ModelInput("text", True, True, language.VOCABULARY, 64),
+    "bert": ModelInput("text", False, True, language.VOCABULARY, 64),
+    "t5": ModelInput("pair", False, True, language.VOCABULARY, None, 0),
+    "t5_bare": ModelInput("pair", False, False, language.VOCABULARY, None, 0),
+    "t5_encoder": ModelInput("text", False, True, language.VOCABULARY, None),
+    "clip_text": ModelInput("text", False, True, language.VOCABULARY, 16),
 }
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_what_a_model_is_given_is_told_by_its_class(tmp_path, kind):
-    assert input_of(skeleton(language.folder(tmp_path / kind, kind))) == KINDS[kind]
+def test_a_models_class_decides_what_it_is_given(tmp_path, kind):
+    assert input_of(skeleton(language.folder(tmp_path / kind, kind))[0]) == KINDS[kind]
 
 
-def test_a_model_that_talks_about_pictures_is_given_text_alone():
-    from transformers import LlavaConfig, LlavaForConditionalGeneration
-
-    config = LlavaConfig(
-        text_config={
-            "model_type": "llama",
-            "vocab_size": 99,
-            "max_position_embeddings": 7,
-            "num_hidden_layers": 1,
-        }
-    )
+def test_a_vision_language_model_is_given_text_alone():
+    text = {"vocab_size": 99, "max_position_embeddings": 7, "num_hidden_layers": 1}
+    config = transformers.LlavaConfig(text_config={"model_type": "llama", **text})
     with torch.device("meta"):
-        assert input_of(LlavaForConditionalGeneration(config)) == Input("text", True, True, 99, 7)
+        model = transformers.LlavaForConditionalGeneration(config)
+    assert input_of(model) == ModelInput("text", True, True, 99, 7)
 
 
-def test_rows_for_padding_are_no_positions(tmp_path):
+def test_rows_for_padding_are_no_positions():
     model = language.MODELS["roberta"]()
     longest = input_of(model).positions
     model(input_ids=torch.full((1, longest), 5))
@@ -199,8 +207,6 @@ def test_rows_for_padding_are_no_positions(tmp_path):
 
 @pytest.mark.parametrize("name", ["WhisperModel", "Wav2Vec2Model", "SiglipModel", "VideoMAEModel"])
 def test_sound_video_and_two_inputs_at_once_are_refused(name):
-    import transformers
-
     kind = getattr(transformers, name)
     with torch.device("meta"), pytest.raises(BadData, match=name):
         input_of(kind(kind.config_class()))

@@ -11,7 +11,6 @@ from featcal.errors import BadData, NotFinite
 from featcal.evaluation.zero_shot import (
     class_mean_head,
     evaluate_pool,
-    features_of,
     percent,
     unit_features,
     words_known,
@@ -85,7 +84,7 @@ def test_features_equal_those_of_clip():
 def test_class_means_equal_means_taken_class_by_class():
     clip, images = checkpoints.clip(), pictures()
     encoder = clip.vision_model, clip.visual_projection.weight
-    features = features_of(*encoder, images, 30)
+    features = unit_features(*encoder, {"pixel_values": images.pixels})
     for label, row in enumerate(class_mean_head(*encoder, images, batch=7)):
         want = normalize(features[images.labels == label].mean(0), dim=0)
         assert torch.allclose(row, want, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Tuning without labels: held-out samples, divergences, proposals, the path, and resumed searches."""
+"""Tuning without labels: held-out samples, divergences, proposals, and resumed searches."""
 
 from dataclasses import replace
 

@@ -9,7 +9,7 @@ themselves.
 from dataclasses import dataclass
 from pathlib import Path
 
-from featcal.data.batches import batch
+from featcal.data.batches import collate
 from featcal.data.texts import Reader, input_of
 from reproduction.mini.language.glue_rows import WEB, WORLDS, draw_samples
 from reproduction.mini.language.t5_folder import write_t5
@@ -75,6 +75,6 @@ class _Run:
             for sample in draw_samples(key, WEB, recipe.rows, recipe.seed, first)
         ]
         tokens = [self.reader.tokens(sample) for sample in samples]
-        loss = self.model(**batch(tokens, self.reader.pad, self.reader.takes)).loss
+        loss = self.model(**collate(tokens, self.reader.pad, self.reader.takes)).loss
         loss.backward()
         return float(loss.detach())

@@ -20,6 +20,8 @@ from featcal.errors import BadData, MissingPath
 from reproduction.data import decoded
 from reproduction.data.decoded import Split, mapped_images
 from reproduction.stages.workers import fan_out
+from reproduction.suites.load_task import load_task
+from reproduction.suites.sources import Source, write_sources
 
 PLAIN = checkpoints.plain(crop=32)
 
@@ -199,3 +201,24 @@ print([name for name in ("datasets", "pyarrow") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+@pytest.mark.parametrize("processor", ["pil", "torchvision"])
+def test_the_processor_of_a_suite_reaches_its_pictures(tmp_path, processor):
+    pytest.importorskip("torchvision")
+    checkpoints.processor().save_pretrained(tmp_path)
+    source = Source(
+        location="pets",
+        kind="folder",
+        paper_name="Pets",
+        description="",
+        classes=("a", "b"),
+        templates=("{}",),
+        splits={"test": "test"},
+        processor=processor,
+    )
+    (tmp_path / "data").mkdir()
+    parquet(tmp_path / "data/pets", feature=PETS)
+    write_sources(tmp_path / "data", {"pets": source})
+    images = load_task(tmp_path / "data", "pets", "test", tmp_path)
+    assert images.preprocess.settings["backend"] == processor

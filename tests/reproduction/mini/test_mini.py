@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from PIL import Image
 from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel, CLIPProcessor
 
-from featcal.data.batches import batch_indices
 from featcal.errors import Diverged
 from reproduction.mini import pretrain as pretraining
 from reproduction.mini.augment import normalised
@@ -24,6 +23,7 @@ from reproduction.mini.shift import shifted
 from reproduction.mini.tasks import TASKS
 from reproduction.mini.towers import SIZES, Size, new_model
 from reproduction.mini.training_state import restore_state, save_state
+from reproduction.suites.descent import batch_indices
 from reproduction.suites.fine_tune import fine_tune
 from reproduction.suites.recipe import FineTune
 

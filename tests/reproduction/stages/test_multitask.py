@@ -5,10 +5,10 @@ import torch
 from safetensors.torch import load_file
 from smoke_graph import lay_out, working_in
 
-from featcal.data.batches import batch_indices
 from featcal.data.images import ImageSet
 from reproduction.stages.run import run_stage
 from reproduction.suites import fine_tune, load_task, multitask
+from reproduction.suites.descent import batch_indices
 from reproduction.suites.experts import write_base_and_heads
 from reproduction.suites.recipe import FineTune
 
