@@ -34,7 +34,7 @@ from featcal.calibration.calibrate import calibrate
 from featcal.calibration.estimate import Job, estimate
 from featcal.cli.models import skeleton
 from featcal.cli.plan import shape_of
-from featcal.cli.process import give_back_large_blocks
+from featcal.cli.process import return_large_blocks
 from featcal.files import write_json
 
 SIZES = {
@@ -54,7 +54,7 @@ def batches(task: int, args: Namespace) -> Iterator[dict[str, torch.Tensor]]:
 
 def taken(args: Namespace, root: Path) -> dict[str, Any]:
     """Run one calibration in this process and return its seconds and bytes above the imports."""
-    give_back_large_blocks()  # as the command does
+    return_large_blocks()  # as the command does
     tasks = [f"task{t}" for t in range(args.tasks)]
     before, start = memory("VmRSS"), time.perf_counter()
     calibrate(

@@ -157,8 +157,10 @@ class BadPlan(FeatCalError):
     """Report a block plan that does not fit the model, or a model without an inferable plan."""
 
     def __init__(self, model: str, problem: str, way_out: str = ""):
-        stack = "featcal.Stack('name', blocks='path.to.the.ModuleList')"
-        default = f"name its list of blocks with plan=featcal.BlockPlan({stack})"
+        default = (
+            "name its list of blocks: --set stack=PATH, or in Python "
+            "plan=featcal.BlockPlan(featcal.Stack('name', blocks='PATH'))"
+        )
         super().__init__(model, problem, f"{way_out or default}.")
 
 

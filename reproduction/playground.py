@@ -174,7 +174,7 @@ def commands(context: Context, wanted: Wanted, merge: MergeRun) -> str:
     options = [f"--set {name}={value}" for name, value in (merge.options or {}).items()]
     settings = wanted.settings
     chosen = f"--ridge {settings.ridge} --anchor-blend {settings.anchor_blend} --interpolation {settings.interpolation}"
-    draw = f"--samples {wanted.samples} --seed {SEED} --batch {BATCH}"
+    draw = f"--samples {wanted.samples} --seed {SEED} --set batch={BATCH}"
     made = [
         f"featcal merge {merge.method}",
         base,

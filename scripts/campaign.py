@@ -110,7 +110,7 @@ MORE: dict[str, Family] = {
     "Granite": ("GraniteForCausalLM", GROUPED, text, {}),
     "StarCoder2": ("Starcoder2ForCausalLM", GROUPED, text, {}),
     "Cohere": ("CohereForCausalLM", TEXT | SPECIAL | {"num_key_value_heads": 2}, text, {}),
-    "Cohere, --no-norm": ("CohereForCausalLM", TEXT | SPECIAL | {"num_key_value_heads": 2}, text, {"norm": False}),
+    "Cohere, --set norm=false": ("CohereForCausalLM", TEXT | SPECIAL | {"num_key_value_heads": 2}, text, {"norm": False}),
     "Mixtral": ("MixtralForCausalLM", GROUPED | {"num_local_experts": 4}, text, {}),
     "Qwen3-MoE": ("Qwen3MoeForCausalLM", GROUPED | MIXTURE, text, {}),
     "Qwen2-MoE": ("Qwen2MoeForCausalLM", GROUPED | MIXTURE | {"shared_expert_intermediate_size": 16}, text, {}),
@@ -122,10 +122,10 @@ MORE: dict[str, Family] = {
     "XLM-RoBERTa": ("XLMRobertaModel", TEXT | POSITIONS, text, {}),
     "ALBERT": ("AlbertModel", TEXT | {"embedding_size": 16}, text, {}),
     "DeBERTa": ("DebertaModel", TEXT, text, {}),
-    "DeBERTa, --no-norm": ("DebertaModel", TEXT, text, {"norm": False}),
+    "DeBERTa, --set norm=false": ("DebertaModel", TEXT, text, {"norm": False}),
     "DeBERTa v2": ("DebertaV2Model", TEXT, text, {}),
     "DeBERTa v3": ("DebertaV2Model", TEXT | RELATIVE | {"share_att_key": True}, text, {}),
-    "DeBERTa v3, --module value_proj --module dense": (
+    "DeBERTa v3, --set modules=value_proj,dense": (
         "DebertaV2Model", TEXT | RELATIVE | {"share_att_key": True}, text, {"modules": ("value_proj", "dense")},
     ),
     "DeiT": ("DeiTModel", WIDE, images, {}),
@@ -135,7 +135,7 @@ MORE: dict[str, Family] = {
     "YOLOS": ("YolosModel", WIDE | {"image_size": [16, 16]}, images, {}),
     "ViTMAE": ("ViTMAEForPreTraining", WIDE | MAE, images, {}),
     "LLaVA": ("LlavaForConditionalGeneration", TALKS, text, {}),
-    "LLaVA, --stack model.language_model.layers": (
+    "LLaVA, --set stack=model.language_model.layers": (
         "LlavaForConditionalGeneration", TALKS, text, {"stack": ("model.language_model.layers",)},
     ),
     "SigLIP with both towers": ("SiglipModel", {"text_config": SIGLIP_TEXT, "vision_config": WIDE}, pairs, {}),
@@ -242,14 +242,14 @@ def by_command(
                 )
             if fault := ill_said(code, said) or left_by(before, *(["new"] if code == 0 else [])):
                 return SILENT, fault
-            stacks = more[more.index("--stack") :] if "--stack" in more else []
+            stacks = more if any(word.startswith("stack=") for word in more) else []
             needs, unplanned = command(
                 [
                     "plan",
                     *MERGE[2:-2],
                     "--merged",
                     "merged",
-                    *([] if pictures else ["--tokens", "7"]),
+                    *([] if pictures else ["--set", "tokens=7"]),
                     *stacks,
                 ]
             )
@@ -285,7 +285,7 @@ def ill_said(code: int, said: str) -> str:
     if code == 0:
         return ""
     foreign = re.search(
-        r"\b(calibrate|merge|compare|tune|load_batches)\.[a-z_]+\b|params\.yaml|\bdvc\b|Traceback|<.*at 0x",
+        r"\bload_batches\.[a-z_]+\b|params\.yaml|\bdvc\b|Traceback|<.*at 0x",
         said,
     )
     if code != cli.MISTAKE or said.count("featcal: ") != 1 or len(said) > 3000 or foreign:
@@ -347,12 +347,10 @@ def other_drift(words: list[str]) -> str:
 
 def options_of(settings: dict[str, Any]) -> list[str]:
     """The settings of a family as options."""
-    named = [
-        (f"--{name.removesuffix('s')}", word)
-        for name in ("modules", "stack")
-        for word in settings.get(name, ())
-    ]
-    return ["--no-norm"] * ("norm" in settings) + [word for pair in named for word in pair]
+    values = {
+        name: "false" if value is False else ",".join(value) for name, value in settings.items()
+    }
+    return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
 
 def single(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -509,13 +507,13 @@ BAD: dict[str, tuple[Callable[[], object], bool]] = {
 # what none of the commands can do with good folders; the calibration's are added to a command that
 # is fine
 ADDED = """
---ridge 0 | --ridge nan | --ridge -1 | --ridge x | --anchor-blend inf | --interpolation 2 | --interpolation -1 | --residual 2 |
---order none | --affine none | --affine joint --no-bias | --prior -1 | --preset none |
---samples 0 | --samples 10 | --samples x | --tokens 0 | --tokens 100000 | --seed -1 | --batch 0 |
---module nowhere | --module query --module query | --stack nowhere | --stack encoder | --device tpu | --device cuda |
+--ridge 0 | --ridge nan | --ridge -1 | --ridge x | --anchor-blend inf | --interpolation 2 | --interpolation -1 | --set residual=2 |
+--set order=none | --set affine=none | --set affine=joint --set bias=false | --set prior=-1 | --preset none |
+--samples 0 | --samples 10 | --samples x | --set tokens=0 | --set tokens=100000 | --seed -1 | --set batch=0 |
+--set modules=nowhere | --set modules=query,query | --set stack=nowhere | --set stack=encoder | --device tpu | --device cuda |
 --dtype float16 | --host-memory much | --host-memory -1GiB | --work a.jsonl | --work base/in | --out base --force |
 --out base/in | --out /proc/new | --out a.jsonl --force | --expert a=a | --expert c=a | --expert a | --expert =a |
---data c=a.jsonl | --data a | --data a= | --recipe nowhere.yaml | --recipe a | --recipe a.jsonl |
+--data c=a.jsonl | --data a | --data a= | --set recipe=nowhere.yaml | --set recipe=a | --set recipe=a.jsonl |
 --push-to-hub x | --push-to-hub x/y/z | --nonsense | more | --merged nowhere |
 --merged a.jsonl | --base nowhere
 """
@@ -525,18 +523,18 @@ WHOLE = f"""
 merge nonsense {PAIR} --out m | merge --out m {PAIR} | merge average --base base --out m | merge average --expert a=a --out m |
 merge task_arithmetic {PAIR} --out m --scale nan | merge task_arithmetic {PAIR} --out m --scale x |
 merge ties {PAIR} --out m --set density=2 | merge ties {PAIR} --out m --set density | merge ties {PAIR} --out m --set dens=1 |
-merge average {PAIR} --out m --set scale=1 | merge average {PAIR} --out m --embeddings none | merge average {PAIR} --out a |
+merge average {PAIR} --out m --set scale=1 | merge average {PAIR} --out m --set embeddings=none | merge average {PAIR} --out a |
 merge regmean {PAIR} --out m | merge regmean {PAIR} --out m --data a=a.jsonl --samples 9 | merge fisher {PAIR} --out m |
 merge lot {PAIR} --out m | merge adamerging {PAIR} --out m {BOTH_DATA} --samples 9 |
 merge average {PAIR} --out m --head nowhere | merge average {PAIR} --out m --device tpu |
 compare --model m=merged --expert a=a --data a=a.jsonl | compare --model m=nowhere --expert a=a --data a=a.jsonl |
 compare --model m=merged --expert a=a --data b=b.jsonl | compare --model merged --expert a=a --data a=a.jsonl |
 compare --model m=merged --expert a=a --data a=a.jsonl --samples 1 |
-evaluate --model merged --data a=a.jsonl --split train | evaluate --model merged --data a=nowhere |
+evaluate --model merged --data a=a.jsonl --set split=train | evaluate --model merged --data a=nowhere |
 evaluate --model nowhere --data a=a.jsonl | evaluate --model merged --data a=a.jsonl --template none |
 evaluate --model merged --clip base --data a=a.jsonl | evaluate --model merged --data a=a.jsonl --classes b=x,y |
-plan --merged merged {PAIR} | plan --merged merged {PAIR} --tokens 100000 | plan --merged merged {PAIR} --tokens 9 --ranks 3 |
-plan --merged merged {PAIR} --tokens 9 --host-memory much | plan --merged nowhere {PAIR} --tokens 9 |
+plan --merged merged {PAIR} | plan --merged merged {PAIR} --set tokens=100000 | plan --merged merged {PAIR} --set tokens=9 --set ranks=3 |
+plan --merged merged {PAIR} --set tokens=9 --host-memory much | plan --merged nowhere {PAIR} --set tokens=9 |
 tune --merged merged {PAIR} {BOTH_DATA} --out t.txt | tune --merged merged {PAIR} {BOTH_DATA} --out t.json --trials 0 |
 tune --merged merged {PAIR} {BOTH_DATA} --out t.json --samples 9 --holdout 2 |
 tune --merged merged {PAIR} {BOTH_DATA} --out t.json --samples 9 --ridge -1 |
@@ -551,12 +549,12 @@ FINE = f"""
 merge average {PAIR} --out m | merge task_arithmetic {PAIR} --out m --scale 0.4 | merge ties {PAIR} --out m --set density=0.5 |
 merge dare {PAIR} --out m | merge dare_ties {PAIR} --out m | merge breadcrumbs {PAIR} --out m | merge consensus {PAIR} --out m |
 merge pcb {PAIR} --out m | merge tsv_merge {PAIR} --out m | merge iso_c {PAIR} --out m | merge iso_cts {PAIR} --out m |
-merge wudi {PAIR} --out m | merge wudi_closed_form {PAIR} --out m | merge average {PAIR} --out m --embeddings base |
+merge wudi {PAIR} --out m | merge wudi_closed_form {PAIR} --out m | merge average {PAIR} --out m --set embeddings=base |
 merge regmean {PAIR} --out m {BOTH_DATA} --samples 9 | merge regmean_plus_plus {PAIR} --out m {BOTH_DATA} --samples 9 |
 merge lot {PAIR} --out m {BOTH_DATA} --samples 9 | merge mats {PAIR} --out m {BOTH_DATA} --samples 9 |
 compare --model m=merged --model b=base --expert a=a --data a=a.jsonl --samples 4 --skip 4 | inspect merged |
 inspect merged --json |
-inspect merged --plan --json | plan --merged merged {PAIR} --tokens 9 |
+inspect merged --plan --json | plan --merged merged {PAIR} --set tokens=9 |
 tune --merged merged {PAIR} {BOTH_DATA} --samples 9 --trials 2 --out t.json
 """
 
@@ -675,7 +673,7 @@ def command(words: list[str]) -> tuple[int, str]:
     """The exit code of a command line, and what it says of an error, or as its result."""
     said, out = io.StringIO(), io.StringIO()
     with redirect_stderr(said), redirect_stdout(out):
-        code = cli.main([*words, *(["--quiet"] if "inspect" not in words else [])])
+        code = cli.main(["--quiet", *words])
     return code, said.getvalue() if code else out.getvalue()
 
 

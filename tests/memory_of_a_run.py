@@ -21,7 +21,7 @@ from benchmarks.measure import memory
 from featcal.calibration.estimate import Job, estimate
 from featcal.cli.models import skeleton
 from featcal.cli.plan import shape_of
-from featcal.cli.process import give_back_large_blocks
+from featcal.cli.process import return_large_blocks
 from featcal.models.save import save_model
 
 
@@ -140,7 +140,7 @@ def main() -> None:
     needs = estimate(shape_of(skeleton(base), asked.batch, settings, tokens, False), job)
     run = asked.folder / "run"
     run.mkdir(exist_ok=True)
-    give_back_large_blocks()  # as the command line does
+    return_large_blocks()  # as the command line does
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = memory("VmRSS")
     with Files(run) as files:

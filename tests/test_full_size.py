@@ -75,7 +75,7 @@ def test_memory_that_runs_out_is_one_message_and_nothing_half_written(
     models = [f"--{name}={tmp_path / name}" for name in ("merged", "base")] + [
         f"--expert=a={tmp_path / 'expert'}"
     ]
-    data = [f"--data=a={tmp_path / 'train.jsonl'}", "--samples", "4", "--batch", "2"]
+    data = [f"--data=a={tmp_path / 'train.jsonl'}", "--samples", "4", "--set", "batch=2"]
     before = {path for path in tmp_path.rglob("*")}
     assert cli.main(["calibrate", *models, *data, "--out", str(tmp_path / "new")]) == cli.MISTAKE
     said = capsys.readouterr().err
@@ -83,7 +83,7 @@ def test_memory_that_runs_out_is_one_message_and_nothing_half_written(
         said.count("featcal:") == 1
         and "Traceback" not in said
         and "not enough memory" in said
-        and "lower --batch" in said
+        and "--set batch=8" in said
     )
     assert {path for path in tmp_path.rglob("*")} == before
 

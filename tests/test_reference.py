@@ -31,12 +31,10 @@ def test_every_public_name_has_its_place():
 
 
 def test_every_command_and_option_has_its_place():
-    from typer.main import get_command
-
-    from featcal.cli.main import app
+    from featcal.cli.main import all_commands
 
     text = commands.text(ROOT)
-    for name, command in get_command(app).commands.items():
+    for name, command in all_commands().items():
         assert f"## featcal {name}\n" in text
         assert all(
             parameter.opts[0].strip("-").upper() in text.upper() for parameter in command.params

@@ -1,17 +1,17 @@
-"""`featcal convert`: a CLIP model folder of transformers to open_clip's form, or the other way
-round.
-"""
+"""`featcal convert`: convert a CLIP model folder between transformers and open_clip."""
 
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from featcal.cli import options
-from featcal.cli.evaluate import TOKENIZERS
-from featcal.cli.options import existing_folder, new_folder, require_space, stored_bytes
-from featcal.cli.terminal import Json, Quiet, say, say_json
+from featcal.cli.evaluate import has_tokenizer
+from featcal.cli.folders import existing_folder, new_folder, require_space, stored_bytes
+from featcal.cli.options import Force
+from featcal.cli.terminal import Json, say, say_json
+from featcal.settings import require
 
+CLIP = "Whole CLIP whose text tower to add, if SOURCE is only a vision model."
 EPILOG = """Examples:
 
 featcal convert open_clip_folder --out transformers_folder
@@ -20,51 +20,29 @@ featcal convert calibrated --clip base --out open_clip_folder"""
 
 
 def convert(
-    source: Annotated[
-        Path,
-        Argument(
-            help="Folder with config.json (transformers) or open_clip_config.json (open_clip)."
-        ),
-    ],
-    out: Annotated[Path, Option(help="Folder to write, in the other form.")],
-    clip: Annotated[
-        Path | None,
-        Option(
-            help="To open_clip, where SOURCE is a vision model: the whole CLIP that lends its text tower."
-        ),
-    ] = None,
-    force: options.Force = False,
+    source: Annotated[Path, Argument(help="Folder of transformers or open_clip.")],
+    out: Annotated[Path, Option(help="Folder to write, in the other format.")],
+    clip: Annotated[Path | None, Option(help=CLIP)] = None,
     as_json: Json = False,
-    quiet: Quiet = False,
+    force: Force = False,
 ) -> None:
-    """Rewrite a CLIP between transformers' and open_clip's form; the weights stay the same to the
-    bit.
-    """
+    """Convert a CLIP between transformers and open_clip. A round trip is bit-exact."""
     existing_folder("SOURCE", source)
     whole = None if clip is None else existing_folder("--clip", clip)
     new_folder(out, force, [source] if whole is None else [source, whole])
     require_space("--out", out, stored_bytes(source))
-    from featcal.errors import BadSetting
     from featcal.interchange.open_clip import is_open_clip, to_open_clip, to_transformers
 
     if not is_open_clip(source):
         to_open_clip(source, out, whole)
         if as_json:
             return say_json({"folder": str(out), "form": "open_clip"})
-        return say(
-            f'in open_clip\'s form: {out}; open_clip.create_model("local-dir:{out}") loads it'
-        )
-    if whole is not None:
-        raise BadSetting(
-            "--clip",
-            str(clip),
-            "is of no use here: SOURCE is in open_clip's form and has both towers",
-        )
+        return say(f'open_clip folder: {out}; load it: open_clip.create_model("local-dir:{out}")')
+    expected = "is not needed: an open_clip folder has both towers"
+    require(whole is None, "--clip", str(clip), expected)
     to_transformers(source, out)
     if as_json:
         return say_json({"folder": str(out), "form": "transformers"})
-    say(f"in transformers' form: {out}")
-    if not any((out / name).is_file() for name in TOKENIZERS):
-        say(
-            "no tokenizer lay beside it; featcal evaluate needs CLIP's tokenizer files in the folder"
-        )
+    say(f"transformers folder: {out}")
+    if not has_tokenizer(out):
+        say("SOURCE has no tokenizer; featcal evaluate needs CLIP's tokenizer files in the folder")

@@ -1,24 +1,17 @@
-"""`featcal evaluate`: accuracy of a model on labelled images (CLIP, zero-shot) or labelled
-texts.
-"""
+"""`featcal evaluate`: accuracy on labelled images (CLIP, zero-shot) or labelled texts."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from featcal.cli import options
+from featcal.cli.folders import existing_folder
 from featcal.cli.models import skeleton
-from featcal.cli.options import (
-    device_named,
-    existing_folder,
-    named_folders,
-    named_places,
-    pairs_by_name,
-)
-from featcal.cli.publish import Card, result
-from featcal.cli.terminal import Json, Quiet, note, say_json, table
+from featcal.cli.publish import Card, model_index_entry
+from featcal.cli.terminal import Json, note, say_json, table
 from featcal.errors import BadFile, BadSetting, TensorsDiffer
 from featcal.settings import require
 
@@ -27,11 +20,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from featcal.data.images import ImageSet
+    from featcal.data.places import Place
 
-EPILOG = """Images need the whole CLIP, for the text tower that makes the zero-shot heads. Texts are answered by what the model
-has: a head of classes; without one the likelihood of each label's text (causal models, T5), or the label whose text has the
-nearest vector (encoders; of a SentenceTransformer as its own modules say, else the mean over tokens). A row of texts is
-{"text": ..., "label": ...}, or {"input": ..., "target": ...} where the targets are the labels.
+    # by task which samples are right, and the number of classes if it is known
+    Answers = Mapping[str, tuple[Tensor, int | None]]
+
+SAMPLING = options.Sampling(batch=64, split="test")
+LABELLED = "Labelled images or texts of a task. Repeatable."
+CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."
+TOKENIZERS = ("tokenizer.json", "vocab.json")
+EPILOG = """Images need the whole CLIP: its text tower makes the zero-shot heads.
+
+Texts are classified by the model's own head. Without one, a causal model or T5 chooses the label
+with the highest likelihood, and an encoder the label with the nearest vector (a SentenceTransformer
+by its own modules, others by the mean over tokens). A row of texts is
+{"text": ..., "label": ...}, or {"input": ..., "target": ...} where targets are labels.
 
 Examples:
 
@@ -39,237 +42,177 @@ featcal evaluate --model new --clip base --data mnist=images/mnist --template "a
 
 featcal evaluate --model new --data reviews=reviews --classes reviews=bad,good --template "This film is {}."
 """
-TOKENIZERS = ("tokenizer.json", "vocab.json")
 
 
 def evaluate(
     model: Annotated[Path, Option(help="Folder of the model to evaluate.")],
-    data: Annotated[
-        list[str],
-        Option(metavar="NAME=PLACE", help="Labelled images or texts of a task; once for each."),
-    ],
-    clip: Annotated[
-        Path | None, Option(help="Images: the whole CLIP, for text tower, projections, processor.")
-    ] = None,
-    template: Annotated[
-        list[str] | None, Option(help="Prompt with {} for the class name; once for each.")
-    ] = None,
-    classes: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=A,B,...", help="Texts: names of a task's labels 0, 1, ..."),
-    ] = None,
-    split: Annotated[str, Option(help="The split of each data folder to evaluate on.")] = "test",
-    tokens: Annotated[
-        int | None,
-        Option(min=1, help="Texts: at most so many; 512, or what the model can, left out."),
-    ] = None,
-    batch: options.Batch = 64,
+    data: Annotated[list[str], Option(metavar="NAME=PATH", help=LABELLED)],
+    clip: Annotated[Path | None, Option(help="Whole CLIP, for images.")] = None,
+    template: options.Template = None,
+    classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)] = None,
+    setting: Annotated[list[str] | None, options.set_option(SAMPLING)] = None,
     device: options.Device = "auto",
     card: Card = False,
     as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
-    """Accuracy per task, with the names of classes from the data."""
+    """Measure accuracy per task."""
+    values = options.set_values(setting, SAMPLING)
+    sampling = options.changed(SAMPLING, values, "evaluate")
     existing_folder("--model", model)
-    for prompt in template or ():
-        require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
+    options.require_prompts(template or ())
+    prompts = list(template or ())
     if clip is None:
         from featcal.data.texts import input_of
 
         if input_of(skeleton(model)).kind == "pictures":
-            raise BadSetting(
-                "--clip",
-                None,
-                "must name the whole CLIP: images are told apart by heads that it makes",
-            )
-        right = text_answers(
-            model, data, template or (), classes or (), split, tokens, batch, device_named(device)
-        )
-        show(model, {name: (value, None) for name, value in right.items()}, "texts", as_json)
-        return tell(model, right, data, split, "text-classification") if card else None
-    require(
-        not classes and tokens is None,
-        "--clip",
-        str(clip),
-        "is for images, where --classes and --tokens say nothing",
-    )
-    existing_folder("--clip", clip)
-    found = image_answers(
-        model, clip, data, template or ["a photo of a {}."], split, batch, device_named(device)
-    )
-    show(model, found, "images", as_json)
+            expected = "must be the whole CLIP, which makes the heads for images"
+            raise BadSetting("--clip", None, expected)
+        kind, unit, datasets = "text-classification", "texts", options.named_data(data)
+        where = options.device_named(device)
+        answers = text_answers(model, datasets, prompts, classes or (), sampling, where)
+    else:
+        expected = "is for images; --classes and --set tokens are for texts"
+        require(not classes and sampling.tokens is None, "--clip", str(clip), expected)
+        existing_folder("--clip", clip)
+        options.named_folders("--data", data)
+        kind, unit, datasets = "zero-shot-image-classification", "images", options.named_data(data)
+        where, prompts = options.device_named(device), prompts or ["a photo of a {}."]
+        answers = image_answers(model, clip, datasets, prompts, sampling, where)
+    show_accuracy(model, answers, unit, as_json)
     if card:
-        tell(
-            model,
-            {name: one for name, (one, _) in found.items()},
-            data,
-            split,
-            "zero-shot-image-classification",
-        )
-
-
-def tell(
-    model: Path, right: Mapping[str, "Tensor"], data: Sequence[str], split: str, kind: str
-) -> None:
-    """The accuracies in the model's card. Raises: BadFile for a folder without one."""
-    from featcal.card import add_results
-    from featcal.evaluation.zero_shot import percent
-
-    places = named_places("--data", data)
-    values = {task: round(percent(one) / 100, 4) for task, one in right.items()}
-    add_results(
-        model,
-        [
-            result(places[task], task, split, kind, "accuracy", value, "accuracy")
-            for task, value in values.items()
-        ],
-    )
-
-
-Answered = Mapping[
-    str, tuple["Tensor", int | None]
-]  # by task which samples are right, and how many classes there are
+        add_to_card(model, answers, datasets, sampling.split, kind)
 
 
 def image_answers(
     model: Path,
     clip: Path,
-    data: Sequence[str],
+    datasets: "Mapping[str, Place]",
     templates: list[str],
-    split: str,
-    batch: int,
-    place: "torch.device",
-) -> Answered:
-    """Zero-shot answers of a vision tower."""
+    sampling: options.Sampling,
+    device: "torch.device",
+) -> "Answers":
+    """Return the zero-shot answers of a vision tower."""
     from featcal.data.images import Preprocess, load_images
-    from featcal.evaluation.zero_shot import evaluate_pool, zero_shot_head
-    from featcal.models.load import load_clip, load_tokenizer, load_vision
+    from featcal.evaluation.zero_shot import evaluate_pool
+    from featcal.models.load import load_clip, load_vision
 
-    folders = named_folders("--data", data)
-    whole = load_clip(clip).to(place)
-    require_fitting(model, clip)
-    require_tokenizer(clip)
-    tokenizer, preprocess = load_tokenizer(clip), Preprocess.from_folder(clip)
-    vision = load_vision(model).to(place)
-    tasks = {name: load_images(folder, split, preprocess) for name, folder in folders.items()}
-    for name, images in tasks.items():
-        require_words(name, clip, tokenizer, images, templates)
-    heads = {
-        name: zero_shot_head(whole, tokenizer, images.classes, templates)
-        for name, images in tasks.items()
+    whole = load_clip(clip).to(device)
+    ours, theirs = (skeleton(folder).config.hidden_size for folder in (model, clip))  # type: ignore[union-attr]
+    if ours != theirs:
+        raise TensorsDiffer("vision width", model, ours, clip, theirs)
+    preprocess, split = Preprocess.from_folder(clip), sampling.split
+    tasks = {
+        name: load_images(dataset.source, split, preprocess) for name, dataset in datasets.items()
     }
-    judged = evaluate_pool(
-        {"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch
-    )["model"]
-    return {name: (right, len(tasks[name].classes)) for name, right in judged.items()}
+    heads = zero_shot_heads(clip, whole, tasks, templates)
+    projection = whole.visual_projection.weight.detach()
+    vision = load_vision(model).to(device)
+    pool = evaluate_pool({"model": vision}, tasks, heads, projection, sampling.batch)
+    return {name: (right, len(tasks[name].classes)) for name, right in pool["model"].items()}
+
+
+def zero_shot_heads(
+    folder: Path, clip: Any, tasks: "Mapping[str, ImageSet]", templates: list[str]
+) -> "dict[str, Tensor]":
+    """Return by task the unit vectors of its classes.
+
+    Raises: BadFile without a tokenizer, which transformers would make up; BadSetting for a prompt
+    with an unknown word, since such prompts look alike and accuracy would be chance.
+    """
+    from featcal.evaluation.zero_shot import words_known, zero_shot_head
+    from featcal.models.load import load_tokenizer
+
+    if not has_tokenizer(folder):
+        problem = f"no tokenizer in this folder ({' or '.join(TOKENIZERS)})"
+        raise BadFile(folder, problem, "copy the tokenizer's files there")
+    tokenizer, heads = load_tokenizer(folder), {}
+    expected = (
+        f"must hold only words that the tokenizer of {folder} knows; "
+        "give other prompts with --template"
+    )
+    for task, images in tasks.items():
+        for name, template in product(images.classes, templates):
+            known = words_known(tokenizer, [name], [template])
+            require(known, f"{task}: prompt", template.replace("{}", name), expected)
+        heads[task] = zero_shot_head(clip, tokenizer, images.classes, templates)
+    return heads
 
 
 def text_answers(
     folder: Path,
-    data: Sequence[str],
+    datasets: "Mapping[str, Place]",
     templates: Sequence[str],
     classes: Sequence[str],
-    split: str,
-    tokens: int | None,
-    batch: int,
-    place: "torch.device",
-) -> dict[str, "Tensor"]:
-    """Answers on labelled texts, by what the model has."""
+    sampling: options.Sampling,
+    device: "torch.device",
+) -> "Answers":
+    """Return the answers on labelled texts, by what the model has."""
     from featcal.data.texts import input_of, load_labelled, reader_for
     from featcal.evaluation.texts import WAYS, Sentences, TextModel, right_answers, way_of
     from featcal.models.load import load_model
 
-    places = named_places("--data", data)
-    names = {
-        task: told.split(",")
-        for task, told in pairs_by_name("--classes", classes, "name=A,B,...").items()
-    }
+    pairs = options.pairs_by_name("--classes", classes, "NAME=A,B,...")
+    names = {task: labels.split(",") for task, labels in pairs.items()}
     for task in names:
-        require(
-            task in places, "--classes", task, f"must name a task of --data: {', '.join(places)}"
-        )
-    model = load_model(folder).to(place)
+        expected = f"must name a task of --data: {', '.join(datasets)}"
+        require(task in datasets, "--classes", task, expected)
+    model = load_model(folder).to(device)
     way, sentences = way_of(model), Sentences.of_folder(folder)
-    require(
-        way != "likelihood" or len(templates) < 2,
-        "--template",
-        list(templates),
-        "must be one for likelihoods",
-    )
-    require(
-        way != "head" or not templates,
-        "--template",
-        list(templates),
-        "is of no use for a model with a head of classes",
-    )
-    note(
-        f"{folder}: {WAYS[way]}"
-        + ("" if way != "vectors" or sentences.given else ", the mean over its tokens")
-    )
-    asked = TextModel(model, reader_for([folder], input_of(model), tokens), batch, sentences)
-    found = {}
-    for task, where in places.items():
-        labelled = load_labelled(where, split, names.get(task))
+    one = way != "likelihood" or len(templates) < 2
+    require(one, "--template", list(templates), "must be one for likelihoods")
+    expected = "is not used by a model with a head of classes"
+    require(way != "head" or not templates, "--template", list(templates), expected)
+    mean = ", the mean over its tokens" if way == "vectors" and not sentences.given else ""
+    note(f"{folder}: {WAYS[way]}{mean}")
+    reader = reader_for([folder], input_of(model), sampling.tokens)
+    asked, answers = TextModel(model, reader, sampling.batch, sentences), {}
+    for task, dataset in datasets.items():
+        labelled = load_labelled(dataset, sampling.split, names.get(task))
         named = labelled.samples[0].label is not None and way == "likelihood"
-        found[task] = right_answers(asked, labelled, list(templates) or [" {}" if named else "{}"])
-    return found
+        prompts = list(templates) or [" {}" if named else "{}"]
+        answers[task] = (right_answers(asked, labelled, prompts), None)
+    return answers
 
 
-def show(model: Path, answered: Answered, what: str, as_json: bool) -> None:
-    """Percent correct of every task and their average."""
+def show_accuracy(model: Path, answers: "Answers", unit: str, as_json: bool) -> None:
+    """Print percent correct of every task and their average."""
     from featcal.evaluation.zero_shot import percent
 
-    found = {name: percent(right) for name, (right, _) in answered.items()}
+    accuracy = {name: percent(right) for name, (right, _) in answers.items()}
+    average = sum(accuracy.values()) / len(accuracy)
     if as_json:
-        told = {
-            name: {"accuracy": value, what: len(answered[name][0])} for name, value in found.items()
+        tasks = {
+            name: {"accuracy": value, unit: len(answers[name][0])}
+            for name, value in accuracy.items()
         }
-        return say_json(
-            {"model": str(model), "tasks": told, "average": sum(found.values()) / len(found)}
-        )
-    several = any(count for _, count in answered.values())
-    rows = []
-    for name, (right, count) in answered.items():
-        rows.append(
-            [name, *([str(count)] if several else []), str(len(right)), f"{found[name]:.2f}"]
-        )
-    rows.append(
-        ["average", *([""] if several else []), "", f"{sum(found.values()) / len(found):.2f}"]
-    )
-    table(
-        f"{model}: percent correct",
-        ["task", *(["classes"] if several else []), what, "accuracy"],
-        rows,
-    )
+        return say_json({"model": str(model), "tasks": tasks, "average": average})
+    rows = [
+        [name, str(count or ""), str(len(right)), f"{accuracy[name]:.2f}"]
+        for name, (right, count) in answers.items()
+    ]
+    rows.append(["average", "", "", f"{average:.2f}"])
+    columns = ["task", "classes", unit, "accuracy"]
+    if unit == "texts":  # the number of classes is not known
+        columns, rows = columns[:1] + columns[2:], [row[:1] + row[2:] for row in rows]
+    table(f"{model}: percent correct", columns, rows)
 
 
-def require_fitting(model: Path, clip: Path) -> None:
-    """A model whose pictures fit the text tower's space. Raises: TensorsDiffer."""
-    here, there = (skeleton(folder).config.hidden_size for folder in (model, clip))  # type: ignore[union-attr]
-    if here != there:
-        raise TensorsDiffer("vision width", model, here, clip, there)
-
-
-def require_tokenizer(clip: Path) -> None:
-    """The files of a tokenizer, without which transformers would make one up. Raises: BadFile."""
-    if not any((clip / name).is_file() for name in TOKENIZERS):
-        raise BadFile(
-            clip,
-            f"no tokenizer in this folder ({' or '.join(TOKENIZERS)})",
-            "copy the tokenizer's files there",
-        )
-
-
-def require_words(
-    task: str, clip: Path, tokenizer: Any, images: "ImageSet", templates: list[str]
+def add_to_card(
+    model: Path, answers: "Answers", datasets: "Mapping[str, Place]", split: str, kind: str
 ) -> None:
-    """Prompts of which the tokenizer knows every word: an unknown one makes classes look alike and
-    the accuracy chance.
-    """
-    from featcal.evaluation.zero_shot import words_known
+    """Write the accuracies into the model's card. Raises: BadFile for a folder without one."""
+    from featcal.card import add_results
+    from featcal.evaluation.zero_shot import percent
 
-    for name in images.classes:
-        for template in templates:
-            if not words_known(tokenizer, [name], [template]):
-                problem = f"holds a word that the tokenizer of {clip} does not know; give other prompts with --template"
-                raise BadSetting(f"{task}: prompt", template.replace("{}", name), problem)
+    measure = {"task_type": kind, "metric_type": "accuracy", "metric_name": "accuracy"}
+    entries = []
+    for task, (right, _) in answers.items():
+        value = round(percent(right) / 100, 4)
+        entry = model_index_entry(datasets[task], task, split, metric_value=value, **measure)
+        entries.append(entry)
+    add_results(model, entries)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether the folder has the files of a tokenizer."""
+    return any((folder / name).is_file() for name in TOKENIZERS)

@@ -1,43 +1,48 @@
-"""The command `featcal`: a table of commands, and one place that turns what went wrong into a
-message and an exit code.
+"""The command `featcal`: a table of commands, and one place that turns errors into a message and an
+exit code.
 
-0: done. 2: a mistake in arguments, files or settings, told in one message. 130: Ctrl-C, SIGTERM.
-Anything else is a fault of this package and leaves its traceback, with exit code 1.
+A command's module is imported when the command runs, so `featcal --help` loads neither torch nor
+transformers.
 """
 
 import errno
-import re
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.metadata import entry_points
-from typing import Annotated
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any
 
 import typer
-from typer.main import get_command
+from typer.core import TyperCommand, TyperGroup
 
-from featcal.calibration.ranks import started
-from featcal.cli import calibrate, compare, convert, evaluate, inspect, merge, plan, tune
-from featcal.cli.terminal import complain, hush, log_to, plain_without_terminal, say
+from featcal.cli import terminal
 from featcal.errors import FeatCalError, OutOfMemory, RemoteRankError
 
 MISTAKE, INTERRUPTED = 2, 130
-COMMANDS = "featcal.commands"  # entry points of other packages: functions for typer
-# a path that cannot be written: who may, what lies there, how it is mounted, how long its name is
-PATH_TROUBLE = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ENAMETOOLONG,
-)
+# by name one line of help; the function is `featcal.cli.<name>.<name>`
+COMMANDS = {
+    "merge": "Merge fine-tuned models into one.",
+    "calibrate": "Calibrate a merged model to its experts' features.",
+    "compare": "Measure how closely models match their experts, without labels.",
+    "evaluate": "Measure accuracy on labelled images or texts.",
+    "inspect": "Show a model folder and what calibration solves.",
+    "plan": "Estimate the memory, disk and operations of a calibration.",
+    "convert": "Convert a CLIP model between transformers and open_clip.",
+    "tune": "Choose λ, ρ and α without labels.",
+}
+GROUP = "featcal.commands"  # entry points of other packages: functions for typer
+PATH_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
+OTHER_PATH_ERRORS = (errno.EROFS, errno.ENAMETOOLONG)
 
-EXIT_CODES = """Exit codes: 0 done; 2 a mistake in arguments, files or settings, told in one message; 130 interrupted (Ctrl-C,
-SIGTERM); 1 a fault of featcal itself."""
+EXIT_CODES = (
+    "Exit codes: 0 done; 2 a mistake in arguments, files or settings, explained in one message; "
+    "130 interrupted (Ctrl-C, SIGTERM); 1 a fault of featcal itself."
+)
 EPILOG = f"""Examples:
 
 featcal merge task_arithmetic --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
@@ -47,176 +52,165 @@ featcal calibrate --base base --merged merged --expert mnist=models/mnist --data
 featcal calibrate --help
 
 {EXIT_CODES}"""
-FOREIGN = {point.name for point in entry_points(group=COMMANDS)}
+
+
+@cache
+def foreign_commands() -> dict[str, EntryPoint]:
+    """Return the commands of other packages by name."""
+    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda p: p.name)}
+
+
+@cache
+def load_command(name: str) -> Any:
+    """Import a command's module and return the command."""
+    point = foreign_commands().get(name)
+    function = point.load() if point else getattr(import_module(f"featcal.cli.{name}"), name)
+    module = sys.modules[function.__module__]
+    epilog = getattr(module, "EPILOG", "")
+    if "Exit codes" not in epilog:
+        epilog = f"{epilog.strip()}\n\n{EXIT_CODES}"
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, cls=getattr(module, "COMMAND_CLASS", None), epilog=epilog)(function)
+    return typer.main.get_command(single)
+
+
+def all_commands() -> dict[str, Any]:
+    """Return every command by name, loaded."""
+    return {name: load_command(name) for name in (*COMMANDS, *foreign_commands())}
+
+
+class LazyCommands(TyperGroup):
+    """Commands that are listed by name and one line of help, and loaded when they run."""
+
+    def __init__(self, **how: Any):
+        super().__init__(**how)
+        lines = COMMANDS | {
+            name: f"Command of the package {point.dist.name if point.dist else point.value}."
+            for name, point in foreign_commands().items()
+        }
+        self.commands = {name: TyperCommand(name, help=line) for name, line in lines.items()}
+
+    def resolve_command(self, context: Any, arguments: list[str]) -> Any:
+        """Return name, loaded command and remaining arguments."""
+        name, command, rest = super().resolve_command(context, arguments)
+        return name, load_command(name) if name and command else command, rest
+
+
 app = typer.Typer(
+    cls=LazyCommands,
+    rich_markup_mode=None,  # plain help: rich takes half of the time of `featcal --help`
     help="FeatCal: calibrate a merged model to its experts' features, in closed form.",
     epilog=EPILOG,
 )
-for command in (
-    merge.merge,
-    calibrate.calibrate,
-    compare.compare,
-    evaluate.evaluate,
-    inspect.inspect,
-    plan.plan,
-    convert.convert,
-    tune.tune,
-    *(point.load() for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name)),
-):
-    own = getattr(sys.modules[command.__module__], "EPILOG", "")
-    kind = merge.MergeCommand if command is merge.merge else None
-    app.command(cls=kind, epilog=own if "Exit codes" in own else f"{own.strip()}\n\n{EXIT_CODES}")(
-        command
-    )
 
 
 @app.callback(invoke_without_command=True)
 def options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")
+    ] = False,
     log_file: Annotated[
-        str, typer.Option(metavar="FILE", help="Append what is told of the run, with times.")
+        str, typer.Option(metavar="FILE", help="Write a timestamped log to FILE.")
     ] = "",
     log_level: Annotated[
-        str, typer.Option(metavar="LEVEL", help="Of --log-file: debug, info, warning or error.")
+        str, typer.Option(metavar="LEVEL", help="Level of the log: debug, info, warning or error.")
     ] = "info",
 ) -> None:
+    """Apply the options of all commands."""
     from featcal import __version__
 
+    terminal.set_quiet(quiet)
     if log_file:
-        log_to(log_file, log_level)
-
+        terminal.log_to(log_file, log_level)
     if version:
-        say(f"featcal {__version__}")
+        terminal.say(f"featcal {__version__}")
         raise typer.Exit()
     if context.invoked_subcommand is None:
-        say(context.get_help())
+        terminal.say(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
-    plain_without_terminal()
-    hush(False)  # what an earlier command of this process was told
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        with ended_as_by_ctrl_c(), started():
-            code = get_command(app).main(arguments, prog_name="featcal", standalone_mode=False)
-    except RemoteRankError:  # by another process of this run, which tells it
+        with sigterm_as_ctrl_c(), process_group():
+            command = typer.main.get_command(app)
+            code = command.main(arguments, prog_name="featcal", standalone_mode=False)
+    except RemoteRankError:  # the other process reports its own error
         return MISTAKE
     except FeatCalError as error:
-        own = FOREIGN.isdisjoint(sys.argv[1:] if arguments is None else arguments)
-        complain(in_options(str(error)) if own else str(error))
+        terminal.complain(str(error))
         return MISTAKE
-    except (
-        typer.TyperException
-    ) as error:  # what typer cannot make sense of: unknown options, missing arguments
-        context = getattr(error, "ctx", None)
-        way_out = f"{context.command_path if context else 'featcal'} --help tells what there is"
-        if getattr(error, "option_name", None) in ("--log-file", "--log-level"):
-            way_out = (
-                "it stands before the command: featcal --log-file run.log --log-level info COMMAND"
-            )
-        complain(f"{error.format_message()}\n  - {way_out}")
+    except typer.TyperException as error:  # unknown options, missing arguments
+        terminal.complain(f"{error.format_message()}\n  - {usage_hint(error)}")
         return MISTAKE
     except (MemoryError, RuntimeError) as error:
-        if not no_memory(error):
+        if not is_out_of_memory(error):
             raise
-        complain(
-            str(
-                out_of_memory(
-                    ["featcal", *(sys.argv[1:] if arguments is None else arguments)], error
-                )
-            )
-        )
+        terminal.complain(str(out_of_memory(["featcal", *arguments], error)))
         return MISTAKE
     except OSError as error:
-        if error.errno not in PATH_TROUBLE:
+        if not isinstance(error, PATH_ERRORS) and error.errno not in OTHER_PATH_ERRORS:
             raise
         reason = (error.strerror or "cannot be used").lower()
-        complain(f"{error.filename}: {reason}.\n  - check the path and who may write there")
+        terminal.complain(f"{error.filename}: {reason}.\n  - check the path and its permissions")
         return MISTAKE
     except KeyboardInterrupt:
         code = INTERRUPTED
-    if code == INTERRUPTED:
-        complain("interrupted; nothing half-written is left")
+    if code == INTERRUPTED:  # by Ctrl-C here or inside typer
+        terminal.complain("interrupted; no half-written files are left")
     return code if isinstance(code, int) else 0
 
 
-def out_of_memory(command: Sequence[str], reason: BaseException) -> OutOfMemory:
-    """The error of a command that asked for more memory than there is, with its first words and the
-    allocator's.
-    """
-    said = str(reason).strip().split(" Of the allocated memory")[0].rstrip(".") or "no more memory"
-    return OutOfMemory(
-        " ".join(command[:4]),
-        f"not enough memory ({said}); nothing of it is left half-written",
-        "lower --batch (of a stage, `batch` in the experiment's settings), or",
-        "end what else is on that GPU (nvidia-smi lists it), or",
-        "compute on the CPU: --device cpu",
-    )
+def usage_hint(error: Any) -> str:
+    """Return the way out for a command line that typer rejects."""
+    if getattr(error, "option_name", None) in ("--log-file", "--log-level", "--quiet", "-q"):
+        return "put it before the command: featcal --quiet --log-file run.log COMMAND"
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "featcal"
+    return f"{command} --help lists the options, and the keys of --set"
 
 
-OPTIONS = {
-    "calibrate.modules": "--module",
-    "calibrate.norm": "--norm/--no-norm",
-    "calibrate.bias": "--bias/--no-bias",
-    "merge.embeddings": "--embeddings",
-    "merge.batches": "--data",
-    "merge.experts": "--expert",
-    "merge.head": "--head",
-    "merge.scale": "--scale",
-    "merge.method": "METHOD",
-}
-# what the library calls otherwise than the commands do, and what these say instead
-WORDS = {
-    r"plan=featcal\.BlockPlan\((?:[^()]|\([^()]*\))*\)": "--stack PATH (calibrate, tune, compare and plan have it)",
-    r"batches\['(.+?)'\]": r"--data \1",
-    r"^(device|samples|split|tokens|work):": r"--\1:",
-    r"^compare\.models:": "--model:",
-}
-KEY = re.compile(r"(?<![\w.-])(calibrate|merge|tune)\.([a-z]+(?:_[a-z]+)*)(?![\w.])")
+def process_group() -> Any:
+    """Return a context in which torchrun's processes work together; of one process, nothing."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return nullcontext()  # without importing torch
+    from featcal.calibration.ranks import started
 
-
-def in_options(text: str) -> str:
-    """A message of the library in the words of the commands: --ridge for calibrate.ridge, --set
-    density for merge.density.
-
-    A key of an experiment, which has more parts, stays as it is, and so do names of files.
-    """
-    for words, ours in WORDS.items():
-        text = re.sub(words, ours, text)
-
-    def option(found: re.Match[str]) -> str:
-        room, key = found.groups()
-        if key in ("json", "yaml", "yml", "py"):
-            return found[0]
-        return OPTIONS.get(found[0]) or (
-            f"--set {key}" if room == "merge" else f"--{key.replace('_', '-')}"
-        )
-
-    return KEY.sub(option, text)
+    return started()
 
 
 @contextmanager
-def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Inside, SIGTERM (a time limit, a scheduler) does what Ctrl-C does; where it is ignored or
-    handled it stays so.
-    """
-    here = (
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM (a time limit, a scheduler) do what Ctrl-C does, unless it is already handled."""
+    ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
-    if here:
+    if ours:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        if here:
+        if ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def no_memory(error: BaseException) -> bool:
-    """Whether this is torch's or Python's word for memory that is used up; torch is not imported to
-    ask.
-    """
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether Python or torch ran out of memory, without importing torch."""
     of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or of_torch
+
+
+def out_of_memory(command: Sequence[str], error: BaseException) -> OutOfMemory:
+    """Return the error of a command that ran out of memory, with the allocator's own reason."""
+    reason = str(error).strip().split(" Of the allocated memory")[0].rstrip(".")
+    return OutOfMemory(
+        " ".join(command[:4]),
+        f"not enough memory ({reason or 'no more memory'}); no half-written files are left",
+        "use smaller batches (--set batch=8; of a stage, `batch` in the experiment's settings), or",
+        "end other processes on that GPU (nvidia-smi lists them), or",
+        "compute on the CPU: --device cpu",
+    )

@@ -1,94 +1,100 @@
-"""Base and experts of a command: from its options, else from a mergekit recipe.
+"""Base and experts of a command, from its options or from a mergekit recipe.
 
-A LoRA expert is a model and an adapter; where a whole model is needed, one is written for as long
-as the command runs."""
+A LoRA expert is a model and an adapter. Where a whole model is needed, one is written for as long
+as the command runs.
+"""
 
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcal.cli.options import existing_folder, named_folders
+from featcal.cli.folders import existing_folder
+from featcal.cli.options import named_folders
 from featcal.cli.terminal import note
-from featcal.errors import BadFile, BadSetting, MissingPath, TensorsDiffer
+from featcal.errors import BadFile, BadPlan, BadSetting, MissingPath
+from featcal.files import read_json
 from featcal.interchange.mergekit import Recipe, read_recipe, recipe_in
-from featcal.models.load import is_adapter, refuse_adapter
 
 if TYPE_CHECKING:
     from mergekit.common import ModelPath
     from torch import nn
 
+    from featcal.models.plan import BlockPlan
+
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "README.md"]
-HUB = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+SAVED = "give the config.json that was saved with these weights"
 
 
 @dataclass(frozen=True)
-class Named:
+class Inputs:
     """Base and experts of a command.
 
-    experts: folders by name.  under: for LoRA experts, the folder of the model they belong to.
-    recipe: the recipe that was read, if any.
+    experts: folders by name.  adapter_bases: for LoRA experts, the folders of their models.
     """
 
     base: Path
     experts: Mapping[str, Path]
-    under: Mapping[str, Path] = field(default_factory=dict)
-    recipe: Recipe | None = None
+    adapter_bases: Mapping[str, Path] = field(default_factory=dict)
 
     @property
-    def shaped(self) -> dict[str, Path]:
+    def configured(self) -> dict[str, Path]:
         """Return for every expert the folder with its config.json."""
-        return {name: self.under.get(name, folder) for name, folder in self.experts.items()}
-
-    def all_shaped(self, merged: Path) -> dict[str, Path]:
-        """Return for every model the folder with its config.json, by the name errors use."""
-        return {"base": self.base, "merged": merged} | {
-            f"expert {name!r}": folder for name, folder in self.shaped.items()
-        }
+        return {name: self.adapter_bases.get(name, path) for name, path in self.experts.items()}
 
     @property
-    def read(self) -> list[Path]:
+    def labelled_experts(self) -> dict[str, Path]:
+        """Return the same by the name that errors use."""
+        return {f"expert {name!r}": folder for name, folder in self.configured.items()}
+
+    @property
+    def folders(self) -> list[Path]:
         """Return every folder that is read."""
-        return [self.base, *self.experts.values(), *self.under.values()]
+        return [self.base, *self.experts.values(), *self.adapter_bases.values()]
 
 
-def named_models(
+def read_inputs(
     base: Path | None,
-    expert: Collection[str],
-    recipe: Path | None,
+    expert: Collection[str] | None,
+    recipe_file: Path | None = None,
     merged: Path | None = None,
     weights: bool = True,
-) -> Named:
+) -> Inputs:
     """Return base and experts: from the options, the recipe, or the recipe in the merged folder.
 
-    weights: False where the configuration of models on the hub is enough.
-    Raises: BadSetting, MissingPath; what reading a recipe and reaching the hub raise.
+    weights: False if the configuration of models on the hub is enough.
+    Raises: BadSetting, MissingPath; as read_recipe; HubUnreachable, NotOnHub.
     """
-    if recipe is None and merged is not None and not (base and expert):
-        recipe = recipe_in(merged)
-    read = None if recipe is None else read_recipe(recipe)
-    if read is None:
-        where = "" if merged is None else f", or with --recipe; {merged} holds no mergekit recipe"
-        for option, given in (("--base", base), ("--expert", expert)):
-            if not given:
-                raise BadSetting(option, None, f"must be named{where}")
-    folder = existing_folder("--base", base) if base is not None else base_of(read, weights)
-    experts = named_folders("--expert", expert)
-    under = {name: folder for name, path in experts.items() if is_adapter(path)}
-    if not experts and read is not None:
-        experts, under = experts_of(read, folder, weights)
-    if read is not None:
-        named = ", ".join(f"{name}={path}" for name, path in experts.items())
-        note(f"{read.file}: base {folder}; experts {named}")
-    return Named(folder, experts, under, read)
+    from featcal.models.load import is_adapter
+
+    if recipe_file is None and merged is not None and not (base and expert):
+        recipe_file = recipe_in(merged)
+    recipe = None if recipe_file is None else read_recipe(recipe_file)
+    for option, given in (("--base", base), ("--expert", expert)):
+        if not given and recipe is None:
+            other = f", or with --set recipe=FILE; {merged} holds no mergekit recipe"
+            raise BadSetting(option, None, f"must be given{other if merged else ''}")
+    if base is not None:
+        folder = existing_folder("--base", base)
+    else:
+        assert recipe is not None
+        folder = base_of(recipe, weights)
+    experts = named_folders("--expert", expert or ())
+    adapter_bases = {name: folder for name, path in experts.items() if is_adapter(path)}
+    if recipe is not None:
+        if not experts:
+            experts, adapter_bases = experts_of(recipe, folder, weights)
+        names = ", ".join(f"{name}={path}" for name, path in experts.items())
+        note(f"{recipe.file}: base {folder}; experts {names}")
+    return Inputs(folder, experts, adapter_bases)
 
 
-def base_of(recipe: Recipe | None, weights: bool) -> Path:
+def base_of(recipe: Recipe, weights: bool) -> Path:
     """Return the folder of a recipe's base. Raises: BadFile for none."""
-    assert recipe is not None
     if recipe.base is None:
         problem = f"names no base_model from which the models of {recipe.method} were fine-tuned"
         raise BadFile(recipe.file, problem, "name that model with --base FOLDER")
@@ -105,7 +111,9 @@ def experts_of(
 
     Raises: BadFile for two experts of one name.
     """
-    experts, under = {}, {}
+    from featcal.models.load import is_adapter
+
+    experts, adapter_bases = {}, {}
     for model in recipe.experts:
         own = model.lora or model.model
         name = Path(own.path).name
@@ -114,10 +122,10 @@ def experts_of(
             raise BadFile(recipe.file, f"two of its models are called {name!r}", way_out)
         experts[name] = folder_of(own, recipe.file, weights)
         if model.lora:
-            under[name] = folder_of(model.model, recipe.file, weights)
+            adapter_bases[name] = folder_of(model.model, recipe.file, weights)
         elif is_adapter(experts[name]):
-            under[name] = base
-    return experts, under
+            adapter_bases[name] = base
+    return experts, adapter_bases
 
 
 def folder_of(model: "ModelPath", file: Path, weights: bool) -> Path:
@@ -129,7 +137,7 @@ def folder_of(model: "ModelPath", file: Path, weights: bool) -> Path:
         if path.is_dir():
             return path
     way_out = f"searched next to {file} and in the current folder; use --base and --expert"
-    if HUB.fullmatch(model.path) is None:
+    if HUB_NAME.fullmatch(model.path) is None:
         raise MissingPath(model.path, f"named in {file}", way_out)
     from huggingface_hub import snapshot_download
 
@@ -141,54 +149,55 @@ def folder_of(model: "ModelPath", file: Path, weights: bool) -> Path:
 
 
 @contextmanager
-def whole_experts(named: Named, place: Path, mine: Collection[str]) -> Iterator[dict[str, Path]]:
-    """Yield the experts' folders, LoRA experts among `mine` as whole models below `place`.
+def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator[dict[str, Path]]:
+    """Yield the experts' folders, with LoRA experts among `mine` as whole models in `work`.
 
-    These are removed afterwards, unless blocks are solved there: then a run that goes on from them
-    needs the same files.
+    They are removed afterwards, unless `work` holds finished blocks: a run that continues needs
+    the same files.
     """
     from featcal.models.lora import dense_folder
 
-    made = {name: place / "experts" / name for name in named.under if name in mine}
+    made = {name: work / "experts" / name for name in inputs.adapter_bases if name in mine}
     try:
         for name, folder in made.items():
-            note(f"{name}: the adapter is added to {named.under[name]}")
-            dense_folder(named.under[name], named.experts[name], folder)
-        yield {**named.experts, **made}
+            note(f"{name}: adding the adapter to {inputs.adapter_bases[name]}")
+            dense_folder(inputs.adapter_bases[name], inputs.experts[name], folder)
+        yield {**inputs.experts, **made}
     finally:
-        if not any((place / "blocks").glob("*")):
+        if not any((work / "blocks").glob("*")):
             for folder in made.values():
                 shutil.rmtree(folder, ignore_errors=True)
-            for folder in (place / "experts", place) if made else ():
+            for folder in (work / "experts", work) if made else ():
                 if folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()
 
 
-SAVED = "give the config.json that was saved with these weights"
+def skeleton(folder: Path, like: Any = None) -> "nn.Module":
+    """Return the model of config.json without weights; of a whole CLIP its vision tower.
 
-
-def skeleton(folder: Path) -> "nn.Module":
-    """The model of config.json without its numbers; of a whole CLIP its vision tower.
-
+    like: a class to build instead if it has the same tower.
     Raises: MissingPath, BadFile for a config.json that makes no model.
     """
-    from featcal.models.load import skeleton as meta_model
+    from featcal.models import load
 
-    require_names(folder / "config.json")
-    return meta_model(folder)[0]
+    check_config(folder)
+    return load.skeleton(folder, like=like)[0]
 
 
-def require_names(path: Path) -> None:
-    """A config.json that lists the names of its classes, of numbers that are not packed; a line
-    where it names code, too.
+def check_config(folder: Path) -> None:
+    """Check that config.json names a class and no quantisation; note code that is not run.
+
+    Imports torch only if the folder is an adapter or names code.
+    Raises: MissingPath, BadFile.
     """
-    from featcal.files import read_json
-
-    refuse_adapter(path.parent)
+    path = folder / "config.json"
     if not path.is_file():
-        raise MissingPath(
-            path, "what model it is", "give a model's folder: config.json and safetensors"
-        )
+        if (folder / "adapter_config.json").is_file():
+            from featcal.models.load import refuse_adapter
+
+            refuse_adapter(folder)
+        way_out = "give a model's folder: config.json and safetensors"
+        raise MissingPath(path, "the model's configuration", way_out)
     config = read_json(path)
     if not isinstance(config, dict):
         raise BadFile(path, "not a mapping of settings", SAVED)
@@ -197,102 +206,80 @@ def require_names(path: Path) -> None:
         way_out = "a list with one class of transformers is expected, such as CLIPVisionModel"
         raise BadFile(path, f"architectures is {names!r}", way_out)
     if config.get("quantization_config"):
-        raise BadFile(
-            path, "a quantised model (quantization_config)", "give the checkpoint it was made from"
-        )
-    from featcal.models.load import model_code, refuse_code
+        problem = "a quantised model (quantization_config)"
+        raise BadFile(path, problem, "give the checkpoint it was made from")
+    if config.get("auto_map"):
+        from featcal.models.load import model_code, refuse_code
 
-    refuse_code(path.parent)
-    if code := model_code(config):
-        note(
-            f"{path}: auto_map names {code[0]}, which is not run; transformers' own {names[0]} is used"
-        )
-
-
-def word_rows(folders: Mapping[str, Path]) -> dict[str, int]:
-    """How many rows of words each model has, of those whose config.json tells it."""
-    from featcal.files import read_json
-
-    told = {
-        name: read_json(folder / "config.json").get("vocab_size")
-        for name, folder in folders.items()
-    }
-    return {name: count for name, count in told.items() if isinstance(count, int)}
+        refuse_code(folder)
+        if code := model_code(config):
+            ours = f"transformers' own {names[0]} is used"
+            note(f"{path}: auto_map names {code[0]}, which is not run; {ours}")
 
 
-def alike_student(merged: Path, named: Named) -> "nn.Module":
-    """The merged model without its numbers, once all models are there and alike. Raises: as
-    skeleton, require_alike.
-    """
-    from featcal.models.lora import with_adapter
-
-    folders = named.all_shaped(merged)
-    student = {name: skeleton(folder) for name, folder in folders.items()}["merged"]
-    require_alike(folders)
-    for name, folder in named.under.items():
-        with_adapter(skeleton(folder), named.experts[name])
-    return student
+def vocabulary_sizes(folders: Mapping[str, Path]) -> dict[str, int]:
+    """Return the number of tokens of each model whose config.json states it."""
+    sizes = {n: read_json(f / "config.json").get("vocab_size") for n, f in folders.items()}
+    return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
 
-def require_alike(folders: Mapping[str, Path]) -> None:
-    """Weights of one shape in all folders, told from the files' heads alone; the first folder is
-    the reference.
-
-    Of tables of words and of heads the number of rows may differ.
-
-    Raises: TensorsDiffer naming both files and the tensor; BadFile for whole numbers; whatever
-    opening a folder raises.
-    """
-    from transformers import CLIPModel, CLIPVisionModel
-
-    from featcal.models.checkpoint import LazyCheckpoint
-    from featcal.models.load import model_class, vision_part
-
-    first = None
+def note_vocabularies(folders: Mapping[str, Path]) -> None:
+    """Check every configuration; note vocabularies that differ. Raises: as check_config."""
     for folder in folders.values():
-        clip = model_class(folder) in (CLIPModel, CLIPVisionModel)
-        opened = LazyCheckpoint(folder, vision_part(folder) if clip else None)
-        opened.require_floating()
-        first = first or opened
-        names = set(
-            first.names
-        )  # one that a folder lacks may be tied to another; loading tells which are missing
-        for name in (name for name in opened.names if name in names):
-            this, that = first.shape(name), opened.shape(name)
-            if not alike(name, this, that):
-                raise TensorsDiffer(name, first.file_of(name), this, opened.file_of(name), that)
+        check_config(folder)
+    sizes = vocabulary_sizes(folders)
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        note(
+            f"vocabulary sizes: {listed}; samples are tokenised with the base's vocabulary, and "
+            "the merged model's embeddings stay as they are"
+        )
 
 
-def alike(name: str, one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
-    """Whether two models' shapes of one tensor go together: in blocks the same, elsewhere but for
-    rows, or where one has none.
-    """
-    if any(part.isdecimal() for part in name.split(".")):
-        return one == other
-    return one is None or other is None or one[1:] == other[1:]
-
-
-def tell_heads(student: Any, named: Named) -> None:
-    """A line for each expert of another class than the merged model's: what stands on its tower has
-    no part in this.
-    """
+def note_heads(student: Any, inputs: Inputs) -> None:
+    """Note each expert with another head than the merged model's, which is not used."""
     from featcal.models.load import model_class
 
-    for name, folder in named.shaped.items():
+    for name, folder in inputs.configured.items():
         own, kind = model_class(folder), type(student)
         if own is not kind and own.base_model_prefix == kind.base_model_prefix:
-            note(
-                f"{name}: a {own.__name__}, of which the tower counts; its head stays with it (the merged model: {kind.__name__})"
-            )
+            note(f"{name}: a {own.__name__}; its head is not used (merged: {kind.__name__})")
 
 
-def tell_words(folders: Mapping[str, Path]) -> None:
-    """A line where the models have other words: texts are cut into the base's, and every model
-    keeps its own rows.
+def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
+    """Return the model's plan, or one of the named lists of blocks.
+
+    Raises: BadPlan with the lists that exist.
     """
-    rows = word_rows(folders)
-    if len(set(rows.values())) > 1:
-        told = ", ".join(f"{role} {count}" for role, count in rows.items())
-        note(
-            f"rows of words: {told}; samples are cut into the base's words, and the merged model's rows stay as they are"
-        )
+    from torch.nn import ModuleList
+
+    from featcal.models.families import plan_for
+    from featcal.models.plan import BlockPlan, Stack, blocks_of
+
+    try:
+        if paths:
+            plan = BlockPlan(*(Stack(path.replace(".", "_"), path) for path in paths))
+        else:
+            plan = plan_for(model)
+        for stack in plan.stacks:
+            blocks_of(model, stack)
+    except BadPlan as error:
+        lists = [n for n, part in model.named_modules() if isinstance(part, ModuleList) and part]
+        choices = f"name one with --set stack=PATH: {', '.join(lists) or 'there is none'}"
+        problem = str(error).splitlines()[0].partition(": ")[2].rstrip(".")
+        raise BadPlan(type(model).__name__, problem, choices) from None
+    return plan
+
+
+def block_count(model: Any, plan: "BlockPlan", modules: Sequence[str] | None) -> int:
+    """Return the number of blocks to solve, after the checks that need no weights.
+
+    Raises: BadPlan, UnknownKey.
+    """
+    from featcal.models.modules import check_coverage, check_modules
+    from featcal.models.plan import blocks_of
+
+    for stack in plan.stacks:
+        check_coverage(model, stack)
+    check_modules(model, plan, modules)
+    return sum(len(blocks_of(model, stack)) for stack in plan.stacks)

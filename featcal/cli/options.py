@@ -1,268 +1,226 @@
-"""Options that several commands have, as typer is told of them."""
+"""Options that several commands share, and the keys of `--set`."""
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import yaml
+from pydantic import PositiveInt
 from typer import Option
 
-from featcal.errors import BadSetting, MissingPath
-from featcal.settings import require
+from featcal.cli.folders import existing_folder
+from featcal.errors import UnknownKey
+from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
     import torch
 
+    from featcal.data.batches import Draw
     from featcal.data.places import Place
-    from featcal.models.plan import BlockPlan
 
-DATA = (
-    "Samples of an expert's task: a folder, a file or a data set of the hub; labels are not used."
-)
+S = TypeVar("S", bound=Settings)
+
 EXPERT = "Folder of an expert, a model or a LoRA adapter. Repeatable."
-RECIPE = (
-    "mergekit YAML that names base and experts. Default: mergekit_config.yml in the merged folder."
-)
-MODULES = "Of the linears solve only those whose names end so, such as q; once for each. All of them left out."
-STACK = "List of blocks to calibrate, such as encoder.layers; once for each. As the model's class says left out."
+DATA = "Samples of a task: a folder, a file or a dataset of the hub; no labels needed. Repeatable."
+DEVICE = "cpu, cuda, or auto: the GPU if there is one."
+HOST_MEMORY = "Cap on cached activations in RAM, e.g. 8GiB; the rest goes to disk. Default: no cap."
 
 Merged = Annotated[Path, Option(help="Folder of the merged model.")]
-Base = Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")]
+Base = Annotated[
+    Path | None,
+    Option(help="Folder of the model the experts were fine-tuned from. Default: the recipe's."),
+]
 Experts = Annotated[list[str], Option(metavar="NAME=FOLDER", help=EXPERT)]
-SomeExperts = Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)]
-MergekitRecipe = Annotated[Path | None, Option(metavar="FILE", help=RECIPE)]
-Data = Annotated[list[str], Option(metavar="NAME=PLACE", help=DATA)]
+RecipeExperts = Annotated[
+    list[str] | None,
+    Option("--expert", metavar="NAME=FOLDER", help=f"{EXPERT} Default: the recipe's."),
+]
+Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
 Out = Annotated[Path, Option(help="Folder to write.")]
-Tokens = Annotated[
-    int | None,
-    Option(min=1, help="At most so many of a text; 512, or what the model can, left out."),
+Preset = Annotated[
+    str, Option(help="paper: its settings for CLIP. best: beyond the paper, by validation.")
 ]
-Batch = Annotated[int, Option(min=1, help="Samples in memory at a time.")]
-Split = Annotated[str, Option(help="The split of each data folder to draw from.")]
-Modules = Annotated[list[str] | None, Option(metavar="NAME", help=MODULES)]
-Stacks = Annotated[list[str] | None, Option(metavar="PATH", help=STACK)]
-Device = Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")]
-Dtype = Annotated[str, Option(help="float32 or bfloat16, in which the models run.")]
-HostMemory = Annotated[
-    str, Option(metavar="SIZE", help="Memory for features that wait, such as 8GiB; then disk.")
-]
-Resume = Annotated[
-    bool, Option("--resume/--no-resume", help="Go on from what an interrupted run of this left.")
-]
+Samples = Annotated[int, Option(min=1, help="Samples per task.")]
+Seed = Annotated[int, Option(min=0, help="Seed of the choice of samples.")]
+Device = Annotated[str, Option(help=DEVICE)]
+Dtype = Annotated[str, Option(help="Precision of the models: float32 or bfloat16.")]
+HostMemory = Annotated[str, Option(metavar="SIZE", help=HOST_MEMORY)]
 Force = Annotated[bool, Option("--force", help="Replace the model folder that --out names.")]
+Template = Annotated[
+    list[str] | None, Option(help="Prompt with {} for the class name. Repeatable.")
+]
+
+PICTURES = (
+    "Pictures, for CLIP, ViT, DINOv2 and SigLIP: a folder of pictures, FOLDER/train/CLASS/*.png, "
+    "FOLDER/train.parquet with a column image, or a dataset of the hub."
+)
+TEXTS = (
+    "Texts, for Llama, T5, BERT and others: FILE.txt (a sample per line), FILE.jsonl or "
+    "FILE.parquet with text, messages, prompt and completion, or input and target, a folder that "
+    "holds train.jsonl, or a dataset of the hub."
+)
 
 
-MODEL_CONFIGS = ("config.json", "open_clip_config.json")  # what makes a folder a model folder
+class Sampling(Settings):
+    """Keys of --set that say how samples are read."""
+
+    batch: PositiveInt = 32
+    split: str = "train"
+    tokens: PositiveInt | None = None
+
+    def draw(self, samples: int, seed: int, dtype: str = "float32", skip: int = 0) -> "Draw":
+        """Return which samples to draw. Raises: BadSetting for the dtype."""
+        from featcal.data.batches import Draw
+
+        precision = dtype_named(dtype)
+        return Draw(samples, seed, self.batch, self.split, self.tokens, precision, skip)
 
 
-def named_folders(option: str, pairs: Iterable[str]) -> dict[str, Path]:
-    """`name=FOLDER` arguments as a dictionary. Raises: BadSetting for another form or a repeated
-    name; MissingPath.
-    """
-    return {
-        name: existing_folder(option, Path(given))
-        for name, given in pairs_by_name(option, pairs, "name=FOLDER").items()
-    }
+class SamplingAndBlocks(Sampling):
+    """The same, and which lists of blocks there are."""
+
+    stack: tuple[str, ...] | None = None
+
+
+class Running(SamplingAndBlocks):
+    """Keys of --set of a calibration that are not settings of the method."""
+
+    recipe: Path | None = None
+    resume: bool = True
+
+
+MEANINGS = {
+    "batch": "samples in memory at a time",
+    "split": "split of the data",
+    "tokens": "maximum tokens per text, by default 512 or the model's limit",
+    "recipe": "mergekit YAML with base and experts, by default mergekit_config.yml of the merged "
+    "folder",
+    "stack": "list of blocks, such as encoder.layers",
+    "resume": "false starts from the first block",
+    "padded": "texts of a batch differ in length",
+    "device_memory": "cap on cached activations on the GPU",
+    "ranks": "processes that share the tasks",
+    "modules": "linears to solve, such as q_proj,v_proj",
+}
+
+
+def keys_of_set(*defaults: Settings) -> list[str]:
+    """Return the keys of --set: fields of these settings without an option of their own."""
+    own = ("ridge", "anchor_blend", "interpolation")
+    return [key for one in defaults for key in type(one).model_fields if key not in own]
+
+
+def set_option(*defaults: Settings) -> Any:
+    """Return the option --set, whose help lists the keys of these settings with their defaults."""
+    values = {key: value for one in defaults for key, value in one}
+    keys = ", ".join(
+        key
+        + ("" if values[key] is None else f"={str(values[key]).lower()}")
+        + (f" ({MEANINGS[key]})" if key in MEANINGS else "")
+        for key in keys_of_set(*defaults)
+    )
+    text = f"Any other setting; lists with commas. Repeatable. Keys: {keys}."
+    return Option("--set", metavar="KEY=VALUE", help=text)
+
+
+def set_values(pairs: Iterable[str] | None, *defaults: Settings) -> dict[str, Any]:
+    """Return the values of --set by key. Raises: BadSetting; UnknownKey with the nearest key."""
+    values = {}
+    for key, text in pairs_by_name("--set", pairs or (), "KEY=VALUE", "residual=1.0").items():
+        known = keys_of_set(*defaults)
+        if key not in known:
+            raise UnknownKey("--set", key, known)
+        kind = next(type(one) for one in defaults if key in type(one).model_fields)
+        annotation = str(kind.model_fields[key].annotation)
+        value = yaml_scalar(text)
+        if "tuple[str" in annotation and isinstance(value, str):
+            value = value.split(",")
+        elif "tuple" in annotation and "," in text and isinstance(value, str):
+            value = [yaml_scalar(part) for part in text.split(",")]
+        values[key] = value
+    return values
+
+
+def yaml_scalar(text: str) -> Any:
+    """Return a value as YAML reads it, and 1e-5 as a number, which YAML takes for text."""
+    try:
+        value = yaml.safe_load(text)
+        return float(value) if isinstance(value, str) else value
+    except (ValueError, yaml.YAMLError):
+        return text
+
+
+def changed(defaults: S, values: Mapping[str, Any], command: str) -> S:
+    """Return settings with those of the values that are theirs. Raises: BadSetting."""
+    own = {key: value for key, value in values.items() if key in type(defaults).model_fields}
+    return type(defaults).from_mapping({**dict(defaults), **own}, command)
+
+
+def calibration_settings(
+    preset: str, values: Mapping[str, Any], **options: float | None
+) -> Calibration:
+    """Return a preset changed by --set and by options of their own. Raises: BadSetting."""
+    own = {key: value for key, value in values.items() if key in Calibration.model_fields}
+    given = {key: value for key, value in options.items() if value is not None}
+    return Calibration.preset(preset, own | given)
 
 
 def pairs_by_name(
     option: str, pairs: Iterable[str], form: str, example: str = "mnist=path/to/it"
 ) -> dict[str, str]:
-    """`name=value` arguments as a dictionary. Raises: BadSetting for another form or a repeated
-    name.
+    """Return `name=value` arguments as a dictionary.
+
+    Raises: BadSetting for another form or a repeated name.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for pair in pairs:
-        name, _, given = pair.partition("=")
-        require(
-            bool(name and given), option, pair, f"must be {form}, for example {option} {example}"
-        )
-        require(name not in found, option, pair, f"names {name!r} a second time; every name once")
-        found[name] = given
-    return found
+        name, _, value = pair.partition("=")
+        expected = f"must be {form}, for example {option} {example}"
+        require(bool(name and value), option, pair, expected)
+        require(name not in values, option, pair, f"names {name!r} a second time; every name once")
+        values[name] = value
+    return values
 
 
-def named_places(option: str, pairs: Iterable[str]) -> dict[str, "Place"]:
-    """`name=PLACE` arguments, where a place is a file, a folder or a data set of the hub. Raises:
-    BadSetting, MissingPath.
+def named_folders(option: str, pairs: Iterable[str]) -> dict[str, Path]:
+    """Return `name=FOLDER` arguments. Raises: BadSetting; MissingPath."""
+    folders = pairs_by_name(option, pairs, "NAME=FOLDER")
+    return {name: existing_folder(option, Path(folder)) for name, folder in folders.items()}
+
+
+def named_data(pairs: Iterable[str] | None) -> "dict[str, Place]":
+    """Return the `--data` arguments: files, folders or datasets of the hub.
+
+    Raises: BadSetting; MissingPath.
     """
     from featcal.data.places import place_of
 
-    return {
-        name: place_of(option, given)
-        for name, given in pairs_by_name(option, pairs, "name=PLACE").items()
-    }
+    paths = pairs_by_name("--data", pairs or (), "NAME=PATH")
+    return {name: place_of("--data", path) for name, path in paths.items()}
 
 
-def local(places: Mapping[str, "Place"]) -> list[Path]:
-    """The files and folders among places."""
-    return [place.source for place in places.values() if isinstance(place.source, Path)]
+def local_paths(data: "Mapping[str, Place]") -> list[Path]:
+    """Return the files and folders among the data."""
+    return [one.source for one in data.values() if isinstance(one.source, Path)]
 
 
-def existing_folder(option: str, folder: Path) -> Path:
-    """The folder. Raises: MissingPath when it is not there; BadSetting for a file."""
-    require(
-        not folder.is_file(), option, str(folder), "names a file; give the folder that holds it"
-    )
-    if not folder.is_dir():
-        raise MissingPath(
-            folder,
-            f"given with {option}",
-            "check the path; names on the hub have to be downloaded first",
-        )
-    return folder
+def require_prompts(templates: Sequence[str]) -> None:
+    """Raise BadSetting for a template without {}."""
+    for prompt in templates:
+        require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
 
 
-def device_named(word: str) -> "torch.device":
-    """What --device asks for. Raises: BadSetting."""
+def device_named(name: str) -> "torch.device":
+    """Return the device of --device. Raises: BadSetting."""
     from featcal.models.load import torch_device
 
-    require(word in ("cpu", "cuda", "auto"), "--device", word, "must be cpu, cuda or auto")
-    return torch_device(word)
+    require(name in ("cpu", "cuda", "auto"), "--device", name, "must be cpu, cuda or auto")
+    return torch_device(name)
 
 
-def dtype_named(word: str) -> "torch.dtype":
-    """What --dtype asks for. Raises: BadSetting."""
+def dtype_named(name: str) -> "torch.dtype":
+    """Return the dtype of --dtype. Raises: BadSetting."""
     import torch
 
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    require(word in known, "--dtype", word, "must be float32 or bfloat16")
-    return known[word]
-
-
-def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> Path:
-    """The folder to write. With `force` a model folder or an empty one may be replaced, but never
-    one that is read.
-
-    Raises: BadSetting, also for a place where no folder can be made.
-    """
-    if out.is_symlink() and not out.exists():
-        raise BadSetting(
-            "--out",
-            str(out),
-            f"is a link to {out.readlink()}, which is not there; remove it, or name a folder",
-        )
-    place = out.resolve()
-    taken = [path.resolve() for path in inputs]
-    if any(place in (path, *path.parents) for path in taken):
-        raise BadSetting(
-            "--out", str(out), "names, or holds, a folder that is read; name another one"
-        )
-    inside = next((path for path in taken if path in place.parents), None)
-    if inside is not None:
-        raise BadSetting(
-            "--out", str(out), f"lies inside of {inside}, which is read; name another one"
-        )
-    if not out.exists():
-        require_writable("--out", out)
-        return out
-    if not force:
-        raise BadSetting(
-            "--out",
-            str(out),
-            "names something that exists; name a new folder, or add --force to replace it",
-        )
-    # renaming a whole folder away is safe only where it is clear what the folder is
-    if not out.is_dir() or (
-        any(out.iterdir()) and not any((out / name).is_file() for name in MODEL_CONFIGS)
-    ):
-        raise BadSetting(
-            "--out",
-            str(out),
-            "names what is no model folder, which --force does not replace; remove it by hand",
-        )
-    return out
-
-
-def work_folder(work: Path | None, out: Path, inputs: Iterable[Path]) -> Path | None:
-    """Where a run keeps what it will need again; None leaves it to the run. Raises: BadSetting."""
-    if work is None:
-        return None
-    require(not work.is_file(), "--work", str(work), "names a file; name a folder")
-    taken = [path.resolve() for path in (*inputs, out)]
-    clash = next(
-        (path for path in taken if path in (work.resolve(), *work.resolve().parents)), None
-    )
-    require(
-        clash is None,
-        "--work",
-        str(work),
-        f"lies in {clash}, which is read or written as a whole; name another folder",
-    )
-    require_writable("--work", work / "run")
-    return work
-
-
-def stored_bytes(folder: Path) -> int:
-    """Bytes of a folder's weights."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-def require_space(option: str, folder: Path, needed: int) -> None:
-    """A disk with so many bytes free. Raises: BadSetting."""
-    from featcal.cli.terminal import size_text
-
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    if free < needed:
-        said = f"must lie on a disk with {size_text(needed)} free; {there} has {size_text(free)}"
-        raise BadSetting(option, str(folder), f"{said}; free some, or name another place")
-
-
-def require_writable(option: str, folder: Path) -> None:
-    """A place where a folder can be made, found out by making one and removing it. Raises:
-    BadSetting.
-    """
-    there = next(path for path in folder.absolute().parents if path.exists())
-    try:
-        Path(mkdtemp(prefix=".featcal-", dir=there)).rmdir()
-    except OSError as error:
-        reason = (error.strerror or "it cannot be used").lower()
-        raise BadSetting(
-            option, str(folder), f"must name a place that can be written ({there}: {reason})"
-        ) from None
-
-
-def stacks_named(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
-    """The plan of the model, or of the lists of blocks that are named. Raises: BadPlan with the
-    lists that there are.
-    """
-    from torch.nn import ModuleList
-
-    from featcal.errors import BadPlan
-    from featcal.models.families import plan_for
-    from featcal.models.plan import BlockPlan, Stack, blocks_of
-
-    lists = [
-        path for path, part in model.named_modules() if isinstance(part, ModuleList) and len(part)
-    ]
-    choices = f"name one with --stack: {', '.join(lists) or 'there is none'}"
-    try:
-        plan = (
-            plan_for(model)
-            if not paths
-            else BlockPlan(*(Stack(path.replace(".", "_"), path) for path in paths))
-        )
-        for stack in plan.stacks:
-            blocks_of(model, stack)
-    except BadPlan as error:
-        raise BadPlan(
-            type(model).__name__, str(error).splitlines()[0].partition(": ")[2].rstrip("."), choices
-        ) from None
-    return plan
-
-
-def block_count(model: Any, modules: Sequence[str] | None, plan: "BlockPlan | None" = None) -> int:
-    """How many blocks will be solved, after the checks that need no numbers. Raises: BadPlan,
-    UnknownKey.
-    """
-    from featcal.models.families import plan_for
-    from featcal.models.modules import check_coverage, check_modules
-    from featcal.models.plan import blocks_of
-
-    plan = plan_for(model, plan)
-    for stack in plan.stacks:
-        check_coverage(model, stack)
-    check_modules(model, plan, modules)
-    return sum(len(blocks_of(model, stack)) for stack in plan.stacks)
+    require(name in ("float32", "bfloat16"), "--dtype", name, "must be float32 or bfloat16")
+    return getattr(torch, name)

@@ -1,25 +1,24 @@
-"""How the threads of a command share the machine, said in the variables that torch's libraries read
-when they are loaded."""
+"""How a command shares the machine: threads sleep while they wait, and freed memory is returned.
+
+Set in variables that torch's libraries read when they are loaded, so before torch is imported.
+"""
 
 import ctypes
 import math
 import os
 from pathlib import Path
 
-QUOTA = Path(
-    "/sys/fs/cgroup/cpu.max"
-)  # of a container: microseconds of processor time in a period, and the period
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds per period, and the period
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}  # of GNU's and of Intel's OpenMP
+MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
+LARGE = 2 << 20
 
 
 def share_machine() -> None:
-    """A thread that waits for others sleeps, and a container's share of processor time bounds how
-    many there are.
+    """Let waiting threads sleep, and limit their number to the container's share of the CPU.
 
-    Threads that spin instead keep from the processor those that they wait for as soon as there are
-    more than processors: a neighbour of the same kind then costs many times its share. Call it
-    before torch is imported. What the environment says already counts more. OpenMP itself keeps to
-    the processors that the process may run on (`taskset`).
+    Spinning threads would keep the CPU from those they wait for, which slows neighbours down many
+    times. Variables that are already set stay as they are.
     """
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)
@@ -29,7 +28,7 @@ def share_machine() -> None:
 
 
 def processors_allowed() -> int | None:
-    """Whole processors' worth of time that the container may take; None where nothing bounds it."""
+    """Return how many processors' time the container may use; None without a limit."""
     try:
         share, period = QUOTA.read_text().split()
     except (OSError, ValueError):
@@ -37,16 +36,11 @@ def processors_allowed() -> int | None:
     return None if share == "max" else max(1, math.ceil(int(share) / int(period)))
 
 
-MMAP_THRESHOLD = -3  # glibc's name for the size from which on a block is the system's own
-LARGE = 2 << 20
+def return_large_blocks() -> None:
+    """Return freed blocks of 2 MiB and more to the system at once, unless the environment differs.
 
-
-def give_back_large_blocks() -> None:
-    """From here on this process gives blocks of 2 MiB and more back as they are freed; what its
-    environment says counts more.
-
-    Without it nobody could tell beforehand what a run takes. A page that is new every time costs
-    time, up to a quarter more on a CPU, so this is for processes of our own whose memory matters.
+    Without it the memory of a run cannot be predicted. New pages cost up to a quarter more time on
+    a CPU, so only processes of our own do this.
     """
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return

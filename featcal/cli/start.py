@@ -1,9 +1,7 @@
-"""What the program `featcal` runs: whoever can answer a command before anything heavy is imported,
-else main.py.
+"""Entry point of the program `featcal`, which imports as little as possible.
 
-A package registers such a function as an entry point of the group `featcal.ahead`, named like its
-command. It is given the arguments and returns an exit code, or None where the command is to be run
-as any other. main.py takes longer to import.
+A package may register a function in the entry point group `featcal.ahead`, named like its command.
+It gets the arguments and returns an exit code, or None to run the command as any other.
 """
 
 import sys
@@ -16,12 +14,13 @@ def main() -> int:
     """Run this process's arguments and return the exit code."""
     arguments = sys.argv[1:]
     try:
-        for point in entry_points(group=AHEAD, name=arguments[0] if arguments else ""):
+        named = arguments and not arguments[0].startswith("-")
+        for point in entry_points(group=AHEAD, name=arguments[0]) if named else ():
             code: int | None = point.load()(arguments)
             if code is not None:
                 return code
-    except KeyboardInterrupt:  # before the command was begun
-        print("featcal: interrupted; nothing half-written is left", file=sys.stderr)
+    except KeyboardInterrupt:  # before the command began
+        print("featcal: interrupted; no half-written files are left", file=sys.stderr)
         return 130
     from featcal.cli.process import share_machine
 

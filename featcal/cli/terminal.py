@@ -1,8 +1,8 @@
-"""What the commands print: results on standard output, progress and errors on standard error. Knows
-no commands.
+"""Print results to standard output, and progress and errors to standard error.
 
-Of several processes that share a run (torchrun) the first speaks; what only another one trips over,
-it says itself. Bars and colours are for terminals alone; NO_COLOR switches colours off there too."""
+Of several processes that share a run (torchrun), only the first prints; each reports its own
+mistakes. Bars and colours appear on terminals only; NO_COLOR switches colours off there too.
+"""
 
 import json
 import logging
@@ -15,15 +15,6 @@ from typing import Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
 from typer import Option
 
 from featcal.errors import BadSetting
@@ -33,191 +24,161 @@ RANK = int(os.environ.get("RANK", "0") or "0")
 output = Console(highlight=False, quiet=RANK > 0)
 progress = Console(stderr=True, highlight=False, quiet=RANK > 0)
 errors = Console(stderr=True, highlight=False)
-BARS = (
-    "HF_HUB_DISABLE_PROGRESS_BARS",
-    "HF_DATASETS_DISABLE_PROGRESS_BARS",
-    "TQDM_DISABLE",
-)  # of the packages underneath
+# switches for the progress bars of other packages
+BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")]
-
-
-def hush(quiet: bool) -> None:
-    """--quiet: nothing but results and errors."""
-    progress.quiet = quiet or RANK > 0
-    for name in BARS if quiet else ():
-        os.environ[name] = "1"
-
-
-Quiet = Annotated[
-    bool, Option("--quiet", "-q", help="No progress: only results and errors.", callback=hush)
-]
-
-
-def plain_without_terminal() -> None:
-    """Where nobody looks, no package draws bars; what the environment says counts more."""
-    if not shown_to_somebody():
-        for name in BARS:
-            os.environ.setdefault(name, "1")
-
-
-def shown_to_somebody() -> bool:
-    """Whether both streams are a terminal."""
-    return progress.is_terminal and output.is_terminal
-
-
-def say(text: str) -> None:
-    """One line of a result."""
-    output.print(escape(text), soft_wrap=True)
-
-
-def say_json(content: Any) -> None:
-    """The result as one JSON object."""
-    say(json.dumps(content, indent=2, ensure_ascii=False))
-
 
 LOG = logging.getLogger("featcal")
 LOG.addHandler(logging.NullHandler())  # without any, Python itself would print errors a second time
 
 
+def set_quiet(quiet: bool) -> None:
+    """Print progress, with other packages' bars on a terminal only, or results and errors alone."""
+    progress.quiet = quiet or RANK > 0
+    for name in BARS:
+        if quiet:
+            os.environ[name] = "1"
+        elif not on_terminal():
+            os.environ.setdefault(name, "1")
+
+
+def on_terminal() -> bool:
+    """Return whether results and progress both go to a terminal."""
+    return progress.is_terminal and output.is_terminal
+
+
+def say(text: str) -> None:
+    """Print one line of a result."""
+    output.print(escape(text), soft_wrap=True)
+
+
+def say_json(content: Any) -> None:
+    """Print the result as one JSON object."""
+    say(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def note(text: str) -> None:
+    """Print and log one line that is not part of the result."""
+    LOG.info(text)
+    progress.print(escape(text), soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Print and log one error message."""
+    LOG.error(text)
+    process = f"featcal (process {RANK}):" if RANK else "featcal:"
+    errors.print(f"[bold red]{process}[/] {escape(text)}", soft_wrap=True)
+
+
 def log_to(file: str, level: str) -> None:
-    """From here on what is noted, and what the packages underneath log, is appended to a file.
-    Raises: BadSetting.
-    """
+    """Append our log and that of other packages to a file. Raises: BadSetting."""
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise BadSetting("--log-level", level, "must be debug, info, warning or error")
     try:
         handler = logging.FileHandler(file, encoding="utf-8")
     except OSError as error:
-        raise BadSetting(
-            "--log-file",
-            file,
-            f"must name a file that can be written ({(error.strerror or '').lower()})",
-        ) from None
+        reason = (error.strerror or "").lower()
+        expected = f"must name a file that can be written ({reason})"
+        raise BadSetting("--log-file", file, expected) from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.setLevel(number)
     logging.getLogger().addHandler(handler)
     LOG.setLevel(min(number, logging.INFO))
 
 
-def note(text: str) -> None:
-    """One line beside the result."""
-    LOG.info(text)
-    progress.print(escape(text), soft_wrap=True)
-
-
-def complain(text: str) -> None:
-    """One clear message about what went wrong."""
-    LOG.error(text)
-    who = f"featcal (process {RANK}):" if RANK else "featcal:"
-    errors.print(f"[bold red]{who}[/] {escape(text)}", soft_wrap=True)
-
-
 def table(title: str, columns: list[str], rows: list[list[str]], numbers: bool = True) -> None:
-    """A table; the first column is text, the others stand to the right when they are numbers."""
+    """Print a table; all columns but the first are aligned right if they are numbers."""
+    from rich.table import Table
+
     if title:
-        say(title)  # not the table's own title, which is folded to the table's width
-    drawn = Table(box=None, pad_edge=False)
+        say(title)  # rich would fold a title of its own to the width of the table
+    grid = Table(box=None, pad_edge=False)
     for i, column in enumerate(columns):
-        drawn.add_column(
+        grid.add_column(
             escape(column), justify="right" if i and numbers else "left", overflow="fold"
         )
     for row in rows:
-        drawn.add_row(*(escape(cell) for cell in row))
-    output.print(drawn)
+        grid.add_row(*(escape(cell) for cell in row))
+    output.print(grid)
 
 
 @contextmanager
-def counted(total: int, what: str) -> Iterator[Callable[[str], None]]:
-    """A function that takes one line per finished piece: a bar on a terminal, plain lines
-    elsewhere, both with the time left.
+def progress_bar(total: int, title: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call with one line per finished step, which also shows the time left.
+
+    Shows a bar on a terminal, and plain lines elsewhere.
     """
-    if not shown_to_somebody():
+    if not on_terminal():
         yield plain_lines(total, lambda text: progress.print(escape(text), soft_wrap=True))
         return
+    from rich import progress as bars
+
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
     )
-    # the estimate looks back over the whole run: by default it forgets pieces that took longer than
-    # half a minute
-    with Progress(
-        *columns, console=progress, transient=True, speed_estimate_period=float("inf")
-    ) as bar:
-        task = bar.add_task(what, total=total)
+    # by default the estimate of the time left forgets steps of more than half a minute
+    how: dict[str, Any] = {"transient": True, "speed_estimate_period": float("inf")}
+    with bars.Progress(*columns, console=progress, **how) as bar:
+        task = bar.add_task(title, total=total)
         yield lambda text: bar.update(task, advance=1, description=escape(text))
 
 
 def plain_lines(
-    total: int, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    total: int, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str], None]:
-    """A function that shows each finished piece with how many there are and how long the others
-    will take.
-    """
+    """Return a function that writes each finished step, their number and the time left."""
     begin, ends = clock(), list[float]()
 
-    def line(text: str) -> None:
+    def finished(text: str) -> None:
         ends.append(clock())
         done = len(ends)
-        # the first piece took the loading of the models with it, so it counts only while it is the
-        # only one
+        # the first step includes loading the models, so it counts only while it is the only one
         each = (ends[-1] - ends[0]) / (done - 1) if done > 1 else ends[0] - begin
         left = f", about {duration(each * (total - done))} left" if done < total else ""
-        show(f"{text}  ({done} of {total}{left})")
+        write(f"{text}  ({done} of {total}{left})")
 
-    return line
+    return finished
 
 
 def duration(seconds: float) -> str:
-    """95 as "1 min 35 s"."""
+    """Return 95 as "1 min 35 s"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    return (
-        f"{whole // 60} min {whole % 60} s"
-        if whole < 3600
-        else f"{whole // 3600} h {whole % 3600 // 60} min"
-    )
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-UNITS = {
-    "B": 1,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
-COUNTS = (("P", 15), ("T", 12), ("G", 9), ("M", 6), ("k", 3))
+BINARY = {"TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10}
+UNITS = BINARY | {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1, "": 1}
 
 
 def bytes_of(option: str, text: str) -> int:
-    """`8GiB`, `500 MB`, `0`. Raises: BadSetting for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = found and UNITS.get(found[2].upper() or "B")
-    if not (found and unit):
+    """Return the bytes of a size such as 8GiB, "500 MB" or 0. Raises: BadSetting."""
+    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if size is None or size[2].upper() not in UNITS:
         raise BadSetting(option, text, "must be a number with a unit, such as 8GiB or 500MB")
-    return int(float(found[1]) * unit)
+    return int(float(size[1]) * UNITS[size[2].upper()])
 
 
 def size_text(size: int) -> str:
-    """1536 as "1.5 KiB"."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if size >= UNITS[unit.upper()]:
-            return f"{size / UNITS[unit.upper()]:.1f} {unit}"
+    """Return 1536 as "1.5 KiB"."""
+    for unit, one in BINARY.items():
+        if size >= one:
+            return f"{size / one:.1f} {unit.replace('IB', 'iB')}"
     return f"{size} B"
 
 
 def count_text(count: int) -> str:
-    """2500000 as "2.5 M"."""
-    for letter, digits in COUNTS:
+    """Return 2500000 as "2.5 M"."""
+    for letter, digits in (("P", 15), ("T", 12), ("G", 9), ("M", 6), ("k", 3)):
         if count >= 10**digits:
             return f"{count / 10**digits:.1f} {letter}"
     return str(count)

@@ -1,258 +1,187 @@
-"""`featcal tune`: λ, ρ and α for a merged model, chosen without labels, and the command that
+"""`featcal tune`: choose λ, ρ and α for a merged model without labels, and print the command that
 calibrates with them.
 """
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.calibrate import PICTURES, TEXT
-from featcal.cli.models import alike_student, named_models, whole_experts
-from featcal.cli.options import (
-    block_count,
-    device_named,
-    dtype_named,
-    existing_folder,
-    named_places,
-    stacks_named,
-)
-from featcal.cli.process import give_back_large_blocks
-from featcal.cli.terminal import Json, Quiet, bytes_of, counted, note, say, say_json, table
-from featcal.settings import require
+from featcal.cli.folders import existing_folder
+from featcal.cli.models import block_count, plan_with, read_inputs, skeleton, whole_experts
+from featcal.cli.process import return_large_blocks
+from featcal.cli.terminal import Json, bytes_of, note, progress_bar, say, say_json, table
+from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
     from featcal.data.places import Place
     from featcal.tuning.search import Tuned
 
-CLIP = "Folder of the whole CLIP: then answers are compared, zero-shot over the class names of the data. Features left out."
-WRITTEN = (".json", ".yaml", ".yml")
-EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
+SETTINGS = (Calibration(), options.Running())
+CLIP = "Whole CLIP: compare zero-shot answers over the data's classes. Default: compare features."
+SUFFIXES = (".json", ".yaml", ".yml")
+EPILOG = f"""{options.PICTURES}
 
-Text, for Llama, T5, BERT and others: {TEXT}, a folder that holds train.jsonl, or a data set of the hub.
+{options.TEXTS}
 
 Examples:
 
 featcal tune --base base --merged merged --expert mnist=m --data mnist=images/mnist --out settings.yaml
 
-featcal tune --recipe merge.yaml --merged merged --data math=math.jsonl --data code=code.jsonl --out settings.yaml
+featcal tune --merged merged --data math=math.jsonl --data code=code.jsonl --out settings.yaml --set recipe=merge.yaml
 
-Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted, and the same command then goes on where it was."""
+Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted, and
+the same command continues after the last finished trial."""
 
 
 def tune(
     merged: options.Merged,
     data: options.Data,
-    out: Annotated[
-        Path, Option(help="File to write the settings and all trials to: .json or .yaml.")
-    ],
+    out: Annotated[Path, Option(help="File to write settings and trials to: .json or .yaml.")],
     base: options.Base = None,
-    expert: options.SomeExperts = None,
-    recipe: options.MergekitRecipe = None,
+    expert: options.RecipeExperts = None,
     trials: Annotated[int, Option(min=1, help="Calibrations to try.")] = 16,
-    holdout: Annotated[
-        float, Option(help="Share of every task's samples on which trials are compared.")
-    ] = 0.25,
+    holdout: Annotated[float, Option(help="Share of samples on which trials are compared.")] = 0.25,
     ridge: Annotated[float, Option(help="λ of the first trial.")] = 0.05,
     anchor_blend: Annotated[float, Option(help="ρ of the first trial.")] = 2.0,
     interpolation: Annotated[float, Option(help="α of the first trial.")] = 0.3,
-    samples: Annotated[
-        int, Option(min=2, help="Samples of each task, those held out among them.")
-    ] = 256,
-    tokens: options.Tokens = None,
-    seed: Annotated[
-        int, Option(min=0, help="Which samples are drawn and held out, and what is tried.")
-    ] = 42,
-    batch: options.Batch = 32,
-    split: options.Split = "train",
+    samples: Annotated[int, Option(min=2, help="Samples per task, with those held out.")] = 256,
+    seed: Annotated[int, Option(min=0, help="Seed of samples, held-out samples and trials.")] = 42,
     clip: Annotated[Path | None, Option(help=CLIP)] = None,
-    template: Annotated[
-        list[str] | None,
-        Option(help="With --clip: prompt with {} for the class name; once for each."),
-    ] = None,
-    module: options.Modules = None,
-    stack: options.Stacks = None,
+    template: options.Template = None,
+    setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     host_memory: options.HostMemory = "",
-    resume: options.Resume = True,
     as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
-    """Choose λ, ρ and α without labels: calibrate on a part of the samples, compare with the
+    """Choose λ, ρ and α without labels: calibrate on a part of the samples, and compare with the
     experts on the rest.
     """
     import featcal
-    from featcal.settings import Calibration
-
-    start = Calibration(
-        ridge=ridge,
-        anchor_blend=anchor_blend,
-        interpolation=interpolation,
-        modules=tuple(module or ()) or None,
-    )
-    existing_folder("--merged", merged)
-    named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
-    require(out.suffix in WRITTEN, "--out", str(out), f"must end with {', '.join(WRITTEN)}")
-    require(not out.exists(), "--out", str(out), "names something that exists; name a new file")
-    given: dict[str, Any] = {
-        "device": device_named(device),
-        "dtype": dtype_named(dtype),
-        "resume": resume,
-    }
-    given |= {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None}
-    from featcal.data.batches import Draw, drawn
+    from featcal.data.batches import drawn
     from featcal.models.batch import check_tasks
     from featcal.tuning.search import imported
 
-    imported()
-    check_tasks(named.experts, {name: [place] for name, place in places.items()})
-    student = alike_student(merged, named)
-    plan = stacks_named(student, stack)
-    given["plan"] = plan if stack else None
-    block_count(student, start.modules, plan)
-    given["batches"] = drawn(
-        student,
-        (named.base, merged),
-        places,
-        Draw(samples, seed, batch, split, tokens, dtype_named(dtype)),
+    values = options.set_values(setting, *SETTINGS)
+    first = options.calibration_settings(
+        "paper", values, ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation
+    )
+    keys = options.changed(options.Running(), values, "tune")
+    existing_folder("--merged", merged)
+    inputs = read_inputs(base, expert, keys.recipe, merged)
+    datasets = options.named_data(data)
+    expected = f"must end with {', '.join(SUFFIXES)}"
+    require(out.suffix in SUFFIXES, "--out", str(out), expected)
+    require(not out.exists(), "--out", str(out), "names something that exists; name a new file")
+    where, precision = options.device_named(device), options.dtype_named(dtype)
+    memory = bytes_of("--host-memory", host_memory) if host_memory else None
+    imported()  # optuna, before any work
+    check_tasks(inputs.experts, {name: [dataset] for name, dataset in datasets.items()})
+    student = skeleton(merged)
+    plan = plan_with(student, keys.stack)
+    block_count(student, plan, first.modules)
+    how: dict[str, Any] = {"device": where, "dtype": precision, "host_memory": memory}
+    how |= {"plan": plan if keys.stack else None, "resume": keys.resume}
+    how["batches"] = drawn(
+        student, (inputs.base, merged), datasets, keys.draw(samples, seed, dtype)
     )
     if clip is not None:
-        given |= zero_shot(
-            existing_folder("--clip", clip), places, split, template or ["a photo of a {}."]
-        )
-    if given["device"].type == "cpu":
-        give_back_large_blocks()
+        existing_folder("--clip", clip)
+        prompts = template or ["a photo of a {}."]
+        how |= scaled_heads(clip, datasets, keys.split, prompts)
+    if where.type == "cpu":
+        return_large_blocks()
     unfinished = out.with_name(f".{out.name}.trials.json")
-    given |= {"trials": trials, "holdout": holdout, "seed": seed, "kept_in": unfinished}
-    whole = whole_experts(named, out.with_name(f".{out.name}.models"), list(named.experts))
-    with whole as given["experts"], counted(trials + 1, "tuning") as progress:
+    how |= {"trials": trials, "holdout": holdout, "seed": seed, "kept_in": unfinished}
+    work = out.with_name(f".{out.name}.models")
+    with (
+        whole_experts(inputs, work, inputs.experts) as experts,
+        progress_bar(trials + 1, "tuning") as progress,
+    ):
+        how |= {"base": inputs.base, "experts": experts, "settings": first}
         try:
-            found = featcal.tune(
-                merged, base=named.base, settings=start, progress=progress, **given
-            )
+            tuned = featcal.tune(merged, progress=progress, **how)
         except KeyboardInterrupt:
-            note("the same command goes on after the last finished trial")
+            note("the same command continues after the last finished trial")
             raise
-    same: dict[str, Any] = {
-        "samples": samples,
-        "seed": seed,
-        "batch": batch,
-        "split": split,
-        "device": device,
-        "dtype": dtype,
+    chosen = {key.replace("_", "-"): key for key in ("ridge", "anchor_blend", "interpolation")}
+    repeated = {
+        "--merged": [merged],
+        "--base": [base] if base else [],
+        "--expert": expert or [],
+        "--data": data,
+        **{f"--{name}": [f"{getattr(tuned.settings, key):g}"] for name, key in chosen.items()},
+        "--samples": [samples],
+        "--seed": [seed],
+        "--device": [device],
+        "--dtype": [dtype],
+        "--set": [pair for pair in setting or () if not pair.startswith("resume=")],
+        "--out": ["calibrated"],
     }
-    models = {"--recipe": named.recipe.file if named.recipe else None, "--base": base}
-    same |= {"tokens": tokens}
-    told = as_mapping(found) | {
-        "calibrate": command(
-            found,
-            merged,
-            models,
-            {"--expert": expert, "--data": data, "--module": module, "--stack": stack},
-            same,
-        )
+    arguments = [a for option, given in repeated.items() for one in given for a in (option, one)]
+    trial_list = [one.content | {"mean": one.mean} for one in tuned.candidates]
+    content = {
+        "settings": tuned.settings.model_dump(),
+        "trial": tuned.best.number,
+        "trials": trial_list,
+        "calibrate": shlex.join(["featcal", "calibrate", *map(str, arguments)]),
     }
-    write(out, told)
+    write_settings(out, content)
     unfinished.unlink(missing_ok=True)
-    show(found, told, out, as_json)
+    show_trials(tuned, content, out, as_json)
 
 
-def zero_shot(
-    clip: Path, places: "Mapping[str, Place]", split: str, templates: Sequence[str]
+def scaled_heads(
+    folder: Path, datasets: "Mapping[str, Place]", split: str, templates: list[str]
 ) -> dict[str, Any]:
-    """Projection and, by task, the classes' unit vectors times the logit scale; of the data the
-    names of classes are read.
-    """
-    from featcal.cli.evaluate import require_tokenizer, require_words
+    """Return CLIP's projection and, by task, the classes' unit vectors times the logit scale."""
+    from featcal.cli.evaluate import zero_shot_heads
     from featcal.data.images import Preprocess, load_images
-    from featcal.evaluation.zero_shot import zero_shot_head
-    from featcal.models.load import load_clip, load_tokenizer
+    from featcal.models.load import load_clip
 
-    for prompt in templates:
-        require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
-    whole = load_clip(clip)
-    require_tokenizer(clip)
-    tokenizer, heads = load_tokenizer(clip), {}
-    for task, place in places.items():
-        more = {"revision": place.revision, "config": place.config}
-        images = load_images(place.source, split, Preprocess.from_folder(clip), in_memory=0, **more)
-        require_words(task, clip, tokenizer, images, list(templates))
-        heads[task] = whole.logit_scale.detach().exp() * zero_shot_head(
-            whole, tokenizer, images.classes, templates
-        )
-    return {"head": whole.visual_projection.weight.detach(), "heads": heads}
-
-
-def command(
-    found: "Tuned",
-    merged: Path,
-    models: Mapping[str, Path | None],
-    lists: Mapping[str, Sequence[str] | None],
-    same: Mapping[str, Any],
-) -> str:
-    """The command that calibrates with the chosen settings, on all samples."""
-    words = ["featcal", "calibrate", "--merged", str(merged)]
-    for option, value in models.items():
-        words += [option, str(value)] if value is not None else []
-    for option, values in lists.items():
-        words += [word for value in values or () for word in (option, value)]
-    chosen = {
-        name: f"{getattr(found.settings, name):g}"
-        for name in ("ridge", "anchor_blend", "interpolation")
+    options.require_prompts(templates)
+    clip, preprocess = load_clip(folder), Preprocess.from_folder(folder)
+    tasks = {}
+    for task, dataset in datasets.items():
+        source = {"revision": dataset.revision, "config": dataset.config}
+        tasks[task] = load_images(dataset.source, split, preprocess, in_memory=0, **source)
+    heads = zero_shot_heads(folder, clip, tasks, templates)
+    scale = clip.logit_scale.detach().exp()
+    return {
+        "head": clip.visual_projection.weight.detach(),
+        "heads": {task: scale * head for task, head in heads.items()},
     }
-    for name, value in {**chosen, **same}.items():
-        words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
-    return shlex.join([*words, "--out", "calibrated"])
 
 
-def as_mapping(found: "Tuned") -> dict[str, Any]:
-    """The chosen settings, and every trial with its divergence over all tasks and of each."""
-    listed = [one.content | {"mean": one.mean} for one in found.candidates]
-    return {"settings": found.settings.model_dump(), "trial": found.best.number, "trials": listed}
-
-
-def write(out: Path, told: Mapping[str, Any]) -> None:
-    """The file that --out names, as JSON or YAML by its ending."""
+def write_settings(out: Path, content: Mapping[str, Any]) -> None:
+    """Write the settings and trials as JSON or YAML, by the ending of the file."""
     import yaml
 
     from featcal.files import atomic_path, write_json
 
     if out.suffix == ".json":
-        return write_json(out, told)
-    plain = json.loads(json.dumps(told))  # tuples as lists
+        return write_json(out, content)
+    plain = json.loads(json.dumps(content))  # tuples as lists
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=10**6)
     with atomic_path(out) as hidden:
-        hidden.write_text(
-            yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=10**6),
-            encoding="utf-8",
-        )
+        hidden.write_text(text, encoding="utf-8")
 
 
-def show(found: "Tuned", told: Mapping[str, Any], out: Path, as_json: bool) -> None:
-    """Every trial, the chosen one marked, and the command that uses it."""
+def show_trials(tuned: "Tuned", content: Mapping[str, Any], out: Path, as_json: bool) -> None:
+    """Print every trial, the chosen one marked, and the command that uses it."""
     if as_json:
-        return say_json(told)
+        return say_json(content)
     rows = []
-    for one in found.candidates:
-        s, mark = one.settings, "chosen" if one.number == found.best.number else one.origin
-        rows.append(
-            [
-                str(one.number + 1),
-                f"{s.ridge:g}",
-                f"{s.anchor_blend:g}",
-                f"{s.interpolation:g}",
-                f"{one.mean:.4f}",
-                mark,
-            ]
-        )
-    table(
-        "divergence from the experts on samples held out; smaller is better",
-        ["trial", "λ", "ρ", "α", "divergence", ""],
-        rows,
-    )
+    for one in tuned.candidates:
+        s, mark = one.settings, "chosen" if one.number == tuned.best.number else one.origin
+        values = [f"{value:g}" for value in (s.ridge, s.anchor_blend, s.interpolation)]
+        rows.append([str(one.number + 1), *values, f"{one.mean:.4f}", mark])
+    columns = ["trial", "λ", "ρ", "α", "divergence", ""]
+    table("divergence from the experts on held-out samples; smaller is better", columns, rows)
     say(f"settings: {out}")
-    say(f"calibrate with them, on all samples:\n{told['calibrate']}")
+    say(f"calibrate with them, on all samples:\n{content['calibrate']}")

@@ -12,15 +12,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from featcal.data.images import Preprocess
-from featcal.errors import BadFile, BadSetting, MissingPath, NotFinite, TensorsDiffer, WrongKeys
+from featcal.errors import (
+    BadFile,
+    BadSetting,
+    MissingPath,
+    NotFinite,
+    TensorsDiffer,
+    TruncatedFile,
+    WrongKeys,
+)
 from featcal.files import atomic_folder, read_json, write_json
-from featcal.models.checkpoint import TensorFile, no_safetensors
+from featcal.models.checkpoint import all_finite, no_safetensors
 from featcal.models.load import load_clip, load_vision, quiet, vision_part
 from featcal.models.save import copy_other_files, save_model
 
@@ -297,8 +306,11 @@ def read_open_clip(folder: Path) -> CLIPModel:
         raise no_safetensors(folder, WEIGHTS)
     with torch.device("meta"):
         expected = {name: tuple(t.shape) for name, t in to_their_names(CLIPModel(ours)).items()}
-    file = TensorFile(weights)
-    shapes = {name: file.shape(name) for name in file.names}
+    try:
+        state = load_file(weights)
+    except SafetensorError as error:
+        raise TruncatedFile(weights, error) from None
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     missing, unexpected = sorted(expected.keys() - shapes), sorted(shapes.keys() - expected)
     misshapen = [
         f"{name} {shape} instead of {expected[name]}"
@@ -307,10 +319,10 @@ def read_open_clip(folder: Path) -> CLIPModel:
     ]
     if missing or unexpected or misshapen:
         raise WrongKeys(weights, f"the CLIP that {path} describes", missing, unexpected, misshapen)
-    bad = next((name for name in shapes if not file.is_finite(name)), None)
+    bad = next((name for name, tensor in state.items() if not all_finite(tensor)), None)
     if bad is not None:
         raise NotFinite(weights, bad)
-    state = {name: file.tensor(name).float() for name in shapes}
+    state = {name: tensor.float() for name, tensor in state.items()}
     with quiet():  # given all tensors, it draws no random ones
         clip: CLIPModel = CLIPModel.from_pretrained(
             None, config=ours, state_dict=to_our_names(state, ours)

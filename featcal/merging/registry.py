@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from featcal.models.batch import TaskBatches
 
 NamedTensor = tuple[str, "Tensor"]
-NEEDS = {"batches": "calibration data", "head": "zero-shot heads"}
+NEEDS = {"batches": "calibration data (--data)", "head": "zero-shot heads (--head)"}
 
 
 @dataclass

@@ -187,9 +187,11 @@ def linear_groups(job: MergeJob, exclude: tuple[str, ...]) -> list[tuple[str, ..
         by_parent.setdefault(parent, {})[name] = f"{path}.weight"
     groups: list[tuple[str, ...]] = []
     for own in by_parent.values():
-        for qkv in STACKED:
-            if set(qkv) <= set(own) and len({job.base.shape(own[name])[1] for name in qkv}) == 1:
-                groups.append(tuple(own.pop(name) for name in qkv))
+        groups += [
+            tuple(own.pop(name) for name in qkv)
+            for qkv in STACKED
+            if set(qkv) <= set(own) and len({job.base.shape(own[name])[1] for name in qkv}) == 1
+        ]
         groups += [(name,) for name in own.values()]
     return groups
 

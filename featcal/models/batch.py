@@ -162,9 +162,11 @@ def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:
     """
     mask, hidden = batch.get("attention_mask"), getattr(output, "last_hidden_state", None)
     kind = getattr(getattr(model, "config", None), "model_type", None)
-    if isinstance(mask, Tensor) and isinstance(hidden, Tensor) and kind != "clip_text_model":
-        if mask.shape == hidden.shape[:2]:
-            return token_mean(hidden, mask)
+    tokens = (
+        isinstance(mask, Tensor) and isinstance(hidden, Tensor) and mask.shape == hidden.shape[:2]
+    )
+    if tokens and kind != "clip_text_model":
+        return token_mean(hidden, mask)
     return getattr(output, "pooler_output", None)
 
 

@@ -38,6 +38,7 @@ TORCH = (
 )  # fmt: skip
 PAGES = ("reproduction.report.execute", "reproduction.stages.page", "papermill")
 COMMANDS = "featcal.cli.main"
+STAGE = "reproduction.stages.command"  # which the command line imports when it runs a stage
 GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA, of AMD, of either in WSL
 AT_ONCE = ("pretrain", "gather", "summary")  # stages that import next to nothing
 FORKED = "FEATCAL_FORKED_STAGE"  # set where a stage runs, so that it asks nobody again
@@ -85,7 +86,7 @@ def stage(arguments: Sequence[str]) -> int | None:
         or arguments[1] in AT_ONCE
     ):
         return None
-    return ask(arguments, (COMMANDS, *(PAGES if arguments[1] == "page" else TORCH)))
+    return ask(arguments, (COMMANDS, STAGE, *(PAGES if arguments[1] == "page" else TORCH)))
 
 
 def address(imports: Sequence[str]) -> Path:

@@ -92,8 +92,7 @@ def test_the_command_takes_names_one_by_one_and_refuses_an_unknown_one_before_it
     models, capsys
 ):  # noqa: F811
     whole, few = (
-        [*CALIBRATE, "--dry-run", "--json", *more]
-        for more in ([], ["--module", "q_proj", "--module", "fc1"])
+        [*CALIBRATE, "--dry-run", "--json", *more] for more in ([], ["--set", "modules=q_proj,fc1"])
     )
     needed = []
     for command in (whole, few):
@@ -101,9 +100,9 @@ def test_the_command_takes_names_one_by_one_and_refuses_an_unknown_one_before_it
         needed.append(json.loads(capsys.readouterr().out)["needs"]["operations"]["solves"])
     assert 0 < needed[1] < needed[0]
     assert "did you mean 'q_proj'" in refused(
-        [*CALIBRATE, "--dry-run", "--module", "q_prj"], models, capsys
+        [*CALIBRATE, "--dry-run", "--set", "modules=q_prj"], models, capsys
     )
-    assert cli.main([*CALIBRATE, "--module", "q_proj", "--module", "fc1"]) == 0
+    assert cli.main([*CALIBRATE, "--set", "modules=q_proj,fc1"]) == 0
     assert json.loads((models / "new/featcal.json").read_text())["settings"]["modules"] == [
         "q_proj",
         "fc1",

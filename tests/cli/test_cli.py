@@ -62,13 +62,9 @@ def models(ready, tmp_path, monkeypatch) -> Path:
 EXPERTS = ["--expert", "mnist=mnist", "--expert", "dtd=dtd"]
 MERGE = ["merge", "task_arithmetic", "--base", "base", *EXPERTS, "--out", "new"]
 DATA = ["--data", "mnist=images/mnist", "--data", "dtd=images/dtd"]
-FEW = ["--samples", "6", "--batch", "3"]
+FEW = ["--samples", "6", "--set", "batch=3"]
 CALIBRATE = [
-    "calibrate",
-    "--merged",
-    "merged",
-    "--base",
-    "base",
+    *"calibrate --merged merged --base base".split(),
     *EXPERTS,
     *DATA,
     *FEW,
@@ -180,14 +176,7 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
                 (whole(pixel_values=pixels, **text).logits_per_image.argmax(1) == label).sum()
             )
     arguments = [
-        "evaluate",
-        "--model",
-        "base",
-        "--clip",
-        "base",
-        "--data",
-        "mnist=images/mnist",
-        "--template",
+        *"evaluate --model base --clip base --data mnist=images/mnist --template".split(),
         "a photo of a {}",
     ]
     assert cli.main(arguments) == 0
@@ -210,11 +199,17 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*MERGE, "--scale", "nan"], "finite"),
         (["merge", "task_arithmetc", *MERGE[2:]], "task_arithmetic"),
         (["merge", "average", *MERGE[2:], "--scale", "0.3"], "scale"),
-        ([*CALIBRATE, "--ridge", "0"], "--ridge: 0.0 cannot"),
+        ([*CALIBRATE, "--ridge", "0"], "calibrate.ridge: 0.0 cannot"),
         ([*CALIBRATE, "--interpolation", "2"], "interpolation"),
+        ([*CALIBRATE, "--set", "residul=1"], "'residual'"),
+        ([*CALIBRATE, "--set", "residual=2"], "calibrate.residual: 2 cannot"),
+        ([*CALIBRATE, "--set", "tokens=0"], "calibrate.tokens: 0 cannot"),
+        ([*CALIBRATE, "--set", "norm"], "KEY=VALUE"),
+        ([*CALIBRATE, "--set", "norm=true", "--set", "norm=false"], "second time"),
+        ([*CALIBRATE, "--quiet"], "before the command"),
         ([*CALIBRATE, "--samples", "10"], "9"),
         ([*CALIBRATE, "--samples", "0"], "samples"),
-        ([*CALIBRATE, "--split", "trian"], "trian"),
+        ([*CALIBRATE, "--set", "split=trian"], "trian"),
         ([*CALIBRATE, "--data", "cars=images/dtd"], "cars"),
         ([*EVALUATE, "--template", "a photo"], "{}"),
         (["evaluate", "--model", "merged", "--clip", "mnist", *DATA], "CLIPModel"),

@@ -128,7 +128,7 @@ def test_a_real_ctrl_c_in_the_middle_of_calibration_ends_with_130_and_the_same_c
     signal.signal(signal.SIGINT, ignored)
     said = capsys.readouterr().err
     assert "vision.00" in said and "vision.01" not in said
-    assert "the same command goes on" in said and "Traceback" not in said
+    assert "the same command continues" in said and "Traceback" not in said
     left = tree(models).keys() - before.keys()
     assert ".new.unfinished/blocks/vision.00.safetensors" in left
     assert all(name.startswith(".new.unfinished/") for name in left)

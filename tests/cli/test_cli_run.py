@@ -102,7 +102,7 @@ def test_inspect_without_a_plan_takes_neither_torch_nor_transformers(models):  #
     assert "no NaN" in done.stdout and done.stdout.endswith("set()\n")
 
 
-def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch):  # noqa: F811
+def test_options_are_keywords_of_the_library(models, monkeypatch):  # noqa: F811
     from pathlib import Path
 
     import featcal
@@ -110,52 +110,35 @@ def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch)
 
     taken = {}
 
-    def calibrate(
-        merged,
-        *,
-        base,
-        experts,
-        batches,
-        settings,
-        out,
-        device,
-        progress,
-        dtype,
-        host_memory,
-        work,
-        resume,
-        held_out,
-        plan,
-    ):
-        taken.update(dtype=dtype, host_memory=host_memory, work=work, resume=resume)
+    def calibrate(merged, **given):
+        taken.update(given)
         return Result(None, Path("new"), [])
 
     monkeypatch.setattr(featcal, "calibrate", calibrate, raising=False)
-    (models / "new").mkdir()  # where the record of the run goes
+    (models / "new").mkdir()  # where the card goes
     monkeypatch.setattr("featcal.cli.calibrate.new_folder", lambda *_: None)
-    assert (
-        cli.main(
-            [
-                *CALIBRATE,
-                "--dtype",
-                "bfloat16",
-                "--host-memory",
-                "1.5GiB",
-                "--work",
-                "w",
-                "--no-resume",
-            ]
-        )
-        == 0
-    )
-    assert taken == {
-        "dtype": torch.bfloat16,
-        "host_memory": 3 * 2**29,
-        "work": Path("w"),
-        "resume": False,
-    }
+    kept = {"dtype": torch.float32, "host_memory": None, "work": None, "resume": True}
     assert cli.main(CALIBRATE) == 0
-    assert taken == {"dtype": torch.float32, "host_memory": None, "work": None, "resume": True}
+    assert kept.items() <= taken.items() and taken["settings"] == featcal.Calibration()
+    more = "--dtype bfloat16 --host-memory 1.5GiB --work w --set resume=false --set residual=0,1"
+    assert cli.main([*CALIBRATE, *more.split(), "--set", "modules=fc1", "--ridge", "1e-3"]) == 0
+    kept = {"dtype": torch.bfloat16, "host_memory": 3 * 2**29, "work": Path("w"), "resume": False}
+    assert kept.items() <= taken.items()
+    chosen = featcal.Calibration(ridge=1e-3, residual=(0.0, 1.0), modules=("fc1",))
+    assert taken["settings"] == chosen
+
+
+def test_calibrate_has_at_most_20_options_and_help_names_every_setting(capsys):
+    from featcal.settings import Calibration
+
+    assert len(cli.load_command("calibrate").params) <= 20
+    assert cli.main(["calibrate", "--help"]) == 0
+    printed = capsys.readouterr().out
+    own = ("ridge", "anchor_blend", "interpolation")
+    named = (
+        f"--{key.replace('_', '-')}" if key in own else key for key in Calibration.model_fields
+    )
+    assert all(name in printed for name in named)
 
 
 @pytest.mark.parametrize(
@@ -173,12 +156,12 @@ def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch)
         (["--out", "merged"], "read"),
         (["--out", "merged/new"], "lies inside"),
         (["--out", "images/dtd/new"], "lies inside"),
-        (["--split", "../mnist/train"], "split"),
-        (["--split", "/etc"], "split"),
-        (["--tokens", "0"], "--tokens"),
+        (["--set", "split=../mnist/train"], "split"),
+        (["--set", "split=/etc"], "split"),
+        (["--set", "tokens=0"], "calibrate.tokens"),
         (["--data", "cars=nowhere/at/all"], "owner/name"),
         (["--data", "cars=no-such-owner/no-such-set"], "cars"),
-        (["--data", "cars"], "name=PLACE"),
+        (["--data", "cars"], "NAME=PATH"),
     ],
 )
 def test_a_place_or_a_value_that_cannot_be_used_is_refused_before_anything_is_read(
@@ -288,7 +271,7 @@ def test_inspect_of_a_model_that_cannot_be_thought_through_says_so_and_goes_on(m
     save_model(transformers.Wav2Vec2Model(sound), models / "sound")
     assert cli.main(["inspect", "sound", "--plan"]) == 0
     printed = capsys.readouterr().out
-    assert "sites: cannot be told" in printed and "no NaN" in printed
+    assert "sites: unknown" in printed and "no NaN" in printed
     few = ["--expert", "a=sound", "--data", "a=images/dtd", "--samples", "6", "--out", "new"]
     assert "Wav2Vec2Model: it takes" in refused(
         ["calibrate", "--merged", "sound", "--base", "sound", *few], models, capsys
@@ -296,10 +279,10 @@ def test_inspect_of_a_model_that_cannot_be_thought_through_says_so_and_goes_on(m
 
 
 SPEAKING = """
-from featcal.cli.terminal import complain, counted, say, table
+from featcal.cli.terminal import complain, progress_bar, say, table
 say("result")
 table("title", ["a"], [["1"]])
-with counted(1, "working") as piece:
+with progress_bar(1, "working") as piece:
     piece("piece")
 complain("mistake")
 """

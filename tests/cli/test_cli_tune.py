@@ -65,7 +65,7 @@ def test_an_interrupted_search_goes_on_behind_the_last_trial(models, capsys, mon
     monkeypatch.setattr(module, "distances", stop)
     assert cli.main([*TUNE, "--out", "a.json"]) == cli.INTERRUPTED
     assert (
-        "the same command goes on" in capsys.readouterr().err and not (models / "a.json").exists()
+        "the same command continues" in capsys.readouterr().err and not (models / "a.json").exists()
     )
     assert cli.main([*TUNE, "--out", "a.json"]) == 0
     assert len(tried) == 4  # one, the interrupted one, and the two that were left
@@ -73,18 +73,7 @@ def test_an_interrupted_search_goes_on_behind_the_last_trial(models, capsys, mon
 
 def test_text_models_are_tuned_as_they_are(texts):  # noqa: F811
     folder = texts("t5")
-    data = [
-        "--data",
-        "a=a.jsonl",
-        "--data",
-        "b=b.jsonl",
-        "--samples",
-        "9",
-        "--trials",
-        "2",
-        "--device",
-        "cpu",
-    ]
+    data = "--data a=a.jsonl --data b=b.jsonl --samples 9 --trials 2 --device cpu".split()
     assert cli.main([*MODELS, *TEXT_EXPERTS, *data, "--out", "found.json"]) == 0
     assert set(json.loads((folder / "found.json").read_text())["trials"][0]["divergence"]) == {
         "a",
@@ -97,24 +86,15 @@ def test_base_and_experts_come_from_a_recipe_and_the_command_it_tells_reads_it_t
     lora(Path("adapters/math"), Path("base"))
     merged_as_mergekit_does(recipe_of_the_page(), Path("merged"))
     recipe_of_the_page(models=[{"model": "base+adapters/math"}, {"model": "models/code"}])
-    data = [
-        "--data",
-        "math=math.jsonl",
-        "--data",
-        "code=code.jsonl",
-        "--samples",
-        "8",
-        "--trials",
-        "2",
-        "--device",
-        "cpu",
-    ]
-    given = ["tune", "--recipe", "merge.yaml", "--merged", "merged", *data]
+    data = (
+        "--data math=math.jsonl --data code=code.jsonl --samples 8 --trials 2 --device cpu".split()
+    )
+    given = ["tune", "--set", "recipe=merge.yaml", "--merged", "merged", *data]
     assert cli.main([*given, "--out", "found.json"]) == 0
     found = json.loads(Path("found.json").read_text())
     assert (
         set(found["trials"][0]["divergence"]) == {"math", "code"}
-        and "--recipe merge.yaml" in found["calibrate"]
+        and "--set recipe=merge.yaml" in found["calibrate"]
     )
     assert cli.main(shlex.split(found["calibrate"])[1:]) == 0
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
@@ -122,7 +102,7 @@ def test_base_and_experts_come_from_a_recipe_and_the_command_it_tells_reads_it_t
     shutil.copytree("models/code", "merged")
     capsys.readouterr()
     assert cli.main(["tune", "--merged", "merged", *data, "--out", "more.json"]) == 2
-    assert "--recipe" in capsys.readouterr().err and not Path("more.json").exists()
+    assert "recipe" in capsys.readouterr().err and not Path("more.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +110,7 @@ def test_base_and_experts_come_from_a_recipe_and_the_command_it_tells_reads_it_t
     [
         (["--out", "found.txt"], ".json, .yaml"),
         (["--out", "base/config.json"], "name a new file"),
-        (["--out", "a.json", "--holdout", "1"], "between 0 and 1"),
+        (["--out", "a.json", "--holdout", "1"], "tune.holdout"),
         (["--out", "a.json", "--clip", "base", "--template", "a picture"], "must hold {}"),
         (["--out", "a.json", "--clip", "mnist"], "CLIPModel"),
     ],

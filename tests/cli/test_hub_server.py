@@ -69,11 +69,7 @@ def command(place: Path, data: str, out: Path, kind: str = "") -> list[str]:
         *models,
         "--data",
         f"mnist={data}",
-        "--samples",
-        "6",
-        "--batch",
-        "3",
-        "--out",
+        *"--samples 6 --set batch=3 --out".split(),
         str(out),
     ]
 
@@ -162,7 +158,7 @@ def test_a_data_set_of_the_hub_calibrates_to_the_bytes_of_its_files_in_a_folder(
         ("owner/digits:medium", [], "'medium' not found. Available: ['small', 'large']"),
         (
             "owner/digits@v1",
-            ["--split", "val"],
+            ["--set", "split=val"],
             "Unknown split \"val\". Should be one of ['train', 'test']",
         ),
         ("bad/labels", [], "no column 'image'; it has label"),
@@ -222,20 +218,17 @@ def test_models_of_both_layouts_are_fetched_at_the_pinned_commit_and_no_pickle_i
 def account(place, tmp_path_factory):
     """A hub that takes uploads, and a client who may put something there."""
     folder = tmp_path_factory.mktemp("account")
-    with HubServer({}, uploads=folder / "uploads") as hub:
-        # git LFS, as the hub of the test knows no xet
-        with Client(
-            {**hub.environment(folder / "home"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN},
-            folder,
-        ) as client:
-            yield hub, client
+    more = {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}  # git LFS: the test's hub knows no xet
+    with (
+        HubServer({}, uploads=folder / "uploads") as hub,
+        Client({**hub.environment(folder / "home"), **more}, folder) as client,
+    ):
+        yield hub, client
 
 
 def pushing(place: Path, out: Path, name: str) -> list[str]:
     merging = [
-        "merge",
-        "average",
-        "--base",
+        *"merge average --base".split(),
         str(place / "base"),
         "--expert",
         f"a={place / 'expert'}",

@@ -71,9 +71,9 @@ def test_measured_results_are_in_the_table_and_in_the_hub_s_model_index(models, 
         return json.loads(capsys.readouterr().out)
 
     assert cli.main([*MERGE[:-1], "fused"]) == 0
-    evaluate = [*EVALUATE[:2], "fused", *EVALUATE[3:], "--template", "a photo of a {}", "--split"]
+    evaluate = [*EVALUATE[:2], "fused", *EVALUATE[3:], "--template", "a photo of a {}", "--set"]
     for split in ("train", "test", "test"):
-        scores = printed(*evaluate, split)["tasks"]
+        scores = printed(*evaluate, f"split={split}")["tasks"]
     compare = ["compare", "--model", "it=fused", *EXPERTS, *DATA, "--samples", "4", "--skip", "0"]
     drift = {one["expert"]: one["relative_drift"] for one in printed(*compare)["agreement"]}
     card = ModelCard.load("fused/README.md")

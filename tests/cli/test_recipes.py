@@ -109,7 +109,7 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text):
 
 
 DATA = ["--data", "math=math.jsonl", "--data", "code=code.jsonl", "--samples", "8", "--out", "new"]
-CALIBRATE = ["calibrate", "--recipe", "merge.yaml", "--merged", "merged", *DATA]
+CALIBRATE = ["calibrate", "--set", "recipe=merge.yaml", "--merged", "merged", *DATA]
 
 
 def refused(arguments: list[str], capsys) -> str:
@@ -138,7 +138,7 @@ def test_every_way_a_recipe_can_fall_short_is_one_message_with_a_way_out(llamas,
         recipe_of_the_page(**changes)
         assert said in refused(CALIBRATE, capsys), changes
     Path("merged/mergekit_config.yml").unlink()
-    assert "--recipe" in refused(["calibrate", "--merged", "merged", *DATA], capsys)
+    assert "--set recipe" in refused(["calibrate", "--merged", "merged", *DATA], capsys)
 
 
 def test_without_mergekit_a_recipe_needs_it_and_base_and_experts_do_not(
@@ -173,29 +173,16 @@ def test_models_are_looked_for_beside_the_recipe_and_options_count_more(
     elsewhere = llamas / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    data = [
-        "--data",
-        "math=../math.jsonl",
-        "--data",
-        "code=../code.jsonl",
-        "--samples",
-        "8",
-        "--out",
-        "new",
-        "--dry-run",
-    ]
-    assert cli.main(["calibrate", "--recipe", "../merge.yaml", "--merged", "../merged", *data]) == 0
+    data = "--data math=../math.jsonl --data code=../code.jsonl --samples 8 --out new --dry-run".split()
+    assert (
+        cli.main(["calibrate", "--set", "recipe=../merge.yaml", "--merged", "../merged", *data])
+        == 0
+    )
     assert "nothing was computed" in capsys.readouterr().out
     assert (
         cli.main(
             [
-                "calibrate",
-                "--recipe",
-                "../merge.yaml",
-                "--merged",
-                "../merged",
-                "--base",
-                "../base",
+                *"calibrate --set recipe=../merge.yaml --merged ../merged --base ../base".split(),
                 *data,
             ]
         )

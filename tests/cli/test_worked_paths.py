@@ -135,75 +135,53 @@ def recipe_of_the_page(**changes) -> Path:
     return Path("merge.yaml")
 
 
+def merge_with_mergekit(written: str, **options) -> None:
+    """Merge by mergekit itself."""
+    merging = pytest.importorskip("mergekit.merge")
+    from mergekit.config import MergeConfiguration
+    from mergekit.options import MergeOptions
+
+    configuration = MergeConfiguration.model_validate(yaml.safe_load(written))
+    how = MergeOptions(quiet=True, **options)
+    merging.run_merge(configuration, "merged", how, config_source=written)
+
+
+DATA = "--data math=math.jsonl --data code=code.jsonl"
+
+
 def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys):
-    """The same as with base and experts named one by one; the recipe is found in the merged folder,
-    too.
-    """
+    """The weights are those of naming base and experts one by one."""
     merged_as_mergekit_does(recipe_of_the_page(), Path("merged"))
     part = section("use-mergekit")
     assert commands(part)[0] == ["mergekit-yaml", "merge.yaml", "merged"]
     run(part, skip=1)
     assert {name.split(".")[1] for name in solved(Path("calibrated"), Path("merged"))} == {"layers"}
+    experts = "--base base --expert math=models/math --expert code=models/code"
+    assert command(f"calibrate {experts} --merged merged {DATA} --out named".split()) == 0
     by_recipe = tensors(Path("calibrated"))
-    named = [
-        "--base",
-        "base",
-        "--expert",
-        "math=models/math",
-        "--expert",
-        "code=models/code",
-        "--merged",
-        "merged",
-    ]
-    data = ["--data", "math=math.jsonl", "--data", "code=code.jsonl", "--out", "named", "--quiet"]
-    assert command(["calibrate", *named, *data]) == 0
-    assert all(
-        torch.equal(value, by_recipe[name]) for name, value in tensors(Path("named")).items()
-    )
+    assert all(torch.equal(v, by_recipe[name]) for name, v in tensors(Path("named")).items())
     assert "mergekit's task_arithmetic" in Path("calibrated/README.md").read_text()
     capsys.readouterr()
     run(PAGE.split("(use-mergekit)=")[0])
     printed = capsys.readouterr()
-    assert (
-        "merged by mergekit: task_arithmetic" in printed.out
-        and "\x1b" not in printed.out + printed.err
-    )
+    assert "merged by mergekit: task_arithmetic" in printed.out
+    assert "\x1b" not in printed.out + printed.err
 
 
 def test_a_merge_of_mergekit_itself_is_calibrated_by_the_recipe_it_leaves(llamas, monkeypatch):
-    merging = pytest.importorskip("mergekit.merge")
-    from mergekit.config import MergeConfiguration
-    from mergekit.options import MergeOptions
-
-    written = recipe_of_the_page().read_text()
-    monkeypatch.setattr(
-        "mergekit.card.is_hf", lambda path: False
-    )  # for its card it asks the hub about every path
-    how = MergeOptions(quiet=True)
-    merging.run_merge(
-        MergeConfiguration.model_validate(yaml.safe_load(written)),
-        "merged",
-        how,
-        config_source=written,
-    )
+    # for its card mergekit asks the hub about every path
+    monkeypatch.setattr("mergekit.card.is_hf", lambda path: False)
+    merge_with_mergekit(recipe_of_the_page().read_text())
     expected, merged = Path("expected"), tensors(Path("merged"))
     merged_as_mergekit_does(Path("merge.yaml"), expected)
     for name, value in tensors(expected).items():
         torch.testing.assert_close(merged[name], value, rtol=0, atol=1e-6)
-    (by_itself,) = [
-        words[1:-1] for words in commands(section("use-mergekit")) if words[-1] == "--force"
-    ]
-    assert "--recipe" not in by_itself and command(by_itself) == 0
+    (found,) = [words for words in commands(section("use-mergekit")) if words[-1] == "--force"]
+    assert "recipe=merge.yaml" not in found and command(found[1:-1]) == 0
     assert solved(Path("calibrated"), Path("merged"))
 
 
-def test_a_union_of_the_words_of_experts_that_mergekit_made_is_calibrated_and_keeps_their_rows(
-    llamas, monkeypatch, capsys
-):
-    merging = pytest.importorskip("mergekit.merge")
-    from mergekit.config import MergeConfiguration
-    from mergekit.options import MergeOptions
-
+def test_a_merge_of_vocabularies_is_calibrated_and_keeps_all_tokens(llamas, capsys):
     for name, words in {"math": ["<think>"], "code": ["<fim>", "<eot>"]}.items():
         model, tokenizer = load_model(Path("models") / name), language.tokenizer()
         tokenizer.add_tokens(words)
@@ -212,52 +190,20 @@ def test_a_union_of_the_words_of_experts_that_mergekit_made_is_calibrated_and_ke
         tokenizer.save_pretrained(Path("wider") / name)
     wider = [{"model": f"wider/{name}", "parameters": {"weight": 0.4}} for name in ("math", "code")]
     written = recipe_of_the_page(tokenizer_source="union", models=wider).read_text()
-    how = MergeOptions(quiet=True, write_model_card=False)
-    merging.run_merge(
-        MergeConfiguration.model_validate(yaml.safe_load(written)),
-        "merged",
-        how,
-        config_source=written,
-    )
-    experts = ["--expert", "math=wider/math", "--expert", "code=wider/code"]
-    data = ["--data", "math=math.jsonl", "--data", "code=code.jsonl"]
-    assert (
-        command(
-            [
-                "calibrate",
-                "--recipe",
-                "merge.yaml",
-                "--merged",
-                "merged",
-                *data,
-                "--out",
-                "calibrated",
-            ]
-        )
-        == 0
-    )
+    merge_with_mergekit(written, write_model_card=False)
+    calibrated = f"calibrate --set recipe=merge.yaml --merged merged {DATA} --out calibrated"
+    assert command(calibrated.split()) == 0
     assert "base 259" in capsys.readouterr().err
     assert {name.split(".")[1] for name in solved(Path("calibrated"), Path("merged"))} == {"layers"}
     model, tokenizer = load_model("calibrated"), AutoTokenizer.from_pretrained("calibrated")
     ids = tokenizer("<think><fim><eot>", return_tensors="pt").input_ids
-    assert (
-        len(tokenizer) == 262
-        and set(ids[0].tolist()) >= {259, 260, 261}
-        and model(ids).logits.shape[-1] == 262
-    )
-    compared = [
-        "compare",
-        "--model",
-        "merged=merged",
-        *experts,
-        *data,
-        "--samples",
-        str(SAMPLES),
-        "--skip",
-        "0",
-    ]
-    assert cli.main(compared) == cli.MISTAKE  # in whose words?
-    assert "--base" in capsys.readouterr().err and cli.main([*compared, "--base", "base"]) == 0
+    assert len(tokenizer) == 262 and set(ids[0].tolist()) >= {259, 260, 261}
+    assert model(ids).logits.shape[-1] == 262
+    experts = "--expert math=wider/math --expert code=wider/code"
+    compared = f"compare --model merged=merged {experts} {DATA} --samples {SAMPLES} --skip 0"
+    assert cli.main(compared.split()) == cli.MISTAKE  # with whose vocabulary?
+    assert "--base" in capsys.readouterr().err
+    assert cli.main([*compared.split(), "--base", "base"]) == 0
 
 
 def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evaluated(
@@ -301,16 +247,12 @@ def test_an_open_clip_checkpoint_is_converted_calibrated_and_converted_back_with
     )
     assert cli.main(["convert", "open_clip/calibrated", "--out", "again"]) == 0
     ours, again = tensors(Path("calibrated")), tensors(Path("again"))
-    assert ours.keys() == again.keys() and all(
-        torch.equal(ours[name], value) for name, value in again.items()
-    )
+    assert ours.keys() == again.keys()
+    assert all(torch.equal(ours[name], value) for name, value in again.items())
     model = open_clip.create_model("local-dir:open_clip/calibrated").eval()
     x = torch.rand(2, 3, 32, 32)
-    theirs_, ours_ = (
-        model.encode_image(x),
-        load_model("calibrated").get_image_features(pixel_values=x).pooler_output,
-    )
-    torch.testing.assert_close(theirs_, ours_, rtol=0, atol=1e-5)
+    features = load_model("calibrated").get_image_features(pixel_values=x).pooler_output
+    torch.testing.assert_close(model.encode_image(x), features, rtol=0, atol=1e-5)
 
 
 def lora(folder: Path, base: Path, seed: int = 3) -> Path:
@@ -328,34 +270,11 @@ def test_a_lora_is_an_expert_and_equals_the_model_it_makes(llamas):
     lora(Path("adapters/math"), Path("base"))
     run(section("use-lora"))
     assert solved(Path("calibrated"), Path("merged"))
-    data = [
-        "--merged",
-        "merged",
-        "--data",
-        "math=math.jsonl",
-        "--data",
-        "code=code.jsonl",
-        "--quiet",
-        "--out",
-    ]
-    assert (
-        command(
-            [
-                "calibrate",
-                "--base",
-                "base",
-                "--expert",
-                "math=adapters/whole",
-                "--expert",
-                "code=models/code",
-                *data,
-                "again",
-            ]
-        )
-        == 0
-    )
+    experts = "--base base --expert math=adapters/whole --expert code=models/code"
+    assert command(f"calibrate {experts} --merged merged {DATA} --out again".split()) == 0
     recipe_of_the_page(models=[{"model": "base+adapters/math"}, {"model": "models/code"}])
-    assert command(["calibrate", "--recipe", "merge.yaml", *data, "third"]) == 0
+    recipe = "--set recipe=merge.yaml --merged merged"
+    assert command(f"calibrate {recipe} {DATA} --out third".split()) == 0
     for other in ("again", "third"):
         for name, value in tensors(Path(other)).items():
             torch.testing.assert_close(value, tensors(Path("calibrated"))[name], rtol=0, atol=1e-6)
@@ -368,18 +287,8 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
     """
     lora(Path("adapters/math"), Path("base"))
     shutil.copytree("models/code", "merged")
-    data = [
-        "--merged",
-        "merged",
-        "--data",
-        "math=math.jsonl",
-        "--data",
-        "code=code.jsonl",
-        "--base",
-        "base",
-        "--expert",
-    ]
-    run_ = ["calibrate", *data, "math=adapters/math", "--expert", "code=models/code", "--out"]
+    experts = "--expert math=adapters/math --expert code=models/code"
+    run_ = f"calibrate --merged merged {DATA} --base base {experts} --out".split()
     assert command([*run_, "whole"]) == 0
     printed, show = [], terminal.progress.print
 
@@ -394,9 +303,8 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
     assert Path(".new.unfinished/experts/math/config.json").is_file() and not Path("new").exists()
     printed[:] = [""] * 9
     assert command([*run_, "new"]) == 0
-    assert (
-        Path("new/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
-    )
+    new, whole = (Path(name, "model.safetensors").read_bytes() for name in ("new", "whole"))
+    assert new == whole
     assert any("solved before" in line for line in printed), printed
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
 
@@ -408,7 +316,5 @@ def test_a_t5_is_calibrated_in_both_stacks(tmp_path, monkeypatch):
         fine_tuned(Path("base"), Path("models") / name, seed)
         texts(Path(), name, pairs=True)
     run(section("use-t5"))
-    assert {name.split(".")[0] for name in solved(Path("calibrated"), Path("merged"))} == {
-        "encoder",
-        "decoder",
-    }
+    changed = {name.split(".")[0] for name in solved(Path("calibrated"), Path("merged"))}
+    assert changed == {"encoder", "decoder"}

@@ -33,7 +33,7 @@ def evaluate(folder, rows, *more):
 
 
 def accuracy(folder, rows, capsys, *more):
-    assert evaluate(folder, rows, "--batch", "2", "--json", *more) == 0
+    assert evaluate(folder, rows, "--set", "batch=2", "--json", *more) == 0
     result = json.loads(capsys.readouterr().out)["tasks"]["t"]
     assert result["texts"] == len(rows)
     return result["accuracy"]

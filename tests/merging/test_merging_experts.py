@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import featcal
 from featcal.cli import main as cli
-from featcal.cli.merge import as_value
+from featcal.cli.options import yaml_scalar
 from featcal.errors import BadEnvironment, BadFile, NotFinite, TruncatedFile
 from featcal.merging.merge import merge
 from featcal.merging.sources import expert_sources, source
@@ -299,7 +299,7 @@ def test_the_command_draws_images_for_methods_that_need_them(models, capsys):
         (["regmean", *MERGE], "--data"),
         (["average", *MERGE, *DATA], "--data"),
         (["adamerging", *MERGE, *DATA], "--head"),
-        (["average", *MERGE, "--embeddings", "none"], "--embeddings: "),
+        (["average", *MERGE, "--set", "embeddings=none"], "merge.embeddings: "),
     ],
 )
 def test_a_mistake_in_the_arguments_is_one_message_and_writes_nothing(
@@ -311,4 +311,4 @@ def test_a_mistake_in_the_arguments_is_one_message_and_writes_nothing(
 
 def test_values_on_the_command_line_are_those_of_params_yaml():
     texts = ("1e-5", "0.5", "3", "true", "sum", "[a, b]")
-    assert [as_value(text) for text in texts] == [1e-5, 0.5, 3, True, "sum", ["a", "b"]]
+    assert [yaml_scalar(text) for text in texts] == [1e-5, 0.5, 3, True, "sum", ["a", "b"]]

@@ -8,10 +8,8 @@ import tiny
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
-from typer.main import get_command
 
 import featcal
-from featcal.cli.main import app
 from featcal.merging.answers import squared_gradients
 from featcal.merging.merge import merge, merge_recorded, open_merge
 from featcal.merging.methods.breadcrumbs import mask_row_entries

@@ -89,9 +89,12 @@ def test_an_older_folder_is_removed_only_once_it_is_replaced(tmp_path, replaced)
 
 
 def test_a_full_disk_is_reported_with_the_final_path(tmp_path):
-    with pytest.raises(DiskFull, match="77 bytes") as error, atomic_folder(tmp_path / "out") as out:
-        with atomic_path(out / "model" / "config.json", 77):
-            raise OSError(errno.ENOSPC, "No space left on device")
+    with (
+        pytest.raises(DiskFull, match="77 bytes") as error,
+        atomic_folder(tmp_path / "out") as out,
+        atomic_path(out / "model" / "config.json", 77),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
     assert error.value.path == tmp_path / "out" / "model" / "config.json"
     assert os.listdir(tmp_path) == []
 

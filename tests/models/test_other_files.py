@@ -94,8 +94,8 @@ def folders(tmp_path, monkeypatch):
     return ready
 
 
-EXPERTS = ["--expert", "a=a", "--expert", "b=b", "--quiet"]
-DATA = "--data a=a.jsonl --data b=b.jsonl --samples 9 --batch 16 --device cpu".split()
+EXPERTS = ["--expert", "a=a", "--expert", "b=b"]
+DATA = "--data a=a.jsonl --data b=b.jsonl --samples 9 --set batch=16 --device cpu".split()
 CALIBRATE = ["calibrate", "--base", "base", "--merged", "merged", *EXPERTS, *DATA, "--out", "new"]
 
 

@@ -3,19 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from typer.main import get_command
-
-from featcal.cli.main import EXIT_CODES, app
+from featcal.cli.main import EXIT_CODES, all_commands
 from reference.markdown import block, defined, docstring, escaped
 
 
 def text(root: Path) -> str:
     """All commands as MyST."""
-    found = get_command(app).commands
-    return (
-        "".join(command(name, one) for name, one in found.items())
-        + f"## Exit codes\n\n{escaped(EXIT_CODES)}\n"
-    )
+    described = "".join(command(name, one) for name, one in all_commands().items())
+    return f"{described}## Exit codes\n\n{escaped(EXIT_CODES)}\n"
 
 
 def command(name: str, one: Any) -> str:
