@@ -752,9 +752,7 @@ def judged(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
 
 
 def matrix(found: dict[str, str]) -> list[str]:
-    """The rows of README's table of families, from the verdicts by name; one that a switch helps is
-    told with the switch.
-    """
+    """Return the rows of the table in book/families.md from the verdicts by name, with switches."""
     parts = [name.partition(", --") for name in found if ", --" in name]
     switched = {name: f"{name} (`--{switch}`)" for name, _, switch in parts}
     plain = {name: verdict for name, verdict in found.items() if ", --" not in name}

@@ -1,65 +1,93 @@
-"""The blocks of code in the book and in README are run as they stand."""
+"""The edits of the page *Extend it* work in a copy of the package; result files are read as shown."""
 
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import checkpoints
 import pytest
 import torch
+from transformers import PLBartConfig, PLBartModel
 
-from featcal.merging.registry import METHODS, methods_table
-from featcal.models.families import KNOWN
+from featcal.errors import BadPlan
+from featcal.models.families import plan_for
+from featcal.models.load import load_vision
 
 ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "book/extend.md").read_text("utf-8")
 
 
-def code_of(page: str) -> list[str]:
-    """The blocks of Python on a page of the book."""
-    return re.findall(
-        r"^```python\n(.*?)^```$",
-        (ROOT / "book" / page).read_text("utf-8"),
-        flags=re.DOTALL | re.MULTILINE,
+def marked(mark: str) -> str:
+    """Return the block of Python below a mark."""
+    return re.search(rf"^<!-- {re.escape(mark)} -->\n```python\n(.*?)^```$", PAGE, re.M | re.S)[1]
+
+
+@pytest.fixture(scope="module")
+def copy_of_featcal(tmp_path_factory) -> Path:
+    """A folder with a copy of the package that has the page's merger and family."""
+    folder = tmp_path_factory.mktemp("scratch")
+    shutil.copytree(
+        ROOT / "featcal", folder / "featcal", ignore=shutil.ignore_patterns("__pycache__")
     )
+    merger, families = "featcal/merging/methods/median.py", "featcal/models/families.py"
+    (folder / merger).write_text(marked(f"file: {merger}"))
+    source, table = (folder / families).read_text(), "\nKNOWN = {\n"
+    assert source.count(table) == 1
+    entry = marked(f"entry: {families}")
+    (folder / families).write_text(source.replace(table, table + entry))
+    return folder
 
 
-@pytest.fixture
-def tables():
-    """Restore the tables that the page adds to."""
-    methods_table()  # loads every method: a module is imported, and so registered, only once
-    before = [(table, dict(table)) for table in (KNOWN, METHODS)]
-    yield
-    for table, content in before:
-        table.clear()
-        table.update(content)
+def python(package: Path, *arguments: str, cwd: Path) -> str:
+    """Return what a fresh interpreter with that copy of the package prints."""
+    environment = os.environ | {"PYTHONPATH": str(package)}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_the_page_on_extending_runs_from_top_to_bottom(tables, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    blocks = code_of("extend.md")
-    assert len(blocks) == 4
-    assert len(blocks[0].splitlines()) <= 8  # a family in eight lines
-    namespace = {"__name__": "__main__"}
-    for block in blocks:
-        exec(compile(block, "extend.md", "exec"), namespace)
-    assert capsys.readouterr().out.splitlines() == [
-        "['encoder.00', 'encoder.01', 'decoder.00', 'decoder.01']",
-        "40 ('bright', 'dark')",
-    ]
-    halves = [
-        namespace[name].state_dict()["encoder.layers.0.fc1.weight"] for name in ("halfway", "base")
-    ]
-    middle = (
-        torch.stack(
-            [e.state_dict()["encoder.layers.0.fc1.weight"] for e in namespace["experts"].values()]
-        )
-        .median(0)
-        .values
+def test_a_merger_is_one_file(copy_of_featcal, tmp_path):
+    checkpoints.clip_folder(tmp_path / "base")
+    for seed, task in enumerate(("mnist", "dtd"), start=1):
+        checkpoints.vision_folder(tmp_path / "models" / task, seed)
+    command = re.search(r"^featcal (merge median .*)$", PAGE, re.M)[1]
+    python(copy_of_featcal, "-m", "featcal.cli", *shlex.split(command), cwd=tmp_path)
+    base, one, two, merged = (
+        load_vision(tmp_path / name).state_dict()["encoder.layers.0.mlp.fc1.weight"]
+        for name in ("base", "models/mnist", "models/dtd", "merged")
     )
-    assert torch.allclose(halves[0], (halves[1] + middle) / 2)
+    lower = torch.minimum(one, two)  # torch's median of two
+    torch.testing.assert_close(merged, (base + lower) / 2)
+
+
+def test_a_family_is_one_entry(copy_of_featcal, tmp_path):
+    """Without the entry the model is refused."""
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 48, "vocab_size": 97}
+    with torch.device("meta"), pytest.raises(BadPlan, match="several lists"):
+        plan_for(PLBartModel(PLBartConfig(**sizes)))
+    printed = python(copy_of_featcal, "-c", marked("run"), cwd=tmp_path)
+    names = ["encoder.00", "encoder.01", "decoder.00", "decoder.01"]
+    assert printed.splitlines()[-1] == str(names)
+
+
+def test_every_path_of_the_layout_exists():
+    table = PAGE.split("(layout)=")[1]
+    paths = [
+        path
+        for row in re.findall(r"^\| (`.+?) \|", table, re.M)
+        for path in re.findall(r"`(.+?)`", row)
+    ]
+    assert paths and not [path for path in paths if not (ROOT / path).exists()]
 
 
 def test_the_page_on_result_files_reads_them(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    for block in code_of("reference/results.md"):
-        exec(compile(block, "results.md", "exec"), {})
+    page = (ROOT / "book/reference/results.md").read_text("utf-8")
+    for code in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S):
+        exec(compile(code, "results.md", "exec"), {})
     assert "suite" in capsys.readouterr().out

@@ -1,24 +1,25 @@
-"""Pages of the reference: whatever they are generated from is complete, and nothing in their lists
-is left over.
-"""
+"""Generated pages are complete, and their lists name nothing that is gone."""
 
+import ast
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 import featcal
 from featcal import errors
+from featcal.merging.registry import method_names
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
-from reference import api, commands, messages, params, results  # noqa: E402
+from reference import api, commands, mergers, messages, params, results, steps  # noqa: E402
 
-WORDS = yaml.safe_load((ROOT / "book" / "reference" / "words.yaml").read_text("utf-8"))
+MEANINGS = yaml.safe_load((ROOT / "book" / "reference" / "words.yaml").read_text("utf-8"))
 
 
-def test_every_public_name_has_its_place():
+def test_the_reference_has_every_public_name():
     assert {f"featcal.{name}" for name in featcal.__all__ if name != "__version__"} == set(
         api.PUBLIC
     )
@@ -30,7 +31,7 @@ def test_every_public_name_has_its_place():
     )
 
 
-def test_every_command_and_option_has_its_place():
+def test_the_reference_has_every_command_and_option():
     from featcal.cli.main import all_commands
 
     text = commands.text(ROOT)
@@ -41,23 +42,48 @@ def test_every_command_and_option_has_its_place():
         ), name
 
 
+def test_the_reference_has_every_merging_method():
+    text = mergers.text(ROOT)
+    assert [name for name in method_names() if f"| `{name}` |" not in text] == []
+
+
+def test_every_step_of_a_calibration_is_defined_and_documented():
+    assert len(steps.STEPS) == 9
+    text = steps.text(ROOT)
+    for names in steps.STEPS.values():
+        for name in names:
+            path, node, _ = steps.definition(ROOT, name)
+            assert f"{path}, line {node.lineno}" in text
+            assert ast.get_docstring(node), name
+
+
+def test_a_step_that_is_gone_is_an_error():
+    with pytest.raises(LookupError, match="no_such_step"):
+        steps.definition(ROOT, "featcal.calibration.calibrate.no_such_step")
+
+
 def test_every_key_of_params_yaml_has_a_meaning_and_no_meaning_is_left_over():
-    found = {group: params.keys_of(entries) for group, entries in params.groups(ROOT).items()}
-    pairs = [(group, key) for group, keys in found.items() for key in keys]
+    keys_of_groups = {g: params.keys_of(entries) for g, entries in params.groups(ROOT).items()}
+    pairs = [(group, key) for group, keys in keys_of_groups.items() for key in keys]
     assert not [f"{group}.{key}" for group, key in pairs if not params.meaning(ROOT, group, key)], (
         "add to book/reference/words.yaml"
     )
     used = {name for group, key in pairs for name in (f"{group}.{key}", key)}
-    assert not set(WORDS["keys"]) - used
+    assert not set(MEANINGS["keys"]) - used
 
 
 def test_every_result_file_and_column_has_a_meaning_and_no_meaning_is_left_over():
     kinds = results.kinds_of(ROOT / "results" / "mini")
-    named = {kind if kind in WORDS["files"] else results.ending_of(kind) for kind in kinds}
-    assert named == set(WORDS["files"]), "book/reference/words.yaml: files"
-    assert {column for columns in kinds.values() for column in columns} == set(WORDS["columns"]), (
-        "book/reference/words.yaml: columns"
-    )
+    named = {kind if kind in MEANINGS["files"] else results.ending_of(kind) for kind in kinds}
+    assert named == set(MEANINGS["files"]), "book/reference/words.yaml: files"
+    assert {column for columns in kinds.values() for column in columns} == set(
+        MEANINGS["columns"]
+    ), "book/reference/words.yaml: columns"
+
+
+@pytest.mark.parametrize("page", [api, commands, mergers, messages, params, results, steps])
+def test_every_generated_page_has_text(page):
+    assert len(page.text(ROOT)) > 1000
 
 
 def test_every_error_has_an_example_and_every_message_says_what_to_do():

@@ -112,13 +112,13 @@ def test_a_smoke_graph_that_wrote_nothing_proves_nothing():
         accept.require_same({}, {})
 
 
-def test_the_families_in_the_readme_are_what_becomes_of_them():
+def test_the_families_in_the_book_are_what_becomes_of_them():
     """Each is merged, calibrated and measured, or refused by one message; nothing else may
     happen.
     """
     found = {name: campaign.judged(run)[0] for name, (run, _) in campaign.families().items()}
     assert set(found.values()) == {campaign.OK, campaign.NAMED}, found
-    lines = (Path(__file__).parents[1] / "README.md").read_text().splitlines()
+    lines = (Path(__file__).parents[1] / "book/families.md").read_text().splitlines()
     assert [
         line.strip() for line in lines if line.strip() in campaign.matrix(found)
     ] == campaign.matrix(found)

@@ -1,37 +1,33 @@
-"""Pages of the reference are written by the sources themselves: `<!-- generated: NAME -->` in a
-page becomes what NAME yields.
+"""Replace `<!-- generated: NAME -->` in a page by text that is generated from the sources.
 
-Runs when Sphinx reads a page, so that nothing generated lies in the repository and nothing can be
-out of date.
+Runs when Sphinx reads a page, so no generated text is in the repository and none is out of date.
 """
 
 import re
 from pathlib import Path
 
-from reference import api, commands, messages, params, results
+from reference import api, commands, mergers, messages, params, results, steps
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 PARTS = {
     "api": api.text,
     "commands": commands.text,
+    "mergers": mergers.text,
     "messages": messages.text,
     "params": params.text,
     "results": results.text,
+    "steps": steps.text,
 }
 
 
 def fill(app, name, source):
-    """Put generated text in the place of its mark; `root` is the project that the book belongs
-    to.
-    """
+    """Replace the marks of a page."""
     root = Path(app.srcdir).parent
     source[0] = MARK.sub(lambda mark: PARTS[mark[1]](root), source[0])
 
 
 def always_read(app, env, added, changed, removed):
-    """Pages with a mark depend on sources that Sphinx does not know of, so every build reads
-    them.
-    """
+    """Return the pages with a mark: they depend on sources that Sphinx does not track."""
     return [
         name
         for name in env.found_docs

@@ -1,7 +1,6 @@
-"""Keeps the book free of the network: drops the launcher that names a CDN, and puts what pages link
-to inside the site.
+"""Keep the book free of the network: drop scripts from a CDN, copy linked files into the site.
 
-Also mends what the builder writes and a screen reader cannot follow.
+Also fixes markup of the builder that a screen reader cannot follow.
 """
 
 import shutil
@@ -9,17 +8,15 @@ from importlib import resources
 from pathlib import Path
 
 
-def mend_list(app, pagename, templatename, context, doctree):
-    """Take from the list of sources a role that its entries, which have roles of their own, do not
-    fit.
-    """
+def fix_list(app, pagename, templatename, context, doctree):
+    """Remove the list role of the bibliography; its entries have roles of their own."""
     context["body"] = context.get("body", "").replace(
         '<div role="list" class="citation-list">', '<div class="citation-list">'
     )
 
 
 def drop_launcher(app, pagename, templatename, context, doctree):
-    """Leave out the scripts of thebe, which would start a live kernel from a CDN."""
+    """Remove the scripts of thebe, which would start a live kernel from a CDN."""
 
     def kept(script):
         body = str((getattr(script, "attributes", None) or {}).get("body", ""))
@@ -28,10 +25,8 @@ def drop_launcher(app, pagename, templatename, context, doctree):
     context["script_files"] = [script for script in context["script_files"] if kept(script)]
 
 
-def mend_search_page(app, error):
-    """Give the field in the text of the search page an id of its own; the theme's hidden field has
-    the same one.
-    """
+def fix_search_page(app, error):
+    """Give the field of the search page its own id; the theme's hidden field has the same one."""
     page = Path(app.outdir) / "search.html"
     if error or not page.is_file():
         return
@@ -42,9 +37,7 @@ def mend_search_page(app, error):
 
 
 def copy_linked_files(app, error):
-    """Copy result files and notebook sources beside the pages, so that their links work wherever
-    the site is put.
-    """
+    """Copy result files and notebook sources into the site, so that links to them work."""
     if error or app.builder.format != "html":
         return
     for folder, ending in (("results", "**/*.*"), ("notebooks", "*.ipynb")):
@@ -56,9 +49,7 @@ def copy_linked_files(app, error):
 
 
 def copy_plotly(app, error):
-    """Copy plotly.js from the installed package beside the book's own scripts: once, and not into
-    git.
-    """
+    """Copy plotly.js from the installed package into the site."""
     if error or app.builder.format != "html":
         return
     source = resources.files("plotly").joinpath("package_data", "plotly.min.js")
@@ -67,8 +58,8 @@ def copy_plotly(app, error):
 
 def setup(app):
     app.connect("html-page-context", drop_launcher, priority=900)
-    app.connect("html-page-context", mend_list)
-    app.connect("build-finished", mend_search_page)
+    app.connect("html-page-context", fix_list)
+    app.connect("build-finished", fix_search_page)
     app.connect("build-finished", copy_linked_files)
     app.connect("build-finished", copy_plotly)
     return {"parallel_read_safe": True}

@@ -12,7 +12,9 @@ IntervMerge moves the first token of every attention's output before it is added
 stream: h' = h + Vᵀ (W h + b − V h − c). Adam lowers |f' − f_t|₁. The first token is the class token
 of CLIP and BERT; through it a mean over tokens is reached too.
 Source: Osial et al., Parameter-Efficient Interventions for Enhanced Model Merging, SDM 2025 (arXiv
-2412.17023); MarcinOsial/IntervMerge, src/main_intervmerge.py, src/models/loreft_models.py.
+2412.17023); MarcinOsial/IntervMerge, src/main_intervmerge.py, src/models/loreft_models.py. That
+script lists each parameter three times, so its Adam steps three times per gradient; here it steps
+once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,7 +53,7 @@ from reproduction.experiments.field import IntervMerge, SurgeryV2
 
 Settings = SurgeryV2 | IntervMerge
 Weights = Mapping[str, Tensor]
-FEATURE = "feature"  # the place of the last feature, next to the paths of modules
+FEATURE = "feature"  # key of the last feature, next to the paths of modules
 FILE = "adapters.safetensors"
 
 
@@ -86,8 +88,8 @@ class InnerAdapters:
         folder.mkdir(parents=True)
         tensors = {
             f"{task}/{path}/{name}": weight.contiguous()
-            for task, places in self.weights.items()
-            for path, named in places.items()
+            for task, by_path in self.weights.items()
+            for path, named in by_path.items()
             for name, weight in named.items()
         }
         save_file(tensors, folder / FILE, metadata={"method": self.method})
@@ -99,8 +101,8 @@ class InnerAdapters:
         with safe_open(folder / FILE, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
                 task, path, name = key.rsplit("/", 2)
-                places = weights.setdefault(task, {})
-                places.setdefault(path, {})[name] = file.get_tensor(key)
+                by_path = weights.setdefault(task, {})
+                by_path.setdefault(path, {})[name] = file.get_tensor(key)
             return cls(file.metadata()["method"], weights)
 
 
@@ -115,7 +117,7 @@ def correction(method: str, weights: Weights, z: Tensor) -> Tensor:
 def first_weights(
     settings: Settings, like: Tensor, task: str, path: str, seed: int
 ) -> dict[str, Tensor]:
-    """Draw weights at one place, uniform in ±1/√d. SurgeryV2's second matrix is zero, so that
+    """Draw weights for one path, uniform in ±1/√d. SurgeryV2's second matrix is zero, so that
     nothing is corrected before the first step.
     """
     d, r = like.shape[-1], settings.rank
@@ -135,22 +137,22 @@ def first_weights(
 
 
 @contextmanager
-def corrected(model: nn.Module, method: str, places: Mapping[str, Weights]) -> Iterator[None]:
+def corrected(model: nn.Module, method: str, weights: Mapping[str, Weights]) -> Iterator[None]:
     """Correct the outputs of the modules at these paths: every token, or the first by
     IntervMerge.
     """
 
     def change(path: str, output: Any) -> Any:
         hidden = hidden_of(output)
-        weights = {name: weight.to(hidden) for name, weight in places[path].items()}
+        own = {name: weight.to(hidden) for name, weight in weights[path].items()}
         if method == SurgeryV2.name:
-            result = hidden - correction(method, weights, hidden)
+            result = hidden - correction(method, own, hidden)
         else:
             first = hidden[:, :1]
-            result = torch.cat([first - correction(method, weights, first), hidden[:, 1:]], dim=1)
+            result = torch.cat([first - correction(method, own, first), hidden[:, 1:]], dim=1)
         return result if isinstance(output, Tensor) else (result, *output[1:])
 
-    inner = [path for path in places if path != FEATURE]
+    inner = [path for path in weights if path != FEATURE]
     with hooked(
         [
             model.get_submodule(p).register_forward_hook(lambda _m, _a, out, p=p: change(p, out))
@@ -187,10 +189,10 @@ def inner_adapters(
     blocks = [f"{stack.blocks}.{number}" for number in range(len(blocks_of(model, stack)))]
     if isinstance(settings, SurgeryV2):
         paths, compared = blocks, blocks
-        places = [*blocks, FEATURE]
+        adapted = [*blocks, FEATURE]
     else:
         first_batch = next(iter(samples.values())).batch([0])
-        places = paths = attention_paths(model, stack, blocks, first_batch)
+        adapted = paths = attention_paths(model, stack, blocks, first_batch)
         compared = []
     weights: dict[str, Mapping[str, Weights]] = {}
     losses: dict[str, list[float]] = {}
@@ -198,7 +200,7 @@ def inner_adapters(
         expert = as_module(experts[task], device)
         with evaluation_mode([model, expert]), exact_products():
             first = features(model, drawn.batch([0]), head, paths)
-            own = {path: first_weights(settings, first[path], task, path, seed) for path in places}
+            own = {path: first_weights(settings, first[path], task, path, seed) for path in adapted}
             losses[task] = train(settings, model, expert, task, drawn, head, own, compared, seed)
         weights[task] = {
             path: {name: weight.detach().cpu() for name, weight in named.items()}
@@ -272,7 +274,7 @@ def train(
     compared: Sequence[str],
     seed: int,
 ) -> list[float]:
-    """Run Adam on one task's weights: Σ over compared places and the last feature of the mean
+    """Run Adam on one task's weights: Σ over compared modules and the last feature of the mean
     absolute difference to the expert's. Return the loss before every step.
     """
     with torch.no_grad(), naming(task, 0):  # the expert's features of every sample are kept

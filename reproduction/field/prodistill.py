@@ -68,8 +68,8 @@ def prodistill(
     Returns: the module, or the folder `out`.
     Raises: BadBatches, BadPlan; MissingTensor, TensorsDiffer; Diverged; DiskFull.
     """
-    models, place = Models.opened(merged, base, experts), torch.device(device)
-    student, teacher = (models.module().to(place).eval() for _ in range(2))
+    models, target = Models.opened(merged, base, experts), torch.device(device)
+    student, teacher = (models.module().to(target).eval() for _ in range(2))
     work = Distillation(models, batches, epochs, rate, seed, student, teacher)
     return models.result(work.tensors(), out)
 
@@ -165,7 +165,7 @@ class Distillation:
                     own.grad = None if gradient is None else gradient * vectors[name]
                 adam.step()
             if not abs(total) < float("inf"):
-                look = "overflowing numbers in the experts or the data"
+                look = "overflowing values in the experts or the data"
                 raise Diverged(f"prodistill {path[:-1]}", epoch, "prodistill.rate", self.rate, look)
         return {path + n: start[n] + (coefficients[n] * vectors[n]).sum(0) for n in start}
 

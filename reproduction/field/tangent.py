@@ -85,7 +85,7 @@ def make(
     scale, and all scales with their validation accuracies.
     """
     suite, layout, device = context.suite, context.layout, torch_device(context.suite.device)
-    place = (context, study.role, study.pool)
+    pool = (context, study.role, study.pool)
     folder = layout.base(study.role, study.pool)
     tensors = load_file(layout.heads(study.role, study.pool))
     base, experts = load_vision(folder).to(device), {}
@@ -101,8 +101,8 @@ def make(
     def validated() -> dict[float, float]:
         models = {scale: Linearised(base, merged(scale)) for scale in study.tangent}
         chosen = partial(scoring.drawn, study.rows, study.seed)
-        samples = partial(scoring.samples_of, *place, split="validation", most=chosen)
-        return scoring.averages(*place, models, samples)
+        samples = partial(scoring.samples_of, *pool, split="validation", most=chosen)
+        return scoring.averages(*pool, models, samples)
 
     values = timed("choosing", validated)
     best = max(values, key=lambda scale: (round(values[scale], 4), -scale))

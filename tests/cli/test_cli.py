@@ -120,29 +120,6 @@ def test_merge_calibrate_evaluate_and_inspect_lead_from_folders_to_numbers(model
     assert "average" in printed and "mlp.fc1" in printed and "no NaN" in printed
 
 
-def test_the_readme_s_commands_and_python_run_as_they_stand_there(models):
-    """On folders named as the README names them; only the number of samples is that of the tiny
-    data.
-    """
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    shell = next(
-        block
-        for block in re.findall(r"```bash\n(.*?)```", readme, re.S)
-        if "featcal merge" in block
-    )
-    (python,) = re.findall(r"```python\n(.*?)```", readme, re.S)
-    (models / "models").mkdir()
-    for name in ("base", "mnist", "dtd"):
-        (models / name).rename(models / "models" / name)
-    for command in re.findall(r"^featcal (.*)", shell.replace("\\\n", " "), re.M):
-        few = ["--samples", "6"] if command.startswith("calibrate") else []
-        assert cli.main([*command.split(), *few]) == 0, command
-    said: dict = {}
-    exec(python.replace("samples=256", "samples=6"), said)
-    written = load_vision("models/calibrated").state_dict()
-    torch.testing.assert_close(dict(said["result"].model.state_dict()), dict(written))
-
-
 def test_the_cells_of_the_page_on_python_run_as_they_stand_there(models, capsys):
     """On the same folders; only the numbers of samples are those of the tiny data."""
     page = (Path(__file__).parents[2] / "book/python.md").read_text()

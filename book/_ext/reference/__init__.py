@@ -1,3 +1,1 @@
-"""What the reference pages say, read from the sources: docstrings, the command line, params.yaml,
-result files, errors.
-"""
+"""Text of the reference pages, read from docstrings, commands, params.yaml, results and errors."""

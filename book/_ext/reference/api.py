@@ -1,6 +1,4 @@
-"""The public names of Python, from signatures and docstrings in the sources, without importing
-torch.
-"""
+"""The public Python names, from signatures and docstrings, without importing torch."""
 
 import ast
 from pathlib import Path
@@ -9,8 +7,7 @@ from featcal.baselines import settings as adapters
 from featcal.tuning import search
 from reference.markdown import block, docstring, escaped
 
-# heading → file and name; the first group is `featcal.<name>`, a test holds them against
-# featcal.__all__
+# heading → file; a test compares the first group with featcal.__all__
 PUBLIC = {
     "featcal.calibrate": "featcal/calibration/calibrate.py",
     "featcal.compare": "featcal/evaluation/compare.py",
@@ -41,8 +38,8 @@ HELPERS = {
 
 
 def text(root: Path) -> str:
-    """All of it as MyST."""
-    groups = {"Functions and settings": PUBLIC, "What comes back": RESULTS, "Helpers": HELPERS}
+    """Return all groups as MyST."""
+    groups = {"Functions and settings": PUBLIC, "Results": RESULTS, "Helpers": HELPERS}
     parts = []
     for title, names in groups.items():
         parts.append(f"## {title}\n\n")
@@ -51,18 +48,18 @@ def text(root: Path) -> str:
 
 
 def described(root: Path, heading: str, file: str) -> str:
-    """One name: how it is called or which fields it has, and its docstring."""
+    """Return the signature or the fields of one name, and its docstring."""
     name = heading.rpartition(".")[-1]
     tree = ast.parse((root / file).read_text("utf-8"))
     tree = _DefaultsOfSettings(tree).visit(tree)
     node = next(n for n in tree.body if getattr(n, "name", "") == name)
-    words = docstring(ast.get_docstring(node) or "")
+    meaning = docstring(ast.get_docstring(node) or "")
     where = f"Defined in {escaped(file)}.\n\n"
-    return f"### {escaped(heading)}\n\n{block(signature(node), 'python')}\n{words}{methods(node)}{where}"
+    return f"### {escaped(heading)}\n\n{block(signature(node), 'python')}\n{meaning}{methods(node)}{where}"
 
 
 class _DefaultsOfSettings(ast.NodeTransformer):
-    """Replaces `DEFAULT.rank`, where a module says `DEFAULT = Surgery()`, by the value."""
+    """Replace `DEFAULT.rank` by its value in a module with `DEFAULT = Surgery()`."""
 
     def __init__(self, tree: ast.Module):
         kinds = {**vars(adapters), **vars(search)}
@@ -82,7 +79,7 @@ class _DefaultsOfSettings(ast.NodeTransformer):
 
 
 def signature(node: ast.AST) -> str:
-    """A function with its parameters, one per line where they are many; a class with its fields."""
+    """Return a function with its parameters, or a class with its fields."""
     if isinstance(node, ast.FunctionDef):
         return _function(node)
     assert isinstance(node, ast.ClassDef)
@@ -100,7 +97,7 @@ def signature(node: ast.AST) -> str:
 
 
 def _function(node: ast.FunctionDef, name: str = "") -> str:
-    """name(parameters) -> result; `self` is left out."""
+    """Return name(parameters) -> result, without `self`; long lists get one parameter a line."""
     node.args.args = [arg for arg in node.args.args if arg.arg not in ("self", "cls")]
     given = ast.unparse(node.args)
     returns = f" -> {ast.unparse(node.returns)}" if node.returns and not name else ""
@@ -113,7 +110,7 @@ def _function(node: ast.FunctionDef, name: str = "") -> str:
 
 
 def _split(args: ast.arguments) -> list[str]:
-    """Every parameter as it stands in a signature."""
+    """Return every parameter as written in a signature."""
     plain = args.args
     defaults = [None] * (len(plain) - len(args.defaults)) + list(args.defaults)
     parts = [_parameter(arg, default) for arg, default in zip(plain, defaults, strict=True)]
@@ -134,7 +131,7 @@ def _parameter(arg: ast.arg, default: ast.expr | None) -> str:
 
 
 def methods(node: ast.AST) -> str:
-    """The public methods of a class with the first line of their docstrings."""
+    """Return the public methods of a class with the first line of their docstrings."""
     if not isinstance(node, ast.ClassDef):
         return ""
     public = [

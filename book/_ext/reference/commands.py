@@ -8,13 +8,13 @@ from reference.markdown import block, defined, docstring, escaped
 
 
 def text(root: Path) -> str:
-    """All commands as MyST."""
+    """Return all commands as MyST."""
     described = "".join(command(name, one) for name, one in all_commands().items())
     return f"{described}## Exit codes\n\n{escaped(EXIT_CODES)}\n"
 
 
 def command(name: str, one: Any) -> str:
-    """One command: what it does, how it is called, its options, examples."""
+    """Return one command: its help, usage, options and examples."""
     shown = [parameter for parameter in one.params if not getattr(parameter, "hidden", False)]
     called = " ".join(
         _called(parameter) for parameter in shown if parameter.required or _argument(parameter)
@@ -24,12 +24,10 @@ def command(name: str, one: Any) -> str:
     return f"## featcal {name}\n\n{docstring(one.help or '')}{usage}\n{options}{epilog(one.epilog or '')}"
 
 
-def epilog(words: str) -> str:
-    """What stands below the options of `--help`: command lines as code, the rest as text; common
-    exit codes are left out.
-    """
+def epilog(text: str) -> str:
+    """Return the text below the options of `--help`, with command lines as code."""
     parts = []
-    for paragraph in filter(None, (part.strip() for part in words.split("\n\n"))):
+    for paragraph in filter(None, (part.strip() for part in text.split("\n\n"))):
         if paragraph.startswith("Exit codes:"):
             parts += [f"{escaped(paragraph)}\n\n"] * (paragraph != EXIT_CODES)
         elif paragraph.startswith(("featcal ", "torchrun ", "eval ")):
@@ -40,7 +38,7 @@ def epilog(words: str) -> str:
 
 
 def folded(line: str) -> str:
-    """A command line of at most 80 letters a line, broken before options as a shell reads it."""
+    """Return a command line broken before options into lines of at most 80 letters."""
     lines = [""]
     for part in line.replace(" --", "\n--").splitlines():
         if lines[-1] and len(lines[-1]) + len(part) > 78:
@@ -55,14 +53,14 @@ def _argument(parameter: Any) -> bool:
 
 
 def _called(parameter: Any) -> str:
-    """How a parameter stands in a call."""
+    """Return a parameter as written in a call."""
     if _argument(parameter):
         return parameter.name.upper() if parameter.required else f"[{parameter.name.upper()}]"
     return f"{parameter.opts[0]} {_value(parameter)}"
 
 
 def _value(parameter: Any) -> str:
-    """What is written behind an option: its own word for it, else the kind of value."""
+    """Return the metavar of an option, else its type."""
     if parameter.metavar:
         return str(parameter.metavar)
     kind = parameter.type_descriptor.annotation
@@ -83,10 +81,10 @@ def _term(parameter: Any) -> str:
 
 
 def _meaning(parameter: Any) -> str:
-    """Its help, that it must be given, or what it is when left out."""
+    """Return the help of a parameter, and whether it is required or its default."""
     default = parameter.default
     if parameter.required:
-        more = " Must be given."
+        more = " Required."
     elif default is None or callable(default) or default in ([], (), ""):
         more = ""
     else:

@@ -1,6 +1,4 @@
-"""Every class of featcal.errors with one message of it, made by the class itself with an example in
-its place holders.
-"""
+"""Every class of featcal.errors with an example message, made by the class itself."""
 
 import ast
 from pathlib import Path
@@ -8,7 +6,7 @@ from pathlib import Path
 from featcal import errors
 from reference.markdown import block, escaped
 
-# What a message of each class may be about. A test asks for an example of every class.
+# arguments of one example per class; a test requires an example of every class
 EXAMPLES: dict[str, tuple[object, ...]] = {
     "BadSetting": ("calibrate.interpolation", 1.3, "must be less than or equal to 1"),
     "UnknownKey": ("calibrate", "ancor_blend", ["ridge", "anchor_blend", "interpolation"]),
@@ -54,13 +52,11 @@ EXAMPLES: dict[str, tuple[object, ...]] = {
 SILENT = (
     "FeatCalError",
     "RemoteRankError",
-)  # the parent of all, and one that only ends a process quietly
+)  # the base class, and one that ends a process quietly
 
 
 def text(root: Path) -> str:
-    """All classes by the group they are defined in (a comment of its own above the first of them),
-    as MyST.
-    """
+    """Return all classes as MyST; comment lines in featcal/errors.py become the headings."""
     source = (root / "featcal" / "errors.py").read_text("utf-8")
     titles = {
         number: line[2:]
@@ -79,5 +75,5 @@ def text(root: Path) -> str:
 
 
 def message(name: str) -> str:
-    """The example's message, as the command line prints it."""
+    """Return the example message as the command line prints it."""
     return f"featcal: {getattr(errors, name)(*EXAMPLES[name])}"

@@ -1,6 +1,4 @@
-"""The settings key by key: groups with their own comments, keys with meanings from words.yaml and
-the values of `mini`.
-"""
+"""The settings key by key, with comments of params.yaml, meanings of words.yaml, values of mini."""
 
 import re
 from functools import cache
@@ -13,21 +11,21 @@ from reference.markdown import escaped, table
 
 FILES = ("params.yaml", "pipeline/studies.yaml")
 SUITES = ("mini", "paper", "files")
-APART = ("suite", "methods", "exp")  # not experiments
+APART = ("suite", "methods", "exp")  # no experiments
 
 
 @cache
-def words(root: Path) -> dict[str, dict[str, str]]:
-    """Meanings by list and word."""
+def meanings(root: Path) -> dict[str, dict[str, str]]:
+    """Return the meanings by list and key."""
     return yaml.safe_load((root / "book" / "reference" / "words.yaml").read_text("utf-8"))
 
 
 def text(root: Path) -> str:
-    """Every group of params.yaml, then of pipeline/studies.yaml, as MyST."""
+    """Return every group of params.yaml, then of pipeline/studies.yaml, as MyST."""
     comments = {
-        group: words
+        group: comment
         for name in FILES
-        for group, words in comments_of((root / name).read_text("utf-8")).items()
+        for group, comment in comments_of((root / name).read_text("utf-8")).items()
     }
     parts = []
     for group, entries in groups(root).items():
@@ -46,24 +44,24 @@ def text(root: Path) -> str:
 
 
 def groups(root: Path) -> dict[str, Any]:
-    """Entries by group, of both files."""
-    found = {
+    """Return the entries by group, of both files."""
+    all_groups = {
         group: own
         for name in FILES
         for group, own in yaml.safe_load((root / name).read_text("utf-8")).items()
     }
-    return {group: entries for group, entries in found.items() if group not in APART}
+    return {group: entries for group, entries in all_groups.items() if group not in APART}
 
 
 def meaning(root: Path, group: str, key: str) -> str:
-    """What a key means: in this group, else everywhere; empty where words.yaml has neither."""
-    known = words(root)["keys"]
+    """Return the meaning of a key in this group, else everywhere; empty if words.yaml has neither."""
+    known = meanings(root)["keys"]
     return known.get(f"{group}.{key}") or known.get(key, "")
 
 
 def comments_of(source: str) -> dict[str, str]:
-    """The comment lines that stand directly above a group."""
-    found: dict[str, str] = {}
+    """Return the comment lines directly above each group."""
+    comments: dict[str, str] = {}
     lines: list[str] = []
     for line in source.splitlines():
         group = re.match(r"^(\w+):", line)
@@ -71,22 +69,20 @@ def comments_of(source: str) -> dict[str, str]:
             lines.append(line.lstrip("# "))
         else:
             if group and lines:
-                found[group[1]] = " ".join(lines)
+                comments[group[1]] = " ".join(lines)
             lines = []
-    return found
+    return comments
 
 
 def keys_of(entries: Any) -> dict[str, list[Any]]:
-    """Every key below the entries of a group, in order, with the plain values it has in `mini`;
-    suites are no keys.
-    """
-    found: dict[str, list[Any]] = {}
+    """Return every key of a group, in order, with its plain values in `mini`; suites are no keys."""
+    values_by_key: dict[str, list[Any]] = {}
 
     def walk(node: Any, suite: str) -> None:
         for key, value in node.items():
             inner = str(key) if key in SUITES and suite == "" else suite
             if inner == suite:
-                values = found.setdefault(str(key), [])
+                values = values_by_key.setdefault(str(key), [])
                 plain = not isinstance(value, dict) and not (
                     isinstance(value, list) and value and isinstance(value[0], dict)
                 )
@@ -99,11 +95,11 @@ def keys_of(entries: Any) -> dict[str, list[Any]]:
     for entry in entries.values():
         if isinstance(entry, dict):
             walk(entry, "")
-    return found
+    return values_by_key
 
 
 def _values(values: list[Any]) -> str:
-    """At most four values as YAML has them."""
+    """Return at most four values as YAML writes them."""
     shown = [
         f"`{yaml.safe_dump(value, default_flow_style=True, width=200).splitlines()[0]}`"
         for value in values[:4]

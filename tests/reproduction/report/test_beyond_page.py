@@ -143,8 +143,8 @@ def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
         )
 
 
-def test_the_preset_best_ends_alike_from_every_merger_as_the_readme_says():
-    """Of few texts: above the preset paper behind the weaker mergers, below it behind the stronger
+def test_the_preset_best_ends_alike_from_every_merger_as_the_page_on_use_says():
+    """With few texts it is above the preset paper after weak mergers and below it after strong
     ones.
     """
     table = pd.read_csv(ROOT / "results/mini/beyond/minilm-8/beyond.csv")

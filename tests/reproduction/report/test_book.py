@@ -114,12 +114,14 @@ def test_generated_pages_are_filled(site):
     told = {
         "api": "anchor_blend",
         "commands": "--interpolation",
+        "mergers": "tsv_merge",
         "params": "upstream",
         "results": "relative_drift",
     }
     for name, word in told.items():
         assert word in (site / "reference" / f"{name}.html").read_text(), name
     assert "no space left on the disk" in (site / "troubleshooting.html").read_text()
+    assert "solve_ridge" in (site / "calibration.html").read_text()
     assert not [page.name for page in pages_of(site) if "generated:" in page.read_text()]
 
 
