@@ -6,7 +6,6 @@ matmul ceiling.
 """
 
 import copy
-from contextlib import nullcontext
 
 import torch
 
@@ -25,11 +24,14 @@ from benchmarks.measure import (
 )
 from featcal.calibration.block import calibrate_block
 from featcal.calibration.features import StudentTeacherFeatures
-from featcal.calibration.observe import BlockView, calibrated_modules
+from featcal.calibration.models import Models
+from featcal.calibration.observe import BlockSpec
 from featcal.calibration.ranks import Ranks
 from featcal.core.moments import add_gram, stripes
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.models.families import CLIP_VISION
+from featcal.models.modules import solved_modules
+from featcal.models.streamed import InMemoryModel
 from featcal.settings import Calibration
 
 SETTINGS = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)  # the paper's for CLIP
@@ -74,11 +76,13 @@ def contestants(width: int, tasks: int, samples: int, batch: int, device: str):
             t: StudentTeacherFeatures(student, teacher, unmasked, unmasked)
             for t, (student, teacher) in tracks.items()
         }
-        stack = CLIP_VISION.stacks[0]
-        view = BlockView(
-            "block", stack, False, calibrated_modules(block, SETTINGS.norm), CLIP_VISION.token_rule
-        )
-        calibrate_block(block, nullcontext(base), teachers.items, tracks, view, SETTINGS, Ranks())
+        stack, (linears, norms) = CLIP_VISION.stacks[0], solved_modules(block, SETTINGS.norm)
+        rule = CLIP_VISION.token_rule
+        spec = BlockSpec("block", stack, tuple(linears), tuple(norms), rule, last=False)
+        experts = {name: InMemoryModel(teacher) for name, teacher in teachers.items()}
+        student, where = InMemoryModel(block), torch.device(device)
+        models = Models(student, InMemoryModel(base), experts, CLIP_VISION, where, torch.float32)
+        calibrate_block(models, "", block, tracks, spec, SETTINGS, Ranks())
         return block
 
     return plain, ours

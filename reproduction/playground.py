@@ -131,7 +131,7 @@ def _held_against(
     """
     from safetensors.torch import load_file
 
-    from featcal.calibration.drift import model_drift
+    from featcal.calibration.report import model_drift
     from featcal.evaluation.zero_shot import evaluate_pool
     from featcal.models.load import load_vision
     from reproduction.suites.load_task import load_task

@@ -1,4 +1,4 @@
-"""Processes for tests: several, told of each other as torchrun would tell them, on loopback; and
+"""Start processes for tests: several that find each other as torchrun lets them, on loopback, and
 one that runs a program.
 
 They are forked from a server that has loaded what they need, so that each starts at once.
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from featcal.calibration.ranks import current, started
+from featcal.calibration.ranks import current, process_group
 
 FORKS = multiprocessing.get_context("forkserver")
 
@@ -32,15 +32,15 @@ def start_server():
 
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
-    """What torchrun tells a process."""
-    told = {
+    """Return the variables that torchrun sets for a process."""
+    variables = {
         "RANK": rank,
         "LOCAL_RANK": rank,
         "WORLD_SIZE": world,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
-    return {name: str(value) for name, value in told.items()}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def member(work, rank, world, port, folder):
@@ -48,8 +48,8 @@ def member(work, rank, world, port, folder):
     os.environ.update(environment(rank, world, port))
     torch.set_num_threads(1)
     try:
-        with started():
-            end = {"said": work(current(), folder)}
+        with process_group():
+            end = {"result": work(current(), folder)}
     except Exception as error:
         end = {"error": type(error).__name__, "text": str(error)}
     (folder / f"{rank}.json").write_text(json.dumps(end))
@@ -89,12 +89,12 @@ def together(work, world, folder) -> list[dict]:
     return [json.loads(path.read_text()) if path.exists() else {} for path in written]
 
 
-def program(command: Sequence[str], folder: Path, told: Path) -> None:
+def program(command: Sequence[str], folder: Path, printed: Path) -> None:
     """What `python command` does in a folder, with as many threads as without a word about them;
     what it prints in a file.
     """
     os.chdir(folder)
-    with told.open("w") as out:
+    with printed.open("w") as out:
         os.dup2(out.fileno(), 1)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     sys.argv = list(command[1:] if command[0] == "-m" else command)
@@ -107,9 +107,11 @@ def program(command: Sequence[str], folder: Path, told: Path) -> None:
 class Program:
     """A program begun, with what tests ask of a `subprocess.Popen`."""
 
-    def __init__(self, command: Sequence[object], folder: Path, told: Path):
+    def __init__(self, command: Sequence[object], folder: Path, printed: Path):
         start_server()
-        self.process = FORKS.Process(target=program, args=(tuple(map(str, command)), folder, told))
+        self.process = FORKS.Process(
+            target=program, args=(tuple(map(str, command)), folder, printed)
+        )
         self.process.start()
         self.kill = self.process.kill
 
@@ -122,11 +124,11 @@ class Program:
 
 
 def run_program(
-    command: Sequence[object], told: Path, cwd: Path | None = None, **_: object
+    command: Sequence[object], printed: Path, cwd: Path | None = None, **_: object
 ) -> subprocess.CompletedProcess:
     """In place of `subprocess.run` of the interpreter, which the command begins with. Raises:
     AssertionError where it fails.
     """
-    code = Program(command[1:], cwd or Path.cwd(), told).wait()
+    code = Program(command[1:], cwd or Path.cwd(), printed).wait()
     assert code == 0, f"{command} ended with {code}"
-    return subprocess.CompletedProcess(command, code, told.read_text())
+    return subprocess.CompletedProcess(command, code, printed.read_text())

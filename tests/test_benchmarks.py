@@ -80,7 +80,9 @@ def test_both_give_the_same_model_in_memory(how):
 def forked(tmp_path, monkeypatch):
     """The processes of the benchmarks' own programs, forked where everything is imported."""
     for module in (calibrate, growth):
-        monkeypatch.setattr(module.subprocess, "run", partial(run_program, told=tmp_path / "told"))
+        monkeypatch.setattr(
+            module.subprocess, "run", partial(run_program, printed=tmp_path / "printed")
+        )
 
 
 def test_both_write_the_same_model_from_folder_to_folder(tmp_path, capsys, forked):

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from featcal.calibration.observe import FOLDED_SHARE, shared_sites
-from featcal.core.moments import stripes
+from featcal.core.moments import TokenRule, stripes
 from featcal.errors import BadPlan
 from featcal.models.batch import PROVING
 from featcal.models.capture import Features, feeding, first_inputs, module_inputs
@@ -139,8 +139,8 @@ def _peak(shape: ModelShape, job: Job, tasks: int) -> dict[str, int]:
                 moments.append(parts)
             solving = (2 * PRODUCT + 4 * SUM) * W  # weight and anchor; the step, twice
             moments.append({"weights": 2 * block.weights, "systems": systems, "solve": solving})
-    found = max(moments, key=lambda parts: sum(parts.values()))
-    return found if job.streamed else found | {"weights": (tasks + 3) * shape.weights}
+    largest = max(moments, key=lambda parts: sum(parts.values()))
+    return largest if job.streamed else largest | {"weights": (tasks + 3) * shape.weights}
 
 
 def _operations(shape: ModelShape, job: Job) -> dict[str, int]:
@@ -159,8 +159,8 @@ def _operations(shape: ModelShape, job: Job) -> dict[str, int]:
             solves += job.tasks * (6 if job.settings.prior else 2) * d * d * o  # right sides
             solves += d**3 // 3 + 4 * d * d * o  # factor, anchor, two triangular solves
     count, whole = job.tasks * job.samples / job.batch, sum(b.forward for b in shape.blocks)
-    checked = 2 * min(PROVING, job.batch) / job.batch  # the plan is replayed on a few samples
-    passes = count * (2 * shape.entry + passes) + checked * (shape.entry + whole)
+    replayed = 2 * min(PROVING, job.batch) / job.batch  # the check of the plan
+    passes = count * (2 * shape.entry + passes) + replayed * (shape.entry + whole)
     parts = {"forward passes": passes, "products": count * products, "solves": solves}
     return {name: round(value) for name, value in parts.items()}
 
@@ -185,9 +185,9 @@ def model_shape(
 ) -> ModelShape:
     """Run one batch through the model's blocks, both on the meta device, and read off the shapes.
 
-    Raises: BadPlan for a model whose forward depends on numbers.
+    Raises: BadPlan for a model whose forward depends on values.
     """
-    entry, between, result, found = 0, 0, None, list[BlockShape]()
+    entry, between, result, shapes = 0, 0, None, list[BlockShape]()
     eager = getattr(getattr(model, "config", None), "_attn_implementation", "eager") == "eager"
     try:
         with torch.no_grad(), unpacked(model), _Meta("attention_mask" in batch, eager) as meta:
@@ -200,25 +200,30 @@ def model_shape(
                 for block in blocks:
                     meta.widest, last = 0, block is blocks[-1]
                     shape, features = _block(block, stack, features, settings, rule, last)
-                    found.append(replace(shape, widest=max(shape.widest, meta.widest)))
+                    shapes.append(replace(shape, widest=max(shape.widest, meta.widest)))
                     between = max(between, shape.features)
                 result = stack_output(model, stack, features[0]) if stack.feeds else None
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         reason = f"({' '.join(str(error).split())[:200]})"
-        problem = f"its forward depends on numbers, or on other inputs {reason}"
+        problem = f"its forward depends on values, or on other inputs {reason}"
         way_out = "calibrate it on few samples and measure what that run takes"
         raise BadPlan(type(model).__name__, problem, way_out) from error
     sizes = [nbytes(p) for p in model.parameters()]
-    outside = sum(sizes) - sum(block.weights for block in found)
-    return ModelShape(tuple(found), entry, between, sum(sizes), outside, max(sizes))
+    outside = sum(sizes) - sum(block.weights for block in shapes)
+    return ModelShape(tuple(shapes), entry, between, sum(sizes), outside, max(sizes))
 
 
 def _block(
-    block: nn.Module, stack: Stack, features: Features, asked: Calibration, *how: Any
+    block: nn.Module,
+    stack: Stack,
+    features: Features,
+    settings: Calibration,
+    rule: TokenRule,
+    last: bool,
 ) -> tuple[BlockShape, Features]:
-    """Return the shape of one block, and the features after it; how: token rule, last block?"""
-    (rule, last), tokens = how, tuple(features[0].shape[:2])
-    linears, norms = solved_modules(block, asked.norm, asked.modules)
+    """Return the shape of one block, and the features after it."""
+    tokens = tuple(features[0].shape[:2])
+    linears, norms = solved_modules(block, settings.norm, settings.modules)
     every = solved_modules(block)[0]
     with FlopCounterMode(display=False) as flops, module_inputs(block, [*every, *norms]) as seen:
         out = step(block, stack, *features)
@@ -243,7 +248,7 @@ def _block(
     return BlockShape(stack.name, tuple(sites), early, *sizes, work, routed), out
 
 
-def nbytes(held: object) -> int:
+def nbytes(nest: object) -> int:
     """Return the bytes of all tensors in a nest of containers, shared memory counted once."""
-    storages = [leaf.untyped_storage() for leaf in tree_leaves(held) if isinstance(leaf, Tensor)]
+    storages = [leaf.untyped_storage() for leaf in tree_leaves(nest) if isinstance(leaf, Tensor)]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

@@ -1,11 +1,9 @@
-"""Open the models of a calibration, whole or one block at a time, and check them against each
-other.
-"""
+"""Open the models of a calibration, whole or one block at a time, and check that they match."""
 
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -33,16 +31,16 @@ from featcal.settings import Calibration, require
 
 @dataclass(frozen=True)
 class Models:
-    """The student, the base and the experts of one calibration."""
+    """The student (first the merged model, in the end the calibrated one), base and experts."""
 
     student: ModelHandle
     base: ModelHandle
-    experts: Mapping[str, ModelHandle]  # by task, in the order of names
+    experts: Mapping[str, ModelHandle]  # by task, sorted; those of this process
     plan: BlockPlan
     device: torch.device
     dtype: torch.dtype
-    ledger: Ledger  # bytes of the parameters of folders that are in memory
-    given: Mapping[str, nn.Module | Path]  # by the name errors use, as they came
+    ledger: Ledger = field(default_factory=Ledger)  # bytes of streamed parameters in memory
+    sources: Mapping[str, nn.Module | Path] = field(default_factory=dict)  # by name in errors
 
     def round_to_stored_dtype(self, path: str, block: nn.Module) -> None:
         """Round a streamed student's block to the precision it is written in, so that later blocks
@@ -58,7 +56,7 @@ class Models:
         it.
         """
         self.student.module.eval()
-        with evaluation_mode([held.module for held in (self.base, *self.experts.values())]):
+        with evaluation_mode([model.module for model in (self.base, *self.experts.values())]):
             yield
 
 
@@ -73,86 +71,71 @@ def open_models(
     device: str | torch.device | None,
     dtype: torch.dtype | None,
 ) -> Models:
-    """Open and check the models; `whole` loads a merged folder into memory, to be returned.
+    """Open the merged model, the base and the experts, and check that they match.
+
+    A folder is streamed: a block is read when it is needed. With `whole` a merged folder is loaded
+    into memory, to be returned. A merged module is copied. Adapters become whole models in memory.
 
     Raises: FeatCalError for models that differ in their tensors or hold NaN, or that no plan fits.
     """
     first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else torch.empty(0)
     if first is None:
-        raise BadPlan(
-            type(merged).__name__, "has no parameters", "give a model with blocks of linears"
-        )
-    place, dtype = torch_device(device or first.device), dtype or first.dtype
-    require(
-        dtype.is_floating_point,
-        "calibrate.dtype",
-        str(dtype),
-        "must be a floating-point type, such as torch.float32",
-    )
-    # of an adapter, whose tensors are none of the base's, the whole model is in memory
+        way_out = "give a model with blocks of linears"
+        raise BadPlan(type(merged).__name__, "has no parameters", way_out)
+    target, dtype, ledger = torch_device(device or first.device), dtype or first.dtype, Ledger()
+    expected = "must be a floating-point type, such as torch.float32"
+    require(dtype.is_floating_point, "calibrate.dtype", str(dtype), expected)
     experts = {
-        task: dense_model(base, e).to(place, dtype) if is_adapter(e) else e
-        for task, e in experts.items()
+        task: dense_model(base, expert).to(target, dtype) if is_adapter(expert) else expert
+        for task, expert in sorted(experts.items())
     }
-    given = {label("merged", merged): merged, label("base", base): base}
-    given |= {label(f"expert {task!r}", experts[task]): experts[task] for task in sorted(experts)}
-
-    ledger = Ledger()
 
     def streamed(folder: str | Path, like: type[PreTrainedModel] | None = None) -> ModelHandle:
         paths = [stack.blocks for stack in plan.stacks] if plan else ()
-        return StreamedModel(folder, paths, dtype=dtype, device=place, ledger=ledger, like=like)
+        return StreamedModel(folder, paths, dtype=dtype, device=target, ledger=ledger, like=like)
 
     if isinstance(merged, nn.Module):
         student: ModelHandle = InMemoryModel(copy.deepcopy(without_adapters(merged)))
+    elif whole:
+        student = InMemoryModel(load_as_calibrated(merged, dtype).to(target))
     else:
-        student = (
-            InMemoryModel(load_as_calibrated(merged, dtype).to(place))
-            if whole
-            else streamed(merged)
-        )
-    plan = plan_for(student.module, plan)
+        student = streamed(merged)
+    plan, kind = plan_for(student.module, plan), type(student.module)
 
-    def beside(model: Model) -> ModelHandle:
+    def opened(model: Model) -> ModelHandle:
         """Return the base or an expert; only its tower if its head differs from the student's."""
-        kind = type(student.module)
         if isinstance(model, nn.Module):
             plain = without_adapters(model)
             tower = getattr(plain, "base_model", plain)
-            return InMemoryModel(
-                tower if type(plain) is not kind and type(tower) is kind else plain
-            )
+            only_tower = type(plain) is not kind and type(tower) is kind
+            return InMemoryModel(tower if only_tower else plain)
         own = model_class(model)
         return streamed(model, kind if own is not kind and same_tower(own, kind) else None)
 
-    others = [beside(m) for m in (base, *(experts[task] for task in sorted(experts)))]
-    held = dict(zip(given, (student, *others), strict=True))
-    # outside of blocks rows may differ, of words or of a head's classes: each model reads and puts
-    # out its own
-    require_same_tensors(held, [stack.blocks for stack in plan.stacks])
-    for name, one in held.items():
-        one.check_finite(name)
+    others = [opened(model) for model in (base, *experts.values())]
+    given = {"merged": merged, "base": base}
+    given |= {f"expert {task!r}": expert for task, expert in experts.items()}
+    sources = {
+        role if isinstance(model, nn.Module) else f"{role} ({model})": model
+        for role, model in given.items()
+    }
+    handles = dict(zip(sources, (student, *others), strict=True))
+    # outside of blocks the number of rows (of a vocabulary, of a head's classes) may differ
+    require_same_tensors(handles, [stack.blocks for stack in plan.stacks])
+    for name, handle in handles.items():
+        handle.check_finite(name)
     check_blocks(student.module, plan, settings.norm, settings.modules)
     for stack in plan.stacks if settings.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
             for name in solved_modules(block)[1]:
                 check_norm(block.get_submodule(name))
-    where = {
-        name: model if isinstance(model, nn.Module) else Path(model)
-        for name, model in given.items()
-    }
     return Models(
         student,
         others[0],
-        dict(zip(sorted(experts), others[1:], strict=True)),
+        dict(zip(experts, others[1:], strict=True)),
         plan,
-        place,
+        target,
         dtype,
         ledger,
-        where,
+        {name: m if isinstance(m, nn.Module) else Path(m) for name, m in sources.items()},
     )
-
-
-def label(role: str, model: Model) -> str:
-    """Return the name of a model in errors: its role and its folder if it has one."""
-    return role if isinstance(model, nn.Module) else f"{role} ({model})"

@@ -1,8 +1,8 @@
-"""Run one calibration on several processes: tasks are dealt to ranks, each site's sums are reduced to
-its owner, and the owner broadcasts the solution.
+"""Run one calibration on several processes: each takes some tasks, the sums of each site go to one
+owner, which broadcasts the solution.
 
-Ranks exchange small objects before every transfer of tensors. A rank that failed reports it there,
-so no other rank waits for its tensors. Knows no models and no files."""
+Processes exchange small objects before every transfer of tensors. One that failed reports it there,
+so no other waits for its tensors. Knows no models and no files."""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -10,11 +10,10 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from featcal.calibration.observe import Site, Systems
 from featcal.core.norm import NormSystem
@@ -22,10 +21,13 @@ from featcal.core.precision import SUM_DTYPE
 from featcal.core.ridge import Solution
 from featcal.errors import BadCapture, BadSetting, RankLostError, RemoteRankError
 
-if TYPE_CHECKING:
-    import torch
-
 T = TypeVar("T")
+
+# for one tensor that all processes are ready for, and for finding each other
+TRANSFER_TIMEOUT = timedelta(seconds=60)
+# for a slow process; gloo notices at once when the connection to a dead one breaks
+MEETING_TIMEOUT = timedelta(days=1)
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
@@ -43,12 +45,12 @@ class Ranks:
         processes than tasks.
         """
         if self.world > len(tasks):
-            raise BadSetting(
-                "torchrun --nproc-per-node",
-                self.world,
-                f"must be at most {len(tasks)}, the number of tasks, since every process takes whole ones; "
-                "run several experiments side by side, each on its own GPUs (CUDA_VISIBLE_DEVICES), to use more",
+            expected = (
+                f"must be at most {len(tasks)}, the number of tasks, since every process takes "
+                "whole ones; run several experiments side by side, each on its own GPUs "
+                "(CUDA_VISIBLE_DEVICES), to use more"
             )
+            raise BadSetting("torchrun --nproc-per-node", self.world, expected)
         return sorted(tasks)[self.rank :: self.world]
 
     def summed(self, systems: Systems) -> Systems:
@@ -62,7 +64,7 @@ class Ranks:
         return solutions
 
     def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
-        """Return the records of all tasks, sorted by name."""
+        """Return the records of all tasks, sorted by name; they hold no tensors."""
         return {task: records[task] for task in sorted(records)}
 
     def together(self) -> None:
@@ -88,68 +90,51 @@ class SeveralRanks(Ranks):
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.object_group, self.tensor_group = object_group, tensor_group
         self.device = torch.device("cpu")  # that of the sums, once there are any
-        self.over = False  # a failure is known to all ranks, which exchange nothing more
+        self.over = False  # a failure is known to all, and nothing more is exchanged
 
     def summed(self, systems: Systems) -> Systems:
-        """Raises: BadCapture unless the tasks of all processes have the same sites."""
+        """Reduce each site to its owner. Raises: BadCapture unless the tasks of all processes have
+        the same sites.
+        """
         widths = {site: len(system.left) for site, system in systems.sites.items()}
         if any(others != widths for others in self.all_gather_checked(widths)):
-            raise BadCapture(
-                sorted({n for site in widths for n in site}),
-                "they share inputs differently from task to task",
-            )
+            linears = sorted({name for site in widths for name in site})
+            raise BadCapture(linears, "they share inputs differently from task to task")
         for site, owner in owners(widths, self.world).items():
             system = systems.sites[site] if owner == self.rank else systems.sites.pop(site)
             self.device = system.left.device
-            for name, sums in [
-                (field.name, getattr(system, field.name)) for field in fields(system)
-            ]:
-                setattr(system, name, self.moved(dist.reduce, sums, owner))
-        for name in sorted(systems.norms):
-            systems.norms[name] = self.summed_norm(systems.norms[name])
+            for name in [field.name for field in fields(system)]:
+                setattr(system, name, self.transfer(dist.reduce, getattr(system, name), owner))
+        for name, norm in sorted(systems.norms.items()):
+            parts = (norm.zz, norm.z, norm.right_gain, norm.right_shift)  # (d,) each
+            sums = torch.cat([*parts, norm.z.new_tensor([norm.tasks])])  # (4d + 1,)
+            sums = self.transfer(dist.all_reduce, sums)
+            systems.norms[name] = NormSystem(*sums[:-1].chunk(len(parts)), float(sums[-1]))
         return systems
-
-    def summed_norm(self, system: NormSystem) -> NormSystem:
-        """Return the sum of a norm's system on every process, all of which solve it."""
-        parts = (system.zz, system.z, system.right_gain, system.right_shift)  # (d,) each
-        sums = self.moved(
-            dist.all_reduce, torch.cat([*parts, system.z.new_tensor([system.tasks])])
-        )  # (4d + 1,)
-        zz, z, gain, shift = sums[:-1].chunk(len(parts))
-        return NormSystem(zz, z, gain, shift, float(sums[-1]))
 
     def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
         """Broadcast each solution from the process that solved it."""
-        said = self.all_gather_checked(
-            {
-                site: (solution.weight.shape, solution.conditioning)
-                for site, solution in solutions.items()
-            }
-        )
-        source = {site: owner for owner, theirs in enumerate(said) for site in theirs}
+        shapes = {site: (one.weight.shape, one.conditioning) for site, one in solutions.items()}
+        gathered = self.all_gather_checked(shapes)
+        owner_of = {site: owner for owner, theirs in enumerate(gathered) for site in theirs}
         everywhere = {}
-        for site in sorted(source):
-            owner = source[site]
-            (o, d), conditioning = said[owner][site]
+        for site, owner in sorted(owner_of.items()):
+            (o, d), conditioning = gathered[owner][site]
             if owner == self.rank:
                 W, b = solutions[site].weight, solutions[site].bias  # (o, d), (o,)
             else:
-                W, b = (
-                    torch.empty(shape, dtype=SUM_DTYPE, device=self.device)
-                    for shape in ((o, d), (o,))
-                )
-            W, b = self.moved(dist.broadcast, W, owner), self.moved(dist.broadcast, b, owner)
+                W = torch.empty((o, d), dtype=SUM_DTYPE, device=self.device)
+                b = torch.empty(o, dtype=SUM_DTYPE, device=self.device)
+            W, b = (self.transfer(dist.broadcast, tensor, owner) for tensor in (W, b))
             everywhere[site] = Solution(W, b, conditioning)
         return everywhere
 
     def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
-        """Gather records without tensors, such as drift and counts."""
-        everybodys = {
-            task: record
-            for theirs in self.all_gather_checked(dict(records))
-            for task, record in theirs.items()
-        }
-        return super().gathered(everybodys)
+        """Gather the records of all processes."""
+        union: dict[str, T] = {}
+        for theirs in self.all_gather_checked(dict(records)):
+            union |= theirs
+        return super().gathered(union)
 
     def together(self) -> None:
         """Wait for every process, and raise if one failed."""
@@ -166,22 +151,24 @@ class SeveralRanks(Ranks):
                 self.all_gather_checked(None, mistake)
             raise
 
-    def all_gather_checked(self, said: T, mistake: Exception | None = None) -> list[T]:
+    def all_gather_checked(self, own: T, mistake: Exception | None = None) -> list[T]:
         """Return one object from every process, ordered by rank.
 
-        Raises: RemoteRankError on every rank but the first failed one.
+        Raises: RemoteRankError on every process but the first failed one.
         """
-        heard: list[Any] = [None] * self.world
-        told = None if mistake is None else str(mistake) or type(mistake).__name__
+        gathered: list[Any] = [None] * self.world
+        message = None if mistake is None else str(mistake) or type(mistake).__name__
         with self.reaching_others():
-            dist.all_gather_object(heard, (told, said), group=self.object_group)
-        mistakes = {rank: text for rank, (text, _) in enumerate(heard) if text}
+            dist.all_gather_object(gathered, (message, own), group=self.object_group)
+        mistakes = {rank: text for rank, (text, _) in enumerate(gathered) if text}
         self.over = bool(mistakes)
         if mistakes and self.rank != min(mistakes):
             raise RemoteRankError(mistakes[min(mistakes)])
-        return [words for _, words in heard]
+        return [theirs for _, theirs in gathered]
 
-    def moved(self, transfer: Callable[..., object], tensor: Tensor, *root: int) -> Tensor:
+    def transfer(
+        self, collective: Callable[..., object], tensor: torch.Tensor, *root: int
+    ) -> torch.Tensor:
         """Return the tensor after a collective operation of torch.
 
         Gloo copies raw memory, so a column-major weight, as a Cholesky solve returns it, would
@@ -189,7 +176,7 @@ class SeveralRanks(Ranks):
         """
         tensor = tensor.contiguous()
         with self.reaching_others():
-            transfer(tensor, *root, group=self.tensor_group)
+            collective(tensor, *root, group=self.tensor_group)
         return tensor
 
     @contextmanager
@@ -203,7 +190,7 @@ class SeveralRanks(Ranks):
 
 
 def owners(widths: Mapping[Site, int], world: int) -> dict[Site, int]:
-    """Return which rank solves which site: the heaviest site first, always to the least loaded rank.
+    """Return the rank that solves each site: the heaviest site first, each to the least busy rank.
 
     A factorisation of d features costs d³.
     """
@@ -214,102 +201,67 @@ def owners(widths: Mapping[Site, int], world: int) -> dict[Site, int]:
     return owner
 
 
-started_ranks: ContextVar[Ranks | None] = ContextVar("started_ranks", default=None)
+RANKS: ContextVar[Ranks | None] = ContextVar("ranks", default=None)
 
 
 def current() -> Ranks:
-    """Return the ranks made by `torchrun.started`, or those of torch's default process group."""
-    ranks = started_ranks.get()
+    """Return the ranks of `process_group`, or else those of torch's default process group."""
+    ranks = RANKS.get()
     if ranks is not None:
         return ranks
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return SeveralRanks() if several else Ranks()
 
 
-TRANSFER = timedelta(
-    seconds=60
-)  # one tensor for which all ranks are there; also their first finding each other
-MEETING = timedelta(
-    days=1
-)  # a slow rank is waited for; of a dead one the connection breaks, which gloo notices at once
-TOLD = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)  # by torchrun, to each process
-
-
 @contextmanager
-def started() -> Iterator[None]:
-    """Inside, `ranks.current()` is this process among those that torchrun started; what goes wrong
-    in one ends all.
+def process_group() -> Iterator[None]:
+    """Join the processes that torchrun started, if any; inside, `current()` is this one among them.
 
-    Raises: BadSetting where the environment tells of several processes, but not how they find each
-    other; RankLostError where one of them does not come or is gone; RemoteRankError where another
-    one ends with an error, which it has told by then.
+    Raises: BadSetting if variables of torchrun are missing; RankLostError if a process does not
+    come or is gone; RemoteRankError if another one failed, which has reported its error by then.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
-    for name in TOLD:
+    for name in TORCHRUN_VARIABLES:
         if name not in os.environ:
-            raise BadSetting(
-                name,
-                None,
-                "must be set beside WORLD_SIZE; start several processes with torchrun, or unset that",
-            )
-    import torch.distributed as dist
-
-    ranks = joined()
-    token = started_ranks.set(ranks)
+            way_out = "start several processes with torchrun, or unset WORLD_SIZE"
+            raise BadSetting(name, None, f"must be set where WORLD_SIZE is; {way_out}")
+    try:
+        dist.init_process_group("gloo", timeout=TRANSFER_TIMEOUT)
+        ranks = SeveralRanks(dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT))
+    except RuntimeError as error:  # torch's errors of connections are among these
+        raise RankLostError(error) from error
+    token = RANKS.set(ranks)
     try:
         with ranks.fail_together():
             yield
     except RemoteRankError:
-        with suppress(
-            RankLostError
-            # until the other one is gone, after its message: torchrun ends all when the first is gone
-        ):
+        # torchrun ends all when the first process ends: wait until the failed one has reported
+        with suppress(RankLostError):
             ranks.together()
         raise
     finally:
-        started_ranks.reset(token)
-    # not behind an error: to the others a broken connection is the end of this process
+        RANKS.reset(token)
+    # not after an error: a broken connection tells the others that this process has ended
     dist.destroy_process_group()
 
 
-def joined() -> "SeveralRanks":
-    """All processes' common group for tensors in the memory of the CPU, and one to meet in."""
-    import torch.distributed as dist
+def own_device(device: torch.device) -> torch.device:
+    """Return the device of this process: each of several processes on GPUs has its own, and tensors
+    move through NCCL from now on.
 
-    try:
-        dist.init_process_group("gloo", timeout=TRANSFER)
-        return SeveralRanks(object_group=dist.new_group(backend="gloo", timeout=MEETING))
-    except RuntimeError as error:  # of which torch's errors of connections are
-        raise RankLostError(error) from error
-
-
-def own_device(device: "torch.device") -> "torch.device":
-    """The device of this process: of several on GPUs each has its own, and their tensors move
-    through NCCL from now on.
-
-    Raises: BadSetting where there are more processes than GPUs.
+    Raises: BadSetting for more processes than GPUs.
     """
     if device.type != "cuda" or os.environ.get("WORLD_SIZE", "1") == "1":
         return device
-    import torch
-    import torch.distributed as dist
-
     ranks, local, count = current(), int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     assert isinstance(ranks, SeveralRanks)
     if local >= count:
-        way_out = f"must be at most {count}, the number of GPUs here; or add --device cpu"
-        raise BadSetting(
-            "--nproc-per-node", int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), way_out
-        )
-    ranks.together()  # hears of a process without a GPU before it would be waited for
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
+        expected = f"must be at most {count}, the number of GPUs here; or use the CPU"
+        raise BadSetting("torchrun --nproc-per-node", processes, expected)
+    ranks.together()  # learn of a process without a GPU before waiting for it
     torch.cuda.set_device(local)
-    ranks.tensor_group = dist.new_group(backend="nccl", timeout=TRANSFER)
+    ranks.tensor_group = dist.new_group(backend="nccl", timeout=TRANSFER_TIMEOUT)
     return torch.device("cuda", local)

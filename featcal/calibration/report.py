@@ -1,119 +1,257 @@
-"""What is told about a calibration: how far each block is from the teachers', and the whole model
-from every expert.
+"""Measure how far models are from their experts, after every block or after the last one, and
+record it.
 
-Nothing of that varies between two runs."""
+Relative drift is ‖H − H_exp‖_F / ‖H_exp‖_F of features H (Figures 1, 2, 6 and 7). Two equal runs
+give equal records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from featcal.calibration.features import on_device
+from featcal.calibration.models import Models
 from featcal.core.drift import Drift
+from featcal.core.precision import exact_products
+from featcal.models.batch import (
+    Batch,
+    Batches,
+    TaskBatches,
+    check_batch,
+    naming,
+    pad_token,
+    padding_mask,
+)
+from featcal.models.capture import StopForward, block_outputs, hooked, model_call
+from featcal.models.families import plan_for
+from featcal.models.load import evaluation_mode
+from featcal.models.plan import BlockPlan, Stack, blocks_of
+from featcal.models.streamed import ModelHandle
 
-DIGITS = 6  # beyond them the rounding of the machine shows
+DIGITS = 6  # later digits differ between machines
 
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """Features that leave one calibrated block, against the teachers' (means over tasks of each
-    task's value over its tokens).
+    """One calibrated block: its features against the teachers', on the calibration samples.
+
+    Drift and cosine are means over tasks of each task's value over its tokens.
     """
 
     name: str
-    relative_drift: (
-        float | None
-        # ‖H − H_exp‖_F / ‖H_exp‖_F on the samples that it was calibrated on; None where not asked for
-    )
+    relative_drift: float | None  # None where it was not measured
     cosine: float | None
     tokens: int  # over all tasks, without padding
     conditioning: float  # largest lower bound of a condition number among the block's sites
-    experts: dict[str, int] = field(
-        default_factory=dict
-    )  # of a mixture: tokens that each expert is given, over all tasks
+    experts: dict[str, int] = field(default_factory=dict)  # of a mixture: tokens of each
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What is written of it; of a block without experts nothing about them."""
+    def stated(self) -> dict[str, Any]:
+        """Return the record by name, without `experts` where the block has none."""
         return {name: value for name, value in asdict(self).items() if name != "experts" or value}
 
 
 @dataclass(frozen=True)
 class DriftRecord:
-    """Features that leave the last block of a stack, of two models against one expert's, on the
-    same samples.
-
-    merged: of the model as it was merged, untouched.   calibrated: of the result.   samples: how
-    many.
-    held_out: whether they are others than those that the model was calibrated on.
+    """Two models against one expert: features after the last block of a stack, on the same
+    samples.
     """
 
     expert: str
     stack: str
-    merged: float  # ‖H − H_exp‖_F / ‖H_exp‖_F
+    merged: float  # relative drift of the merged model
     calibrated: float
     cosine_merged: float  # mean over tokens
     cosine_calibrated: float
     samples: int
-    held_out: bool
+    held_out: bool  # not the samples that the model was calibrated on
 
     @property
     def worse(self) -> bool:
-        """Whether calibration has led away from this expert."""
+        """Return whether the calibrated model is farther from this expert than the merged one."""
         return self.calibrated > self.merged
 
 
 @dataclass(frozen=True)
 class Result:
-    """What `calibrate` returns."""
+    """The calibrated model and what was measured of it; `calibrate` returns it."""
 
     model: nn.Module | None  # the calibrated module; None when a folder was written
     folder: Path | None
     blocks: list[BlockRecord]  # in forward order
-    drift: list[DriftRecord] = field(
-        default_factory=list
-    )  # by expert and stack; empty unless it was asked for
+    drift: list[DriftRecord] = field(default_factory=list)  # by expert and stack, if measured
 
 
-def rounded(value: float) -> float:
-    """The value with the digits that are the same on every machine."""
+def round_digits(value: float) -> float:
+    """Return the value with the digits that are the same on every machine."""
     return float(f"{value:.{DIGITS}g}")
 
 
-def mean(values: Sequence[float]) -> float:
-    """Mean over tasks."""
-    return rounded(sum(values) / len(values))
+def block_record(
+    name: str,
+    tasks: Mapping[str, tuple[Drift | None, int, Mapping[str, int]]],
+    conditioning: Sequence[float],
+) -> BlockRecord:
+    """Return the record of one block from every task's drift, tokens and tokens of each expert of a
+    mixture; tasks are sorted by name.
+    """
+    drifts, tokens, expert_tokens = zip(*tasks.values(), strict=True)
 
+    def mean(values: list[float]) -> float:
+        return round_digits(sum(values) / len(values))
 
-Told = tuple[
-    Drift | None, int, Mapping[str, int]
-]  # of one task: drift where it was asked for, tokens, those of each expert
-
-
-def block_record(name: str, told: Mapping[str, Told], conditioning: Sequence[float]) -> BlockRecord:
-    """The record of one block from what every task, in the order of names, tells of it."""
-    drift, tokens, experts = zip(*told.values(), strict=True)
-    asked = None not in drift
+    measured = None not in drifts
     return BlockRecord(
         name=name,
-        relative_drift=mean([d.relative for d in drift]) if asked else None,
-        cosine=mean([d.cosine for d in drift]) if asked else None,
+        relative_drift=mean([drift.relative for drift in drifts]) if measured else None,
+        cosine=mean([drift.cosine for drift in drifts]) if measured else None,
         tokens=sum(tokens),
-        conditioning=rounded(max(conditioning, default=1.0)),
+        conditioning=round_digits(max(conditioning, default=1.0)),
         experts={
-            name: sum(counts.get(name, 0) for counts in experts)
-            for name in sorted({n for c in experts for n in c})
+            expert: sum(counts.get(expert, 0) for counts in expert_tokens)
+            for expert in sorted(set().union(*expert_tokens))
         },
     )
 
 
-def line(record: BlockRecord, tasks: int, seconds: float) -> str:
-    """One line of progress."""
-    mixture = (
-        f"  {len(record.experts)} experts, {min(record.experts.values()):,} tokens or more"
-        if record.experts
-        else ""
-    )
-    drift = "" if record.relative_drift is None else f"  drift {record.relative_drift:.3f}"
-    return f"{record.name}  {tasks} tasks{drift}{mixture}  {seconds:.1f} s"
+def progress_line(record: BlockRecord, tasks: int, seconds: float, resumed: bool) -> str:
+    """Return one line of progress for a block."""
+    parts = [record.name, f"{tasks} tasks"]
+    if record.relative_drift is not None:
+        parts.append(f"drift {record.relative_drift:.3f}")
+    if record.experts:
+        fewest = min(record.experts.values())
+        parts.append(f"{len(record.experts)} experts, {fewest:,} tokens or more")
+    parts.append(f"{seconds:.1f} s")
+    return "  ".join(parts + ["(solved before)"] * resumed)
+
+
+def features_by_stack(
+    model: nn.Module, batch: Batch, plan: BlockPlan
+) -> dict[str, tuple[Stack, Tensor]]:
+    """Return the features (batch, tokens, d) of one batch, with their stacks, by block.
+
+    The names are "embeddings" before the first block, then "00", "01", …; where the model has
+    several stacks, they begin with the stack's, as in "decoder.00".
+    """
+    with evaluation_mode([model]), exact_products(), ExitStack() as hooks:
+        outputs = [
+            (stack, hooks.enter_context(block_outputs(model, blocks_of(model, stack))))
+            for stack in plan.stacks
+        ]
+        model(**model_call(model, batch))
+    several = len(plan.stacks) > 1
+    return {
+        f"{stack.name}.{block}" if several else block: (stack, h)
+        for stack, features in outputs
+        for block, h in features.items()
+    }
+
+
+def model_drift(model: nn.Module, expert: nn.Module, batches: Batches) -> list[dict[str, Any]]:
+    """Measure the relative drift after every block over all tokens, and distance and cosine of the
+    first (class) token.
+
+    Returns: [{"block", "relative_drift", "l2", "cosine", "count"}, …] in forward order,
+        "embeddings" first; count is samples.
+    """
+    tokens: dict[str, Drift] = {}
+    first: dict[str, Drift] = {}
+    plan = plan_for(model)
+    for batch in batches:
+        features, theirs = (features_by_stack(m, batch, plan) for m in (model, expert))
+        for block, (stack, h) in features.items():
+            h_exp, mask = theirs[block][1], padding_mask(batch, h, stack.mask, pad_token(model))
+            tokens.setdefault(block, Drift()).add(h, h_exp, mask)
+            first.setdefault(block, Drift()).add(h[:, 0], h_exp[:, 0])
+    return [
+        {
+            "block": block,
+            "relative_drift": tokens[block].relative,
+            "l2": first[block].l2,
+            "cosine": first[block].cosine,
+            "count": int(first[block].count),
+        }
+        for block in tokens
+    ]
+
+
+@contextmanager
+def last_outputs(
+    model: nn.Module, plan: BlockPlan, stop: bool = False
+) -> Iterator[dict[str, Tensor]]:
+    """Capture the output (batch, tokens, d) of every stack's last block during the next forward.
+
+    stop: end the forward after the last of them.
+    """
+    outputs: dict[str, Tensor] = {}
+
+    def note(name: str, output: Any) -> None:
+        outputs[name] = output if isinstance(output, Tensor) else output[0]
+        if stop and len(outputs) == len(plan.stacks):
+            raise StopForward
+
+    handles = [
+        blocks_of(model, stack)[-1].register_forward_hook(
+            lambda _module, _args, output, name=stack.name: note(name, output)
+        )
+        for stack in plan.stacks
+    ]
+    with suppress(StopForward), hooked(handles):
+        yield outputs
+
+
+def measure_drift(
+    models: Models,
+    merged: ModelHandle,
+    calibrated: ModelHandle,
+    batches: TaskBatches,
+    held_out: TaskBatches,
+) -> dict[str, list[DriftRecord]]:
+    """Measure how far the merged and the calibrated model are from every expert, by task.
+
+    A task without held-out batches is measured on its calibration batches, unless these are a
+    consumed iterator. One block of a streamed model is in memory at a time. Raises: BadBatches.
+    """
+    records = {}
+    with evaluation_mode([merged.module, calibrated.module]):
+        for task, expert in models.experts.items():
+            own = held_out.get(task, () if isinstance(batches[task], Iterator) else batches[task])
+            pair, samples = (merged, calibrated), 0
+            drift = {stack.name: (Drift(), Drift()) for stack in models.plan.stacks}
+            for number, given in enumerate(own):
+                check_batch(task, number, given, expert.module)
+                batch = on_device(given, models.device)
+                with naming(task, number):
+                    theirs = last_features(expert, batch, models.plan)
+                    for which, handle in enumerate(pair):
+                        features = last_features(handle, batch, models.plan)
+                        pad = pad_token(handle.module)
+                        for stack in models.plan.stacks:
+                            h, h_exp = features[stack.name], theirs[stack.name]
+                            mask = padding_mask(batch, h, stack.mask, pad)
+                            drift[stack.name][which].add(h, h_exp, mask)
+                samples += len(theirs[models.plan.stacks[0].name])
+            records[task] = [
+                DriftRecord(
+                    task,
+                    stack,
+                    *(round_digits(each.relative) for each in of_pair),
+                    *(round_digits(each.cosine) for each in of_pair),
+                    samples,
+                    task in held_out,
+                )
+                for stack, of_pair in drift.items()
+                if samples
+            ]
+    return records
+
+
+def last_features(handle: ModelHandle, batch: Batch, plan: BlockPlan) -> dict[str, Tensor]:
+    """Return the output of every stack's last block on one batch."""
+    with handle.running() as model, last_outputs(model, plan, stop=True) as outputs:
+        model(**model_call(model, batch))
+    return outputs

@@ -1,13 +1,15 @@
-"""What a calibration depends on, as one short text: two runs with the same one give the same bytes
-on the same machine."""
+"""Keep solved blocks on disk, so that an interrupted calibration continues after the last of them.
+
+A fingerprint covers everything that the result depends on: two runs with the same one give the same
+bytes on the same machine, and only then are blocks of the earlier run used."""
 
 import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -22,16 +24,10 @@ from featcal.calibration.report import BlockRecord
 from featcal.core.moments import TokenRule
 from featcal.errors import BadSetting
 from featcal.files import atomic_path, read_json, write_json
-from featcal.models.plan import Stack
+from featcal.models.plan import BlockPlan, Stack
 from featcal.settings import Calibration
 
-CODE = (
-    "core",
-    "blocks",
-    "calibration",
-    "models",
-    "storage",
-)  # of this package: where the numbers are made
+CODE = ("core", "models", "calibration")  # subpackages that weights depend on
 SAMPLES, SAMPLE = 64, 4096  # pieces of a weight file that are read, bytes of each
 
 
@@ -39,10 +35,11 @@ class Digest:
     """A running hash of tensors and texts."""
 
     def __init__(self) -> None:
+        """Start with nothing."""
         self._hash = hashlib.sha256()
 
     def add(self, *parts: object) -> None:
-        """Tensors by shape, type and bytes, everything else by its text."""
+        """Add tensors by shape, type and bytes, and everything else by its text."""
         for part in parts:
             if isinstance(part, Tensor):
                 flat = part.detach().cpu().contiguous()
@@ -52,6 +49,7 @@ class Digest:
                 self._hash.update(part if isinstance(part, bytes) else f"{part!r};".encode())
 
     def __str__(self) -> str:
+        """Return the digest in hexadecimal."""
         return self._hash.hexdigest()
 
 
@@ -59,25 +57,21 @@ def fingerprint(
     models: Models,
     batches: Mapping[str, str],
     settings: Calibration,
-    rule: TokenRule | None,
-    drift: bool,
+    token_weights: TokenRule | None,
+    block_drift: bool,
 ) -> str:
-    """Of models, batches (digest by task), settings, plan, what is recorded, precision, this code
-    and the versions it runs on.
+    """Return a digest of models, batches (their digests by task), settings, plan, this code and the
+    versions it runs on.
     """
     digest = Digest()
-    digest.add(
-        settings.model_dump(), sorted(batches.items()), models.device.type, models.dtype, drift
-    )
-    digest.add(torch.__version__, transformers.__version__)
+    digest.add(settings.model_dump(), sorted(batches.items()), models.device.type, models.dtype)
+    digest.add(block_drift, torch.__version__, transformers.__version__)
     for stack in models.plan.stacks:
-        weigh = rule or models.plan.rule(stack)
-        code = getattr(weigh, "__code__", None)
-        digest.add(
-            stack.name, stack.blocks, stack.mask, getattr(weigh, "__qualname__", type(weigh))
-        )
+        rule = token_weights or models.plan.rule(stack)
+        code = getattr(rule, "__code__", None)
+        digest.add(stack.name, stack.blocks, stack.mask, getattr(rule, "__qualname__", type(rule)))
         digest.add(*(code.co_code, code.co_consts, code.co_names) if code else ())
-    for label, model in sorted(models.given.items()):
+    for label, model in sorted(models.sources.items()):
         digest.add(label)
         add_model(digest, model)
     root = Path(__file__).parents[1]
@@ -103,46 +97,38 @@ def add_model(digest: Digest, model: nn.Module | Path) -> None:
                 digest.add(stream.read(SAMPLE))
 
 
-@dataclass(frozen=True)
-class Solved:
-    """A block that is done."""
-
-    parameters: dict[str, Tensor]  # by name within the block
-    record: BlockRecord
-
-
-def block_name(stack: Stack, index: int) -> str:
-    """How records and files call a block."""
-    return f"{stack.name}.{index:02d}"
-
-
-def beside(out: Path) -> Path:
-    """Where a run keeps its blocks unless told otherwise: a hidden folder beside the result."""
-    return out.with_name(f".{out.name}.unfinished")
-
-
 def check_sum(parameters: Mapping[str, Tensor], record: str) -> str:
-    """Of all that a solved block's file holds; a disk that filled up or a hand that edited changes
-    it.
-    """
+    """Return a digest of a solved block's file, which a full disk or an editor changes."""
     digest = Digest()
     digest.add(record, *(part for item in sorted(parameters.items()) for part in item))
     return str(digest)
 
 
-class RunFolder(AbstractContextManager["RunFolder"]):
-    """`with RunFolder(path) as run:`; one process at a time works in it.
+def block_name(stack: Stack, index: int) -> str:
+    """Return the name of a block in records and files."""
+    return f"{stack.name}.{index:02d}"
 
-    It stays where the body fails with blocks solved; `remove` is called once the result is written.
-    writes: of several processes that share a run one writes and all read.
-    Raises: BadSetting where another process works in it.
+
+def scratch_folder(out: Path) -> Path:
+    """Return the default folder for solved blocks: a hidden one next to the result."""
+    return out.with_name(f".{out.name}.unfinished")
+
+
+class RunFolder(AbstractContextManager["RunFolder"]):
+    """Solved blocks in a folder; one process at a time works in it.
+
+    The folder stays if the body fails with blocks solved; `remove` is called once the result is
+    written. Of several processes that share a run, one `writes` and all read. Raises: BadSetting if
+    another process works in it.
     """
 
     def __init__(self, path: Path, writes: bool = True):
+        """Set the folder, which is created on entering."""
         self.path, self._blocks, self._writes = path, path / "blocks", writes
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> "RunFolder":
+        """Create and lock the folder."""
         if not self._writes:
             return self
         self._blocks.mkdir(parents=True, exist_ok=True)
@@ -151,27 +137,21 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise BadSetting(
-                "work",
-                str(self.path),
-                "is in use by another calibration; wait for it or name another folder",
-            ) from None
+            expected = "is in use by another calibration; wait for it or name another folder"
+            raise BadSetting("work", str(self.path), expected) from None
         for unfinished in self._blocks.glob(".*"):  # of a process that was killed while it wrote
             unfinished.unlink()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._writes and not any(
-            self._blocks.glob("*")
-        ):  # nothing that a next run could go on from
+        """Unlock the folder, and remove it if it has no solved block."""
+        if self._writes and not any(self._blocks.glob("*")):
             self.remove()
         if self._lock:
             self._lock.close()
 
     def resume(self, fingerprints: Mapping[str, str], wanted: bool = True) -> None:
-        """Keep what an earlier run has solved whose processes had the same fingerprints; remove
-        what another one has.
-        """
+        """Keep the blocks of an earlier run with the same fingerprints, and remove all others."""
         if self._writes:
             stamp = self.path / "fingerprints.json"
             same = stamp.is_file() and read_json(stamp) == dict(fingerprints)
@@ -179,36 +159,51 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 block.unlink()
             write_json(stamp, dict(fingerprints))
 
-    def solved(self, block: str) -> Solved | None:
-        """Parameters and record of a block that an earlier run has solved; None where there is
-        none, or one that was damaged.
+    def solved(self, block: str) -> tuple[dict[str, Tensor], BlockRecord] | None:
+        """Return parameters (by name within the block) and record of a solved block, or None if its
+        file is missing or damaged.
         """
-        path = self._file(block)
+        path = self._blocks / f"{block}.safetensors"
         if not path.is_file():
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                told = file.metadata() or {}
+                metadata = file.metadata() or {}
                 parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError:
             return None
-        if told.get("sum") != check_sum(parameters, told.get("record", "")):
+        if metadata.get("sum") != check_sum(parameters, metadata.get("record", "")):
             return None
-        return Solved(parameters, BlockRecord(**json.loads(told["record"])))
+        return parameters, BlockRecord(**json.loads(metadata["record"]))
 
     def keep(self, block: str, parameters: Mapping[str, Tensor], record: BlockRecord) -> None:
-        """Write a solved block; it appears whole or not at all. Raises: DiskFull."""
+        """Write a solved block; its file appears whole or not at all. Raises: DiskFull."""
         if not self._writes:
             return
-        with atomic_path(self._file(block), sum(p.nbytes for p in parameters.values())) as part:
+        path = self._blocks / f"{block}.safetensors"
+        with atomic_path(path, sum(p.nbytes for p in parameters.values())) as part:
             tensors = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
-            text = json.dumps(record.told)
+            text = json.dumps(record.stated)
             save_file(tensors, part, metadata={"record": text, "sum": check_sum(tensors, text)})
 
     def remove(self) -> None:
-        """Nothing is left to go on from: the result is written."""
+        """Remove the folder, once the result is written."""
         if self._writes:
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def _file(self, block: str) -> Path:
-        return self._blocks / f"{block}.safetensors"
+    def solved_values(self, plan: BlockPlan) -> Callable[[str], Tensor | None]:
+        """Return a function from a parameter's name in the model to its solved value, or None."""
+
+        @lru_cache(maxsize=1)
+        def parameters(block: str) -> Mapping[str, Tensor]:
+            solved = self.solved(block)
+            return solved[0] if solved else {}
+
+        def value(name: str) -> Tensor | None:
+            for stack in plan.stacks:
+                if name.startswith(f"{stack.blocks}."):
+                    index, _, inner = name.removeprefix(f"{stack.blocks}.").partition(".")
+                    return parameters(block_name(stack, int(index))).get(inner)
+            return None
+
+        return value

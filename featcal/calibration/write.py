@@ -154,65 +154,60 @@ def write_calibrated(
     folder: RunFolder,
     card: str,
 ) -> Path:
-    """The folder of a student that is in memory, or of one that was streamed: the merged folder
-    with the solved numbers in it.
+    """Write the calibrated model as a folder with the merged one's tensor names and precision, with
+    its records (featcal.json) and card (README.md).
 
-    What lies beside the weights, such as the tokenizer, is the merged folder's; the base folder's
-    where the merged model came as a module, and nothing where both did.
-    Raises: DiskFull; BadFile as copy_other_files.
+    Other files, such as the tokenizer, are copied from the merged folder, or from the base folder
+    if the merged model is a module. Raises: DiskFull; BadFile if a solved block is gone.
     """
     record: dict[str, Any] = {
         "settings": settings.stated,
-        "blocks": [block.told for block in blocks],
+        "blocks": [block.stated for block in blocks],
     }
     if drift:
         record["drift"] = [asdict(one) for one in drift]
     text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    with atomic_folder(out) as place:
-        if isinstance(models.student, StreamedModel):
-            copy_with(models.student, place, solved_tensors(models, folder))
+    student, base = models.student, models.base
+    with atomic_folder(out) as path:
+        if isinstance(student, StreamedModel):
+            copy_with(student, path, solved_tensors(models, folder))
         else:
-            save_model(
-                models.student.module,
-                place,
-                like=models.base.folder if isinstance(models.base, StreamedModel) else None,
-            )
-        (place / "featcal.json").write_text(text, encoding="utf-8")
-        write_card(place, card)
+            like = base.folder if isinstance(base, StreamedModel) else None
+            save_model(student.module, path, like=like)
+        (path / "featcal.json").write_text(text, encoding="utf-8")
+        write_card(path, card)
     return Path(out)
 
 
 def solved_tensors(models: Models, folder: RunFolder) -> Iterator[tuple[str, Tensor]]:
-    """Every solved parameter by its name in the model, one block in memory at a time. Raises:
-    BadFile for one that is gone.
+    """Yield every solved parameter by its name in the model, one block in memory at a time. Raises:
+    BadFile for a block that is gone.
     """
     for stack in models.plan.stacks:
         for index in range(len(blocks_of(models.student.module, stack))):
-            solved = folder.solved(block_name(stack, index))
+            name = block_name(stack, index)
+            solved = folder.solved(name)
             if solved is None:
-                raise BadFile(
-                    folder.path,
-                    f"lost block {stack.name}.{index:02d} to something else",
-                    "start the same run again",
-                )
-            for name, tensor in solved.parameters.items():
-                yield f"{stack.blocks}.{index}.{name}", tensor
+                problem = f"lost block {name}, removed or changed by another program"
+                raise BadFile(folder.path, problem, "start the same run again")
+            for parameter, tensor in solved[0].items():
+                yield f"{stack.blocks}.{index}.{parameter}", tensor
 
 
 def copy_with(student: StreamedModel, folder: Path, solved: Iterable[tuple[str, Tensor]]) -> None:
-    """A copy of the student's folder with solved parameters in the place of its own: same names,
-    kinds and configuration.
+    """Copy the student's folder with solved parameters in place of its own; names, precision and
+    configuration stay.
     """
     whole, written = LazyCheckpoint(student.folder), set()  # of a whole CLIP both towers
     with ShardWriter(folder, needed=sum(whole.bytes(name) for name in whole.names)) as writer:
         shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
         copy_other_files(whole.folder, writer.folder)
+        parameters = student.parameters
         for name, tensor in solved:
-            for stored, part in student.parameters.to_sources(
-                name, tensor.to(student.parameters.stored_dtype(name))
-            ).items():
-                writer.write(stored, part)
-            written.update(student.parameters.sources(name))
+            rounded = tensor.to(parameters.stored_dtype(name))
+            for stored_name, part in parameters.to_sources(name, rounded).items():
+                writer.write(stored_name, part)
+            written.update(parameters.sources(name))
         for name in whole.names:
             if whole.stored_name(name) not in written:
                 writer.write(whole.stored_name(name), whole.tensor(name))

@@ -92,7 +92,7 @@ def calibrate(
     """
     import featcal
     from featcal.calibration.ranks import current, own_device
-    from featcal.calibration.resume import beside
+    from featcal.calibration.resume import scratch_folder
     from featcal.data.batches import drawn, held_out
     from featcal.models.batch import check_tasks
 
@@ -139,7 +139,7 @@ def calibrate(
     if where.type == "cpu":
         return_large_blocks()
     with (
-        whole_experts(inputs, work or beside(out), mine) as experts,
+        whole_experts(inputs, work or scratch_folder(out), mine) as experts,
         progress_bar(blocks, "calibrating") as progress,
     ):
         how |= {"base": inputs.base, "experts": experts, "settings": settings}
@@ -249,7 +249,7 @@ def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> No
     from featcal.calibration.write import DRIFT_COLUMNS, drift_rows, worse
 
     if as_json:
-        blocks = [block.told for block in result.blocks]
+        blocks = [block.stated for block in result.blocks]
         drift = [asdict(one) for one in result.drift]
         content = {"folder": str(result.folder), "settings": settings, "blocks": blocks}
         say_json(content | {"drift": drift})

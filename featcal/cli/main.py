@@ -177,9 +177,9 @@ def process_group() -> Any:
     """Return a context in which torchrun's processes work together; of one process, nothing."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return nullcontext()  # without importing torch
-    from featcal.calibration.ranks import started
+    from featcal.calibration import ranks
 
-    return started()
+    return ranks.process_group()
 
 
 @contextmanager

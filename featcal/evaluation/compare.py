@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
 from featcal.baselines.features import output_embeddings, rows_before_head
-from featcal.calibration.drift import last_outputs
 from featcal.calibration.features import on_device
+from featcal.calibration.report import last_outputs
 from featcal.core.drift import Drift
 from featcal.core.precision import exact_products, wide
 from featcal.errors import BadBatches, BadSetting, NotFinite

@@ -16,7 +16,6 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from featcal import __version__
-from featcal.calibration.features import rows, size
 from featcal.calibration.resume import Digest, add_model
 from featcal.errors import BadBatches, BadEnvironment
 from featcal.files import read_json, write_json
@@ -113,7 +112,7 @@ def split(task: str, batches: Batches, share: float, seed: int) -> tuple[list[Ba
     samples, or for a batch that is no mapping.
     """
     batches = list(batches)
-    sizes = [size(task, number, batch) for number, batch in enumerate(batches)]
+    sizes = [sample_count(task, number, batch) for number, batch in enumerate(batches)]
     count = sum(sizes)
     if count < 2:
         samples = f"{count} sample{'s' * (count != 1)}"
@@ -124,9 +123,29 @@ def split(task: str, batches: Batches, share: float, seed: int) -> tuple[list[Ba
     is_held_out[torch.from_numpy(chosen)] = True
     kept, held_out = [], []
     for batch, mask in zip(batches, is_held_out.split(sizes), strict=True):
-        kept += [rows(batch, ~mask)] if not mask.all() else []
-        held_out += [rows(batch, mask)] if mask.any() else []
+        kept += [select_samples(batch, ~mask)] if not mask.all() else []
+        held_out += [select_samples(batch, mask)] if mask.any() else []
     return kept, held_out
+
+
+def sample_count(task: str, number: int, batch: Batch) -> int:
+    """Return the number of samples of a batch. Raises: BadBatches for one without a tensor."""
+    values = batch.values() if isinstance(batch, Mapping) else ()
+    for value in values:
+        if isinstance(value, Tensor):
+            return len(value)
+    expected = "expected a mapping such as {'pixel_values': tensor}"
+    raise BadBatches(task, f"batch {number} holds no tensor; {expected}")
+
+
+def select_samples(batch: Batch, chosen: Tensor) -> Batch:
+    """Return some samples of a batch; values that are no tensor with one row per sample stay."""
+    return {
+        name: value[chosen.to(value.device)]
+        if isinstance(value, Tensor) and len(value) == len(chosen)
+        else value
+        for name, value in batch.items()
+    }
 
 
 def rounds(search: Search) -> Iterator[range]:

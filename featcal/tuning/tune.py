@@ -22,19 +22,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from featcal.baselines.features import Head, output_embeddings, rows_before_head
-from featcal.calibration.block import add_task, load, solve
-from featcal.calibration.calibrate import budgets, calibrate
+from featcal.calibration.block import add_task_systems, solve_systems
+from featcal.calibration.calibrate import (
+    budgets,
+    calibrate,
+    encoder_outputs,
+    features_by_task,
+    student_blocks,
+)
 from featcal.calibration.features import (
     EncoderOutputs,
     Spool,
     StudentTeacherFeatures,
     advance_student,
 )
-from featcal.calibration.models import open_models
-from featcal.calibration.observe import BlockView, Systems, calibrated_modules, observe
+from featcal.calibration.models import Models, open_models
+from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks, current
-from featcal.calibration.resume import block_name
-from featcal.calibration.stacks import Run, handed_over, opened, started
 from featcal.core.moments import TokenRule
 from featcal.core.path import ridge_path
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
@@ -44,7 +48,7 @@ from featcal.evaluation.compare import Scores, kl_and_top1
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks, naming
 from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.models.modules import side_by_side
-from featcal.models.plan import BlockPlan, Stack, blocks_of
+from featcal.models.plan import BlockPlan
 from featcal.models.streamed import in_turn
 from featcal.settings import OFF, Calibration, require
 from featcal.tuning.search import (
@@ -270,55 +274,46 @@ def path_gains(
         contexts.enter_context(exact_products())
         limits = budgets(models.device, host_memory)
         spool = contexts.enter_context(Spool(*limits, Path(work or tempfile.gettempdir())))
-        run = Run(models, len(experts), settings, token_weights, spool, None, False, Ranks(), None)
-        parts = opened(run, kept), opened(run, held_out)
         encoded: tuple[dict[str, EncoderOutputs], ...] = ({}, {})
         gains: Gains = {}
         for source, stack in models.plan.in_order:
-            tracks = [
-                started(run, source, stack, part, given)
-                for part, given in zip(parts, encoded, strict=True)
+            parts = [
+                features_by_task(models, stack, batches, spool, source, encoder)
+                for batches, encoder in zip((kept, held_out), encoded, strict=True)
             ]
-            gains |= stack_gains(run, stack, tracks[0], tracks[1], source.feeds if source else "")
-            encoded = tuple(handed_over(run, stack, each) if stack.feeds else {} for each in tracks)
+            for path, block, spec in student_blocks(models, stack, source, settings, token_weights):
+                with models.base.block(path) as base:
+                    gains |= block_gains(models, path, block, base, spec, *parts, settings)
+            encoded = tuple(encoder_outputs(models, stack, part) for part in parts)
         return gains
 
 
-def stack_gains(
-    run: Run,
-    stack: Stack,
+def block_gains(
+    models: Models,
+    path: str,
+    block: nn.Module,
+    base: nn.Module,
+    spec: BlockSpec,
     kept: Mapping[str, StudentTeacherFeatures],
     held_out: Mapping[str, StudentTeacherFeatures],
-    fed: str,
+    settings: Calibration,
 ) -> Gains:
-    """Return the gains of one stack. Block by block: measure them, solve the block, and move both
-    parts of the samples past it.
-    """
-    models, settings, gains = run.models, run.settings, Gains()
-    rule = run.token_weights or models.plan.rule(stack)
-    count = len(blocks_of(models.student.module, stack))
-    for index in range(count):
-        path = f"{stack.blocks}.{index}"
-        with models.student.block(path) as block, models.base.block(path) as base:
-            modules = calibrated_modules(block, settings.norm, settings.modules)
-            last, name = index + 1 == count, block_name(stack, index)
-            view = BlockView(name, stack, last, modules, rule, fed)
-            ours, others = Systems(), Systems()
-            for task, teacher in in_turn(models.experts, path):
-                add_task(ours, observe(block, teacher, kept[task], view), teacher, settings)
-                add_task(others, observe(block, teacher, held_out[task], view), teacher, settings)
-            for site, system in ours.sites.items():  # the block still has the merged weights
-                W, W_base = (
-                    side_by_side(module.get_submodule(linear) for linear in site)[0]
-                    for module in (block, base)
-                )
-                label = f"{name}.{'+'.join(site)}"
-                path_of_site = ridge_path(
-                    system, anchor(W, W_base, settings.anchor_blend), site=label
-                )
-                gains[label] = path_of_site.gains(others.sites[site], RIDGES)
-            load(block, solve(ours, block, base, name, settings, run.ranks), settings)
-            for task in models.experts:
-                advance_student(block, stack, kept[task])
-                advance_student(block, stack, held_out[task])
+    """Return the gains of one block, then solve it and move both parts of the samples past it."""
+    gains, ours, others = Gains(), Systems(), Systems()
+    for task, teacher in in_turn(models.experts, path):
+        for systems, features in ((ours, kept), (others, held_out)):
+            moments = observe(block, teacher, features[task], spec)
+            add_task_systems(systems, moments, teacher, settings)
+    for site, system in ours.sites.items():  # the block still has the merged weights
+        W, W_base = (
+            side_by_side(module.get_submodule(linear) for linear in site)[0]
+            for module in (block, base)
+        )
+        label = f"{spec.name}.{'+'.join(site)}"
+        path_of_site = ridge_path(system, anchor(W, W_base, settings.anchor_blend), site=label)
+        gains[label] = path_of_site.gains(others.sites[site], RIDGES)
+    solve_systems(ours, block, base, spec, settings, Ranks())
+    for task in models.experts:
+        advance_student(block, spec.stack, kept[task])
+        advance_student(block, spec.stack, held_out[task])
     return gains

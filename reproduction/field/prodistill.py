@@ -23,8 +23,8 @@ from featcal.calibration.features import (
     Spool,
     StudentTeacherFeatures,
     advance,
-    hand_on,
-    start_tracks,
+    first_features,
+    stack_outputs,
 )
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
@@ -107,7 +107,7 @@ class Distillation:
                 for task, expert in self.models.experts.items():
                     copy_tensors(expert, self.teacher)
                     ends = self.student, self.teacher, stack, batches[task], spool, source
-                    tracks[task] = start_tracks(task, *ends, fed.get(task))
+                    tracks[task] = first_features(task, *ends, fed.get(task))
                 for i, block in enumerate(blocks_of(self.student, stack)):
                     path = f"{stack.blocks}.{i}."
                     for task, expert in self.models.experts.items():
@@ -128,8 +128,8 @@ class Distillation:
         """Return the features that a stack feeds to the next one."""
         copy_tensors(self.models.experts[task], self.teacher, f"{source.exit}.")
         return EncoderOutputs(
-            hand_on(self.student, source, track.student),
-            hand_on(self.teacher, source, track.teacher),
+            stack_outputs(self.student, source, track.student),
+            stack_outputs(self.teacher, source, track.teacher),
             track.masks,
         )
 

@@ -71,7 +71,7 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Adapters
-    from featcal.calibration.drift import model_drift
+    from featcal.calibration.report import model_drift
     from featcal.evaluation.zero_shot import unit_length
     from featcal.models.load import load_as_calibrated, torch_device
     from reproduction.suites.load_task import load_task

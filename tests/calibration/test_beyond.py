@@ -1,4 +1,4 @@
-"""Settings beyond the paper: residual writers are found in every family; limits."""
+"""Settings beyond the paper: residual writers are result in every family; limits."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import families
 import pytest
 import torch
 from families import FAMILIES
-from test_resume import deep, finished, killed_behind
+from test_resume import deep, finished, killed_after
 from test_streaming import written
 from tiny import PAPER, clip, experiment, same_bits, shifted
 
@@ -47,7 +47,7 @@ def one_block(count=20):
 
 
 @pytest.mark.parametrize("family", WRITERS)
-def test_only_the_targets_of_linears_that_write_into_the_residual_stream_change(family):
+def test_residual_target_changes_only_linears_that_write_into_the_stream(family):
     given = families.experiment(FAMILIES[family])
     path = next(iter(FAMILIES[family].stacks.values()))
     paper, residual = (
@@ -67,12 +67,12 @@ def test_only_the_targets_of_linears_that_write_into_the_residual_stream_change(
 @pytest.mark.parametrize(
     "family", ["gemma2", "dinov2"]
 )  # outputs are normed or scaled before they are added
-def test_models_without_such_linears_are_refused(family):
+def test_models_without_residual_writers_are_refused(family):
     with pytest.raises(BadSetting, match=r"calibrate\.residual"):
         calibrate(**families.experiment(FAMILIES[family]), settings=PAPER.but(residual=1.0))
 
 
-def test_residual_target_lessens_the_lag_of_a_stream_that_comes_in_wrong():
+def test_residual_target_reduces_the_drift_of_a_wrong_residual_stream():
     given = one_block(count=400)
     task = next(iter(given["experts"]))
     given |= {part: {task: given[part][task]} for part in ("experts", "batches")}
@@ -89,33 +89,33 @@ def test_residual_target_lessens_the_lag_of_a_stream_that_comes_in_wrong():
     assert drift[2] < drift[1] < drift[0]
 
 
-def test_overwhelming_prior_with_the_base_as_anchor_is_wudi_in_closed_form():
+def test_large_prior_anchored_at_the_base_is_closed_form_wudi():
     given = one_block()
     settings = Calibration(ridge=1e-9, anchor_blend=0.0, interpolation=1.0, prior=1e6)
     model = calibrate(**given, settings=settings).model
     for name in ("self_attn.out_proj", "mlp.fc1"):
-        base, found, *theirs = (
+        base, result, *theirs = (
             m.encoder.layers[0].get_submodule(name).weight.detach()
             for m in (given["base"], model, *given["experts"].values())
         )
         torch.testing.assert_close(
-            found - base, Interference.of([w - base for w in theirs]).minimum(), rtol=0, atol=1e-5
+            result - base, Interference.of([w - base for w in theirs]).minimum(), rtol=0, atol=1e-5
         )
 
 
-def test_everything_together_streamed_interrupted_and_resumed_gives_the_bits_of_one_run_in_memory(
+def test_streamed_interrupted_and_resumed_run_is_bit_identical_to_one_in_memory(
     tmp_path, monkeypatch
 ):
     given = experiment(torch.float32, build=deep, count=20)
     in_memory = calibrate(**given, settings=ALL).model
     folders = written(given, tmp_path)
-    killed_behind(monkeypatch, 2, tmp_path / "out", folders, ALL)
+    killed_after(monkeypatch, 2, tmp_path / "out", folders, ALL)
     _, lines = finished(tmp_path / "out", folders, ALL, host_memory=0)
     assert [line.endswith("(solved before)") for line in lines] == [True, True, False, False]
     assert same_bits(load_as_calibrated(tmp_path / "out"), in_memory)
 
 
-def test_presets_are_the_papers_settings_and_those_beyond_it_with_any_value_changed():
+def test_presets_take_changed_values():
     assert Calibration.preset("paper") == PAPER
     best = Calibration.preset("best", {"ridge": 1e-3})
     assert (best.residual, best.order, best.ridge) == (1.0, "sites", 1e-3)
@@ -133,6 +133,6 @@ def test_presets_are_the_papers_settings_and_those_beyond_it_with_any_value_chan
     ],
     ids=str,
 )
-def test_settings_without_meaning_are_refused(wrong):
+def test_invalid_settings_are_refused(wrong):
     with pytest.raises(BadSetting):
         PAPER.but(**wrong)

@@ -12,7 +12,7 @@ import torch
 from tiny import PAPER, TASKS, clip, difference, experiment, images, same_bits, shifted
 
 from featcal import BlockPlan, Stack, calibrate
-from featcal.calibration.drift import features_by_stack, model_drift
+from featcal.calibration.report import features_by_stack, model_drift
 from featcal.core.moments import every_token
 from featcal.models.families import plan_for
 
@@ -69,14 +69,14 @@ def test_one_expert_and_vanishing_ridge_return_the_expert():
     assert difference(result.model.encoder, expert.encoder) < 1e-9
 
 
-def test_order_of_tasks_is_irrelevant_to_the_bit():
+def test_order_of_tasks_changes_no_bit():
     given = experiment(torch.float32)
     turned = given | {part: dict(reversed(given[part].items())) for part in ("experts", "batches")}
     first, second = calibrate(**given, settings=PAPER), calibrate(**turned, settings=PAPER)
     assert same_bits(first.model, second.model) and first.blocks == second.blocks
 
 
-def test_generators_of_batches_are_read_once_and_give_the_same_model():
+def test_batches_from_generators_give_the_same_model():
     given = experiment()
     streams = {task: (batch for batch in batches) for task, batches in given["batches"].items()}
     assert same_bits(
@@ -85,7 +85,7 @@ def test_generators_of_batches_are_read_once_and_give_the_same_model():
     )
 
 
-def test_given_models_are_not_modified_not_even_their_mode():
+def test_given_models_are_not_modified():
     given = experiment()
     models = [given["merged"], given["base"], *given["experts"].values()]
     for model in models:
@@ -97,14 +97,14 @@ def test_given_models_are_not_modified_not_even_their_mode():
     assert not result.model.training and result.folder is None
 
 
-def test_what_lies_outside_the_blocks_keeps_the_merged_weights():
+def test_weights_outside_the_blocks_stay_merged():
     given = experiment()
     model, merged = calibrate(**given, settings=PAPER).model, given["merged"]
     for part in ("embeddings", "pre_layrnorm", "post_layernorm"):
         assert same_bits(model.get_submodule(part), merged.get_submodule(part))
 
 
-def test_calibration_brings_unseen_features_nearer_to_every_expert():
+def test_calibration_reduces_drift_on_unseen_samples():
     base = clip()
     trained = copy.deepcopy(base)
     trained.encoder = shifted(
@@ -123,7 +123,7 @@ def test_calibration_brings_unseen_features_nearer_to_every_expert():
         assert after["l2"] < 0.8 * before["l2"] and after["cosine"] > before["cosine"]
 
 
-def test_records_tell_the_drift_behind_each_calibrated_block():
+def test_records_hold_the_drift_after_each_block():
     given, lines = experiment(), []
     result = calibrate(**given, settings=PAPER, progress=lines.append)
     assert [record.name for record in result.blocks] == ["vision.00", "vision.01"]
@@ -135,12 +135,14 @@ def test_records_tell_the_drift_behind_each_calibrated_block():
     assert len(lines) == 2 and lines[0].startswith("vision.00  3 tasks  drift")
 
 
-def test_without_the_drift_of_blocks_the_model_is_the_same_and_the_card_tells_none(tmp_path):
+def test_block_drift_can_be_switched_off(tmp_path):
     given, lines = experiment(), []
-    told = calibrate(**given, settings=PAPER, held_out={})
-    left = calibrate(**given, settings=PAPER, held_out={}, block_drift=False, progress=lines.append)
-    assert same_bits(told.model, left.model) and told.drift == left.drift
-    assert [(block.relative_drift, block.cosine) for block in left.blocks] == [(None, None)] * 2
+    measured = calibrate(**given, settings=PAPER, held_out={})
+    without = calibrate(
+        **given, settings=PAPER, held_out={}, block_drift=False, progress=lines.append
+    )
+    assert same_bits(measured.model, without.model) and measured.drift == without.drift
+    assert [(block.relative_drift, block.cosine) for block in without.blocks] == [(None, None)] * 2
     assert len(lines) == 2 and not any("drift" in line for line in lines)
     folder = calibrate(
         **given, settings=PAPER, out=tmp_path / "calibrated", block_drift=False
@@ -148,7 +150,7 @@ def test_without_the_drift_of_blocks_the_model_is_the_same_and_the_card_tells_no
     assert "## Drift from the experts" not in (folder / "README.md").read_text()
 
 
-def test_the_drift_from_each_expert_is_that_of_the_two_models_on_the_samples_held_out():
+def test_held_out_drift_equals_that_of_both_models():
     given = experiment()
     held = {task: images(900 + i, 4, 2) for i, task in enumerate(TASKS[:2])}
     result = calibrate(**given, settings=PAPER, held_out=held)
@@ -161,12 +163,15 @@ def test_the_drift_from_each_expert_is_that_of_the_two_models_on_the_samples_hel
             record.expert in held,
             sum(len(b["pixel_values"]) for b in own),
         )
-        for model, found in ((given["merged"], record.merged), (result.model, record.calibrated)):
+        for model, measured in (
+            (given["merged"], record.merged),
+            (result.model, record.calibrated),
+        ):
             (*_, last) = model_drift(model, given["experts"][record.expert], own)
-            assert found == pytest.approx(last["relative_drift"], rel=1e-5)
+            assert measured == pytest.approx(last["relative_drift"], rel=1e-5)
 
 
-def test_model_drift_equals_features_compared_by_hand():
+def test_model_drift_equals_numpy():
     given = experiment()
     model, expert, batches = given["merged"], given["experts"]["dtd"], given["batches"]["dtd"]
     records = model_drift(model, expert, batches)
@@ -187,7 +192,7 @@ def test_model_drift_equals_features_compared_by_hand():
     assert records[-1]["count"] == 6
 
 
-def test_given_plan_and_token_weights_replace_the_familys():
+def test_plan_and_token_weights_can_be_given():
     given = experiment()
     plan = BlockPlan(Stack("tower", "encoder.layers"))
     by_plan = calibrate(**given, settings=PAPER, plan=plan)

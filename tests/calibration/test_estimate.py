@@ -82,8 +82,8 @@ def test_memory_and_disk_are_within_25_percent_of_those_of_a_real_run(tmp_path, 
 
 
 def test_sites_and_bytes_of_a_block_are_those_counted_by_hand():
-    found, rows = shape(), 3 * TOKENS
-    first, last = found.blocks
+    shapes, rows = shape(), 3 * TOKENS
+    first, last = shapes.blocks
     sites = [(s.d, s.o, s.n, s.width) for s in first.sites]
     assert sites == [
         (D, 3 * D, rows, D), (D, D, rows, D), (D, WIDE, rows, D), (WIDE, D, rows, D)
@@ -92,16 +92,16 @@ def test_sites_and_bytes_of_a_block_are_those_counted_by_hand():
     # in the last block keys and values weigh tokens differently from queries
     assert sorted(site.o for site in last.sites) == sorted([2 * D, D, D, WIDE, D])
     assert first.weights == 4 * BLOCK and first.features == 4 * rows * D
-    assert first.inputs == 4 * rows * (6 * D + WIDE) and first.widest == 4 * rows * WIDE
+    assert first.inputs == 4 * rows * (5 * D + WIDE) and first.widest == 4 * rows * WIDE
     attention = 2 * 2 * 3 * TOKENS * TOKENS * D
     assert first.forward == 2 * rows * LINEARS + attention
     assert first.sites[-1].reach == pytest.approx(1 - D * WIDE / LINEARS)
-    assert found.entry == 2 * 3 * 4 * (3 * 8 * 8) * D  # four patches of three images
+    assert shapes.entry == 2 * 3 * 4 * (3 * 8 * 8) * D  # four patches of three images
 
 
 def test_moments_systems_and_blocks_are_float64_and_two_or_three_of_a_model():
-    found = shape()
-    host = estimate(found, Job(3, 7, 3))["host"]
+    shapes = shape()
+    host = estimate(shapes, Job(3, 7, 3))["host"]
     moments = 3 * 2 * D * D + WIDE * WIDE + WIDE * D
     last = 4 * 2 * D * D + WIDE * WIDE + WIDE * D  # its q, k and v are two sites
     assert host["moments"] == 8 * last > 8 * moments
@@ -109,10 +109,10 @@ def test_moments_systems_and_blocks_are_float64_and_two_or_three_of_a_model():
     assert (
         host["weights"] == 3 * 4 * BLOCK and host["waiting features"] == 2 * 3 * 7 * 4 * TOKENS * D
     )
-    whole = estimate(found, Job(3, 7, 3, streamed=False))["host"]
-    assert whole["weights"] == 6 * found.weights
-    disk = estimate(found, Job(3, 7, 3))["disk"]
-    assert disk["solved blocks"] == 2 * 4 * BLOCK and disk["calibrated model"] == found.weights
+    whole = estimate(shapes, Job(3, 7, 3, streamed=False))["host"]
+    assert whole["weights"] == 6 * shapes.weights
+    disk = estimate(shapes, Job(3, 7, 3))["disk"]
+    assert disk["solved blocks"] == 2 * 4 * BLOCK and disk["calibrated model"] == shapes.weights
 
 
 def test_depth_tasks_and_samples_leave_the_working_memory_as_it_is():
@@ -136,9 +136,9 @@ def test_depth_tasks_and_samples_leave_the_working_memory_as_it_is():
 def test_features_beyond_a_budget_wait_in_the_next_place(more, expected):
     whole = 2 * (1 if "processes" in more else 3) * 7 * TOKENS * D * 4
     needs = estimate(shape(), Job(3, 7, 3, **more))
-    found = [needs[place].get("waiting features", 0) for place in ("device", "host", "disk")]
+    waiting = [needs[place].get("waiting features", 0) for place in ("device", "host", "disk")]
     wanted = [whole + size if size < 0 else size for size in expected]
-    assert found == ([0, whole, 0] if expected == (0, 0, 0) else wanted)
+    assert waiting == ([0, whole, 0] if expected == (0, 0, 0) else wanted)
     assert bool(needs["device"]) == more.get("on_gpu", False)
 
 

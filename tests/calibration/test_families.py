@@ -13,7 +13,7 @@ from families import FAMILIES, experiment, tokens, without_float32
 from tiny import PAPER, difference, make, same_bits
 
 from featcal import calibrate
-from featcal.calibration.drift import model_drift
+from featcal.calibration.report import model_drift
 from featcal.models.batch import PROVING
 from featcal.models.capture import block_outputs
 from featcal.models.families import plan_for
@@ -22,7 +22,7 @@ from featcal.models.replay import check_replay, replay
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_replayed_stacks_equal_the_models_own_forward_to_the_bit(name):
+def test_replay_is_bit_identical_to_the_models_own_forward(name):
     given = experiment(FAMILIES[name], torch.float32, experts=("a",))
     model, batch = given["merged"], given["batches"]["a"][0]
     plan = plan_for(model)
@@ -51,7 +51,7 @@ def test_calibrated_model_equals_the_plain_version_of_its_family(name, monkeypat
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
-def test_as_many_heads_as_tokens_are_told_apart(name, monkeypatch):
+def test_heads_and_tokens_of_equal_number_are_distinguished(name, monkeypatch):
     family = FAMILIES[name]  # four heads
     given = experiment(family) | {
         "batches": {task: short_text(seed) for seed, task in enumerate(("a", "b"))}
@@ -198,13 +198,13 @@ def test_decoder_is_solved_for_the_calibrated_encoder_and_not_for_the_merged_one
     settings = PAPER.but(norm=False)
     whole = calibrate(**given, settings=settings).model
     alone = settings.but(modules=("EncDecAttention.k",))  # the encoder stays as it comes
-    behind = copy.deepcopy(given["merged"])
-    behind.encoder = whole.encoder
+    after = copy.deepcopy(given["merged"])
+    after.encoder = whole.encoder
     solved = [
         calibrate(**given | {"merged": m}, settings=alone).model.get_parameter(keys)
-        for m in (behind, given["merged"])
+        for m in (after, given["merged"])
     ]
-    calibrated, merged = ((found - whole.get_parameter(keys)).abs().max() for found in solved)
+    calibrated, merged = ((weight - whole.get_parameter(keys)).abs().max() for weight in solved)
     assert calibrated < 1e-9 and merged > 1e-4
 
 

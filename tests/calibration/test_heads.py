@@ -38,9 +38,7 @@ def folders(given, path):
     return given | {"base": save_model(given["base"], path / "base"), "experts": experts}
 
 
-def test_towers_of_classifiers_are_merged_and_calibrated_and_their_heads_stay_with_them(
-    given, tmp_path
-):
+def test_towers_of_classifiers_are_merged_and_calibrated(given, tmp_path):
     towers = {task: expert.bert for task, expert in given["experts"].items()}
     said = []
     merged = merge("average", given["base"], given["experts"], progress=said.append)
@@ -66,7 +64,7 @@ def test_scores_of_experts_are_those_of_their_towers(given):
     assert distances(merged, given["experts"], batches) == distances(merged, towers, batches)
 
 
-def test_of_classifiers_with_other_numbers_of_labels_the_base_s_head_is_kept(given):
+def test_merged_classifier_keeps_the_head_of_the_base(given):
     base = classifier(3, 0)
     merged = merge("average", base, given["experts"])
     assert torch.equal(merged.classifier.weight, base.classifier.weight)
@@ -80,7 +78,7 @@ def test_of_classifiers_with_other_numbers_of_labels_the_base_s_head_is_kept(giv
     )
 
 
-def test_a_base_of_another_head_lends_its_tower(given, tmp_path):
+def test_base_with_another_head_gives_its_tower(given, tmp_path):
     """The base that most classifiers come from is a masked language model."""
     masked = make(lambda: tf.BertForMaskedLM(BERT), 0, torch.float32)
     masked.bert.load_state_dict(given["base"].state_dict(), strict=False)
@@ -121,7 +119,7 @@ def test_models_of_another_tower_are_refused(given):
         calibrate(given["base"], **given | {"experts": {"a": narrow, "b": narrow}}, settings=PAPER)
 
 
-def test_an_expert_with_further_words_is_calibrated_like_one_without(given):
+def test_expert_with_a_larger_vocabulary_is_calibrated(given):
     experts = {task: expert.bert for task, expert in given["experts"].items()}
     merged = averaged(list(experts.values()))
     expected = calibrate(merged, **given | {"experts": experts}, settings=PAPER).model
@@ -145,10 +143,10 @@ def test_a_peft_model_in_memory_and_its_folder_are_the_expert_they_compute(given
     # merge adds the adapter in float64
     assert difference(merge("average", base, {"a": adapted}), whole) < 1e-6
     batches = {"a": given["batches"]["a"]}
-    expected, *found = [
+    expected, *result = [
         calibrate(base, base=base, experts={"a": e}, batches=batches, settings=PAPER).model
         for e in (whole, *forms)
     ]
-    assert all(same_bits(model, expected) for model in found)
+    assert all(same_bits(model, expected) for model in result)
     with pytest.raises(FeatCalError, match="a LoRA adapter, not a model"):
         compare({"base": base}, {"a": tmp_path / "adapter"}, batches)

@@ -35,10 +35,10 @@ def test_what_is_named_equals_the_oracle_and_the_rest_keeps_the_merged_bits(
     expected = plain_families.calibrate(
         **given, settings=settings, paths=FAMILIES[family].stacks.values()
     )
-    found = calibrate(**given, settings=settings).model
-    assert difference(found, expected) < 1e-9
+    result = calibrate(**given, settings=settings).model
+    assert difference(result, expected) < 1e-9
     before = dict(given["merged"].named_parameters())
-    changed = {name for name, p in found.named_parameters() if not torch.equal(p, before[name])}
+    changed = {name for name, p in result.named_parameters() if not torch.equal(p, before[name])}
     assert changed == {
         name for name in before if name.endswith(tuple(f".{module}.weight" for module in modules))
     }
@@ -49,10 +49,10 @@ def test_norms_are_solved_or_not_whatever_the_list_says(monkeypatch):
     without_float32(monkeypatch, given["base"])
     settings = PAPER.but(modules=("q_proj", "v_proj"))
     expected = plain_families.calibrate(**given, settings=settings, paths=family.stacks.values())
-    found = calibrate(**given, settings=settings).model
-    assert difference(found, expected) < 1e-9
+    result = calibrate(**given, settings=settings).model
+    assert difference(result, expected) < 1e-9
     gain = "model.layers.0.input_layernorm.weight"
-    assert not torch.equal(found.get_parameter(gain), given["merged"].get_parameter(gain))
+    assert not torch.equal(result.get_parameter(gain), given["merged"].get_parameter(gain))
 
 
 @pytest.mark.parametrize("order", ["forward", "stale"])
@@ -65,16 +65,16 @@ def test_the_list_of_all_linears_gives_the_bits_of_no_list(order):
     assert same_bits(whole, listed)
 
 
-def test_a_folder_tells_the_list_and_goes_on_only_with_the_same_one(tmp_path):
+def test_record_states_the_list_of_modules(tmp_path):
     given = experiment(FAMILIES["t5"], torch.float32)
     settings = LINEARS.but(modules=("EncDecAttention.k",))
     folder = calibrate(**given, settings=settings, out=tmp_path / "out").folder
-    told = json.loads((folder / "featcal.json").read_text())
-    assert Calibration(**told["settings"]) == settings and settings.model_dump()["modules"] == (
+    record = json.loads((folder / "featcal.json").read_text())
+    assert Calibration(**record["settings"]) == settings and settings.model_dump()["modules"] == (
         "EncDecAttention.k",
     )
     assert {
-        block["conditioning"] for block in told["blocks"] if block["name"].startswith("encoder")
+        block["conditioning"] for block in record["blocks"] if block["name"].startswith("encoder")
     } == {1.0}
 
 

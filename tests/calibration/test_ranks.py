@@ -69,11 +69,11 @@ def calibrate_own(build, ranks, folder):
     return blocks
 
 
-def assert_same_records(found, expected):
+def assert_same_records(records, expected):
     """Equal but for the last of the digits that are kept, which another order of sums may turn
     over.
     """
-    for block, other in zip(found, expected, strict=True):
+    for block, other in zip(records, expected, strict=True):
         assert block == {
             key: v if isinstance(v, str) else pytest.approx(v, rel=1e-5) for key, v in other.items()
         }
@@ -84,9 +84,9 @@ def assert_same_records(found, expected):
     [(clip, 3), (t5, 2), (beyond, 2)],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_several_processes_give_the_numbers_of_one_and_agree_to_the_bit(build, world, tmp_path):
+def test_several_processes_agree_bit_by_bit_and_with_one_process(build, world, tmp_path):
     ends = together(partial(calibrate_own, build), world, tmp_path)
-    assert all("said" in end for end in ends), ends
+    assert all("result" in end for end in ends), ends
     first, *others = (load_file(tmp_path / f"{rank}.safetensors") for rank in range(world))
     assert all(torch.equal(first[name], other[name]) for other in others for name in first)
     assert all(end == ends[0] for end in ends)
@@ -95,10 +95,10 @@ def test_several_processes_give_the_numbers_of_one_and_agree_to_the_bit(build, w
         max(float((tensor.detach() - first[name]).abs().max()) for name, tensor in tensors.items())
         < 1e-12
     )
-    assert_same_records(ends[0]["said"], blocks)
+    assert_same_records(ends[0]["result"], blocks)
 
 
-def test_tasks_are_dealt_in_the_order_of_names_and_none_is_left_or_taken_twice():
+def test_tasks_are_dealt_in_sorted_order():
     tasks, dealt = ["svhn", "dtd", "mnist", "gtsrb", "stl10"], []
     for rank in range(3):
         ranks = Ranks()
@@ -114,7 +114,7 @@ def test_more_processes_than_tasks_are_refused_with_the_way_to_use_them():
         ranks.mine({"mnist", "dtd"})
 
 
-def test_one_process_is_given_back_what_it_hands_in():
+def test_ranks_of_one_process_are_the_identity():
     ranks, systems, solutions = current(), Systems({}, {}), {}
     assert type(ranks) is Ranks and ranks.first
     assert ranks.summed(systems) is systems and ranks.shared(solutions) is solutions
@@ -122,7 +122,7 @@ def test_one_process_is_given_back_what_it_hands_in():
     assert ranks.mine({"mnist", "dtd"}) == ["dtd", "mnist"] and ranks.together() is None
 
 
-def test_every_site_has_one_owner_whatever_the_order_and_the_loads_are_as_even_as_whole_sites_allow():
+def test_owners_balance_the_load_whatever_the_order():
     widths = {("q",): 768, ("v",): 768, ("out",): 768, ("fc1",): 768, ("fc2",): 3072}
     table = owners(widths, 2)
     assert table == owners(dict(reversed(widths.items())), 2) and table.keys() == widths.keys()
@@ -156,7 +156,7 @@ def summed_and_shared(ranks, folder):
 
 
 def test_column_major_tensors_arrive_as_they_are(tmp_path):
-    first, second = (end["said"] for end in together(summed_and_shared, 2, tmp_path))
+    first, second = (end["result"] for end in together(summed_and_shared, 2, tmp_path))
     weight = [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
     plus = [[x + 1 for x in row] for row in weight]
     assert first[0] == {
@@ -193,7 +193,7 @@ def written_by_two(stop, name, ranks, folder):
     return lines
 
 
-def test_several_processes_go_on_where_one_of_them_was_killed_and_write_the_same_bytes(tmp_path):
+def test_several_processes_resume_after_one_was_killed_with_the_same_bytes(tmp_path):
     together(partial(written_by_two, False, "whole"), 2, tmp_path)
     assert (
         together(partial(written_by_two, True, "out"), 2, tmp_path)[1]["error"] == "RankLostError"
@@ -202,8 +202,8 @@ def test_several_processes_go_on_where_one_of_them_was_killed_and_write_the_same
     for file in tmp_path.glob("*.json"):
         file.unlink()
     first, second = together(partial(written_by_two, False, "out"), 2, tmp_path)
-    assert ["solved before" in line for line in first["said"]] == [True, False] and second[
-        "said"
+    assert ["solved before" in line for line in first["result"]] == [True, False] and second[
+        "result"
     ] == []
     bytes_of = {
         name: {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()}

@@ -21,7 +21,7 @@ from test_ranks import OUT, QK, assert_same_records, clip
 from featcal import calibrate
 from featcal.calibration import ranks as torchrun
 from featcal.calibration.observe import Systems
-from featcal.calibration.ranks import current, started
+from featcal.calibration.ranks import current, process_group
 from featcal.cli import main as cli
 from featcal.core.moments import every_token
 from featcal.core.ridge import RidgeSystem
@@ -59,7 +59,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_told_by_one_process_and_ends_all(case, tmp_path):
+def test_one_process_reports_an_error_and_all_end(case, tmp_path):
     work, teller, text = MISTAKES[case]
     ends = together(work, 3 if case == "between meetings" else 2, tmp_path)
     assert all(text in end["text"] for end in ends)
@@ -77,7 +77,7 @@ def killed(ranks, folder):
     calibrate(**clip(), settings=tiny.PAPER, token_weights=rule)
 
 
-def test_a_killed_process_ends_the_others_at_once_and_with_a_message(tmp_path):
+def test_killed_process_ends_the_others_with_a_message(tmp_path):
     start = time.monotonic()
     first, second = together(killed, 2, tmp_path)
     assert time.monotonic() - start < 30
@@ -88,34 +88,34 @@ def test_a_killed_process_ends_the_others_at_once_and_with_a_message(tmp_path):
     )
 
 
-def telling_late(work, rank, world, port, folder):
+def reporting_late(work, rank, world, port, folder):
     """The second process takes its time to tell what went wrong; the other looks whether it has."""
     os.environ.update(environment(rank, world, port))
     try:
-        with started():
+        with process_group():
             work(current(), folder)
     except RemoteRankError:
-        os._exit(0 if (folder / "told").exists() else 1)
+        os._exit(0 if (folder / "reported").exists() else 1)
     except RuntimeError:
         time.sleep(0.5)
-        (folder / "told").touch()
+        (folder / "reported").touch()
         os._exit(0)
 
 
-def test_nobody_ends_before_the_mistake_is_told_because_torchrun_would_then_end_who_tells_it(
+def test_no_process_ends_before_the_failed_one_has_reported(
     tmp_path,
 ):
-    assert run(telling_late, partial(failing, RuntimeError("a fault of ours")), 2, tmp_path) == [
+    assert run(reporting_late, partial(failing, RuntimeError("a fault of ours")), 2, tmp_path) == [
         0,
         0,
     ]
 
 
-def test_a_process_that_never_comes_is_not_waited_for_without_end(monkeypatch):
+def test_missing_process_times_out(monkeypatch):
     for name, value in environment(0, 2, free_port()).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torchrun, "TRANSFER", timedelta(seconds=1))
-    with pytest.raises(RankLostError), started():
+    monkeypatch.setattr(torchrun, "TRANSFER_TIMEOUT", timedelta(seconds=1))
+    with pytest.raises(RankLostError), process_group():
         pass
 
 
@@ -123,20 +123,20 @@ def command(arguments, rank, world, port, folder):
     """The command line in one process, what it prints in a file."""
     os.environ.update(environment(rank, world, port))
     os.chdir(folder)
-    with (folder / f"{rank}.txt").open("w") as told:
-        os.dup2(told.fileno(), 1)
-        os.dup2(told.fileno(), 2)
-        sys.stdout = sys.stderr = told
+    with (folder / f"{rank}.txt").open("w") as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+        sys.stdout = sys.stderr = printed
         code = cli.main(arguments)
     os._exit(code)
 
 
-def test_a_mistake_on_the_command_line_is_printed_once_and_every_process_exits_with_2(models):  # noqa: F811
+def test_command_line_error_is_printed_once_and_all_exit_with_2(models):  # noqa: F811
     for picture in (models / "images/mnist/train").rglob("*.png"):
         picture.write_bytes(b"no picture")  # of the second task, which the second process reads
     assert run(command, CALIBRATE, 2, models) == [cli.MISTAKE] * 2
-    told = [(models / f"{rank}.txt").read_text() for rank in range(2)]
-    assert told[0] == "" and told[1].count("featcal:") == 1 and "images/mnist" in told[1]
+    printed = [(models / f"{rank}.txt").read_text() for rank in range(2)]
+    assert printed[0] == "" and printed[1].count("featcal:") == 1 and "images/mnist" in printed[1]
     assert not (models / "new").exists()
 
 
@@ -170,8 +170,8 @@ def test_torchrun_writes_the_folder_of_one_process(models, capsys):  # noqa: F81
     assert_same_records(first["blocks"], second["blocks"])
 
 
-def test_an_environment_of_several_processes_that_cannot_find_each_other_is_refused(monkeypatch):
+def test_incomplete_torchrun_environment_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(BadSetting, match="RANK.*torchrun"), started():
+    with pytest.raises(BadSetting, match="RANK.*torchrun"), process_group():
         pass

@@ -35,7 +35,7 @@ class Killed(Exception):
     """Stands for SIGKILL inside one process."""
 
 
-def killed_behind(monkeypatch, blocks, out, given, settings=PAPER):
+def killed_after(monkeypatch, blocks, out, given, settings=PAPER):
     """Run until that many blocks are solved."""
     keep, kept = RunFolder.keep, []
 
@@ -61,12 +61,10 @@ def finished(out, given, settings=PAPER, **more):
 
 
 @pytest.mark.parametrize(("blocks", "order"), [(1, "stale"), (3, "forward"), (4, "forward")])
-def test_killed_behind_any_block_and_started_again_ends_with_the_same_bytes(
-    tmp_path, monkeypatch, blocks, order
-):
+def test_killed_run_resumes_with_the_same_bytes(tmp_path, monkeypatch, blocks, order):
     settings = PAPER.but(order=order)
     undisturbed, _ = finished(tmp_path / "whole", experiment(), settings)
-    killed_behind(monkeypatch, blocks, tmp_path / "out", experiment(), settings)
+    killed_after(monkeypatch, blocks, tmp_path / "out", experiment(), settings)
     assert not (tmp_path / "out").exists()
     again, lines = finished(tmp_path / "out", experiment(), settings)
     assert again == undisturbed
@@ -75,13 +73,13 @@ def test_killed_behind_any_block_and_started_again_ends_with_the_same_bytes(
 
 
 @pytest.mark.parametrize("family", ["t5", "clip"])
-def test_models_with_several_stacks_go_on_in_the_middle_of_any(tmp_path, monkeypatch, family):
+def test_models_with_several_stacks_resume_anywhere(tmp_path, monkeypatch, family):
     def given():
         return families.experiment(families.FAMILIES[family], torch.float32)
 
     undisturbed, lines = finished(tmp_path / "whole", given())
     for blocks in range(1, len(lines)):
-        killed_behind(monkeypatch, blocks, tmp_path / "out", given())
+        killed_after(monkeypatch, blocks, tmp_path / "out", given())
         assert finished(tmp_path / "out", given())[0] == undisturbed
 
 
@@ -115,16 +113,16 @@ def read_record(file):
 
 
 @pytest.mark.parametrize("damage", [cut, altered, emptied, of_another_kind, with_another_record])
-def test_a_solved_block_that_was_damaged_is_solved_anew(tmp_path, monkeypatch, damage):
+def test_damaged_block_is_solved_again(tmp_path, monkeypatch, damage):
     undisturbed, _ = finished(tmp_path / "whole", experiment())
-    killed_behind(monkeypatch, 3, tmp_path / "out", experiment())
+    killed_after(monkeypatch, 3, tmp_path / "out", experiment())
     damage(tmp_path / ".out.unfinished/blocks/vision.01.safetensors")
     again, lines = finished(tmp_path / "out", experiment())
     assert again == undisturbed
     assert [line.endswith("(solved before)") for line in lines] == [True, False, True, False]
 
 
-def test_a_block_that_is_gone_when_the_result_is_written_is_one_message(tmp_path, monkeypatch):
+def test_block_missing_at_the_end_is_one_error(tmp_path, monkeypatch):
     given = experiment()
     given["merged"] = save_model(given["merged"], tmp_path / "merged")
     whole = RunFolder.keep
@@ -152,7 +150,7 @@ def changed_batches():
 
 @pytest.mark.parametrize("change", ["model", "batches", "settings", "token_weights", "not wanted"])
 def test_solved_blocks_of_another_run_are_not_used(tmp_path, monkeypatch, change):
-    killed_behind(monkeypatch, 2, tmp_path / "out", experiment())
+    killed_after(monkeypatch, 2, tmp_path / "out", experiment())
     given, settings, more = experiment(), PAPER, {}
     if change == "model":
         given = changed_model()
@@ -172,7 +170,7 @@ def test_solved_blocks_of_another_run_are_not_used(tmp_path, monkeypatch, change
 def test_a_changed_weight_file_of_the_same_size_is_another_run(tmp_path, monkeypatch):
     given = experiment()
     given["base"] = save_model(given["base"], tmp_path / "base")
-    killed_behind(monkeypatch, 2, tmp_path / "out", given)
+    killed_after(monkeypatch, 2, tmp_path / "out", given)
     save_model(tiny.shifted(deep(torch.float32), 3, 1e-3), tmp_path / "base")
     assert not any("solved before" in line for line in finished(tmp_path / "out", given)[1])
 
@@ -194,7 +192,7 @@ def killing_itself(_, rank, world, port, folder):
     )
 
 
-def test_a_real_sigkill_leaves_what_is_needed_and_nothing_else(tmp_path):
+def test_sigkill_leaves_only_what_resuming_needs(tmp_path):
     out, work = tmp_path / "out", tmp_path / "work"
     assert processes.run(killing_itself, None, 1, tmp_path) == [-signal.SIGKILL]
     assert not out.exists() and len(list((work / "blocks").iterdir())) == 2

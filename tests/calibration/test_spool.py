@@ -52,7 +52,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("place", [in_memory, on_disk])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_tensor_comes_back_with_its_bits_and_strides(layout, place, tmp_path):
+def test_tensors_come_back_with_bits_and_strides(layout, place, tmp_path):
     tensor = LAYOUTS[layout]()
     with place(tmp_path) as spool:
         back = spool.get(spool.keep(tensor))
@@ -65,7 +65,7 @@ def test_a_tensor_comes_back_with_its_bits_and_strides(layout, place, tmp_path):
 
 @pytest.mark.parametrize("place", [in_memory, on_disk])
 @pytest.mark.parametrize("dtype", KINDS)
-def test_every_kind_of_number_comes_back_to_the_bit(dtype, place, tmp_path):
+def test_every_dtype_comes_back_bit_identical(dtype, place, tmp_path):
     tensor = random(5, 3, dtype=dtype)
     if dtype == torch.float32:
         tensor[0] = torch.tensor([float("nan"), -0.0, float("inf")])
@@ -90,7 +90,7 @@ def test_expanded_axes_are_counted_and_stored_once(tmp_path):
         assert (memory.host.now, disk.disk.now) == (16, 16)
 
 
-def test_host_memory_is_used_up_to_its_budget_and_the_disk_beyond(tmp_path):
+def test_host_memory_is_used_up_to_its_budget_then_the_disk(tmp_path):
     tensors = [random(10, seed=i) for i in range(4)]  # of 40 bytes each
     with Spool(0, 100, tmp_path) as spool:
         handles = [spool.keep(tensor) for tensor in tensors]
@@ -126,10 +126,10 @@ def test_nothing_is_left_on_disk_whatever_ends_the_run(tmp_path):
     assert os.listdir(tmp_path) == [] and spool.disk.now == 0
 
 
-def test_what_a_killed_process_left_is_removed_and_a_living_one_keeps_its_files(tmp_path):
+def test_files_of_a_killed_process_are_removed_and_those_of_a_live_one_kept(tmp_path):
     code = """
 import os, signal, sys, torch
-from featcal.calibration.features import (Spool)
+from featcal.calibration.features import Spool
 Spool(0, 0, sys.argv[1]).keep(torch.ones(10))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -142,7 +142,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert torch.equal(living.get(handle), random(10))
 
 
-def test_a_full_disk_is_one_error_naming_the_folder_and_leaves_no_half_file(tmp_path, monkeypatch):
+def test_full_disk_is_one_error_and_leaves_no_file(tmp_path, monkeypatch):
     def full(self, data):
         self.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -154,7 +154,7 @@ def test_a_full_disk_is_one_error_naming_the_folder_and_leaves_no_half_file(tmp_
         assert files(tmp_path) == [] and spool.disk.now == 0
 
 
-def test_a_file_that_was_cut_short_is_never_taken_for_a_tensor(tmp_path):
+def test_truncated_file_is_refused(tmp_path):
     with on_disk(tmp_path) as spool:
         handle = spool.keep(random(10))
         os.truncate(files(tmp_path)[0], 30)
@@ -163,7 +163,7 @@ def test_a_file_that_was_cut_short_is_never_taken_for_a_tensor(tmp_path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_tensors_wait_there_then_in_pinned_memory_then_on_disk(tmp_path):
+def test_gpu_tensors_stay_there_then_in_pinned_memory_then_on_disk(tmp_path):
     tensors = [random(10, seed=i).cuda()[:, None].expand(10, 3) for i in range(6)]
     with Spool(80, 80, tmp_path) as spool:
         handles = [spool.keep(tensor) for tensor in tensors]

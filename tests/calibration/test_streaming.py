@@ -85,7 +85,7 @@ def test_modules_and_folders_mix(tmp_path):
     )
 
 
-def test_written_folder_is_the_merged_one_with_other_numbers(tmp_path):
+def test_written_folder_is_the_merged_one_with_other_weights(tmp_path):
     given = written(tiny.experiment(torch.float32), tmp_path)
     config = json.loads((given["merged"] / "config.json").read_text())
     (given["merged"] / "config.json").write_text(json.dumps(config | {"note": "kept"}))
@@ -109,7 +109,7 @@ def test_written_folder_is_the_merged_one_with_other_numbers(tmp_path):
     assert changed and all(name.startswith("encoder.layers.") for name in changed)
 
 
-def test_of_a_whole_clip_the_text_tower_comes_along_untouched(tmp_path):
+def test_text_tower_of_a_whole_clip_is_copied(tmp_path):
     given = families.experiment(FAMILIES["clip"], torch.float32)
     given |= {
         "batches": {

@@ -11,16 +11,17 @@ from tiny import PAPER, clip, difference, experiment, same_bits
 
 import featcal.calibration.observe as observe
 from featcal import calibrate
-from featcal.calibration.observe import calibrated_modules, shared_sites
+from featcal.calibration.observe import shared_sites
 from featcal.core.moments import class_token_last, every_token
 from featcal.models.capture import module_inputs
+from featcal.models.modules import solved_modules
 
 Q, K, V = (f"self_attn.{n}_proj" for n in "qkv")
 
 
 def sites_of_clip(rule, last):
     block = clip().encoder.layers[0]
-    linears = calibrated_modules(block, norm=False).linears
+    linears, _ = solved_modules(block)
     with torch.no_grad(), module_inputs(block, linears) as inputs:
         block(torch.randn(2, 5, 32, dtype=torch.float64), attention_mask=None)
     return set(shared_sites(inputs, linears, lambda name, x: rule(name, last, x.shape[:2])))
@@ -31,29 +32,22 @@ def one_site_each(inputs, linears, weigh):
 
 
 def test_six_linears_of_clip_read_at_four_sites():
-    found = sites_of_clip(every_token, last=True)
-    assert len(found) == 4
-    assert {Q, K, V} in [set(site) for site in found]
+    sites = sites_of_clip(every_token, last=True)
+    assert len(sites) == 4
+    assert {Q, K, V} in [set(site) for site in sites]
 
 
 def test_token_weights_of_the_last_block_split_queries_from_keys_and_values():
-    found = [set(site) for site in sites_of_clip(class_token_last, last=True)]
-    assert {Q} in found and {K, V} in found and len(found) == 5
+    sites = [set(site) for site in sites_of_clip(class_token_last, last=True)]
+    assert {Q} in sites and {K, V} in sites and len(sites) == 5
 
 
 def test_equal_values_in_different_memory_are_no_shared_site():
     x = torch.ones(1, 2, 3)
-    found = shared_sites(
+    sites = shared_sites(
         {"a": x, "b": x.clone(), "c": x}, ("a", "b", "c"), lambda name, x: torch.ones(1, 2)
     )
-    assert set(found) == {("a", "c"), ("b",)}
-
-
-@pytest.mark.parametrize("norm", [True, False])
-def test_norms_are_solved_only_when_asked_for(norm):
-    modules = calibrated_modules(clip().encoder.layers[0], norm)
-    assert modules.norms == (("layer_norm1", "layer_norm2") if norm else ())
-    assert len(modules.linears) == 6
+    assert set(sites) == {("a", "c"), ("b",)}
 
 
 def test_shared_sites_give_the_weights_of_one_gram_per_linear(monkeypatch):
@@ -81,16 +75,16 @@ def test_passes_that_end_where_all_is_seen_give_the_bits_of_whole_passes(more, m
     given, settings, own = (
         experiment(torch.float32, batch=2),
         PAPER.but(**more),
-        observe.watching,
+        observe.capture,
     )
     left = calibrate(**given, settings=settings)
     asked = []
 
-    def whole_passes(*watched, whole):
-        asked.append(whole)
-        return own(*watched, whole=True)
+    def whole_passes(*arguments):
+        asked.append(arguments[-1])
+        return own(*arguments[:-1], True)
 
-    monkeypatch.setattr(observe, "watching", whole_passes)
+    monkeypatch.setattr(observe, "capture", whole_passes)
     result = calibrate(**given, settings=settings)
     assert not all(asked)
     assert same_bits(left.model, result.model) and left.blocks == result.blocks

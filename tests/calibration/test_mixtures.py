@@ -162,14 +162,14 @@ def test_folders_equal_modules_and_load_with_the_same_logits(given, tmp_path, fo
         set(load_file(tmp_path / name / "model.safetensors")) for name in ("merged", "new")
     )
     assert there == here
-    told = json.loads((tmp_path / "new/featcal.json").read_text())["blocks"]
+    blocks = json.loads((tmp_path / "new/featcal.json").read_text())["blocks"]
     real = sum(
         int(b["attention_mask"].sum()) for batches in given["batches"].values() for b in batches
     )
-    assert [sum(block["experts"].values()) for block in told] == [
+    assert [sum(block["experts"].values()) for block in blocks] == [
         2 * real
     ] * 2  # each token goes to two
-    assert [block.experts for block in result.blocks] == [block["experts"] for block in told]
+    assert [block.experts for block in result.blocks] == [block["experts"] for block in blocks]
 
 
 def test_experts_that_compute_otherwise_are_refused_by_name(given, monkeypatch):

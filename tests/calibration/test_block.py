@@ -54,17 +54,17 @@ def peak(tasks):
     return counted.peak
 
 
-def test_block_needs_its_systems_the_moments_of_one_task_and_a_few_weights():
+def test_block_needs_systems_moments_of_one_task_and_a_few_weights():
     needed = peak(("a", "b", "c"))
     assert SYSTEMS + MOMENTS <= needed <= SYSTEMS + MOMENTS + 2 * LARGEST + 100 * WIDTH
 
 
-def test_block_needs_no_more_for_more_tasks():
+def test_memory_does_not_grow_with_tasks():
     assert peak(("a", "b")) == peak(("a", "b", "c", "d", "e"))
 
 
 @pytest.mark.parametrize(("d", "o"), [(200, 40), (40, 200)])
-def test_system_of_a_task_and_its_solution_need_a_few_weights_beside_what_was_there(d, o):
+def test_one_system_and_its_solution_need_a_few_weights(d, o):
     moments, W, few = Moments.zero(d), torch.randn(o, d), 10 * (d + o)
     moments.add(x := torch.randn(300, d), x, torch.ones(300))
     with Float64Peak() as counted:
@@ -75,7 +75,7 @@ def test_system_of_a_task_and_its_solution_need_a_few_weights_beside_what_was_th
     assert counted.peak <= d * d + 3 * d * o + few  # left side; right side, A, the solution
 
 
-def test_anchor_needs_one_weight_beside_its_result():
+def test_anchor_needs_one_extra_weight():
     merged, base = torch.randn(2, 300, 200)
     with Float64Peak() as counted:
         anchor(merged, base, 2.0)
