@@ -32,7 +32,7 @@ from benchmarks.measure import (
 )
 from featcal.calibration.calibrate import calibrate
 from featcal.data.batches import PADDED, collate, cut, draw_indices, token_batches
-from featcal.data.places import Place
+from featcal.data.places import Location
 from featcal.data.texts import ModelInput, TokenizedText, input_of, load_text, reader_for
 from featcal.models.load import skeleton
 
@@ -137,7 +137,7 @@ def given(args: Namespace) -> tuple[Any, list[int], Any]:
     """
     if not args.data:
         return drawn_lengths(args.samples, 1), list(range(args.samples)), LengthReader()
-    samples = load_text(Place(Path(args.data)), args.split)
+    samples = load_text(Location(Path(args.data)), args.split)
     reader = reader_for([Path(args.model)], input_of(skeleton(args.model)[0]), None)
     return (
         samples,

@@ -13,12 +13,12 @@ import contextlib, io, json, os, sys, time, types
 import huggingface_hub.file_download
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
-from featcal.data.places import place_of
+from featcal.data.places import location_of
 from featcal.data.places import open_table
 from reproduction.suites import hub
 
 def opened(name, split):
-    open_table(place_of("--data", name), split)
+    open_table(location_of("--data", name), split)
     return "opened"
 
 # as with a large file, what came before a connection broke off is kept; and no seconds of waiting between attempts

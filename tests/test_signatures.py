@@ -11,7 +11,7 @@ from tiny import clip
 
 import featcal
 from featcal.data.batches import Draw, drawn, held_out
-from featcal.data.places import Place
+from featcal.data.places import Location
 from featcal.errors import BadSetting, MissingPath
 from featcal.models.load import skeleton
 
@@ -47,7 +47,7 @@ def folders(tmp_path):
 def test_batches_are_those_that_the_command_draws(folders):
     data = {task: folders / task for task in ("b", "a")}
     ours = featcal.load_batches(data, folders / "base", samples=5, seed=3, batch=2)
-    places = {task: Place(path) for task, path in data.items()}
+    places = {task: Location(path) for task, path in data.items()}
     theirs = drawn(skeleton(folders / "base")[0], [folders / "base"], places, Draw(5, 3, 2))
     assert list(ours) == list(theirs) == ["a", "b"]
     for task in ours:
@@ -61,7 +61,7 @@ def test_batches_are_those_that_the_command_draws(folders):
 
 def test_samples_held_out_are_others_than_those_drawn(folders, monkeypatch):
     monkeypatch.setattr("featcal.data.batches.LEAST_HELD_OUT", 2)
-    model, places = skeleton(folders / "base")[0], {"a": Place(folders / "a")}
+    model, places = skeleton(folders / "base")[0], {"a": Location(folders / "a")}
     given = model, [folders / "base"], places
     ours, others = (
         next(iter(make(*given, Draw(4, 3, 6))["a"]))["pixel_values"] for make in (drawn, held_out)

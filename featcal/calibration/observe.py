@@ -33,7 +33,7 @@ FOLDED_SHARE = 0.5
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """What is solved in one block, or in a part of it, and how its tokens count."""
+    """The modules solved in one block, or in a part of it, and the weights of its tokens."""
 
     name: str
     stack: Stack

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from featcal.calibration.report import Result
     from featcal.data.batches import DrawnBatches
-    from featcal.data.places import Place
+    from featcal.data.places import Location
     from featcal.models.plan import BlockPlan
 
 WORK = "Scratch folder for activations and finished blocks. Default: next to --out."
@@ -223,7 +223,7 @@ def write_samples_card(
     inputs: Inputs,
     settings: Calibration,
     result: "Result",
-    datasets: "Mapping[str, Place]",
+    datasets: "Mapping[str, Location]",
     drawing: Mapping[str, object],
 ) -> None:
     """Replace the card of a written folder by one that also says where the samples came from."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from featcal.data.images import ImageSet
-    from featcal.data.places import Place
+    from featcal.data.places import Location
 
     # by task which samples are right, and the number of classes if it is known
     Answers = Mapping[str, tuple[Tensor, int | None]]
@@ -86,7 +86,7 @@ def evaluate(
 def image_answers(
     model: Path,
     clip: Path,
-    datasets: "Mapping[str, Place]",
+    datasets: "Mapping[str, Location]",
     templates: list[str],
     sampling: options.Sampling,
     device: "torch.device",
@@ -140,7 +140,7 @@ def zero_shot_heads(
 
 def text_answers(
     folder: Path,
-    datasets: "Mapping[str, Place]",
+    datasets: "Mapping[str, Location]",
     templates: Sequence[str],
     classes: Sequence[str],
     sampling: options.Sampling,
@@ -198,7 +198,7 @@ def show_accuracy(model: Path, answers: "Answers", unit: str, as_json: bool) -> 
 
 
 def add_to_card(
-    model: Path, answers: "Answers", datasets: "Mapping[str, Place]", split: str, kind: str
+    model: Path, answers: "Answers", datasets: "Mapping[str, Location]", split: str, kind: str
 ) -> None:
     """Write the accuracies into the model's card. Raises: BadFile for a folder without one."""
     from featcal.card import add_results

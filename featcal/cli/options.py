@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from featcal.data.batches import Draw
-    from featcal.data.places import Place
+    from featcal.data.places import Location
 
 S = TypeVar("S", bound=Settings)
 
@@ -188,18 +188,18 @@ def named_folders(option: str, pairs: Iterable[str]) -> dict[str, Path]:
     return {name: existing_folder(option, Path(folder)) for name, folder in folders.items()}
 
 
-def named_data(pairs: Iterable[str] | None) -> "dict[str, Place]":
+def named_data(pairs: Iterable[str] | None) -> "dict[str, Location]":
     """Return the `--data` arguments: files, folders or datasets of the hub.
 
     Raises: BadSetting; MissingPath.
     """
-    from featcal.data.places import place_of
+    from featcal.data.places import location_of
 
     paths = pairs_by_name("--data", pairs or (), "NAME=PATH")
-    return {name: place_of("--data", path) for name, path in paths.items()}
+    return {name: location_of("--data", path) for name, path in paths.items()}
 
 
-def local_paths(data: "Mapping[str, Place]") -> list[Path]:
+def local_paths(data: "Mapping[str, Location]") -> list[Path]:
     """Return the files and folders among the data."""
     return [one.source for one in data.values() if isinstance(one.source, Path)]
 

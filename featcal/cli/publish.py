@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from huggingface_hub import EvalResult
 
-    from featcal.data.places import Place
+    from featcal.data.places import Location
 
 PUSH = "Upload the written folder to the hub under this name; the repository is created if needed."
 Push = Annotated[str | None, Option("--push-to-hub", metavar="OWNER/NAME", help=PUSH)]
@@ -72,7 +72,7 @@ def push(folder: "Path", name: str | None) -> None:
     note(f"on the hub: {url}")
 
 
-def model_index_entry(dataset: "Place", task: str, split: str, **measure: Any) -> "EvalResult":
+def model_index_entry(dataset: "Location", task: str, split: str, **measure: Any) -> "EvalResult":
     """Return one result for the hub's model-index.
 
     measure: task_type, metric_type, metric_name, metric_value, as the hub names them.

@@ -88,17 +88,15 @@ def log_to(file: str, level: str) -> None:
     LOG.setLevel(min(number, logging.INFO))
 
 
-def table(title: str, columns: list[str], rows: list[list[str]], numbers: bool = True) -> None:
-    """Print a table; all columns but the first are aligned right if they are numbers."""
+def table(title: str, columns: list[str], rows: list[list[str]], right: bool = True) -> None:
+    """Print a table; all columns but the first are aligned right by default."""
     from rich.table import Table
 
     if title:
         say(title)  # rich would fold a title of its own to the width of the table
     grid = Table(box=None, pad_edge=False)
     for i, column in enumerate(columns):
-        grid.add_column(
-            escape(column), justify="right" if i and numbers else "left", overflow="fold"
-        )
+        grid.add_column(escape(column), justify="right" if i and right else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(escape(cell) for cell in row))
     output.print(grid)

@@ -18,7 +18,7 @@ from featcal.cli.terminal import Json, bytes_of, note, progress_bar, say, say_js
 from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
-    from featcal.data.places import Place
+    from featcal.data.places import Location
     from featcal.tuning.search import Tuned
 
 SETTINGS = (Calibration(), options.Running())
@@ -137,7 +137,7 @@ def tune(
 
 
 def scaled_heads(
-    folder: Path, datasets: "Mapping[str, Place]", split: str, templates: list[str]
+    folder: Path, datasets: "Mapping[str, Location]", split: str, templates: list[str]
 ) -> dict[str, Any]:
     """Return CLIP's projection and, by task, the classes' unit vectors times the logit scale."""
     from featcal.cli.evaluate import zero_shot_heads

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Preprocess
-from featcal.data.places import Place, open_images, place_of
+from featcal.data.places import Location, location_of, open_images
 from featcal.data.texts import (
     ModelInput,
     Reader,
@@ -114,13 +114,13 @@ def load_batches(
     require(isinstance(data, Mapping), "load_batches", type(data).__name__, expected)
     for name, number, least in (("samples", samples, 1), ("batch", batch, 1), ("seed", seed, 0)):
         require(number >= least, f"load_batches.{name}", number, f"must be at least {least}")
-    places = {task: place_of("load_batches", str(path)) for task, path in data.items()}
+    locations = {task: location_of("load_batches", str(path)) for task, path in data.items()}
     draw = Draw(samples, seed, batch, split, tokens, dtype)
-    return drawn(skeleton(model)[0], [Path(model)], places, draw)
+    return drawn(skeleton(model)[0], [Path(model)], locations, draw)
 
 
 def drawn(
-    model: nn.Module, folders: Sequence[Path], places: Mapping[str, Place], draw: Draw
+    model: nn.Module, folders: Sequence[Path], locations: Mapping[str, Location], draw: Draw
 ) -> dict[str, DrawnBatches]:
     """Return the batches of every task, sorted by name; drawn samples are read and checked now.
 
@@ -132,38 +132,44 @@ def drawn(
     if takes.kind == "pictures":
         having = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))
         preprocess = Preprocess.from_folder(next(having, folders[0]))
-        for task, place in sorted(places.items()):
-            batches[task] = _picture_batches(task, place, preprocess, draw)
+        for task, location in sorted(locations.items()):
+            batches[task] = _picture_batches(task, location, preprocess, draw)
         return batches
     reader = reader_for(folders, takes, draw.tokens)
-    for task, place in sorted(places.items()):
-        samples = load_text(place, draw.split)
+    for task, location in sorted(locations.items()):
+        samples = load_text(location, draw.split)
         chosen = draw.indices(task, len(samples))
         batches[task] = token_batches(samples, chosen, reader, draw.batch)
     return batches
 
 
 def held_out(
-    model: nn.Module, folders: Sequence[Path], places: Mapping[str, Place], draw: Draw
+    model: nn.Module, folders: Sequence[Path], locations: Mapping[str, Location], draw: Draw
 ) -> dict[str, DrawnBatches]:
     """Return batches of the next samples of the same draw, at most HELD_OUT per task.
 
     Tasks with fewer than LEAST_HELD_OUT left are skipped. Raises: as drawn.
     """
     pictures, batches = input_of(model).kind == "pictures", {}
-    for task, place in sorted(places.items()):
-        rows = open_images(place, draw.split, False) if pictures else load_text(place, draw.split)
+    for task, location in sorted(locations.items()):
+        rows = (
+            open_images(location, draw.split, False)
+            if pictures
+            else load_text(location, draw.split)
+        )
         left = min(HELD_OUT, len(rows) - draw.samples)
         if left >= LEAST_HELD_OUT:
             rest = replace(draw, samples=left, skip=draw.samples)
-            batches |= drawn(model, folders, {task: place}, rest)
+            batches |= drawn(model, folders, {task: location}, rest)
     return batches
 
 
-def _picture_batches(task: str, place: Place, preprocess: Preprocess, draw: Draw) -> DrawnBatches:
+def _picture_batches(
+    task: str, location: Location, preprocess: Preprocess, draw: Draw
+) -> DrawnBatches:
     """Decode the drawn pictures of one task now; normalise them batch by batch."""
-    table = open_images(place, draw.split, False)
-    rows = EncodedRows(place, draw.split, table, preprocess)
+    table = open_images(location, draw.split, False)
+    rows = EncodedRows(location, draw.split, table, preprocess)
     pictures = ImageSet(rows[draw.indices(task, len(rows))], preprocess)
 
     def make() -> Iterator[Batch]:

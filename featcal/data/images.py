@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from featcal.data.places import IMAGE, LABEL, SPLITS, Place, first_line, open_images, split_files
+from featcal.data.places import IMAGE, LABEL, SPLITS, Location, first_line, open_images, split_files
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Preprocess:
 
     @cached_property
     def _table(self) -> NDArray[np.float32]:
-        """What the processor makes of the 256 values each channel can have, (3, 256)."""
+        """Return the normalised value of each of 256 levels per channel, (3, 256)."""
         levels = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).convert("RGB")
         steps = {"do_resize": False, "do_center_crop": False, "do_pad": False}
         values = self.processor(levels, return_tensors="pt", **steps)["pixel_values"][0]
@@ -192,11 +192,11 @@ def load_images(
     Raises: as open_images; BadData for a label out of range, an undecodable picture (with its
         row), or classes without names.
     """
-    place, at = Place(source, revision, config), f"{source} ({split})"
-    table = open_images(place, split, True, columns)
+    location, at = Location(source, revision, config), f"{source} ({split})"
+    table = open_images(location, split, True, columns)
     names = _names(at, table.features[LABEL], classes, Path(source))
     labels = _labels(at, table, len(names))
-    rows: Rows = EncodedRows(place, split, table, preprocess)
+    rows: Rows = EncodedRows(location, split, table, preprocess)
     if in_memory and len(labels) * rows[np.arange(1)].nbytes <= in_memory:
         rows = rows[np.arange(len(labels))]
     return ImageSet(rows, preprocess, labels, names)
@@ -222,10 +222,10 @@ def class_names(folder: str | Path) -> tuple[str, ...]:
 class EncodedRows:
     """Pictures of a table that are decoded whenever they are asked for, by row numbers."""
 
-    def __init__(self, place: Place, split: str, table: "Dataset", preprocess: Preprocess):
-        self._at, self._table, self._preprocess = f"{place.source} ({split})", table, preprocess
+    def __init__(self, location: Location, split: str, table: "Dataset", preprocess: Preprocess):
+        self._at, self._table, self._preprocess = f"{location.source} ({split})", table, preprocess
         self._first: tuple[int, tuple[int, ...]] | None = None  # row and shape of the first decoded
-        source = Path(constants.HF_HUB_CACHE if place.on_hub else place.source)
+        source = Path(constants.HF_HUB_CACHE if location.on_hub else location.source)
         # the folder that a row must not name files outside of
         self._root = Path(os.path.abspath(source if source.is_dir() else source.parent))
 

@@ -40,7 +40,7 @@ _SPLIT = re.compile(r"\w[\w.-]*")
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A local file or folder, or a data set of the hub with its revision and configuration."""
 
     source: str | Path
@@ -53,13 +53,13 @@ class Place:
         return self.revision is not None
 
 
-def place_of(option: str, given: str) -> Place:
+def location_of(option: str, given: str) -> Location:
     """Return an existing path, else the data set of the hub of this name.
 
     Raises: MissingPath for neither a path nor owner/name[@revision][:configuration].
     """
     if given and Path(given).exists():
-        return Place(Path(given))
+        return Location(Path(given))
     hub = _HUB.fullmatch(given)
     if hub is None or ".." in given:
         way_out = (
@@ -67,19 +67,19 @@ def place_of(option: str, given: str) -> Place:
             "owner/name:configuration"
         )
         raise MissingPath(given, f"given with {option}", way_out)
-    return Place(hub["name"], hub["revision"] or "main", hub["config"])
+    return Location(hub["name"], hub["revision"] or "main", hub["config"])
 
 
-def open_table(place: Place, split: str) -> "Dataset":
+def open_table(location: Location, split: str) -> "Dataset":
     """Return all columns of one split; the lines of .jsonl and .txt files are its column `text`.
 
     Raises: MissingPath, BadFile, BadSetting, BadData, HubUnreachable, NotOnHub, DiskFull.
     """
     _require_split(split)
-    if place.on_hub:
-        folder, at = _hub_folder(place), f"{place.source}@{place.revision}"
-        return _read(at, str(folder), split=split, name=place.config)
-    path = Path(place.source)
+    if location.on_hub:
+        folder, at = _hub_folder(location), f"{location.source}@{location.revision}"
+        return _read(at, str(folder), split=split, name=location.config)
+    path = Path(location.source)
     files = [path] if path.is_file() else split_files(path, split)
     if not files:
         layouts = f"{split}.parquet, {split}.jsonl, {split}.txt or {split}/<class>/"
@@ -93,7 +93,7 @@ def open_table(place: Place, split: str) -> "Dataset":
 
 
 def open_images(
-    place: Place, split: str, labelled: bool, columns: Mapping[str, str] | None = None
+    location: Location, split: str, labelled: bool, columns: Mapping[str, str] | None = None
 ) -> "Dataset":
     """Return the columns image (encoded) and, if `labelled`, label of one split.
 
@@ -104,9 +104,9 @@ def open_images(
     import pyarrow
 
     _require_split(split)
-    path, at = Path(place.source), f"{place.source} ({split})"
-    if place.on_hub or path.is_file() or split_files(path, split, (".parquet",)):
-        table = open_table(place, split)
+    path, at = Path(location.source), f"{location.source} ({split})"
+    if location.on_hub or path.is_file() or split_files(path, split, (".parquet",)):
+        table = open_table(location, split)
     else:
         table = _picture_folder(path, split, labelled)
     renamed = {own: new for own, new in (columns or {}).items() if own in table.column_names}
@@ -188,22 +188,22 @@ def _read(at: str, builder: str, **options: Any) -> "Dataset":
         raise BadData(at, f"cannot be read ({reason})", way_out) from None
 
 
-def _hub_folder(place: Place) -> Path:
+def _hub_folder(location: Location) -> Path:
     """Bring the files of one configuration into the hub's cache; return the snapshot's folder."""
     from datasets.data_files import sanitize_patterns
     from datasets.utils.metadata import MetadataConfigs
 
-    name = str(place.source)
-    repository: dict[str, Any] = {"repo_type": "dataset", "revision": place.revision}
+    name = str(location.source)
+    repository: dict[str, Any] = {"repo_type": "dataset", "revision": location.revision}
     more = "; no file or folder of this name is here either"
-    with quiet(), reaching(name, place.revision, more, "dataset"):
+    with quiet(), reaching(name, location.revision, more, "dataset"):
         try:
             readme = hf_hub_download(name, "README.md", **repository)
             card = DatasetCard.load(readme, ignore_metadata_errors=True)
             configs = MetadataConfigs.from_dataset_card_data(card.data)
         except hub_errors.EntryNotFoundError:
             configs = MetadataConfigs()  # no README.md, or no connection
-        config = place.config or (configs.get_default_config_name() if configs else None)
+        config = location.config or (configs.get_default_config_name() if configs else None)
         files = configs.get(config, {}).get("data_files") if config else None
         if files is not None:
             patterns = [pattern for each in sanitize_patterns(files).values() for pattern in each]

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-from featcal.data.places import LABEL, Place, open_table, split_files
+from featcal.data.places import LABEL, Location, open_table, split_files
 from featcal.errors import BadData, BadFile, BadSetting
 from featcal.models.load import load_tokenizer
 
@@ -91,15 +91,15 @@ class TextRows(Sequence[Sample]):
             raise BadData(origin, f"not JSON ({error})", "put one object on each line") from None
 
 
-def load_text(place: Place, split: str) -> TextRows:
+def load_text(location: Location, split: str) -> TextRows:
     """Read the samples of a file, of one split of a folder, or of a data set of the hub.
 
     Raises: as open_table; BadData for columns that make no sample.
     """
-    table = open_table(place, split)
-    if place.on_hub:
-        return TextRows(table, f"{place.source} ({split})", ".parquet")
-    path = Path(place.source)
+    table = open_table(location, split)
+    if location.on_hub:
+        return TextRows(table, f"{location.source} ({split})", ".parquet")
+    path = Path(location.source)
     path = split_files(path, split)[0] if path.is_dir() else path
     return TextRows(table, str(path), path.suffix)
 
@@ -114,13 +114,13 @@ class Labelled:
     classes: Sequence[str]
 
 
-def load_labelled(place: Place, split: str, classes: Sequence[str] | None = None) -> Labelled:
+def load_labelled(location: Location, split: str, classes: Sequence[str] | None = None) -> Labelled:
     """Read the samples of one split with labels: a row's "label" (name or number) or its target.
 
     classes: names by number. Default: those of the data set, else the labels that occur, sorted.
     Raises: as load_text; BadData for a row without a label, or whose label is no class.
     """
-    rows, origin = load_text(place, split), f"{place.source} ({split})"
+    rows, origin = load_text(location, split), f"{location.source} ({split})"
     samples = list(rows)
     values: list[Any] = [s.target if s.label is None else s.label for s in samples]
     names, numeric = classes or rows.classes, all(isinstance(value, int) for value in values)
@@ -183,7 +183,7 @@ def _sample(origin: str, row: object) -> Sample:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """What one model is given.
+    """The inputs that one model takes.
 
     kind: "pictures": pixel_values. "text": input_ids and attention_mask. "pair": these and a
         target for the decoder.

@@ -132,23 +132,23 @@ def method_names() -> list[str]:
     return sorted({*METHODS, *(file.name for file in pkgutil.iter_modules(methods.__path__))})
 
 
-def method_named(name: object, place: str = "merge") -> Method:
+def method_named(name: object, section: str = "merge") -> Method:
     """Return a method by name. Raises: UnknownKey with the nearest name."""
     if name not in METHODS:
         if name not in method_names():
-            raise UnknownKey(f"{place}.method", str(name), method_names())
+            raise UnknownKey(f"{section}.method", str(name), method_names())
         import_module(f"{methods.__name__}.{name}")
     return METHODS[str(name)]
 
 
-def settings_of(name: object, given: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+def settings_of(name: object, given: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     """Check a method's settings and fill in defaults.
 
-    place: names the settings in messages. Default: merge.<method>.
+    section: names the settings in messages. Default: merge.<method>.
     Raises: UnknownKey for a method or setting that does not exist; BadSetting for a value.
     """
-    settings = method_named(name, place or "merge").settings
-    return dict(settings.from_mapping(given, place or f"merge.{name}"))
+    settings = method_named(name, section or "merge").settings
+    return dict(settings.from_mapping(given, section or f"merge.{name}"))
 
 
 def methods_table() -> list[tuple[str, str, str]]:

@@ -159,7 +159,7 @@ class AdapterSource(Derived):
         return named
 
 
-def named_experts(experts: Mapping[str, Model] | Sequence[Model], place: str) -> dict[str, Model]:
+def named_experts(experts: Mapping[str, Model] | Sequence[Model], section: str) -> dict[str, Model]:
     """Return experts by task name, or by number for a list. Raises: BadSetting without any."""
     if isinstance(experts, Mapping):
         named = dict(experts)
@@ -167,9 +167,9 @@ def named_experts(experts: Mapping[str, Model] | Sequence[Model], place: str) ->
         named = {f"{i:03d}": expert for i, expert in enumerate(experts)}
     else:
         kind = type(experts).__name__
-        raise BadSetting(f"{place}.experts", kind, "must be a dictionary or a list")
+        raise BadSetting(f"{section}.experts", kind, "must be a dictionary or a list")
     if not named:
-        raise BadSetting(f"{place}.experts", named, "must hold at least one expert")
+        raise BadSetting(f"{section}.experts", named, "must hold at least one expert")
     return named
 
 

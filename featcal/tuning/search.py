@@ -155,15 +155,15 @@ def rounds(search: Search) -> Iterator[range]:
 
 
 def proposals(
-    search: Search, numbers: range, start: Calibration, path_ridge: float, known: list[Candidate]
+    search: Search, indices: range, start: Calibration, path_ridge: float, known: list[Candidate]
 ) -> list[Proposal]:
-    """Return the trials with these numbers.
+    """Return the trials with these indices.
 
     start: where the search begins; settings other than λ, ρ and α stay as there.
     path_ridge: λ of the regularisation path.   known: all trials of earlier rounds.
     """
     proposed: list[Proposal] = []
-    for number in numbers:
+    for number in indices:
         if number == 0:
             proposed.append(Proposal(0, "start", start))
         elif number == 1:

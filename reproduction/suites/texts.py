@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.data.places import Place, open_table
+from featcal.data.places import Location, open_table
 from featcal.data.texts import Sample
 from featcal.files import read_json, write_json
 from featcal.settings import Settings
@@ -84,9 +84,9 @@ def open_rows(texts: Path, task: str, split: str) -> tuple[Any, str]:
     require_known(f"{task}: split", split, source.splits)
     own = source.splits[split]
     lies = (
-        Place(texts / source.location)
+        Location(texts / source.location)
         if source.kind == "folder"
-        else Place(source.location, source.revision, source.config)
+        else Location(source.location, source.revision, source.config)
     )
     return open_table(lies, own), f"{task} ({own})"
 

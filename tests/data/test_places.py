@@ -9,7 +9,7 @@ from language import jsonl
 from test_images import PETS, parquet
 
 from featcal.data.images import load_images
-from featcal.data.places import Place, open_images, open_table, place_of
+from featcal.data.places import Location, location_of, open_images, open_table
 from featcal.data.texts import load_text
 from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, MissingPath
 
@@ -25,12 +25,12 @@ def test_an_existing_path_is_read_and_any_other_name_is_a_data_set_of_the_hub(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner/name").mkdir(parents=True)
-    assert not place_of("--data", "owner/name").on_hub
-    assert place_of("--data", "owner/other") == Place("owner/other", "main", None)
-    assert place_of("--data", "owner/other@v1:digits") == Place("owner/other", "v1", "digits")
+    assert not location_of("--data", "owner/name").on_hub
+    assert location_of("--data", "owner/other") == Location("owner/other", "main", None)
+    assert location_of("--data", "owner/other@v1:digits") == Location("owner/other", "v1", "digits")
     for wrong in ("nowhere", "/no/where", "../no/where", "a/b/c", "../x", ""):
         with pytest.raises(MissingPath, match="owner/name"):
-            place_of("--data", wrong)
+            location_of("--data", wrong)
 
 
 def test_shards_of_the_hubs_layout_are_read_in_order(tmp_path):
@@ -48,7 +48,7 @@ def test_pictures_without_labels_are_read_in_order_of_their_paths(tmp_path, layo
     (tmp_path / layout / ".hidden").mkdir(parents=True)
     for name in [*names, ".hidden/c.png"]:
         checkpoints.picture().save(tmp_path / layout / name)
-    rows = open_images(Place(tmp_path), "train", False)["image"]
+    rows = open_images(Location(tmp_path), "train", False)["image"]
     assert [os.path.basename(row["path"]) for row in rows] == sorted(names)
 
 
@@ -62,20 +62,20 @@ def test_nothing_is_left_in_the_data_folder_or_in_the_cache(tmp_path, monkeypatc
 @pytest.mark.parametrize("read", [open_table, open_pictures, load_text])
 def test_a_missing_split_is_reported_with_the_folders_content(tmp_path, read):
     with pytest.raises(MissingPath, match="nowhere"):
-        read(Place(tmp_path / "nowhere"), "test")
+        read(Location(tmp_path / "nowhere"), "test")
     parquet(tmp_path / "set", feature=PETS)
     with pytest.raises(MissingPath, match=r"train[\s\S]*the folder has: test\.parquet"):
-        read(Place(tmp_path / "set"), "train")
+        read(Location(tmp_path / "set"), "train")
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     file = parquet(tmp_path, feature=PETS) / "test.parquet"
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(BadData, match=r"test\.parquet: cannot be read"):
-        open_pictures(Place(tmp_path), "test")
+        open_pictures(Location(tmp_path), "test")
     (tmp_path / "a.csv").write_text("text\n")
     with pytest.raises(BadFile, match=r"a\.csv: is no data file"):
-        open_table(Place(tmp_path / "a.csv"), "train")
+        open_table(Location(tmp_path / "a.csv"), "train")
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "tanganke/dtd@" + "0" * 40])
@@ -83,7 +83,7 @@ def test_a_hub_data_set_without_network_is_one_error_with_a_way_out(monkeypatch,
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     said = rf"{name}[\s\S]*no file or folder of this[\s\S]*HF_HOME"
     with pytest.raises(HubUnreachable, match=said):
-        open_table(place_of("--data", name), "train")
+        open_table(location_of("--data", name), "train")
 
 
 @pytest.mark.parametrize("split", ["../train", "/train", "a/b", "..", "", "*"])
@@ -91,4 +91,4 @@ def test_a_hub_data_set_without_network_is_one_error_with_a_way_out(monkeypatch,
 def test_a_split_that_is_a_path_is_refused(tmp_path, split, read):
     jsonl(tmp_path / "train.jsonl", [{"text": "one"}])
     with pytest.raises(BadSetting, match="split"):
-        read(Place(tmp_path), split)
+        read(Location(tmp_path), split)

@@ -8,7 +8,7 @@ import transformers
 from language import WORDS, jsonl, tokenizer
 
 from featcal.data.batches import token_batches
-from featcal.data.places import Place, quiet
+from featcal.data.places import Location, quiet
 from featcal.data.texts import (
     ModelInput,
     Reader,
@@ -28,7 +28,7 @@ TEXT, PAIR = ModelInput("text"), ModelInput("pair")
 
 def batches(path, takes, size=3, tokens=None, **how):
     """Return all samples of a file in batches, read by a byte tokenizer."""
-    rows = load_text(Place(path), "train")
+    rows = load_text(Location(path), "train")
     reader = Reader(tokenizer(**how), takes, tokens or 64, path.parent)
     return token_batches(rows, range(len(rows)), reader, size, float("inf"))
 
@@ -40,7 +40,7 @@ def ids_of(sample, takes=TEXT, tokens=64, **how):
 def test_lines_of_a_text_file_are_samples_and_empty_lines_are_not(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\n  \ntwo  \nthr\xc3\xa9e")
-    samples = list(load_text(Place(path), "train"))
+    samples = list(load_text(Location(path), "train"))
     assert [sample.text for sample in samples] == ["one", "two  ", "thrée"]
     assert samples[1].origin == f"{path}, line 4"
 
@@ -59,7 +59,7 @@ def test_json_lines_and_parquet_hold_texts_pairs_or_chats(tmp_path, row, text, t
     with quiet():
         datasets.Dataset.from_list([row, row]).to_parquet(tmp_path / "other.parquet")
     for path in (tmp_path / "train.jsonl", tmp_path, tmp_path / "other.parquet"):
-        sample = load_text(Place(path), "train")[1]
+        sample = load_text(Location(path), "train")[1]
         assert (sample.text, sample.target, sample.messages) == (text, target, messages)
 
 
@@ -82,7 +82,7 @@ def test_json_lines_and_parquet_hold_texts_pairs_or_chats(tmp_path, row, text, t
 def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
     (tmp_path / "train.jsonl").write_bytes(content)
     with pytest.raises(BadData, match=said):
-        list(load_text(Place(tmp_path / "train.jsonl"), "train"))
+        list(load_text(Location(tmp_path / "train.jsonl"), "train"))
 
 
 def test_a_parquet_file_without_text_names_its_columns(tmp_path):
@@ -90,7 +90,7 @@ def test_a_parquet_file_without_text_names_its_columns(tmp_path):
         table = datasets.Dataset.from_dict({"sentence1": ["a"], "label": [0]})
         table.to_parquet(tmp_path / "train.parquet")
     with pytest.raises(BadData, match="sentence1, label, which makes no text sample"):
-        load_text(Place(tmp_path), "train")
+        load_text(Location(tmp_path), "train")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_parquet_file_without_text_names_its_columns(tmp_path):
 )
 def test_labels_are_numbers_of_classes(tmp_path, values, classes, labels, names):
     rows = [{"text": "a", "label": value} for value in values]
-    place = Place(jsonl(tmp_path / "test.jsonl", rows))
+    place = Location(jsonl(tmp_path / "test.jsonl", rows))
     if names is None:
         with pytest.raises(BadData, match=labels):
             load_labelled(place, "test", classes)
@@ -118,7 +118,7 @@ def test_labels_are_numbers_of_classes(tmp_path, values, classes, labels, names)
 
 def test_a_pair_s_target_is_its_label(tmp_path):
     rows = [{"input": "a", "target": "x"}, {"input": "b", "target": "w"}]
-    labelled = load_labelled(Place(jsonl(tmp_path / "test.jsonl", rows)), "test")
+    labelled = load_labelled(Location(jsonl(tmp_path / "test.jsonl", rows)), "test")
     assert labelled.labels == [1, 0] and labelled.classes == ["w", "x"]
 
 

@@ -16,7 +16,7 @@ from tiny import TEXT, make, shifted
 import featcal
 from featcal.cli import main as cli
 from featcal.data.batches import Draw, drawn
-from featcal.data.places import Place
+from featcal.data.places import Location
 from featcal.models.load import skeleton
 
 
@@ -84,7 +84,7 @@ def test_the_command_prints_what_python_returns(tmp_path, monkeypatch, capsys):
     command = f"{command} --samples 4 --skip 5 --device cpu".split()
     assert cli.main([*command, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)["agreement"]
-    places, draw = {"a": Place(tmp_path / "a.jsonl")}, Draw(4, 42, 32, skip=5)
+    places, draw = {"a": Location(tmp_path / "a.jsonl")}, Draw(4, 42, 32, skip=5)
     batches = drawn(skeleton(tmp_path / "merged")[0], [tmp_path / "merged"], places, draw)
     returned = featcal.compare({"merged": "merged", "new": "new"}, {"a": "a"}, batches)
     assert [one["kl"] for one in printed] == [one.kl for one in returned]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from featcal.data.places import Place
+from featcal.data.places import Location
 from featcal.data.texts import load_text
 from reproduction.language import answers
 from reproduction.mini.base_folder import MODELS
@@ -218,7 +218,7 @@ def test_files_hold_what_was_drawn_and_have_the_same_bytes_again(tmp_path):
         (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
         for path in files
     )
-    samples = load_text(Place(str(tmp_path / "a" / "coding")), "train")
+    samples = load_text(Location(str(tmp_path / "a" / "coding")), "train")
     items = training_items("coding", "train", 6, 0)
     assert [(samples[i].text, samples[i].target) for i in range(6)] == [
         (item.prompt, f"{item.target}\n") for item in items
