@@ -241,7 +241,7 @@ def _block(
         sites.append(SiteShape(names, d, o, n, o if o < FOLDED_SHARE * d else d, reach))
     sites.sort(key=lambda site: site.reach)
     early = tuple(until[name] / max(work, 1) for name in norms)
-    weights, after, read = map(nbytes, (list(block.parameters()), out, seen))
+    weights, after, read = map(nbytes, (list(block.parameters()), out, list(seen.values())))
     routed = sum(part.work for part in unpacked_experts(block).values())
     work = flops.get_total_flops()
     sizes = weights, after, read, widest

@@ -155,6 +155,8 @@ def capture(
         if spec.writers:
             r = opened.enter_context(residual_streams(block, spec.writers, features[0], enough))
         result = step(block, spec.stack, *features)
+    # plain copies break the cycle through `enough`, which would keep a batch's tensors until gc
+    x, y, r = dict(x), dict(y), dict(r)
     return x, y, r, result
 
 

@@ -133,7 +133,7 @@ def set_values(pairs: Iterable[str] | None, *defaults: Settings) -> dict[str, An
         kind = next(type(one) for one in defaults if key in type(one).model_fields)
         annotation = str(kind.model_fields[key].annotation)
         value = yaml_scalar(text)
-        if "tuple[str" in annotation and isinstance(value, str):
+        if "tuple" in annotation and "str" in annotation and isinstance(value, str):
             value = value.split(",")
         elif "tuple" in annotation and "," in text and isinstance(value, str):
             value = [yaml_scalar(part) for part in text.split(",")]

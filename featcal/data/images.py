@@ -255,7 +255,7 @@ class EncodedRows:
                 raise ValueError("there is none")
             if encoded["bytes"] is None and encoded["path"]:
                 path = os.path.normpath(self._root / encoded["path"])
-                if not Path(path).is_relative_to(self._root):
+                if "://" in encoded["path"] or not Path(path).is_relative_to(self._root):
                     raise ValueError(f"{encoded['path'][:80]!r} is outside of {self._root}")
                 encoded = {"bytes": None, "path": path}
             pixels = self._preprocess.pixels(datasets.Image().decode_example(encoded))

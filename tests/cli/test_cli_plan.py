@@ -181,7 +181,7 @@ def test_a_model_that_cannot_run_without_numbers_is_refused_not_guessed(llama, c
         return input_ids[: int(input_ids.max())]
 
     monkeypatch.setattr(tf.LlamaForCausalLM, "forward", adaptive)
-    assert "LlamaForCausalLM: its forward depends on numbers" in refused(
+    assert "LlamaForCausalLM: its forward depends on values" in refused(
         [*PLAN, "--set", "tokens=8"], capsys
     )
 

@@ -48,7 +48,7 @@ def test_without_experts_it_says_how_to_make_them(project, role):
         ({"pool": 9}, BadSetting, "there are 8, 14, 20"),
         ({"merger": "adamerging"}, UnknownKey, "known: average, task_arithmetic, ties"),
         ({"ridge": 0.0}, BadSetting, "ridge"),
-        ({"interpolation": 1.5}, BadSetting, "between 0 and 1"),
+        ({"interpolation": 1.5}, BadSetting, "less than or equal to 1"),
     ],
 )
 def test_a_wrong_word_or_value_is_one_clear_error_before_anything_is_read(

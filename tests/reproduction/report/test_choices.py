@@ -80,7 +80,7 @@ def test_every_option_changes_one_thing_and_the_default_stands_at_every_seed():
         ({"vary": {"decoder": ["answer"]}}, "is the default itself"),
         ({"vary": {"decoder": ["begin"]}}, "'answer' or 'start'"),
         ({"vary": {"counted": ["prompt"]}}, "of the pool mergebench alone"),
-        ({"vary": {"modules": {"none": []}}}, "must name some"),
+        ({"vary": {"modules": {"none": []}}}, "at least 1 item"),
         ({"vary": {"samples": [256]}}, "is the default itself"),
     ],
 )
