@@ -65,7 +65,7 @@ def doctor(
         content = asdict(found) | {"hours_at_tflops": tflops, "machine": dict(machine)}
         say_json(content)
     else:
-        table("", ["what", "found"], machine, numbers=False)
+        table("", ["what", "found"], machine, right=False)
         if root is not None:
             show(found, tflops * 1e12)
         elif lacking:

@@ -192,6 +192,7 @@ def test_a_hit_imports_neither_datasets_nor_arrow(pets, kept):
     mapped_images(kept, pets)
     code = f"""
 import sys
+sys.path.insert(0, {str(Path(checkpoints.__file__).parent)!r})
 from pathlib import Path
 from reproduction.data.decoded import Split, mapped_images
 import checkpoints
