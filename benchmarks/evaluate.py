@@ -19,7 +19,7 @@ from transformers import CLIPImageProcessorPil
 
 from benchmarks.measure import arguments, in_turns, machine, ratio, seeded, tower
 from featcal.data.images import ImageSet, Preprocess
-from featcal.data.places import quiet
+from featcal.data.places import quiet_datasets
 from featcal.evaluation.zero_shot import evaluate_pool
 from reproduction.data.decoded import Split, mapped_images
 
@@ -41,7 +41,7 @@ def photographs(folder: Path, count: int) -> Path:
     )
     columns = {"image": pictures, "label": [i % len(CLASSES) for i in range(count)]}
     folder.mkdir(parents=True, exist_ok=True)
-    with quiet():
+    with quiet_datasets():
         datasets.Dataset.from_dict(columns, features=features).to_parquet(folder / "test.parquet")
     return folder
 

@@ -201,10 +201,6 @@ class Diverged(FeatCalError):
         super().__init__(location, problem, *ways_out)
 
 
-class OutOfMemory(FeatCalError):
-    """Report that the GPU or the machine has too little memory."""
-
-
 class RankLostError(FeatCalError):
     """Report another process of the run that ended early or cannot be reached."""
 

@@ -9,7 +9,7 @@ import checkpoints
 import datasets
 import language
 
-from featcal.data.places import quiet
+from featcal.data.places import quiet_datasets
 
 CLASSES = datasets.Features(
     {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
@@ -26,7 +26,7 @@ def parquet(file: Path, seed: int, count: int = 8, **columns) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     pictures = [checkpoints.picture(seed=100 * seed + i) for i in range(count)]
     given = columns or {"image": pictures, "label": [i % 2 for i in range(count)]}
-    with quiet():
+    with quiet_datasets():
         datasets.Dataset.from_dict(given, features=None if columns else CLASSES).to_parquet(file)
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
-from featcal.data.places import quiet
+from featcal.data.places import quiet_datasets
 from reproduction.data.prompts import load_prompts
 from reproduction.data.registry import TASKS
 
@@ -209,7 +209,7 @@ def _parquet(folder: Path, task: str) -> None:
         for split in own:
             file = folder / (name if config else "data") / f"{split}-00000-of-00001.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
-            with quiet():
+            with quiet_datasets():
                 _table(task, split).to_parquet(file)
     described = [
         _described(name, own, "data" if not config else name, name == "full_numbers")

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 from rehearsal_images import drawn
 
-from featcal.data.places import quiet
+from featcal.data.places import quiet_datasets
 from reproduction.data.domains import DOMAINS
 from reproduction.data.glue import GLUE, HUB_ID
 
@@ -132,7 +132,7 @@ def _written(folder: Path, files: Mapping[str, list[dict[str, Any]]]) -> Path:
 
 def _parquet(file: Path, table: datasets.Dataset) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with quiet():
+    with quiet_datasets():
         table.to_parquet(file)
 
 

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from featcal.cli import terminal
-from featcal.errors import FeatCalError, OutOfMemory, RemoteRankError
+from featcal.errors import FeatCalError, RemoteRankError
 
 MISTAKE, INTERRUPTED = 2, 130
 # by name one line of help; the function is `featcal.cli.<name>.<name>`
@@ -200,14 +200,14 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether Python or torch ran out of memory, without importing torch."""
-    of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    of_torch = type(error).__name__ == "FeatCalErrorError" or "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or of_torch
 
 
-def out_of_memory(command: Sequence[str], error: BaseException) -> OutOfMemory:
+def out_of_memory(command: Sequence[str], error: BaseException) -> FeatCalError:
     """Return the error of a command that ran out of memory, with the allocator's own reason."""
     reason = str(error).strip().split(" Of the allocated memory")[0].rstrip(".")
-    return OutOfMemory(
+    return FeatCalError(
         " ".join(command[:4]),
         f"not enough memory ({reason or 'no more memory'}); no half-written files are left",
         "use smaller batches (--set batch=8; of a stage, `batch` in the experiment's settings), or",

@@ -136,7 +136,7 @@ def split_files(
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_datasets() -> Iterator[None]:
     """Silence the progress bars and the log of `datasets`, and the hub's bars."""
     import datasets
     import huggingface_hub.utils as hub
@@ -175,7 +175,7 @@ def _read(at: str, builder: str, **options: Any) -> "Dataset":
 
     refused = (datasets.exceptions.DatasetsError, pyarrow.ArrowInvalid, yaml.YAMLError)
     try:
-        with quiet(), TemporaryDirectory() as cache:
+        with quiet_datasets(), TemporaryDirectory() as cache:
             if "data_files" in options:
                 options |= {"cache_dir": cache, "keep_in_memory": True}
             return datasets.load_dataset(builder, **options)
@@ -196,7 +196,7 @@ def _hub_folder(location: Location) -> Path:
     name = str(location.source)
     repository: dict[str, Any] = {"repo_type": "dataset", "revision": location.revision}
     more = "; no file or folder of this name is here either"
-    with quiet(), reaching(name, location.revision, more, "dataset"):
+    with quiet_datasets(), reaching(name, location.revision, more, "dataset"):
         try:
             readme = hf_hub_download(name, "README.md", **repository)
             card = DatasetCard.load(readme, ignore_metadata_errors=True)

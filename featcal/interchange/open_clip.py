@@ -30,7 +30,7 @@ from featcal.errors import (
 )
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.checkpoint import all_finite, no_safetensors
-from featcal.models.load import load_clip, load_vision, quiet, vision_part
+from featcal.models.load import load_clip, load_vision, quiet_transformers, vision_part
 from featcal.models.save import copy_other_files, save_model
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
@@ -323,7 +323,7 @@ def read_open_clip(folder: Path) -> CLIPModel:
     if bad is not None:
         raise NotFinite(weights, bad)
     state = {name: tensor.float() for name, tensor in state.items()}
-    with quiet():  # given all tensors, it draws no random ones
+    with quiet_transformers():  # given all tensors, it draws no random ones
         clip: CLIPModel = CLIPModel.from_pretrained(
             None, config=ours, state_dict=to_our_names(state, ours)
         )

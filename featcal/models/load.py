@@ -124,7 +124,7 @@ def _load(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None = 
     checkpoint = LazyCheckpoint(folder, part)
     checkpoint.require_floating()
     checkpoint.check_finite()
-    with quiet():
+    with quiet_transformers():
         module, info = kind.from_pretrained(
             folder,
             dtype=dtype,
@@ -152,7 +152,7 @@ def load_tokenizer(folder: str | Path) -> Any:
     for name in (CONFIG, TOKENIZER):
         refuse_code(folder_path(folder), name)
     try:
-        with quiet():
+        with quiet_transformers():
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
         problem = f"no tokenizer in this folder ({str(error).splitlines()[0]})"
@@ -197,7 +197,7 @@ def vision_part(folder: str | Path) -> str | None:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Silence transformers' loading report and progress bars inside the `with`."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -267,7 +267,7 @@ def skeleton(
     kind, part = (CLIPVisionModel, VISION) if kind is CLIPModel else (kind, None)
     try:
         # some classes draw parameters while being built
-        with quiet(), torch.random.fork_rng(devices=[]), _parameters_on_meta():
+        with quiet_transformers(), torch.random.fork_rng(devices=[]), _parameters_on_meta():
             config = kind.config_class.from_pretrained(folder, local_files_only=True)
             module: PreTrainedModel = kind._from_config(config, dtype=dtype).eval()
     except Exception as error:  # transformers raises many kinds for a config it cannot use

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featcal.models.load import quiet
+from featcal.models.load import quiet_transformers
 
 # what is done to a model while it answers, given it and the task: adapters before its head
 # (adapters.before_head)
@@ -74,7 +74,7 @@ def _continued(model: Any, inputs: dict[str, Tensor], max_new_tokens: int, pad: 
     """Token ids of the answers alone, (n, new tokens)."""
     here = {name: value.to(model.device) for name, value in inputs.items()}
     with (
-        quiet()
+        quiet_transformers()
     ):  # transformers warns of generation lengths that a checkpoint sets and this call replaces
         out = model.generate(
             **here, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, pad_token_id=pad

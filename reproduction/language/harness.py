@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from featcal.errors import BadData, BadEnvironment
-from featcal.models.load import quiet
+from featcal.models.load import quiet_transformers
 from reproduction.language.generation import Change
 
 INSTALL = "install the extra: pip install -c constraints.txt -e '.[language]'"
@@ -114,7 +114,7 @@ def silent(bars: bool = False) -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with quiet(), nullcontext() if bars else redirect_stderr(io.StringIO()):
+        with quiet_transformers(), nullcontext() if bars else redirect_stderr(io.StringIO()):
             yield
     finally:
         logger.setLevel(level)

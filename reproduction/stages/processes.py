@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from featcal.errors import OutOfMemory
+from featcal.errors import FeatCalError
 from reproduction.stages.workers import console, from_a_server
 
 
@@ -25,7 +25,7 @@ def alone(
 
     at_once: jobs side by side, started in their order.   threads: of torch in each; None leaves
     torch's own number.
-    Raises: what a job raises; OutOfMemory for one that ends without a word. Either ends the jobs
+    Raises: what a job raises; FeatCalError for one that ends without a word. Either ends the jobs
     still running.
     """
     context = from_a_server()
@@ -78,7 +78,7 @@ def _received(told: Connection, name: str, process: Any) -> Any:
         result, error = told.recv()
     except EOFError:
         process.join()
-        raise OutOfMemory(
+        raise FeatCalError(
             name,
             f"its process ended without a result (exit code {process.exitcode})",
             "without a message above it was probably short of memory: set `workers: 1` in the suite file, or",

@@ -186,7 +186,7 @@ def test_vision_models_are_calibrated_on_a_flat_folder_of_pictures(flat, kind):
 def test_pictures_without_labels_calibrate_as_with_labels_however_they_lie(flat, monkeypatch):
     import datasets
 
-    from featcal.data.places import quiet
+    from featcal.data.places import quiet_datasets
 
     folder, _ = flat("vit")
     assert cli.main(PICTURES) == 0
@@ -195,7 +195,7 @@ def test_pictures_without_labels_calibrate_as_with_labels_however_they_lie(flat,
         files = sorted((folder / "pictures" / name).iterdir())
         table = {"image": [{"bytes": file.read_bytes(), "path": None} for file in files]}
         (folder / "rows" / name).mkdir(parents=True)
-        with quiet():
+        with quiet_datasets():
             datasets.Dataset.from_dict(
                 table, features=datasets.Features({"image": datasets.Image()})
             ).to_parquet(folder / "rows" / name / "train.parquet")

@@ -14,7 +14,7 @@ from checkpoints import picture
 from PIL import Image
 
 from featcal.data.images import ImageSet, Preprocess, class_names, load_images
-from featcal.data.places import quiet
+from featcal.data.places import quiet_datasets
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath
 from reproduction.data.registry import TASKS
 
@@ -55,7 +55,7 @@ def parquet(folder, split="test", labels=(0, 1, 1), feature=None, without=(), **
     content = {"image": pictures, "label": list(labels)} | changed
     features = datasets.Features({"image": datasets.Image(), "label": feature}) if feature else None
     kept = {k: v for k, v in content.items() if k not in without}
-    with quiet():
+    with quiet_datasets():
         table = datasets.Dataset.from_dict(kept, features=features)
         table.to_parquet(folder / f"{split}.parquet")
     return folder

@@ -8,7 +8,7 @@ import transformers
 from language import WORDS, jsonl, tokenizer
 
 from featcal.data.batches import token_batches
-from featcal.data.places import Location, quiet
+from featcal.data.places import Location, quiet_datasets
 from featcal.data.texts import (
     ModelInput,
     Reader,
@@ -56,7 +56,7 @@ def test_lines_of_a_text_file_are_samples_and_empty_lines_are_not(tmp_path):
 )
 def test_json_lines_and_parquet_hold_texts_pairs_or_chats(tmp_path, row, text, target, messages):
     jsonl(tmp_path / "train.jsonl", [row, row])
-    with quiet():
+    with quiet_datasets():
         datasets.Dataset.from_list([row, row]).to_parquet(tmp_path / "other.parquet")
     for path in (tmp_path / "train.jsonl", tmp_path, tmp_path / "other.parquet"):
         sample = load_text(Location(path), "train")[1]
@@ -86,7 +86,7 @@ def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
 
 
 def test_a_parquet_file_without_text_names_its_columns(tmp_path):
-    with quiet():
+    with quiet_datasets():
         table = datasets.Dataset.from_dict({"sentence1": ["a"], "label": [0]})
         table.to_parquet(tmp_path / "train.parquet")
     with pytest.raises(BadData, match="sentence1, label, which makes no text sample"):

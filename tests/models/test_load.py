@@ -14,7 +14,7 @@ from featcal.models.load import (
     load_model,
     load_tokenizer,
     load_vision,
-    quiet,
+    quiet_transformers,
     torch_device,
 )
 from featcal.models.save import save_model
@@ -134,7 +134,7 @@ def test_loading_is_silent_and_leaves_logging_and_random_numbers_alone(tmp_path,
     load_vision(tmp_path / "clip")
     assert shown() == before and torch.equal(torch.get_rng_state(), drawn)
     assert capfd.readouterr() == ("", "")
-    with pytest.raises(ValueError), quiet():
+    with pytest.raises(ValueError), quiet_transformers():
         raise ValueError
     assert shown() == before
 

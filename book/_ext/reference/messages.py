@@ -41,12 +41,6 @@ EXAMPLES: dict[str, tuple[object, ...]] = {
     "BadCapture": (["q_proj"], "ran twice in one pass"),
     "SingularGram": ("layers.3.mlp.fc2", 1e-6, 3072),
     "Diverged": ("adamerging", 12, "merge.rate", 10.0, "overflowing numbers in the experts or the data"),
-    "OutOfMemory": (
-        "sweep clip_b32-8",
-        "its process ended without a result (exit code -9)",
-        "without a message above it was probably short of memory: set `workers: 1` in the suite file, or",
-        "take fewer samples",
-    ),
     "RankLostError": ("connection closed by peer",),
 }  # fmt: skip
 SILENT = (

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from featcal.errors import BadSetting, FeatCalError, OutOfMemory
+from featcal.errors import BadSetting, FeatCalError
 from reproduction.stages.processes import alone
 
 
@@ -51,5 +51,5 @@ def test_what_a_job_raises_is_raised():
 
 
 def test_a_process_that_dies_is_named():
-    with pytest.raises(OutOfMemory, match=r"job: its process ended .* \(exit code 9\)"):
+    with pytest.raises(FeatCalError, match=r"job: its process ended .* \(exit code 9\)"):
         dict(alone("test", killed, {"job": ()}, 1, 1))

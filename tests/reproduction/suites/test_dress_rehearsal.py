@@ -22,7 +22,7 @@ from rehearsal_texts import t5_head
 from safetensors.torch import load_file
 
 from featcal.cli import main as cli
-from featcal.data.places import quiet
+from featcal.data.places import quiet_datasets
 from featcal.models.load import load_model, load_vision
 from pipeline import write_settings
 from reproduction.data.registry import POOLS, TASKS
@@ -92,7 +92,7 @@ def spoilt(folder: Path) -> dict[str, Path]:
         for split in ("train", "test"):
             file = folder / name / f"data/{split}-00000-of-00001.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
-            with quiet():
+            with quiet_datasets():
                 table.to_parquet(file)
     return {name: folder / name for name in faults}
 
