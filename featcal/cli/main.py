@@ -200,7 +200,7 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether Python or torch ran out of memory, without importing torch."""
-    of_torch = type(error).__name__ == "FeatCalErrorError" or "can't allocate memory" in str(error)
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or of_torch
 
 
