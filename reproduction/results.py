@@ -1,6 +1,6 @@
-"""Small result files: CSV tables and JSON, the same bytes for the same numbers on every run.
+"""Result files: the columns of every table, CSV with the same bytes on every run, and run records.
 
-What varies between two runs (seconds, host, versions, commit) goes to a run record beside them.
+What varies between two runs (seconds, host, versions, commit) goes to a run record next to them.
 Pure Python: the report reads results without torch.
 """
 
@@ -17,59 +17,62 @@ from typing import Any
 from featcal.errors import BadFile, MissingPath
 from featcal.files import atomic_path
 
-SCORES = (
-    "suite",
-    "role",
-    "pool",
-    "upstream",
-    "method",
-    "setting",
-    "task",
-    "metric",
-    "seed",
-    "value",
-    "count",
-)
-CORRECT, COUNTED = (
-    "correct",
-    ("value", "count"),
-)  # of each sample whether it is right; what stands in the scores only
-DRIFT = (
-    "suite", "role", "pool", "upstream", "method", "setting", "seed", "task", "block",
-    "relative_drift", "l2", "cosine", "count",
-)  # fmt: skip
+_MODEL = tuple("suite role pool upstream method setting".split())
+_SCORED = ("task", "metric", "seed", "value", "count")
+
+
+def _scored(*columns: str) -> tuple[str, ...]:
+    """Return the columns of scores with more of them after the model's."""
+    return (*_MODEL, *columns, *_SCORED)
+
+
+SCORES = _scored()
+CORRECT, COUNTED = "correct", ("value", "count")  # x.correct.csv holds the first for the others
+EXPERT_SEEDS = (*SCORES, "expert_seed")
+SAMPLES = (*_MODEL, "task", "metric", "seed", "samples", *COUNTED)
+AUDIT = (*_MODEL, "encode", "task", "metric", "seed", "samples", "step", *COUNTED)
+CORRUPTED = _scored("corruption")
+SWEEP = _scored("parameter", "at", "chosen")
+CHOICES = _scored("choice", "option", "default")
+TUNE = _scored(*"trial origin chosen ridge anchor_blend interpolation divergence".split())
+# validation: percent right of validation samples
+BEYOND = (*_MODEL, *"variant chosen samples task metric seed validation".split(), *COUNTED)
+# value: among the task's own classes, union: among those of all tasks; drift: of final features
+TASK_COUNTS = (*_MODEL, *"tasks draw task metric seed value union drift mean_drift count".split())
+CURVES = (*_MODEL, "seed", "step", "loss")
+SCALES = ("suite", "role", "pool", "upstream", "factor", "value", "chosen")
+SEEN = ("suite", "role", "pool", "task", "stream", "samples", "seed", "count", "seen")
+EXAMPLES = ("task", "index", "corruption", "row", "column")
+THEORY = (*_MODEL, "statement", "quantity", "task", "block", "nodes", *COUNTED)
+THEORY_POINTS = tuple("method setting statement task block index actual bound kept".split())
+DRIFT = (*_MODEL, "seed", "task", "block", "relative_drift", "l2", "cosine", "count")
+ALIGNMENT = (*_MODEL, "seed", "task", "cosine", "cosine_sd", "l2", "count")
+SIMILARITY = ("task", "method", "setting", "index", "similarity")
 PROJECTION = ("task", "model", "index", "label", "x", "y")
+VECTORS = (*_MODEL, "seed", "task", "part", "cosine", "size", "count")
+# Files of the stage `measure`.
+MEASURED = {
+    "drift": DRIFT,
+    "alignment": ALIGNMENT,
+    "similarity": SIMILARITY,
+    "projection": PROJECTION,
+    "vectors": VECTORS,
+}
 
 _AGAIN = "make or copy it again"
 _DECIMALS = {"value": 4, "similarity": 4, "x": 4, "y": 4}  # other fractions get six
-_FRACTIONS = {
-    "value",
-    "relative_drift",
-    "l2",
-    "cosine",
-    "cosine_sd",
-    "similarity",
-    "size",
-    "x",
-    "y",
-}
+_FRACTIONS = {*"value relative_drift l2 cosine cosine_sd similarity size x y".split()}
 _WHOLE = {"count", "index"}
 # Results, pages and dvc.lock change by being made.
-_SOURCES = (
-    "featcal",
-    "notebooks",
-    "suites",
-    "params.yaml",
-    "dvc.yaml",
-    "pipeline/*.yaml",
-    "pipeline/*/dvc.yaml",
+_SOURCES = tuple(
+    "featcal notebooks suites params.yaml dvc.yaml pipeline/*.yaml pipeline/*/dvc.yaml".split()
 )
 _VERSIONED = ("featcal", "torch", "transformers", "datasets", "safetensors", "numpy")
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """A CSV file with exactly these columns; floats with a fixed number of decimals, None as an
-    empty cell, \\n line ends.
+    """Write a CSV file with exactly these columns; floats with a fixed number of decimals, None as
+    an empty cell, \\n line ends.
 
     Raises: BadFile when a row has other keys or holds NaN or infinity.
     """
@@ -82,8 +85,8 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Seq
 
 
 def packed(flags: Iterable[Any] | None) -> str:
-    """True and false as hexadecimal text, eight to a byte, the first one highest, zeros behind the
-    last; empty for None.
+    """Return flags as hexadecimal text, eight to a byte, the first one highest, padded with zeros;
+    empty for None.
     """
     if flags is None:
         return ""
@@ -93,20 +96,20 @@ def packed(flags: Iterable[Any] | None) -> str:
 
 
 def correct_columns(columns: Sequence[str] = SCORES) -> tuple[str, ...]:
-    """Columns of the file of correctness beside scores with these columns."""
+    """Return the columns of the file of correctness for scores with these columns."""
     return (*(column for column in columns if column not in COUNTED), CORRECT)
 
 
 def correct_path(scores: str | Path) -> Path:
-    """The file of correctness beside a file of scores: x.csv has x.correct.csv."""
+    """Return the file of correctness of a file of scores: x.correct.csv of x.csv."""
     return Path(scores).with_suffix(f".{CORRECT}.csv")
 
 
 def write_scores(
     path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = SCORES
 ) -> None:
-    """A CSV file of scores, and beside it which samples are right, from the rows' `correct` (as
-    `packed`).
+    """Write a CSV file of scores, and next to it which samples are right, from the rows' `correct`
+    (as `packed`).
 
     Raises: BadFile as write_rows.
     """
@@ -119,8 +122,8 @@ def write_scores(
 
 
 def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a CSV file: fractions as float, counts and indices as int, everything else as
-    text.
+    """Return the rows of a CSV file: fractions as float, counts and indices as int, everything else
+    as text.
 
     Raises: MissingPath; BadFile when the header is not `columns`, a row has another length, or a
     number is not one.
@@ -148,9 +151,7 @@ def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> list[di
 
 
 def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:
-    """What varies between two runs: seconds per step, host, versions, commit; `more` is added as it
-    is.
-    """
+    """Return what varies between two runs: seconds per step, host, versions, commit, and `more`."""
     return {
         "seconds": {step: round(value, 2) for step, value in seconds.items()},
         "host": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
@@ -210,7 +211,7 @@ def _version(package: str) -> str:
 
 
 def _git(*words: str) -> str | None:
-    """Output of git in the current folder; None where there is no git or no repository."""
+    """Return the output of git in the current folder; None without git or a repository."""
     try:
         done = subprocess.run(
             ["git", *words], capture_output=True, text=True, timeout=10, check=False

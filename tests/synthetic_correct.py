@@ -11,8 +11,7 @@ import pandas as pd
 
 from featcal.data.batches import draw_indices
 from reproduction.report.evidence import Evidence
-from reproduction.results import COUNTED, SCORES, packed, write_rows, write_scores
-from reproduction.stages.columns import SEEN
+from reproduction.results import COUNTED, SCORES, SEEN, packed, write_rows, write_scores
 
 COUNT = 1000  # test samples of a task: a tenth of a percent is a whole one
 UPSTREAMS = ("average", "task_arithmetic", "adamerging", "wudi")

@@ -11,8 +11,7 @@ from pathlib import Path
 from synthetic_correct import write_answers
 
 from featcal.files import write_json
-from reproduction.results import SCORES, write_rows
-from reproduction.stages.columns import CURVES
+from reproduction.results import CURVES, SCORES, write_rows
 
 GLUE = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"]
 TESTS = {

@@ -19,17 +19,20 @@ from synthetic_studies import write_choices, write_studies, write_tune
 
 from featcal.files import write_json
 from reproduction.report.values import REAL, texts
-from reproduction.results import DRIFT, PROJECTION, SCORES, write_rows
-from reproduction.stages.columns import (
+from reproduction.results import (
     ALIGNMENT,
     AUDIT,
     CURVES,
+    DRIFT,
+    PROJECTION,
     SAMPLES,
     SCALES,
+    SCORES,
     SIMILARITY,
     THEORY,
     THEORY_POINTS,
     VECTORS,
+    write_rows,
 )  # fmt: skip
 
 ROOT = Path(__file__).parent.parent

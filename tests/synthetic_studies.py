@@ -8,8 +8,16 @@ from PIL import Image
 from synthetic_correct import COUNT, write_answers, write_seen
 
 from featcal.files import write_json
-from reproduction.results import SCORES, write_rows
-from reproduction.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TASK_COUNTS, TUNE
+from reproduction.results import (
+    CHOICES,
+    CORRUPTED,
+    EXAMPLES,
+    SCORES,
+    SWEEP,
+    TASK_COUNTS,
+    TUNE,
+    write_rows,
+)
 
 DAMAGE = ("gaussian_noise", "motion_blur", "fog")
 SWEPT = {

@@ -16,17 +16,19 @@ import pandas as pd
 from reproduction.report.paired import Bits, with_correct
 from reproduction.report.root import results_folder
 from reproduction.report.values import REAL, TASKS, TEXT_TASKS, texts, title_of
-from reproduction.results import DRIFT, PROJECTION, SCORES, correct_columns
-from reproduction.stages.columns import (
+from reproduction.results import (
     ALIGNMENT,
     AUDIT,
     BEYOND,
     CHOICES,
     CORRUPTED,
     CURVES,
+    DRIFT,
     EXAMPLES,
+    PROJECTION,
     SAMPLES,
     SCALES,
+    SCORES,
     SEEN,
     SIMILARITY,
     SWEEP,
@@ -35,6 +37,7 @@ from reproduction.stages.columns import (
     THEORY_POINTS,
     TUNE,
     VECTORS,
+    correct_columns,
 )
 
 KEYS = [

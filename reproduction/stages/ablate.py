@@ -10,10 +10,9 @@ from typing import Any
 
 from reproduction.experiments.ablate import AblateStudy
 from reproduction.experiments.runs import ANCHOR, RESCALED, CalibrateRun
-from reproduction.results import SCORES
+from reproduction.results import SCALES, SCORES
 from reproduction.stages import scoring
 from reproduction.stages.calibrate import calibrate_one
-from reproduction.stages.columns import SCALES
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
 from reproduction.stages.study import Found, run_study

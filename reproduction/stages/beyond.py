@@ -12,7 +12,7 @@ from typing import Any
 
 from featcal.settings import PRESETS
 from reproduction.experiments.beyond import OWN, BeyondStudy, Trial
-from reproduction.stages.columns import BEYOND
+from reproduction.results import BEYOND
 from reproduction.stages.context import Context
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.workers import fan_out

@@ -7,8 +7,8 @@ Scored on test texts, for the report only: no default was chosen by it.
 from pathlib import Path
 
 from reproduction.experiments.choices import ChoicesStudy
+from reproduction.results import CHOICES
 from reproduction.stages.calibrate import calibrate_one
-from reproduction.stages.columns import CHOICES
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import score

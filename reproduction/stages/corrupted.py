@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from reproduction.experiments.comparisons import CorruptedStudy
 from reproduction.experiments.runs import Draw
-from reproduction.stages.columns import CORRUPTED, EXAMPLES, SEEN
+from reproduction.results import CORRUPTED, EXAMPLES, SEEN
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import score

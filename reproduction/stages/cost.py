@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.experiments.comparisons import CostStudy
-from reproduction.stages.columns import AUDIT
+from reproduction.results import AUDIT
 from reproduction.stages.context import Context
 from reproduction.stages.processes import alone
 from reproduction.stages.rivals import METHODS, Method, measure, merged_model, step_folder

@@ -6,8 +6,7 @@ from typing import Any
 
 from featcal.files import atomic_folder, write_json
 from reproduction.experiments.runs import TEXT_POOLS, MergeRun, role_and_pool
-from reproduction.results import SCORES, write_rows, write_scores
-from reproduction.stages.columns import CURVES, SEEN
+from reproduction.results import CURVES, SCORES, SEEN, write_rows, write_scores
 from reproduction.stages.context import Context, load_context, recorded
 from reproduction.stages.curves import curves
 from reproduction.stages.scored import scored

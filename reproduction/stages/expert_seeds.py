@@ -15,8 +15,8 @@ from typing import Any
 from reproduction.experiments.comparisons import ExpertSeedsStudy
 from reproduction.experiments.params import Experiments
 from reproduction.experiments.runs import Pool
+from reproduction.results import EXPERT_SEEDS
 from reproduction.stages.calibrate import calibrate_one
-from reproduction.stages.columns import EXPERT_SEEDS
 from reproduction.stages.context import Context
 from reproduction.stages.merge import merge_one
 from reproduction.stages.prepare import make_sentence_experts, sentence_digest

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from featcal.files import atomic_folder
 from reproduction.experiments.runs import MeasureRun
-from reproduction.results import write_rows
-from reproduction.stages.columns import MEASURED
+from reproduction.results import MEASURED, write_rows
 from reproduction.stages.context import Context, load_context, pick, recorded
 from reproduction.stages.final_features import (
     alignment_row,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.experiments.comparisons import SamplesStudy
-from reproduction.stages.columns import SAMPLES, SEEN
+from reproduction.results import SAMPLES, SEEN
 from reproduction.stages.context import Context
 from reproduction.stages.processes import alone
 from reproduction.stages.rivals import METHODS, Method, measure, merged_model

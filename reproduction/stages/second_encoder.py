@@ -12,7 +12,7 @@ from pathlib import Path
 from reproduction.experiments.comparisons import SecondEncoderStudy
 from reproduction.experiments.params import Experiments
 from reproduction.experiments.runs import AdapterSetting, AdaptRun, CalibrateRun
-from reproduction.stages.columns import SCORES
+from reproduction.results import SCORES
 from reproduction.stages.context import Context
 from reproduction.stages.expert_seeds import compared
 from reproduction.stages.prepare import (

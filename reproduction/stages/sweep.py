@@ -9,8 +9,8 @@ from pathlib import Path
 from featcal.settings import Calibration
 from reproduction.experiments.runs import CalibrateRun
 from reproduction.experiments.sweeps import SWEPT, Sweep, SweepStudy
+from reproduction.results import SWEEP
 from reproduction.stages.calibrate import calibrate_one
-from reproduction.stages.columns import SWEEP
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import score

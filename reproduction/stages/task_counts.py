@@ -16,7 +16,7 @@ from zlib import crc32
 from featcal.baselines.settings import MeanShift
 from featcal.settings import require
 from reproduction.experiments.comparisons import TaskCountsStudy
-from reproduction.stages.columns import TASK_COUNTS
+from reproduction.results import TASK_COUNTS
 from reproduction.stages.context import Context
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.unseen import (

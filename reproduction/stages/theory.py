@@ -8,8 +8,8 @@ from typing import Any
 
 from reproduction.experiments.runs import CalibrateRun
 from reproduction.experiments.theory import TheoryStudy
+from reproduction.results import THEORY, THEORY_POINTS
 from reproduction.stages.calibrate import calibrate_one
-from reproduction.stages.columns import THEORY, THEORY_POINTS
 from reproduction.stages.context import Context
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.workers import fan_out

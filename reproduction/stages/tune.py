@@ -12,7 +12,7 @@ from typing import Any
 
 from featcal.settings import Calibration
 from reproduction.experiments.tunings import TuneStudy
-from reproduction.stages.columns import TUNE
+from reproduction.results import TUNE
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import score

@@ -13,7 +13,7 @@ from synthetic_results import write_project
 from featcal.settings import Calibration
 from reproduction.experiments.studies import study_run
 from reproduction.report import beyond
-from reproduction.stages.columns import BEYOND
+from reproduction.results import BEYOND
 
 ROOT = Path(__file__).parents[3]
 VALUES = {

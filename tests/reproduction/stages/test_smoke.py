@@ -23,19 +23,20 @@ from reproduction import playground
 from reproduction.experiments.runs import ADAPTERS
 from reproduction.experiments.studies import STUDIES
 from reproduction.report.paired import bits
-from reproduction.results import DRIFT, PROJECTION, SCORES, correct_columns, read_rows
-from reproduction.stages.ablate import scaled
-from reproduction.stages.columns import (
+from reproduction.results import (
     ALIGNMENT,
     AUDIT,
     BEYOND,
     CHOICES,
     CORRUPTED,
     CURVES,
+    DRIFT,
     EXAMPLES,
     EXPERT_SEEDS,
+    PROJECTION,
     SAMPLES,
     SCALES,
+    SCORES,
     SEEN,
     SIMILARITY,
     SWEEP,
@@ -43,7 +44,10 @@ from reproduction.stages.columns import (
     THEORY,
     TUNE,
     VECTORS,
+    correct_columns,
+    read_rows,
 )  # fmt: skip
+from reproduction.stages.ablate import scaled
 from reproduction.stages.context import load_context
 
 
