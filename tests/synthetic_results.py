@@ -18,7 +18,7 @@ from synthetic_language import write_language
 from synthetic_studies import write_choices, write_studies, write_tune
 
 from featcal.files import write_json
-from reproduction.report.values import REAL, texts
+from reproduction.report.paper import REAL, texts
 from reproduction.results import (
     ALIGNMENT,
     AUDIT,

@@ -45,7 +45,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "mini": {"data"},
     "suites": KNOWN | {"language", "mini"},
     "field": KNOWN | {"suites", "stages.context", "stages.scored", "stages.scoring"},
-    "doctor": KNOWN | {"language", "report.pages", "suites"},
+    "doctor": KNOWN | {"language", "report.page", "suites"},
     "stages": KNOWN
     | {
         "language",

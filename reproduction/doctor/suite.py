@@ -77,7 +77,7 @@ def _out_of_reach(repositories: list["Found"]) -> list[str]:
 def _count(chosen: "Chosen", rate: float, found: Checkup) -> None:
     """Memory, disk and hours of the paper's roles."""
     from reproduction.doctor.needs import hours, role_needs
-    from reproduction.report.pages import TOPICS
+    from reproduction.report.page import TOPICS
 
     for needs in role_needs(chosen):
         found.memory[needs.role] = {"gpu": needs.gpu, "host": needs.host}

@@ -7,9 +7,10 @@ from html import escape
 
 from reproduction.report import tables
 from reproduction.report.evidence import Evidence
-from reproduction.report.markup import PageOutput, accuracy_table, fold, note, table
-from reproduction.report.pages import Page
+from reproduction.report.html import PageOutput, fold, note, table
+from reproduction.report.page import Page
 from reproduction.report.reproduced import elsewhere
+from reproduction.report.tables import accuracy_table
 
 LEGEND = "Arrows: against the block’s merger. sd: over seeds. Bold: best of the block."
 

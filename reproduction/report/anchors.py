@@ -6,11 +6,12 @@ experts, each of norm 1, then weigh no more than the anchor in any direction.
 """
 
 from reproduction.report.controls import margin, standing
-from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.html import PageOutput, compact, estimated, fold, table
 from reproduction.report.language import MERGER, UNITS, blocks, experiments
-from reproduction.report.markup import PageOutput, compact, estimated, fold, table
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
+from reproduction.report.paper import PAPER_SETTINGS, player
+from reproduction.report.statistics import estimate
 from reproduction.report.tables import (
     METHODS,
     UPSTREAMS,
@@ -20,7 +21,6 @@ from reproduction.report.tables import (
     measured_cells,
     with_changes,
 )
-from reproduction.report.values import PAPER_SETTINGS, player
 
 FEATCAL: Key = (MERGER, "featcal", "paper")
 ANCHOR: Key = (MERGER, "anchor", "paper")

@@ -8,8 +8,8 @@ from functools import cache
 
 from reproduction.report import compute
 from reproduction.report.claims import claims
-from reproduction.report.pages import HEADLINE, TOPICS, label
-from reproduction.report.root import project_root
+from reproduction.report.evidence import project_root
+from reproduction.report.page import HEADLINE, TOPICS, label
 from reproduction.report.verdicts import sources
 
 REQUEST = "pipeline/request/dvc.yaml"  # what `dvc repro` leaves as it is in git

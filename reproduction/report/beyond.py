@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, read_scores, select
 from reproduction.report.figures import COLOURS, INK, one_panel
-from reproduction.report.markup import PageOutput, note, table
-from reproduction.report.pages import drawn, label
+from reproduction.report.html import PageOutput, note, table
+from reproduction.report.page import drawn, label
+from reproduction.report.statistics import Estimate, estimate, noise
 from reproduction.report.tables import MERGERS
 
 MODELS = {

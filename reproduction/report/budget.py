@@ -4,14 +4,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
-from reproduction.report.estimate import difference, estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, CURVES, one_panel
-from reproduction.report.markup import PageOutput, fold, note, number, table
-from reproduction.report.pages import Page
+from reproduction.report.html import PageOutput, fold, note, table
+from reproduction.report.page import Page
+from reproduction.report.paper import paper_table
+from reproduction.report.statistics import difference, estimate
 from reproduction.report.studies import RIVALS
-from reproduction.report.tables import Cell, average
-from reproduction.report.values import paper_table
+from reproduction.report.tables import Cell, average, number
 
 ORDER = ("surgery", "prob_surgery", "featcal")  # of the paper's rows
 UPSTREAM = "task_arithmetic"

@@ -5,11 +5,10 @@ tasks page.
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from reproduction.report.evidence import read_json
-from reproduction.report.markup import PageOutput, compact, fold, note, table
-from reproduction.report.pages import SYMBOLS, label
-from reproduction.report.root import results_folder
-from reproduction.report.values import SIZES
+from reproduction.report.evidence import read_json, results_folder
+from reproduction.report.html import PageOutput, compact, fold, note, table
+from reproduction.report.page import SYMBOLS, label
+from reproduction.report.paper import SIZES
 
 
 def measured(suite: str) -> PageOutput:

@@ -14,11 +14,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproduction.report.estimate import difference, estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, one_panel
-from reproduction.report.markup import PageOutput, compact, note, table
-from reproduction.report.pages import SYMBOLS, drawn, label
+from reproduction.report.html import PageOutput, compact, note, table
+from reproduction.report.page import SYMBOLS, drawn, label
+from reproduction.report.statistics import difference, estimate
 
 ROLES = {
     "flan_t5_base": ("glue", "FLAN-T5-base on GLUE"),

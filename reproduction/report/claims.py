@@ -10,8 +10,8 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+from reproduction.report.paper import AVERAGE, IMAGES, REAL, TEXT_TASKS, packaged, place_name
 from reproduction.report.tables import NAMES, UPSTREAMS
-from reproduction.report.values import AVERAGE, IMAGES, REAL, TEXT_TASKS, packaged, place_name
 
 # [upstream, method], or a mapping with these and more columns, role, pool, file and task among them
 Side = Any

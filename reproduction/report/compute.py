@@ -15,10 +15,9 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
-from reproduction.report.evidence import Evidence, read_json
-from reproduction.report.markup import PageOutput, compact, note, table
-from reproduction.report.pages import SYMBOLS, label
-from reproduction.report.root import results_folder
+from reproduction.report.evidence import Evidence, read_json, results_folder
+from reproduction.report.html import PageOutput, compact, note, table
+from reproduction.report.page import SYMBOLS, label
 
 MODULES = 2  # of memory: what codecarbon counts on x86 up to 16 GB, and the least it counts
 VERBS = {

@@ -6,10 +6,11 @@ that look at the same training images.
 """
 
 from reproduction.report.claims import main_setting
-from reproduction.report.estimate import Estimate, noise
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.markup import PageOutput, accuracy_table, estimated, fold, note, table
-from reproduction.report.pages import Page, label
+from reproduction.report.html import PageOutput, estimated, fold, note, table
+from reproduction.report.page import Page, label
+from reproduction.report.paper import SIZES
+from reproduction.report.statistics import Estimate, noise
 from reproduction.report.tables import (
     MERGERS,
     METHODS,
@@ -17,12 +18,12 @@ from reproduction.report.tables import (
     SHIFT,
     Key,
     Row,
+    accuracy_table,
     average,
     measured_cells,
     settings_shown,
     with_changes,
 )
-from reproduction.report.values import SIZES
 
 UPSTREAMS = ("task_arithmetic", "wudi")  # those that have every control
 OTHERS = (

@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.damage import KINDS, UPSTREAM, found, kinds
-from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import CURVES, INK, WIDTH, drawing, one_panel
-from reproduction.report.markup import PageOutput, accuracy_table, fold, note, number, table
-from reproduction.report.pages import Page
+from reproduction.report.html import PageOutput, fold, note, table
+from reproduction.report.page import Page
+from reproduction.report.paper import AVERAGE, paper_table
+from reproduction.report.statistics import Estimate, estimate
 from reproduction.report.studies import samples
 from reproduction.report.tables import (
     METHODS,
@@ -22,10 +23,11 @@ from reproduction.report.tables import (
     UPSTREAMS,
     Cell,
     Row,
+    accuracy_table,
+    number,
     settings_shown,
     with_best,
 )
-from reproduction.report.values import AVERAGE, paper_table
 
 
 def averages(page: Page) -> PageOutput:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from reproduction.report.claims import main_setting
-from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.markup import PageOutput, fold, note, table
-from reproduction.report.pages import Page, label
+from reproduction.report.html import PageOutput, fold, note, table
+from reproduction.report.page import Page, label
+from reproduction.report.paper import paper_table
+from reproduction.report.statistics import estimate
 from reproduction.report.studies import RIVALS
-from reproduction.report.values import paper_table
 
 HEAD = ["Time (s)", "Speed-up over Surgery", "GPU energy (Wh)", "Peak host memory (MiB)"]
 MEASURES = {"seconds": 1, "energy_wh": 2, "memory_mib": 0}  # decimals

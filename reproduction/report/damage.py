@@ -3,9 +3,9 @@ method and kind.
 """
 
 from reproduction.report.claims import main_setting
-from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.values import AVERAGE, REAL
+from reproduction.report.paper import AVERAGE, REAL
+from reproduction.report.statistics import Estimate, estimate
 
 KINDS = {
     "clean": "Clean",

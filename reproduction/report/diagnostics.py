@@ -12,15 +12,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
-from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import COLOURS, MARKERS, NAMES, one_panel
+from reproduction.report.figures import COLOURS, MARKERS, NAMES, named, one_panel, specks
 from reproduction.report.gains import gains
-from reproduction.report.markup import PageOutput, estimated, fold, note, table
-from reproduction.report.pages import Page, label
-from reproduction.report.scatter import named, specks
+from reproduction.report.html import PageOutput, estimated, fold, note, table
+from reproduction.report.page import Page, label
+from reproduction.report.paper import SIZES
+from reproduction.report.statistics import estimate
 from reproduction.report.tables import MERGERS, SETTING_LABELS
-from reproduction.report.values import SIZES
 
 RIVALS = {"figure2": "surgery", "figure7": "prob_surgery"}
 UPSTREAM = "task_arithmetic"

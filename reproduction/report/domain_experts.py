@@ -7,10 +7,11 @@ from collections.abc import Iterable
 import pandas as pd
 
 from reproduction.report.controls import margin
-from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.markup import PageOutput, table
-from reproduction.report.pages import label
+from reproduction.report.html import PageOutput, table
+from reproduction.report.page import label
+from reproduction.report.paper import AVERAGE, PAPER_MODELS, paper_row, player
+from reproduction.report.statistics import estimate
 from reproduction.report.tables import (
     REFERENCES,
     Cell,
@@ -19,7 +20,6 @@ from reproduction.report.tables import (
     with_best,
     with_changes,
 )
-from reproduction.report.values import AVERAGE, PAPER_MODELS, paper_row, player
 
 OWN = {  # domain → the tests of its own
     "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),

@@ -11,12 +11,19 @@ from html import escape
 
 import pandas as pd
 
-from reproduction.report import pages
-from reproduction.report.errata import Erratum, errata, passages
-from reproduction.report.markup import PageOutput, fold, table
+from reproduction.report import page as pages
+from reproduction.report.html import PageOutput, fold, table
 from reproduction.report.overview import place_link
+from reproduction.report.paper import (
+    AVERAGE,
+    Erratum,
+    errata,
+    paper_row,
+    paper_table,
+    passages,
+    title_of,
+)
 from reproduction.report.tables import row_name
-from reproduction.report.values import AVERAGE, paper_row, paper_table, title_of
 
 ACCURACIES = (
     "table01",
@@ -135,7 +142,7 @@ def provenance(suite: str) -> PageOutput:
     lists = ", ".join(f"<code>reproduction/report/{name}.yaml</code>" for name in names)
     rows = [
         ("", ["Lists", lists]),
-        ("", ["The paper’s values", "<code>reproduction/report/paper/</code>"]),
+        ("", ["The paper’s values", "<code>reproduction/report/paper_tables/</code>"]),
     ]
     return PageOutput(
         table(

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reproduction.report.paired import Bits, with_correct
-from reproduction.report.root import results_folder
-from reproduction.report.values import REAL, TASKS, TEXT_TASKS, texts, title_of
+from featcal.settings import project_root
+from reproduction.report.paper import REAL, TASKS, TEXT_TASKS, texts, title_of
+from reproduction.report.statistics import Bits, with_correct
 from reproduction.results import (
     ALIGNMENT,
     AUDIT,
@@ -89,6 +89,11 @@ LIES_WITH = {
     **dict.fromkeys(("references", "seen", "curves"), "scores"), "scales": "ablate", "theory_points": "theory",
     **dict.fromkeys(("projection", "alignment", "similarity", "vectors"), "drift"),
 }  # fmt: skip
+
+
+def results_folder(suite: str) -> Path:
+    """Return the folder of one suite's result files; it may not exist yet."""
+    return project_root() / "results" / suite
 
 
 class Table(pd.DataFrame):

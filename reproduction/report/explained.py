@@ -11,8 +11,8 @@ from reproduction.report import figures
 from reproduction.report.claims import INSIDE, main_setting
 from reproduction.report.evidence import Evidence
 from reproduction.report.figures import BARS, COLOURS, INK, MARKERS, NAMES
-from reproduction.report.markup import PageOutput, note
-from reproduction.report.pages import Page
+from reproduction.report.html import PageOutput, note
+from reproduction.report.page import Page
 from reproduction.report.tables import average, share
 
 UPSTREAM = "task_arithmetic"

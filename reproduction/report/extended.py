@@ -7,12 +7,13 @@ from matplotlib.figure import Figure
 
 from reproduction.report import tables
 from reproduction.report.accuracies import LEGEND, folded_table
-from reproduction.report.estimate import noise
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import CURVES, WIDTH, drawing
-from reproduction.report.markup import PageOutput, accuracy_table
-from reproduction.report.pages import Page
-from reproduction.report.values import EXTENDED, PRINTED, REAL, SIZES, place_name
+from reproduction.report.html import PageOutput
+from reproduction.report.page import Page
+from reproduction.report.paper import EXTENDED, PRINTED, REAL, SIZES, place_name
+from reproduction.report.statistics import noise
+from reproduction.report.tables import accuracy_table
 
 UPSTREAMS = ("task_arithmetic", "wudi")
 POOLS = ("8", "14", "20")

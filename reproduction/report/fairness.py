@@ -16,14 +16,13 @@ import pandas as pd
 from reproduction.report.claims import main_setting
 from reproduction.report.controls import margin as stands
 from reproduction.report.damage import kinds
-from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.markup import PageOutput, estimated, fold, note, table
-from reproduction.report.pages import EIGHT, Page, label
-from reproduction.report.paired import Bits, bits
+from reproduction.report.html import PageOutput, estimated, fold, note, table
+from reproduction.report.page import EIGHT, Page, label
+from reproduction.report.paper import REAL, SIZES, place_name
 from reproduction.report.seen_images import Block, Draws, Margin, Parts
+from reproduction.report.statistics import Bits, Estimate, bits, estimate
 from reproduction.report.tables import METHODS, NAMES, UPSTREAMS, average
-from reproduction.report.values import REAL, SIZES, place_name
 
 SEVERAL = {
     "table02": [(role, pool) for pool in ("8", "14", "20") for role in SIZES],

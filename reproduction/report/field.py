@@ -9,7 +9,6 @@ What a method needs, and what other authors printed, stands in field_facts.py.
 
 from html import escape
 
-from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.field_facts import (
     BEHIND,
@@ -20,8 +19,9 @@ from reproduction.report.field_facts import (
     TANGENT,
     TRAINED,
 )
-from reproduction.report.markup import PageOutput, compact, estimated, note, table
-from reproduction.report.pages import Page, label
+from reproduction.report.html import PageOutput, compact, estimated, note, table
+from reproduction.report.page import Page, label
+from reproduction.report.statistics import Estimate, estimate
 
 ROLES = {"minilm": "texts, MiniLM", "clip_b32": "images, CLIP ViT-B/32"}  # the real encoder first
 

@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 from reproduction.report.evidence import Evidence
 from reproduction.report.field import average, evidence, mergers, page, seconds
 from reproduction.report.field_facts import METHODS, NOTHING, TRAIN, UNLABELLED
-from reproduction.report.figures import one_panel
-from reproduction.report.markup import PageOutput
-from reproduction.report.pages import drawn
-from reproduction.report.scatter import named
+from reproduction.report.figures import named, one_panel
+from reproduction.report.html import PageOutput
+from reproduction.report.page import drawn
 
 
 def panel(role: str, suite: str) -> PageOutput:

@@ -7,19 +7,23 @@ the same bytes of SVG.
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 
 from reproduction.report.claims import INSIDE, main_setting
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.scatter import specks
+from reproduction.report.html import PageOutput
 
 WIDTH = 6.0  # inches; 390 pixels show it at about 60 %, so text must be large
 INK = "#333333"
@@ -275,3 +279,144 @@ def accuracies(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure 
 
 
 PANELS = {"features": features, "distance": distance, "drift": drift, "accuracies": accuracies}
+
+
+SIZE = 11.0  # of a letter, points
+LETTER = 0.66  # of a letter on average, in sizes
+MARK = 6.0  # half the side of a mark, points
+AIR = 1.5  # between a name and other names or marks, points
+REACHES = (
+    0.0,
+    9.0,
+    18.0,
+    30.0,
+    45.0,
+    60.0,
+)  # how far from its mark a name may be, points; beyond the first, a line leads to it
+LEADER = {"arrowstyle": "-", "color": "#777777", "lw": 0.7, "shrinkA": 0, "shrinkB": 5}
+
+Box = tuple[float, float, float, float]  # left, bottom, right, top
+
+
+def specks(
+    axes: Axes, x: Sequence[float], y: Sequence[float], diameter: float, **look: Any
+) -> None:
+    """Round spots as one path of strokes without length: a vector drawing of a few bytes for each.
+    diameter: points.
+    """
+    spots = np.repeat(np.column_stack([x, y]), 2, axis=0)
+    path = Path(spots, np.tile([Path.MOVETO, Path.LINETO], len(spots) // 2))
+    path.should_simplify = False  # which would drop strokes without length
+    axes.add_patch(PathPatch(path, fill=False, lw=diameter, capstyle="round", **look))
+    axes.autoscale_view()
+
+
+def named(
+    axes: Axes,
+    points: Mapping[str, tuple[float, float]],
+    others: Sequence[tuple[float, float]] = (),
+) -> None:
+    """A name beside each mark, in the nearest place that is free, or in the least covered one where
+    none is.
+
+    To be called after the marks are drawn and the margins set.   points, others: marks with a name
+    and without.
+    """
+    axes.autoscale_view()  # places are asked for before anything is drawn
+    per_pixel = 72 / axes.figure.dpi  # points are the unit of offsets and letters
+    places = {name: axes.transData.transform(point) * per_pixel for name, point in points.items()}
+    inside: Box = tuple(axes.transAxes.transform([(0, 0), (1, 1)]).flatten() * per_pixel)
+    marks = [*places.values(), *(axes.transData.transform(point) * per_pixel for point in others)]
+    taken: list[Box] = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in marks]
+    for name, (x, y) in places.items():
+        boxes = [
+            (reach, box)
+            for reach in REACHES
+            for box in around(x, y, LETTER * SIZE * len(name), reach)
+        ]
+        reach, box = min(
+            boxes,
+            key=lambda one: (
+                outside(one[1], inside) + sum(covered(one[1], b) for b in taken),
+                one[0],
+            ),
+        )
+        taken.append(box)
+        line: dict[str, Any] = {"arrowprops": LEADER} if reach else {}
+        axes.annotate(
+            name,
+            points[name],
+            (box[0] - x, box[1] - y),
+            textcoords="offset points",
+            fontsize=SIZE,
+            va="bottom",
+            **line,
+        )
+
+
+def around(x: float, y: float, width: float, reach: float = 0.0) -> list[Box]:
+    """Boxes of one line of text around a mark: its four corners, then above and below, then to the
+    right and left.
+    """
+    side, middle = MARK + 2 + reach, -width / 2
+    low, high = -MARK + 1 - SIZE - reach, MARK - 1 + reach
+    corners = [(left, bottom) for left in (side, -side - width) for bottom in (high, low)]
+    beside = [(middle, high), (middle, low), (side, -SIZE / 2), (-side - width, -SIZE / 2)]
+    return [
+        (x + left, y + bottom, x + left + width, y + bottom + SIZE)
+        for left, bottom in corners + beside
+    ]
+
+
+def outside(one: Box, frame: Box) -> float:
+    """Area of a box that lies outside of the axes."""
+    across = max(min(one[2], frame[2]) - max(one[0], frame[0]), 0.0)
+    up = max(min(one[3], frame[3]) - max(one[1], frame[1]), 0.0)
+    return (one[2] - one[0]) * (one[3] - one[1]) - across * up
+
+
+def covered(one: Box, other: Box) -> float:
+    """Area that two boxes share, with air around the first."""
+    across = min(one[2] + AIR, other[2]) - max(one[0] - AIR, other[0])
+    up = min(one[3] + AIR, other[3]) - max(one[1] - AIR, other[1])
+    return max(across, 0.0) * max(up, 0.0)
+
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+GRID = "#dddddd"
+
+
+def hovering(figures: Mapping[str, "go.Figure"]) -> PageOutput:
+    """Figures as data for the page, by the name of the static figure that each replaces; nothing to
+    see in a terminal.
+    """
+    data = (
+        f'<script type="application/json" class="fc-hover" data-for="{escape(name)}">{_json(figure)}</script>'
+        for name, figure in figures.items()
+    )
+    return PageOutput("".join(data), text=f"{len(figures)} figures, to be read by hovering")
+
+
+def _json(figure: "go.Figure") -> str:
+    """The figure in the report's look; the same bytes for the same figure."""
+    axis = {
+        "gridcolor": GRID,
+        "linecolor": INK,
+        "zeroline": False,
+        "automargin": True,
+        "fixedrange": True,
+    }
+    legend = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0}
+    look = {
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "font": {"family": "sans-serif", "size": 13, "color": INK},
+    }
+    figure.update_layout(template=None, legend=legend, hovermode="closest", dragmode=False, **look)
+    edges = {side: 10 for side in "lrbt" if figure.layout.margin[side] is None}
+    figure.update_layout(margin=edges).update_xaxes(**axis, exponentformat="power").update_yaxes(
+        **axis
+    )
+    return figure.to_json(engine="json").replace("</", "<\\/")

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.controls import INGREDIENTS, UPSTREAMS, controls_of, margin, standing
-from reproduction.report.estimate import Estimate, noise
 from reproduction.report.evidence import Evidence
 from reproduction.report.figures import INK, one_panel
-from reproduction.report.markup import PageOutput, note, table
-from reproduction.report.pages import drawn, label
+from reproduction.report.html import PageOutput, note, table
+from reproduction.report.page import drawn, label
+from reproduction.report.paper import IMAGES, REAL, SIZES
+from reproduction.report.statistics import Estimate, noise
 from reproduction.report.tables import MERGERS, SETTING_LABELS, SHIFT, Key, average, settings_shown
-from reproduction.report.values import IMAGES, REAL, SIZES
 
 SHORT = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same images",

@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from reproduction.report.estimate import estimate, noise
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.statistics import estimate, noise
 
 FEWEST = 4  # tasks from which a correlation is told
 Judged = tuple[str, float, float, str]  # word, margin, two standard errors, the numbers in words

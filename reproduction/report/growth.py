@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from reproduction.report.evidence import read_json
 from reproduction.report.figures import WIDTH, drawing
-from reproduction.report.markup import PageOutput, note, table
-from reproduction.report.pages import Page, commands, drawn
+from reproduction.report.html import PageOutput, note, table
+from reproduction.report.page import Page, commands, drawn
 
 KEYS = {
     "samples": "samples of each task",

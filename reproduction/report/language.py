@@ -10,11 +10,11 @@ from collections.abc import Callable
 from reproduction.report import domain_experts, tables
 from reproduction.report.accuracies import folded_table, share_rows
 from reproduction.report.evidence import Evidence
-from reproduction.report.markup import PageOutput, accuracy_table, fold, note, table
-from reproduction.report.pages import Page
+from reproduction.report.html import PageOutput, fold, note, table
+from reproduction.report.page import Page
+from reproduction.report.paper import PAPER_MODELS, PAPER_NAMES, TEXT_TASKS, player
 from reproduction.report.reproduced import elsewhere
-from reproduction.report.tables import Cell, Row
-from reproduction.report.values import PAPER_MODELS, PAPER_NAMES, TEXT_TASKS, player
+from reproduction.report.tables import Cell, Row, accuracy_table
 
 MERGER = "task_arithmetic"
 UNITS = {

@@ -7,11 +7,11 @@ from html import escape
 from typing import Any
 
 from reproduction.report.evidence import Evidence
+from reproduction.report.html import PageOutput, compact, note, table
 from reproduction.report.language import experiments
-from reproduction.report.markup import PageOutput, compact, note, table
-from reproduction.report.pages import SYMBOLS, Page
+from reproduction.report.page import SYMBOLS, Page
+from reproduction.report.paper import PAPER_SETTINGS, player
 from reproduction.report.tables import ADAPTER_LABELS, NAMES
-from reproduction.report.values import PAPER_SETTINGS, player
 
 COLUMNS = [
     *list(SYMBOLS.values())[:3],

@@ -11,14 +11,11 @@ from statistics import mean
 from typing import Any
 
 from reproduction.report.domain_experts import OWN
-from reproduction.report.estimate import Estimate, estimate
-from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.evidence import Evidence, read_json, results_folder, select
+from reproduction.report.html import PageOutput, estimated, fold, note, table
 from reproduction.report.language import MERGER
-from reproduction.report.markup import PageOutput, estimated, fold, note, table
-from reproduction.report.pages import label
-from reproduction.report.root import results_folder
-from reproduction.report.tables import average
-from reproduction.report.values import (
+from reproduction.report.page import label
+from reproduction.report.paper import (
     AVERAGE,
     PAPER_MODELS,
     TEXT_PRINTED,
@@ -27,6 +24,8 @@ from reproduction.report.values import (
     player,
     title_of,
 )
+from reproduction.report.statistics import Estimate, estimate
+from reproduction.report.tables import average
 
 SPLITS = ("train", "validation", "test")
 CHOSEN = "task_arithmetic 0.3"  # the paper's scale

@@ -14,12 +14,11 @@ from itertools import product
 from reproduction.report import tables
 from reproduction.report.choice import ranges_met
 from reproduction.report.claims import GROUPS, claims
-from reproduction.report.evidence import Evidence, read_json, suite_record
+from reproduction.report.evidence import Evidence, read_json, results_folder, suite_record
+from reproduction.report.html import PageOutput, chip, estimated, fold, note, table
 from reproduction.report.language import MERGER
-from reproduction.report.markup import PageOutput, chip, estimated, fold, note, table
-from reproduction.report.pages import EIGHT, TOPICS, label, suites
-from reproduction.report.root import results_folder
-from reproduction.report.values import (
+from reproduction.report.page import EIGHT, TOPICS, label, suites
+from reproduction.report.paper import (
     IMAGES,
     PRINTED,
     REAL,

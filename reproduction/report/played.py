@@ -14,9 +14,9 @@ import pandas as pd
 
 from featcal.settings import Calibration
 from reproduction.report.figures import COLOURS, MARKERS, NAMES, block_name, one_panel
-from reproduction.report.markup import PageOutput, arrow, compact, link, note, table
-from reproduction.report.pages import SYMBOLS, drawn, label
-from reproduction.report.values import TASKS
+from reproduction.report.html import PageOutput, arrow, compact, link, note, table
+from reproduction.report.page import SYMBOLS, drawn, label
+from reproduction.report.paper import TASKS
 
 SEED = 42  # of the calibration draw: the first of the tables' seeds
 MODELS = {

@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pandas as pd
 
 from reproduction.report.claims import SUMS, Claim, column_of, told
-from reproduction.report.errata import corrected_table, errata
-from reproduction.report.values import (
+from reproduction.report.paper import (
     AVERAGE,
     PAPER_MODELS,
     PRINTED,
     TEXT_PRINTED,
+    corrected_table,
+    errata,
     paper_row,
     paper_table,
 )

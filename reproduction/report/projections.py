@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import NAMES, PROJECTED, WIDTH, drawing, mean_cosines, plane
-from reproduction.report.markup import PageOutput
-from reproduction.report.pages import Page
+from reproduction.report.html import PageOutput
+from reproduction.report.page import Page
 
 COLUMNS = 2  # panels side by side; more cannot be read at 390 pixels
 

@@ -12,13 +12,13 @@ from itertools import combinations
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
-from reproduction.report.estimate import Estimate, noise
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, one_panel
-from reproduction.report.markup import PageOutput, chip, estimated, note, table
-from reproduction.report.pages import drawn, label
+from reproduction.report.html import PageOutput, chip, estimated, note, table
+from reproduction.report.page import drawn, label
+from reproduction.report.paper import IMAGES, REAL, SIZES, paper_value
+from reproduction.report.statistics import Estimate, noise
 from reproduction.report.tables import MERGERS, NAMES, UPSTREAMS, average, row_name, setting_label
-from reproduction.report.values import IMAGES, REAL, SIZES, paper_value
 
 TABLES = {REAL: "table01", IMAGES: "table01", "clip_l14": "table07"}
 SHORT = {"merged": "the merger alone"} | NAMES

@@ -12,10 +12,11 @@ import pandas as pd
 
 from reproduction.report.claims import Claim, claims, main_setting
 from reproduction.report.controls import margin
-from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.markup import PageOutput, estimated, note, table
-from reproduction.report.pages import Page, label
+from reproduction.report.html import PageOutput, estimated, note, table
+from reproduction.report.page import Page, label
+from reproduction.report.paper import IMAGES, REAL, paper_value, texts
+from reproduction.report.statistics import estimate
 from reproduction.report.tables import (
     METHODS,
     REFERENCES,
@@ -26,7 +27,6 @@ from reproduction.report.tables import (
     settings_shown,
 )
 from reproduction.report.task_counts import drifts
-from reproduction.report.values import IMAGES, REAL, paper_value, texts
 from reproduction.report.verdict_table import verdict_table
 from reproduction.report.verdicts import Verdict, sources
 

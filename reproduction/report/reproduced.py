@@ -13,21 +13,22 @@ import pandas as pd
 
 from reproduction.report import tables
 from reproduction.report.damage import KINDS, UPSTREAM, found
-from reproduction.report.errata import corrected_table, reason
-from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.markup import fold, note, table
-from reproduction.report.values import (
+from reproduction.report.html import fold, note, table
+from reproduction.report.paper import (
     AVERAGE,
     EXTENDED,
     PAPER_MODELS,
     PRINTED,
     TEXT_PRINTED,
+    corrected_table,
     paper_table,
     place_name,
     player,
+    reason,
     title_of,
 )
+from reproduction.report.statistics import Estimate, estimate
 
 TOLERANCE = (
     "Allowed: half a unit of the last printed digit and two standard errors, of test images and of seeds (the paper’s own where "

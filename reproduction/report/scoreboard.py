@@ -6,9 +6,9 @@ scripts all rows are shown.
 """
 
 from reproduction.report.claims import claims
-from reproduction.report.markup import PageOutput
+from reproduction.report.html import PageOutput
 from reproduction.report.overview import place_link
-from reproduction.report.pages import label
+from reproduction.report.page import label
 from reproduction.report.verdict_table import counts, verdict_table
 from reproduction.report.verdicts import sources
 

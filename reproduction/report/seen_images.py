@@ -11,8 +11,7 @@ from statistics import fmean, variance
 
 import numpy as np
 
-from reproduction.report.estimate import Estimate
-from reproduction.report.paired import Bits, mean_variance
+from reproduction.report.statistics import Bits, Estimate, mean_variance
 
 Flags = Mapping[str, Bits]  # by task, one per test image
 Draws = Mapping[str, Flags]  # by seed

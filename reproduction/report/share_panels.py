@@ -9,13 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reproduction.report.evidence import select
-from reproduction.report.figures import WIDTH, drawing
-from reproduction.report.hover import hovering
-from reproduction.report.markup import PageOutput
-from reproduction.report.pages import Page
+from reproduction.report.figures import WIDTH, drawing, hovering
+from reproduction.report.html import PageOutput
+from reproduction.report.page import Page
+from reproduction.report.paper import IMAGES
 from reproduction.report.tables import UPSTREAMS
 from reproduction.report.task_counts import MERGERS, PAPER, POOLS, STUDY, TRAINED, series, shares
-from reproduction.report.values import IMAGES
 from reproduction.report.why_adapters import NAMES, ran, way
 
 if TYPE_CHECKING:

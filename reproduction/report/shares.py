@@ -5,10 +5,18 @@ The paper's shares are computed from the printed cells of its rows, not from the
 one of which is not its row's.
 """
 
-from reproduction.report.errata import corrected_table
 from reproduction.report.evidence import Evidence
-from reproduction.report.markup import PageOutput, note, table
-from reproduction.report.pages import Page
+from reproduction.report.html import PageOutput, note, table
+from reproduction.report.page import Page
+from reproduction.report.paper import (
+    AVERAGE,
+    IMAGES,
+    PRINTED,
+    SIZES,
+    corrected_table,
+    paper_row,
+    paper_table,
+)
 from reproduction.report.tables import (
     NAMES,
     SETTING_LABELS,
@@ -17,7 +25,6 @@ from reproduction.report.tables import (
     settings_shown,
     share,
 )
-from reproduction.report.values import AVERAGE, IMAGES, PRINTED, SIZES, paper_row, paper_table
 
 POOLS = {
     pool: table for (role, pool), table in PRINTED.items() if role == IMAGES

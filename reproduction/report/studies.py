@@ -6,9 +6,9 @@ name.
 
 from typing import Any
 
-from reproduction.report.markup import PageOutput, compact, note, table
-from reproduction.report.pages import SYMBOLS, Page
-from reproduction.report.values import PAPER_SETTINGS
+from reproduction.report.html import PageOutput, compact, note, table
+from reproduction.report.page import SYMBOLS, Page
+from reproduction.report.paper import PAPER_SETTINGS
 
 RIVALS = {"featcal": "FeatCal", "surgery": "Surgery", "prob_surgery": "ProbSurgery"}
 # Appendix K of the paper; rank and hidden width, which it does not tell, from the published code

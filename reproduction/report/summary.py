@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from reproduction.report.claims import INSIDE, Claim, claims, main_setting
-from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.statistics import estimate
 from reproduction.report.tables import UPSTREAMS, average
 from reproduction.report.verdicts import Verdict, judged, rows_of
 

@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import one_panel
-from reproduction.report.hover import hovering
-from reproduction.report.markup import PageOutput, compact, fold, note, table
-from reproduction.report.pages import SYMBOLS, Page
+from reproduction.report.figures import hovering, one_panel
+from reproduction.report.html import PageOutput, compact, fold, note, table
+from reproduction.report.page import SYMBOLS, Page
+from reproduction.report.paper import IMAGES
 from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, average, settings_shown
-from reproduction.report.values import IMAGES
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -4,15 +4,24 @@ paper's printed values.
 Turns rows of result files into rows of cells; how a cell looks is not decided here.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 
 import pandas as pd
 
-from reproduction.report.errata import corrected_table, reason
-from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.values import AVERAGE, PRINTED, TASKS, paper_row, paper_table
+from reproduction.report.html import arrow, table
+from reproduction.report.paper import (
+    AVERAGE,
+    PRINTED,
+    TASKS,
+    corrected_table,
+    paper_row,
+    paper_table,
+    reason,
+)
+from reproduction.report.statistics import Estimate, estimate
 
 REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": "Multi-task (MTL)"}
 UPSTREAMS = {
@@ -269,3 +278,51 @@ def paper_recovered(
     read = corrected_table if corrected else paper_table
     keys = ((upstream, "merged"), (upstream, method), ("", "expert"))
     return share(*(paper_row(table, *key, model, read=read).get(AVERAGE) for key in keys))
+
+
+def number(cell: Cell | None, marks: list[str]) -> str:
+    """A cell of an accuracy table; a doubtful one gets the next mark, and its reason goes to the
+    end of `marks`.
+    """
+    if cell is None:
+        return "<td>–</td>"
+    value = f"<strong>{cell.value:.1f}</strong>" if cell.best else f"{cell.value:.1f}"
+    if cell.doubt:
+        if cell.doubt not in marks:
+            marks.append(cell.doubt)
+        value += f'<sup class="fc-doubt" title="{escape(cell.doubt)}">{marks.index(cell.doubt) + 1}</sup>'
+    below = [arrow(cell.change)] if cell.change is not None else []
+    below += [f"sd&nbsp;{cell.spread:.1f}"] if cell.spread is not None else []
+    return f"<td>{value}{''.join(f'<small>{line}</small>' for line in below)}</td>"
+
+
+def accuracy_table(
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    titles: Sequence[str],
+    caption: str,
+    average: bool = True,
+) -> tuple[str, list[str]]:
+    """An accuracy table and the reasons of its marked cells, in the order of their marks; `average`
+    adds that column.
+    """
+    if average:
+        columns, titles = [*columns, AVERAGE], [*titles, "Average"]
+    marks: list[str] = []
+    body: list[tuple[str, list[str]]] = []
+    for row in rows:
+        if row.kind == "heading":
+            body.append(("fc-merger", [escape(row.label), f'<td colspan="{len(columns)}"></td>']))
+            continue
+        label = escape(row.label) + (
+            ' <small class="fc-run">one seed</small>' if row.one_run else ""
+        )
+        empty = [f'<td class="fc-none" colspan="{len(columns)}">not run</td>']
+        cells = [number(row.cells.get(column), marks) for column in columns] if row.cells else empty
+        body.append((f"fc-{row.kind}", [label, *cells]))
+    return table(
+        ["Model", *map(escape, titles)],
+        body,
+        caption,
+        "fc-accuracy fc-averaged" if average else "fc-accuracy",
+    ), marks

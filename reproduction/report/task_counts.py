@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 
 from reproduction.report.claims import main_setting
-from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
+from reproduction.report.paper import AVERAGE, IMAGES, PRINTED, paper_row
+from reproduction.report.statistics import Estimate, estimate, noise
 from reproduction.report.studies import samples
 from reproduction.report.tables import LARGER, average, paper_recovered, settings_shown
-from reproduction.report.values import AVERAGE, IMAGES, PRINTED, paper_row
 
 POOL = "8"
 MERGERS = ("average", "task_arithmetic")

@@ -15,8 +15,8 @@ from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence
 from reproduction.report.figures import one_panel
 from reproduction.report.gains import correlation
-from reproduction.report.markup import PageOutput, fold, note, table
-from reproduction.report.pages import Page
+from reproduction.report.html import PageOutput, fold, note, table
+from reproduction.report.page import Page
 from reproduction.report.task_counts import (
     ADAPTERS,
     TRAINED,

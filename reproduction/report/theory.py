@@ -24,9 +24,9 @@ from reproduction.report.figures import (
     depth,
     drawing,
 )
-from reproduction.report.markup import PageOutput, chip, note, table
-from reproduction.report.pages import Page
-from reproduction.report.values import packaged
+from reproduction.report.html import PageOutput, chip, note, table
+from reproduction.report.page import Page
+from reproduction.report.paper import packaged
 from reproduction.report.verdicts import judge
 
 MODELS = ("merged", "featcal")

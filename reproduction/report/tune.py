@@ -14,12 +14,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence
 from reproduction.report.figures import COLOURS, WIDTH, drawing
-from reproduction.report.markup import PageOutput, compact, fold, note, table
-from reproduction.report.pages import drawn, label
-from reproduction.report.values import REAL
+from reproduction.report.html import PageOutput, compact, fold, note, table
+from reproduction.report.page import drawn, label
+from reproduction.report.paper import REAL
+from reproduction.report.statistics import Estimate, estimate, noise
 
 MODELS = {
     (REAL, "8"): "Real encoder, 8 tasks",

@@ -8,7 +8,7 @@ from html import escape
 
 from reproduction.report import tables
 from reproduction.report.claims import DIGITS, Claim
-from reproduction.report.markup import chip, fold, table
+from reproduction.report.html import chip, fold, table
 from reproduction.report.printed import in_doubt, paper_says
 from reproduction.report.verdicts import WORDS, Verdict, sources
 

@@ -28,11 +28,10 @@ from reproduction.report.claims import (
     named,
     told,
 )
-from reproduction.report.estimate import Difference, Estimate, difference, estimate
-from reproduction.report.evidence import Evidence, select
-from reproduction.report.root import results_folder
+from reproduction.report.evidence import Evidence, results_folder, select
+from reproduction.report.paper import PRINTED, TEXT_PRINTED
+from reproduction.report.statistics import Difference, Estimate, difference, estimate
 from reproduction.report.tables import UPSTREAMS
-from reproduction.report.values import PRINTED, TEXT_PRINTED
 
 WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
 _titled: dict[str, Callable[[Any], str]] = {

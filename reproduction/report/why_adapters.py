@@ -11,8 +11,9 @@ import pandas as pd
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import select
-from reproduction.report.markup import PageOutput, note, table
-from reproduction.report.pages import Page
+from reproduction.report.html import PageOutput, note, table
+from reproduction.report.page import Page
+from reproduction.report.paper import IMAGES, PRINTED
 from reproduction.report.studies import RIVALS, samples
 from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, paper_recovered
 from reproduction.report.task_counts import (
@@ -26,7 +27,6 @@ from reproduction.report.task_counts import (
     shares,
     studied,
 )
-from reproduction.report.values import IMAGES, PRINTED
 
 NAMES = RIVALS | {"mean_shift": "Mean shift", "merged": "Task arithmetic", "expert": "Experts"}
 KIND = "task_counts"

@@ -13,7 +13,7 @@ from synthetic_correct import COUNT
 from reproduction.experiments.params import load_experiments
 from reproduction.report import fairness
 from reproduction.report.evidence import Evidence
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
 from reproduction.report.seen_images import Block, margin
 
 ROOT = Path(__file__).parents[2]

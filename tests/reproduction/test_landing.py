@@ -16,7 +16,7 @@ from statistics import mean
 import pytest
 
 from reproduction.report import cost, overview, shares
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAPER = ROOT / "results" / "mini", ROOT / "reproduction" / "report" / "paper"

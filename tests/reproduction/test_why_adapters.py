@@ -5,7 +5,7 @@ numbers counted by hand.
 import pytest
 
 from reproduction.report import task_counts, task_leads, why_adapters
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
 
 
 def share(method, tasks, upstream="average", setting="suite", source=task_counts.STUDY):

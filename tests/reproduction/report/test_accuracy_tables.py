@@ -8,9 +8,9 @@ from synthetic_results import write_project
 
 from reproduction.report import accuracies, extended
 from reproduction.report.evidence import Evidence
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
+from reproduction.report.paper import PRINTED
 from reproduction.report.tables import accuracy_rows, paper_recovered, paper_rows, recovered
-from reproduction.report.values import PRINTED
 
 
 @pytest.mark.parametrize(("role", "pool"), PRINTED)

@@ -14,9 +14,8 @@ from synthetic_correct import changed
 from synthetic_results import write_project
 
 from reproduction.report.claims import GROUPS, claims
-from reproduction.report.errata import KINDS, errata, reason
-from reproduction.report.estimate import Estimate, estimate, noise
-from reproduction.report.values import AVERAGE, paper_table, paper_value
+from reproduction.report.paper import AVERAGE, KINDS, errata, paper_table, paper_value, reason
+from reproduction.report.statistics import Estimate, estimate, noise
 from reproduction.report.verdicts import WORDS, Source, judge, judged, tables
 
 AVERAGED = (
@@ -225,7 +224,9 @@ def test_without_results_every_claim_is_not_run(tmp_path, suite):
 def test_typed_numbers_of_the_paper_stand_in_its_tables():
     for c in claims():
         if c.paper and c.table:
-            printed = files("reproduction.report").joinpath("paper", f"{c.table}.csv").read_text()
+            printed = (
+                files("reproduction.report").joinpath("paper_tables", f"{c.table}.csv").read_text()
+            )
             assert all(
                 re.search(rf"\b{re.escape(n)}\b", printed)
                 for n in re.findall(r"\d+(?:\.\d+)?", c.paper)

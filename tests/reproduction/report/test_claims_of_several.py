@@ -10,7 +10,7 @@ import pytest
 from synthetic_correct import changed, forget_answers
 
 from reproduction.report.claims import claims
-from reproduction.report.estimate import estimate
+from reproduction.report.statistics import estimate
 from reproduction.report.verdicts import judge
 
 

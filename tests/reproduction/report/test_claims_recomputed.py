@@ -16,7 +16,7 @@ from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
 from reproduction.report.claims import claims
-from reproduction.report.values import IMAGES, REAL, texts
+from reproduction.report.paper import IMAGES, REAL, texts
 from reproduction.report.verdicts import groups, judge, sources
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from featcal.errors import BadData, BadFile
-from reproduction.report.paired import bits
+from reproduction.report.statistics import bits
 from reproduction.results import SCORES, correct_columns, packed, read_rows, write_scores
 
 RESULTS = Path(__file__).parents[3] / "results"

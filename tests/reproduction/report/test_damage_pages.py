@@ -8,7 +8,7 @@ from synthetic_correct import forget_answers
 from reproduction.report import corrupted, gain, sweeps
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
 from reproduction.report.verdicts import judge
 
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from reproduction.report import diagnostics
 from reproduction.report.claims import claims
-from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence
 from reproduction.report.gains import apart, correlation, gains, together
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
+from reproduction.report.statistics import estimate
 from reproduction.report.verdicts import judge
 from reproduction.results import SCORES, read_rows, write_rows
 from reproduction.stages.final_features import (

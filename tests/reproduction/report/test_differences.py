@@ -11,7 +11,7 @@ import yaml
 
 from featcal.core.moments import PATCH_WEIGHT
 from featcal.core.ridge import EPS
-from reproduction.report.markup import compact
+from reproduction.report.html import compact
 from reproduction.suites.recipe import FineTune
 
 ROOT = Path(__file__).parents[3]

@@ -6,9 +6,8 @@ import pytest
 from synthetic_correct import forget_answers
 
 from reproduction.report import errata_page, explained
-from reproduction.report.errata import errata
-from reproduction.report.pages import Page
-from reproduction.report.values import paper_table
+from reproduction.report.page import Page
+from reproduction.report.paper import errata, paper_table
 
 
 def by_id(name):

@@ -9,9 +9,9 @@ from synthetic_correct import changed
 from reproduction.report import anchors, domain_experts, language, language_tasks, overview
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
+from reproduction.report.paper import AVERAGE, PAPER_MODELS, TEXT_PRINTED, TEXT_TASKS
 from reproduction.report.tables import Cell, paper_rows
-from reproduction.report.values import AVERAGE, PAPER_MODELS, TEXT_PRINTED, TEXT_TASKS
 from reproduction.report.verdicts import judge
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from featcal.errors import BadFile
 from reproduction.report.claims import claims
-from reproduction.report.estimate import difference, estimate, noise
 from reproduction.report.evidence import Evidence
-from reproduction.report.paired import bits, paired_variances
+from reproduction.report.statistics import bits, difference, estimate, noise, paired_variances
 from reproduction.report.verdicts import judge
 from reproduction.results import packed
 

@@ -3,7 +3,7 @@ corrected.
 """
 
 from reproduction.report.claims import claims
-from reproduction.report.errata import corrected_table
+from reproduction.report.paper import corrected_table
 from reproduction.report.printed import in_doubt, is_printed, paper_margin, paper_says
 
 

@@ -7,7 +7,7 @@ from synthetic_correct import forget_answers
 
 from reproduction.report import controls, rankings
 from reproduction.report.evidence import Evidence
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
 
 
 def test_equal_values_share_a_rank_and_the_next_one_is_left_out():

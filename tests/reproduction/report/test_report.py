@@ -7,10 +7,9 @@ from synthetic_results import TASKS
 
 from featcal.errors import MissingPath
 from reproduction.report import choice, figures, overview
-from reproduction.report.evidence import Evidence, select
-from reproduction.report.markup import SIGNS, arrow, compact, plain
-from reproduction.report.pages import Page
-from reproduction.report.root import project_root
+from reproduction.report.evidence import Evidence, project_root, select
+from reproduction.report.html import SIGNS, arrow, compact, plain
+from reproduction.report.page import Page
 
 
 def test_a_page_lists_the_files_of_its_claims_and_not_those_of_other_studies(results):

@@ -9,12 +9,18 @@ import pytest
 from synthetic_results import write_project
 
 from reproduction.report import accuracies, budget, corrupted, extended, language, reproduced
-from reproduction.report.errata import corrected_table
-from reproduction.report.estimate import Estimate
 from reproduction.report.evidence import Evidence
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
+from reproduction.report.paper import (
+    AVERAGE,
+    PAPER_MODELS,
+    PRINTED,
+    TEXT_PRINTED,
+    corrected_table,
+    paper_table,
+)
 from reproduction.report.reproduced import ROUNDING, Compared, against_printed, elsewhere, tolerance
-from reproduction.report.values import AVERAGE, PAPER_MODELS, PRINTED, TEXT_PRINTED, paper_table
+from reproduction.report.statistics import Estimate
 from reproduction.results import SCORES, write_rows
 
 PAGES = {**PRINTED, **TEXT_PRINTED, ("llama_3b", "mergebench "): "table14"}

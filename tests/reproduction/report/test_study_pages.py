@@ -8,7 +8,7 @@ import pytest
 from synthetic_correct import forget_answers
 
 from reproduction.report import claims, cost, verdicts
-from reproduction.report.pages import Page
+from reproduction.report.page import Page
 
 
 def judged(name, results):

@@ -22,7 +22,7 @@ from pipeline import settings, write_settings
 from reproduction import playground
 from reproduction.experiments.runs import ADAPTERS
 from reproduction.experiments.studies import STUDIES
-from reproduction.report.paired import bits
+from reproduction.report.statistics import bits
 from reproduction.results import (
     ALIGNMENT,
     AUDIT,

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape, unescape
 from typing import Any
 
-from reproduction.report.estimate import Estimate
-from reproduction.report.tables import Cell, Row
-from reproduction.report.values import AVERAGE
+from reproduction.report.statistics import Estimate
 
 STACKED = ("fc-claims", "fc-words")  # tables of words: a narrow screen shows a row as a card
 SIGNS = {
@@ -116,54 +114,6 @@ def arrow(change: float) -> str:
     if shown == "0.0":
         return '<span class="fc-same">±0.0</span>'
     return f'<span class="{"fc-up" if change > 0 else "fc-down"}">{"↑" if change > 0 else "↓"}{shown}</span>'
-
-
-def number(cell: Cell | None, marks: list[str]) -> str:
-    """A cell of an accuracy table; a doubtful one gets the next mark, and its reason goes to the
-    end of `marks`.
-    """
-    if cell is None:
-        return "<td>–</td>"
-    value = f"<strong>{cell.value:.1f}</strong>" if cell.best else f"{cell.value:.1f}"
-    if cell.doubt:
-        if cell.doubt not in marks:
-            marks.append(cell.doubt)
-        value += f'<sup class="fc-doubt" title="{escape(cell.doubt)}">{marks.index(cell.doubt) + 1}</sup>'
-    below = [arrow(cell.change)] if cell.change is not None else []
-    below += [f"sd&nbsp;{cell.spread:.1f}"] if cell.spread is not None else []
-    return f"<td>{value}{''.join(f'<small>{line}</small>' for line in below)}</td>"
-
-
-def accuracy_table(
-    rows: Sequence[Row],
-    columns: Sequence[str],
-    titles: Sequence[str],
-    caption: str,
-    average: bool = True,
-) -> tuple[str, list[str]]:
-    """An accuracy table and the reasons of its marked cells, in the order of their marks; `average`
-    adds that column.
-    """
-    if average:
-        columns, titles = [*columns, AVERAGE], [*titles, "Average"]
-    marks: list[str] = []
-    body: list[tuple[str, list[str]]] = []
-    for row in rows:
-        if row.kind == "heading":
-            body.append(("fc-merger", [escape(row.label), f'<td colspan="{len(columns)}"></td>']))
-            continue
-        label = escape(row.label) + (
-            ' <small class="fc-run">one seed</small>' if row.one_run else ""
-        )
-        empty = [f'<td class="fc-none" colspan="{len(columns)}">not run</td>']
-        cells = [number(row.cells.get(column), marks) for column in columns] if row.cells else empty
-        body.append((f"fc-{row.kind}", [label, *cells]))
-    return table(
-        ["Model", *map(escape, titles)],
-        body,
-        caption,
-        "fc-accuracy fc-averaged" if average else "fc-accuracy",
-    ), marks
 
 
 def estimated(value: Estimate | None) -> str:

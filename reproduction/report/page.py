@@ -14,9 +14,8 @@ from typing import Any
 from reproduction.report import tables
 from reproduction.report.claims import Claim, claims
 from reproduction.report.evidence import Evidence
-from reproduction.report.markup import PageOutput, compact, fold, link, note, table
-from reproduction.report.reproduced import against_printed, counted
-from reproduction.report.values import (
+from reproduction.report.html import PageOutput, compact, fold, link, note, table
+from reproduction.report.paper import (
     EXTENDED,
     IMAGES,
     PAPER_SETTINGS,
@@ -26,6 +25,7 @@ from reproduction.report.values import (
     packaged,
     place_name,
 )
+from reproduction.report.reproduced import against_printed, counted
 from reproduction.report.verdict_table import counts, verdict_table
 from reproduction.report.verdicts import sources
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from reproduction.report.markup import PageOutput, link, table
+from reproduction.report.html import PageOutput, link, table
 
 
 def matrices(named: Mapping[str, ArrayLike], digits: int = 2) -> PageOutput:

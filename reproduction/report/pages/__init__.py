@@ -1,0 +1,1 @@
+"""What only one page of the book needs."""
