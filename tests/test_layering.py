@@ -26,9 +26,9 @@ MAY_IMPORT = {  # packages of the library, and single files where not all of a p
     "calibration": FOUNDATION,
     "merging": FOUNDATION,
     "baselines": FOUNDATION,
-    "evaluation": FOUNDATION | {"data", "calibration", "baselines.features"},
+    "evaluation": FOUNDATION | {"data", "calibration"},
     "interchange": FOUNDATION | {"data.images"},
-    "tuning": FOUNDATION | {"calibration", "baselines.features", "evaluation.compare"},
+    "tuning": FOUNDATION | {"calibration"},
     "cli": FOUNDATION
     | {"data", "calibration", "merging", "baselines", "evaluation", "interchange", "tuning"},
 }

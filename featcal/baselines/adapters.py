@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from featcal.baselines.features import output_embeddings
 from featcal.baselines.settings import METHODS, AdapterMethod, Weights
 from featcal.card import render_card, write_card
 from featcal.errors import (
@@ -30,6 +29,7 @@ from featcal.errors import (
     UnknownKey,
 )
 from featcal.files import atomic_folder, read_json, write_json
+from featcal.models.features import output_embeddings
 
 WEIGHTS, RECORD = "adapters.safetensors", "adapters.json"
 KINDS = {"method": str, "settings": dict, "seed": int, "width": int, "tasks": list, "loss": dict}

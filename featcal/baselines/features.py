@@ -4,10 +4,9 @@ n samples · rows of all samples concatenated · d width of a feature. An image 
 one for every token.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,21 +14,16 @@ from torch.nn.functional import pad
 
 from featcal.baselines.settings import Training
 from featcal.core.draws import generator
-from featcal.errors import BadBatches, BadPlan, BadSetting
+from featcal.errors import BadBatches
 from featcal.models.batch import (
     IGNORED,
     Batch,
     Batches,
     naming,
-    pad_token,
-    padding_mask,
-    pooled_output,
     single_samples,
 )
-from featcal.models.capture import StopForward, model_call
+from featcal.models.features import Head, rows_before_head
 from featcal.models.load import evaluation_mode
-
-Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -85,67 +79,6 @@ def pairs_of_several(
     shared = torch.cat(theirs) if isinstance(expert, nn.Module) else expert.to(rows.device)
     all_sizes = torch.cat(sizes)
     return {name: Pair(torch.cat(own), shared, all_sizes) for name, own in ours.items()}
-
-
-def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor, Tensor]:
-    """Return the rows (rows, d) of one batch without padding, and each sample's count (n,)."""
-    language_head = output_embeddings(model)
-    if language_head is None:
-        features = projected(model, batch, head)
-        return features, torch.ones(len(features), dtype=torch.long)
-    if head is not None and head is not language_head:
-        expected = "must be left out for a model with a language head of its own"
-        raise BadSetting("head", type(head).__name__, expected)
-    hidden = input_of(language_head, model, batch)  # (n, tokens, d)
-    config: Any = model.config
-    keyword = "decoder_attention_mask" if config.is_encoder_decoder else "attention_mask"
-    mask = padding_mask(batch, hidden, keyword, pad_token(model))
-    used = hidden.new_ones(hidden.shape[:2]).bool() if mask is None else mask.bool()
-    return hidden[used], used.sum(1).cpu()
-
-
-def output_embeddings(model: nn.Module) -> nn.Module | None:
-    """Return the language head of a transformers model, if it has one."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    return head if isinstance(head, nn.Module) else None
-
-
-def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
-    """Return features (n, p) of one batch by a model without a language head.
-
-    Raises: BadSetting, BadPlan.
-    """
-    output: Any = model(**model_call(model, batch))
-    embedded = output if isinstance(output, Tensor) else getattr(output, "image_embeds", None)
-    vectors = embedded if embedded is not None else pooled_output(model, output, batch)
-    if vectors is None:
-        problem = "has neither image_embeds nor pooler_output"
-        raise BadPlan(type(output).__name__, problem, "give a model that pools its features")
-    weight = head.get("visual_projection") if isinstance(head, Mapping) else head
-    if head is None:
-        return vectors
-    if isinstance(weight, Tensor):
-        if weight.dim() != 2 or weight.shape[1] != vectors.shape[1]:
-            wanted = f"must have shape (p, {vectors.shape[1]}), as the weight of visual_projection"
-            raise BadSetting("head", tuple(weight.shape), wanted)
-        return vectors @ weight.to(vectors).T
-    if not callable(weight):
-        wanted = "must be the weight (p, h) of visual_projection, or a function"
-        raise BadSetting("head", type(head).__name__, wanted)
-    return weight(vectors)
-
-
-def input_of(module: nn.Module, model: nn.Module, batch: Batch) -> Tensor:
-    """Return the input of a module in the model's forward, which stops there."""
-    inputs: list[Tensor] = []
-
-    def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        inputs.append(args[0])
-        raise StopForward
-
-    with suppress(StopForward), module.register_forward_pre_hook(stop):
-        model(**model_call(model, batch))
-    return inputs[0]
 
 
 # the batches of each training step

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 
 from featcal.baselines.adapters import Adapters
-from featcal.baselines.features import Head
 from featcal.baselines.settings import MeanShift
 from featcal.baselines.training import adapters_for
 from featcal.models.batch import Batches, Model
+from featcal.models.features import Head
 
 DEFAULT = MeanShift()
 

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 
 from featcal.baselines.adapters import Adapters
-from featcal.baselines.features import Head, output_embeddings
 from featcal.baselines.settings import Surgery
 from featcal.baselines.training import adapters_for, as_module
 from featcal.models.batch import Batches, Model
+from featcal.models.features import Head, output_embeddings
 
 DEFAULT = Surgery()
 

@@ -12,20 +12,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from featcal.baselines.adapters import Adapters, unit
-from featcal.baselines.features import (
-    Head,
-    Pair,
-    Step,
-    encoded_steps,
-    kept_steps,
-    output_embeddings,
-    pairs_of_several,
-)
+from featcal.baselines.features import Pair, Step, encoded_steps, kept_steps, pairs_of_several
 from featcal.baselines.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.models.batch import Batches, Model, check_tasks
+from featcal.models.features import Head, output_embeddings
 from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.settings import require
 

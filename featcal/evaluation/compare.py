@@ -8,81 +8,28 @@ every token.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import kl_div, log_softmax
+from torch import nn
 
-from featcal.baselines.features import output_embeddings, rows_before_head
+from featcal.calibration.answers import Answers, answers, kl_and_top1
 from featcal.calibration.features import on_device
-from featcal.calibration.report import last_outputs
 from featcal.core.drift import Drift
-from featcal.core.precision import exact_products, wide
+from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
 from featcal.models.batch import (
-    Batch,
     Batches,
     Model,
     check_batch,
     check_tasks,
     naming,
-    pad_token,
-    padding_mask,
 )
-from featcal.models.capture import model_call
 from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan
 from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
 from featcal.settings import require
-
-SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores z (rows, K), made a few rows at a time.
-
-    rows: what the scores are made from, or the scores where neither `head` nor `weight` is given.
-    head: the model's language head.   weight: (K, d); then z = weight · row/‖row‖.
-    """
-
-    rows: Tensor
-    head: Any = None
-    weight: Tensor | None = None
-
-    @property
-    def width(self) -> int:
-        """Return K."""
-        if self.weight is not None:
-            return len(self.weight)
-        return self.rows.shape[1] if self.head is None else int(self.head.out_features)
-
-    def log_softmax(self, start: int, end: int) -> Tensor:
-        """Return log softmax(z) of some rows, (rows, K)."""
-        rows = self.rows[start:end]
-        if self.weight is not None:
-            rows = wide(rows)
-            z = rows / rows.norm(dim=-1, keepdim=True) @ self.weight.to(rows).T
-        else:
-            z = wide(rows if self.head is None else self.head(rows))
-        return log_softmax(z, dim=-1)
-
-
-def kl_and_top1(ours: Scores, theirs: Scores) -> tuple[Tensor, Tensor]:
-    """Return KL(p_exp ‖ p) of every row and whether both have the same largest score, (rows,) each,
-    in float64 on the CPU.
-    """
-    kl, same = [], []
-    size = max(1, SCORES_AT_ONCE // ours.width)
-    for start in range(0, len(ours.rows), size):
-        log_p = ours.log_softmax(start, start + size)
-        log_q = theirs.log_softmax(start, start + size).to(log_p.device)
-        kl.append(kl_div(log_p, log_q, reduction="none", log_target=True).sum(-1).double().cpu())
-        same.append((log_p.argmax(-1) == log_q.argmax(-1)).double().cpu())
-    return torch.cat(kl), torch.cat(same)
 
 
 @dataclass(frozen=True)
@@ -170,34 +117,6 @@ def compare(
         with evaluation_mode([handle.module for handle in handles.values()]), exact_products():
             agreements += task_agreements(task, ours, expert, batches[task], plan, target)
     return agreements
-
-
-@dataclass(frozen=True)
-class Answers:
-    """A model's answers to one batch: features after the last block (n, tokens, d), the mask of
-    tokens that are not padding, scores if it has a head, and the rows of each sample (n,).
-    """
-
-    hidden: Tensor
-    mask: Tensor | None
-    scores: Scores | None
-    sizes: Tensor
-
-
-def answers(model: nn.Module, batch: Batch, given_plan: BlockPlan | None) -> Answers:
-    """Return features and scores of one forward pass."""
-    plan, head = plan_for(model, given_plan), output_embeddings(model)
-    stack = plan.stacks[-1]
-    with last_outputs(model, plan) as outputs:
-        if head is not None:
-            rows, sizes = rows_before_head(model, batch, None)
-            scores: Scores | None = Scores(rows, head)
-        else:
-            logits = getattr(model(**model_call(model, batch)), "logits", None)
-            scores = Scores(logits) if isinstance(logits, Tensor) and logits.dim() == 2 else None
-            sizes = torch.ones(len(outputs[stack.name]), dtype=torch.long)
-    hidden = outputs[stack.name]
-    return Answers(hidden, padding_mask(batch, hidden, stack.mask, pad_token(model)), scores, sizes)
 
 
 @dataclass

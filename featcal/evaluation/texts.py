@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
-from featcal.baselines.features import output_embeddings
 from featcal.core.precision import wide
 from featcal.data.batches import IGNORED, padded
 from featcal.data.texts import Labelled, Reader, input_of
 from featcal.errors import BadData, BadFile, BadSetting, NotFinite
 from featcal.files import read_json
 from featcal.models.capture import model_call
+from featcal.models.features import output_embeddings
 from featcal.models.load import MODULES, evaluation_mode
 
 OLD_MODES = {

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from featcal.baselines.features import Head, output_embeddings, rows_before_head
+from featcal.calibration.answers import Scores, kl_and_top1
 from featcal.calibration.block import add_task_systems, solve_systems
 from featcal.calibration.calibrate import (
     budgets,
@@ -44,8 +44,8 @@ from featcal.core.path import ridge_path
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.core.ridge import anchor
 from featcal.errors import NotFinite
-from featcal.evaluation.compare import Scores, kl_and_top1
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks, naming
+from featcal.models.features import Head, output_embeddings, rows_before_head
 from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.models.modules import side_by_side
 from featcal.models.plan import BlockPlan

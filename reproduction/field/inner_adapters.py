@@ -29,14 +29,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.baselines.features import (
-    Head,
-    Samples,
-    batch_order,
-    output_embeddings,
-    projected,
-    samples_of,
-)
+from featcal.baselines.features import Samples, batch_order, samples_of
 from featcal.baselines.training import as_module
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
@@ -44,6 +37,7 @@ from featcal.errors import BadPlan, Diverged
 from featcal.models.batch import Batch, Model, naming, padding_mask, token_mean
 from featcal.models.capture import first_inputs, hooked, residual_streams
 from featcal.models.families import plan_for
+from featcal.models.features import Head, output_embeddings, projected
 from featcal.models.load import evaluation_mode
 from featcal.models.modules import solved_modules
 from featcal.models.plan import Stack, blocks_of

@@ -10,9 +10,10 @@ from families import experiment as texts
 from tiny import clip, images
 
 import featcal
-from featcal.baselines.features import rows_before_head, together
+from featcal.baselines.features import together
 from featcal.errors import BadBatches, BadSetting
 from featcal.models.batch import single_samples
+from featcal.models.features import rows_before_head
 
 LANGUAGE = ("t5", "t5_gated", "llama")
 

@@ -86,7 +86,7 @@ def test_divergence_of_text_ignores_padding_and_the_number_of_scores_at_once(mon
     p, q = (torch.cat(part) for part in both)
     expected = float((q.exp() * (q - p)).sum(-1).mean())
     assert task_divergence("a", ours, theirs, batches) == pytest.approx(expected)
-    monkeypatch.setattr("featcal.evaluation.compare.SCORES_AT_ONCE", 200)
+    monkeypatch.setattr("featcal.calibration.answers.SCORES_AT_ONCE", 200)
     assert task_divergence("a", ours, theirs, batches) == pytest.approx(expected)
 
 

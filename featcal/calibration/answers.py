@@ -1,0 +1,94 @@
+"""A model's answers to a batch, and their divergence from an expert's.
+
+n samples · d width of a feature · K scores of a row. An image has one row of scores, a text one for
+every token.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div, log_softmax
+
+from featcal.calibration.report import last_outputs
+from featcal.core.precision import wide
+from featcal.models.batch import Batch, pad_token, padding_mask
+from featcal.models.capture import model_call
+from featcal.models.families import plan_for
+from featcal.models.features import output_embeddings, rows_before_head
+from featcal.models.plan import BlockPlan
+
+SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores z (rows, K), made a few rows at a time.
+
+    rows: what the scores are made from, or the scores where neither `head` nor `weight` is given.
+    head: the model's language head.   weight: (K, d); then z = weight · row/‖row‖.
+    """
+
+    rows: Tensor
+    head: Any = None
+    weight: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """Return K."""
+        if self.weight is not None:
+            return len(self.weight)
+        return self.rows.shape[1] if self.head is None else int(self.head.out_features)
+
+    def log_softmax(self, start: int, end: int) -> Tensor:
+        """Return log softmax(z) of some rows, (rows, K)."""
+        rows = self.rows[start:end]
+        if self.weight is not None:
+            rows = wide(rows)
+            z = rows / rows.norm(dim=-1, keepdim=True) @ self.weight.to(rows).T
+        else:
+            z = wide(rows if self.head is None else self.head(rows))
+        return log_softmax(z, dim=-1)
+
+
+def kl_and_top1(ours: Scores, theirs: Scores) -> tuple[Tensor, Tensor]:
+    """Return KL(p_exp ‖ p) of every row and whether both have the same largest score, (rows,) each,
+    in float64 on the CPU.
+    """
+    kl, same = [], []
+    size = max(1, SCORES_AT_ONCE // ours.width)
+    for start in range(0, len(ours.rows), size):
+        log_p = ours.log_softmax(start, start + size)
+        log_q = theirs.log_softmax(start, start + size).to(log_p.device)
+        kl.append(kl_div(log_p, log_q, reduction="none", log_target=True).sum(-1).double().cpu())
+        same.append((log_p.argmax(-1) == log_q.argmax(-1)).double().cpu())
+    return torch.cat(kl), torch.cat(same)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A model's answers to one batch: features after the last block (n, tokens, d), the mask of
+    tokens that are not padding, scores if it has a head, and the rows of each sample (n,).
+    """
+
+    hidden: Tensor
+    mask: Tensor | None
+    scores: Scores | None
+    sizes: Tensor
+
+
+def answers(model: nn.Module, batch: Batch, given_plan: BlockPlan | None) -> Answers:
+    """Return features and scores of one forward pass."""
+    plan, head = plan_for(model, given_plan), output_embeddings(model)
+    stack = plan.stacks[-1]
+    with last_outputs(model, plan) as outputs:
+        if head is not None:
+            rows, sizes = rows_before_head(model, batch, None)
+            scores: Scores | None = Scores(rows, head)
+        else:
+            logits = getattr(model(**model_call(model, batch)), "logits", None)
+            scores = Scores(logits) if isinstance(logits, Tensor) and logits.dim() == 2 else None
+            sizes = torch.ones(len(outputs[stack.name]), dtype=torch.long)
+    hidden = outputs[stack.name]
+    return Answers(hidden, padding_mask(batch, hidden, stack.mask, pad_token(model)), scores, sizes)
