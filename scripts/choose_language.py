@@ -15,7 +15,7 @@ import torch
 from featcal.files import write_json
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.data.glue import prompted
-from reproduction.language.glue import score_glue
+from reproduction.language.generation import score_glue
 from reproduction.mini.base_folder import MODELS
 from reproduction.mini.language.glue_rows import COUNTS, WORLDS, draw_rows, draw_samples
 from reproduction.suites.fine_tune_text import fine_tune_text

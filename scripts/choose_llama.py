@@ -22,13 +22,11 @@ from featcal.data.texts import Sample
 from featcal.files import atomic_path
 from featcal.merging.tensors import add_task_vector, average_tensor, task_vector_sum
 from featcal.models.load import load_model, load_tokenizer
-from reproduction.language import answers
+from reproduction.language.answers import CHECKS
 from reproduction.language.generation import generate_texts
-from reproduction.language.sandbox import Program, run_programs
 from reproduction.mini.base_folder import MODELS
-from reproduction.mini.language.domain_files import TRAINING
-from reproduction.mini.language.domains import DOMAINS, TESTS, Test, test_items, training_items
-from reproduction.mini.language.items import Item
+from reproduction.mini.language.domain_files import TRAINING, test_row
+from reproduction.mini.language.domains import DOMAINS, TESTS, test_items, training_items
 from reproduction.suites.fine_tune_text import fine_tune_text
 from reproduction.suites.suite import load_suite
 from reproduction.suites.text_recipe import FineTuneText
@@ -39,23 +37,6 @@ DATA_SEED, EXPERT_SEED, BATCH = 0, 0, 50
 CHOICE = Path("reproduction/mini/language/choice_llama.json")
 
 
-def judged(test: Test, items: list[Item], given: list[str]) -> list[bool]:
-    """Whether each answer is right."""
-    if test.check == "program":
-        programs = [
-            Program(i.header + answers.first_line(a), i.tests)
-            for i, a in zip(items, given, strict=True)
-        ]
-        return [outcome.passed for outcome in run_programs(programs)]
-    if test.check == "instructions":
-        return [
-            answers.instructions(a, json.dumps(i.instructions))
-            for i, a in zip(items, given, strict=True)
-        ]
-    check = answers.arithmetic if test.check == "arithmetic" else answers.letter
-    return [check(a, i.target) for i, a in zip(items, given, strict=True)]
-
-
 def scores(model, tokenizer, rows: int) -> dict[str, float]:
     """Percent right of each test on validation prompts, and their mean."""
     found = {}
@@ -64,7 +45,9 @@ def scores(model, tokenizer, rows: int) -> dict[str, float]:
         said = generate_texts(
             model, tokenizer, [item.prompt for item in items], BATCH, test.new_tokens
         )
-        found[key] = 100 * float(np.mean(judged(test, items, said)))
+        judged = zip(items, said, strict=True)
+        right = [CHECKS[test.check](test_row(key, item), answer) for item, answer in judged]
+        found[key] = 100 * float(np.mean(right))
     return found | {"average": float(np.mean(list(found.values())))}
 
 

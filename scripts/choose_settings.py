@@ -90,7 +90,7 @@ def score(context: Context, role: str, pool: Any, model: Any) -> float:
 def _on_glue(
     context: Context, role: str, pool: Any, model: Any, tokenizer: Any
 ) -> Mapping[str, float]:
-    from reproduction.language.glue import score_glue
+    from reproduction.language.generation import score_glue
     from reproduction.suites.texts import load_texts
 
     found = {}
@@ -105,7 +105,7 @@ def _on_glue(
 
 def _on_tests(context: Context, model: Any, tokenizer: Any) -> Mapping[str, float]:
     from reproduction.language.harness import score_tests
-    from reproduction.suites.language_tests import load_tests
+    from reproduction.language.tests import load_tests
 
     tests = load_tests(context.layout.texts, context.suite.language, "validation")
     return {

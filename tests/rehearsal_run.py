@@ -83,7 +83,7 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
     from dvc.repo import Repo
 
     from reproduction.data.public import PUBLIC
-    from reproduction.language.requirements import lacking
+    from reproduction.language.tests import lacking
 
     copied(work, root)
     write_settings(work, rehearsal_params(root))

@@ -41,9 +41,9 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "profiling": set(),
     "report": {"stages.columns", "results"},  # of the files that stages write
     "results": set(),
-    "language": {"data"},
+    "language": {"data", "suites", "mini"},
     "mini": {"data"},
-    "suites": KNOWN | {"language", "mini"},
+    "suites": KNOWN | {"mini"},
     "field": KNOWN | {"suites", "stages.context", "stages.scored", "stages.scoring"},
     "doctor": KNOWN | {"language", "report.page", "suites"},
     "stages": KNOWN

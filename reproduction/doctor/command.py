@@ -95,7 +95,7 @@ def machine_rows() -> list[list[str]]:
         ["torchvision runs", torchvision_state()],
         ["threads", threads()],
     ]
-    rows += [["fonts of the mini suite", fonts()], ["programs under test", fence()]]
+    rows += [["fonts of the mini suite", fonts()]]
     rows += [[name, program(name, why)] for name, why in PROGRAMS.items()]
     rows += [
         [name, os.environ.get(name, "not set")]
@@ -183,22 +183,6 @@ def fonts() -> str:
         return "missing: matplotlib is not installed; make setup installs it"
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
     return f"{len(list(folder.glob('*.ttf')))} in matplotlib"
-
-
-def fence() -> str:
-    """Whether what a language model programs can be run behind limits."""
-    from featcal.errors import BadEnvironment
-    from reproduction.language.sandbox import Program, run_programs
-
-    try:
-        outcome = run_programs([Program("answer = 42", ["assert answer == 42"])])[0]
-    except BadEnvironment as error:
-        return f"cannot be run: {str(error).splitlines()[0]}"
-    return (
-        "run behind limits of time, memory and files"
-        if outcome.passed
-        else f"do not run: {outcome.detail}"
-    )
 
 
 def program(name: str, why: str) -> str:

@@ -129,7 +129,7 @@ def tests_lack(chosen: "Chosen") -> list[str]:
     """What public tests of language models need beside their data, each with its way out."""
     from reproduction.data.public import PUBLIC
     from reproduction.language.harness import INSTALL, installed
-    from reproduction.language.requirements import lacking
+    from reproduction.language.tests import lacking
 
     texts = chosen.suite.language.texts
     if texts is None or texts.source == "mini" or not chosen.suite.language.tests:

@@ -1,21 +1,25 @@
-"""Greedy generation in batches: texts in, texts out, in the order given.
+"""Generate answers greedily in batches, and score the eight GLUE tasks by them as the paper does.
 
-The answer to a text does not depend on its batch (but for rounding): padding is masked, on the left
-where the model continues its prompt, on the right where an encoder reads it.
+An answer does not depend on its batch but for rounding: padding is masked, on the left where the
+model continues its prompt, on the right where an encoder reads it. The paper's protocol for GLUE:
+batches of 32, prompts of at most 512 tokens, at most 10 decoder tokens with the start token.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from featcal.errors import BadData
 from featcal.models.load import quiet_transformers
 
-# what is done to a model while it answers, given it and the task: adapters before its head
-# (adapters.before_head)
+# changes a model while it answers, given the model and the task: adapters before its head
 Change = Callable[[nn.Module, str], AbstractContextManager[None]]
+BATCH, MAX_NEW_TOKENS, MAX_PROMPT = 32, 9, 512
+CORRELATED = "stsb"
 
 
 @torch.no_grad()
@@ -27,40 +31,37 @@ def generate_texts(
     max_new_tokens: int,
     max_prompt: int | None = None,
 ) -> list[str]:
-    """What the model says to each prompt, special tokens left out; the most likely token at every
-    step.
+    """Return the greedy answer to each prompt, without special tokens.
 
-    batch:          prompts at once; sorted by length first, so that little is padded.
-    max_new_tokens: of an answer, its end token included.
-    max_prompt:     longer prompts are cut at the end (512 for FLAN-T5); None cuts nothing.
+    batch: prompts at once, sorted by length.   max_new_tokens: of an answer, end token included.
+    max_prompt: longer prompts are cut at the end; None cuts nothing.
     """
     kept = {"truncation": True, "max_length": max_prompt} if max_prompt else {}
     encoded = [tokenizer(prompt, **kept)["input_ids"] for prompt in prompts]
-    pad = (
-        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    )  # masked, whatever it is
+    pad = tokenizer.pad_token_id
+    pad = tokenizer.eos_token_id if pad is None else pad  # masked, whatever it is
+    encoder = bool(model.config.is_encoder_decoder)  # type: ignore[union-attr]
     answers = [""] * len(prompts)
-    longest_first = sorted(
-        range(len(encoded)), key=lambda row: -len(encoded[row])
-    )  # what is too long for memory fails at once
+    # longest first: a prompt that is too long for memory fails at once
+    order = sorted(range(len(encoded)), key=lambda row: -len(encoded[row]))
     for start in range(0, len(encoded), batch):
-        rows = longest_first[start : start + batch]
-        inputs = padded([encoded[row] for row in rows], pad, left=not reads_first(model))
-        new = _continued(model, inputs, max_new_tokens, pad)
-        for row, text in zip(
-            rows, tokenizer.batch_decode(new, skip_special_tokens=True), strict=True
-        ):
+        rows = order[start : start + batch]
+        inputs = padded([encoded[row] for row in rows], pad, left=not encoder)
+        inputs = {name: value.to(model.device) for name, value in inputs.items()}
+        with quiet_transformers():  # it warns of the checkpoint's lengths, which this replaces
+            new = model.generate(  # type: ignore[operator]
+                **inputs, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1,
+                pad_token_id=pad,
+            )  # fmt: skip
+        new = new if encoder else new[:, inputs["input_ids"].shape[1] :]
+        texts = tokenizer.batch_decode(new, skip_special_tokens=True)
+        for row, text in zip(rows, texts, strict=True):
             answers[row] = text
     return answers
 
 
-def reads_first(model: Any) -> bool:
-    """Whether an encoder reads the prompt and a decoder begins anew."""
-    return bool(model.config.is_encoder_decoder)
-
-
 def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> dict[str, Tensor]:
-    """Token ids and their mask, both (n, longest)."""
+    """Return token ids and their mask, both (n, longest)."""
     longest = max(len(row) for row in rows)
     ids = torch.full((len(rows), longest), pad)
     mask = torch.zeros_like(ids)
@@ -70,13 +71,56 @@ def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> dict[str, Ten
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def _continued(model: Any, inputs: dict[str, Tensor], max_new_tokens: int, pad: int) -> Tensor:
-    """Token ids of the answers alone, (n, new tokens)."""
-    here = {name: value.to(model.device) for name, value in inputs.items()}
-    with (
-        quiet_transformers()
-    ):  # transformers warns of generation lengths that a checkpoint sets and this call replaces
-        out = model.generate(
-            **here, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, pad_token_id=pad
-        )
-    return out if reads_first(model) else out[:, here["input_ids"].shape[1] :]
+def score_glue(
+    model: nn.Module,
+    tokenizer: Any,
+    task: str,
+    samples: Sequence[tuple[str, str]],
+    batch: int = BATCH,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    change: Change | None = None,
+) -> tuple[float, int, list[bool] | None]:
+    """Return score in percent, number of samples, and which answers are right.
+
+    Answers must equal their target to the character. The score of stsb is 100 times Spearman's
+    correlation, and no sample is right or wrong: None.   samples: prompt and target.   Raises:
+    BadData.
+    """
+    if not samples:
+        raise BadData(task, "no sample to score", "check the split that is evaluated")
+    prompts, targets = [prompt for prompt, _ in samples], [target for _, target in samples]
+    with change(model, task) if change else nullcontext():
+        answers = generate_texts(model, tokenizer, prompts, batch, max_new_tokens, MAX_PROMPT)
+    if task == CORRELATED:
+        numbers = ([number(text) for text in side] for side in (answers, targets))
+        return 100 * spearman(*numbers), len(samples), None
+    right = [a == b for a, b in zip(answers, targets, strict=True)]
+    return 100 * sum(right) / len(targets), len(samples), right
+
+
+def metric_of(task: str) -> str:
+    """Return the name of a task's score."""
+    return "spearman" if task == CORRELATED else "accuracy"
+
+
+def number(text: str) -> float:
+    """Return a text as a number; 0.0, as in the paper's code, for one that is no finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if np.isfinite(value) else 0.0
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return Spearman's correlation, or 0.0 where one side is constant and scipy returns nan."""
+    # ranks 1…n have the mean (n + 1) / 2
+    x, y = (ranks(side) - (len(side) + 1) / 2 for side in (a, b))
+    length = np.sqrt((x @ x) * (y @ y))
+    return float(x @ y / length) if length else 0.0
+
+
+def ranks(values: Sequence[float]) -> np.ndarray:
+    """Return ranks from 1; equal values share the mean of theirs."""
+    _, place, count = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place]

@@ -1,15 +1,14 @@
-"""Causal language models through lm-evaluation-harness, by its Python interface: greedy answers,
-scored test by test.
+"""Score causal language models with lm-evaluation-harness, by greedy answers.
 
-Uses `lm_eval.evaluate`, the inner one of its two calls: `simple_evaluate` does the same, but seeds
-the global generators, looks for a git commit and lists the machine's packages, two seconds a call.
-The harness comes with the extra `language`.
+Uses `lm_eval.evaluate`: `simple_evaluate` does the same, but seeds the global generators, looks for
+a git commit and lists the machine's packages, two seconds a call. The harness comes with the extra
+`language`.
 """
 
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,8 +16,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from featcal.errors import BadData, BadEnvironment
+from featcal.errors import BadData, BadEnvironment, UnknownKey
 from featcal.models.load import quiet_transformers
+from reproduction.language.answers import CHECKS, NEEDED, Row
 from reproduction.language.generation import Change
 
 INSTALL = "install the extra: pip install -c constraints.txt -e '.[language]'"
@@ -26,21 +26,21 @@ ALLOW_PROGRAMS = "HF_ALLOW_CODE_EVAL"  # the harness's own switch
 FEW_SHOT_SEED = 1234  # the harness's own; the paper's tests draw no examples, they are fixed
 
 
+METRIC, STOP = "correct", "\n"
+
+
 @dataclass(frozen=True)
 class Loaded:
-    """A test that the harness has loaded.
+    """A test of the harness.
 
-    task: its object of lm_eval.  metric: the key of the score in the harness's results,
-    "metric,filter".
-    runs: whether the harness itself runs what was generated, which HF_ALLOW_CODE_EVAL=1 must allow.
-    right: where the metric is judged over all prompts together, what then tells which of them are
-    right.
+    task: its object of lm_eval.   metric: key of the score in the harness's results,
+    "metric,filter".   runs: whether the harness runs generated programs, which HF_ALLOW_CODE_EVAL=1
+    must allow.
     """
 
     task: Any
     metric: str
     runs: bool = False
-    right: Callable[[Sequence[Any]], list[bool]] | None = None
 
 
 def score_tests(
@@ -52,15 +52,11 @@ def score_tests(
     chat: bool = False,
     progress: bool = False,
 ) -> dict[str, tuple[float, int, list[bool] | None]]:
-    """Score in percent, number of prompts, and of each whether its answer is right, by test.
+    """Return by test the score in percent, the number of prompts, and which answers are right.
 
-    change:   what is done to the model while it answers one test, given model and test.
-    chat:     whether prompts, worked examples among them, are put as a chat by the tokenizer's own
-              template.
-    progress: whether the harness shows its bars; its warnings are not shown.
-    Returns:  None in place of the last where a prompt can be partly right.
-    Raises:   BadEnvironment without the package; BadData for a prompt longer than the model can
-              read.
+    change: applied to the model while it answers a test.   chat: put prompts as a chat by the
+    tokenizer's template.   The last item is None where a prompt can be partly right.
+    Raises: BadEnvironment without the package; BadData for a prompt longer than the model reads.
     """
     require_harness()
     found = {}
@@ -69,26 +65,46 @@ def score_tests(
         for key, test in tests.items():
             with change(model, key) if change else nullcontext():
                 results, each = _evaluated(reader, key, test, chat)
-            found[key] = (
-                100 * float(results[test.metric]),
-                len(test.task.eval_docs),
-                _right(test, each),
-            )
+            right = [bool(value) for value in each] if all(v in (0, 1) for v in each) else None
+            found[key] = 100 * float(results[test.metric]), len(test.task.eval_docs), right
     return found
 
 
-def configured(config: dict[str, Any]) -> Any:
-    """A task of lm_eval from its configuration. Raises: BadEnvironment without the package."""
+def local_test(key: str, rows: Sequence[Row], check: str, new_tokens: int) -> Loaded:
+    """Return one test on rows of our own: prompt in, one line out, judged by a check of answers.
+
+    new_tokens: after which an answer is cut; it ends at its first line break or end token.
+    Raises: BadData without rows or columns; UnknownKey for a check; BadEnvironment.
+    """
     require_harness()
+    from datasets import Dataset
     from lm_eval.api.task import ConfigurableTask
 
+    if check not in NEEDED:
+        raise UnknownKey("checks of answers", check, list(NEEDED))
+    lacking = [name for name in ("prompt", *NEEDED[check]) if not rows or name not in rows[0]]
+    if lacking:
+        problem = f"no {', '.join(lacking) if rows else 'rows'}"
+        raise BadData(f"test {key}", problem, "make its file again: prepare writes it")
+    config = {
+        "task": key,
+        "custom_dataset": lambda **_: {"test": Dataset.from_list([dict(row) for row in rows])},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": lambda row: row["prompt"],
+        "doc_to_target": lambda row: "",  # the check reads the row itself
+        "generation_kwargs": {"until": [STOP], "max_gen_toks": new_tokens, "do_sample": False},
+        "process_results": lambda row, answers: {METRIC: CHECKS[check](row, answers[0])},
+        "metric_list": [{"metric": METRIC, "aggregation": "mean", "higher_is_better": True}],
+        "metadata": {},
+    }
     with silent():
-        return prepared(ConfigurableTask(config=config))
+        return Loaded(prepared(ConfigurableTask(config=config)), f"{METRIC},none")
 
 
 def prepared(task: Any) -> Any:
-    """A task as `simple_evaluate` prepares it: no examples where it names no number, and drawn, if
-    at all, from a seed.
+    """Return a task as `simple_evaluate` prepares it: without examples unless it names a number,
+    seeded.
     """
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
@@ -109,7 +125,7 @@ def installed() -> bool:
 
 @contextmanager
 def silent(bars: bool = False) -> Iterator[None]:
-    """The harness logs every step and draws a bar a test; errors still come as exceptions."""
+    """Silence the harness's log and, unless `bars`, its progress bars."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -123,7 +139,7 @@ def silent(bars: bool = False) -> Iterator[None]:
 def _evaluated(
     reader: Any, key: str, test: Loaded, chat: bool
 ) -> tuple[Mapping[str, Any], list[Any]]:
-    """Results of one test, and the metric's value of each prompt in the order of the data."""
+    """Return the results of one test, and the metric of each prompt in the order of the data."""
     import lm_eval
 
     allowed = test.runs and os.environ.get(ALLOW_PROGRAMS) == "1"
@@ -138,16 +154,8 @@ def _evaluated(
     return found["results"][key], [one[metric] for one in kept]
 
 
-def _right(test: Loaded, each: list[Any]) -> list[bool] | None:
-    if test.right:
-        return test.right(each)
-    return [bool(value) for value in each] if all(value in (0, 1) for value in each) else None
-
-
 def _language_model(model: nn.Module, tokenizer: Any, batch: int) -> Any:
-    """The model as the harness's own class for transformers, which pads prompts on the left and
-    masks the padding.
-    """
+    """Return the model as the harness's class for transformers, which pads prompts on the left."""
     from lm_eval.models.huggingface import HFLM
 
     class Reader(HFLM):  # type: ignore[misc]
@@ -158,7 +166,7 @@ def _language_model(model: nn.Module, tokenizer: Any, batch: int) -> Any:
             left_truncate_len: int | None = None,
             truncation: bool = False,
         ) -> tuple[Tensor, Tensor]:
-            """The harness would cut a prompt from the left and go on."""
+            """Refuse a prompt that the harness would cut from the left."""
             ids, mask = super().tok_batch_encode(strings, padding_side, None, truncation)
             if left_truncate_len and ids.shape[1] > left_truncate_len:
                 longest = f"a prompt of {ids.shape[1]} tokens, but the model reads {left_truncate_len} before its answer"

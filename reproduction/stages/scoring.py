@@ -214,9 +214,9 @@ def generated(
     the domains.
     """
     from featcal.models.load import load_tokenizer
-    from reproduction.language.glue import metric_of, score_glue
+    from reproduction.language.generation import metric_of, score_glue
     from reproduction.language.harness import score_tests
-    from reproduction.suites.language_tests import load_tests
+    from reproduction.language.tests import load_tests
     from reproduction.suites.texts import load_texts
 
     tokenizer, texts = load_tokenizer(context.layout.base(role, pool)), context.layout.texts

@@ -24,7 +24,7 @@ from reproduction.doctor.needs import Chosen
 from reproduction.doctor.reachable import look
 from reproduction.doctor.repositories import Repository
 from reproduction.experiments.params import load_experiments
-from reproduction.language import requirements
+from reproduction.language import tests as requirements
 from reproduction.suites import packages
 from reproduction.suites.suite import load_suite
 

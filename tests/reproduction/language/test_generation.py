@@ -10,8 +10,7 @@ from tiny import make
 
 import featcal
 from featcal.errors import BadData
-from reproduction.language.generation import generate_texts
-from reproduction.language.glue import ranks, score_glue, spearman
+from reproduction.language.generation import generate_texts, ranks, score_glue, spearman
 
 PROMPTS = [
     "a dog",

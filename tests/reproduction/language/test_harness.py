@@ -17,9 +17,9 @@ from tokenizers import processors
 import featcal
 from featcal.errors import BadData, UnknownKey
 from reproduction.language import harness
+from reproduction.language.answers import CHECKS
 from reproduction.language.generation import generate_texts
-from reproduction.language.harness import score_tests
-from reproduction.language.local_tests import CHECKS, local_test
+from reproduction.language.harness import local_test, score_tests
 from reproduction.mini.language import domain_files, domains
 from reproduction.mini.language.domains import TESTS
 

@@ -16,8 +16,9 @@ from rehearsal_punkt import ENGLISH, punkt_tab
 
 from featcal.errors import BadEnvironment, UnknownKey
 from reproduction.data.public import PUBLIC
-from reproduction.language import harness, requirements
-from reproduction.language.public_tests import PAPER, load_public
+from reproduction.language import harness
+from reproduction.language import tests as requirements
+from reproduction.language.tests import PAPER, load_public
 
 installed = pytest.mark.skipif(not harness.installed(), reason="needs the extra `language`")
 FINAL = "Final Answer: The final answer is ${}$. I hope it is correct."
@@ -51,7 +52,7 @@ from rehearsal_rows import TESTS
 from test_harness import model, texts
 from reproduction.data.public import PUBLIC
 from reproduction.language import harness
-from reproduction.language.public_tests import load_public
+from reproduction.language.tests import load_public
 
 reader, found = harness._language_model, []
 for key, rows, answers in json.loads(sys.argv[1]):

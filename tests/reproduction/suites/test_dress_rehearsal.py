@@ -26,7 +26,7 @@ from featcal.data.places import quiet_datasets
 from featcal.models.load import load_model, load_vision
 from pipeline import write_settings
 from reproduction.data.registry import POOLS, TASKS
-from reproduction.language.requirements import ANTLR, antlr_version
+from reproduction.language.tests import ANTLR, antlr_version
 from reproduction.results import SCORES, read_rows
 
 LANGUAGE = ["flan_t5_large-glue", "llama_3b-mergebench"]

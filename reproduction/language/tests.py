@@ -1,0 +1,199 @@
+"""Load the tests of a suite's language models; of the public ones check what this machine lacks.
+
+Public tests need modules, the antlr4 of sympy, nltk's punkt_tab, and leave to run programs.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from featcal.errors import BadEnvironment, UnknownKey
+from reproduction.data.public import PUBLIC, PublicTest
+from reproduction.language.harness import (
+    ALLOW_PROGRAMS,
+    INSTALL,
+    Loaded,
+    local_test,
+    prepared,
+    require_harness,
+    silent,
+)
+from reproduction.suites.language import Language
+from reproduction.suites.texts import open_rows, read_text_sources
+
+# sympy reads LaTeX with antlr4 4.11 only; omegaconf, which DVC installs, imports with 4.9 only. No
+# process needs both, so `make setup` puts the one of sympy into a folder of its own.
+ANTLR, ANTLR_PACKAGE, ANTLR_PIN = "4.11", "antlr4-python3-runtime", "4.11.1"
+ANTLR_FOLDER = Path(sys.prefix, "share", "featcal", "antlr4")
+PUNKT = "tokenizers/punkt_tab/english"  # below a folder of nltk's data
+PUNKT_WAY_OUT = "nltk's punkt_tab: python -m nltk.downloader punkt_tab, with a network; NLTK_DATA names another folder to look in"
+# by the columns of the paper's tables
+PAPER = {
+    key: key
+    for key in ("math500", "gsm8k", "humaneval_plus", "mbpp_plus", "ifeval", "arc_challenge")
+}
+LANGUAGE_SEED = 0
+FETCHED = "data sets, the metric code_eval and nltk's punkt_tab are fetched on first use: run once with HF_HUB_OFFLINE=0 and a network"
+
+
+def load_tests(texts: Path, language: Language, split: str = "test") -> Mapping[str, Loaded]:
+    """Return every test of a suite by its key: on drawn texts, or the public ones.
+
+    Raises: BadEnvironment with everything that is lacking; whatever opening the rows raises.
+    """
+    if language.texts is None or language.texts.source != "mini":
+        told = read_text_sources(texts)
+        revisions = {key: told[key].revision or "" for key in language.tests if key in told}
+        return load_public(language.tests, revisions)
+    from reproduction.mini.language.domains import TESTS
+
+    found = {}
+    for key in language.tests:
+        rows = open_rows(texts, key, split)[0].to_list()
+        found[key] = local_test(key, rows, TESTS[key].check, TESTS[key].new_tokens)
+    return found
+
+
+def load_public(
+    tests: Mapping[str, str] = PAPER, revisions: Mapping[str, str] | None = None
+) -> dict[str, Loaded]:
+    """Load public tests with their data, so that a lack shows before a model has run for hours.
+
+    tests: names of PUBLIC by key.   revisions: commits of their data sets by key. Default: newest.
+    Raises: BadEnvironment with everything that all tests lack; UnknownKey.
+    """
+    unknown = next((name for name in tests.values() if name not in PUBLIC), None)
+    if unknown:
+        raise UnknownKey("public tests", unknown, list(PUBLIC))
+    require_harness()
+    loaded, problems, ways_out = {}, [], [FETCHED]
+    for key, name in tests.items():
+        test = PUBLIC[name]
+        fetch_punkt(test)
+        if lacks := lacking(test):
+            problems.append(f"{test.task}: {', '.join(lack.what for lack in lacks)}")
+            ways_out += [lack.way_out for lack in lacks]
+            continue
+        try:
+            loaded[key] = Loaded(
+                _load(test, (revisions or {}).get(key)), f"{test.metric},{test.filter}", test.runs
+            )
+        except Exception as error:  # the harness, its tasks and their data sets raise anything
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            problems.append(f"{test.task}: {said.rstrip('.;')[:160]}")
+    if problems:
+        raise BadEnvironment("public tests", ";\n".join(problems), *dict.fromkeys(ways_out))
+    return loaded
+
+
+def _load(test: PublicTest, revision: str | None) -> Any:
+    """Return the harness's task with its data set at one commit, by a file that includes its own."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    if "antlr4" in test.needs:
+        require_antlr()
+    if "langdetect" in test.needs:  # it guesses by chance: without a seed scores change
+        import langdetect
+
+        langdetect.DetectorFactory.seed = LANGUAGE_SEED
+    included: dict[str, Any] = {
+        "include": str(Path(lm_eval.__file__).parent / "tasks" / test.file),
+        "task": test.task,
+    }
+    if revision:
+        included["dataset_kwargs"] = {"revision": revision}
+    with silent(), TemporaryDirectory() as folder:
+        file = Path(folder, "pinned.yaml")
+        file.write_text(yaml.safe_dump(included), "utf-8")
+        manager = TaskManager(include_defaults=False)  # indexing all tasks takes ten seconds
+        return prepared(manager.load([str(file)])["tasks"][test.task])
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Something missing, and how to get it."""
+
+    what: str
+    way_out: str
+
+
+def lacking(test: PublicTest) -> list[Lack]:
+    """Return everything that a test needs and this machine lacks, without fetching anything."""
+    missing = [name for name in test.needs if name != "antlr4" and find_spec(name) is None]
+    found = [Lack(f"{', '.join(missing)} not installed", INSTALL)] if missing else []
+    if "antlr4" in test.needs and not (version := antlr_version()).startswith(ANTLR):
+        found.append(
+            Lack(f"antlr4 {ANTLR} is needed, {version or 'none'} is installed", antlr_way_out())
+        )
+    if "nltk" in test.needs and "nltk" not in missing and not punkt_is_here():
+        found.append(Lack("nltk's punkt_tab is not here", PUNKT_WAY_OUT))
+    if test.runs and os.environ.get(ALLOW_PROGRAMS) != "1":
+        way_out = f"{ALLOW_PROGRAMS}=1 lets the harness run generated programs by its own metric, without limits"
+        found.append(Lack("runs generated programs, which is not allowed here", way_out))
+    return found
+
+
+def antlr_way_out() -> str:
+    """Return how to install sympy's antlr4, or to do without it."""
+    pip = f"{sys.executable} -m pip install --no-deps --target {ANTLR_FOLDER} {ANTLR_PACKAGE}=={ANTLR_PIN}"
+    return f"antlr4: make setup, or {pip} (beside the 4.9 that DVC's omegaconf needs); or take math500_plain"
+
+
+def antlr_version() -> str:
+    """Return the version that `require_antlr` finds, or ''."""
+    installed, own = (_antlr_in(path) for path in (sys.path, [str(ANTLR_FOLDER)]))
+    return own if own and not installed.startswith(ANTLR) else installed
+
+
+def require_antlr() -> None:
+    """Put the folder of antlr4 4.11 first on the path. Raises: ImportError for another version."""
+    if (
+        not _antlr_in(sys.path).startswith(ANTLR)
+        and ANTLR_FOLDER.is_dir()
+        and "antlr4" not in sys.modules
+    ):
+        sys.path.insert(0, str(ANTLR_FOLDER))
+        importlib.invalidate_caches()
+    if not (version := _antlr_in(sys.path)).startswith(ANTLR):
+        raise ImportError(f"antlr4 {ANTLR} is needed, {version or 'none'} is installed")
+
+
+def _antlr_in(path: list[str]) -> str:
+    """Return its version in the first of these folders that has it."""
+    return next((found.version for found in distributions(name=ANTLR_PACKAGE, path=path)), "")
+
+
+def punkt_is_here() -> bool:
+    """Return whether nltk finds punkt_tab, which the harness fetches when it imports the test."""
+    import nltk
+
+    try:
+        nltk.data.find(PUNKT)
+    except LookupError:
+        return False
+    return True
+
+
+def fetch_punkt(test: PublicTest) -> None:
+    """Fetch nltk's punkt_tab if a test needs it, it is missing and the hub may be asked."""
+    from huggingface_hub import constants
+
+    if (
+        "nltk" in test.needs
+        and find_spec("nltk")
+        and not constants.HF_HUB_OFFLINE
+        and not punkt_is_here()
+    ):
+        import nltk
+
+        nltk.download("punkt_tab", quiet=True)
