@@ -56,22 +56,26 @@ class NormSystem:
         return NormSystem(*map(add, vars(self).values(), vars(other).values()))
 
 
-def norm_system(moments: NormMoments, gain: Tensor, shift: Tensor | None) -> NormSystem:
+def norm_system(
+    moments: NormMoments, gain: Tensor, shift: Tensor | None, whole: Tensor | None = None
+) -> NormSystem:
     """Return one task's share of Eq. 58; every task has weight 1, there is no ω.
 
     Args:
         moments: of the task.
         gain, shift: γ and β (d,) of its expert; shift is None for RMSNorm.
+        whole: n of the task, where `moments` are of a part of its samples.
 
     Returns:
         The task's system, zero if the task has no tokens.
     """
-    if moments.weight == 0:
+    n = moments.weight if whole is None else whole
+    if n == 0:
         return NormSystem.zero(len(gain), gain.device)
     gain = gain.to(SUM_DTYPE)
     shift = torch.zeros_like(gain) if shift is None else shift.to(SUM_DTYPE)
-    z, q = moments.z / moments.weight, moments.zz / moments.weight  # (d,), (d,)  Eq. 56
-    return NormSystem(q, z, q * gain + z * shift, z * gain + shift, 1.0)
+    z, q, share = moments.z / n, moments.zz / n, float(moments.weight / n)  # (d,), (d,)  Eq. 56
+    return NormSystem(q, z, q * gain + z * shift, z * gain + share * shift, share)
 
 
 def solve_norm(

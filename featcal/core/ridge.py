@@ -7,6 +7,7 @@ factor. Matrices are large and used once, so each step writes its result into it
 where its docstring says so.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,7 @@ def task_system(
     alpha: float,
     task_weights: str = "gram",
     affine: str = "separate",
+    whole: tuple[Tensor, Tensor] | None = None,
 ) -> RidgeSystem:
     """Return one task's share of Eqs. 17 and 55.
 
@@ -77,18 +79,23 @@ def task_system(
             norm; "uniform" is ω = 1.
         affine: with "joint" the right side keeps the expert's bias, Σ ω (C Wᵀ + μ bᵀ), for
             `eliminate_bias`.
+        whole: n and ω of the task, where `moments` are of a part of its samples.
 
     Returns:
         The task's system, zero if the task has no tokens.
     """
     W, b = W.to(SUM_DTYPE), b.to(SUM_DTYPE)
-    n = moments.weight
+    n, omega = whole or (moments.weight, None)
     if n == 0:
         return RidgeSystem.zero(W.shape[1], W.shape[0], W.device)
     mu_cal = moments.cal / n  # (d,)  Eq. 52
     mu_tgt = alpha * moments.exp / n + (1 - alpha) * mu_cal  # (d,)
     G = mirror(moments.G).div_(n)  # (d, d)  Eq. 13
-    omega = 1 / G.norm().clamp_min(EPS) if task_weights == "gram" else torch.ones_like(n)  # Eq. 14
+    if omega is None:
+        omega = (
+            1 / G.norm().clamp_min(EPS) if task_weights == "gram" else torch.ones_like(n)
+        )  # Eq. 14
+    share = moments.weight / n  # (), 1 for the whole
     C = moments.C.mul_(omega / n)  # (d, d), folded (d, o)  ωC
     G *= omega  # ωG
     if moments.folded:
@@ -96,12 +103,24 @@ def task_system(
         target = C.mul_(alpha).addmm_(G, W.T, alpha=1 - alpha)  # (d, o)
     else:
         target = C.mul_(alpha).add_(G, alpha=1 - alpha) @ W.T  # (d, o)
-    y = W @ mu_tgt + b  # (o,)
+    y = W @ mu_tgt + share * b  # (o,)
     if moments.residual_gap is not None:
         y += alpha * moments.residual_gap / n
     if affine == "joint":
         target.addr_(omega * mu_cal, b)
-    return RidgeSystem(G, target, omega * mu_cal, omega * y, omega)
+    return RidgeSystem(G, target, omega * mu_cal, omega * y, share * omega)
+
+
+def task_halves(
+    halves: Sequence[Moments], W: Tensor, b: Tensor, alpha: float, task_weights: str, affine: str
+) -> list[RidgeSystem]:
+    """Return `task_system` of each half of a task's samples, with n and ω of the whole."""
+    n = halves[0].weight + halves[1].weight
+    if n == 0 or task_weights != "gram":
+        omega = torch.ones_like(n)
+    else:
+        omega = 1 / (mirror(halves[0].G + halves[1].G) / n).norm().clamp_min(EPS)
+    return [task_system(half, W, b, alpha, task_weights, affine, (n, omega)) for half in halves]
 
 
 def prior_system(W: Tensor, W_base: Tensor, kappa: float) -> RidgeSystem:
