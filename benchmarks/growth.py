@@ -32,9 +32,9 @@ from benchmarks.measure import arguments, images, machine, memory
 from benchmarks.scaling import exponent
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.estimate import Job, estimate
-from featcal.cli.models import skeleton
+from featcal.cli.folders import skeleton
 from featcal.cli.plan import shape_of
-from featcal.cli.process import return_large_blocks
+from featcal.cli.start import return_large_blocks
 from featcal.files import write_json
 
 SIZES = {

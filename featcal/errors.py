@@ -157,6 +157,7 @@ class BadPlan(FeatCalError):
     """Report a block plan that does not fit the model, or a model without an inferable plan."""
 
     def __init__(self, model: str, problem: str, way_out: str = ""):
+        self.problem = problem
         default = (
             "name its list of blocks: --set stack=PATH, or in Python "
             "plan=featcal.BlockPlan(featcal.Stack('name', blocks='PATH'))"

@@ -10,26 +10,24 @@ from typer import Option
 from featcal.card import licences_differ, write_card
 from featcal.cli import options
 from featcal.cli.folders import (
+    Inputs,
+    check_config,
     existing_folder,
     new_folder,
-    require_space,
-    require_work_folder,
-    stored_bytes,
-)
-from featcal.cli.models import (
-    Inputs,
-    block_count,
-    note_heads,
-    note_vocabularies,
     plan_with,
+    push,
     read_inputs,
+    require_hub,
+    require_space,
+    require_writable,
     skeleton,
+    stored_bytes,
+    vocabulary_sizes,
     whole_experts,
 )
-from featcal.cli.process import return_large_blocks
-from featcal.cli.publish import Push, push, require_hub
-from featcal.cli.terminal import Json, bytes_of, note, progress_bar, say, say_json, table
-from featcal.settings import Calibration
+from featcal.cli.start import return_large_blocks
+from featcal.cli.terminal import bytes_of, note, progress_bar, say, say_json, table
+from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,10 +39,11 @@ if TYPE_CHECKING:
 
 WORK = "Scratch folder for activations and finished blocks. Default: next to --out."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
+RIDGE = "λ > 0, the pull to the anchor (paper: 0.05)."
+BLEND = "ρ: 1 anchors at the merged weight, above 1 extrapolates away from the base (paper: 2)."
+INTERPOLATION = "α in [0, 1]: 1 targets the experts' features (paper: 0.3)."
 SETTINGS = (Calibration(), options.Running())
-EPILOG = f"""{options.PICTURES}
-
-{options.TEXTS}
+EPILOG = f"""{options.DATA_FORMATS}
 
 Examples:
 
@@ -56,8 +55,8 @@ featcal calibrate --base base --merged merged --expert dtd=d --data dtd=tanganke
 
 featcal calibrate --merged merged --data math=math.jsonl --data code=code.jsonl --out new --set recipe=merge.yaml
 
-Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted, and
-the same command continues after the last finished block."""
+Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted (the same command continues
+after the last finished block)."""
 
 
 def calibrate(
@@ -67,14 +66,9 @@ def calibrate(
     base: options.Base = None,
     expert: options.RecipeExperts = None,
     preset: options.Preset = "paper",
-    ridge: Annotated[float | None, Option(help="λ > 0: pull to the anchor (paper: 0.05).")] = None,
-    anchor_blend: Annotated[
-        float | None,
-        Option(help="ρ: 1 anchors at the merged weight, above 1 extrapolates (paper: 2)."),
-    ] = None,
-    interpolation: Annotated[
-        float | None, Option(help="α in [0, 1]: 1 targets the experts' features (paper: 0.3).")
-    ] = None,
+    ridge: Annotated[float | None, Option(help=RIDGE)] = None,
+    anchor_blend: Annotated[float | None, Option(help=BLEND)] = None,
+    interpolation: Annotated[float | None, Option(help=INTERPOLATION)] = None,
     samples: options.Samples = 256,
     seed: options.Seed = 42,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
@@ -83,12 +77,12 @@ def calibrate(
     host_memory: options.HostMemory = "",
     work: Annotated[Path | None, Option(help=WORK)] = None,
     dry_run: Annotated[bool, Option("--dry-run", help=DRY_RUN)] = False,
-    push_to_hub: Push = None,
-    as_json: Json = False,
+    push_to_hub: options.Push = None,
+    as_json: options.Json = False,
     force: options.Force = False,
 ) -> None:
     """Calibrate a merged model to its experts' features, block by block in closed form, and write
-    it as a folder of the same format.
+    the result as a folder of the same format.
     """
     import featcal
     from featcal.calibration.ranks import current, own_device
@@ -96,27 +90,24 @@ def calibrate(
     from featcal.data.batches import drawn, held_out
     from featcal.models.batch import check_tasks
 
-    values = options.set_values(setting, *SETTINGS)
-    settings = options.calibration_settings(
-        preset, values, ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation
-    )
-    keys = options.changed(options.Running(), values, "calibrate")
+    given = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
+    chosen = Calibration.preset(preset, {k: v for k, v in given.items() if v is not None})
+    settings, keys = options.read_set(setting, "calibrate", chosen, options.Running())
     existing_folder("--merged", merged)
-    inputs = read_inputs(base, expert, keys.recipe, merged)
+    named = options.named_folders("--expert", expert or ())
+    inputs = read_inputs(base, named, keys.recipe, merged)
     datasets = options.named_data(data)
     folders = [merged, *inputs.folders, *options.local_paths(datasets)]
     new_folder(out, force, folders)
     require_hub(push_to_hub)
-    memory = bytes_of("--host-memory", host_memory) if host_memory else None
+    memory = bytes_of("--host-memory", host_memory)
     where, precision = own_device(options.device_named(device)), options.dtype_named(dtype)
-    if work is not None:
-        require_work_folder(work, out, folders)
+    require_work_folder(work, [*folders, out])
     check_tasks(inputs.experts, {name: [dataset] for name, dataset in datasets.items()})
     student = skeleton(merged)
-    note_heads(student, inputs)
-    note_vocabularies({"base": inputs.base, "merged": merged} | inputs.labelled_experts)
+    check_configs(student, merged, inputs)
     plan = plan_with(student, keys.stack)
-    blocks = block_count(student, plan, settings.modules)
+    blocks = block_count(student, plan, settings)
     mine = list(inputs.experts) if dry_run else current().mine(inputs.experts)
     own = {name: datasets[name] for name in mine}
     sources = (inputs.base, merged)
@@ -133,7 +124,7 @@ def calibrate(
         job = {"settings": settings, "on_gpu": where.type == "cuda", "host_memory": memory}
         return show_dry_run(student.to(precision), plan, batches, keys.batch, job, as_json, out)
     how |= {"host_memory": memory, "work": work, "resume": keys.resume}
-    # the batches of other processes' tasks are theirs to read
+    # each process reads the batches of its own tasks only
     how["batches"] = dict.fromkeys(datasets, ()) | batches
     how["held_out"] = held_out(student, sources, own, draw)
     if where.type == "cpu":
@@ -148,15 +139,59 @@ def calibrate(
         except KeyboardInterrupt:
             note("the same command continues after the last finished block")
             raise
-    if not current().first:
-        return None
-    drawing = {"samples of each task": samples, "split": keys.split, "seed": seed}
-    drawing |= {"precision": dtype}
-    if keys.tokens:
-        drawing["tokens of a sample, at most"] = keys.tokens
-    write_samples_card(out, merged, inputs, settings, result, datasets, drawing)
-    show_result(result, settings.stated, as_json)
-    push(out, push_to_hub)
+    if current().first:
+        drawing = {"samples of each task": samples, "split": keys.split, "seed": seed}
+        drawing |= {"precision": dtype}
+        if keys.tokens:
+            drawing["maximum tokens of a sample"] = keys.tokens
+        write_samples_card(out, merged, inputs, settings, result, datasets, drawing)
+        show_result(result, settings, as_json)
+        push(out, push_to_hub)
+
+
+def require_work_folder(work: Path | None, folders: list[Path]) -> None:
+    """Check the scratch folder. Raises: BadSetting for a file or a folder used otherwise."""
+    if work is None:
+        return
+    require(not work.is_file(), "--work", str(work), "names a file; name a folder")
+    for folder in (folder.resolve() for folder in folders):
+        inside = folder in (work.resolve(), *work.resolve().parents)
+        expected = f"lies in {folder}, which is read or written as a whole; name another folder"
+        require(not inside, "--work", str(work), expected)
+    require_writable("--work", work / "run")
+
+
+def check_configs(student: Any, merged: Path, inputs: Inputs) -> None:
+    """Check every config.json; note heads that are not used and vocabularies that differ."""
+    from featcal.models.load import model_class
+
+    for name, folder in inputs.configured.items():
+        own, kind = model_class(folder), type(student)
+        if own is not kind and own.base_model_prefix == kind.base_model_prefix:
+            note(f"{name}: a {own.__name__}; its head is not used (merged: {kind.__name__})")
+    folders = {"base": inputs.base, "merged": merged} | inputs.configured
+    for folder in folders.values():
+        check_config(folder)
+    if sizes := vocabulary_sizes(folders):
+        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        note(
+            f"vocabulary sizes: {listed}; samples are tokenised with the base's vocabulary, and "
+            "the merged model's embeddings stay as they are"
+        )
+
+
+def block_count(model: Any, plan: "BlockPlan", settings: Calibration) -> int:
+    """Return the number of blocks to solve, after the checks that need no weights.
+
+    Raises: BadPlan, UnknownKey.
+    """
+    from featcal.models.modules import check_coverage, check_modules
+    from featcal.models.plan import blocks_of
+
+    for stack in plan.stacks:
+        check_coverage(model, stack)
+    check_modules(model, plan, settings.modules)
+    return sum(len(blocks_of(model, stack)) for stack in plan.stacks)
 
 
 def check_inputs(
@@ -192,13 +227,12 @@ def show_dry_run(
     Raises: BadSetting if the disk has too little room.
     """
     from featcal.calibration.estimate import Job
-    from featcal.cli.inspect import cannot_run
-    from featcal.cli.plan import estimated, needs_as_mapping, show_needs
+    from featcal.cli.plan import cannot_run, estimated, needs_as_mapping, show_needs
 
     most = max(task.samples for task in batches.values())
     longest = max(task.longest for task in batches.values())
     job = Job(len(batches), most, min(batch, most), **how)
-    # a model that cannot run without weights can be calibrated all the same
+    # a model that cannot run without weights can still be calibrated
     with cannot_run() as reasons:
         needs = estimated(model, job, longest or None, longest > 0, plan)
     if reasons:
@@ -209,9 +243,9 @@ def show_dry_run(
             task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()
         }
         return say_json({"drawn": samples, "needs": needs_as_mapping(needs)})
-    columns = ["task", "samples", *(["longest text, tokens"] if longest else [])]
+    columns = ["task", "samples", *(["longest text (tokens)"] if longest else [])]
     rows = [[task, str(of.samples), str(of.longest)] for task, of in batches.items()]
-    title = "all inputs fit; models replay one sample of each task"
+    title = "all inputs fit; each model replays one sample of its task"
     table(title, columns, [row[: len(columns)] for row in rows])
     show_needs(needs, job)
     say("nothing was computed and nothing written (--dry-run)")
@@ -226,32 +260,32 @@ def write_samples_card(
     datasets: "Mapping[str, Location]",
     drawing: Mapping[str, object],
 ) -> None:
-    """Replace the card of a written folder by one that also says where the samples came from."""
+    """Replace the card of a written folder by one that also names the source of the samples."""
     from featcal.calibration.write import calibration_card
 
     names, on_hub = {}, []
-    for task, dataset in datasets.items():
+    for task, dataset in sorted(datasets.items()):
+        name = Path(dataset.source).resolve().name
         if dataset.on_hub:
             on_hub.append(str(dataset.source))
-            names[task] = f"{dataset.source}@{dataset.revision}"
-            names[task] += f":{dataset.config}" if dataset.config else ""
-        else:
-            names[task] = Path(dataset.source).resolve().name
-    samples = {**drawing, **{f"samples of {task}": name for task, name in sorted(names.items())}}
+            config = f":{dataset.config}" if dataset.config else ""
+            name = f"{dataset.source}@{dataset.revision}{config}"
+        names[f"samples of {task}"] = name
     models, results = (merged, inputs.base, inputs.experts), (result.blocks, result.drift)
-    write_card(out, calibration_card(*models, settings, *results, samples, on_hub))
+    card = calibration_card(*models, settings, *results, {**drawing, **names}, on_hub)
+    write_card(out, card)
     if licences_differ({"base": inputs.base, "merged": merged, **inputs.experts}):
         note(f"{out / 'README.md'}: the inputs have different licences; decide which terms apply")
 
 
-def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> None:
+def show_result(result: "Result", settings: Calibration, as_json: bool) -> None:
     """Print the drift of the blocks and from each expert, with a warning where it grew."""
     from featcal.calibration.write import DRIFT_COLUMNS, drift_rows, worse
 
     if as_json:
         blocks = [block.stated for block in result.blocks]
         drift = [asdict(one) for one in result.drift]
-        content = {"folder": str(result.folder), "settings": settings, "blocks": blocks}
+        content = {"folder": str(result.folder), "settings": settings.stated, "blocks": blocks}
         say_json(content | {"drift": drift})
     else:
         rows = [

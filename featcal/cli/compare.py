@@ -1,4 +1,4 @@
-"""`featcal compare`: how closely models match their experts on unseen samples, without labels."""
+"""`featcal compare`: measure how closely models match their experts on unseen samples."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.folders import existing_folder
-from featcal.cli.models import Inputs, plan_with, skeleton, vocabulary_sizes, whole_experts
-from featcal.cli.publish import Card, model_index_entry
-from featcal.cli.terminal import Json, say_json, table
+from featcal.cli.evaluate import model_index_entry
+from featcal.cli.folders import Inputs, plan_with, skeleton, vocabulary_sizes, whole_experts
+from featcal.cli.terminal import say_json, table
 from featcal.errors import BadSetting
 
 if TYPE_CHECKING:
     from featcal.evaluation.compare import Agreement
 
 MODEL = "Model to compare; the first is the reference. Repeatable."
-BASE = "Folder of the base; needed for LoRA experts and vocabularies that differ."
+BASE = "Folder of the base; needed if experts are LoRA adapters or vocabularies differ."
+SKIP = "Number of first samples to skip, because calibration used them."
 KEYS = options.SamplingAndBlocks()
 # by field of Agreement: column, number format, factor, and its name in the model card
 MEASURES = {
@@ -27,8 +27,8 @@ MEASURES = {
     "kl": ("KL", ".4f", 1, "KL from the expert's answers"),
     "top1": ("top-1", ".1f", 100, "top-1 agreement with the expert"),
 }
-EPILOG = """Drift and cosine compare the features after the last block. KL and top-1
-agreement compare the answers of models with a head. With several models, ± is the standard error
+EPILOG = """Drift and cosine compare the features after the last block. KL and top-1 agreement
+compare the answers of models with a head. With several models, ± is the standard error
 of the difference to the first one, paired by sample.
 
 Examples:
@@ -44,37 +44,36 @@ def compare(
     data: options.Data,
     base: Annotated[Path | None, Option(help=BASE)] = None,
     samples: Annotated[int, Option(min=2, help="Samples per task.")] = 64,
-    skip: Annotated[
-        int, Option(min=0, help="First samples to leave out, as calibrate used them.")
-    ] = 256,
+    skip: Annotated[int, Option(min=0, help=SKIP)] = 256,
     seed: options.Seed = 42,
     setting: Annotated[list[str] | None, options.set_option(KEYS)] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    card: Card = False,
-    as_json: Json = False,
+    card: options.Card = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Measure how closely models match their experts: drift, cosine, KL and top-1 agreement."""
-    keys = options.changed(KEYS, options.set_values(setting, KEYS), "compare")
+    """Measure how closely models match their experts: drift, cosine, KL and top-1 agreement. No
+    labels are needed.
+    """
+    (keys,) = options.read_set(setting, "compare", KEYS)
     models = options.named_folders("--model", model)
     experts = options.named_folders("--expert", expert)
+    if base is not None:
+        options.existing_folder("--base", base)
     datasets = options.named_data(data)
-    from featcal.models.load import is_adapter
-
-    adapter_bases = {}
-    for name in (name for name, folder in experts.items() if is_adapter(folder)):
-        if base is None:
-            expected = f"must be given: {name!r} is a LoRA adapter of that model"
-            raise BadSetting("--base", None, expected)
-        adapter_bases[name] = existing_folder("--base", base)
     import featcal
     from featcal.data.batches import drawn
     from featcal.models.batch import check_tasks
+    from featcal.models.load import is_adapter
 
+    adapters = [name for name, folder in experts.items() if is_adapter(folder)]
+    whole = {name: folder for name, folder in experts.items() if name not in adapters}
+    if base is None and adapters:
+        expected = f"must be given: {adapters[0]!r} is a LoRA adapter of that model"
+        raise BadSetting("--base", None, expected)
     check_tasks(experts, {name: [dataset] for name, dataset in datasets.items()})
-    whole = {name: folder for name, folder in experts.items() if name not in adapter_bases}
     sizes = vocabulary_sizes({f"model {n!r}": folder for n, folder in models.items()} | whole)
-    if base is None and len(set(sizes.values())) > 1:
+    if base is None and sizes:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
         expected = f"must be given, because vocabularies differ in size ({listed})"
         raise BadSetting("--base", None, expected)
@@ -84,7 +83,7 @@ def compare(
     student = skeleton(first)
     plan = plan_with(student, keys.stack)
     batches = drawn(student, sources, datasets, keys.draw(samples, seed, dtype, skip))
-    inputs = Inputs(base or first, experts, adapter_bases)
+    inputs = Inputs(base or first, experts, dict.fromkeys(adapters, base or first))
     with TemporaryDirectory() as work, whole_experts(inputs, Path(work), experts) as folders:
         agreements = featcal.compare(
             models, folders, batches, plan=plan, device=where, dtype=precision
@@ -97,14 +96,20 @@ def compare(
         from featcal.card import add_results
 
         for name, folder in models.items():
-            entries = []
-            for one in (one for one in agreements if one.model == name):
-                for field, value in measured(one).items():
-                    measure = {"metric_type": field, "metric_name": MEASURES[field][3]}
-                    measure |= {"task_type": "feature-extraction"}
-                    number = float(f"{value:.6g}")
-                    where_from = (datasets[one.expert], one.expert, keys.split)
-                    entries.append(model_index_entry(*where_from, metric_value=number, **measure))
+            entries = [
+                model_index_entry(
+                    datasets[one.expert],
+                    one.expert,
+                    keys.split,
+                    task_type="feature-extraction",
+                    metric_type=field,
+                    metric_name=MEASURES[field][3],
+                    metric_value=float(f"{value:.6g}"),
+                )
+                for one in agreements
+                if one.model == name
+                for field, value in measured(one).items()
+            ]
             add_results(folder, entries)
 
 

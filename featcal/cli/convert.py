@@ -5,13 +5,13 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from featcal.cli import options
 from featcal.cli.evaluate import has_tokenizer
 from featcal.cli.folders import existing_folder, new_folder, require_space, stored_bytes
-from featcal.cli.options import Force
-from featcal.cli.terminal import Json, say, say_json
+from featcal.cli.terminal import say, say_json
 from featcal.settings import require
 
-CLIP = "Whole CLIP whose text tower to add, if SOURCE is only a vision model."
+CLIP = "Whole CLIP that provides the text tower, if SOURCE is only a vision model."
 EPILOG = """Examples:
 
 featcal convert open_clip_folder --out transformers_folder
@@ -20,29 +20,30 @@ featcal convert calibrated --clip base --out open_clip_folder"""
 
 
 def convert(
-    source: Annotated[Path, Argument(help="Folder of transformers or open_clip.")],
+    source: Annotated[Path, Argument(help="Model folder of transformers or open_clip.")],
     out: Annotated[Path, Option(help="Folder to write, in the other format.")],
     clip: Annotated[Path | None, Option(help=CLIP)] = None,
-    as_json: Json = False,
-    force: Force = False,
+    as_json: options.Json = False,
+    force: options.Force = False,
 ) -> None:
-    """Convert a CLIP between transformers and open_clip. A round trip is bit-exact."""
+    """Convert a CLIP model between transformers and open_clip. A round trip is bit-exact."""
     existing_folder("SOURCE", source)
     whole = None if clip is None else existing_folder("--clip", clip)
     new_folder(out, force, [source] if whole is None else [source, whole])
     require_space("--out", out, stored_bytes(source))
     from featcal.interchange.open_clip import is_open_clip, to_open_clip, to_transformers
 
-    if not is_open_clip(source):
+    form = "transformers" if is_open_clip(source) else "open_clip"
+    if form == "open_clip":
         to_open_clip(source, out, whole)
-        if as_json:
-            return say_json({"folder": str(out), "form": "open_clip"})
-        return say(f'open_clip folder: {out}; load it: open_clip.create_model("local-dir:{out}")')
-    expected = "is not needed: an open_clip folder has both towers"
-    require(whole is None, "--clip", str(clip), expected)
-    to_transformers(source, out)
+        more = f'; load it: open_clip.create_model("local-dir:{out}")'
+    else:
+        expected = "is not needed: an open_clip folder has both towers"
+        require(whole is None, "--clip", str(clip), expected)
+        to_transformers(source, out)
+        lacks = "; it has no tokenizer, and featcal evaluate needs CLIP's tokenizer files in it"
+        more = "" if has_tokenizer(out) else lacks
     if as_json:
-        return say_json({"folder": str(out), "form": "transformers"})
-    say(f"transformers folder: {out}")
-    if not has_tokenizer(out):
-        say("SOURCE has no tokenizer; featcal evaluate needs CLIP's tokenizer files in the folder")
+        say_json({"folder": str(out), "form": form})
+    else:
+        say(f"{form} folder: {out}{more}")

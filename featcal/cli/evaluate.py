@@ -1,6 +1,6 @@
 """`featcal evaluate`: accuracy on labelled images (CLIP, zero-shot) or labelled texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.folders import existing_folder
-from featcal.cli.models import skeleton
-from featcal.cli.publish import Card, model_index_entry
-from featcal.cli.terminal import Json, note, say_json, table
+from featcal.cli.folders import existing_folder, skeleton
+from featcal.cli.terminal import note, say_json, table
 from featcal.errors import BadFile, BadSetting, TensorsDiffer
 from featcal.settings import require
 
 if TYPE_CHECKING:
     import torch
+    from huggingface_hub import EvalResult
     from torch import Tensor
 
     from featcal.data.images import ImageSet
@@ -29,7 +28,7 @@ SAMPLING = options.Sampling(batch=64, split="test")
 LABELLED = "Labelled images or texts of a task. Repeatable."
 CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."
 TOKENIZERS = ("tokenizer.json", "vocab.json")
-EPILOG = """Images need the whole CLIP: its text tower makes the zero-shot heads.
+EPILOG = """Images need the whole CLIP model: its text tower makes the zero-shot heads.
 
 Texts are classified by the model's own head. Without one, a causal model or T5 chooses the label
 with the highest likelihood, and an encoder the label with the nearest vector (a SentenceTransformer
@@ -47,20 +46,20 @@ featcal evaluate --model new --data reviews=reviews --classes reviews=bad,good -
 def evaluate(
     model: Annotated[Path, Option(help="Folder of the model to evaluate.")],
     data: Annotated[list[str], Option(metavar="NAME=PATH", help=LABELLED)],
-    clip: Annotated[Path | None, Option(help="Whole CLIP, for images.")] = None,
+    clip: Annotated[Path | None, Option(help="Whole CLIP model, for images.")] = None,
     template: options.Template = None,
     classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)] = None,
     setting: Annotated[list[str] | None, options.set_option(SAMPLING)] = None,
     device: options.Device = "auto",
-    card: Card = False,
-    as_json: Json = False,
+    card: options.Card = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Measure accuracy per task."""
-    values = options.set_values(setting, SAMPLING)
-    sampling = options.changed(SAMPLING, values, "evaluate")
+    """Measure the accuracy of a model on labelled images or texts, task by task."""
+    (sampling,) = options.read_set(setting, "evaluate", SAMPLING)
     existing_folder("--model", model)
-    options.require_prompts(template or ())
-    prompts = list(template or ())
+    prompts, classes = template or [], classes or []
+    for prompt in prompts:
+        require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
     if clip is None:
         from featcal.data.texts import input_of
 
@@ -69,7 +68,7 @@ def evaluate(
             raise BadSetting("--clip", None, expected)
         kind, unit, datasets = "text-classification", "texts", options.named_data(data)
         where = options.device_named(device)
-        answers = text_answers(model, datasets, prompts, classes or (), sampling, where)
+        answers = text_answers(model, datasets, prompts, classes, sampling, where)
     else:
         expected = "is for images; --classes and --set tokens are for texts"
         require(not classes and sampling.tokens is None, "--clip", str(clip), expected)
@@ -78,9 +77,25 @@ def evaluate(
         kind, unit, datasets = "zero-shot-image-classification", "images", options.named_data(data)
         where, prompts = options.device_named(device), prompts or ["a photo of a {}."]
         answers = image_answers(model, clip, datasets, prompts, sampling, where)
-    show_accuracy(model, answers, unit, as_json)
+    from featcal.evaluation.zero_shot import percent
+
+    accuracy = {task: percent(right) for task, (right, _) in answers.items()}
+    average = sum(accuracy.values()) / len(accuracy)
+    if as_json:
+        counts = {task: len(right) for task, (right, _) in answers.items()}
+        tasks = {task: {"accuracy": value, unit: counts[task]} for task, value in accuracy.items()}
+        say_json({"model": str(model), "tasks": tasks, "average": average})
+    else:
+        show_accuracy(model, answers, accuracy | {"average": average}, unit)
     if card:
-        add_to_card(model, answers, datasets, sampling.split, kind)
+        from featcal.card import add_results
+
+        measure = {"task_type": kind, "metric_type": "accuracy", "metric_name": "accuracy"}
+        entries = []
+        for task, value in accuracy.items():
+            measure["metric_value"] = round(value / 100, 4)
+            entries.append(model_index_entry(datasets[task], task, sampling.split, **measure))
+        add_results(model, entries)
 
 
 def image_answers(
@@ -141,12 +156,12 @@ def zero_shot_heads(
 def text_answers(
     folder: Path,
     datasets: "Mapping[str, Location]",
-    templates: Sequence[str],
-    classes: Sequence[str],
+    templates: list[str],
+    classes: list[str],
     sampling: options.Sampling,
     device: "torch.device",
 ) -> "Answers":
-    """Return the answers on labelled texts, by what the model has."""
+    """Return the answers on labelled texts, by the head, likelihoods or vectors of the model."""
     from featcal.data.texts import input_of, load_labelled, reader_for
     from featcal.evaluation.texts import WAYS, Sentences, TextModel, right_answers, way_of
     from featcal.models.load import load_model
@@ -159,9 +174,9 @@ def text_answers(
     model = load_model(folder).to(device)
     way, sentences = way_of(model), Sentences.of_folder(folder)
     one = way != "likelihood" or len(templates) < 2
-    require(one, "--template", list(templates), "must be one for likelihoods")
+    require(one, "--template", templates, "must be one for likelihoods")
     expected = "is not used by a model with a head of classes"
-    require(way != "head" or not templates, "--template", list(templates), expected)
+    require(way != "head" or not templates, "--template", templates, expected)
     mean = ", the mean over its tokens" if way == "vectors" and not sentences.given else ""
     note(f"{folder}: {WAYS[way]}{mean}")
     reader = reader_for([folder], input_of(model), sampling.tokens)
@@ -169,50 +184,41 @@ def text_answers(
     for task, dataset in datasets.items():
         labelled = load_labelled(dataset, sampling.split, names.get(task))
         named = labelled.samples[0].label is not None and way == "likelihood"
-        prompts = list(templates) or [" {}" if named else "{}"]
+        prompts = templates or [" {}" if named else "{}"]
         answers[task] = (right_answers(asked, labelled, prompts), None)
     return answers
 
 
-def show_accuracy(model: Path, answers: "Answers", unit: str, as_json: bool) -> None:
+def show_accuracy(
+    model: Path, answers: "Answers", accuracy: Mapping[str, float], unit: str
+) -> None:
     """Print percent correct of every task and their average."""
-    from featcal.evaluation.zero_shot import percent
-
-    accuracy = {name: percent(right) for name, (right, _) in answers.items()}
-    average = sum(accuracy.values()) / len(accuracy)
-    if as_json:
-        tasks = {
-            name: {"accuracy": value, unit: len(answers[name][0])}
-            for name, value in accuracy.items()
-        }
-        return say_json({"model": str(model), "tasks": tasks, "average": average})
-    rows = [
-        [name, str(count or ""), str(len(right)), f"{accuracy[name]:.2f}"]
-        for name, (right, count) in answers.items()
-    ]
-    rows.append(["average", "", "", f"{average:.2f}"])
-    columns = ["task", "classes", unit, "accuracy"]
+    columns, rows = ["task", "classes", unit, "accuracy"], []
+    for task, value in accuracy.items():
+        right, count = answers.get(task, ((), None))
+        rows.append([task, str(count or ""), str(len(right) or ""), f"{value:.2f}"])
     if unit == "texts":  # the number of classes is not known
         columns, rows = columns[:1] + columns[2:], [row[:1] + row[2:] for row in rows]
     table(f"{model}: percent correct", columns, rows)
 
 
-def add_to_card(
-    model: Path, answers: "Answers", datasets: "Mapping[str, Location]", split: str, kind: str
-) -> None:
-    """Write the accuracies into the model's card. Raises: BadFile for a folder without one."""
-    from featcal.card import add_results
-    from featcal.evaluation.zero_shot import percent
-
-    measure = {"task_type": kind, "metric_type": "accuracy", "metric_name": "accuracy"}
-    entries = []
-    for task, (right, _) in answers.items():
-        value = round(percent(right) / 100, 4)
-        entry = model_index_entry(datasets[task], task, split, metric_value=value, **measure)
-        entries.append(entry)
-    add_results(model, entries)
-
-
 def has_tokenizer(folder: Path) -> bool:
     """Return whether the folder has the files of a tokenizer."""
     return any((folder / name).is_file() for name in TOKENIZERS)
+
+
+def model_index_entry(dataset: "Location", task: str, split: str, **measure: Any) -> "EvalResult":
+    """Return one result for the hub's model-index.
+
+    measure: task_type, metric_type, metric_name, metric_value, as the hub names them.
+    """
+    from huggingface_hub import EvalResult
+
+    return EvalResult(
+        dataset_type=str(dataset.source) if dataset.on_hub else task,
+        dataset_name=task,
+        dataset_revision=dataset.revision,
+        dataset_config=dataset.config,
+        dataset_split=split,
+        **measure,
+    )

@@ -2,17 +2,15 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from featcal.cli.folders import existing_folder
-from featcal.cli.models import check_config
-from featcal.cli.terminal import Json, say, say_json, table
+from featcal.cli import options
+from featcal.cli.folders import check_config, existing_folder
+from featcal.cli.terminal import say, say_json, table
 from featcal.errors import BadPlan, FeatCalError
 from featcal.interchange.mergekit import read_recipe, recipe_in
 
@@ -23,12 +21,14 @@ if TYPE_CHECKING:
     from featcal.models.checkpoint import LazyCheckpoint
     from featcal.models.plan import BlockPlan, Stack
 
+    Blocks = dict[str, list[dict[str, tuple[int, ...]]]]
+
 LARGEST = 5  # tensors and parameters that are listed
 TOKENS = 8  # length of the text from which sites are derived
 EXPERT = re.compile(r"(?<=experts)\.\d+\.")  # the index of a mixture's expert in a name
 BLOCK = re.compile(r"(.+?)\.(\d+)\.(.+)")  # list, index of the block, tensor of the block
 INDEX = re.compile(r"\.\d+(?=\.)")
-PLAN = "Also show what calibration solves, by building the model; or only the stored tensors."
+PLAN = "Build the model to show also what calibration solves (--plan), or show tensors only."
 EPILOG = """Examples:
 
 featcal inspect models/base
@@ -37,31 +37,62 @@ featcal inspect merged --plan --json"""
 
 
 def inspect(
-    folder: Annotated[Path, Argument(help="Checkpoint folder: config.json and safetensors.")],
+    folder: Annotated[Path, Argument(help="Model folder: config.json and safetensors.")],
     plan: Annotated[bool | None, Option("--plan/--tensors", show_default=False, help=PLAN)] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show the contents of a model folder and, with --plan, what calibration solves of it. Exit
     code 2 for NaN or infinity.
     """
-    existing_folder("inspect", folder)
+    existing_folder("FOLDER", folder)
     from featcal.models.checkpoint import LazyCheckpoint
 
     if plan is None or (folder / "adapter_config.json").is_file():
         check_config(folder)
     checkpoint, recipe = LazyCheckpoint(folder), recipe_as_mapping(recipe_in(folder))
-    if as_json:
-        content = tensors_as_mapping(checkpoint) | {"recipe": recipe}
-        checkpoint.check_finite()
-        return say_json(content | ({"calibration": plan_as_mapping(folder)} if plan else {}))
-    show_tensors(checkpoint)
+    blocks = stored_blocks(checkpoint)
+    sizes = {name: prod(checkpoint.shape(name)) for name in checkpoint.names}
+    kinds = Counter(checkpoint.kind(name) for name in checkpoint.names)
     checkpoint.check_finite()
+    if as_json:
+        content = {"folder": str(folder), "tensors": len(sizes), "values": sum(sizes.values())}
+        content |= {"stored_as": dict(kinds), "recipe": recipe}
+        content |= {"blocks": {path: len(each) for path, each in blocks.items()}}
+        return say_json(content | ({"calibration": plan_as_mapping(folder)} if plan else {}))
+    say(f"{folder}: {len(sizes)} tensors, {sum(sizes.values()):,} values")
+    say(f"stored as {', '.join(f'{kind} ({n} tensors)' for kind, n in kinds.most_common())}")
+    rows = [[name, shape_text(checkpoint.shape(name)), f"{sizes[name]:,}"] for name in top(sizes)]
+    table("largest tensors", ["name", "shape", "values"], rows)
     say("values: no NaN, no infinity")
     for role, models in recipe.items():
         say(f"{role}: {', '.join(models) if isinstance(models, list) else models}")
     if plan:
         return show_plan(folder)
-    for path, blocks in stored_blocks(checkpoint).items():
+    show_blocks(blocks)
+    if plan is None:
+        say(
+            f"to check config.json and see what calibration solves: featcal inspect {folder} --plan"
+        )
+
+
+def top(sizes: dict[str, int]) -> list[str]:
+    """Return the names with the largest sizes."""
+    return sorted(sizes, key=lambda name: (-sizes[name], name))[:LARGEST]
+
+
+def stored_blocks(checkpoint: "LazyCheckpoint") -> "Blocks":
+    """Return by the path of every list its blocks, as shapes by tensor."""
+    lists: dict[str, dict[int, dict[str, tuple[int, ...]]]] = {}
+    for name in checkpoint.names:
+        if parts := BLOCK.fullmatch(name):
+            path, index, tensor = parts.groups()
+            lists.setdefault(path, {}).setdefault(int(index), {})[tensor] = checkpoint.shape(name)
+    return {path: [blocks[index] for index in sorted(blocks)] for path, blocks in lists.items()}
+
+
+def show_blocks(lists: "Blocks") -> None:
+    """Print the tensors of each list's first block."""
+    for path, blocks in lists.items():
         # the experts of a mixture are alike: one row for all
         rows = {
             INDEX.sub(".*", name) if "experts" in name else name: shape_text(shape)
@@ -70,20 +101,6 @@ def inspect(
         alike = all(block == blocks[0] for block in blocks)
         say(f"{path}: {len(blocks)} blocks, {'each' if alike else 'which differ; the first'} with:")
         table("", ["tensor", "shape"], [list(row) for row in rows.items()])
-    if plan is None:
-        say(
-            f"to check config.json and see what calibration solves: featcal inspect {folder} --plan"
-        )
-
-
-def stored_blocks(checkpoint: "LazyCheckpoint") -> dict[str, list[dict[str, tuple[int, ...]]]]:
-    """Return by the path of every list its blocks, as shapes by tensor."""
-    lists: dict[str, dict[int, dict[str, tuple[int, ...]]]] = {}
-    for name in checkpoint.names:
-        if parts := BLOCK.fullmatch(name):
-            path, index, tensor = parts.groups()
-            lists.setdefault(path, {}).setdefault(int(index), {})[tensor] = checkpoint.shape(name)
-    return {path: [blocks[index] for index in sorted(blocks)] for path, blocks in lists.items()}
 
 
 def recipe_as_mapping(file: Path | None) -> dict[str, str | list[str]]:
@@ -99,77 +116,40 @@ def recipe_as_mapping(file: Path | None) -> dict[str, str | list[str]]:
     return {"merged by mergekit": recipe.method, "experts": experts, **base}
 
 
-def tensor_sizes(checkpoint: "LazyCheckpoint") -> tuple[dict[str, int], Counter[str]]:
-    """Return the number of values of each tensor, and of tensors of each data type."""
-    sizes = {name: prod(checkpoint.shape(name)) for name in checkpoint.names}
-    return sizes, Counter(checkpoint.kind(name) for name in checkpoint.names)
-
-
-def tensors_as_mapping(checkpoint: "LazyCheckpoint") -> dict[str, Any]:
-    """Return the numbers of tensors, values and blocks for --json."""
-    sizes, kinds = tensor_sizes(checkpoint)
-    return {
-        "folder": str(checkpoint.folder),
-        "tensors": len(sizes),
-        "values": sum(sizes.values()),
-        "stored_as": dict(kinds),
-        "blocks": {path: len(blocks) for path, blocks in stored_blocks(checkpoint).items()},
-    }
-
-
-def show_tensors(checkpoint: "LazyCheckpoint") -> None:
-    """Print the numbers of tensors and values, data types, and the largest tensors."""
-    sizes, kinds = tensor_sizes(checkpoint)
-    say(f"{checkpoint.folder}: {len(sizes)} tensors, {sum(sizes.values()):,} values")
-    say(f"stored as {', '.join(f'{kind} ({n} tensors)' for kind, n in kinds.most_common())}")
-    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:LARGEST]
-    rows = [[name, shape_text(checkpoint.shape(name)), f"{sizes[name]:,}"] for name in largest]
-    table("largest tensors", ["name", "shape", "values"], rows)
-
-
-@contextmanager
-def cannot_run() -> Iterator[list[str]]:
-    """Collect the reason why a model's forward fails without weights."""
-    reasons: list[str] = []
-    # what a forward may raise on a batch made up from the configuration
-    may_raise = (FeatCalError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-    try:
-        yield reasons
-    except may_raise as error:
-        reasons.append(" ".join(str(error).split())[:200])
-
-
-def model_without_weights(folder: Path) -> "nn.Module":
-    """Return the model of config.json, after checking that the stored tensors fit.
+def planned(folder: Path) -> "tuple[nn.Module, BlockPlan | BadPlan]":
+    """Return the model of config.json, after checking that the stored tensors fit, and its plan or
+    the reason why it has none.
 
     Raises: WrongKeys, MissingTensor.
     """
     from featcal.models.checkpoint import LazyCheckpoint
+    from featcal.models.families import plan_for
     from featcal.models.load import skeleton
     from featcal.models.stored import stored_tensors
 
     check_config(folder)
     model, part = skeleton(folder)
     stored_tensors(model, LazyCheckpoint(folder, part))
-    return model
+    try:
+        return model, plan_for(model)
+    except BadPlan as error:
+        return model, error
 
 
 def plan_as_mapping(folder: Path) -> dict[str, Any]:
     """Return the stacks with the modules solved in each block, or the reason why there are none."""
-    from featcal.models.families import plan_for
     from featcal.models.plan import blocks_of
 
-    model = model_without_weights(folder)
-    try:
-        plan = plan_for(model)
-    except BadPlan as error:
-        return {"model": type(model).__name__, "stacks": [], "reason": str(error)}
+    model, plan = planned(folder)
+    name = type(model).__name__
+    if isinstance(plan, BadPlan):
+        return {"model": name, "stacks": [], "reason": str(plan)}
     stacks = []
     for stack in plan.stacks:
         blocks = blocks_of(model, stack)
         entry = {"name": stack.name, "path": stack.blocks, "blocks": len(blocks)}
         stacks.append(entry | {"modules": solved_names(blocks[0])})
-    return {"model": type(model).__name__, "stacks": stacks}
+    return {"model": name, "stacks": stacks}
 
 
 def solved_names(block: "nn.Module") -> list[str]:
@@ -183,26 +163,34 @@ def solved_names(block: "nn.Module") -> list[str]:
 
 def show_plan(folder: Path) -> None:
     """Print the modules and sites of every stack, and the largest parameters left as they are."""
-    from featcal.cli.plan import shape_of
-    from featcal.models.families import plan_for
+    from featcal.cli.plan import cannot_run, shape_of
+    from featcal.models.modules import uncovered
+    from featcal.models.plan import blocks_of, parameter_count
     from featcal.settings import Calibration
 
-    model = model_without_weights(folder)
-    try:
-        plan = plan_for(model)
-    except BadPlan as error:
-        return say(f"calibration: {error}")
-    pictures = getattr(getattr(model, "config", None), "image_size", None) is not None
+    model, plan = planned(folder)
+    if isinstance(plan, BadPlan):
+        return say(f"calibration: {plan}")
+    images = getattr(getattr(model, "config", None), "image_size", None) is not None
     shapes: tuple[BlockShape, ...] = ()
     with cannot_run() as reasons:
-        shapes = shape_of(model, 1, Calibration(), None if pictures else TOKENS, False).blocks
+        shapes = shape_of(model, 1, Calibration(), None if images else TOKENS, False).blocks
     for stack in plan.stacks:
         show_stack(model, stack)
         if reasons:
             say(f"sites: unknown, because the model does not run without weights ({reasons[0]})")
         else:
             show_sites([block for block in shapes if block.stack == stack.name])
-    show_uncovered(model, plan)
+    blocks = [block for stack in plan.stacks for block in blocks_of(model, stack)]
+    stays = {id(p) for block in blocks for p in uncovered(block).values()}
+    solved = {id(p) for block in blocks for p in block.parameters()} - stays
+    left = {name: p for name, p in model.named_parameters() if id(p) not in solved}
+    total = parameter_count(model)
+    rows = [
+        [name, shape_text(left[name].shape), f"{100 * left[name].numel() / total:.1f} %"]
+        for name in top({name: p.numel() for name, p in left.items()})
+    ]
+    table("largest parameters that are not changed", ["name", "shape", "of the model"], rows)
 
 
 def show_stack(model: "nn.Module", stack: "Stack") -> None:
@@ -243,24 +231,6 @@ def show_sites(blocks: "list[BlockShape]") -> None:
             for site in block.sites
         )
         table(title, ["linears", "inputs", "outputs"], [list(row) for row in rows])
-
-
-def show_uncovered(model: "nn.Module", plan: "BlockPlan") -> None:
-    """Print the largest parameters that stay as they are, with their share of the model's."""
-    from featcal.models.modules import uncovered
-    from featcal.models.plan import blocks_of, parameter_count
-
-    blocks = [block for stack in plan.stacks for block in blocks_of(model, stack)]
-    stays = {id(p) for block in blocks for p in uncovered(block).values()}
-    solved = {id(p) for block in blocks for p in block.parameters()} - stays
-    left = {name: p for name, p in model.named_parameters() if id(p) not in solved}
-    largest = sorted(left, key=lambda name: (-left[name].numel(), name))[:LARGEST]
-    total = parameter_count(model)
-    rows = [
-        [name, shape_text(left[name].shape), f"{100 * left[name].numel() / total:.1f} %"]
-        for name in largest
-    ]
-    table("largest parameters that stay as they are", ["name", "shape", "of the model"], rows)
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

@@ -1,5 +1,5 @@
-"""The command `featcal`: a table of commands, and one place that turns errors into a message and an
-exit code.
+"""The command `featcal`: a table of commands, and the one place that turns errors into a message
+and an exit code.
 
 A command's module is imported when the command runs, so `featcal --help` loads neither torch nor
 transformers.
@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,13 +36,14 @@ COMMANDS = {
     "convert": "Convert a CLIP model between transformers and open_clip.",
     "tune": "Choose λ, ρ and α without labels.",
 }
+METAVARS = {Path: "PATH", int: "N", float: "X", str: "NAME"}
 GROUP = "featcal.commands"  # entry points of other packages: functions for typer
 PATH_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
 OTHER_PATH_ERRORS = (errno.EROFS, errno.ENAMETOOLONG)
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 a mistake in arguments, files or settings, explained in one message; "
-    "130 interrupted (Ctrl-C, SIGTERM); 1 a fault of featcal itself."
+    "130 interrupted (Ctrl-C, SIGTERM); 1 a bug in featcal."
 )
 EPILOG = f"""Examples:
 
@@ -71,7 +73,14 @@ def load_command(name: str) -> Any:
         epilog = f"{epilog.strip()}\n\n{EXIT_CODES}"
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, cls=getattr(module, "COMMAND_CLASS", None), epilog=epilog)(function)
-    return typer.main.get_command(single)
+    command = typer.main.get_command(single)
+    for option in command.params:
+        if option.param_type_name == "argument":
+            continue
+        option.metavar = option.metavar or METAVARS.get(option.type_descriptor.annotation)
+        if option.default and not option.is_flag:
+            option.help, option.show_default = f"{option.help} Default: {option.default}.", False
+    return command
 
 
 def all_commands() -> dict[str, Any]:
@@ -121,7 +130,7 @@ def options(
     """Apply the options of all commands."""
     from featcal import __version__
 
-    terminal.set_quiet(quiet)
+    terminal.show_progress(not quiet)
     if log_file:
         terminal.log_to(log_file, log_level)
     if version:
@@ -134,8 +143,13 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    several = os.environ.get("WORLD_SIZE", "1") != "1"  # torchrun; one process imports no torch
+    ranks = "featcal.calibration.ranks"
     try:
-        with sigterm_as_ctrl_c(), process_group():
+        with (
+            sigterm_as_ctrl_c(),
+            import_module(ranks).process_group() if several else nullcontext(),
+        ):
             command = typer.main.get_command(app)
             code = command.main(arguments, prog_name="featcal", standalone_mode=False)
     except RemoteRankError:  # the other process reports its own error
@@ -144,12 +158,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         terminal.complain(str(error))
         return MISTAKE
     except typer.TyperException as error:  # unknown options, missing arguments
-        terminal.complain(f"{error.format_message()}\n  - {usage_hint(error)}")
+        context = getattr(error, "ctx", None)
+        way_out = f"{context.command_path if context else 'featcal'} --help lists all options"
+        if getattr(error, "option_name", None) in ("--log-file", "--log-level", "--quiet", "-q"):
+            way_out = "put it before the command: featcal --quiet --log-file run.log COMMAND"
+        terminal.complain(f"{error.format_message()}\n  - {way_out}")
         return MISTAKE
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        kind, reason = type(error).__name__, str(error).strip().split(" Of the allocated memory")[0]
+        if (
+            kind not in ("MemoryError", "OutOfMemoryError")
+            and "can't allocate memory" not in reason
+        ):
             raise
-        terminal.complain(str(out_of_memory(["featcal", *arguments], error)))
+        problem = f"not enough memory ({reason.rstrip('.') or 'no more memory'})"
+        ways_out = (
+            "use smaller batches (--set batch=8; for a stage, `batch` in the experiment), or",
+            "end other processes on that GPU (nvidia-smi lists them), or",
+            "compute on the CPU: --device cpu",
+        )
+        problem += "; no half-written files are left"
+        location = " ".join(["featcal", *arguments][:4])
+        terminal.complain(str(FeatCalError(location, problem, *ways_out)))
         return MISTAKE
     except OSError as error:
         if not isinstance(error, PATH_ERRORS) and error.errno not in OTHER_PATH_ERRORS:
@@ -162,24 +192,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:  # by Ctrl-C here or inside typer
         terminal.complain("interrupted; no half-written files are left")
     return code if isinstance(code, int) else 0
-
-
-def usage_hint(error: Any) -> str:
-    """Return the way out for a command line that typer rejects."""
-    if getattr(error, "option_name", None) in ("--log-file", "--log-level", "--quiet", "-q"):
-        return "put it before the command: featcal --quiet --log-file run.log COMMAND"
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "featcal"
-    return f"{command} --help lists the options, and the keys of --set"
-
-
-def process_group() -> Any:
-    """Return a context in which torchrun's processes work together; of one process, nothing."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        return nullcontext()  # without importing torch
-    from featcal.calibration import ranks
-
-    return ranks.process_group()
 
 
 @contextmanager
@@ -196,21 +208,3 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
     finally:
         if ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether Python or torch ran out of memory, without importing torch."""
-    of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
-    return isinstance(error, MemoryError) or of_torch
-
-
-def out_of_memory(command: Sequence[str], error: BaseException) -> FeatCalError:
-    """Return the error of a command that ran out of memory, with the allocator's own reason."""
-    reason = str(error).strip().split(" Of the allocated memory")[0].rstrip(".")
-    return FeatCalError(
-        " ".join(command[:4]),
-        f"not enough memory ({reason or 'no more memory'}); no half-written files are left",
-        "use smaller batches (--set batch=8; of a stage, `batch` in the experiment's settings), or",
-        "end other processes on that GPU (nvidia-smi lists them), or",
-        "compute on the CPU: --device cpu",
-    )

@@ -7,26 +7,35 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from featcal.cli import options
-from featcal.cli.folders import new_folder, require_space, stored_bytes
-from featcal.cli.models import check_config, read_inputs, skeleton
-from featcal.cli.publish import Push, push, require_hub
-from featcal.cli.terminal import Json, note, say, say_json
+from featcal.cli.folders import (
+    check_config,
+    new_folder,
+    push,
+    read_inputs,
+    require_hub,
+    require_space,
+    skeleton,
+    stored_bytes,
+)
+from featcal.cli.terminal import note, say, say_json
 from featcal.merging.registry import method_named, method_names, methods_table, settings_of
-from featcal.settings import Settings
 
 
-class Embeddings(Settings):
-    """The key of --set that keeps the base's embeddings."""
+class MergeSampling(options.Sampling):
+    """Keys of --set that every method has."""
 
     embeddings: str = "merge"
 
 
-SAMPLING, EMBEDDINGS = options.Sampling(batch=16), Embeddings()
+KEYS = MergeSampling(batch=16)
+BASE = "Folder of the model the experts were fine-tuned from."
+SCALE = "Scale of the task vectors. Default: the method's."
 DATA = "Samples of a task, if the method needs any. Repeatable."
+HEAD = "heads.safetensors, if the method needs it."
 SET = (
-    "A setting of the method. Repeatable. With every method: batch=16 (samples in memory at a "
-    "time; per step for adamerging), split=train, tokens (maximum per text), embeddings=merge "
-    "(base keeps the base's)."
+    "A setting of the method. Repeatable. With every method: batch=16 (samples per batch; for "
+    "adamerging per step), split=train, tokens (maximum per text), embeddings=merge (base keeps "
+    "the base's)."
 )
 EPILOG = """Examples:
 
@@ -56,33 +65,29 @@ COMMAND_CLASS = MergeCommand
 
 def merge(
     method: Annotated[str, Argument(help=f"{', '.join(method_names())}.")],
-    base: Annotated[Path, Option(help="Folder of the model the experts were fine-tuned from.")],
+    base: Annotated[Path, Option(help=BASE)],
     expert: options.Experts,
     out: options.Out,
-    scale: Annotated[
-        float | None, Option(help="Scale of task vectors. Default: the method's.")
-    ] = None,
+    scale: Annotated[float | None, Option(help=SCALE)] = None,
     setting: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
     data: Annotated[list[str] | None, Option(metavar="NAME=PATH", help=DATA)] = None,
-    head: Annotated[Path | None, Option(help="heads.safetensors, if the method needs it.")] = None,
+    head: Annotated[Path | None, Option(help=HEAD)] = None,
     samples: Annotated[int, Option(min=1, help="Samples per task (lot: 16 to 64).")] = 256,
     seed: options.Seed = 42,
     device: options.Device = "auto",
-    push_to_hub: Push = None,
-    as_json: Json = False,
+    push_to_hub: options.Push = None,
+    as_json: options.Json = False,
     force: options.Force = False,
 ) -> None:
-    """Merge experts into one model. Tensors are read as the method needs them, not all at once."""
+    """Merge experts into one model. Tensors are read one at a time where the method allows it."""
     pairs = options.pairs_by_name("--set", setting or (), "NAME=VALUE", "density=0.1")
-    values = {name: options.yaml_scalar(text) for name, text in pairs.items()}
-    common = {
-        key: values.pop(key) for key in options.keys_of_set(SAMPLING, EMBEDDINGS) if key in values
-    }
-    sampling = options.changed(SAMPLING, common, "merge")
-    embeddings = options.changed(EMBEDDINGS, common, "merge").embeddings
-    settings = values | ({} if scale is None else {"scale": scale})
+    common = [f"{key}={pairs.pop(key)}" for key in options.keys_of_set(KEYS) if key in pairs]
+    (keys,) = options.read_set(common, "merge", KEYS)
+    settings = {name: options.yaml_scalar(text) for name, text in pairs.items()}
+    settings |= {} if scale is None else {"scale": scale}
     settings_of(method, settings)
-    inputs, datasets = read_inputs(base, expert), options.named_data(data)
+    inputs = read_inputs(base, options.named_folders("--expert", expert))
+    datasets = options.named_data(data)
     new_folder(out, force, [*inputs.folders, *options.local_paths(datasets)])
     require_space("--out", out, stored_bytes(inputs.base))
     require_hub(push_to_hub)
@@ -95,7 +100,7 @@ def merge(
 
     batches = None
     if datasets:
-        batches = drawn(student, (inputs.base,), datasets, sampling.draw(samples, seed))
+        batches = drawn(student, (inputs.base,), datasets, keys.draw(samples, seed))
     merge_folders(
         method,
         inputs.base,
@@ -104,7 +109,7 @@ def merge(
         progress=note,
         batches=batches,
         head=head,
-        embeddings=embeddings,
+        embeddings=keys.embeddings,
         device=options.device_named(device),
         **settings,
     )

@@ -1,6 +1,6 @@
-"""Options that several commands share, and the keys of `--set`."""
+"""Options that several commands share, the keys of `--set`, and how their values are read."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -10,7 +10,7 @@ from typer import Option
 
 from featcal.cli.folders import existing_folder
 from featcal.errors import UnknownKey
-from featcal.settings import Calibration, Settings, require
+from featcal.settings import Settings, require
 
 if TYPE_CHECKING:
     import torch
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=Settings)
 
-EXPERT = "Folder of an expert, a model or a LoRA adapter. Repeatable."
-DATA = "Samples of a task: a folder, a file or a dataset of the hub; no labels needed. Repeatable."
-DEVICE = "cpu, cuda, or auto: the GPU if there is one."
+EXPERT = "Folder of an expert: a model or a LoRA adapter. Repeatable."
+DATA = "Samples of a task: a folder, a file or a hub dataset; no labels needed. Repeatable."
+DEVICE = "cpu, cuda, or auto (the GPU if there is one)."
 HOST_MEMORY = "Cap on cached activations in RAM, e.g. 8GiB; the rest goes to disk. Default: no cap."
+PUSH = "Upload the written folder to this hub repository, which is created if needed."
+CARD = "Add the results to the model card (README.md), as text and as the hub's model-index."
 
 Merged = Annotated[Path, Option(help="Folder of the merged model.")]
 Base = Annotated[
@@ -41,28 +43,28 @@ Preset = Annotated[
     str, Option(help="paper: its settings for CLIP. best: beyond the paper, by validation.")
 ]
 Samples = Annotated[int, Option(min=1, help="Samples per task.")]
-Seed = Annotated[int, Option(min=0, help="Seed of the choice of samples.")]
+Seed = Annotated[int, Option(min=0, help="Random seed for drawing samples.")]
 Device = Annotated[str, Option(help=DEVICE)]
 Dtype = Annotated[str, Option(help="Precision of the models: float32 or bfloat16.")]
 HostMemory = Annotated[str, Option(metavar="SIZE", help=HOST_MEMORY)]
-Force = Annotated[bool, Option("--force", help="Replace the model folder that --out names.")]
+Force = Annotated[bool, Option("--force", help="Replace the model folder at --out.")]
 Template = Annotated[
-    list[str] | None, Option(help="Prompt with {} for the class name. Repeatable.")
+    list[str] | None, Option(metavar="PROMPT", help="Prompt with {} for the class. Repeatable.")
 ]
+Json = Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")]
+Push = Annotated[str | None, Option("--push-to-hub", metavar="OWNER/NAME", help=PUSH)]
+Card = Annotated[bool, Option("--card", help=CARD)]
 
-PICTURES = (
-    "Pictures, for CLIP, ViT, DINOv2 and SigLIP: a folder of pictures, FOLDER/train/CLASS/*.png, "
-    "FOLDER/train.parquet with a column image, or a dataset of the hub."
-)
-TEXTS = (
-    "Texts, for Llama, T5, BERT and others: FILE.txt (a sample per line), FILE.jsonl or "
-    "FILE.parquet with text, messages, prompt and completion, or input and target, a folder that "
-    "holds train.jsonl, or a dataset of the hub."
-)
+DATA_FORMATS = """Images, for CLIP, ViT, DINOv2 and SigLIP: a folder of images,
+FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image, or a hub dataset.
+
+Texts, for Llama, T5, BERT and others: FILE.txt (one sample per line), FILE.jsonl or FILE.parquet
+with text, messages, prompt and completion, or input and target, a folder with train.jsonl, or a hub
+dataset."""
 
 
 class Sampling(Settings):
-    """Keys of --set that say how samples are read."""
+    """Keys of --set for reading samples."""
 
     batch: PositiveInt = 32
     split: str = "train"
@@ -77,7 +79,7 @@ class Sampling(Settings):
 
 
 class SamplingAndBlocks(Sampling):
-    """The same, and which lists of blocks there are."""
+    """Keys of --set for samples and lists of blocks."""
 
     stack: tuple[str, ...] | None = None
 
@@ -90,11 +92,10 @@ class Running(SamplingAndBlocks):
 
 
 MEANINGS = {
-    "batch": "samples in memory at a time",
+    "batch": "samples per batch",
     "split": "split of the data",
-    "tokens": "maximum tokens per text, by default 512 or the model's limit",
-    "recipe": "mergekit YAML with base and experts, by default mergekit_config.yml of the merged "
-    "folder",
+    "tokens": "maximum per text, default 512 or the model's limit",
+    "recipe": "mergekit YAML with base and experts, default MERGED/mergekit_config.yml",
     "stack": "list of blocks, such as encoder.layers",
     "resume": "false starts from the first block",
     "padded": "texts of a batch differ in length",
@@ -119,26 +120,31 @@ def set_option(*defaults: Settings) -> Any:
         + (f" ({MEANINGS[key]})" if key in MEANINGS else "")
         for key in keys_of_set(*defaults)
     )
-    text = f"Any other setting; lists with commas. Repeatable. Keys: {keys}."
+    text = f"Any other setting; commas separate a list. Repeatable. Keys: {keys}."
     return Option("--set", metavar="KEY=VALUE", help=text)
 
 
-def set_values(pairs: Iterable[str] | None, *defaults: Settings) -> dict[str, Any]:
-    """Return the values of --set by key. Raises: BadSetting; UnknownKey with the nearest key."""
-    values = {}
+def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[Any, ...]:
+    """Return the settings changed by --set. Raises: BadSetting; UnknownKey with the nearest key."""
+    values: dict[str, Any] = {}
+    known = keys_of_set(*defaults)
     for key, text in pairs_by_name("--set", pairs or (), "KEY=VALUE", "residual=1.0").items():
-        known = keys_of_set(*defaults)
         if key not in known:
             raise UnknownKey("--set", key, known)
         kind = next(type(one) for one in defaults if key in type(one).model_fields)
         annotation = str(kind.model_fields[key].annotation)
         value = yaml_scalar(text)
-        if "tuple" in annotation and "str" in annotation and isinstance(value, str):
-            value = value.split(",")
-        elif "tuple" in annotation and "," in text and isinstance(value, str):
-            value = [yaml_scalar(part) for part in text.split(",")]
+        if "tuple" in annotation and isinstance(value, str):
+            if "str" in annotation:
+                value = value.split(",")
+            elif "," in value:
+                value = [yaml_scalar(part) for part in value.split(",")]
         values[key] = value
-    return values
+    changed = []
+    for one in defaults:
+        own = {key: value for key, value in values.items() if key in type(one).model_fields}
+        changed.append(type(one).from_mapping({**dict(one), **own}, one.section or command))
+    return tuple(changed)
 
 
 def yaml_scalar(text: str) -> Any:
@@ -148,21 +154,6 @@ def yaml_scalar(text: str) -> Any:
         return float(value) if isinstance(value, str) else value
     except (ValueError, yaml.YAMLError):
         return text
-
-
-def changed(defaults: S, values: Mapping[str, Any], command: str) -> S:
-    """Return settings with those of the values that are theirs. Raises: BadSetting."""
-    own = {key: value for key, value in values.items() if key in type(defaults).model_fields}
-    return type(defaults).from_mapping({**dict(defaults), **own}, command)
-
-
-def calibration_settings(
-    preset: str, values: Mapping[str, Any], **options: float | None
-) -> Calibration:
-    """Return a preset changed by --set and by options of their own. Raises: BadSetting."""
-    own = {key: value for key, value in values.items() if key in Calibration.model_fields}
-    given = {key: value for key, value in options.items() if value is not None}
-    return Calibration.preset(preset, own | given)
 
 
 def pairs_by_name(
@@ -202,12 +193,6 @@ def named_data(pairs: Iterable[str] | None) -> "dict[str, Location]":
 def local_paths(data: "Mapping[str, Location]") -> list[Path]:
     """Return the files and folders among the data."""
     return [one.source for one in data.values() if isinstance(one.source, Path)]
-
-
-def require_prompts(templates: Sequence[str]) -> None:
-    """Raise BadSetting for a template without {}."""
-    for prompt in templates:
-        require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
 
 
 def device_named(name: str) -> "torch.device":

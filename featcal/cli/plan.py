@@ -1,6 +1,7 @@
 """`featcal plan`: estimate a calibration from config.json files, before a weight is downloaded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,10 +10,9 @@ from pydantic import PositiveInt
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.folders import existing_folder
-from featcal.cli.models import plan_with, read_inputs, skeleton
-from featcal.cli.terminal import Json, bytes_of, count_text, say, say_json, size_text, table
-from featcal.errors import BadSetting
+from featcal.cli.folders import existing_folder, plan_with, read_inputs, skeleton
+from featcal.cli.terminal import bytes_of, say, say_json, size_text, table
+from featcal.errors import BadSetting, FeatCalError
 from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Planning(Settings):
 
 SETTINGS = (Planning(), Calibration())
 POSITIONS = ("max_position_embeddings", "n_positions")  # names of the longest text in configs
-EPILOG = """Text models need --set tokens=N, the tokens of one sample.
+EPILOG = """Text models need --set tokens=N, the number of tokens per sample.
 
 Examples:
 
@@ -53,34 +53,32 @@ def plan(
     preset: options.Preset = "paper",
     samples: options.Samples = 256,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
-    device: Annotated[str, Option(help="cpu or cuda; planning for a GPU needs none.")] = "cpu",
+    device: Annotated[str, Option(help="cpu or cuda; no GPU is needed for the estimate.")] = "cpu",
     dtype: options.Dtype = "float32",
     host_memory: options.HostMemory = "",
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Estimate memory of GPU and host, disk and operations of a calibration from config.json."""
+    """Estimate the memory, disk and operations of a calibration. Reads only config.json files."""
     from featcal.calibration.estimate import Job
     from featcal.models.streamed import InMemoryModel, require_same_tensors
 
-    values = options.set_values(setting, *SETTINGS)
-    keys = options.changed(Planning(), values, "plan")
-    settings = options.calibration_settings(preset, values)
+    keys, settings = options.read_set(setting, "plan", Planning(), Calibration.preset(preset))
     require(device in ("cpu", "cuda"), "--device", device, "must be cpu or cuda")
-    on_device = bytes_of("plan.device_memory", str(keys.device_memory))
-    on_host = bytes_of("--host-memory", host_memory) if host_memory else None
+    on_device = bytes_of("plan.device_memory", str(keys.device_memory)) or 0
+    on_host = bytes_of("--host-memory", host_memory)
     precision = options.dtype_named(dtype)
     existing_folder("--merged", merged)
-    inputs = read_inputs(base, expert, keys.recipe, merged, weights=False)
+    named = options.named_folders("--expert", expert or ())
+    inputs = read_inputs(base, named, keys.recipe, merged, weights=False)
     tasks = len(inputs.experts)
     expected = f"must be at most the number of experts, {tasks}"
     require(keys.ranks <= tasks, "plan.ranks", keys.ranks, expected)
-    folders = {"base": inputs.base, "merged": merged} | inputs.labelled_experts
     model = skeleton(inputs.base)
     blocks = plan_with(model, keys.stack)
     check_tokens(model, keys.tokens)
     towers = {
         f"{role} ({folder})": InMemoryModel(skeleton(folder, like=type(model)))
-        for role, folder in folders.items()
+        for role, folder in ({"base": inputs.base, "merged": merged} | inputs.configured).items()
     }
     require_same_tensors(towers, [stack.blocks for stack in blocks.stacks])
     batch, on_gpu = min(keys.batch, samples), device == "cuda"
@@ -100,7 +98,7 @@ def check_tokens(model: "nn.Module", tokens: int | None) -> None:
         expected = "is for text models; config.json states the number for this one"
         return require(tokens is None, key, tokens, expected)
     if tokens is None:
-        expected = f"must be given for {kind}: --set tokens=N, the tokens of one sample"
+        expected = f"must be given for {kind}: --set tokens=N, the number of tokens per sample"
         raise BadSetting(key, tokens, expected)
     most = next(
         (getattr(config, name) for name in POSITIONS if getattr(config, name, None)), tokens
@@ -110,12 +108,24 @@ def check_tokens(model: "nn.Module", tokens: int | None) -> None:
     require(relative or tokens <= most, key, tokens, expected)
 
 
+@contextmanager
+def cannot_run() -> Iterator[list[str]]:
+    """Collect the reason why a model's forward fails without weights."""
+    reasons: list[str] = []
+    # what a forward may raise on a batch made up from the configuration
+    may_raise = (FeatCalError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+    try:
+        yield reasons
+    except may_raise as error:
+        reasons.append(" ".join(str(error).split())[:200])
+
+
 def estimated(
     model: "nn.Module", job: "Job", tokens: int | None, padded: bool, plan: "BlockPlan | None"
 ) -> dict[str, dict[str, int]]:
     """Estimate what `featcal calibrate` needs, including the samples it draws.
 
-    Pictures are kept as bytes, one per value of the model's input; texts as tokens.
+    Images are kept as bytes, one per value of the model's input; texts as tokens.
     """
     from featcal.calibration.estimate import estimate, nbytes
 
@@ -144,7 +154,7 @@ def shape_of(
 def meta_batch(
     model: "nn.Module", size: int, tokens: int | None, padded: bool
 ) -> "dict[str, torch.Tensor]":
-    """Return a batch on meta: pictures of the configured size, or texts (and targets) of `tokens`."""
+    """Return a batch on meta: images of the configured size, or texts (and targets) of `tokens`."""
     import torch
 
     config: Any = model.config
@@ -171,12 +181,12 @@ def needs_as_mapping(needs: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 
 def show_needs(needs: Mapping[str, Mapping[str, int]], job: "Job") -> None:
     """Print totals, then their parts."""
-    several = f"; memory and disk are those of one of {job.processes} processes"
+    several = f"; memory and disk are for one of {job.processes} processes"
     load = f"{job.tasks} tasks of {job.samples} samples, in batches of {job.batch}"
     say(load + several * (job.processes > 1))
     names = {"device": "GPU memory", "host": "host memory", "disk": "disk", "operations": "FLOPs"}
     for part, name in names.items():
-        text = count_text if part == "operations" else size_text
+        text = "{:.1e}".format if part == "operations" else size_text
         rows = [[use, text(size)] for use, size in needs[part].items() if size]
         if rows:
             table(f"{name}: {text(sum(needs[part].values()))}", ["for", "size"], rows)

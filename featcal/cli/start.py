@@ -1,13 +1,22 @@
 """Entry point of the program `featcal`, which imports as little as possible.
 
+A command shares the machine: its threads sleep while they wait, and freed memory is returned.
+torch's libraries read the variables for this when they are loaded, so they are set first.
+
 A package may register a function in the entry point group `featcal.ahead`, named like its command.
 It gets the arguments and returns an exit code, or None to run the command as any other.
 """
 
+import ctypes
+import math
+import os
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
-AHEAD = "featcal.ahead"
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds per period, and the period
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}  # of GNU's and of Intel's OpenMP
+MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
 
 
 def main() -> int:
@@ -15,16 +24,42 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         named = arguments and not arguments[0].startswith("-")
-        for point in entry_points(group=AHEAD, name=arguments[0]) if named else ():
+        for point in entry_points(group="featcal.ahead", name=arguments[0]) if named else ():
             code: int | None = point.load()(arguments)
             if code is not None:
                 return code
     except KeyboardInterrupt:  # before the command began
         print("featcal: interrupted; no half-written files are left", file=sys.stderr)
         return 130
-    from featcal.cli.process import share_machine
-
     share_machine()
     from featcal.cli.main import main
 
     return main()
+
+
+def share_machine() -> None:
+    """Let waiting threads sleep, and limit their number to the container's share of the CPU.
+
+    Spinning threads take CPU time from the threads they wait for, which makes other processes many
+    times slower. Variables that are already set stay as they are.
+    """
+    for name, value in WAITING.items():
+        os.environ.setdefault(name, value)
+    try:
+        share, period = QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return
+    if share != "max":
+        allowed = max(1, math.ceil(int(share) / int(period)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(min(allowed, len(os.sched_getaffinity(0)))))
+
+
+def return_large_blocks() -> None:
+    """Return freed blocks of 2 MiB and more to the system at once, unless the environment differs.
+
+    Otherwise the memory of a run cannot be predicted. New pages cost up to a quarter more time on a
+    CPU, so only processes of our own do this.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        mallopt(MMAP_THRESHOLD, 2 << 20)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.folders import existing_folder
-from featcal.cli.models import block_count, plan_with, read_inputs, skeleton, whole_experts
-from featcal.cli.process import return_large_blocks
-from featcal.cli.terminal import Json, bytes_of, note, progress_bar, say, say_json, table
+from featcal.cli.calibrate import block_count
+from featcal.cli.folders import existing_folder, plan_with, read_inputs, skeleton, whole_experts
+from featcal.cli.start import return_large_blocks
+from featcal.cli.terminal import bytes_of, note, progress_bar, say, say_json, table
 from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 SETTINGS = (Calibration(), options.Running())
 CLIP = "Whole CLIP: compare zero-shot answers over the data's classes. Default: compare features."
 SUFFIXES = (".json", ".yaml", ".yml")
-EPILOG = f"""{options.PICTURES}
-
-{options.TEXTS}
+EPILOG = f"""{options.DATA_FORMATS}
 
 Examples:
 
@@ -57,7 +55,7 @@ def tune(
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     host_memory: options.HostMemory = "",
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Choose λ, ρ and α without labels: calibrate on a part of the samples, and compare with the
     experts on the rest.
@@ -67,24 +65,22 @@ def tune(
     from featcal.models.batch import check_tasks
     from featcal.tuning.search import imported
 
-    values = options.set_values(setting, *SETTINGS)
-    first = options.calibration_settings(
-        "paper", values, ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation
-    )
-    keys = options.changed(options.Running(), values, "tune")
+    chosen = Calibration(ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation)
+    first, keys = options.read_set(setting, "tune", chosen, options.Running())
     existing_folder("--merged", merged)
-    inputs = read_inputs(base, expert, keys.recipe, merged)
+    named = options.named_folders("--expert", expert or ())
+    inputs = read_inputs(base, named, keys.recipe, merged)
     datasets = options.named_data(data)
     expected = f"must end with {', '.join(SUFFIXES)}"
     require(out.suffix in SUFFIXES, "--out", str(out), expected)
     require(not out.exists(), "--out", str(out), "names something that exists; name a new file")
     where, precision = options.device_named(device), options.dtype_named(dtype)
-    memory = bytes_of("--host-memory", host_memory) if host_memory else None
+    memory = bytes_of("--host-memory", host_memory)
     imported()  # optuna, before any work
     check_tasks(inputs.experts, {name: [dataset] for name, dataset in datasets.items()})
     student = skeleton(merged)
     plan = plan_with(student, keys.stack)
-    block_count(student, plan, first.modules)
+    block_count(student, plan, first)
     how: dict[str, Any] = {"device": where, "dtype": precision, "host_memory": memory}
     how |= {"plan": plan if keys.stack else None, "resume": keys.resume}
     how["batches"] = drawn(
@@ -144,7 +140,8 @@ def scaled_heads(
     from featcal.data.images import Preprocess, load_images
     from featcal.models.load import load_clip
 
-    options.require_prompts(templates)
+    for prompt in templates:
+        require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
     clip, preprocess = load_clip(folder), Preprocess.from_folder(folder)
     tasks = {}
     for task, dataset in datasets.items():

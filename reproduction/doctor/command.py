@@ -14,7 +14,8 @@ from typing import Annotated
 from packaging.requirements import Requirement
 from typer import Exit, Option
 
-from featcal.cli.terminal import Json, note, say, say_json, table
+from featcal.cli.options import Json
+from featcal.cli.terminal import note, say, say_json, table
 from featcal.errors import MissingPath
 from featcal.settings import project_root
 

@@ -52,7 +52,7 @@ def played(chosen: Chosen) -> list[tuple[str, Pool]]:
 def planned(role: str, tasks: int, samples: int, batch: int) -> dict[str, int]:
     """Estimate one calibration on a GPU whose features are cached in host memory, as totals."""
     from featcal.calibration.estimate import Job
-    from featcal.cli.models import skeleton
+    from featcal.cli.folders import skeleton
     from featcal.cli.plan import estimated
     from reproduction.doctor.paper_sizes import SIZES
 

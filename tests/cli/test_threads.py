@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from featcal.cli import process as threads
+from featcal.cli import start as threads
 
 
 @pytest.mark.parametrize(

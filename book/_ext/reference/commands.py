@@ -81,12 +81,5 @@ def _term(parameter: Any) -> str:
 
 
 def _meaning(parameter: Any) -> str:
-    """Return the help of a parameter, and whether it is required or its default."""
-    default = parameter.default
-    if parameter.required:
-        more = " Required."
-    elif default is None or callable(default) or default in ([], (), ""):
-        more = ""
-    else:
-        more = f" Default: `{'on' if default is True else 'off' if default is False else default}`."
-    return (parameter.help or "").strip() + more
+    """Return the help of a parameter, and whether it is required."""
+    return (parameter.help or "").strip() + " Required." * bool(parameter.required)
