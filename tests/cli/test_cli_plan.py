@@ -186,7 +186,7 @@ def test_a_model_that_cannot_run_without_numbers_is_refused_not_guessed(llama, c
     )
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "8GiBs", "-1GiB", "1e9", "8 G iB"])
+@pytest.mark.parametrize("text", ["GiB", "8GiBs", "-1GiB", "1e9"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(BadSetting, match="--host-memory"):
         bytes_of("--host-memory", text)

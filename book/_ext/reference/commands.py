@@ -56,28 +56,14 @@ def _called(parameter: Any) -> str:
     """Return a parameter as written in a call."""
     if _argument(parameter):
         return parameter.name.upper() if parameter.required else f"[{parameter.name.upper()}]"
-    return f"{parameter.opts[0]} {_value(parameter)}"
-
-
-def _value(parameter: Any) -> str:
-    """Return the metavar of an option, else its type."""
-    if parameter.metavar:
-        return str(parameter.metavar)
-    kind = parameter.type_descriptor.annotation
-    return (
-        getattr(kind, "__name__", str(kind))
-        .upper()
-        .replace("STR", "TEXT")
-        .replace("INT", "NUMBER")
-        .replace("FLOAT", "NUMBER")
-    )
+    return f"{parameter.opts[0]} {parameter.metavar}"
 
 
 def _term(parameter: Any) -> str:
     if _argument(parameter):
         return f"`{parameter.name.upper()}`"
     names = ", ".join(f"`{option}`" for option in [*parameter.opts, *parameter.secondary_opts])
-    return names if getattr(parameter, "is_flag", False) else f"{names} `{_value(parameter)}`"
+    return names if getattr(parameter, "is_flag", False) else f"{names} `{parameter.metavar}`"
 
 
 def _meaning(parameter: Any) -> str:
