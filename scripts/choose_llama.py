@@ -20,7 +20,7 @@ import torch
 
 from featcal.data.texts import Sample
 from featcal.files import atomic_path
-from featcal.merging.tensors import add_task_vector, average_tensor, task_vector_sum
+from featcal.merging.tensors import add_task_vector, average_tensor, task_vectors, tensor_sum
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.language.answers import CHECKS
 from reproduction.language.generation import generate_texts
@@ -72,7 +72,7 @@ def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str
         show(role, domain, table[domain])
     ways = {"average": average_tensor} | {
         f"task_arithmetic {scale:g}": lambda b, own, scale=scale: add_task_vector(
-            b, task_vector_sum(b, own), scale
+            b, tensor_sum(task_vectors(b, own)), scale
         )
         for scale in SCALES
     }

@@ -5,7 +5,7 @@ One module runs everything: it takes the tensors of the model to run, so at most
 experts is in memory at a time. A site is a group of linears that read the same tensor (q, k, v).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -42,20 +42,15 @@ class TaskFeatures:
 
 
 @dataclass
-class BlockSums:
-    """Sums over one task's tokens in one block.
+class Gram:
+    """The Gram matrix Σ x xᵀ (d, d) over the tokens of one task at one site."""
 
-    grams:   by site, (d, d)  Σ x xᵀ over `tokens` inputs.
-    squares: by norm, (d,)  Σ x̂², before its scale.
-    """
+    total: Tensor
+    tokens: int = 0
 
-    grams: dict[Linears, Tensor] = field(default_factory=dict)
-    tokens: dict[Linears, int] = field(default_factory=dict)
-    squares: dict[str, Tensor] = field(default_factory=dict)
-
-    def mean_gram(self, site: Linears, off_diagonal: float) -> Tensor:
-        """Return the Gram matrix of a site per token, entries off its diagonal times a factor."""
-        return shrink(self.grams[site] / self.tokens[site], off_diagonal)
+    def mean(self, off_diagonal: float) -> Tensor:
+        """Return the Gram matrix per token, entries off its diagonal times a factor."""
+        return shrink(self.total / self.tokens, off_diagonal)
 
 
 def shrink(G: Tensor, factor: float) -> Tensor:
@@ -63,100 +58,34 @@ def shrink(G: Tensor, factor: float) -> Tensor:
     return factor * G + (1 - factor) * torch.diag(G.diagonal())
 
 
-def sum_block(
-    block: nn.Module, stack: Stack, task_features: TaskFeatures
-) -> tuple[BlockSums, list[Features]]:
-    """Return the sums of one block over a task's batches, and the block's outputs.
+@dataclass
+class BlockSums:
+    """Sums over one task's tokens in one block.
 
-    Products have the data's precision, sums float64. Raises: BadCapture.
+    grams: by site.   squares: by norm, Σ x̂² (d,) of its input before its scale.
     """
-    sums, outputs = BlockSums(), []
-    linears, norms = solved_modules(block)
-    for (hidden, arguments), mask, fed_mask in zip(
-        task_features.features, task_features.masks, task_features.fed_masks, strict=True
-    ):
-        with module_inputs(block, [*linears, *norms]) as inputs:
-            outputs.append(step(block, stack, hidden, arguments))
-        fed = arguments[0].get(task_features.fed)
-        sites: dict[object, list[str]] = {}  # by the tensor that their linears read
-        for name in linears:
-            sites.setdefault(memory_key(inputs[name]), []).append(name)
-        for key, names in sites.items():
-            site, from_fed = tuple(names), isinstance(fed, Tensor) and key == memory_key(fed)
-            rows = token_rows(inputs[names[0]], fed_mask if from_fed else mask)  # (n, d)
-            if site not in sums.grams:
-                sums.grams[site] = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=SUM_DTYPE)
-            add_gram(sums.grams[site], rows)
-            sums.tokens[site] = sums.tokens.get(site, 0) + len(rows)
-        for name in norms:
-            z = token_rows(normalised(block.get_submodule(name), inputs[name]), mask)
-            sums.squares[name] = sums.squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
-    for G in sums.grams.values():
-        mirror(G)
-    return sums, outputs
+
+    grams: dict[Linears, Gram] = field(default_factory=dict)
+    squares: dict[str, Tensor] = field(default_factory=dict)
 
 
-def memory_key(x: Tensor) -> tuple[object, ...]:
-    """Return a key that is equal for two live tensors with the same view of the same memory."""
-    return x.data_ptr(), x.shape, x.stride()
-
-
-def token_rows(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return rows (n, d) of an input (batch, tokens, d) or (batch · tokens, d) without padding.
-
-    Half precision becomes float32.
-    """
-    if mask is not None and x.shape[: mask.dim()] == mask.shape:
-        x = x[mask.bool()]
-    elif mask is not None and x.shape[:-1] == (mask.numel(),):
-        x = x[mask.flatten().bool()]
-    x = x.reshape(-1, x.shape[-1])
-    return x if x.dtype == torch.float64 else x.float()
-
-
-# Weights of one site
-
-
-def site_weights(
-    job: MergeJob, path: str, site: Linears, block: nn.Module
-) -> tuple[Tensor, list[Tensor], list[tuple[str, int, bool]]]:
-    """Return W₀ and every τᵢ of a site's linears stacked, (Σo, d) in float64, and for each linear
-    its name, its rows, and whether it is stored as (d, o) like GPT-2's.
-    """
-    stacked, parts = [], []
-    for linear in site:
-        name = f"{path}{linear}.weight"
-        turned = not isinstance(block.get_submodule(linear), nn.Linear)
-        base, experts = job.read(name)
-        W0, *others = [(t.T if turned else t).to(SUM_DTYPE) for t in (base, *experts)]
-        stacked.append([W0, *(W - W0 for W in others)])
-        parts.append((name, len(W0), turned))
-    base, *vectors = map(torch.cat, zip(*stacked, strict=True))
-    return base, vectors, parts
-
-
-def split_site(weight: Tensor, parts: list[tuple[str, int, bool]]) -> Iterator[NamedTensor]:
-    """Yield the weight of each linear from a site's stacked weight (Σo, d)."""
-    rows = torch.split(weight, [rows for _, rows, _ in parts])
-    for (name, _, turned), part in zip(parts, rows, strict=True):
-        yield name, (part.T if turned else part).contiguous()
-
-
-# (path of a block, the base's block, the sums of each task) -> merged tensors
-SolveBlock = Callable[[str, nn.Module, dict[str, BlockSums]], Iterator[NamedTensor]]
+# (label, each task's Gram, W₀, each task's τ (Σo, d) in float64) -> merged weight (Σo, d)
+SolveSite = Callable[[str, Sequence[Gram], Tensor, list[Tensor]], Tensor]
+# (each task's squares, each task's τ (d,) in float64) -> task vector of the merged scale (d,)
+SolveNorm = Callable[[list[Tensor], list[Tensor]], Tensor]
 
 
 @dataclass
 class ForwardOrder:
-    """One merge in forward order.
+    """One merge in forward order. All that `solve` and `solve_norm` leave becomes the mean.
 
-    solve: yields merged tensors of a block; the others become the mean over experts.
-    own:   carry every expert's own features (True) or those of the merge so far.
+    own: carry every expert's own features (True) or those of the merge so far.
     """
 
     job: MergeJob
-    solve: SolveBlock
+    solve: SolveSite
     own: bool
+    solve_norm: SolveNorm | None = None
 
     def __post_init__(self) -> None:
         check_tasks(self.job.experts, self.job.batches)
@@ -182,8 +111,8 @@ class ForwardOrder:
     def tensors(self) -> Iterator[NamedTensor]:
         """Yield every tensor of the job."""
         done: set[str] = set()
+        state = self.worker.state_dict()
         if not self.own:  # outside the blocks the merge so far is the mean
-            state = self.worker.state_dict()
             inside = tuple(f"{stack.blocks}." for stack in self.plan.stacks)
             for name in self.job.names:
                 if not name.startswith(inside):
@@ -198,7 +127,6 @@ class ForwardOrder:
                 done |= merged.keys()
                 yield from merged.items()
                 self.job.progress(f"{path[:-1]}  {len(tasks)} tasks")
-        state = self.worker.state_dict()
         for name in sorted(set(self.job.names) - done):
             base, experts = self.job.read(name)
             average = self.own or state[name].data_ptr() in self.before
@@ -208,14 +136,15 @@ class ForwardOrder:
         self, path: str, block: nn.Module, stack: Stack, tasks: dict[str, TaskFeatures]
     ) -> dict[str, Tensor]:
         """Sum over one block, merge it, and move every task's features past it."""
-        sums: dict[str, BlockSums] = {}
+        sums = []
         for task, expert in self.job.experts.items():
             copy_tensors(expert, self.worker, path)
-            sums[task], outputs = sum_block(block, stack, tasks[task])
+            task_sums, outputs = sum_block(block, stack, tasks[task])
+            sums.append(task_sums)
             if self.own:
                 tasks[task].features = outputs
         copy_tensors(self.job.base, self.worker, path)
-        solved = self.solve(path, block, sums)
+        solved = self._solve_block(path, block, sums)
         merged = {name: tensor.to(self.job.base.dtype(name)) for name, tensor in solved}
         for name in self.job.names:
             if name.startswith(path) and name not in merged:
@@ -224,9 +153,37 @@ class ForwardOrder:
             state = self.worker.state_dict()
             for name, tensor in merged.items():
                 state[name].copy_(tensor)
-            for task in tasks.values():
-                task.features = [step(block, stack, *features) for features in task.features]
+            for features in tasks.values():
+                features.features = [step(block, stack, *each) for each in features.features]
         return merged
+
+    def _solve_block(
+        self, path: str, block: nn.Module, sums: Sequence[BlockSums]
+    ) -> Iterator[NamedTensor]:
+        """Yield the weights of a block's linears and, with `solve_norm`, the scales of its norms.
+
+        The weights of a site are stacked, (Σo, d); those stored as (d, o) like GPT-2's are turned.
+        """
+        for site in sums[0].grams:
+            stacked, turned = [], []
+            for linear in site:
+                turned.append(not isinstance(block.get_submodule(linear), nn.Linear))
+                base, experts = self.job.read(f"{path}{linear}.weight")
+                upright = [t.T if turned[-1] else t for t in (base, *experts)]
+                stacked.append([weight.to(SUM_DTYPE) for weight in upright])
+            W0, *weights = map(torch.cat, zip(*stacked, strict=True))
+            grams = [own.grams[site] for own in sums]
+            merged = self.solve(path + site[0], grams, W0, [W - W0 for W in weights])
+            parts = torch.split(merged, [len(own[0]) for own in stacked])
+            for linear, part, turn in zip(site, parts, turned, strict=True):
+                yield f"{path}{linear}.weight", (part.T if turn else part).contiguous()
+        if self.solve_norm:
+            for norm in sums[0].squares:
+                base, experts = self.job.read(f"{path}{norm}.weight")
+                w0 = base.to(SUM_DTYPE)
+                vectors = [expert.to(SUM_DTYPE) - w0 for expert in experts]
+                tau = self.solve_norm([own.squares[norm] for own in sums], vectors)
+                yield f"{path}{norm}.weight", w0 + tau
 
     def _start(
         self, task: str, feeder: Stack | None, stack: Stack, fed: TaskFeatures | None
@@ -267,6 +224,57 @@ class ForwardOrder:
             problem = "is empty; at least one batch with at least one sample is needed"
             raise BadBatches(task, problem)
         return start
+
+
+def sum_block(
+    block: nn.Module, stack: Stack, task_features: TaskFeatures
+) -> tuple[BlockSums, list[Features]]:
+    """Return the sums of one block over a task's batches, and the block's outputs.
+
+    Products have the data's precision, sums float64. Raises: BadCapture.
+    """
+    sums, outputs = BlockSums(), []
+    linears, norms = solved_modules(block)
+    for (hidden, arguments), mask, fed_mask in zip(
+        task_features.features, task_features.masks, task_features.fed_masks, strict=True
+    ):
+        with module_inputs(block, [*linears, *norms]) as inputs:
+            outputs.append(step(block, stack, hidden, arguments))
+        fed = arguments[0].get(task_features.fed)
+        sites: dict[object, list[str]] = {}  # by the tensor that their linears read
+        for name in linears:
+            sites.setdefault(memory_key(inputs[name]), []).append(name)
+        for key, names in sites.items():
+            from_fed = isinstance(fed, Tensor) and key == memory_key(fed)
+            rows = token_rows(inputs[names[0]], fed_mask if from_fed else mask)  # (n, d)
+            d = rows.shape[1]
+            gram = sums.grams.setdefault(tuple(names), Gram(rows.new_zeros(d, d, dtype=SUM_DTYPE)))
+            add_gram(gram.total, rows)
+            gram.tokens += len(rows)
+        for name in norms:
+            z = token_rows(normalised(block.get_submodule(name), inputs[name]), mask)
+            sums.squares[name] = sums.squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
+    for gram in sums.grams.values():
+        mirror(gram.total)
+    return sums, outputs
+
+
+def memory_key(x: Tensor) -> tuple[object, ...]:
+    """Return a key that is equal for two live tensors with the same view of the same memory."""
+    return x.data_ptr(), x.shape, x.stride()
+
+
+def token_rows(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return rows (n, d) of an input (batch, tokens, d) or (batch · tokens, d) without padding.
+
+    Half precision becomes float32.
+    """
+    if mask is not None and x.shape[: mask.dim()] == mask.shape:
+        x = x[mask.bool()]
+    elif mask is not None and x.shape[:-1] == (mask.numel(),):
+        x = x[mask.flatten().bool()]
+    x = x.reshape(-1, x.shape[-1])
+    return x if x.dtype == torch.float64 else x.float()
 
 
 @torch.no_grad()

@@ -2,30 +2,33 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal import __version__
 from featcal.card import name_of, render_card, write_card
-from featcal.errors import TensorsDiffer
+from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer, TruncatedFile
 from featcal.files import write_json
-from featcal.merging.alignment import align, class_of, without
-from featcal.merging.answers import read_head
 from featcal.merging.registry import MergeJob, Method, NamedTensor, method_named, settings_of
 from featcal.merging.sources import (
     Source,
+    align,
+    class_of,
     expert_sources,
     is_vocabulary,
     named_experts,
     require_alike,
     source,
+    without,
 )
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
@@ -39,6 +42,8 @@ from featcal.models.load import (
 )
 from featcal.models.save import ShardWriter, copy_other_files, write_config
 from featcal.settings import require
+
+PROJECTION, LOGIT_SCALE = "visual_projection", "logit_scale"
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def merge(
     *,
     out: str | Path | None = None,
     batches: TaskBatches | None = None,
-    head: str | Path | Mapping[str, torch.Tensor] | None = None,
+    head: str | Path | Mapping[str, Tensor] | None = None,
     embeddings: str = "merge",
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] | None = None,
@@ -153,9 +158,9 @@ class OpenedMerge:
         tensors = self._all_tensors(merged)
         if out is None:
             return fill(module_like(self.base, self.part), tensors)
-        kind = architecture(self.base, self.part)
-        text = merge_card(self.method, self.settings, self.base, self.experts, kind)
-        return write_merged(tensors, out, self.base, self.part, self.origin, self.job.record, text)
+        return write_merged(
+            tensors, out, self.base, self.part, self.origin, self.job.record, self._card()
+        )
 
     def _all_tensors(self, merged: Iterator[NamedTensor]) -> Iterator[NamedTensor]:
         """Yield counters, merged tensors, then those that stay the base's; complete the record."""
@@ -182,6 +187,19 @@ class OpenedMerge:
             job.record.clear()
             job.record.update(about, **of_run)
 
+    def _card(self) -> str:
+        """Return the text of the model card."""
+        name, experts = self.method.name, self.experts
+        return render_card(
+            f"{name_of(self.base)}: {len(experts)} experts merged",
+            f"{len(experts)} fine-tuned models merged into one by `{name}` (featcal {__version__}).",
+            {"base": self.base} | {f"expert {task}": experts[task] for task in sorted(experts)},
+            list(self.settings.items()),
+            {"merge_method": name},
+            method=f"`{name}`, {self.method.source}. {self.method.note}".rstrip(),
+            class_name=architecture(self.base, self.part),
+        )
+
 
 def open_merge(
     method: str,
@@ -189,7 +207,7 @@ def open_merge(
     experts: Mapping[str, Model] | Sequence[Model],
     *,
     batches: TaskBatches | None = None,
-    head: str | Path | Mapping[str, torch.Tensor] | None = None,
+    head: str | Path | Mapping[str, Tensor] | None = None,
     embeddings: str = "merge",
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] | None = None,
@@ -205,14 +223,11 @@ def open_merge(
     require(known, "merge.embeddings", embeddings, "must be merge or base")
     require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
     progress = progress or (lambda line: None)
-    named = named_experts(experts, "merge")
+    named = named_experts(experts)
     base, part = matching_part(base, named)
     origin = source(base, "base", part)
-    alignment = align(origin, expert_sources(named, base, origin, part), base, named)
-    for task, text in alignment.left_out.items():
-        progress(f"{task}: {text}")
+    theirs, hidden = align(origin, expert_sources(named, base, origin, part), base, named, progress)
     ours: Source = origin
-    theirs, hidden = alignment.experts, alignment.kept
     if embeddings == "base":
         every = (name for model in (origin, *theirs.values()) for name in model.names)
         hidden |= {name for name in every if is_vocabulary(name)}
@@ -231,6 +246,37 @@ def open_merge(
     )
     kept = [name for name in origin.names if name in hidden]
     return OpenedMerge(entry, checked_settings, job, kept, origin, base, part, named)
+
+
+def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> dict[str, Tensor]:
+    """Read zero-shot heads from a file or a mapping of tensors.
+
+    Returns: logit_scale (), head/<task> (K, p) for every task and, for images, visual_projection
+    (p, h).
+    Raises: MissingPath, TruncatedFile, MissingTensor; BadSetting for shapes that do not fit.
+    """
+    if isinstance(head, Mapping):
+        tensors, label = head, "head"
+    elif not Path(head).is_file():
+        way_out = "give a heads.safetensors, or its tensors in a dictionary"
+        raise MissingPath(head, "zero-shot heads", way_out)
+    else:
+        try:
+            tensors, label = load_file(head), str(head)
+        except SafetensorError as error:
+            raise TruncatedFile(head, error) from None
+    heads = [f"head/{task}" for task in tasks]
+    wanted = [*([PROJECTION] if PROJECTION in tensors else []), LOGIT_SCALE, *heads]
+    for name in wanted:
+        if name not in tensors:
+            raise MissingTensor(label, name, tensors.keys())
+    p = tensors[PROJECTION].shape[0] if PROJECTION in tensors else tensors[heads[0]].shape[-1]
+    for name in heads:
+        shape = tuple(tensors[name].shape)
+        if len(shape) != 2 or shape[1] != p or not torch.isfinite(tensors[name]).all():
+            expected = f"must be a finite matrix with one row of {p} values per class"
+            raise BadSetting(f"merge.head[{name!r}]", shape, expected)
+    return {name: tensors[name] for name in wanted}
 
 
 def matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Model, str | None]:
@@ -300,22 +346,3 @@ def fill(module: nn.Module, tensors: Iterator[NamedTensor]) -> nn.Module:
     for name, tensor in tensors:
         state[name].copy_(tensor)  # tied tensors share memory, so one copy reaches all their names
     return module
-
-
-def merge_card(
-    rule: Method,
-    settings: Mapping[str, Any],
-    base: object,
-    experts: Mapping[str, Any],
-    architecture: str,
-) -> str:
-    """Return the text of the model card."""
-    return render_card(
-        f"{name_of(base)}: {len(experts)} experts merged",
-        f"{len(experts)} fine-tuned models merged into one by `{rule.name}` (featcal {__version__}).",
-        {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)},
-        list(settings.items()),
-        {"merge_method": rule.name},
-        method=f"`{rule.name}`, {rule.source}. {rule.note}".rstrip(),
-        class_name=architecture,
-    )

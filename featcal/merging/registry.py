@@ -1,4 +1,4 @@
-"""The registry of merging methods and the settings of each.
+"""The registry of merging methods.
 
 A method is one file in featcal/merging/methods/, named after it, with a function under `@method`.
 The function's parameters after the job are the method's settings.
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from featcal.models.batch import TaskBatches
 
 NamedTensor = tuple[str, "Tensor"]
+MergeFunction = Callable[..., "Iterator[NamedTensor]"]  # of (job, **settings)
 NEEDS = {"batches": "calibration data (--data)", "head": "zero-shot heads (--head)"}
 
 
@@ -34,7 +35,7 @@ NEEDS = {"batches": "calibration data (--data)", "head": "zero-shot heads (--hea
 class MergeJob:
     """One merge as its method sees it; the method yields every tensor of `names` once.
 
-    experts:   sorted by task, so the order in which they are given has no effect.
+    experts:   sorted by task.
     structure: makes a new module like the base.
     n_jobs:    batches that are answered at the same time.
     record:    content of merge.json.
@@ -61,18 +62,14 @@ class MergeJob:
         return self.base.finite_tensor(name).to(self.device), experts
 
 
-MergeFunction = Callable[..., "Iterator[NamedTensor]"]  # of (job, **settings)
-
-
 @dataclass(frozen=True)
 class Method:
     """One merging method.
 
-    run:       yields the merged tensors. With `scaled` it yields task vectors τ in float64, and
-               the merged tensor is θ₀ + scale · τ.
-    settings:  the class that checks the settings.
-    needs:     arguments of `merge` that it requires: batches, head.
-    note:      a remark that belongs to its results.
+    run:    yields the merged tensors. With `scaled` it yields task vectors τ in float64, and the
+            merged tensor is θ₀ + scale · τ.
+    needs:  arguments of `merge` that it requires: batches, head.
+    note:   a remark that belongs to its results.
     """
 
     name: str
@@ -104,13 +101,10 @@ def method(
     needs: tuple[str, ...] = (),
     scale: float | None = None,
     note: str = "",
-    check: Callable[[Any], None] | None = None,
 ) -> Callable[[MergeFunction], MergeFunction]:
     """Register a function (job, **settings) as a merging method.
 
-    scale: given for a function that yields task vectors: default of the setting `scale` in
-           θ₀ + scale · τ.
-    check: raises BadSetting for settings that do not go together.
+    scale: default of the setting `scale`, for a function that yields task vectors.
     """
 
     def register(run: MergeFunction) -> MergeFunction:
@@ -119,8 +113,6 @@ def method(
         if scale is not None:
             fields["scale"] = (float, scale)
         settings = create_model(f"{name} settings", __base__=Settings, **fields)
-        if check:
-            settings.check = check  # type: ignore[method-assign]
         METHODS[name] = Method(name, run, settings, source, needs, scale is not None, note)
         return run
 

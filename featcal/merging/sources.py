@@ -1,21 +1,31 @@
-"""Models as sources of tensors by name: modules, checkpoint folders and LoRA adapters."""
+"""Models as sources of tensors by name: modules, checkpoint folders, LoRA adapters, and experts
+with another vocabulary or head.
+"""
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.errors import BadFile, BadSetting, MissingTensor, TensorsDiffer
+from featcal.errors import BadFile, BadSetting, FeatCalError, MissingTensor, TensorsDiffer
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyCheckpoint, check_tensor
-from featcal.models.load import is_adapter, load_model, load_vision
-from featcal.models.lora import WEIGHTS, merged_adapter, with_adapter, without_adapters
+from featcal.models.load import (
+    is_adapter,
+    load_model,
+    load_tokenizer,
+    load_vision,
+    model_class,
+    require_one_family,
+)
+from featcal.models.lora import WEIGHTS, is_peft, merged_adapter, with_adapter, without_adapters
 from featcal.models.save import untied
 from featcal.models.stored import stored_tensors
 
@@ -30,6 +40,7 @@ VOCABULARY = (
     "*lm_head.weight",
     "*lm_head.bias",
 )
+POOLER = "pooler"  # after the tower, but under its name: some heads use it, some do not
 
 
 def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
@@ -79,26 +90,8 @@ class Derived:
 
     inner: "Source"
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all tensors, sorted."""
-        return self.inner.names
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
-        return self.inner.shape(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of a tensor in the model."""
-        return self.inner.dtype(name)
-
-    def file_of(self, name: str) -> object:
-        """Return the file of a tensor, or a label."""
-        return self.inner.file_of(name)
-
-    def finite_tensor(self, name: str) -> Tensor:
-        """Return a tensor on the CPU. Raises: NotFinite."""
-        return self.inner.finite_tensor(name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 # A model as merging reads it: names, shapes, dtypes, and one tensor at a time
@@ -108,10 +101,8 @@ Source = LazyCheckpoint | ModuleSource | Derived
 class AdapterSource(Derived):
     """A LoRA folder as a source of the base's tensors, under the base's names.
 
-    peft adds the adapter in float64 to the base, read in float32 or wider. The changed tensors wait
-    in a temporary file, so that one dense model at a time is in memory. They are float64, while
-    `dtype` is the base's, so that task vectors are not rounded.
-    Raises: as with_adapter and merged_adapter.
+    peft adds the adapter in float64. The changed tensors wait in a temporary file, so that one
+    dense model at a time is in memory; they stay float64, so that task vectors are not rounded.
     """
 
     def __init__(self, folder: str | Path, base: Model, inner: Source, part: str | None):
@@ -159,7 +150,60 @@ class AdapterSource(Derived):
         return named
 
 
-def named_experts(experts: Mapping[str, Model] | Sequence[Model], section: str) -> dict[str, Model]:
+@dataclass
+class Aligned(Derived):
+    """An expert under the base's names and with the base's vocabulary.
+
+    known: base name -> expert name, for the tensors that are merged.
+    rows:  for each token table, the expert's row for each row of the base, -1 for none.
+    """
+
+    base: Source
+    known: Mapping[str, str]
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The base's names of the shared tensors, sorted."""
+        return sorted(self.known)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, token tables with the base's rows."""
+        return self.base.shape(name) if name in self.rows else self.inner.shape(self.known[name])
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a tensor in the expert."""
+        return self.inner.dtype(self.known[name])
+
+    def file_of(self, name: str) -> object:
+        """Return the expert's file of a tensor, or a label."""
+        return self.inner.file_of(self.known[name])
+
+    def finite_tensor(self, name: str) -> Tensor:
+        """Return a tensor on the CPU, token tables with the base's rows. Raises: NotFinite."""
+        tensor = self.inner.finite_tensor(self.known[name])
+        if name not in self.rows:
+            return tensor
+        table, rows = self.base.finite_tensor(name).to(tensor.dtype, copy=True), self.rows[name]
+        table[rows >= 0] = tensor[rows[rows >= 0]]
+        return table
+
+
+def source(model: Model, label: str, part: str | None = None) -> Source:
+    """Open a module or a folder as a source. Raises: BadFile for a folder of integers."""
+    if isinstance(model, nn.Module):
+        return ModuleSource(model, label)
+    checkpoint = LazyCheckpoint(model, part)
+    checkpoint.require_floating()
+    return checkpoint
+
+
+def without(model: Source, hidden: frozenset[str]) -> Source:
+    """Return a source with some of its tensors hidden."""
+    return Aligned(model, model, {name: name for name in model.names if name not in hidden})
+
+
+def named_experts(experts: Mapping[str, Model] | Sequence[Model]) -> dict[str, Model]:
     """Return experts by task name, or by number for a list. Raises: BadSetting without any."""
     if isinstance(experts, Mapping):
         named = dict(experts)
@@ -167,9 +211,9 @@ def named_experts(experts: Mapping[str, Model] | Sequence[Model], section: str) 
         named = {f"{i:03d}": expert for i, expert in enumerate(experts)}
     else:
         kind = type(experts).__name__
-        raise BadSetting(f"{section}.experts", kind, "must be a dictionary or a list")
+        raise BadSetting("merge.experts", kind, "must be a dictionary or a list")
     if not named:
-        raise BadSetting(f"{section}.experts", named, "must hold at least one expert")
+        raise BadSetting("merge.experts", named, "must hold at least one expert")
     return named
 
 
@@ -183,15 +227,6 @@ def expert_sources(
         else source(expert, f"expert {task!r}")
         for task in sorted(experts)
     }
-
-
-def source(model: Model, label: str, part: str | None = None) -> Source:
-    """Open a module or a folder as a source. Raises: BadFile for a folder of integers."""
-    if isinstance(model, nn.Module):
-        return ModuleSource(model, label)
-    checkpoint = LazyCheckpoint(model, part)
-    checkpoint.require_floating()
-    return checkpoint
 
 
 def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
@@ -215,3 +250,126 @@ def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
                     "    model.save_pretrained(new_folder)"
                 )
                 raise TensorsDiffer(name, ours, this, theirs, that, way_out)
+
+
+# Experts with other vocabularies or heads
+
+
+def align(
+    base: Source,
+    experts: Mapping[str, Source],
+    base_model: Model,
+    models: Mapping[str, Model],
+    progress: Callable[[str], None],
+) -> tuple[dict[str, Source], frozenset[str]]:
+    """Align experts that share the base's tower; experts like the base stay as they are.
+
+    Embedding rows are matched by token; a token that an expert lacks keeps the base's row. Tensors
+    outside the shared tower, such as classifiers with other label counts, stay the base's.
+
+    base_model, models: base and experts as given, for their classes and tokenizers.
+    progress: called with what is not merged of an expert.
+    Returns: the experts, and the tensors that stay the base's.
+    Raises: TensorsDiffer for an expert of another family.
+    """
+    classes = {"base": class_of(base_model)} | {
+        f"expert {task!r}": class_of(model) for task, model in models.items()
+    }
+    require_one_family({label: kind for label, kind in classes.items() if kind})
+    aligned, kept = dict(experts), set[str]()
+    tower = tower_prefix(base_model, base)
+    token_counts = {base.shape(name)[0] for name in base.names if is_vocabulary(name)}
+    for task, expert in experts.items():
+        same = class_of(base_model) is class_of(models[task])
+        known = match_names(base, expert, tower, tower_prefix(models[task], expert), same)
+        if known is None:
+            continue
+        rows, shared = {}, dict(known)
+        for name, theirs in known.items():
+            here, there = base.shape(name), expert.shape(theirs)
+            if here == there:
+                continue
+            # a table has one row per token: by its name, or a head's by its number of rows
+            if (len(here) == len(there) > 0 and here[1:] == there[1:]) and (
+                is_vocabulary(name)
+                or (here[0] in token_counts and "embed" not in name and "prediction" in name)
+            ):
+                rows[name] = match_rows(here[0], there[0], base_model, models[task])
+            elif is_outside(name, tower):
+                del shared[name]
+        names = set(base.names)
+        if names == set(expert.names) and shared == {name: name for name in names} and not rows:
+            continue
+        kept |= set(base.names) - set(shared)
+        aligned[task] = Aligned(expert, base, shared, rows)
+        if left := sorted(set(expert.names) - set(shared.values())):
+            more = ", ..." if len(left) > 4 else ""
+            progress(f"{task}: its own head is not merged ({', '.join(left[:4])}{more})")
+        for name in list(rows)[:1]:
+            matched, there = int((rows[name] >= 0).sum()), expert.shape(known[name])[0]
+            ours = base.shape(name)[0]
+            progress(f"{task}: {matched} of its {there} embedding rows match the base's {ours}")
+    return aligned, frozenset(kept)
+
+
+def match_names(
+    base: Source, expert: Source, tower: str, theirs: str, same: bool
+) -> dict[str, str] | None:
+    """Return base name -> expert name if everything missing on either side is outside the tower.
+
+    tower, theirs: prefix of the tower in base and expert, with a dot; empty for a bare tower.
+    same: both have one class, so a missing token table is tied, and no head of a task.
+    """
+    known, ours = {}, set(base.names)
+    for name in expert.names:
+        in_base = tower + name.removeprefix(theirs) if name.startswith(theirs) else name
+        if in_base in ours:
+            known[in_base] = name
+
+    def inside(names: set[str], prefix: str) -> bool:
+        return any((same and is_vocabulary(n)) or not is_outside(n, prefix) for n in names)
+
+    missing, surplus = ours.difference(known), set(expert.names).difference(known.values())
+    return None if inside(missing, tower) or inside(surplus, theirs) else known or None
+
+
+def is_outside(name: str, tower: str) -> bool:
+    """Return whether a tensor is outside the tower; a pooler always is."""
+    return bool(tower and not name.startswith(tower)) or POOLER in name.split(".")
+
+
+def class_of(model: Any) -> type | None:
+    """Return the class of a model, or of a PeftModel's base; None for a LoRA folder."""
+    if isinstance(model, nn.Module):
+        return type(model.get_base_model() if is_peft(model) else model)  # type: ignore[operator]
+    return model_class(model) if (Path(model) / "config.json").is_file() else None
+
+
+def tower_prefix(model: Model, source: Source) -> str:
+    """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
+    # a LoRA folder has the base's names
+    prefix = f"{getattr(class_of(model), 'base_model_prefix', '')}."
+    return prefix if prefix != "." and any(n.startswith(prefix) for n in source.names) else ""
+
+
+def match_rows(here: int, there: int, base: Model, expert: Model) -> Tensor:
+    """Return the expert's row for each row of the base, (here,); -1 for none.
+
+    Rows match by token where both models have a tokenizer, else by index.
+    """
+    rows = torch.arange(here)
+    rows[rows >= there] = -1
+    ours, theirs = vocabulary(base), vocabulary(expert)
+    if ours and theirs:
+        for token, index in ours.items():
+            if index < here:
+                rows[index] = theirs[token] if theirs.get(token, there) < there else -1
+    return rows
+
+
+def vocabulary(model: Model) -> dict[str, int]:
+    """Return token -> index of a folder's tokenizer; empty without one."""
+    try:
+        return {} if isinstance(model, nn.Module) else dict(load_tokenizer(model).get_vocab())
+    except FeatCalError:
+        return {}

@@ -10,12 +10,11 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 import featcal
-from featcal.merging.answers import squared_gradients
 from featcal.merging.merge import merge, merge_recorded, open_merge
 from featcal.merging.methods.breadcrumbs import mask_row_entries
 from featcal.merging.methods.consensus import tall_masks
 from featcal.merging.methods.dare import drop_entries
-from featcal.merging.methods.fisher import fisher_tensor, fisher_weights
+from featcal.merging.methods.fisher import fisher_tensor, fisher_weights, squared_gradients
 from featcal.merging.methods.gradient_matching import matched_tensor
 from featcal.merging.methods.iso_c import iso_c_matrix
 from featcal.merging.methods.iso_cts import iso_cts_matrix

@@ -16,7 +16,7 @@ from featcal.merging.methods.iso_cts import iso_cts_matrix
 from featcal.merging.methods.wudi import Interference, minimize
 from featcal.merging.registry import MergeJob
 from featcal.merging.sources import VOCABULARY, ModuleSource
-from featcal.merging.tensors import linear_groups, matrix_groups
+from featcal.merging.tensors import linear_groups, matrix_names
 
 
 def matrices(count=3, o=4, d=6, scale=1.0):
@@ -68,10 +68,10 @@ def test_many_steps_reach_the_closed_form():
     assert torch.allclose(tau, problem.minimum(), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["fusion_bench", "closed_form"])
-def test_one_expert_is_that_expert(variant):
+@pytest.mark.parametrize("method", ["wudi", "wudi_closed_form"])
+def test_one_expert_is_that_expert(method):
     base, expert = tiny.clip(), tiny.clip(1)
-    assert tiny.difference(merge("wudi", base, [expert], variant=variant), expert) < 1e-6
+    assert tiny.difference(merge(method, base, [expert]), expert) < 1e-6
 
 
 def test_an_expert_that_did_not_move_a_matrix_does_not_count_there():
@@ -109,7 +109,7 @@ def test_official_stacks_q_k_and_v_of_every_attention(family, stacked):
 
 @pytest.mark.parametrize("family", ["t5", "t5_gated", "llama"])
 def test_token_tables_are_averaged(family):
-    names = [names[0] for names in matrix_groups(job(family), VOCABULARY)]
+    names = matrix_names(job(family), VOCABULARY)
     assert names and not any(
         word in name for name in names for word in ("shared", "embed_tokens", "lm_head")
     )

@@ -3,6 +3,8 @@
 Adam lowers the entropy of the zero-shot answers to unlabelled images or texts. Every expert is in
 memory. Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in the
 batches of a step.
+
+n samples · h width of the encoder · p width of a feature · K classes of a task.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +16,57 @@ from typing import Literal
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import CLIPVisionModel
 
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, Diverged
-from featcal.merging.answers import encoder, zero_shot_logits
+from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.merging.registry import MergeJob, NamedTensor, method
-from featcal.models.batch import Batch, Batches, check_batch, check_tasks, naming
+from featcal.merging.tensors import task_vectors
+from featcal.models.batch import Batch, Batches, check_batch, check_tasks, naming, pooled_output
 
 REPORTS = 20  # lines of progress, whatever the number of steps
+
+
+def encoder(job: MergeJob, method: str) -> nn.Module:
+    """Make a module like the base that answers by zero-shot heads, on the job's device.
+
+    Raises: BadSetting for another kind of model.
+    """
+    model = job.structure().to(job.device).eval()
+    reads_text = getattr(model, "main_input_name", None) == "input_ids"
+    language_head = getattr(model, "get_output_embeddings", lambda: None)()
+    if not (isinstance(model, CLIPVisionModel) or (reads_text and language_head is None)):
+        kind = type(model).__name__
+        expected = f"requires a CLIPVisionModel or a text encoder, and the base is a {kind}"
+        raise BadSetting("merge.method", method, expected)
+    return model
+
+
+def zero_shot_logits(
+    head: Mapping[str, Tensor],
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    task: str,
+    batch: Batch,
+) -> Tensor:
+    """Return exp(logit_scale) f Wᵀ, (n, K), with f (n, p) the unit-length features of a model with
+    these tensors and W (K, p) the task's head.
+    """
+    weight = next(iter(tensors.values()))
+    call = {
+        name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
+        if isinstance(value, Tensor)
+        else value
+        for name, value in batch.items()
+    }
+    output = functional_call(model, dict(tensors), kwargs=call)
+    vectors = pooled_output(model, output, call)  # (n, h)
+    assert vectors is not None
+    projection = head.get("visual_projection")
+    projected = vectors if projection is None else vectors @ projection.to(weight).T
+    features = nn.functional.normalize(projected, dim=-1)  # (n, p)
+    return head["logit_scale"].to(weight).exp() * features @ head[f"head/{task}"].to(weight).T
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -40,9 +85,10 @@ class Mixture:
         self.base: dict[str, Tensor] = {}
         self.vectors: dict[str, Tensor] = {}  # (experts, ...) each
         for name in self.names:
-            self.base[name], experts = job.read(name)
+            base, experts = job.read(name)
+            self.base[name] = base
             self.vectors[name] = torch.stack(
-                [(e.double() - self.base[name].double()).to(self.base[name].dtype) for e in experts]
+                [t.to(base.dtype) for t in task_vectors(base, experts)]
             )
         shape = (len(job.experts), len(self.names) if granularity == "layer" else 1)
         self.coefficients = torch.full(shape, start, dtype=torch.float64, requires_grad=True)

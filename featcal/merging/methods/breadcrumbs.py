@@ -5,14 +5,13 @@ src/task_vectors.py: TaskVectorMiddleKeep, its first setting to try in find_best
 which works on rows where the paper says layers.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from featcal.merging.registry import MergeJob, NamedTensor, method
-from featcal.merging.tensors import task_vectors, tensor_by_tensor, tensor_sum
+from featcal.merging.tensors import task_vectors, tensor_sum
 from featcal.settings import Fraction, require
 
 
@@ -31,13 +30,7 @@ def mask_row_entries(vector: Tensor, keep: float, remove: float) -> Tensor:
     return vector * torch.zeros_like(vector).scatter_(-1, kept, 1.0)
 
 
-def check(settings: Any) -> None:
-    """Raise BadSetting where the shares exceed a row."""
-    expected = f"must be at most 1 - remove = {1 - settings.remove:g}"
-    require(settings.keep + settings.remove <= 1, "keep", settings.keep, expected)
-
-
-@method("breadcrumbs", source="Davari and Belilovsky, 2024", scale=0.2, check=check)
+@method("breadcrumbs", source="Davari and Belilovsky, 2024", scale=0.2)
 def breadcrumbs(
     job: MergeJob, keep: Fraction = 0.15, remove: Fraction = 0.006
 ) -> Iterator[NamedTensor]:
@@ -46,10 +39,8 @@ def breadcrumbs(
     keep, remove: shares of a row's entries, by magnitude. These and the scale are what the
                   authors' search tries first.
     """
-
-    def merged(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
-        return tensor_sum(
-            [mask_row_entries(vector, keep, remove) for vector in task_vectors(base, experts)]
-        )
-
-    return tensor_by_tensor(job, job.names, merged)
+    expected = f"must be at most 1 - remove = {1 - remove:g}"
+    require(keep + remove <= 1, "merge.breadcrumbs.keep", keep, expected)
+    for name in job.names:
+        vectors = task_vectors(*job.read(name))
+        yield name, tensor_sum([mask_row_entries(vector, keep, remove) for vector in vectors])

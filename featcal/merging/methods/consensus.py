@@ -12,7 +12,7 @@ from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from featcal.merging.registry import MergeJob, NamedTensor, method
-from featcal.merging.tensors import task_vectors, tensor_by_tensor, tensor_sum
+from featcal.merging.tensors import task_vectors, tensor_sum
 
 
 def tall_masks(vectors: Sequence[Tensor], threshold: float) -> Tensor:
@@ -32,9 +32,7 @@ def consensus(
     threshold: λ of the masks; FusionBench's 0.6 (the authors choose 0.2 to 0.6 per task).
     tasks:     k, the number of tasks to which an entry must matter; 0 is task arithmetic.
     """
-
-    def merged(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
-        vectors = task_vectors(base, experts)
-        return (tall_masks(vectors, threshold).sum(0) >= tasks) * tensor_sum(vectors)
-
-    return tensor_by_tensor(job, job.names, merged)
+    for name in job.names:
+        vectors = task_vectors(*job.read(name))
+        mask = tall_masks(vectors, threshold).sum(0) >= tasks
+        yield name, mask * tensor_sum(vectors)

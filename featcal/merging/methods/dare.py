@@ -42,10 +42,9 @@ class SparseExpert(Derived):
     def finite_tensor(self, name: str) -> Tensor:
         """Return a tensor in float64, as rounding would add noise to every task vector."""
         base = self.base.finite_tensor(name).double()
+        vector = self.inner.finite_tensor(name).double() - base
         draws = generator(self.task, f"dare {name}", self.seed)
-        return base + drop_entries(
-            self.inner.finite_tensor(name).double() - base, self.share, draws
-        )
+        return base + drop_entries(vector, self.share, draws)
 
 
 def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:

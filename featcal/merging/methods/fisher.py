@@ -9,12 +9,59 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat
-from torch import Tensor
+from torch import Tensor, nn
 
-from featcal.core.precision import SUM_DTYPE
-from featcal.merging.answers import encoder, squared_gradients
+from featcal.core.draws import generator
+from featcal.core.precision import SUM_DTYPE, exact_products
+from featcal.errors import BadBatches
+from featcal.merging.methods.adamerging import encoder, zero_shot_logits
 from featcal.merging.registry import MergeJob, NamedTensor, method
-from featcal.models.batch import check_tasks
+from featcal.merging.sources import Source
+from featcal.models.batch import check_batch, check_tasks, naming, single_samples
+
+
+@torch.enable_grad()  # even under a caller's no_grad
+def squared_gradients(
+    job: MergeJob, model: nn.Module, source: Source, task: str, seed: int, purpose: str = "fisher"
+) -> tuple[dict[str, Tensor], int]:
+    """Return Σ (∂ log p(y | x) / ∂θ)² over the n samples of a task by tensor in float64, and n.
+
+    Each label y is drawn from the model's own p(· | x), with `source`'s tensors as θ.
+    Raises: BadBatches for a task without samples.
+    """
+    tensors = {
+        name: source.finite_tensor(name).to(job.device).requires_grad_() for name in job.names
+    }
+    sums = {name: torch.zeros_like(tensor, dtype=SUM_DTYPE) for name, tensor in tensors.items()}
+    draws, count = generator(task, purpose, seed), 0
+    for number, batch in enumerate(job.batches[task]):
+        check_batch(task, number, batch, model)
+        for sample in single_samples([batch]):
+            with naming(task, number), exact_products():
+                logits = zero_shot_logits(job.head, model, tensors, task, sample)  # (1, K)
+                log_p = logits.log_softmax(-1)
+                label = torch.multinomial(log_p.detach().double().exp().cpu(), 1, generator=draws)
+                gradients = torch.autograd.grad(
+                    log_p[0, int(label)], list(tensors.values()), allow_unused=True
+                )
+            for total, gradient in zip(sums.values(), gradients, strict=True):
+                if gradient is not None:
+                    _add_squares(total, gradient)
+            count += 1
+    if not count:
+        raise BadBatches(task, "is empty; at least one batch with at least one sample is needed")
+    job.progress(f"{purpose}: {task}, {count} samples")
+    return sums, count
+
+
+def _add_squares(total: Tensor, gradient: Tensor) -> None:
+    """Add gradient² to the total; in a token table only to the few rows that a sample uses."""
+    rows = gradient.any(1).nonzero().flatten() if gradient.dim() == 2 else ()
+    if gradient.dim() == 2 and len(rows) < len(gradient) // 2:
+        total[rows] += gradient[rows].to(total.dtype).square()
+    else:
+        wide = gradient.to(total.dtype)
+        total.addcmul_(wide, wide)
 
 
 def fisher_weights(

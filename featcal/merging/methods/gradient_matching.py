@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from featcal.merging.answers import encoder, squared_gradients
+from featcal.merging.methods.adamerging import encoder
+from featcal.merging.methods.fisher import squared_gradients
 from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.sources import Source
 from featcal.merging.tensors import task_vectors, tensor_sum

@@ -5,15 +5,13 @@ authors' code could not be consulted. Where the formula is silent we sum over to
 dividing by their number, and average biases, shifts and embeddings.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import torch
 from pydantic import PositiveFloat
-from torch import Tensor, nn
+from torch import Tensor
 
-from featcal.core.precision import SUM_DTYPE
-from featcal.merging.forward_order import BlockSums, ForwardOrder, site_weights, split_site
+from featcal.merging.forward_order import ForwardOrder, Gram
 from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.tensors import tensor_sum
 
@@ -37,23 +35,6 @@ def lot_scale(squares: list[Tensor], vectors: list[Tensor]) -> Tensor:
     return (weight * torch.stack(vectors)).sum(0) / divisor
 
 
-def solve_block(
-    job: MergeJob, rtol: float | None, path: str, block: nn.Module, sums: dict[str, BlockSums]
-) -> Iterator[NamedTensor]:
-    """Yield the weights of a block's linears and the scales of its norms."""
-    first = next(iter(sums.values()))
-    for site in first.grams:
-        base, vectors, parts = site_weights(job, path, site, block)
-        tau = lot_matrix([own.grams[site] for own in sums.values()], vectors, rtol)
-        yield from split_site(base + tau, parts)
-    for norm in first.squares:
-        name = f"{path}{norm}.weight"
-        base, experts = job.read(name)
-        vectors = [expert.to(SUM_DTYPE) - base.to(SUM_DTYPE) for expert in experts]
-        tau = lot_scale([own.squares[norm] for own in sums.values()], vectors)
-        yield name, base.to(SUM_DTYPE) + tau
-
-
 @method(
     "lot",
     source="Sun et al., 2025 (arXiv 2505.23859)",
@@ -66,4 +47,8 @@ def lot(job: MergeJob, rtol: PositiveFloat | None = None) -> Iterator[NamedTenso
     rtol: eigenvalues below this share of the largest count as 0. Default: d times float64's
           rounding.
     """
-    yield from ForwardOrder(job, partial(solve_block, job, rtol), own=True).tensors()
+
+    def solve(_: str, grams: Sequence[Gram], W0: Tensor, vectors: list[Tensor]) -> Tensor:
+        return W0 + lot_matrix([gram.total for gram in grams], vectors, rtol)
+
+    yield from ForwardOrder(job, solve, own=True, solve_norm=lot_scale).tensors()

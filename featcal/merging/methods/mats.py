@@ -8,9 +8,9 @@ arithmetic at 0.3, scipy's tolerance). Here each Gram matrix is divided by its n
 from collections.abc import Iterator, Sequence
 
 from pydantic import NonNegativeInt
-from torch import Tensor, nn
+from torch import Tensor
 
-from featcal.merging.forward_order import BlockSums, ForwardOrder, site_weights, split_site
+from featcal.merging.forward_order import ForwardOrder, Gram
 from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.tensors import tensor_sum
 from featcal.settings import Fraction
@@ -37,36 +37,27 @@ def conjugate_gradients(G: Tensor, R: Tensor, start: Tensor, steps: int) -> tupl
     return X, steps
 
 
-def mats_matrix(
-    grams: Sequence[Tensor], base: Tensor, vectors: Sequence[Tensor], scale: float, steps: int
-) -> tuple[Tensor, int]:
-    """Minimise Σ ‖(W − Wᵢ) Gᵢ^½‖² from W₀ + s Σ τᵢ in float64. Returns: W (o, d), step count.
-
-    Args: grams Gᵢ (d, d); base W₀ and vectors τᵢ = Wᵢ − W₀ (o, d).
-    """
-    R = tensor_sum([(base + vector) @ G for G, vector in zip(grams, vectors, strict=True)])
-    return conjugate_gradients(tensor_sum(grams), R, base + scale * tensor_sum(vectors), steps)
-
-
 @method("mats", source="Tam et al., 2024", needs=("batches",))
 def mats(
     job: MergeJob, steps: NonNegativeInt = 100, scale: float = 0.3, off_diagonal: Fraction = 1.0
 ) -> Iterator[NamedTensor]:
-    """Yield every tensor by MaTS: linears of the blocks by conjugate gradients, others by mean.
+    """Yield every tensor by MaTS, other tensors than linears of the blocks by their mean.
+
+    A linear minimises Σ ‖(W − Wᵢ) Gᵢ^½‖² from W₀ + s Σ τᵢ.
 
     steps:        of conjugate gradients.
-    scale:        of the task arithmetic they start from.
+    scale:        s of the task arithmetic they start from.
     off_diagonal: as for regmean; 1 leaves the Gram matrices as they are.
     """
+    made: dict[str, int] = {}
 
-    def solve_block(
-        path: str, block: nn.Module, sums: dict[str, BlockSums]
-    ) -> Iterator[NamedTensor]:
-        for site in next(iter(sums.values())).grams:
-            base, vectors, parts = site_weights(job, path, site, block)
-            grams = [own.mean_gram(site, off_diagonal) for own in sums.values()]
-            weight, made = mats_matrix(grams, base, vectors, scale, steps)
-            job.record.setdefault("steps", {})[path + site[0]] = made
-            yield from split_site(weight, parts)
+    def solve(label: str, grams: Sequence[Gram], W0: Tensor, vectors: list[Tensor]) -> Tensor:
+        G = [gram.mean(off_diagonal) for gram in grams]
+        R = tensor_sum([(W0 + vector) @ own for own, vector in zip(G, vectors, strict=True)])
+        start = W0 + scale * tensor_sum(vectors)
+        W, made[label] = conjugate_gradients(tensor_sum(G), R, start, steps)
+        return W
 
-    yield from ForwardOrder(job, solve_block, own=True).tensors()
+    merge = ForwardOrder(job, solve, own=True)
+    job.record["steps"] = made
+    yield from merge.tensors()

@@ -8,7 +8,6 @@ vision_source_code/pcb.py).
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,14 +24,7 @@ from featcal.merging.tensors import (
 from featcal.settings import PositiveFraction
 
 OUTLIERS = 1e-4  # share of an expert's entries at either end whose magnitudes are clamped
-
-
-@dataclass(frozen=True)
-class Range:
-    """The smallest and the largest value of one expert that clamping leaves as they are."""
-
-    low: float
-    high: float
+Range = tuple[float, float]  # lowest and highest value
 
 
 def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
@@ -40,11 +32,12 @@ def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
 
     Args: vector τᵢ; total Σ τⱼ; span of |τᵢ|; experts N.
     """
-    size = (vector.abs().clamp(span.low, span.high) - span.low) / (span.high - span.low or 1.0)
+    low, high = span
+    size = (vector.abs().clamp(low, high) - low) / (high - low or 1.0)
     return torch.exp(experts * size.square()) * torch.tanh(vector * total)
 
 
-def pcb_tensor(vectors: Sequence[Tensor], ranges: Sequence[Range], cuts: Sequence[Range]) -> Tensor:
+def pcb_tensor(vectors: Sequence[Tensor], spans: Sequence[Range], cuts: Sequence[Range]) -> Tensor:
     """Return τ = Σ wᵢ τ̃ᵢ / Σ wᵢ, wᵢ = (max(βᵢ, cut) − cut) / (max βᵢ − cut), with τ̃ᵢ of clamped
     magnitude; 0 where no entry competes.
 
@@ -52,10 +45,10 @@ def pcb_tensor(vectors: Sequence[Tensor], ranges: Sequence[Range], cuts: Sequenc
     """
     merged, weight = torch.zeros_like(vectors[0]), torch.zeros_like(vectors[0])
     total = tensor_sum(vectors)
-    for vector, span, cut in zip(vectors, ranges, cuts, strict=True):
+    for vector, span, (low, high) in zip(vectors, spans, cuts, strict=True):
         beta = balance(vector, total, span, len(vectors))
-        own = (beta.clamp_min(cut.low) - cut.low) / (cut.high - cut.low or 1.0)
-        merged += own * vector.sign() * vector.abs().clamp(span.low, span.high)
+        own = (beta.clamp_min(low) - low) / (high - low or 1.0)
+        merged += own * vector.sign() * vector.abs().clamp(*span)
         weight += own
     return merged / weight.clamp_min(1e-12)
 
@@ -71,7 +64,7 @@ def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> Iterator[NamedTensor]:
     job.progress("pcb: magnitudes")
     ends = sorted((int(entries * OUTLIERS) + 1, max(1, int(entries * (1 - OUTLIERS)))))
     bounds = kth_smallest(lambda: magnitudes(job), [(i, k) for i in range(count) for k in ends])
-    ranges = [Range(low, high) for low, high in zip(bounds[::2], bounds[1::2], strict=True)]
+    spans = list(zip(bounds[::2], bounds[1::2], strict=True))
 
     job.progress("pcb: balance")
     rank = min(entries, int(entries * (1 - ratio)) + 1)
@@ -83,13 +76,13 @@ def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> Iterator[NamedTensor]:
             for base, experts in pieces(*job.read(name)):
                 vectors = task_vectors(base, experts)
                 total, betas = tensor_sum(vectors), []
-                for i, (vector, span) in enumerate(zip(vectors, ranges, strict=True)):
+                for i, (vector, span) in enumerate(zip(vectors, spans, strict=True)):
                     betas.append(balance(vector, total, span, count).clamp_min(0))
                     highest[i] = max(highest[i], float(betas[i].max()))
                 yield betas
 
     lowest = kth_smallest(balances, [(i, rank) for i in range(count)])
-    cuts = [Range(low, high) for low, high in zip(lowest, highest, strict=True)]
+    cuts = list(zip(lowest, highest, strict=True))
     yield from in_pieces(
-        job, lambda base, experts: pcb_tensor(task_vectors(base, experts), ranges, cuts)
+        job, lambda base, experts: pcb_tensor(task_vectors(base, experts), spans, cuts)
     )

@@ -4,14 +4,13 @@ features.
 Source: Jin et al., 2023; FusionBench's code for CLIP.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from featcal.errors import SingularGram
-from featcal.merging.forward_order import BlockSums, ForwardOrder, site_weights, split_site
+from featcal.merging.forward_order import ForwardOrder, Gram
 from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.tensors import tensor_sum
 from featcal.settings import Fraction
@@ -37,14 +36,13 @@ def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], label: str = "lin
     return torch.cholesky_solve(right, factor).T.contiguous()
 
 
-def solve_block(
-    job: MergeJob, off_diagonal: float, path: str, block: nn.Module, sums: dict[str, BlockSums]
-) -> Iterator[NamedTensor]:
-    """Yield the weights of a block's linears; each task's G is divided by its number of tokens."""
-    for site in next(iter(sums.values())).grams:
-        base, vectors, parts = site_weights(job, path, site, block)
-        grams = [own.mean_gram(site, off_diagonal) for own in sums.values()]
-        yield from split_site(base + regmean_matrix(grams, vectors, path + site[0]), parts)
+def regression_mean(job: MergeJob, off_diagonal: float, own: bool) -> Iterator[NamedTensor]:
+    """Yield every tensor; `own` as of ForwardOrder. Each task's G is divided by its tokens."""
+
+    def solve(label: str, grams: Sequence[Gram], W0: Tensor, vectors: list[Tensor]) -> Tensor:
+        return W0 + regmean_matrix([gram.mean(off_diagonal) for gram in grams], vectors, label)
+
+    return ForwardOrder(job, solve, own).tensors()
 
 
 @method("regmean", source="Jin et al., 2023; defaults of FusionBench", needs=("batches",))
@@ -54,4 +52,4 @@ def regmean(job: MergeJob, off_diagonal: Fraction = 0.95) -> Iterator[NamedTenso
     off_diagonal: factor of the Gram matrices off their diagonal; 0.95 for CLIP. The authors take
                   0.1 for texts, and 0.6 for GPT-2.
     """
-    yield from ForwardOrder(job, partial(solve_block, job, off_diagonal), own=True).tensors()
+    yield from regression_mean(job, off_diagonal, own=True)

@@ -1,10 +1,8 @@
 """RegMean++: RegMean on the features of the merge so far, carried forward block by block."""
 
 from collections.abc import Iterator
-from functools import partial
 
-from featcal.merging.forward_order import ForwardOrder
-from featcal.merging.methods.regmean import solve_block
+from featcal.merging.methods.regmean import regression_mean
 from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.settings import Fraction
 
@@ -15,4 +13,4 @@ def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction = 0.95) -> Iterator[
 
     off_diagonal: as for regmean.
     """
-    yield from ForwardOrder(job, partial(solve_block, job, off_diagonal), own=False).tensors()
+    yield from regression_mean(job, off_diagonal, own=False)

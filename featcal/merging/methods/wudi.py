@@ -5,7 +5,7 @@ Source: Cheng et al., 2025; FusionBench's and the official code differ in which 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat
@@ -18,13 +18,10 @@ from featcal.merging.tensors import (
     average_tensor,
     conv1d_names,
     linear_groups,
-    matrix_groups,
-    tensor_by_tensor,
+    matrix_names,
     tensor_sum,
 )
 from featcal.settings import require
-
-STEPS = {"fusion_bench": 400, "official": 300, "closed_form": 0}
 
 
 @dataclass(frozen=True)
@@ -91,16 +88,7 @@ def minimize(
     return (tau if losses[-1] <= losses[0] else problem.start), losses
 
 
-def check(settings: Any) -> None:
-    """Raise BadSetting for steps of the closed form, or rtol of another variant."""
-    closed = settings.variant == "closed_form"
-    left_out = "must be left out for the closed form"
-    require(not closed or settings.steps is None, "steps", settings.steps, left_out)
-    expected = "must be left out except for the closed form"
-    require(closed or settings.rtol is None, "rtol", settings.rtol, expected)
-
-
-@method("wudi", source="Cheng et al., 2025; defaults of FusionBench", check=check)
+@method("wudi", source="Cheng et al., 2025; defaults of FusionBench")
 def wudi(
     job: MergeJob,
     variant: Literal["fusion_bench", "official", "closed_form"] = "fusion_bench",
@@ -121,35 +109,42 @@ def wudi(
     rtol:    of the closed form: eigenvalues below this share of the largest count as 0. Default: d
              times float64's rounding.
     """
-    official, turned = variant == "official", conv1d_names(job)
-    groups = (linear_groups if official else matrix_groups)(job, exclude)
+    official, closed = variant == "official", variant == "closed_form"
+    left_out = "must be left out for the closed form"
+    require(not closed or steps is None, "merge.wudi.steps", steps, left_out)
+    left_out = "must be left out except for the closed form"
+    require(closed or rtol is None, "merge.wudi.rtol", rtol, left_out)
+    count = (300 if official else 400) if steps is None else steps
+    if official:
+        groups = linear_groups(job, exclude)
+    else:
+        groups = [(name,) for name in matrix_names(job, exclude)]
+    turned = conv1d_names(job)
     ends: dict[str, dict[str, float]] = {}
     curve: list[float] = []
     for number, names in enumerate(groups, start=1):
-        upright = [
-            [tensor.T if name in turned else tensor for tensor in (base, *experts)]
-            for name in names
-            for base, experts in [job.read(name)]
-        ]
-        base, *experts = (torch.cat(stacked).double() for stacked in zip(*upright, strict=True))
+        stacked = []
+        for name in names:
+            base, experts = job.read(name)
+            stacked.append([t.T if name in turned else t for t in (base, *experts)])
+        base, *experts = (torch.cat(parts).double() for parts in zip(*stacked, strict=True))
         problem = Interference.of([expert - base for expert in experts])
-        if variant == "closed_form":
+        if closed:
             tau = problem.minimum(rtol)
             losses = [problem.loss(problem.start), problem.loss(tau)]
         else:  # in float32 unless the model has more precision
             wide = job.base.dtype(names[0]) == torch.float64
             problem = problem if wide else problem.to(torch.float32)
-            count = STEPS[variant] if steps is None else steps
             tau, losses = minimize(problem, count, rate, names[0])
         curve = [a + b for a, b in zip(curve, losses, strict=True)] if curve else losses
         ends[" + ".join(names)] = {"start": losses[0], "end": min(losses[0], losses[-1])}
         job.progress(f"wudi {number}/{len(groups)}: {names[0]}  {losses[0]:.4g} → {losses[-1]:.4g}")
-        parts = torch.split(tau, [len(stacked[0]) for stacked in upright])
+        parts = torch.split(tau, [len(own[0]) for own in stacked])
         for name, part in zip(names, parts, strict=True):
             start = job.base.finite_tensor(name)
             change = (part.T if name in turned else part).cpu().double()
             yield name, (start.double() + change).to(start.dtype)
     job.record.update(loss=curve, matrices=ends)
-    rest = sorted(set(job.names) - {name for names in groups for name in names})
-    other = (lambda base, experts: base) if official else average_tensor
-    yield from tensor_by_tensor(job, rest, other)
+    for name in sorted(set(job.names) - {name for names in groups for name in names}):
+        base, experts = job.read(name)
+        yield name, base if official else average_tensor(base, experts)
