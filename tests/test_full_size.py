@@ -92,6 +92,6 @@ def test_another_fault_keeps_its_traceback(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr("featcal.cli.inspect.existing_folder", broken)
+    monkeypatch.setattr("featcal.cli.options.existing_folder", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         cli.main(["inspect", "anything"])

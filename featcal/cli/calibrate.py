@@ -12,7 +12,6 @@ from featcal.cli import options
 from featcal.cli.folders import (
     Inputs,
     check_config,
-    existing_folder,
     new_folder,
     plan_with,
     push,
@@ -93,9 +92,7 @@ def calibrate(
     given = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
     chosen = Calibration.preset(preset, {k: v for k, v in given.items() if v is not None})
     settings, keys = options.read_set(setting, "calibrate", chosen, options.Running())
-    existing_folder("--merged", merged)
-    named = options.named_folders("--expert", expert or ())
-    inputs = read_inputs(base, named, keys.recipe, merged)
+    inputs = read_inputs(base, expert, keys.recipe, merged)
     datasets = options.named_data(data)
     folders = [merged, *inputs.folders, *options.local_paths(datasets)]
     new_folder(out, force, folders)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.evaluate import model_index_entry
+from featcal.cli.evaluate import add_to_card
 from featcal.cli.folders import Inputs, plan_with, skeleton, vocabulary_sizes, whole_experts
 from featcal.cli.terminal import say_json, table
 from featcal.errors import BadSetting
@@ -42,7 +42,7 @@ def compare(
     model: Annotated[list[str], Option(metavar="NAME=FOLDER", help=MODEL)],
     expert: options.Experts,
     data: options.Data,
-    base: Annotated[Path | None, Option(help=BASE)] = None,
+    base: Annotated[Path | None, Option(callback=options.must_exist, help=BASE)] = None,
     samples: Annotated[int, Option(min=2, help="Samples per task.")] = 64,
     skip: Annotated[int, Option(min=0, help=SKIP)] = 256,
     seed: options.Seed = 42,
@@ -58,8 +58,6 @@ def compare(
     (keys,) = options.read_set(setting, "compare", KEYS)
     models = options.named_folders("--model", model)
     experts = options.named_folders("--expert", expert)
-    if base is not None:
-        options.existing_folder("--base", base)
     datasets = options.named_data(data)
     import featcal
     from featcal.data.batches import drawn
@@ -93,24 +91,14 @@ def compare(
     else:
         show_agreements(agreements)
     if card:
-        from featcal.card import add_results
-
         for name, folder in models.items():
-            entries = [
-                model_index_entry(
-                    datasets[one.expert],
-                    one.expert,
-                    keys.split,
-                    task_type="feature-extraction",
-                    metric_type=field,
-                    metric_name=MEASURES[field][3],
-                    metric_value=float(f"{value:.6g}"),
-                )
-                for one in agreements
-                if one.model == name
+            own = [one for one in agreements if one.model == name]
+            results = [
+                (one.expert, field, MEASURES[field][3], float(f"{value:.6g}"))
+                for one in own
                 for field, value in measured(one).items()
             ]
-            add_results(folder, entries)
+            add_to_card(folder, datasets, keys.split, "feature-extraction", results)
 
 
 def measured(one: "Agreement") -> dict[str, float]:

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from featcal.cli import options
 from featcal.cli.evaluate import has_tokenizer
-from featcal.cli.folders import existing_folder, new_folder, require_space, stored_bytes
+from featcal.cli.folders import new_folder, require_space, stored_bytes
 from featcal.cli.terminal import say, say_json
 from featcal.settings import require
 
@@ -20,26 +20,27 @@ featcal convert calibrated --clip base --out open_clip_folder"""
 
 
 def convert(
-    source: Annotated[Path, Argument(help="Model folder of transformers or open_clip.")],
+    source: Annotated[
+        Path,
+        Argument(callback=options.must_exist, help="Model folder of transformers or open_clip."),
+    ],
     out: Annotated[Path, Option(help="Folder to write, in the other format.")],
-    clip: Annotated[Path | None, Option(help=CLIP)] = None,
+    clip: Annotated[Path | None, Option(callback=options.must_exist, help=CLIP)] = None,
     as_json: options.Json = False,
     force: options.Force = False,
 ) -> None:
     """Convert a CLIP model between transformers and open_clip. A round trip is bit-exact."""
-    existing_folder("SOURCE", source)
-    whole = None if clip is None else existing_folder("--clip", clip)
-    new_folder(out, force, [source] if whole is None else [source, whole])
+    new_folder(out, force, [source] if clip is None else [source, clip])
     require_space("--out", out, stored_bytes(source))
     from featcal.interchange.open_clip import is_open_clip, to_open_clip, to_transformers
 
     form = "transformers" if is_open_clip(source) else "open_clip"
     if form == "open_clip":
-        to_open_clip(source, out, whole)
+        to_open_clip(source, out, clip)
         more = f'; load it: open_clip.create_model("local-dir:{out}")'
     else:
         expected = "is not needed: an open_clip folder has both towers"
-        require(whole is None, "--clip", str(clip), expected)
+        require(clip is None, "--clip", str(clip), expected)
         to_transformers(source, out)
         lacks = "; it has no tokenizer, and featcal evaluate needs CLIP's tokenizer files in it"
         more = "" if has_tokenizer(out) else lacks

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.folders import existing_folder, skeleton
+from featcal.cli.folders import skeleton
 from featcal.cli.terminal import note, say_json, table
 from featcal.errors import BadFile, BadSetting, TensorsDiffer
 from featcal.settings import require
 
 if TYPE_CHECKING:
     import torch
-    from huggingface_hub import EvalResult
     from torch import Tensor
 
     from featcal.data.images import ImageSet
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     Answers = Mapping[str, tuple[Tensor, int | None]]
 
 SAMPLING = options.Sampling(batch=64, split="test")
+MODEL = "Folder of the model to evaluate."
+CLIP = "Whole CLIP model, for images."
 LABELLED = "Labelled images or texts of a task. Repeatable."
 CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."
 TOKENIZERS = ("tokenizer.json", "vocab.json")
@@ -44,9 +45,9 @@ featcal evaluate --model new --data reviews=reviews --classes reviews=bad,good -
 
 
 def evaluate(
-    model: Annotated[Path, Option(help="Folder of the model to evaluate.")],
+    model: Annotated[Path, Option(callback=options.must_exist, help=MODEL)],
     data: Annotated[list[str], Option(metavar="NAME=PATH", help=LABELLED)],
-    clip: Annotated[Path | None, Option(help="Whole CLIP model, for images.")] = None,
+    clip: Annotated[Path | None, Option(callback=options.must_exist, help=CLIP)] = None,
     template: options.Template = None,
     classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)] = None,
     setting: Annotated[list[str] | None, options.set_option(SAMPLING)] = None,
@@ -56,7 +57,6 @@ def evaluate(
 ) -> None:
     """Measure the accuracy of a model on labelled images or texts, task by task."""
     (sampling,) = options.read_set(setting, "evaluate", SAMPLING)
-    existing_folder("--model", model)
     prompts, classes = template or [], classes or []
     for prompt in prompts:
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
@@ -72,7 +72,6 @@ def evaluate(
     else:
         expected = "is for images; --classes and --set tokens are for texts"
         require(not classes and sampling.tokens is None, "--clip", str(clip), expected)
-        existing_folder("--clip", clip)
         options.named_folders("--data", data)
         kind, unit, datasets = "zero-shot-image-classification", "images", options.named_data(data)
         where, prompts = options.device_named(device), prompts or ["a photo of a {}."]
@@ -88,14 +87,10 @@ def evaluate(
     else:
         show_accuracy(model, answers, accuracy | {"average": average}, unit)
     if card:
-        from featcal.card import add_results
-
-        measure = {"task_type": kind, "metric_type": "accuracy", "metric_name": "accuracy"}
-        entries = []
-        for task, value in accuracy.items():
-            measure["metric_value"] = round(value / 100, 4)
-            entries.append(model_index_entry(datasets[task], task, sampling.split, **measure))
-        add_results(model, entries)
+        results = [
+            (task, "accuracy", "accuracy", round(v / 100, 4)) for task, v in accuracy.items()
+        ]
+        add_to_card(model, datasets, sampling.split, kind, results)
 
 
 def image_answers(
@@ -207,18 +202,33 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
-def model_index_entry(dataset: "Location", task: str, split: str, **measure: Any) -> "EvalResult":
-    """Return one result for the hub's model-index.
+def add_to_card(
+    folder: Path,
+    datasets: "Mapping[str, Location]",
+    split: str,
+    kind: str,
+    results: list[tuple[str, str, str, float]],
+) -> None:
+    """Add results (task, metric, name of the metric, value) to a model's card.
 
-    measure: task_type, metric_type, metric_name, metric_value, as the hub names them.
+    kind: task type, as the hub names it. Raises: BadFile for a folder without a card.
     """
     from huggingface_hub import EvalResult
 
-    return EvalResult(
-        dataset_type=str(dataset.source) if dataset.on_hub else task,
-        dataset_name=task,
-        dataset_revision=dataset.revision,
-        dataset_config=dataset.config,
-        dataset_split=split,
-        **measure,
-    )
+    from featcal.card import add_results
+
+    entries = [
+        EvalResult(
+            task_type=kind,
+            dataset_type=str(datasets[task].source) if datasets[task].on_hub else task,
+            dataset_name=task,
+            dataset_revision=datasets[task].revision,
+            dataset_config=datasets[task].config,
+            dataset_split=split,
+            metric_type=metric,
+            metric_name=name,
+            metric_value=value,
+        )
+        for task, metric, name, value in results
+    ]
+    add_results(folder, entries)

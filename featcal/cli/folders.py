@@ -14,8 +14,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from featcal.cli.options import named_folders
 from featcal.cli.terminal import note, size_text
-from featcal.errors import BadFile, BadPlan, BadSetting, HubUnreachable, MissingPath, NotOnHub
+from featcal.errors import BadFile, BadPlan, BadSetting, HubUnreachable, MissingPath
 from featcal.files import read_json
 from featcal.settings import require
 
@@ -53,19 +54,9 @@ class Inputs:
         return [self.base, *self.experts.values(), *self.adapter_bases.values()]
 
 
-def existing_folder(option: str, folder: Path) -> Path:
-    """Return the folder. Raises: MissingPath; BadSetting for a file."""
-    expected = "names a file; give the folder that holds it"
-    require(not folder.is_file(), option, str(folder), expected)
-    if not folder.is_dir():
-        way_out = "check the path; download models of the hub first"
-        raise MissingPath(folder, f"given with {option}", way_out)
-    return folder
-
-
 def read_inputs(
     base: Path | None,
-    experts: Mapping[str, Path],
+    expert: Collection[str] | None,
     recipe_file: Path | None = None,
     merged: Path | None = None,
     weights: bool = True,
@@ -73,11 +64,12 @@ def read_inputs(
     """Return base and experts: from the options, the recipe, or the recipe in the merged folder.
 
     weights: False if the configuration of models on the hub is enough.
-    Raises: BadSetting, MissingPath; as read_recipe; HubUnreachable, NotOnHub.
+    Raises: BadSetting, MissingPath; as read_recipe and recipe_folder.
     """
     from featcal.interchange.mergekit import read_recipe, recipe_in
     from featcal.models.load import is_adapter
 
+    experts = named_folders("--expert", expert or ())
     if recipe_file is None and merged is not None and not (base and experts):
         recipe_file = recipe_in(merged)
     recipe = None if recipe_file is None else read_recipe(recipe_file)
@@ -94,14 +86,13 @@ def read_inputs(
             raise BadFile(recipe.file, problem, way_out)
         base = recipe_folder(recipe.base.model, recipe.file, weights)
     assert base is not None
-    folder = existing_folder("--base", base)
-    adapter_bases = {name: folder for name, path in experts.items() if is_adapter(path)}
+    adapter_bases = {name: base for name, path in experts.items() if is_adapter(path)}
     if recipe is not None:
         if not experts:
-            experts, adapter_bases = recipe_experts(recipe, folder, weights)
+            experts, adapter_bases = recipe_experts(recipe, base, weights)
         names = ", ".join(f"{name}={path}" for name, path in experts.items())
-        note(f"{recipe.file}: base {folder}; experts {names}")
-    return Inputs(folder, experts, adapter_bases)
+        note(f"{recipe.file}: base {base}; experts {names}")
+    return Inputs(base, experts, adapter_bases)
 
 
 def recipe_experts(
@@ -311,12 +302,12 @@ def stored_bytes(folder: Path) -> int:
 def require_hub(name: str | None) -> None:
     """Check before any work that the hub can be reached, accepts the name and knows the user.
 
-    Raises: BadSetting, HubUnreachable, NotOnHub.
+    Raises: BadSetting, HubUnreachable.
     """
     if name is None:
         return
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError, HTTPError, LocalTokenNotFoundError  # type: ignore[attr-defined]
+    from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
     from huggingface_hub.utils import validate_repo_id
 
     from featcal.data.places import first_line
@@ -327,17 +318,13 @@ def require_hub(name: str | None) -> None:
     except HFValidationError:
         expected = "must be owner/name: letters, digits, dots, dashes, underscores"
         raise BadSetting("--push-to-hub", name, expected) from None
-    except LocalTokenNotFoundError:
-        way_out = "run `hf auth login`, or set HF_TOKEN"
-        raise NotOnHub(name, "nobody is logged in on this machine", way_out) from None
-    except (HTTPError, OSError) as error:
-        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
-            problem = "the hub does not know the token of this machine"
-            way_out = "run `hf auth login` with a token that may write, or set HF_TOKEN"
-            raise NotOnHub(name, problem, way_out) from None
-        way_out = "run again with network access and without HF_HUB_OFFLINE, or without the push"
-        problem = f"the hub cannot be reached ({first_line(error)})"
-        raise HubUnreachable(name, problem, way_out) from None
+    except (HTTPError, OSError) as error:  # OSError: also a machine without a token
+        raise HubUnreachable(
+            name,
+            f"the hub cannot be reached or does not know this user ({first_line(error)})",
+            "run `hf auth login` with a token that may write (or set HF_TOKEN), or",
+            "run again with network access and without HF_HUB_OFFLINE, or without the push",
+        ) from None
 
 
 def push(folder: Path, name: str | None) -> None:

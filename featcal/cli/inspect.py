@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from featcal.cli import options
-from featcal.cli.folders import check_config, existing_folder
+from featcal.cli.folders import check_config
 from featcal.cli.terminal import say, say_json, table
 from featcal.errors import BadPlan, FeatCalError
 from featcal.interchange.mergekit import read_recipe, recipe_in
@@ -28,6 +28,7 @@ TOKENS = 8  # length of the text from which sites are derived
 EXPERT = re.compile(r"(?<=experts)\.\d+\.")  # the index of a mixture's expert in a name
 BLOCK = re.compile(r"(.+?)\.(\d+)\.(.+)")  # list, index of the block, tensor of the block
 INDEX = re.compile(r"\.\d+(?=\.)")
+FOLDER = "Model folder: config.json and safetensors."
 PLAN = "Build the model to show also what calibration solves (--plan), or show tensors only."
 EPILOG = """Examples:
 
@@ -37,14 +38,13 @@ featcal inspect merged --plan --json"""
 
 
 def inspect(
-    folder: Annotated[Path, Argument(help="Model folder: config.json and safetensors.")],
+    folder: Annotated[Path, Argument(callback=options.must_exist, help=FOLDER)],
     plan: Annotated[bool | None, Option("--plan/--tensors", show_default=False, help=PLAN)] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show the contents of a model folder and, with --plan, what calibration solves of it. Exit
     code 2 for NaN or infinity.
     """
-    existing_folder("FOLDER", folder)
     from featcal.models.checkpoint import LazyCheckpoint
 
     if plan is None or (folder / "adapter_config.json").is_file():
@@ -58,7 +58,7 @@ def inspect(
         content = {"folder": str(folder), "tensors": len(sizes), "values": sum(sizes.values())}
         content |= {"stored_as": dict(kinds), "recipe": recipe}
         content |= {"blocks": {path: len(each) for path, each in blocks.items()}}
-        return say_json(content | ({"calibration": plan_as_mapping(folder)} if plan else {}))
+        return say_json(content | ({"calibration": planned(folder, as_json)} if plan else {}))
     say(f"{folder}: {len(sizes)} tensors, {sum(sizes.values()):,} values")
     say(f"stored as {', '.join(f'{kind} ({n} tensors)' for kind, n in kinds.most_common())}")
     rows = [[name, shape_text(checkpoint.shape(name)), f"{sizes[name]:,}"] for name in top(sizes)]
@@ -67,7 +67,7 @@ def inspect(
     for role, models in recipe.items():
         say(f"{role}: {', '.join(models) if isinstance(models, list) else models}")
     if plan:
-        return show_plan(folder)
+        return planned(folder, as_json)
     show_blocks(blocks)
     if plan is None:
         say(
@@ -116,40 +116,33 @@ def recipe_as_mapping(file: Path | None) -> dict[str, str | list[str]]:
     return {"merged by mergekit": recipe.method, "experts": experts, **base}
 
 
-def planned(folder: Path) -> "tuple[nn.Module, BlockPlan | BadPlan]":
-    """Return the model of config.json, after checking that the stored tensors fit, and its plan or
-    the reason why it has none.
+def planned(folder: Path, as_json: bool) -> Any:
+    """Print what calibration solves of a model, or return it: the stacks with the modules solved in
+    each block, or the reason why there are none.
 
-    Raises: WrongKeys, MissingTensor.
+    Raises: WrongKeys, MissingTensor for stored tensors that do not fit config.json.
     """
     from featcal.models.checkpoint import LazyCheckpoint
     from featcal.models.families import plan_for
     from featcal.models.load import skeleton
+    from featcal.models.plan import blocks_of
     from featcal.models.stored import stored_tensors
 
     check_config(folder)
     model, part = skeleton(folder)
     stored_tensors(model, LazyCheckpoint(folder, part))
+    content: dict[str, Any] = {"model": type(model).__name__, "stacks": []}
     try:
-        return model, plan_for(model)
+        plan = plan_for(model)
     except BadPlan as error:
-        return model, error
-
-
-def plan_as_mapping(folder: Path) -> dict[str, Any]:
-    """Return the stacks with the modules solved in each block, or the reason why there are none."""
-    from featcal.models.plan import blocks_of
-
-    model, plan = planned(folder)
-    name = type(model).__name__
-    if isinstance(plan, BadPlan):
-        return {"model": name, "stacks": [], "reason": str(plan)}
-    stacks = []
+        return content | {"reason": str(error)} if as_json else say(f"calibration: {error}")
+    if not as_json:
+        return show_plan(model, plan)
     for stack in plan.stacks:
         blocks = blocks_of(model, stack)
         entry = {"name": stack.name, "path": stack.blocks, "blocks": len(blocks)}
-        stacks.append(entry | {"modules": solved_names(blocks[0])})
-    return {"model": name, "stacks": stacks}
+        content["stacks"].append(entry | {"modules": solved_names(blocks[0])})
+    return content
 
 
 def solved_names(block: "nn.Module") -> list[str]:
@@ -161,16 +154,13 @@ def solved_names(block: "nn.Module") -> list[str]:
     return [*linears, *norms, *packed_experts(block)]
 
 
-def show_plan(folder: Path) -> None:
+def show_plan(model: "nn.Module", plan: "BlockPlan") -> None:
     """Print the modules and sites of every stack, and the largest parameters left as they are."""
     from featcal.cli.plan import cannot_run, shape_of
     from featcal.models.modules import uncovered
     from featcal.models.plan import blocks_of, parameter_count
     from featcal.settings import Calibration
 
-    model, plan = planned(folder)
-    if isinstance(plan, BadPlan):
-        return say(f"calibration: {plan}")
     images = getattr(getattr(model, "config", None), "image_size", None) is not None
     shapes: tuple[BlockShape, ...] = ()
     with cannot_run() as reasons:

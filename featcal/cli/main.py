@@ -72,7 +72,7 @@ def load_command(name: str) -> Any:
     if "Exit codes" not in epilog:
         epilog = f"{epilog.strip()}\n\n{EXIT_CODES}"
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, cls=getattr(module, "COMMAND_CLASS", None), epilog=epilog)(function)
+    single.command(name, epilog=epilog)(function)
     command = typer.main.get_command(single)
     for option in command.params:
         if option.param_type_name == "argument":

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
-from typer.core import TyperCommand
 
 from featcal.cli import options
 from featcal.cli.folders import (
@@ -28,7 +27,6 @@ class MergeSampling(options.Sampling):
 
 
 KEYS = MergeSampling(batch=16)
-BASE = "Folder of the model the experts were fine-tuned from."
 SCALE = "Scale of the task vectors. Default: the method's."
 DATA = "Samples of a task, if the method needs any. Repeatable."
 HEAD = "heads.safetensors, if the method needs it."
@@ -37,7 +35,14 @@ SET = (
     "adamerging per step), split=train, tokens (maximum per text), embeddings=merge (base keeps "
     "the base's)."
 )
-EPILOG = """Examples:
+METHODS = "\n\n".join(
+    f"{name}: {keys or 'no settings'}. {source}." for name, keys, source in methods_table()
+)
+EPILOG = f"""Methods and their settings, with defaults:
+
+{METHODS}
+
+Examples:
 
 featcal merge average --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
 
@@ -46,26 +51,9 @@ featcal merge task_arithmetic --scale 0.3 --base base --expert mnist=models/mnis
 featcal merge regmean --base base --expert mnist=m --expert dtd=d --data mnist=images/mnist --data dtd=images/dtd --out merged"""
 
 
-class MergeCommand(TyperCommand):
-    """`featcal merge`, whose help lists every method; methods are imported for the help only."""
-
-    @property
-    def epilog(self) -> str:
-        """Return every method with its settings, then the examples."""
-        rows = (f"{name}: {keys or 'no settings'}. {src}." for name, keys, src in methods_table())
-        return "\n\n".join(["Methods and their settings, with defaults:", *rows, self._examples])
-
-    @epilog.setter
-    def epilog(self, text: str) -> None:
-        self._examples = text
-
-
-COMMAND_CLASS = MergeCommand
-
-
 def merge(
     method: Annotated[str, Argument(help=f"{', '.join(method_names())}.")],
-    base: Annotated[Path, Option(help=BASE)],
+    base: Annotated[Path, Option(callback=options.must_exist, help=options.BASE)],
     expert: options.Experts,
     out: options.Out,
     scale: Annotated[float | None, Option(help=SCALE)] = None,
@@ -86,7 +74,7 @@ def merge(
     settings = {name: options.yaml_scalar(text) for name, text in pairs.items()}
     settings |= {} if scale is None else {"scale": scale}
     settings_of(method, settings)
-    inputs = read_inputs(base, options.named_folders("--expert", expert))
+    inputs = read_inputs(base, expert)
     datasets = options.named_data(data)
     new_folder(out, force, [*inputs.folders, *options.local_paths(datasets)])
     require_space("--out", out, stored_bytes(inputs.base))

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import yaml
 from pydantic import PositiveInt
-from typer import Option
+from typer import CallbackParam, Option
 
-from featcal.cli.folders import existing_folder
-from featcal.errors import UnknownKey
+from featcal.errors import MissingPath, UnknownKey
 from featcal.settings import Settings, require
 
 if TYPE_CHECKING:
@@ -27,11 +26,25 @@ HOST_MEMORY = "Cap on cached activations in RAM, e.g. 8GiB; the rest goes to dis
 PUSH = "Upload the written folder to this hub repository, which is created if needed."
 CARD = "Add the results to the model card (README.md), as text and as the hub's model-index."
 
-Merged = Annotated[Path, Option(help="Folder of the merged model.")]
-Base = Annotated[
-    Path | None,
-    Option(help="Folder of the model the experts were fine-tuned from. Default: the recipe's."),
-]
+
+def existing_folder(option: str, folder: Path) -> Path:
+    """Return the folder. Raises: MissingPath; BadSetting for a file."""
+    expected = "names a file; give the folder that holds it"
+    require(not folder.is_file(), option, str(folder), expected)
+    if not folder.is_dir():
+        way_out = "check the path; download models of the hub first"
+        raise MissingPath(folder, f"given with {option}", way_out)
+    return folder
+
+
+def must_exist(parameter: CallbackParam, folder: Path | None) -> Path | None:
+    """Check the folder of an option or argument, for its declaration."""
+    return None if folder is None else existing_folder(parameter.opts[0], folder)
+
+
+Merged = Annotated[Path, Option(callback=must_exist, help="Folder of the merged model.")]
+BASE = "Folder of the model the experts were fine-tuned from."
+Base = Annotated[Path | None, Option(callback=must_exist, help=f"{BASE} Default: the recipe's.")]
 Experts = Annotated[list[str], Option(metavar="NAME=FOLDER", help=EXPERT)]
 RecipeExperts = Annotated[
     list[str] | None,

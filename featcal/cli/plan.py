@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.folders import existing_folder, plan_with, read_inputs, skeleton
+from featcal.cli.folders import plan_with, read_inputs, skeleton
 from featcal.cli.terminal import bytes_of, say, say_json, size_text, table
 from featcal.errors import BadSetting, FeatCalError
 from featcal.settings import Calibration, Settings, require
@@ -67,9 +67,7 @@ def plan(
     on_device = bytes_of("plan.device_memory", str(keys.device_memory)) or 0
     on_host = bytes_of("--host-memory", host_memory)
     precision = options.dtype_named(dtype)
-    existing_folder("--merged", merged)
-    named = options.named_folders("--expert", expert or ())
-    inputs = read_inputs(base, named, keys.recipe, merged, weights=False)
+    inputs = read_inputs(base, expert, keys.recipe, merged, weights=False)
     tasks = len(inputs.experts)
     expected = f"must be at most the number of experts, {tasks}"
     require(keys.ranks <= tasks, "plan.ranks", keys.ranks, expected)

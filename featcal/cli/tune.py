@@ -12,7 +12,7 @@ from typer import Option
 
 from featcal.cli import options
 from featcal.cli.calibrate import block_count
-from featcal.cli.folders import existing_folder, plan_with, read_inputs, skeleton, whole_experts
+from featcal.cli.folders import plan_with, read_inputs, skeleton, whole_experts
 from featcal.cli.start import return_large_blocks
 from featcal.cli.terminal import bytes_of, note, progress_bar, say, say_json, table
 from featcal.settings import Calibration, require
@@ -49,7 +49,7 @@ def tune(
     interpolation: Annotated[float, Option(help="α of the first trial.")] = 0.3,
     samples: Annotated[int, Option(min=2, help="Samples per task, with those held out.")] = 256,
     seed: Annotated[int, Option(min=0, help="Seed of samples, held-out samples and trials.")] = 42,
-    clip: Annotated[Path | None, Option(help=CLIP)] = None,
+    clip: Annotated[Path | None, Option(callback=options.must_exist, help=CLIP)] = None,
     template: options.Template = None,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
     device: options.Device = "auto",
@@ -67,9 +67,7 @@ def tune(
 
     chosen = Calibration(ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation)
     first, keys = options.read_set(setting, "tune", chosen, options.Running())
-    existing_folder("--merged", merged)
-    named = options.named_folders("--expert", expert or ())
-    inputs = read_inputs(base, named, keys.recipe, merged)
+    inputs = read_inputs(base, expert, keys.recipe, merged)
     datasets = options.named_data(data)
     expected = f"must end with {', '.join(SUFFIXES)}"
     require(out.suffix in SUFFIXES, "--out", str(out), expected)
@@ -87,7 +85,6 @@ def tune(
         student, (inputs.base, merged), datasets, keys.draw(samples, seed, dtype)
     )
     if clip is not None:
-        existing_folder("--clip", clip)
         prompts = template or ["a photo of a {}."]
         how |= scaled_heads(clip, datasets, keys.split, prompts)
     if where.type == "cpu":

@@ -256,7 +256,7 @@ def refused(client: Client, place: Path, out: Path, name: str) -> str:
     ("token", "name", "said"),
     [
         ("", "me/other", "hf auth login"),
-        ("hf_other", "me/other", "does not know the token"),
+        ("hf_other", "me/other", "does not know this user"),
         (TOKEN, "me/a name", "must be owner/name"),
     ],
 )
