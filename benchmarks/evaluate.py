@@ -21,7 +21,7 @@ from benchmarks.measure import arguments, in_turns, machine, ratio, seeded, towe
 from featcal.data.images import ImageSet, Preprocess
 from featcal.data.places import quiet_datasets
 from featcal.evaluation.zero_shot import evaluate_pool
-from reproduction.data.decoded import Split, mapped_images
+from reproduction.prepare.decoded import Split, mapped_images
 
 CLASSES = ["a", "b", "c", "d"]
 SIDES = (320, 240)  # pixels of a stored photograph

@@ -15,9 +15,9 @@ import numpy as np
 from featcal.errors import UnknownKey
 from featcal.settings import Calibration, require
 from reproduction.experiments.runs import MergeRun
+from reproduction.prepare.sources import read_sources
 from reproduction.report.played import SEED, Played, Wanted
 from reproduction.stages.context import Context, load_context
-from reproduction.suites.sources import read_sources
 
 BATCH, EVALUATED = (
     32,
@@ -115,7 +115,7 @@ def _played(context: Context, wanted: Wanted, merge: MergeRun) -> Played:
 def _batches(context: Context, wanted: Wanted, task: str) -> list[dict[str, Any]]:
     """Training images of one task, those that a table's calibration with this seed draws first."""
     from featcal.data.batches import draw_indices
-    from reproduction.suites.load_task import load_task
+    from reproduction.prepare.sources import load_task
 
     images = load_task(
         context.layout.data, task, "train", context.layout.base(wanted.role, wanted.pool)
@@ -134,7 +134,7 @@ def _held_against(
     from featcal.calibration.report import model_drift
     from featcal.evaluation.zero_shot import evaluate_pool
     from featcal.models.load import load_vision
-    from reproduction.suites.load_task import load_task
+    from reproduction.prepare.sources import load_task
 
     layout, role, pool = context.layout, wanted.role, wanted.pool
     images = load_task(layout.data, task, "test", layout.base(role, pool))

@@ -27,9 +27,8 @@ from reproduction.language.generation import generate_texts
 from reproduction.mini.base_folder import MODELS
 from reproduction.mini.language.domain_files import TRAINING, test_row
 from reproduction.mini.language.domains import DOMAINS, TESTS, test_items, training_items
-from reproduction.suites.fine_tune_text import fine_tune_text
-from reproduction.suites.suite import load_suite
-from reproduction.suites.text_recipe import FineTuneText
+from reproduction.prepare.fine_tune import fine_tune_text
+from reproduction.prepare.suite import FineTuneText, load_suite
 
 ROLES = ("llama_3b", "llama_8b")
 SCALES = (0.1, 0.2, 0.3, 0.4, 0.5)

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from featcal.data.images import ImageSet, Preprocess
 from featcal.files import atomic_path
 from featcal.models.load import load_clip, load_tokenizer
 from reproduction.mini.augment import normalised
@@ -34,9 +35,9 @@ from reproduction.mini.base_folder import MODELS
 from reproduction.mini.captions import TEMPLATES
 from reproduction.mini.images import draw_split
 from reproduction.mini.tasks import TASKS
+from reproduction.prepare.fine_tune import fine_tune
+from reproduction.prepare.suite import FineTune
 from reproduction.stages.workers import fan_out
-from reproduction.suites.fine_tune import fine_tune
-from reproduction.suites.recipe import FineTune
 
 ROLES = ("clip_b32", "clip_l14")
 POOLS = {str(size): list(TASKS)[:size] for size in (8, 14, 20)}
@@ -110,10 +111,15 @@ def make_expert(role: str, task: str, seed: int, strength: float) -> float:
     path, base = expert_file(role, task, seed, strength), Base(role)
     if not path.is_file():
         images, labels = drawn(task, "train", TRAIN, DATA_SEED, strength)
-        data = normalised(images), torch.from_numpy(labels)
-        frozen = base.projection, base.heads[task], base.logit_scale
-        settings = FineTune(steps=TASKS[task].expert_steps)
-        expert = fine_tune(base.vision, *frozen, *data, settings=settings, task=task, seed=seed)
+        preprocess = Preprocess.from_folder(MODELS / role)
+        rows = {task: ImageSet(images.transpose(0, 3, 1, 2), preprocess, labels)}
+        heads = {
+            "visual_projection": base.projection,
+            "logit_scale": base.logit_scale,
+            f"head/{task}": base.heads[task],
+        }
+        recipe = FineTune(steps=TASKS[task].expert_steps)
+        expert = fine_tune(base.vision, heads, rows, recipe, seed)
         with atomic_path(path) as hidden:
             save_file(expert.state_dict(), hidden)
     return base.accuracy(load_file(path), task, *validation([task], strength)[task])

@@ -18,10 +18,10 @@ import featcal
 from featcal.evaluation.zero_shot import evaluate_pool, percent
 from featcal.files import read_json, write_json
 from reproduction.experiments.runs import Draw, role_and_pool
+from reproduction.prepare.sources import load_task
 from reproduction.stages.context import Context, load_context
 from reproduction.stages.streams import streams
 from reproduction.stages.workers import fan_out
-from reproduction.suites.load_task import load_task
 
 FORM: dict[str, Any] = {
     "residual": 1.0,

@@ -110,7 +110,7 @@ def score(context: Context, key: str, model: Any) -> float:
     """Average accuracy on validation texts, in percent."""
     from safetensors.torch import load_file
 
-    from reproduction.suites.load_task import load_task
+    from reproduction.prepare.sources import load_task
 
     role, pool = role_and_pool(key)
     base, tensors = context.layout.base(role, pool), load_file(context.layout.heads(role, pool))

@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from reproduction.prepare.experts import model_folder, write_encoder_and_heads
+from reproduction.prepare.suite import FineTuneSentences
 from reproduction.stages.context import load_context
 from reproduction.stages.workers import fan_out
-from reproduction.suites import sentence_experts
-from reproduction.suites.sentence_recipe import FineTuneSentences
 
 TASKS = ("banking77", "csabstruct", "rt_polarity")
 STEPS = 100
@@ -31,12 +31,10 @@ def main() -> None:
     context = load_context()
     role = next(iter(context.suite.sentences.roles))
     model, texts = context.suite.sentences.roles[role].model, context.layout.data_of(role)
-    encoder = sentence_experts.encoder_folder(context.layout.root, model, context.layout.pins)
+    encoder = model_folder(context.layout.root, model, context.layout.pins)
     with TemporaryDirectory() as place:
         store = Path(place)
-        sentence_experts.write_encoder_and_heads(
-            encoder, texts, TASKS, RECIPES[0].temperature, store
-        )
+        write_encoder_and_heads(encoder, texts, TASKS, RECIPES[0].temperature, store)
         jobs = {
             json.dumps([i, task]): (recipe, task, texts, store)
             for i, recipe in enumerate(RECIPES)
@@ -74,13 +72,14 @@ def score(recipe: FineTuneSentences, task: str, texts: Path, store: Path) -> tup
 
     from featcal.evaluation.zero_shot import evaluate_pool, percent
     from featcal.models.load import load_model
-    from reproduction.suites.fine_tune_sentences import fine_tune_sentences
-    from reproduction.suites.load_task import load_task
+    from reproduction.prepare.fine_tune import fine_tune
+    from reproduction.prepare.sources import load_task
 
-    base, head = store / "base", load_file(store / "heads.safetensors")[f"head/{task}"]
+    base, heads = store / "base", load_file(store / "heads.safetensors")
+    head = heads[f"head/{task}"]
     train, validation = (load_task(texts, task, split, base) for split in ("train", "validation"))
     start = time.perf_counter()
-    expert = fine_tune_sentences(load_model(base), head, train, recipe, task, seed=0)
+    expert = fine_tune(load_model(base), heads, {task: train}, recipe, seed=0)
     seconds = time.perf_counter() - start
     right = evaluate_pool({"expert": expert}, {task: validation}, {task: head}, None)["expert"][
         task

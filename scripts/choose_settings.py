@@ -91,7 +91,7 @@ def _on_glue(
     context: Context, role: str, pool: Any, model: Any, tokenizer: Any
 ) -> Mapping[str, float]:
     from reproduction.language.generation import score_glue
-    from reproduction.suites.texts import load_texts
+    from reproduction.prepare.texts import load_texts
 
     found = {}
     for task in context.suite.tasks_of(role, pool):

@@ -15,7 +15,7 @@ from featcal.cli import main as cli
 from featcal.errors import FeatCalError
 from featcal.data.places import location_of
 from featcal.data.places import open_table
-from reproduction.suites import hub
+from reproduction.prepare import hub
 
 def opened(name, split):
     open_table(location_of("--data", name), split)

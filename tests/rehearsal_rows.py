@@ -13,8 +13,7 @@ import datasets
 from rehearsal_images import drawn
 
 from featcal.data.places import quiet_datasets
-from reproduction.data.domains import DOMAINS
-from reproduction.data.glue import GLUE, HUB_ID
+from reproduction.prepare.text_tasks import DOMAINS, GLUE, HUB_ID
 
 TRAINED, SCORED, ASKED = (
     24,

@@ -82,8 +82,8 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
     """
     from dvc.repo import Repo
 
-    from reproduction.data.public import PUBLIC
     from reproduction.language.tests import lacking
+    from reproduction.prepare.text_tasks import PUBLIC
 
     copied(work, root)
     write_settings(work, rehearsal_params(root))

@@ -32,25 +32,24 @@ MAY_IMPORT = {  # packages of the library, and single files where not all of a p
     "cli": FOUNDATION
     | {"data", "calibration", "merging", "baselines", "evaluation", "interchange", "tuning"},
 }
-KNOWN = {"experiments", "data", "theory", "results"}
+KNOWN = {"experiments", "theory", "results"}
 REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may import the library
     "reproduction": set(),
     "experiments": set(),
-    "data": set(),
     "theory": set(),
     "profiling": set(),
     "report": {"stages.columns", "results"},  # of the files that stages write
     "results": set(),
-    "language": {"data", "suites", "mini"},
-    "mini": {"data"},
-    "suites": KNOWN | {"mini"},
-    "field": KNOWN | {"suites", "stages.context", "stages.scored", "stages.scoring"},
-    "doctor": KNOWN | {"language", "report.page", "suites"},
+    "language": {"prepare", "mini"},
+    "mini": {"prepare.text_tasks"},
+    "prepare": KNOWN | {"mini.tasks"},
+    "field": KNOWN | {"prepare", "stages.context", "stages.scored", "stages.scoring"},
+    "doctor": KNOWN | {"language", "report.page", "prepare"},
     "stages": KNOWN
     | {
         "language",
         "mini",
-        "suites",
+        "prepare",
         "field",
         "profiling",
         "results",
@@ -58,7 +57,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
         "report.execute",
         "report.summary",
     },
-    "playground": KNOWN | {"suites", "stages", "report"},
+    "playground": KNOWN | {"prepare", "stages", "report"},
 }
 FEATCAL_IN_REPORT = {"errors", "settings", "files"}  # the library without torch
 HEAVY = {

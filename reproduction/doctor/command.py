@@ -50,7 +50,7 @@ def doctor(
     from reproduction.doctor.needs import Chosen
     from reproduction.doctor.suite import Checkup, checkup, show
     from reproduction.experiments.params import load_experiments
-    from reproduction.suites.suite import load_suite
+    from reproduction.prepare.suite import load_suite
 
     root = root_of(suite)
     machine, lacking = machine_rows(), wrong_versions()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reproduction.experiments.params import Experiments
 from reproduction.experiments.runs import Pool
-from reproduction.suites.suite import Suite
+from reproduction.prepare.suite import Suite
 
 BATCH_OF_TEXTS = 32
 

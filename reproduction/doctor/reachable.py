@@ -16,7 +16,7 @@ from huggingface_hub import errors as hub_errors
 
 from featcal.data.places import first_line
 from reproduction.doctor.repositories import Repository
-from reproduction.suites.hub import PATTERNS, cached_commit
+from reproduction.prepare.hub import PATTERNS, cached_commit
 
 State = Literal["cached", "reachable", "gated", "missing", "unreachable", "offline"]
 AT_ONCE = 8  # repositories asked for beside each other

@@ -5,13 +5,11 @@ is asked. Opens nothing.
 from dataclasses import dataclass
 
 from featcal.data.places import Kind
-from reproduction.data.domains import DOMAINS
-from reproduction.data.glue import GLUE, HUB_ID
-from reproduction.data.public import PUBLIC
-from reproduction.data.registry import TASKS
 from reproduction.experiments.runs import GLUE_POOL
-from reproduction.suites.packages import PREFIX
-from reproduction.suites.suite import Suite
+from reproduction.prepare.image_tasks import TASKS
+from reproduction.prepare.packages import PREFIX
+from reproduction.prepare.suite import Suite
+from reproduction.prepare.text_tasks import DOMAINS, GLUE, HUB_ID, PUBLIC
 
 # Bytes that are downloaded of a model: parameters times those of one number. Sources: recipes of
 # the paper's checkpoints (the

@@ -127,9 +127,9 @@ def _files(folder: Path) -> list[Path]:
 
 def tests_lack(chosen: "Chosen") -> list[str]:
     """What public tests of language models need beside their data, each with its way out."""
-    from reproduction.data.public import PUBLIC
     from reproduction.language.harness import INSTALL, installed
     from reproduction.language.tests import lacking
+    from reproduction.prepare.text_tasks import PUBLIC
 
     texts = chosen.suite.language.texts
     if texts is None or texts.source == "mini" or not chosen.suite.language.tests:
@@ -146,7 +146,7 @@ def tests_lack(chosen: "Chosen") -> list[str]:
 
 def packages_lack(chosen: "Chosen") -> list[str]:
     """Encoders in packages that are not fetched yet, each with its way out."""
-    from reproduction.suites.packages import PREFIX, package_folder
+    from reproduction.prepare.packages import PREFIX, package_folder
 
     named = {
         role: encoder.model.removeprefix(PREFIX)

@@ -25,12 +25,12 @@ from featcal.models.load import load_vision, torch_device
 from featcal.models.save import save_model
 from reproduction.experiments.field import FieldStudy
 from reproduction.experiments.runs import Pool
+from reproduction.prepare.fine_tune import fine_tune
+from reproduction.prepare.sources import load_task
+from reproduction.prepare.suite import FineTune
 from reproduction.stages import scoring
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
-from reproduction.suites.fine_tune import fine_tune_on
-from reproduction.suites.load_task import load_task
-from reproduction.suites.recipe import FineTune
 
 
 class Linearised(nn.Module):
@@ -74,7 +74,7 @@ def linearised_expert(
     Diverged.
     """
     settings = settings.but(frozen=("base.", *(f"moved.{name}" for name in settings.frozen)))
-    moved: nn.Module = fine_tune_on(images, Linearised(base), tensors, settings, task, seed).moved
+    moved: nn.Module = fine_tune(Linearised(base), tensors, {task: images}, settings, seed).moved
     return moved
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 
 from featcal.errors import BadEnvironment, UnknownKey
-from reproduction.data.public import PUBLIC, PublicTest
 from reproduction.language.harness import (
     ALLOW_PROGRAMS,
     INSTALL,
@@ -27,8 +26,9 @@ from reproduction.language.harness import (
     require_harness,
     silent,
 )
-from reproduction.suites.language import Language
-from reproduction.suites.texts import open_rows, read_text_sources
+from reproduction.prepare.suite import Language
+from reproduction.prepare.text_tasks import PUBLIC, PublicTest
+from reproduction.prepare.texts import open_rows, read_text_sources
 
 # sympy reads LaTeX with antlr4 4.11 only; omegaconf, which DVC installs, imports with 4.9 only. No
 # process needs both, so `make setup` puts the one of sympy into a folder of its own.

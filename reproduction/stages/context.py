@@ -18,12 +18,10 @@ from featcal.files import atomic_folder, write_json
 from featcal.settings import project_root, require
 from reproduction.experiments.params import Experiments, load_experiments
 from reproduction.experiments.runs import HEADLINE_POOL, Pool, keys_of, require_known
+from reproduction.prepare.suite import LanguageRole, Role, SentenceRole, Suite, load_suite
 from reproduction.results import run_record
 from reproduction.stages.layout import Layout
 from reproduction.stages.workers import console
-from reproduction.suites.language import LanguageRole
-from reproduction.suites.sentences import SentenceRole
-from reproduction.suites.suite import Role, Suite, load_suite
 
 T = TypeVar("T")
 

@@ -145,13 +145,12 @@ def calibrate_on(
 
 def damaged(samples: Any, task: str, damage: str, seed: int) -> Any:
     """Images under a corruption, or texts under a damage with its strength behind the name."""
-    from reproduction.data import corruptions
-    from reproduction.data import damage as of_texts
+    from reproduction.prepare import damage as made
 
     name, _, strength = damage.partition("-")
     if strength:
-        return of_texts.damaged(samples, task, name, int(strength), seed)
-    return corruptions.corrupted(samples, task, name, seed)
+        return made.damaged(samples, task, name, int(strength), seed)
+    return made.corrupted(samples, task, name, seed)
 
 
 def examples(
@@ -163,8 +162,8 @@ def examples(
     Pictures, and which of them is where; of texts neither, as they are told with the strength.
     """
     from featcal.data.batches import draw_indices
-    from reproduction.data import corruptions, damage
-    from reproduction.suites.load_task import load_task
+    from reproduction.prepare import damage
+    from reproduction.prepare.sources import load_task
 
     seed, pictures, shown, texts = study.seeds[0], [], [], {}
     data, base = context.layout.data_of(study.role), context.layout.base(study.role, study.pool)
@@ -188,8 +187,8 @@ def examples(
             {**words, "corruption": name, "column": column} for column, name in enumerate(versions)
         ]
     if study.of_texts:
-        return [], [], {"strengths": damage.strengths(), "examples": texts}
-    return pictures, shown, {"strengths": corruptions.strengths(pictures[0][0].shape[-1])}
+        return [], [], {"strengths": damage.damage_strengths(), "examples": texts}
+    return pictures, shown, {"strengths": damage.corruption_strengths(pictures[0][0].shape[-1])}
 
 
 def write_sheet(folder: Path, found: Found) -> None:

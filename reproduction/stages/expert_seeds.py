@@ -15,6 +15,7 @@ from typing import Any
 from reproduction.experiments.comparisons import ExpertSeedsStudy
 from reproduction.experiments.params import Experiments
 from reproduction.experiments.runs import Pool
+from reproduction.prepare.experts import HEADS
 from reproduction.results import EXPERT_SEEDS
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.context import Context
@@ -25,7 +26,6 @@ from reproduction.stages.scoring import Counts, evaluate_model, score_models
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.trainings import train_all
 from reproduction.stages.workers import fan_out
-from reproduction.suites.experts import HEADS
 
 
 def run(key: str) -> None:

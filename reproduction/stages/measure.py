@@ -73,7 +73,7 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
     from featcal.calibration.report import model_drift
     from featcal.evaluation.zero_shot import unit_length
     from featcal.models.load import load_as_calibrated, torch_device
-    from reproduction.suites.load_task import load_task
+    from reproduction.prepare.sources import load_task
 
     layout, device = context.layout, torch_device(context.suite.device)
     projection = load_file(layout.heads(measure.role, measure.pool)).get("visual_projection")

@@ -2,9 +2,9 @@
 of a merged one.
 """
 
+from reproduction.prepare.experts import MultitaskJob, write_multitask
 from reproduction.stages.context import load_context, not_run, pick, recorded
 from reproduction.stages.workers import fan_out
-from reproduction.suites.multitask import Shared, write_multitask
 
 
 def run(key: str) -> None:
@@ -23,7 +23,7 @@ def run(key: str) -> None:
             suite.sentences.fine_tune if chosen.role in suite.sentences.roles else suite.fine_tune
         )
         fine_tune = recipe.but(steps=chosen.steps) if chosen.steps else recipe
-        job = Shared(
+        job = MultitaskJob(
             suite.tasks_of(chosen.role, chosen.pool),
             chosen.model,
             fine_tune,

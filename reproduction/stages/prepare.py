@@ -12,14 +12,12 @@ from typing import Any
 from featcal.errors import HubUnreachable
 from featcal.files import atomic_folder
 from reproduction.experiments.runs import Pool, role_and_pool
+from reproduction.prepare import experts
+from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, model_folder
+from reproduction.prepare.packages import WEIGHTS
+from reproduction.prepare.suite import FINE_TUNE, LanguageRole, Role, SentenceRole
 from reproduction.stages.context import Context, fingerprint, load_context, not_run, recorded
 from reproduction.stages.workers import console, fan_out
-from reproduction.suites import experts, sentence_experts, text_experts
-from reproduction.suites.experts import HEADS
-from reproduction.suites.language import LanguageRole
-from reproduction.suites.packages import WEIGHTS
-from reproduction.suites.sentences import SentenceRole
-from reproduction.suites.suite import Role
 
 FIRST = 0  # seed of the sentence experts' training; the study expert_seeds trains others
 
@@ -53,7 +51,7 @@ def run(key: str) -> None:
             return
         with atomic_folder(out) as folder:
             (store / "experts").mkdir(exist_ok=True)  # a pool may need no further expert
-            for part in ("base", "experts", text_experts.ADAPTERS):
+            for part in ("base", "experts", ADAPTERS):
                 if (store / part).is_dir():
                     shutil.copytree(store / part, folder / part)
             if (store / HEADS).is_file():
@@ -75,8 +73,6 @@ def made(context: Context, role: Any, name: str, pool: Pool) -> Path:
 
 def images(context: Context, role: Role, name: str, pool: Pool) -> Path:
     """The same of image encoders."""
-    from reproduction.suites.hub import model_folder
-
     suite, layout, tasks, here = (
         context.suite,
         context.layout,
@@ -106,37 +102,35 @@ def images(context: Context, role: Role, name: str, pool: Pool) -> Path:
     make_first(context, store / HEADS, experts.write_base_and_heads, first)
     jobs = {}
     for task, recipe in tuned.items():
-        job = experts.ExpertJob(task, role.experts, recipe, suite.expert_seed, suite.device)
-        jobs[task] = (store / "experts" / task, (job, layout.data, store, layout.pins))
-    make_experts(context, experts.write_expert, jobs)
+        job = ExpertJob(task, role.experts, recipe, suite.expert_seed, suite.device)
+        out = store / "experts" / task
+        jobs[task] = (out, (job, layout.data, store, layout.pins, out))
+    make_experts(context, jobs)
     return store
 
 
 def texts(context: Context, role: LanguageRole, name: str, pool: Pool) -> Path:
     """The same of language models, which have no heads of their own."""
-    from reproduction.suites.hub import model_folder
-
     suite, layout, tasks = context.suite, context.layout, context.suite.tasks_of(name, pool)
     settings = [role.model_dump(), tasks, suite.expert_seed, suite.language.model_dump()["texts"]]
     store = layout.unfinished(
         f"{name}-{pool}-{digest(settings, *local_weights(layout.root / role.model))}"
     )
     first = (model_folder(layout.root, role.model, layout.pins), role.dtype, store)
-    make_first(context, store / "base", text_experts.write_text_base, first)
+    make_first(context, store / "base", experts.write_text_base, first)
     jobs = {}
     for task in tasks:
-        job = text_experts.TextExpert(
-            task, role.experts, role.fine_tuning(task), suite.expert_seed, suite.device, role.dtype
-        )
-        jobs[task] = (store / "experts" / task, (job, layout.texts, store, layout.pins))
-    make_experts(context, text_experts.write_text_expert, jobs)
+        recipe, out = role.fine_tuning(task), store / "experts" / task
+        job = ExpertJob(task, role.experts, recipe, suite.expert_seed, suite.device, role.dtype)
+        jobs[task] = (out, (job, layout.texts, store, layout.pins, out))
+    make_experts(context, jobs)
     return store
 
 
 def sentences(context: Context, role: SentenceRole, name: str, pool: Pool) -> Path:
     """The same of sentence encoders. Raises: HubUnreachable."""
     layout, tasks = context.layout, context.suite.tasks_of(name, pool)
-    encoder = sentence_experts.encoder_folder(layout.root, role.model, layout.pins)
+    encoder = model_folder(layout.root, role.model, layout.pins)
     store = layout.unfinished(
         f"{name}-{pool}-{sentence_digest(context, encoder, name, pool, (FIRST,))}"
     )
@@ -164,7 +158,7 @@ def make_sentence_heads(
 ) -> None:
     """Write base and heads of these tasks into the store, unless they are there."""
     first = (encoder, rows, tasks, context.suite.sentences.fine_tune.temperature, store)
-    make_first(context, store / HEADS, sentence_experts.write_encoder_and_heads, first)
+    make_first(context, store / HEADS, experts.write_encoder_and_heads, first)
 
 
 def make_sentence_experts(
@@ -173,11 +167,10 @@ def make_sentence_experts(
     """Write the experts that are not there, by task and seed, from base and heads in the store."""
     jobs = {}
     for (task, seed), out in outs.items():
-        job = sentence_experts.SentenceExpert(
-            task, context.suite.sentences.fine_tune, seed, context.suite.device, out
-        )
-        jobs[f"{task}, seed {seed}"] = (out, (job, rows, store))
-    make_experts(context, sentence_experts.write_sentence_expert, jobs)
+        recipe, device = context.suite.sentences.fine_tune, context.suite.device
+        job = ExpertJob(task, FINE_TUNE, recipe, seed, device)
+        jobs[f"{task}, seed {seed}"] = (out, (job, rows, store, context.layout.pins, out))
+    make_experts(context, jobs)
 
 
 def made_here(context: Context, role: str, pool: Pool) -> list[str]:
@@ -200,9 +193,7 @@ def make_first(
             pass
 
 
-def make_experts(
-    context: Context, write: Callable[..., None], jobs: Mapping[str, tuple[Path, tuple[Any, ...]]]
-) -> None:
+def make_experts(context: Context, jobs: Mapping[str, tuple[Path, tuple[Any, ...]]]) -> None:
     """Run the jobs whose folder is not there."""
     missing = {}
     for name, (out, arguments) in jobs.items():
@@ -210,7 +201,7 @@ def make_experts(
             console.print(f"expert {name}: already there")
         else:
             missing[name] = arguments
-    for _ in fan_out("expert", write, missing, context.suite.workers):
+    for _ in fan_out("expert", experts.write_expert, missing, context.suite.workers):
         pass
 
 
@@ -227,8 +218,6 @@ def digest(settings: Any, *files: Path) -> str:
     """
     package = Path(__file__).parents[1]
     code = [
-        file
-        for folder in ("suites", "mini", "data")
-        for file in sorted((package / folder).rglob("*.py"))
+        file for folder in ("prepare", "mini") for file in sorted((package / folder).rglob("*.py"))
     ]
     return fingerprint(settings, [*files, *code])

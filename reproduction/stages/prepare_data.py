@@ -8,9 +8,9 @@ from typing import Any
 
 from featcal.errors import MissingPath
 from featcal.files import atomic_folder, read_json, write_json
+from reproduction.prepare.sources import Source, write_sources
 from reproduction.stages.context import Context, load_context, recorded
 from reproduction.stages.workers import fan_out
-from reproduction.suites.sources import Source, write_sources
 
 SHOWN = 40  # pictures drawn for the contact sheet, enough that every class has one
 CHOICE = Path(__file__).parents[1] / "mini" / "choice.json"
@@ -94,9 +94,8 @@ def _named(context: Context, folder: Path) -> dict[str, Source]:
     """The paper's data sets by hub id, pinned revision and split; the datasets library fetches them
     when they are read.
     """
-    from reproduction.data.prompts import load_prompts
-    from reproduction.data.registry import TASKS
-    from reproduction.suites.hub import pinned_data
+    from reproduction.prepare.hub import pinned_data
+    from reproduction.prepare.image_tasks import TASKS, load_prompts
 
     sources = {}
     for task in context.suite.tasks:
@@ -122,7 +121,7 @@ def _named(context: Context, folder: Path) -> dict[str, Source]:
 
 def _describe(context: Context, sources: dict[str, Source]) -> None:
     """What the report needs to know of the suite without opening any image."""
-    from reproduction.suites.contact_sheet import write_notice
+    from reproduction.mini.contact_sheet import write_notice
 
     data, results = context.suite.data, context.layout.results
     counts = {"train": data.train, "validation": data.validation, "test": data.test}
@@ -154,8 +153,8 @@ def _describe(context: Context, sources: dict[str, Source]) -> None:
 
 
 def _draw_sheet(context: Context) -> None:
+    from reproduction.mini.contact_sheet import write_contact_sheet
     from reproduction.mini.images import draw_split
-    from reproduction.suites.contact_sheet import write_contact_sheet
 
     data = context.suite.data
     rows = []

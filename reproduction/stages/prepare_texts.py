@@ -10,9 +10,9 @@ from typing import Any
 from featcal.errors import MissingPath
 from featcal.files import atomic_folder, write_json
 from reproduction.experiments.runs import DOMAIN_POOL, GLUE_POOL
+from reproduction.prepare.texts import TextSource, told, write_text_sources
 from reproduction.stages.context import Context, load_context, pick, recorded
 from reproduction.stages.workers import console, fan_out
-from reproduction.suites.texts import TextSource, told, write_text_sources
 
 TEST = "test"
 
@@ -37,10 +37,10 @@ def _drawn(context: Context, folder: Path) -> dict[str, TextSource]:
     """Every task of the mini suite, drawn in the workers: GLUE's, the experts' domains, and the
     tests of what they can do.
     """
-    from reproduction.data.glue import GLUE
     from reproduction.mini.language.domain_files import write_domain, write_test
     from reproduction.mini.language.domains import DOMAINS, TESTS
     from reproduction.mini.language.glue_rows import WORLDS, write_glue
+    from reproduction.prepare.text_tasks import GLUE
 
     language = context.suite.language
     texts = language.texts
@@ -97,7 +97,7 @@ def _copied(context: Context, folder: Path) -> dict[str, TextSource]:
     """The user's own folders, copied so that a later edit of them cannot change half of the
     results.
     """
-    from reproduction.data.glue import glue_task
+    from reproduction.prepare.text_tasks import glue_task
 
     language = context.suite.language
     assert language.texts is not None
@@ -120,10 +120,8 @@ def _named(context: Context, folder: Path) -> dict[str, TextSource]:
     """The paper's data sets by hub id, pinned revision and split; the datasets library fetches them
     when they are read.
     """
-    from reproduction.data.domains import DOMAINS
-    from reproduction.data.glue import GLUE, HUB_ID
-    from reproduction.data.public import PUBLIC
-    from reproduction.suites.hub import pinned_data
+    from reproduction.prepare.hub import pinned_data
+    from reproduction.prepare.text_tasks import DOMAINS, GLUE, HUB_ID, PUBLIC
 
     language, pins, sources = context.suite.language, context.layout.pins, {}
     glue = language.pools.get(GLUE_POOL, ())

@@ -33,7 +33,7 @@ import featcal
 import reproduction
 
 TORCH = (
-    "featcal", "featcal.baselines.training", "featcal.calibration.calibrate", "featcal.models.load", "reproduction.suites.load_task",
+    "featcal", "featcal.baselines.training", "featcal.calibration.calibrate", "featcal.models.load", "reproduction.prepare.sources",
     "safetensors.torch", "transformers.models.clip.modeling_clip",
 )  # fmt: skip
 PAGES = ("reproduction.report.execute", "reproduction.stages.page", "papermill")

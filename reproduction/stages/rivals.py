@@ -85,7 +85,7 @@ def drawn(context: Context, study: Study, rival: Method) -> Batches:
     where there are fewer.
     """
     from featcal.data.batches import draw_indices
-    from reproduction.suites.load_task import load_task
+    from reproduction.prepare.sources import load_task
 
     draw = study.rivals.draw(rival.method, rival.samples, rival.seed)
     found: dict[str, Sequence[Batch]] = {}

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from reproduction.experiments.runs import DOMAIN_POOL, TEXT_POOLS, Pool
+from reproduction.prepare.suite import DOMAINS
 from reproduction.results import packed
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
 from reproduction.stages.workers import fan_out
-from reproduction.suites.language import DOMAINS
 
 # Samples at a time, on which scores do not depend; on a CPU so few that what a block puts out stays
 # in its cache: a sentence
@@ -127,7 +127,7 @@ def samples_of(
     """
     from featcal.data.images import ImageSet
     from featcal.models.load import torch_device
-    from reproduction.suites.load_task import load_task
+    from reproduction.prepare.sources import load_task
 
     samples = load_task(context.layout.data_of(role), task, split, context.layout.base(role, pool))
     samples = samples.take(most(task, len(samples.labels))) if most else samples
@@ -217,7 +217,7 @@ def generated(
     from reproduction.language.generation import metric_of, score_glue
     from reproduction.language.harness import score_tests
     from reproduction.language.tests import load_tests
-    from reproduction.suites.texts import load_texts
+    from reproduction.prepare.texts import load_texts
 
     tokenizer, texts = load_tokenizer(context.layout.base(role, pool)), context.layout.texts
     found: dict[str, Counts] = {name: {} for name in changes}

@@ -12,6 +12,8 @@ from pathlib import Path
 from reproduction.experiments.comparisons import SecondEncoderStudy
 from reproduction.experiments.params import Experiments
 from reproduction.experiments.runs import AdapterSetting, AdaptRun, CalibrateRun
+from reproduction.prepare.experts import HEADS, model_folder
+from reproduction.prepare.suite import FineTuneSentences
 from reproduction.results import SCORES
 from reproduction.stages.context import Context
 from reproduction.stages.expert_seeds import compared
@@ -23,9 +25,6 @@ from reproduction.stages.prepare import (
 )
 from reproduction.stages.scoring import drawn, evaluate_model
 from reproduction.stages.study import Found, run_study
-from reproduction.suites.experts import HEADS
-from reproduction.suites.sentence_experts import encoder_folder
-from reproduction.suites.sentence_recipe import FineTuneSentences
 
 
 def run(key: str) -> None:
@@ -62,7 +61,7 @@ def made(context: Context, key: str, study: SecondEncoderStudy) -> Path:
         context.layout.data_of(study.role),
         context.suite.tasks_of(study.role, study.pool),
     )
-    encoder = encoder_folder(layout.root, study.model, layout.pins)
+    encoder = model_folder(layout.root, study.model, layout.pins)
     recipe = FineTuneSentences.from_mapping(study.fine_tune, f"second_encoder.{key}.fine_tune")
     suite = context.suite.but(sentences=context.suite.sentences.but(fine_tune=recipe))
     here = replace(context, suite=suite)

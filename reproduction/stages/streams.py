@@ -121,7 +121,7 @@ def stream(
     """
     seed = draw.seed if seed is None else seed
     if pool in TEXT_POOLS:
-        from reproduction.suites.text_batches import text_batches
+        from reproduction.prepare.texts import text_batches
 
         base, count = (
             context.layout.base(role, pool),
@@ -133,7 +133,7 @@ def stream(
     import numpy as np
 
     from featcal.data.batches import draw_indices
-    from reproduction.suites.load_task import load_task
+    from reproduction.prepare.sources import load_task
 
     samples = load_task(
         context.layout.data_of(role), task, draw.split, context.layout.base(role, pool)
@@ -151,6 +151,6 @@ def plan_of(context: Context, role: str, pool: Pool, reading: Reading | None) ->
     """The plan whose sums count the tokens that `reading` says; None for the model's own."""
     if reading is None:
         return None
-    from reproduction.suites.text_batches import plan_of_reading
+    from reproduction.prepare.texts import plan_of_reading
 
     return plan_of_reading(context.layout.base(role, pool), reading)

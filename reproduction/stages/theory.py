@@ -169,7 +169,7 @@ def model_of(context: Context, folder: Path) -> Any:
 def drawn(context: Context, study: TheoryStudy, task: str, count: int) -> Any:
     """The first `count` of the samples drawn for the study from the test samples of a task."""
     from featcal.data.batches import draw_indices
-    from reproduction.suites.load_task import load_task
+    from reproduction.prepare.sources import load_task
 
     samples = load_task(
         context.layout.data_of(study.role),

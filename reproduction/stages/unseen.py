@@ -73,7 +73,7 @@ def samples_of(context: Context, study: TaskCountsStudy, task: str) -> dict[str,
     import numpy as np
 
     from featcal.data.batches import draw_indices
-    from reproduction.suites.load_task import load_task
+    from reproduction.prepare.sources import load_task
 
     base = context.layout.base(study.role, study.pool)
     found, test = {}, load_task(context.layout.data_of(study.role), task, "test", base)

@@ -16,7 +16,7 @@ from PIL import Image
 from featcal.data.images import ImageSet, Preprocess, class_names, load_images
 from featcal.data.places import quiet_datasets
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath
-from reproduction.data.registry import TASKS
+from reproduction.prepare.image_tasks import TASKS
 
 README = """---
 dataset_info:

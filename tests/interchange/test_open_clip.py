@@ -25,7 +25,7 @@ from featcal.interchange.open_clip import (
 )
 from featcal.models.load import load_clip, load_tokenizer, load_vision
 from featcal.models.save import save_model
-from reproduction.data.prompts import load_prompts
+from reproduction.prepare.image_tasks import load_prompts
 
 TASKS = (
     "sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd",

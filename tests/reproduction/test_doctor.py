@@ -25,8 +25,8 @@ from reproduction.doctor.reachable import look
 from reproduction.doctor.repositories import Repository
 from reproduction.experiments.params import load_experiments
 from reproduction.language import tests as requirements
-from reproduction.suites import packages
-from reproduction.suites.suite import load_suite
+from reproduction.prepare import packages
+from reproduction.prepare.suite import load_suite
 
 ROOT = Path(__file__).parents[2]
 BASE, EXPERT = "openai/clip-vit-base-patch32", "tanganke/clip-vit-base-patch32"

@@ -10,7 +10,7 @@ from smoke_graph import ROOT, lay_out, smoke_params, working_in
 from featcal.errors import FeatCalError, MissingPath, UnknownKey
 from reproduction.experiments.params import load_experiments
 from reproduction.experiments.runs import role_and_pool
-from reproduction.suites.suite import load_suite
+from reproduction.prepare.suite import load_suite
 
 KEY = "clip_b32-8"
 

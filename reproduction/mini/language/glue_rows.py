@@ -15,11 +15,11 @@ import numpy as np
 from featcal.data.texts import Sample
 from featcal.errors import BadSetting, UnknownKey
 from featcal.files import atomic_path
-from reproduction.data.glue import GLUE, prompted
 from reproduction.mini.language.conclusions import MNLI, QNLI, RTE
 from reproduction.mini.language.drawing import chance
 from reproduction.mini.language.likenesses import MRPC, QQP, STSB
 from reproduction.mini.language.verdicts import COLA, SST2
+from reproduction.prepare.text_tasks import GLUE, prompted
 
 WORLDS = {world.key: world for world in (COLA, MNLI, MRPC, QNLI, QQP, RTE, SST2, STSB)}
 COUNTS = {"train": 1200, "validation": 300, "test": 500}

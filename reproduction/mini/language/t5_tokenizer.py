@@ -22,8 +22,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from reproduction.data.glue import GLUE, prompted
 from reproduction.mini.language.glue_rows import WEB, WORLDS, draw_rows
+from reproduction.prepare.text_tasks import GLUE, prompted
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
 LARGEST = 1400  # so that every word of the drawn texts is one token

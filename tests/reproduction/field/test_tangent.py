@@ -2,13 +2,16 @@
 merging that adds up functions.
 """
 
+from types import SimpleNamespace
+
 import tiny
 import torch
 
 import featcal
+from featcal.data.images import ImageSet
 from reproduction.field.tangent import Linearised
-from reproduction.suites.fine_tune import fine_tune
-from reproduction.suites.recipe import FineTune
+from reproduction.prepare.fine_tune import fine_tune
+from reproduction.prepare.suite import FineTune
 
 PIXELS = tiny.images(3)[0]["pixel_values"]
 
@@ -49,19 +52,15 @@ def test_fine_tuning_moves_what_learns_and_lowers_the_loss():
         features = torch.nn.functional.normalize(model(pixels).pooler_output @ projection.T, dim=-1)
         return torch.nn.functional.cross_entropy(10 * features @ head.T, labels).item()
 
-    settings = FineTune(steps=30, batch=12, warm_up=3, frozen=("base.", "moved.embeddings"))
-    scale = torch.tensor(10.0).log()
-    expert = fine_tune(
-        Linearised(base),
-        projection,
-        head,
-        scale,
-        pixels,
-        labels,
-        settings=settings,
-        task="x",
-        seed=0,
-    )
+    recipe = FineTune(steps=30, batch=12, warm_up=3, frozen=("base.", "moved.embeddings"))
+    heads = {
+        "visual_projection": projection,
+        "head/x": head,
+        "logit_scale": torch.tensor(10.0).log(),
+    }
+    as_is = SimpleNamespace(normalised=torch.from_numpy)
+    images = ImageSet(pixels.numpy(), as_is, labels.numpy())
+    expert = fine_tune(Linearised(base), heads, {"x": images}, recipe, 0)
     assert loss(expert) < 0.8 * loss(base)
     assert tiny.same_bits(expert.base, base)
     assert torch.equal(expert.moved.embeddings.class_embedding, base.embeddings.class_embedding)

@@ -23,9 +23,8 @@ from reproduction.mini.shift import shifted
 from reproduction.mini.tasks import TASKS
 from reproduction.mini.towers import SIZES, Size, new_model
 from reproduction.mini.training_state import restore_state, save_state
-from reproduction.suites.descent import batch_indices
-from reproduction.suites.fine_tune import fine_tune
-from reproduction.suites.recipe import FineTune
+from reproduction.prepare.fine_tune import batch_indices, fine_tune
+from reproduction.prepare.suite import FineTune
 
 TINY = Size(hidden=16, layers=2, heads=2, projection=8)
 SHORT = Recipe(TINY, steps=6, batch=16, pictures=8, every=2)
@@ -115,76 +114,6 @@ def test_a_state_file_of_another_recipe_is_not_resumed(tmp_path):
         for recipe in (SHORT, replace(SHORT, steps=7))
     ]
     assert done == [1, 0]
-
-
-@pytest.fixture(scope="module")
-def lesson():
-    """A tiny tower, its projection and head, and the pictures of one task."""
-    model = new_model(TINY, 0)
-    images, labels = draw_split("pcam", "train", 40, 0, 0.5)
-    head = F.normalize(torch.randn(2, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
-    return (
-        model.vision_model,
-        model.visual_projection.weight.detach(),
-        head,
-        2.0,
-        normalised(images),
-        torch.from_numpy(labels),
-    )
-
-
-def loss(vision, lesson):
-    _, projection, head, scale, pixels, labels = lesson
-    with torch.no_grad():
-        features = F.normalize(vision(pixel_values=pixels).pooler_output @ projection.T, dim=-1)
-    return float(F.cross_entropy(np.exp(scale) * features @ head.T, labels))
-
-
-def test_fine_tuning_lowers_the_loss_and_repeats_itself(lesson):
-    settings = FineTune(steps=20, batch=16)
-    experts = [fine_tune(*lesson, settings=settings, task="pcam", seed=seed) for seed in (0, 0, 1)]
-    first, again, other = (expert.state_dict() for expert in experts)
-    assert loss(experts[0], lesson) < loss(lesson[0], lesson) - 0.05
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
-
-
-def test_fine_tuning_leaves_the_base_and_the_frozen_parts_alone(lesson):
-    # the bias of k shifts all scores of a query alike and so has no gradient but rounding
-    before = {
-        name: value.clone()
-        for name, value in lesson[0].state_dict().items()
-        if not name.endswith("k_proj.bias")
-    }
-    after = fine_tune(*lesson, settings=FineTune(steps=3), task="pcam", seed=0).state_dict()
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert all(torch.equal(before[name], lesson[0].state_dict()[name]) for name in before)
-    assert changed == {
-        name for name in before if not name.startswith(("embeddings", "pre_layrnorm"))
-    }
-
-
-def test_a_batch_at_a_time_normalised_equals_all_at_once(lesson):
-    vision, projection, head, scale, _, labels = lesson
-    images, _ = draw_split("pcam", "train", 40, 0, 0.5)
-    settings = {"settings": FineTune(steps=3), "task": "pcam", "seed": 0}
-    once = fine_tune(*lesson, **settings).state_dict()
-    lazily = fine_tune(
-        vision, projection, head, scale, images, labels, **settings, normalise=normalised
-    ).state_dict()
-    assert all(torch.equal(once[name], lazily[name]) for name in once)
-
-
-def test_a_loss_that_is_not_finite_names_task_and_step(lesson):
-    broken = (*lesson[:4], lesson[4] * float("nan"), lesson[5])
-    with pytest.raises(Diverged, match="'pcam'.*step 0"):
-        fine_tune(*broken, settings=FineTune(steps=3), task="pcam", seed=0)
-
-
-def test_batches_show_every_picture_once_per_epoch():
-    epoch = np.concatenate([batch_indices("pcam", 12, 4, step, 0) for step in range(3)])
-    assert sorted(epoch.tolist()) == list(range(12))
-    assert not np.array_equal(batch_indices("pcam", 12, 4, 0, 0), batch_indices("dtd", 12, 4, 0, 0))
 
 
 @pytest.mark.parametrize("role", SIZES)

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from featcal.models.load import load_model, load_tokenizer
-from reproduction.data.glue import GLUE, prompted
 from reproduction.mini.base_folder import MODELS
 from reproduction.mini.language import pretrain_t5 as pretraining
 from reproduction.mini.language.glue_rows import SHARES, WORLDS, draw_rows, draw_samples, write_glue
 from reproduction.mini.language.pretrain_t5 import T5Recipe, pretrain_t5
 from reproduction.mini.language.t5_models import T5_SIZES, T5Size
 from reproduction.mini.language.t5_tokenizer import SPECIAL, prompt_parts
-from reproduction.suites.fine_tune_text import fine_tune_text
-from reproduction.suites.text_recipe import FineTuneText
+from reproduction.prepare.fine_tune import fine_tune_text
+from reproduction.prepare.suite import FineTuneText
+from reproduction.prepare.text_tasks import GLUE, prompted
 
 TINY = T5Size(width=16, layers=1, heads=2, head_width=8, inner=24)
 SHORT = T5Recipe(TINY, steps=4, rows=2, every=2)

@@ -11,8 +11,8 @@ import yaml
 
 from featcal.core.moments import PATCH_WEIGHT
 from featcal.core.ridge import EPS
+from reproduction.prepare.suite import FineTune
 from reproduction.report.html import compact
-from reproduction.suites.recipe import FineTune
 
 ROOT = Path(__file__).parents[3]
 LISTS = yaml.safe_load((ROOT / "reproduction/report/differences.yaml").read_text("utf-8"))

@@ -17,7 +17,7 @@ import pipeline
 from reproduction.experiments.params import load_experiments
 from reproduction.experiments.runs import HEADLINE_POOL
 from reproduction.experiments.studies import STUDIES
-from reproduction.suites.suite import load_suite
+from reproduction.prepare.suite import load_suite
 
 ROOT = Path(__file__).parents[3]
 STAGES = (
@@ -35,7 +35,7 @@ EXEMPT = {
     "featcal/errors.py",
     "featcal/settings.py",
     *(str(file.relative_to(ROOT)) for file in (ROOT / "reproduction/experiments").glob("*.py")),
-    "reproduction/suites/suite.py",
+    "reproduction/prepare/suite.py",
     "reproduction/stages/context.py",
     "reproduction/stages/layout.py",
     "reproduction/stages/resident.py",

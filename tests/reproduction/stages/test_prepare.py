@@ -3,9 +3,9 @@
 import pytest
 from smoke_graph import lay_out, working_in
 
+from reproduction.prepare import experts as making
 from reproduction.stages import prepare
 from reproduction.stages.run import run_stage
-from reproduction.suites import experts as making
 
 
 @pytest.fixture(scope="module")

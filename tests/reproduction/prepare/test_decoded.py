@@ -1,0 +1,224 @@
+"""Decoded pictures kept in a file: what is found is what would be decoded, and nothing else is ever
+found.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+import pytest
+from checkpoints import picture
+from test_images import PETS, encoded, parquet
+
+from featcal.data.images import Preprocess
+from featcal.errors import BadData, MissingPath
+from reproduction.prepare import decoded
+from reproduction.prepare.decoded import Split, mapped_images
+from reproduction.prepare.sources import Source, load_task, write_sources
+from reproduction.stages.workers import fan_out
+
+PLAIN = checkpoints.plain(crop=32)
+
+
+@pytest.fixture
+def pets(tmp_path):
+    return Split(parquet(tmp_path / "pets", feature=PETS), "test", PLAIN, whole=True)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return tmp_path / "decoded"
+
+
+def entries(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def same(images, others):
+    equal = np.array_equal(
+        images.pixels[np.arange(len(images))], others.pixels[np.arange(len(others))]
+    )
+    return (
+        equal
+        and images.labels.tolist() == others.labels.tolist()
+        and images.classes == others.classes
+    )
+
+
+def refused(*arguments, **options):
+    raise AssertionError("decoded again")
+
+
+def test_what_is_found_is_what_was_decoded_to_the_bit(pets, kept, monkeypatch):
+    held = pets.load()
+    first = mapped_images(kept, pets)
+    monkeypatch.setattr(Split, "load", refused)
+    again = mapped_images(kept, pets)
+    assert same(first, held) and same(again, held) and again.labels.dtype == np.int64
+    assert (
+        again.preprocess is PLAIN
+        and not again.pixels.flags.writeable
+        and type(again.pixels) is np.ndarray
+    )
+
+
+def test_chunks_join_to_the_whole(pets, kept, monkeypatch):
+    monkeypatch.setattr(decoded, "CHUNK", 1)
+    assert same(mapped_images(kept, pets), pets.load())
+
+
+def test_a_file_of_the_same_size_in_the_same_place_is_noticed_and_the_old_entry_goes(pets, kept):
+    mapped_images(kept, pets)
+    before, file = entries(kept), pets.source / "test.parquet"
+    size, times = file.stat().st_size, (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+    time.sleep(0.02)  # a clock of files may tick in hundredths of a second
+    changed = bytearray(file.read_bytes())
+    with file.open("r+b") as there:
+        there.write(changed)
+    os.utime(file, ns=times)
+    mapped_images(kept, pets)
+    assert file.stat().st_size == size and len(entries(kept)) == 1 and entries(kept) != before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"preprocess": checkpoints.plain(crop=16)},
+        {"preprocess": checkpoints.plain(crop=32, mean=0.4)},
+        {"classes": ("Katze", "Hund")},
+        {"name": "train"},
+    ],
+)
+def test_another_question_has_an_answer_of_its_own(pets, kept, change):
+    parquet(pets.source, "train", (1, 0), PETS)
+    mapped_images(kept, pets)
+    other = replace(pets, **change)
+    assert same(mapped_images(kept, other), other.load()) and same(
+        mapped_images(kept, pets), pets.load()
+    )
+    assert len(entries(kept)) == 2
+
+
+def test_other_code_and_another_pil_find_nothing(pets, kept, monkeypatch):
+    mapped_images(kept, pets)
+    monkeypatch.setattr(decoded, "_code", lambda: "edited")
+    with pytest.MonkeyPatch.context() as one:
+        one.setattr(Split, "load", refused)
+        with pytest.raises(AssertionError, match="decoded again"):
+            mapped_images(kept, pets)
+    monkeypatch.undo()
+    monkeypatch.setattr("PIL.__version__", "0")
+    monkeypatch.setattr(Split, "load", refused)
+    with pytest.raises(AssertionError, match="decoded again"):
+        mapped_images(kept, pets)
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda raw, other: raw[:-1],
+    lambda raw, other: b"",
+    lambda raw, other: b"\xff" * 100,
+    lambda raw, other: other,
+], ids=["a byte short", "empty", "no header", "of another split"])  # fmt: skip
+def test_a_spoilt_or_foreign_file_is_made_again(pets, kept, spoil):
+    mapped_images(kept, pets)
+    (entry,) = kept.iterdir()
+    mapped_images(kept, replace(pets, classes=("a", "b")))
+    (other,) = set(kept.iterdir()) - {entry}
+    whole = entry.read_bytes()
+    entry.write_bytes(spoil(whole, other.read_bytes()))
+    assert same(mapped_images(kept, pets), pets.load()) and entry.read_bytes() == whole
+
+
+def test_what_somebody_began_and_was_stopped_at_is_removed(pets, kept):
+    mapped_images(kept, pets)
+    (entry,) = kept.iterdir()
+    old, new = (kept / f".{entry.stem}.{number}-0.part.safetensors" for number in (1, 2))
+    for part in (old, new):
+        part.write_bytes(b"begun")
+    os.utime(old, (0, 0))
+    entry.unlink()
+    mapped_images(kept, pets)
+    assert not old.exists() and new.exists()
+
+
+def test_a_large_split_that_is_not_read_whole_is_decoded_when_asked_for(pets, kept, monkeypatch):
+    monkeypatch.setattr(decoded, "WORTHWHILE", 1)
+    drawn = mapped_images(kept, replace(pets, whole=False))
+    assert not kept.exists() and same(drawn, pets.load())
+    assert same(mapped_images(kept, pets), pets.load()) and len(entries(kept)) == 1
+
+
+def test_mistakes_are_told_as_without_it_and_leave_nothing(kept, tmp_path):
+    broken = parquet(
+        tmp_path / "broken",
+        labels=(0, 1),
+        feature=PETS,
+        image=[encoded(picture()), {"bytes": b"no", "path": None}],
+    )
+    with pytest.raises(BadData, match="picture in row 1 cannot be decoded"):
+        mapped_images(kept, Split(broken, "test", PLAIN, whole=True))
+    with pytest.raises(MissingPath, match="nowhere"):
+        mapped_images(kept, Split(tmp_path / "nowhere", "test", PLAIN, whole=True))
+    assert not list(kept.iterdir())
+
+
+def test_pictures_of_two_sizes_are_noticed_across_chunks(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(decoded, "CHUNK", 1)
+    sizes = [encoded(picture()), encoded(picture(size=(10, 10)))]
+    folder = parquet(tmp_path / "sizes", labels=(0, 1), feature=PETS, image=sizes)
+    with pytest.raises(BadData, match=r"row 1 is \(10, 10\) pixels, row 0 is \(32, 40\)"):
+        mapped_images(kept, Split(folder, "test", checkpoints.plain(), whole=True))
+
+
+def total(folder: Path, split: Split) -> int:
+    return int(mapped_images(folder, split).pixels[np.arange(3)].sum())
+
+
+def test_two_processes_at_once_read_the_same(pets, kept):
+    found = dict(fan_out("decode", total, {str(n): (kept, pets) for n in range(6)}, 2))
+    assert (
+        set(found.values()) == {int(pets.load().pixels.sum(dtype=np.int64))}
+        and len(entries(kept)) == 1
+    )
+
+
+def test_a_hit_imports_neither_datasets_nor_arrow(pets, kept):
+    mapped_images(kept, pets)
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(checkpoints.__file__).parent)!r})
+from pathlib import Path
+from reproduction.prepare.decoded import Split, mapped_images
+import checkpoints
+import reproduction.prepare.sources
+mapped_images(Path({str(kept)!r}), Split(Path({str(pets.source)!r}), "test", checkpoints.plain(crop=32), True))
+print([name for name in ("datasets", "pyarrow") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+@pytest.mark.parametrize("processor", ["pil", "torchvision"])
+def test_the_processor_of_a_suite_reaches_its_pictures(tmp_path, processor):
+    pytest.importorskip("torchvision")
+    checkpoints.processor().save_pretrained(tmp_path)
+    source = Source(
+        location="pets",
+        kind="folder",
+        paper_name="Pets",
+        description="",
+        classes=("a", "b"),
+        templates=("{}",),
+        splits={"test": "test"},
+        processor=processor,
+    )
+    (tmp_path / "data").mkdir()
+    parquet(tmp_path / "data/pets", feature=PETS)
+    write_sources(tmp_path / "data", {"pets": source})
+    images = load_task(tmp_path / "data", "pets", "test", tmp_path)
+    assert images.preprocess.settings["backend"] == processor

@@ -1,0 +1,257 @@
+"""A short dress rehearsal of the suite `paper`, by the command line and the real clients, and what
+goes wrong on the way there.
+
+One role and pool of each kind with one experiment, on the hub of tests/rehearsal_hub.py; `make
+rehearsal` runs all of it.
+"""
+
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+import yaml
+from hub_client import Client
+from hub_server import TOKEN, Commit, HubServer
+from rehearsal_hub import gated, paper_hub
+from rehearsal_images import clip_model, expert_folder, picture
+from rehearsal_punkt import ENGLISH, punkt_tab
+from rehearsal_run import copied, rehearsal_params
+from rehearsal_texts import t5_head
+from safetensors.torch import load_file
+
+from featcal.cli import main as cli
+from featcal.data.places import quiet_datasets
+from featcal.models.load import load_model, load_vision
+from pipeline import write_settings
+from reproduction.language.tests import ANTLR, antlr_version
+from reproduction.prepare.image_tasks import POOLS, TASKS
+from reproduction.results import SCORES, read_rows
+
+LANGUAGE = ["flan_t5_large-glue", "llama_3b-mergebench"]
+ONE = ["clip_b32-8"]
+EXPERIMENTS = {
+    "merge": [*ONE, *LANGUAGE],
+    "calibrate": [*ONE, *LANGUAGE],
+    "adapt": LANGUAGE,
+    "multitask": ONE,
+}
+MERGER = "task_arithmetic"
+ROLES = ("clip_b32", "flan_t5_large", "llama_3b")
+# One loads a metric from the hub and runs programs, one needs nltk's data, and one the antlr4 that
+# stands apart.
+SCORED = ("humaneval_plus", "ifeval", *(["math500"] if antlr_version().startswith(ANTLR) else []))
+BASE = "openai/clip-vit-base-patch32"
+DTD = "datasets/tanganke/dtd"
+
+
+def short_project(folder: Path) -> Path:
+    """A copy of the project whose params.yaml and suite hold a few of the paper's experiments."""
+    folder.mkdir()
+    copied(folder)
+    params = rehearsal_params()
+    for section, entries in params.items():
+        if isinstance(entries, dict):
+            params[section] = {key: entries[key] for key in EXPERIMENTS.get(section, ())}
+    params["merge"]["clip_b32-8"] = {MERGER: params["merge"]["clip_b32-8"][MERGER]}
+    params["calibrate"]["clip_b32-8"]["from"] = {MERGER: {}}
+    for key in LANGUAGE:
+        params["adapt"][key] = {**params["adapt"][key], "paper": None}
+    write_settings(folder, params)
+    suite = yaml.safe_load((folder / "suites/paper.yaml").read_text())
+    for part in (suite, suite["language"]):
+        part["roles"] = {name: role for name, role in part["roles"].items() if name in ROLES}
+    suite |= {"pools": {8: suite["pools"][8]}, "sentences": None}
+    suite["language"]["tests"] = {key: key for key in SCORED}
+    (folder / "suites/paper.yaml").write_text(yaml.safe_dump(suite, sort_keys=False))
+    (folder / "suites/paper.pins.json").unlink(missing_ok=True)
+    return folder
+
+
+def spoilt(folder: Path) -> dict[str, Path]:
+    """The textures' training images with one fault each."""
+    faults = {"unlabelled": {}, "beyond": {"label": [0] * 9 + [60]}, "broken": {"label": [0] * 10}}
+    for name, columns in faults.items():
+        pictures = [picture("dtd", name, row) for row in range(10)]
+        features = {
+            "image": datasets.Image(),
+            **({"label": datasets.Value("int64")} if columns else {}),
+        }
+        table = datasets.Dataset.from_dict(
+            {"image": pictures, **columns}, features=datasets.Features(features)
+        )
+        if name == "broken":
+            stored = [
+                row if i != 4 else {"bytes": b"\x89PNG cut short", "path": None}
+                for i, row in enumerate(encoded(table))
+            ]
+            table = datasets.Dataset.from_dict(
+                {"image": stored, **columns}, features=datasets.Features(features)
+            )
+        for split in ("train", "test"):
+            file = folder / name / f"data/{split}-00000-of-00001.parquet"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with quiet_datasets():
+                table.to_parquet(file)
+    return {name: folder / name for name in faults}
+
+
+def encoded(table: datasets.Dataset) -> list[dict]:
+    return table.cast_column("image", datasets.Image(decode=False))["image"]
+
+
+class Rehearsal:
+    """The hub, the project, and a process that runs stages in it."""
+
+    def __init__(self, hub: HubServer, project: Path, client: Client):
+        self.hub, self.project, self.client = hub, project, client
+
+    def stage(self, *words: str) -> tuple[int, str]:
+        return self.client.ask("featcal", "stage", *words)
+
+    def done(self, *words: str) -> None:
+        code, complaint = self.stage(*words)
+        assert code == 0, complaint
+
+    def refused(self, *words: str) -> str:
+        """The one message of a stage that must stop, after checking that it left the outputs and
+        results as they were.
+        """
+        before = self.files()
+        code, complaint = self.stage(*words)
+        assert (
+            code == cli.MISTAKE
+            and complaint.count("featcal:") == 1
+            and "Traceback" not in complaint
+        ), complaint
+        assert self.files() == before
+        return complaint
+
+    def files(self) -> set[str]:
+        return {
+            str(path)
+            for part in ("outputs", "results")
+            for path in (self.project / part).rglob("*")
+        }
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    """A hub with one size of each family, on which nobody is logged in yet, and a project that
+    nothing was run in.
+    """
+    folder = tmp_path_factory.mktemp("rehearsal")
+    project = short_project(folder / "project")
+    repositories = paper_hub(
+        folder / "hub", POOLS[8], ("base-patch32",), ("large",), ("Llama-3.2-3B-Instruct",)
+    )
+    with HubServer(repositories, gated(repositories)) as hub:
+        environment = hub.environment(folder / "home") | {
+            "HF_ALLOW_CODE_EVAL": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        environment |= punkt_tab(folder / "nltk_data")
+        with Client(environment, project) as client:
+            yield Rehearsal(hub, project, client)
+
+
+@pytest.fixture(scope="module")
+def images(rehearsal):
+    """The image half of it, its first download broken off."""
+    rehearsal.done("prepare_data")
+    rehearsal.hub.cuts["model.safetensors"] = 1000
+    complaint = rehearsal.refused("prepare", "clip_b32-8")
+    assert (
+        f"{BASE}@" in complaint
+        and "downloading it failed" in complaint
+        and "run again" in complaint
+    )
+    del rehearsal.hub.cuts["model.safetensors"]
+    rehearsal.done("prepare", "clip_b32-8")
+    for verb in ("merge", "multitask"):
+        rehearsal.done(verb, "clip_b32-8")
+    rehearsal.done("calibrate", "clip_b32-8-task_arithmetic")
+    rehearsal.done("evaluate", "clip_b32-8")
+    return rehearsal
+
+
+def test_a_download_that_broke_off_went_on_where_it_was(images):
+    assert any(
+        f"{BASE}/resolve" in request and request.endswith("bytes=1000-")
+        for request in images.hub.seen
+    )
+
+
+def test_image_models_are_the_ones_served_and_all_of_them_are_scored(images):
+    prepared = images.project / "outputs/paper/prepared/clip_b32-8"
+    name = f"tanganke/{BASE.partition('/')[2]}_dtd"
+    served = load_vision(
+        expert_folder(images.project / "served", name, clip_model(BASE))
+    ).state_dict()
+    assert all(
+        torch.equal(tensor, served[key])
+        for key, tensor in load_vision(prepared / "experts/dtd").state_dict().items()
+    )
+    rows = read_rows(images.project / "outputs/paper/scores/clip_b32-8/scores.csv", SCORES)
+    assert {row["method"] for row in rows} == {"base", "expert", "multitask", "merged", "featcal"}
+    assert {row["task"] for row in rows} == set(POOLS[8]) and all(
+        row["count"] == 12 for row in rows
+    )
+    pins = json.loads((images.project / "suites/paper.pins.json").read_text())
+    assert set(pins["datasets"]) == {TASKS[task].hub_id for task in POOLS[8]}
+    assert pins["models"][BASE] == images.hub.commit(BASE, "refs/pr/21")
+
+
+def test_language_models_with_adapters_in_shards_and_behind_terms_are_scored(rehearsal):
+    rehearsal.done("prepare_texts")
+    complaint = rehearsal.refused("prepare", "llama_3b-mergebench")
+    assert "meta-llama/Llama-3.2-3B-Instruct" in complaint and "hf auth login" in complaint
+    (rehearsal.project.parent / "home").mkdir(exist_ok=True)
+    (rehearsal.project.parent / "home/token").write_text(TOKEN)  # what `hf auth login` does
+    for key in LANGUAGE:
+        for verb in ("prepare", "merge", "calibrate", "adapt", "evaluate"):
+            rehearsal.done(verb, key)
+        rows = read_rows(rehearsal.project / f"outputs/paper/scores/{key}/scores.csv", SCORES)
+        assert {row["method"] for row in rows} == {"base", "expert", "merged", "featcal", "anchor"}
+    assert {row["task"] for row in rows} == set(SCORED) and not any(
+        ".bin" in r or ".pth" in r for r in rehearsal.hub.seen
+    )
+    nltk_data = rehearsal.project.parent / "nltk_data"
+    assert {file.name for file in nltk_data.rglob("*") if file.is_file()} == set(ENGLISH), (
+        "nothing was fetched"
+    )
+    base = rehearsal.project / "outputs/paper/prepared/flan_t5_large-glue/base"
+    head = load_model(base).lm_head.weight
+    assert torch.equal(head, t5_head("flan-t5-large", head)) and "lm_head.weight" in load_file(
+        base / "model.safetensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("unlabelled", "no column 'label'; it has image"),
+        ("beyond", "row 9 has label 60, outside 0 to 46"),
+        ("broken", "the picture in row 4 cannot be decoded"),
+    ],
+)
+def test_data_that_are_not_as_they_should_be_are_one_message(images, tmp_path, name, said):
+    commit = Commit(DTD, spoilt(tmp_path)[name])
+    sources = images.project / "outputs/paper/data/sources.json"
+    before = sources.read_text()
+    images.hub.repositories[DTD][name] = commit
+    sources.write_text(before.replace(images.hub.commit(DTD), commit.id))
+    complaint = images.refused("calibrate", "clip_b32-8-task_arithmetic")
+    sources.write_text(before)
+    assert "tanganke/dtd (train)" in complaint and said in complaint and "\n  - " in complaint
+
+
+def test_a_pin_that_the_hub_does_not_have_is_one_message(images):
+    pins = images.project / "suites/paper.pins.json"
+    before = pins.read_text()
+    expert = "tanganke/clip-vit-base-patch32_TA8_mtl"
+    pins.write_text(before.replace(json.loads(before)["models"][expert], "0" * 40))
+    complaint = images.refused("multitask", "clip_b32-8")
+    pins.write_text(before)
+    assert f"{expert} is pinned to {'0' * 40}, a commit that the hub does not have" in complaint

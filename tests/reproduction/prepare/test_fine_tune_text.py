@@ -1,0 +1,130 @@
+"""Experts of language models: what is learnt, what stays, and adapters that make the same model as
+PEFT's own forward.
+"""
+
+import json
+
+import pytest
+import torch
+from language import folder
+from tiny import difference, same_bits
+
+from featcal.data.texts import Sample
+from featcal.errors import BadData, BadFile, Diverged, WrongKeys
+from featcal.models.load import load_model
+from featcal.models.lora import CONFIG, WEIGHTS, dense_model
+from reproduction.prepare.fine_tune import fine_tune_text, with_adapters
+from reproduction.prepare.suite import FineTuneText, Lora
+from reproduction.prepare.texts import IGNORED, example_batch, tokenized_example
+
+SHORT = FineTuneText(steps=30, lr=5e-3, batch=8, warm_up=3)
+TAUGHT = [
+    Sample(f"row {i}", f"is {word}?", answer)
+    for i, (word, answer) in enumerate([("a cat", "yes"), ("a red", "no")] * 8)
+]
+
+
+def loss(model, where, samples=TAUGHT):
+    from featcal.data.texts import input_of, reader_for
+
+    reader = reader_for([where], input_of(model), None)
+    with torch.no_grad():
+        return float(
+            model(
+                **example_batch(
+                    [tokenized_example(sample, reader) for sample in samples], reader.pad
+                )
+            ).loss
+        )
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_an_expert_learns_its_answers_and_leaves_embeddings_and_head_as_they_were(tmp_path, kind):
+    where = folder(tmp_path / kind, kind)
+    base, expert = load_model(where), fine_tune_text(where, TAUGHT, SHORT, "rte", 0)
+    assert loss(expert, where) < 0.5 * loss(base, where)
+    assert torch.equal(expert.get_input_embeddings().weight, base.get_input_embeddings().weight)
+    assert torch.equal(expert.get_output_embeddings().weight, base.get_output_embeddings().weight)
+    assert difference(expert, base) > 1e-3 and not expert.training
+
+
+def test_the_same_task_and_seed_give_the_same_bits_whatever_the_global_generator_holds(tmp_path):
+    where = folder(tmp_path / "t5", "t5")
+    torch.manual_seed(1)
+    one = fine_tune_text(where, TAUGHT, SHORT, "rte", 0)
+    before = torch.manual_seed(2).get_state()
+    assert same_bits(one, fine_tune_text(where, TAUGHT, SHORT, "rte", 0))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not same_bits(one, fine_tune_text(where, TAUGHT, SHORT, "mrpc", 0))
+
+
+def test_a_causal_model_learns_the_completion_and_not_the_prompt(tmp_path):
+    from featcal.data.texts import input_of, reader_for
+
+    where = folder(tmp_path / "llama", "llama")
+    reader = reader_for([where], input_of(load_model(where)), None)
+    tokens = tokenized_example(Sample("row 0", "2+2=", "4\n"), reader)
+    assert tokens.labels == [IGNORED] * 4 + tokens.ids[4:]
+    assert reader.tokenizer.decode(tokens.ids[4:], skip_special_tokens=True) == "4\n"
+    with pytest.raises(BadData, match="no target"):
+        tokenized_example(Sample("row 0", "2+2="), reader)
+
+
+def test_what_does_not_generate_or_has_nothing_to_learn_is_refused(tmp_path):
+    with pytest.raises(BadFile, match="BertModel"):
+        fine_tune_text(folder(tmp_path / "bert", "bert"), TAUGHT, SHORT, "rte", 0)
+    where = folder(tmp_path / "t5", "t5")
+    with pytest.raises(BadData, match="no sample with a target"):
+        fine_tune_text(where, [Sample("row 0", "is it?", "")], SHORT, "rte", 0)
+    with pytest.raises(Diverged, match="rte"):
+        fine_tune_text(where, TAUGHT, FineTuneText(steps=30, lr=1e30, batch=8), "rte", 0)
+
+
+def test_a_merged_adapter_is_what_pefts_own_forward_computes(tmp_path):
+    peft = pytest.importorskip("peft")
+    where, out = folder(tmp_path / "t5", "t5"), tmp_path / "adapters"
+    settings = FineTuneText(
+        steps=10, lr=1e-2, batch=8, lora=Lora(rank=4, alpha=8, modules=("q", "v"))
+    )
+    dense = fine_tune_text(where, TAUGHT, settings, "rte", 0, adapters=out)
+    own = peft.PeftModel.from_pretrained(load_model(where), str(out))
+    ids = torch.arange(3, 23).view(2, 10)
+    with torch.no_grad():
+        expected, found = (model(input_ids=ids, labels=ids).logits for model in (own, dense))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    base = load_model(where)
+    moved = {
+        name
+        for (name, p), q in zip(dense.named_parameters(), base.parameters(), strict=True)
+        if not torch.equal(p, q)
+    }
+    assert moved and all(name.split(".")[-2] in ("q", "v") for name in moved)
+    assert json.loads((out / CONFIG).read_text())["base_model_name_or_path"] == "t5"
+    assert same_bits(dense, fine_tune_text(where, TAUGHT, settings, "rte", 0))
+
+
+def test_a_fresh_adapter_changes_nothing(tmp_path):
+    pytest.importorskip("peft")
+    where = folder(tmp_path / "t5", "t5")
+    fresh = with_adapters(load_model(where), 4, 8, ["q"], 0).get_base_model()
+    assert loss(fresh, where) == pytest.approx(loss(load_model(where), where))
+
+
+def test_adapters_that_are_none_or_of_another_base_are_refused_by_name(tmp_path):
+    pytest.importorskip("peft")
+    where, out = folder(tmp_path / "t5", "t5"), tmp_path / "adapters"
+    fine_tune_text(
+        where, TAUGHT, FineTuneText(steps=1, lora=Lora(rank=2, alpha=4)), "rte", 0, adapters=out
+    )
+    with pytest.raises(BadFile, match=CONFIG):
+        dense_model(where, where)
+    with pytest.raises(BadFile, match="does not fit the base, a Llama"):
+        dense_model(folder(tmp_path / "llama", "llama"), out)
+    (out / WEIGHTS).rename(out / "adapter_model.bin")
+    with pytest.raises(BadFile, match=WEIGHTS):
+        dense_model(where, out)
+    config = json.loads((out / CONFIG).read_text())
+    (out / WEIGHTS).touch()
+    (out / CONFIG).write_text(json.dumps(config | {"peft_type": "IA3"}))
+    with pytest.raises(BadFile, match="IA3"):
+        dense_model(where, out)

