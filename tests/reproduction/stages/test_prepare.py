@@ -99,5 +99,5 @@ def test_other_settings_take_over_no_expert_of_an_interrupted_run(project, monke
     suite.write_text(suite.read_text().replace("steps: 6", "steps: 7"))
     with working_in(project), pytest.raises(KeyboardInterrupt):
         run_stage("prepare", "clip_b32-8")
-    assert [job.fine_tune.steps for job in made] == [6, 7]
+    assert [job.recipe.steps for job in made] == [6, 7]
     assert len(list((project / ".featcal/smoke").iterdir())) == 2
