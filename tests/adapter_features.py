@@ -2,13 +2,10 @@
 adapters trained on them, for tests of adapters.
 """
 
-from itertools import islice
-
 import torch
 from tiny import seeded
 
-from featcal.baselines.features import Pair, kept_steps
-from featcal.baselines.training import train
+from featcal.baselines.adapters import Pair
 
 COUNTS = {"mnist": 20, "dtd": 7, "svhn": 33}  # no multiples of the batch of 8
 
@@ -40,12 +37,6 @@ def projected_pairs(given, head):
             )
         features[task] = Pair(merged, theirs, torch.ones(len(pixels), dtype=torch.long))
     return features
-
-
-def trained(settings, features, seed=42, progress=None, audit=None):
-    """Train adapters on features that were computed once."""
-    steps = islice(kept_steps(features, settings, seed), settings.steps)
-    return train(settings, steps, seed, progress, audit)
 
 
 def difference(ours, theirs):

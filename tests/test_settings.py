@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from featcal.baselines.settings import AdapterMethod, ProbSurgery, Surgery
+from featcal.baselines.prob_surgery import ProbSurgery
+from featcal.baselines.surgery import Surgery
 from featcal.errors import BadSetting, UnknownKey
 from featcal.merging.registry import settings_of
 from featcal.settings import Calibration, Settings
@@ -15,7 +16,7 @@ class Outer(Settings):
 
     inner: Calibration
     several: tuple[Calibration, ...] = ()
-    adapter: AdapterMethod | None = None
+    adapter: Surgery | ProbSurgery | None = None
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,21 @@
-"""Trained adapters of a merged model: application, and their folder on disk.
+"""Adapters of a merged model, one per task: application, and their folder on disk.
 
-d width of a feature. The folder holds all tasks' weights in one safetensors file, settings and loss
-curves as JSON, and a card; two equal runs write the same bytes.
+n rows (images or tokens) · d width of a feature. The folder holds all tasks' weights in one
+safetensors file, settings and loss curves as JSON, and a card; two equal runs write the same bytes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from featcal.baselines.settings import METHODS, AdapterMethod, Weights
 from featcal.card import render_card, write_card
 from featcal.errors import (
     BadData,
@@ -30,7 +30,12 @@ from featcal.errors import (
 )
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.features import output_embeddings
+from featcal.settings import Settings
 
+Weights = Mapping[str, Tensor]  # by name, of one task or stacked for all tasks
+Progress = Callable[[str], None] | None
+Audit = Mapping[int, Callable[["Adapters"], object]]  # called after that many steps
+BASELINES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "mean_shift": "MeanShift"}
 WEIGHTS, RECORD = "adapters.safetensors", "adapters.json"
 KINDS = {"method": str, "settings": dict, "seed": int, "width": int, "tasks": list, "loss": dict}
 TRAIN_AGAIN = "train the adapters again"
@@ -44,6 +49,48 @@ NOTE = (
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Features of the same samples by two models. An image has one row, a text one per token.
+
+    merged, expert: (rows, d).   sizes: rows of every sample, (n,).
+    """
+
+    merged: Tensor
+    expert: Tensor
+    sizes: Tensor
+
+    def of(self, samples: Tensor) -> "Pair":
+        """Return the samples with these indices, in this order."""
+        if len(self.sizes) == len(self.merged):  # images
+            rows = samples
+        else:
+            ends = self.sizes.cumsum(0)
+            spans = zip((ends - self.sizes)[samples].tolist(), ends[samples].tolist(), strict=True)
+            rows = torch.cat([torch.arange(start, end) for start, end in spans])
+        rows = rows.to(self.merged.device)
+        return Pair(self.merged[rows], self.expert[rows], self.sizes[samples])
+
+
+class Baseline(Settings):
+    """Settings and formula of one baseline, next to its function.
+
+    A subclass has the setting `features` ("unit" divides both models' features by their norm first,
+    "raw" leaves them) and the methods
+    shapes:     each weight's shape by name, for features of a width.
+    correction: what is subtracted from features (…, n, d), from weights and features.
+    fit:        Adapters from features computed before, by task (`pairs`), and a seed.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+
+    def prepared(self, features: Tensor) -> Tensor:
+        """Return features in float32, or float64 where they are float64; of unit length if asked."""
+        exact = features if features.dtype == torch.float64 else features.float()
+        return unit(exact) if self.features == "unit" else exact
+
+
+@dataclass(frozen=True)
 class Adapters:
     """One adapter per task, as `surgery`, `prob_surgery` and `mean_shift` return them.
 
@@ -52,7 +99,7 @@ class Adapters:
     losses:   by task, one value per step; empty for a method without training.
     """
 
-    settings: AdapterMethod
+    settings: Baseline
     seed: int
     weights: Mapping[str, Weights]
     losses: Mapping[str, list[float]] = field(default_factory=dict)
@@ -133,8 +180,16 @@ class Adapters:
         with atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as hidden:
             save_file(tensors, hidden / WEIGHTS, metadata={"format": "pt"})
             write_json(hidden / RECORD, record)
-            write_card(hidden, card(self))
+            write_card(hidden, self._card())
         return Path(folder)
+
+    def _card(self) -> str:
+        """Return the text of README.md."""
+        values = {**dict(self.settings), "seed": self.seed, "width": self.width}
+        losses = [[task, f"{c[0]:.5f}", f"{c[-1]:.5f}"] for task, c in self.losses.items()]
+        front = {"library_name": "featcal", "tags": ["featcal"]}
+        title = f"{self.settings.title} adapters"
+        return render_card(title, NOTE, {}, list(values.items()), front, losses=losses)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Adapters":
@@ -150,25 +205,18 @@ class Adapters:
         for key, kind in KINDS.items():
             if not isinstance(record, dict) or not isinstance(record.get(key), kind):
                 raise BadFile(path, f"{key} is missing or not a {kind.__name__}", TRAIN_AGAIN)
-        if record["method"] not in METHODS:
-            way_out = f"the methods are {', '.join(METHODS)}"
-            raise BadFile(path, f"method is {record['method']!r}", way_out)
-        settings = METHODS[record["method"]].from_mapping(record["settings"], str(path))
+        name = record["method"]
+        if name not in BASELINES:
+            way_out = f"the methods are {', '.join(BASELINES)}"
+            raise BadFile(path, f"method is {name!r}", way_out)
+        baseline = getattr(import_module(f"featcal.baselines.{name}"), BASELINES[name])
+        settings = baseline.from_mapping(record["settings"], str(path))
         shapes = settings.shapes(record["width"])
         tensors = load_weights(Path(folder) / WEIGHTS, record["tasks"], shapes)
         weights = {
             task: {name: tensors[f"{task}/{name}"] for name in shapes} for task in record["tasks"]
         }
         return cls(settings, record["seed"], weights, record["loss"])
-
-
-def card(adapters: Adapters) -> str:
-    """Return the text of README.md."""
-    values = {**dict(adapters.settings), "seed": adapters.seed, "width": adapters.width}
-    losses = [[task, f"{c[0]:.5f}", f"{c[-1]:.5f}"] for task, c in adapters.losses.items()]
-    title = f"{adapters.settings.title} adapters"
-    front = {"library_name": "featcal", "tags": ["featcal"]}
-    return render_card(title, NOTE, {}, list(values.items()), front, losses=losses)
 
 
 def load_weights(
@@ -181,16 +229,14 @@ def load_weights(
         tensors = load_file(path)
     except SafetensorError as error:
         raise TruncatedFile(path, error) from None
-    for task in tasks:
-        for part, shape in shapes.items():
-            name = f"{task}/{part}"
-            if name not in tensors:
-                raise MissingTensor(path, name, tensors)
-            if tuple(tensors[name].shape) != shape:
-                problem = f"{name} is {tuple(tensors[name].shape)}, but {shape} is expected"
-                raise BadFile(path, problem, OWN_MODEL)
-            if not torch.isfinite(tensors[name]).all():
-                raise NotFinite(path, name)
+    for name, shape in ((f"{task}/{part}", shapes[part]) for task in tasks for part in shapes):
+        if name not in tensors:
+            raise MissingTensor(path, name, tensors)
+        if tuple(tensors[name].shape) != shape:
+            problem = f"{name} is {tuple(tensors[name].shape)}, but {shape} is expected"
+            raise BadFile(path, problem, OWN_MODEL)
+        if not torch.isfinite(tensors[name]).all():
+            raise NotFinite(path, name)
     return tensors
 
 

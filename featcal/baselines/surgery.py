@@ -1,15 +1,52 @@
-"""The public function `surgery`: Representation Surgery after merging."""
+"""Representation Surgery after merging: a low-rank correction for each task."""
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import PositiveInt
+from torch import Tensor
 
-from featcal.baselines.adapters import Adapters
-from featcal.baselines.settings import Surgery
-from featcal.baselines.training import adapters_for, as_module
+from featcal.baselines.adapters import Adapters, Weights
+from featcal.baselines.training import Training, adapters_for, as_module
 from featcal.models.batch import Batches, Model
 from featcal.models.features import Head, output_embeddings
+from featcal.settings import require
+
+
+class Surgery(Training):
+    """Settings and formula of `surgery`. T tasks · n rows · d width of a feature.
+
+    The defaults are those of FeatCal's paper and FusionBench. The official repository takes
+    features="raw" and reshuffle=2: 500 rounds, each a new shuffle and two batches.
+    """
+
+    name: ClassVar[str] = "surgery"
+    title: ClassVar[str] = "Representation Surgery"
+    section = name
+    features: Literal["unit", "raw"] = "unit"
+    rank: PositiveInt = 16
+
+    def shapes(self, width: int) -> dict[str, tuple[int, int]]:
+        """Return each weight's shape; the first is initialised at random, the other at zero.
+
+        Raises: BadSetting for a rank above the width.
+        """
+        limit = f"must be at most {width}, the width of the features"
+        require(self.rank <= width, "surgery.rank", self.rank, limit)
+        return {"down": (self.rank, width), "up": (width, self.rank)}
+
+    def correction(self, weights: Weights, features: Tensor) -> Tensor:
+        """Return U relu(D f), which is subtracted from the features (…, n, d)."""
+        return (features @ weights["down"].mT).relu() @ weights["up"].mT  # (…, n, r) -> (…, n, d)
+
+    def row_losses(
+        self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor | None
+    ) -> Tensor:
+        """Return the mean absolute difference |f' − f_t| of every row, (T, n)."""
+        corrected = merged - self.correction(weights, merged)
+        return (corrected - expert).abs().mean(-1)
+
 
 DEFAULT = Surgery()
 

@@ -1,77 +1,97 @@
 """Training of adapters: from models and batches, or from features computed before.
 
 The adapters of all tasks train together: their weights are stacked, and no task affects another.
-T tasks · n rows of a batch · d width of a feature.
+T tasks · n rows of a batch, an image's one or a text's one per token · d width of a feature.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from featcal.baselines.adapters import Adapters, unit
-from featcal.baselines.features import Pair, Step, encoded_steps, kept_steps, pairs_of_several
-from featcal.baselines.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery
+from featcal.baselines.adapters import Adapters, Audit, Baseline, Pair, Progress
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, Diverged
-from featcal.models.batch import Batches, Model, check_tasks
-from featcal.models.features import Head, output_embeddings
+from featcal.models.batch import (
+    IGNORED,
+    Batch,
+    Batches,
+    Model,
+    check_tasks,
+    naming,
+    single_samples,
+)
+from featcal.models.features import Head, output_embeddings, rows_before_head
 from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.settings import require
 
 REPORT_EVERY = 100  # steps
-Progress = Callable[[str], None] | None
-Audit = Mapping[int, Callable[[Adapters], object]]  # called with the adapters after that many steps
+Step = Mapping[str, Pair]  # one batch of every task
+
+
+class Training(Baseline):
+    """Adapters that are trained: Adam with betas 0.9 and 0.999, no weight decay, one step per batch.
+
+    `surgery` explains the settings. A subclass has the method row_losses, the loss of every row
+    (T, n) from weights, features of both models (T, n, d), and noise if `noisy`.
+    """
+
+    noisy: ClassVar[bool] = False
+    steps: PositiveInt = 1000
+    lr: PositiveFloat = 1e-3
+    batch: PositiveInt = 16
+    features: Literal["unit", "raw"] = "raw"
+    reshuffle: PositiveInt | None = None
+    encode: Literal["once", "each_step"] = "once"
+
+    def fit(
+        self,
+        pairs: Mapping[str, Pair],
+        seed: int = 42,
+        progress: Progress = None,
+        audit: Audit | None = None,
+    ) -> Adapters:
+        """Train one adapter per task from features computed before; `audit` as in `train`.
+
+        Raises: BadSetting for encode="each_step".
+        """
+        expected = "must be once where features are given"
+        require(self.encode == "once", f"{self.name}.encode", self.encode, expected)
+        steps = islice(kept_steps(pairs, self, seed), self.steps)
+        return train(self, steps, seed, progress, audit)
 
 
 def adapters_for(
-    settings: AdapterMethod,
+    settings: Baseline,
     merged: Model,
     experts: Mapping[str, Model],
     batches: Mapping[str, Batches],
     head: Head,
     seed: int,
     device: str | torch.device | None,
-    progress: Progress,
+    progress: Progress = None,
     audit: Audit | None = None,
 ) -> Adapters:
-    """Train one adapter per task for a merged model; `audit` as in `train`."""
+    """Make one adapter per task for a merged model; `audit` as in `train`."""
     check_tasks(experts, batches)
     require(seed >= 0, f"{settings.name}.seed", seed, "must be at least 0")
     module = as_module(merged, device)
     if settings.features == "unit" and output_embeddings(module) is not None:
         expected = "must be raw for a language model, whose head also uses the norm"
         raise BadSetting(f"{settings.name}.features", "unit", expected)
-    if not isinstance(settings, MeanShift) and settings.encode == "each_step":
+    if isinstance(settings, Training) and settings.encode == "each_step":
         modules = {task: as_module(experts[task], device) for task in sorted(experts)}
         with evaluation_mode([module, *modules.values()]):
             steps = encoded_steps(module, modules, batches, head, settings, seed)
             return train(settings, islice(steps, settings.steps), seed, progress, audit)
     pairs = pool_features(module, experts, batches, head, device)
-    return adapters_from(settings, pairs, seed, progress, audit)
-
-
-def adapters_from(
-    settings: AdapterMethod,
-    pairs: Mapping[str, Pair],
-    seed: int,
-    progress: Progress = None,
-    audit: Audit | None = None,
-) -> Adapters:
-    """Train one adapter per task from features computed before.
-
-    Raises: BadSetting for encode="each_step".
-    """
-    if isinstance(settings, MeanShift):
-        shifts = {task: {"shift": shift(settings, task, pair)} for task, pair in pairs.items()}
-        return Adapters(settings, seed, shifts)
-    expected = "must be once where features are given"
-    require(settings.encode == "once", f"{settings.name}.encode", settings.encode, expected)
-    steps = islice(kept_steps(pairs, settings, seed), settings.steps)
-    return train(settings, steps, seed, progress, audit)
+    return settings.fit(pairs, seed, progress, audit)
 
 
 def pool_features(
@@ -93,39 +113,148 @@ def pool_features(
     return pairs
 
 
+def pairs_of_several(
+    task: str,
+    merged: Mapping[str, nn.Module],
+    expert: nn.Module | Tensor,
+    batches: Batches,
+    head: Head,
+) -> dict[str, Pair]:
+    """Compute features of all batches of one task by each merged model and the one expert, frozen
+    and without dropout; return them by the merged model's name.
+
+    expert: a model, or its features (rows, d).   head: as for `surgery`.
+    Raises: BadBatches for no batch, or for one that a model refuses; BadSetting for a head that
+    does not fit.
+    """
+    ours: dict[str, list[Tensor]] = {name: [] for name in merged}
+    theirs, sizes = [], []
+    with evaluation_mode([*merged.values(), *([expert] if isinstance(expert, nn.Module) else [])]):
+        for number, batch in enumerate(batches):
+            with naming(task, number):
+                for name, model in merged.items():
+                    rows, counts = rows_before_head(model, batch, head)
+                    ours[name].append(rows)
+                if isinstance(expert, nn.Module):
+                    theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
+                sizes.append(counts)  # tokens without padding, the same for every model
+    if not sizes:
+        raise BadBatches(task, "is empty; an adapter needs at least one batch")
+    shared = torch.cat(theirs) if isinstance(expert, nn.Module) else expert.to(rows.device)
+    all_sizes = torch.cat(sizes)
+    return {name: Pair(torch.cat(own), shared, all_sizes) for name, own in ours.items()}
+
+
 def as_module(model: Model, device: str | torch.device | None) -> nn.Module:
     """Return a module as it is; load a folder onto the device (for CLIP its vision tower)."""
     if isinstance(model, nn.Module):
         return model
-    loaded: nn.Module = load_as_calibrated(model)
-    return loaded.to(device or "cpu")
+    return load_as_calibrated(model).to(device or "cpu")
 
 
-def prepared(features: Tensor, settings: AdapterMethod) -> Tensor:
-    """Return features in float32, or float64 where they are float64; of unit length if asked."""
-    exact = features if features.dtype == torch.float64 else features.float()
-    return unit(exact) if settings.features == "unit" else exact
+# The batches of each training step
 
 
-def shift(settings: MeanShift, task: str, pair: Pair) -> Tensor:
-    """Return the mean (1, d) of expert − merged features of one task, summed in float64, on the
-    CPU.
+@dataclass(frozen=True)
+class InMemorySamples:
+    """Samples in memory, each a batch of one."""
 
-    Raises: BadBatches for features that hold NaN or infinity.
+    task: str
+    singles: Sequence[Batch]
+
+    def __len__(self) -> int:
+        return len(self.singles)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return these samples as one batch."""
+        return together(self.task, [self.singles[i] for i in indices])
+
+
+def samples_of(task: str, batches: Batches) -> Any:
+    """Return the samples that batches offer `by_number` (whole image splits do), or read them all.
+
+    Returns: an object with a length and `batch`, as InMemorySamples.
+    Raises: BadBatches for no sample.
     """
-    expert, merged = (
-        prepared(rows, settings).mean(0, keepdim=True, dtype=torch.float64)
-        for rows in (pair.expert, pair.merged)  # (n, d)
-    )
-    difference = (expert - merged).cpu()
-    if not torch.isfinite(difference).all():
-        problem = "gives features that are not finite; look for NaN in the samples and both models"
-        raise BadBatches(task, problem)
-    return difference if pair.merged.dtype == torch.float64 else difference.float()
+    by_number = getattr(batches, "by_number", None)
+    samples = by_number() if by_number else InMemorySamples(task, single_samples(batches))
+    if not len(samples):
+        raise BadBatches(task, "is empty; an adapter needs at least one sample")
+    return samples
+
+
+def together(task: str, samples: Sequence[Batch]) -> Batch:
+    """Return one batch of several samples of one; shorter texts are padded at the end."""
+    batch = {}
+    for name, first in samples[0].items():
+        batch[name] = first
+        if not isinstance(first, Tensor):
+            continue
+        values = [sample[name] for sample in samples]
+        several = len({value.shape[-1] for value in values}) > 1
+        if name == "input_ids" and several and "attention_mask" not in samples[0]:
+            raise BadBatches(task, "texts differ in length; give an attention_mask with them")
+        if first.dim() == 2:
+            fill = IGNORED if name == "labels" else 0
+            rows = [value[0] for value in values]
+            batch[name] = pad_sequence(rows, batch_first=True, padding_value=fill)
+        else:
+            batch[name] = torch.cat(values)
+    return batch
+
+
+def batch_order(task: str, count: int, settings: Any, seed: int) -> Iterator[Tensor]:
+    """Yield the indices (n,) of the samples of each step, without end.
+
+    n = settings.batch, or fewer for the last step of a shuffle.
+    """
+    draws = generator(task, "batches", seed)
+    while True:
+        shuffled = torch.randperm(count, generator=draws)
+        yield from shuffled.split(settings.batch)[: settings.reshuffle]
+
+
+def kept_steps(pairs: Mapping[str, Pair], settings: Training, seed: int) -> Iterator[Step]:
+    """Yield batches of features that were computed once."""
+    orders = {
+        task: batch_order(task, len(pair.sizes), settings, seed) for task, pair in pairs.items()
+    }
+    while True:
+        yield {task: pair.of(next(orders[task])) for task, pair in pairs.items()}
+
+
+def encoded_steps(
+    merged: nn.Module,
+    experts: Mapping[str, nn.Module],
+    batches: Mapping[str, Batches],
+    head: Head,
+    settings: Training,
+    seed: int,
+) -> Iterator[Step]:
+    """Yield the same batches, running both models for each, as published. All experts stay in
+    memory, in evaluation mode.
+
+    Raises: BadBatches for a task without samples, or texts of several lengths without an attention
+    mask.
+    """
+    samples = {task: samples_of(task, batches[task]) for task in experts}
+    orders = {task: batch_order(task, len(samples[task]), settings, seed) for task in experts}
+    while True:
+        step = {}
+        for task, expert in experts.items():
+            batch = samples[task].batch(next(orders[task]).tolist())
+            with torch.no_grad(), naming(task, 0):
+                ours, sizes = rows_before_head(merged, batch, head)
+                theirs = rows_before_head(expert, batch, head)[0].to(ours.device)
+            step[task] = Pair(ours, theirs, sizes)
+        yield step
+
+
+# The optimiser's loop
 
 
 def train(
-    settings: Surgery | ProbSurgery,
+    settings: Training,
     steps: Iterable[Step],
     seed: int,
     progress: Progress = None,
@@ -135,12 +264,10 @@ def train(
 
     Every task has its own generators, Adam moments and loss: training the tasks one by one gives
     the same adapters. `audit` receives the result of a training with that many steps.
-    Returns: the adapters with the loss of every step.  Raises: Diverged; BadBatches for no step.
+    Returns: the adapters with the loss of every step.  Raises: Diverged.
     """
     steps = iter(steps)
-    first = next(steps, None)
-    if first is None:
-        raise BadBatches("*", "holds no step to train on")
+    first = next(steps)
     tasks, weights, losses = list(first), first_weights(settings, first, seed), list[Tensor]()
     generators = {task: generator(task, "noise", seed) for task in tasks}
     optimiser = torch.optim.Adam(
@@ -168,7 +295,7 @@ def train(
             # padded with zeros: without biases a row of zeros has neither correction nor loss
             merged, expert = (
                 pad_sequence(
-                    [prepared(getattr(pair, side), settings) for pair in step.values()],
+                    [settings.prepared(getattr(pair, side)) for pair in step.values()],
                     batch_first=True,
                 )
                 for side in ("merged", "expert")
@@ -184,7 +311,7 @@ def train(
             loss = rows.sum(1) / torch.tensor(counts, device=rows.device)  # (T,)
             require_finite(number, loss.detach())
             optimiser.zero_grad()
-            loss.sum().backward()  # type: ignore[no-untyped-call]
+            loss.sum().backward()
             optimiser.step()
             losses.append(loss.detach())
             if progress and (number + 1) % REPORT_EVERY == 0:
@@ -197,9 +324,7 @@ def train(
     return adapters_so_far()
 
 
-def first_weights(
-    settings: Surgery | ProbSurgery, step: Step, seed: int
-) -> dict[str, nn.Parameter]:
+def first_weights(settings: Training, step: Step, seed: int) -> dict[str, nn.Parameter]:
     """Return initial weights of all tasks, (T, …): a method's first one uniform in ±1/√d, the
     others 0, so that nothing is corrected yet.
     """

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from featcal.baselines.settings import Surgery, Training
+from featcal.baselines.surgery import Surgery
+from featcal.baselines.training import Training
 from featcal.merging.registry import settings_of
 from featcal.settings import Settings, require
 from reproduction.experiments.rivals import Rivals

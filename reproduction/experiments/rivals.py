@@ -4,7 +4,8 @@ models or where results go.
 
 from pydantic import PositiveInt
 
-from featcal.baselines.settings import ProbSurgery, Surgery
+from featcal.baselines.prob_surgery import ProbSurgery
+from featcal.baselines.surgery import Surgery
 from featcal.settings import Calibration, Settings
 from reproduction.experiments.runs import ADAPTER_BATCH, Draw, Setting, Stream
 

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from featcal.baselines.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery
+from featcal.baselines.mean_shift import MeanShift
+from featcal.baselines.prob_surgery import ProbSurgery
+from featcal.baselines.surgery import Surgery
 from featcal.errors import UnknownKey
 from featcal.settings import Calibration, Distinct, Settings, require
 
@@ -24,6 +26,7 @@ AdapterWord = Literal[
     "suite", "paper", "suite_train", "paper_train", "suite_scored", "paper_scored"
 ]
 ADAPTER_SETTINGS: tuple[AdapterWord, ...] = get_args(AdapterWord)
+AdapterMethod = Surgery | ProbSurgery | MeanShift
 ADAPTERS: dict[str, type[AdapterMethod]] = {
     "surgery": Surgery,
     "prob_surgery": ProbSurgery,

@@ -29,8 +29,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.baselines.features import Samples, batch_order, samples_of
-from featcal.baselines.training import as_module
+from featcal.baselines.training import as_module, batch_order, samples_of
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadPlan, Diverged
@@ -262,7 +261,7 @@ def train(
     model: nn.Module,
     expert: nn.Module,
     task: str,
-    samples: Samples,
+    samples: Any,
     head: Head,
     weights: Mapping[str, Weights],
     compared: Sequence[str],

@@ -106,7 +106,7 @@ def calibrate_on(
     from safetensors.torch import load_file
 
     import featcal
-    from featcal.baselines.training import adapters_from, pool_features
+    from featcal.baselines.training import pool_features
     from featcal.models.load import torch_device
     from reproduction.stages.streams import streams
 
@@ -140,7 +140,7 @@ def calibrate_on(
         if pairs is None:
             head = load_file(layout.heads(role, pool)).get("visual_projection")
             pairs = pool_features(merged, experts, batches, head, device)
-        adapters_from(getattr(rivals, method), pairs, draw.seed).save(out)
+        getattr(rivals, method).fit(pairs, draw.seed).save(out)
 
 
 def damaged(samples: Any, task: str, damage: str, seed: int) -> Any:

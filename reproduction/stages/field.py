@@ -134,7 +134,7 @@ def merge_and_repair(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A merger of the usual experts, and what is put behind it."""
     import featcal
-    from featcal.baselines.training import adapters_from, pool_features
+    from featcal.baselines.training import pool_features
     from featcal.models.load import torch_device
     from reproduction.field.inner_adapters import inner_adapters
     from reproduction.field.prodistill import prodistill
@@ -173,9 +173,9 @@ def merge_and_repair(
     )
     pairs = timed("features", partial(pool_features, merged, theirs, seen, projection, device))
     for method in OUTER:
-        timed(
-            method, partial(adapters_from, getattr(study.rivals, method), pairs, study.seed)
-        ).save(out / method)
+        timed(method, partial(getattr(study.rivals, method).fit, pairs, study.seed)).save(
+            out / method
+        )
     timed("svc", lambda: svc(merged, base, experts, out=out / "svc", device=device))
     if name in study.trained:
         pieces = drawn(
@@ -277,8 +277,7 @@ def expert_features(
     """
     import torch
 
-    from featcal.baselines.features import pairs_of_several
-    from featcal.baselines.training import as_module
+    from featcal.baselines.training import as_module, pairs_of_several
 
     start, nobody = (
         time.perf_counter(),

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from featcal.baselines.features import Pair
+from featcal.baselines.adapters import Pair
 
 
 def write_pair(pair: Pair, path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from featcal.baselines.settings import Training
+from featcal.baselines.training import Training
 from reproduction.experiments.comparisons import CostStudy, SamplesStudy
 from reproduction.experiments.rivals import Rivals
 from reproduction.stages.context import Context

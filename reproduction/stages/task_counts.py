@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from featcal.baselines.settings import MeanShift
+from featcal.baselines.mean_shift import MeanShift
 from featcal.settings import require
 from reproduction.experiments.comparisons import TaskCountsStudy
 from reproduction.results import TASK_COUNTS
@@ -230,8 +230,7 @@ def _trained(
     """Method, setting and adapters of all tasks, by every method from every stream."""
     import torch
 
-    from featcal.baselines.features import Pair
-    from featcal.baselines.training import adapters_from
+    from featcal.baselines.adapters import Pair
 
     for stream in streams_of(study):
         pairs = {}
@@ -240,4 +239,4 @@ def _trained(
             pairs[task] = Pair(*sides, torch.ones(len(sides[0]), dtype=torch.long))
         setting = study.rivals.setting + ("_train" if stream == "train" else "")
         for settings in (study.rivals.surgery, study.rivals.prob_surgery, MeanShift()):
-            yield settings.name, setting, adapters_from(settings, pairs, study.seed)
+            yield settings.name, setting, settings.fit(pairs, study.seed)

@@ -111,8 +111,7 @@ def encode(
     """Features of every draw's samples of these tasks, by the merged models that see it and by the
     task's expert.
     """
-    from featcal.baselines.features import pairs_of_several
-    from featcal.baselines.training import as_module
+    from featcal.baselines.training import as_module, pairs_of_several
     from featcal.models.load import torch_device
     from reproduction.stages.pair_file import write_pair
 
@@ -136,7 +135,6 @@ def encode(
 
 def train_one(context: Context, one: Trained, folder: Path) -> None:
     """The adapters of all tasks for one setting and seed."""
-    from featcal.baselines.training import adapters_from
     from featcal.models.load import torch_device
     from reproduction.stages.pair_file import read_pair
 
@@ -149,7 +147,7 @@ def train_one(context: Context, one: Trained, folder: Path) -> None:
         pairs = {
             task: read_pair(one.features(folder) / f"{task}.safetensors", device) for task in tasks
         }
-        adapters = adapters_from(one.chosen.training, pairs, one.seed, progress)
+        adapters = one.chosen.training.fit(pairs, one.seed, progress)
     else:
         adapters = _encoding_every_batch(context, one, device, progress)
     adapters.save(context.layout.adapted(one.key, one.setting, one.seed))

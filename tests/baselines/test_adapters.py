@@ -5,13 +5,14 @@ import json
 import checkpoints
 import pytest
 import torch
-from adapter_features import pair, pairs, trained
+from adapter_features import pair, pairs
 from safetensors.torch import load_file, save_file
 from test_zero_shot import pictures, right_by_hand
 from torch import nn
 
 from featcal.baselines.adapters import Adapters
-from featcal.baselines.settings import ProbSurgery, Surgery
+from featcal.baselines.prob_surgery import ProbSurgery
+from featcal.baselines.surgery import Surgery
 from featcal.errors import (
     BadData,
     BadFile,
@@ -30,12 +31,12 @@ SURGERY, PROB_SURGERY = Surgery(rank=3, steps=20), ProbSurgery(hidden=4, steps=2
 
 @pytest.fixture(scope="module")
 def adapters():
-    return trained(SURGERY, pairs(dtype=torch.float32))
+    return SURGERY.fit(pairs(dtype=torch.float32))
 
 
 @pytest.mark.parametrize("settings", [SURGERY, PROB_SURGERY], ids=lambda s: s.name)
 def test_loaded_adapters_equal_saved_ones(settings, tmp_path):
-    adapters = trained(settings, pairs(dtype=torch.float32))
+    adapters = settings.fit(pairs(dtype=torch.float32))
     loaded = Adapters.load(adapters.save(tmp_path / "adapters"))
     assert (loaded.settings, loaded.seed, loaded.width) == (settings, 42, 12)
     assert loaded.tasks == ["mnist", "dtd", "svhn"]
@@ -46,7 +47,7 @@ def test_loaded_adapters_equal_saved_ones(settings, tmp_path):
 
 
 def test_the_same_adapters_are_the_same_bytes(tmp_path):
-    one, two = (trained(SURGERY, pairs(dtype=torch.float32)).save(tmp_path / name) for name in "ab")
+    one, two = (SURGERY.fit(pairs(dtype=torch.float32)).save(tmp_path / name) for name in "ab")
     names = sorted(path.name for path in one.iterdir())
     assert names == ["README.md", "adapters.json", "adapters.safetensors"]
     assert all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
@@ -138,7 +139,7 @@ def test_adapted_features_are_scored_in_the_pass_of_their_model(features):
     projection, merged = clip.visual_projection.weight, Counting(clip.vision_model)
     heads = {task: torch.randn(3, 8, generator=torch.Generator().manual_seed(7)) for task in sets}
     pool = {task: pair(i, 9, width=8, dtype=torch.float32) for i, task in enumerate(sets)}
-    adapters = trained(Surgery(rank=4, steps=50, lr=0.05, features=features), pool)
+    adapters = Surgery(rank=4, steps=50, lr=0.05, features=features).fit(pool)
     models = {"merged": merged, "expert": {"pets": checkpoints.vision(1)}}
     adapted = {name: (name[8:], adapters.apply) for name in ("surgery merged", "surgery expert")}
     correct = evaluate_pool(models, sets, heads, projection, batch=5, adapted=adapted)

@@ -10,7 +10,7 @@ from families import experiment as texts
 from tiny import clip, images
 
 import featcal
-from featcal.baselines.features import together
+from featcal.baselines.training import together
 from featcal.errors import BadBatches, BadSetting
 from featcal.models.batch import single_samples
 from featcal.models.features import rows_before_head

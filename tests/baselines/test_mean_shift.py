@@ -6,17 +6,15 @@ from adapter_features import pair, pairs, projected_pairs
 from tiny import experiment, seeded
 
 import featcal
-from featcal.baselines.adapters import unit
-from featcal.baselines.features import Pair
-from featcal.baselines.settings import MeanShift
-from featcal.baselines.training import adapters_from
+from featcal.baselines.adapters import Pair, unit
+from featcal.baselines.mean_shift import MeanShift
 from featcal.errors import BadBatches, BadSetting
 
 
 def test_the_vector_of_two_samples_by_hand():
     # differences (3, 1) − (1, 0) = (2, 1) and (0, 0) − (0, 3) = (0, −3): their mean is (1, −1)
     merged, expert = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([[3.0, 1.0], [0.0, 0.0]])
-    adapters = adapters_from(MeanShift(), {"a": Pair(merged, expert, torch.ones(2))}, 42)
+    adapters = MeanShift().fit({"a": Pair(merged, expert, torch.ones(2))}, 42)
     assert adapters.weights["a"]["shift"].tolist() == [[1.0, -1.0]]
     rows = torch.tensor([[5.0, 5.0], [0.0, 1.0]])
     assert adapters.apply("a", rows).tolist() == [[6.0, 4.0], [1.0, 0.0]]
@@ -27,7 +25,7 @@ def test_unit_features_are_divided_by_their_norm_first():
     # (1, 0) and (0, 1) of the merged model, twice (0, 1) of the expert: (−0.5, 0.5)
     merged, expert = torch.tensor([[2.0, 0.0], [0.0, 5.0]]), torch.tensor([[0.0, 3.0], [0.0, 0.1]])
     features = {"a": Pair(merged, expert, torch.ones(2))}
-    adapters = adapters_from(MeanShift(features="unit"), features, 42)
+    adapters = MeanShift(features="unit").fit(features, 42)
     assert adapters.weights["a"]["shift"].tolist() == [[-0.5, 0.5]]
     assert adapters.apply("a", torch.tensor([[4.0, 0.0]])).tolist() == [[0.5, 0.5]]
 
@@ -35,7 +33,7 @@ def test_unit_features_are_divided_by_their_norm_first():
 @pytest.mark.parametrize("features", ["raw", "unit"])
 def test_the_mean_of_corrected_features_is_the_experts(features):
     given = pairs()
-    adapters = adapters_from(MeanShift(features=features), given, 42)
+    adapters = MeanShift(features=features).fit(given, 42)
     for task, own in given.items():
         expert = (unit(own.expert) if features == "unit" else own.expert).mean(0)
         ours = adapters.apply(task, own.merged).mean(0)
@@ -57,6 +55,6 @@ def test_nan_features_and_unknown_settings_are_refused():
     broken = pair(0, 5)
     broken.expert[2, 3] = float("nan")
     with pytest.raises(BadBatches, match=r"batches\['a'\]: gives features that are not finite"):
-        adapters_from(MeanShift(), {"a": broken}, 42)
+        MeanShift().fit({"a": broken}, 42)
     with pytest.raises(BadSetting, match="mean_shift.features: 'cosine' cannot be used"):
         featcal.mean_shift(torch.nn.Identity(), {}, {}, features="cosine")

@@ -4,14 +4,14 @@ from itertools import islice
 
 import pytest
 import torch
-from adapter_features import difference, pair, pairs, projected_pairs, trained
+from adapter_features import difference, pair, pairs, projected_pairs
 from tiny import experiment, seeded
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
 import featcal
-from featcal.baselines.features import batch_order
-from featcal.baselines.settings import ProbSurgery
+from featcal.baselines.prob_surgery import ProbSurgery
+from featcal.baselines.training import batch_order
 from featcal.core.draws import generator
 from featcal.errors import Diverged
 
@@ -47,7 +47,7 @@ def published(features, settings, task, seed=42):
 def test_adapters_equal_the_published_loop_of_each_task(loss):
     settings = ProbSurgery(hidden=5, batch=8, steps=60, kl_weight=0.01, loss=loss)
     features = pairs()
-    adapters = trained(settings, features)
+    adapters = settings.fit(features)
     for task, own in features.items():
         for name, want in published(own, settings, task).items():
             torch.testing.assert_close(adapters.weights[task][name], want, rtol=0, atol=1e-12)
@@ -67,7 +67,7 @@ def test_one_loss_by_hand():
 
 def test_only_the_mean_corrects_at_test_time():
     features = pairs()
-    adapters = trained(ProbSurgery(hidden=5, batch=8, steps=60), features)
+    adapters = ProbSurgery(hidden=5, batch=8, steps=60).fit(features)
     f, w = features["dtd"].merged, adapters.weights["dtd"]
     want = f - functional.linear(torch.relu(functional.linear(f, w["hidden"])), w["mean"])
     torch.testing.assert_close(adapters.apply("dtd", f), want, rtol=0, atol=1e-12)
@@ -83,7 +83,7 @@ def test_only_the_mean_corrects_at_test_time():
 def test_a_huge_divergence_weight_leaves_almost_no_correction(kl_weight, least, most):
     feature = pair(3, 300)
     settings = ProbSurgery(hidden=12, steps=400, lr=0.01, kl_weight=kl_weight)
-    moved = feature.merged - trained(settings, {"a": feature}).apply("a", feature.merged)
+    moved = feature.merged - settings.fit({"a": feature}).apply("a", feature.merged)
     assert least <= float(moved.norm() / (feature.merged - feature.expert).norm()) < most
 
 
@@ -92,11 +92,11 @@ def test_public_function_trains_on_raw_features_by_default():
     head = torch.randn(24, 32, generator=seeded(0)).double()
     call = (given["merged"], given["experts"], given["batches"])
     adapters = featcal.prob_surgery(*call, head=head, hidden=4, steps=20)
-    want = trained(ProbSurgery(hidden=4, steps=20), projected_pairs(given, head))
+    want = ProbSurgery(hidden=4, steps=20).fit(projected_pairs(given, head))
     assert difference(adapters, want) < 1e-9
 
 
 def test_a_variance_that_overflows_names_task_and_step():
     message = r"prob_surgery 'a': the loss is not finite at step \d+[\s\S]*lr.*\(1e\+06\)"
     with pytest.raises(Diverged, match=message):
-        trained(ProbSurgery(hidden=4, steps=20, lr=1e6), {"a": pair(0, 20)})
+        ProbSurgery(hidden=4, steps=20, lr=1e6).fit({"a": pair(0, 20)})

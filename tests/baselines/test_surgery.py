@@ -4,15 +4,14 @@ from itertools import islice
 
 import pytest
 import torch
-from adapter_features import difference, pair, pairs, projected_pairs, trained
+from adapter_features import difference, pair, pairs, projected_pairs
 from tiny import experiment, same_bits, shifted
 from torch.nn import functional
 
 import featcal
-from featcal.baselines.adapters import Adapters, unit
-from featcal.baselines.features import Pair, batch_order
-from featcal.baselines.settings import Surgery
-from featcal.baselines.training import first_weights
+from featcal.baselines.adapters import Adapters, Pair, unit
+from featcal.baselines.surgery import Surgery
+from featcal.baselines.training import batch_order, first_weights
 from featcal.core.draws import generator
 from featcal.errors import BadSetting, Diverged
 
@@ -43,7 +42,7 @@ def published(features, settings, task, seed=42):
 @pytest.mark.parametrize("kind", ["raw", "unit"])
 def test_adapters_equal_the_published_loop_of_each_task(kind):
     settings, features = SETTINGS.but(features=kind), pairs()
-    adapters = trained(settings, features)
+    adapters = settings.fit(features)
     for task, own in features.items():
         for name, want in published(own, settings, task).items():
             torch.testing.assert_close(adapters.weights[task][name], want, rtol=0, atol=1e-12)
@@ -76,19 +75,19 @@ def test_initial_weights_change_nothing(kind):
 
 def test_an_expert_equal_to_the_merged_model_needs_no_correction():
     merged = pair(0, 20).merged
-    adapters = trained(SETTINGS, {"mnist": Pair(merged, merged, torch.ones(20))})
+    adapters = SETTINGS.fit({"mnist": Pair(merged, merged, torch.ones(20))})
     assert set(adapters.losses["mnist"]) == {0.0}
     assert torch.equal(adapters.apply("mnist", merged), merged)
 
 
 def test_a_seed_gives_the_same_adapters_and_leaves_other_draws_alone():
     features = pairs()
-    first = trained(SETTINGS, features)
+    first = SETTINGS.fit(features)
     torch.rand(7)
     state = torch.get_rng_state()
-    assert difference(first, trained(SETTINGS, features)) == 0
+    assert difference(first, SETTINGS.fit(features)) == 0
     assert torch.equal(torch.get_rng_state(), state)
-    assert difference(first, trained(SETTINGS, features, seed=43)) > 1e-3
+    assert difference(first, SETTINGS.fit(features, seed=43)) > 1e-3
 
 
 @pytest.mark.parametrize("encode", ["once", "each_step"])
@@ -97,7 +96,7 @@ def test_public_function_equals_training_on_projected_features(encode):
     head = torch.randn(24, 32, generator=generator("head", "test", 0)).double()
     call = (given["merged"], given["experts"], given["batches"])
     adapters = featcal.surgery(*call, head=head, rank=3, steps=30, batch=4, encode=encode)
-    want = trained(Surgery(rank=3, steps=30, batch=4), projected_pairs(given, head))
+    want = Surgery(rank=3, steps=30, batch=4).fit(projected_pairs(given, head))
     assert difference(adapters, want) < 1e-9
 
 
@@ -113,7 +112,7 @@ def test_models_are_not_changed():
 def test_weights_broken_by_the_last_step_are_noticed():
     settings = Surgery(rank=2, steps=1, lr=1e39, features="raw")
     with pytest.raises(Diverged, match="step 0"):
-        trained(settings, {"a": pair(0, 9, dtype=torch.float32)})
+        settings.fit({"a": pair(0, 9, dtype=torch.float32)})
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,20 @@ from itertools import islice
 
 import pytest
 import torch
-from adapter_features import difference, pairs, trained
+from adapter_features import difference, pairs
 from tiny import experiment, shifted
 
 import featcal
-from featcal.baselines.features import Pair, batch_order, kept_steps, pairs_of_several
-from featcal.baselines.settings import ProbSurgery, Surgery
-from featcal.baselines.training import adapters_from, pool_features, train
+from featcal.baselines.adapters import Pair
+from featcal.baselines.prob_surgery import ProbSurgery
+from featcal.baselines.surgery import Surgery
+from featcal.baselines.training import (
+    batch_order,
+    kept_steps,
+    pairs_of_several,
+    pool_features,
+    train,
+)
 from featcal.core.draws import generator
 from featcal.errors import BadSetting, Diverged
 from reproduction.stages.pair_file import read_pair, write_pair
@@ -44,14 +51,14 @@ def test_a_file_keeps_features_bit_for_bit(tmp_path):
 def test_adapters_from_shared_features_are_those_trained_alone(settings):
     given = experiment(torch.float32)
     call = (given["merged"], given["experts"], given["batches"])
-    shared = adapters_from(settings, pool_features(*call), 42)
+    shared = settings.fit(pool_features(*call), 42)
     alone = getattr(featcal, settings.name)(*call, **settings.model_dump())
     assert difference(shared, alone) == 0 and shared.losses == alone.losses
 
 
 def test_features_of_every_step_cannot_be_shared():
     with pytest.raises(BadSetting, match="surgery.encode"):
-        adapters_from(Surgery(rank=2, steps=1, encode="each_step"), pairs(), 42)
+        Surgery(rank=2, steps=1, encode="each_step").fit(pairs(), 42)
 
 
 def test_a_shuffle_shows_every_sample_once_and_official_rounds_two_batches():
@@ -68,10 +75,10 @@ def test_a_shuffle_shows_every_sample_once_and_official_rounds_two_batches():
 def test_adapters_after_some_steps_are_those_of_a_shorter_training():
     features, early = pairs(), {}
     audit = {step: partial(early.__setitem__, step) for step in (10, 25)}
-    whole = trained(SETTINGS, features, audit=audit)
-    assert difference(whole, trained(SETTINGS, features)) == 0
+    whole = SETTINGS.fit(features, audit=audit)
+    assert difference(whole, SETTINGS.fit(features)) == 0
     for step, adapters in early.items():
-        shorter = trained(SETTINGS.but(steps=step), features)
+        shorter = SETTINGS.but(steps=step).fit(features)
         assert difference(adapters, shorter) == 0 and adapters.losses == shorter.losses
 
 

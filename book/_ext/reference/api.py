@@ -1,9 +1,9 @@
-"""The public Python names, from signatures and docstrings, without importing torch."""
+"""The public Python names, from signatures and docstrings."""
 
 import ast
 from pathlib import Path
 
-from featcal.baselines import settings as adapters
+from featcal.baselines import prob_surgery, surgery
 from featcal.tuning import search
 from reference.markdown import block, docstring, escaped
 
@@ -62,7 +62,7 @@ class _DefaultsOfSettings(ast.NodeTransformer):
     """Replace `DEFAULT.rank` by its value in a module with `DEFAULT = Surgery()`."""
 
     def __init__(self, tree: ast.Module):
-        kinds = {**vars(adapters), **vars(search)}
+        kinds = {**vars(surgery), **vars(prob_surgery), **vars(search)}
         self.default = next(
             (
                 kinds[part.value.func.id]()

@@ -11,7 +11,7 @@ from tiny import experiment, same_bits
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from featcal.baselines.features import batch_order
+from featcal.baselines.training import batch_order
 from featcal.core.draws import generator
 from featcal.errors import BadPlan, BadSetting
 from reproduction.experiments.field import IntervMerge, SurgeryV2

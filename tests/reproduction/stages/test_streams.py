@@ -17,7 +17,7 @@ from test_images import PETS, encoded, parquet
 from tiny import clip
 
 import featcal
-from featcal.baselines.features import InMemorySamples, samples_of
+from featcal.baselines.training import InMemorySamples, samples_of
 from featcal.data.batches import draw_indices
 from featcal.data.images import ImageSet, Preprocess, load_images
 from featcal.errors import BadBatches

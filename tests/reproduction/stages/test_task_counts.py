@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from featcal.baselines.settings import ProbSurgery, Surgery
+from featcal.baselines.prob_surgery import ProbSurgery
+from featcal.baselines.surgery import Surgery
 from featcal.errors import BadSetting
 from featcal.settings import Calibration
 from reproduction.experiments.comparisons import TaskCountsStudy
