@@ -73,16 +73,18 @@ def contestants(width: int, tasks: int, samples: int, batch: int, device: str):
         }
         unmasked = [None] * len(range(0, samples, batch))
         tracks = {
-            t: StudentTeacherFeatures(student, teacher, unmasked, unmasked)
+            t: StudentTeacherFeatures([student], teacher, unmasked, unmasked)
             for t, (student, teacher) in tracks.items()
         }
         stack, (linears, norms) = CLIP_VISION.stacks[0], solved_modules(block, SETTINGS.norm)
         rule = CLIP_VISION.token_rule
-        spec = BlockSpec("block", stack, tuple(linears), tuple(norms), rule, last=False)
+        spec = BlockSpec(
+            "block", stack, tuple(linears), tuple(norms), rule, last=False, settings=SETTINGS
+        )
         experts = {name: InMemoryModel(teacher) for name, teacher in teachers.items()}
         student, where = InMemoryModel(block), torch.device(device)
         models = Models(student, InMemoryModel(base), experts, CLIP_VISION, where, torch.float32)
-        calibrate_block(models, "", block, tracks, spec, SETTINGS, Ranks())
+        calibrate_block(models, "", [(block, spec)], tracks, Ranks())
         return block
 
     return plain, ours

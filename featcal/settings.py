@@ -167,7 +167,8 @@ def _locate(location: Sequence[Any], value: Any) -> tuple[list[str], Any]:
 class Calibration(Settings):
     """Settings of a calibration. The defaults are the paper's for CLIP.
 
-    ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14.
+    ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14; or "auto":
+                    each site chooses its own by halves of the samples (`core/halves.py`).
     anchor_blend:   ρ of Eq. 11: 1 is the merged weight, 0 the base weight, above 1 extrapolates
                     away from the base.
     interpolation:  α in [0, 1] of Eq. 10: 0 targets the student's own features, 1 the teacher's.
@@ -195,7 +196,7 @@ class Calibration(Settings):
     """
 
     section = "calibrate"
-    ridge: PositiveFloat = 0.05
+    ridge: PositiveFloat | Literal["auto"] = 0.05
     anchor_blend: float = 2.0
     interpolation: Fraction = 0.3
     bias: bool = True
@@ -208,9 +209,11 @@ class Calibration(Settings):
     prior: NonNegativeFloat = 0.0
 
     def check(self) -> None:
-        """Raise BadSetting for affine="joint" without bias."""
+        """Raise BadSetting for affine="joint" without bias, or a prior with ridge="auto"."""
         expected = "solves weight and bias together, so calibrate.bias must be true"
         require(self.bias or self.affine == "separate", "calibrate.affine", self.affine, expected)
+        expected = "must be 0 with ridge auto, which is chosen on samples alone"
+        require(not (self.prior and self.ridge == "auto"), "calibrate.prior", self.prior, expected)
 
     @classmethod
     def preset(cls, name: str, changed: Mapping[str, Any] | None = None) -> "Calibration":

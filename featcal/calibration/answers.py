@@ -13,7 +13,7 @@ from torch.nn.functional import kl_div, log_softmax
 
 from featcal.calibration.report import last_outputs
 from featcal.core.precision import wide
-from featcal.models.batch import Batch, pad_token, padding_mask
+from featcal.models.batch import Batch, pad_token, padding_mask, pooled_output, token_mean
 from featcal.models.capture import model_call
 from featcal.models.families import plan_for
 from featcal.models.features import output_embeddings, rows_before_head
@@ -69,11 +69,13 @@ def kl_and_top1(ours: Scores, theirs: Scores) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class Answers:
     """A model's answers to one batch: features after the last block (n, tokens, d), the mask of
-    tokens that are not padding, scores if it has a head, and the rows of each sample (n,).
+    tokens that are not padding, one feature of each sample (n, p), scores if it has a head, and the
+    rows of each sample (n,).
     """
 
     hidden: Tensor
     mask: Tensor | None
+    pooled: Tensor
     scores: Scores | None
     sizes: Tensor
 
@@ -81,14 +83,21 @@ class Answers:
 def answers(model: nn.Module, batch: Batch, given_plan: BlockPlan | None) -> Answers:
     """Return features and scores of one forward pass."""
     plan, head = plan_for(model, given_plan), output_embeddings(model)
-    stack = plan.stacks[-1]
+    stack, scores, pooled = plan.stacks[-1], None, None
     with last_outputs(model, plan) as outputs:
         if head is not None:
             rows, sizes = rows_before_head(model, batch, None)
-            scores: Scores | None = Scores(rows, head)
+            scores = Scores(rows, head)
         else:
-            logits = getattr(model(**model_call(model, batch)), "logits", None)
-            scores = Scores(logits) if isinstance(logits, Tensor) and logits.dim() == 2 else None
+            output: Any = model(**model_call(model, batch))
+            logits = getattr(output, "logits", None)
+            if isinstance(logits, Tensor) and logits.dim() == 2:
+                scores = Scores(logits)
+            pooled = getattr(output, "image_embeds", None)
+            pooled = pooled_output(model, output, batch) if pooled is None else pooled
             sizes = torch.ones(len(outputs[stack.name]), dtype=torch.long)
     hidden = outputs[stack.name]
-    return Answers(hidden, padding_mask(batch, hidden, stack.mask, pad_token(model)), scores, sizes)
+    mask = padding_mask(batch, hidden, stack.mask, pad_token(model))
+    if pooled is None:
+        pooled = token_mean(hidden, hidden.new_ones(hidden.shape[:2]) if mask is None else mask)
+    return Answers(hidden, mask, pooled, scores, sizes)

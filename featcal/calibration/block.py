@@ -2,12 +2,14 @@
 
 A system holds the normal equations of one site or of one norm, summed over tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from math import inf
 
 from torch import Tensor, nn
 
 from featcal.calibration.features import (
+    SpooledList,
     StudentTeacherFeatures,
     advance,
     advance_student,
@@ -24,8 +26,17 @@ from featcal.calibration.observe import (
 )
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.report import BlockRecord, block_record
+from featcal.core.halves import norm_ridge_by_halves, ridge_by_halves
 from featcal.core.norm import norm_system, solve_norm
-from featcal.core.ridge import anchor, eliminate_bias, prior_system, solve_ridge, task_system
+from featcal.core.ridge import (
+    Solution,
+    anchor,
+    eliminate_bias,
+    prior_system,
+    solve_ridge,
+    task_halves,
+    task_system,
+)
 from featcal.errors import BadCapture
 from featcal.models.modules import load_side_by_side, shift_of, side_by_side
 from featcal.models.moe import expert_of
@@ -35,85 +46,103 @@ from featcal.settings import Calibration
 # a task with fewer tokens in one expert of a mixture says too little to count like other tasks
 FEWEST_TOKENS = 32
 
+StudentBlock = tuple[nn.Module, BlockSpec]
+
 
 def calibrate_block(
     models: Models,
     path: str,
-    student: nn.Module,
+    students: Sequence[StudentBlock],
     features: Mapping[str, StudentTeacherFeatures],
-    spec: BlockSpec,
-    settings: Calibration,
     ranks: Ranks,
     block_drift: bool = True,
-) -> BlockRecord:
-    """Calibrate the student's block in place and move every task's features past it (Algorithm 1,
-    lines 2-18).
+) -> list[BlockRecord]:
+    """Calibrate the students' block in place and move every task's features past it (Algorithm 1,
+    lines 2-18). The teachers' block runs once for all students.
 
     Args:
         models: opened models, with the experts of this process.
-        path: of the block in each model; `student` is the student's, in memory.
+        path: of the block in each model.
+        students: each student's block, in memory, and its specification.
         features: of every task of this process, before the block.
         block_drift: measure the drift after the block. Without it, nothing runs through the last
             block.
 
-    Returns: the record, which like the student is the same on all processes.
+    Returns: a record for each student, which like the student is the same on all processes.
     """
-    stack, merged_features = spec.stack, {}
-    if settings.order == "stale":  # the next block then sees the merged model's features
-        for task in features:
-            merged_features[task] = advanced_copy(student, stack, features[task].student)
+    blocks = [block for block, _ in students]
+    stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
+    for number, (block, spec) in enumerate(students):
+        for task in features if spec.settings.order == "stale" else ():
+            track = features[task].students[number]
+            stale[number, task] = advanced_copy(block, spec.stack, track)
     expert_tokens: dict[str, dict[str, int]] = {}
-    conditioning: list[float] = []
+    conditioning: list[list[float]] = [[] for _ in students]
+    pending = [Systems() for _ in students]
+    by_site = any(spec.settings.order == "sites" for _, spec in students)
+    tracks = next(iter(features.values())).students
+    each_parts = [
+        block_parts(block, track[0], spec, by_site)
+        for (block, spec), track in zip(students, tracks, strict=True)
+    ]
     with ExitStack() as opened:
-        base = opened.enter_context(models.base.block(path)) if settings.prior else None
-        for part in block_parts(student, next(iter(features.values())), spec, settings.order):
-            systems = Systems()
+        prior = any(spec.settings.prior for _, spec in students)
+        base = opened.enter_context(models.base.block(path)) if prior else None
+        for index, parts in enumerate(zip(*each_parts, strict=True)):
+            systems = [Systems() for _ in students]
             # tasks come sorted by name, so that sums do not depend on the caller's order
             for task, teacher in in_turn(models.experts, path):
                 first = not expert_tokens
-                moments = observe(student, teacher, features[task], part, check_inputs=first)
-                expert_tokens.setdefault(task, {}).update(moments.expert_tokens)
-                add_task_systems(systems, moments, teacher, settings, base)
+                moments = observe(blocks, teacher, features[task], parts, check_inputs=first)
+                expert_tokens.setdefault(task, {}).update(moments[0].expert_tokens)
+                for total, own, part in zip(systems, moments, parts, strict=True):
+                    add_task_systems(total, own, teacher, part.settings, base)
             if base is None:
                 base = opened.enter_context(models.base.block(path))
-            conditioning += solve_systems(systems, student, base, part, settings, ranks)
-    models.round_to_stored_dtype(path, student)
-    results = {}
-    for task, own in features.items():
-        drift = None
-        if block_drift:
-            drift = advance_student(student, stack, own)
-        elif stack.feeds or not spec.last:
-            advance(student, stack, own.student)
-        if settings.order == "stale":
-            own.student.clear()
-            own.student = merged_features[task]
-        results[task] = drift, own.tokens, expert_tokens[task]
-    return block_record(spec.name, ranks.gathered(results), conditioning)
+            for number, part in enumerate(parts):
+                pending[number].sites |= systems[number].sites
+                pending[number].norms |= systems[number].norms
+                if part.settings.order == "sites" or index + 1 == len(each_parts[0]):
+                    solved, pending[number] = pending[number], Systems()
+                    conditioning[number] += solve_systems(solved, blocks[number], base, part, ranks)
+    records = []
+    for number, (block, spec) in enumerate(students):
+        models.round_to_stored_dtype(path, block)
+        results = {}
+        for task, own in features.items():
+            drift, track = None, own.students[number]
+            if block_drift:
+                drift = advance_student(block, spec.stack, own, number)
+            elif spec.stack.feeds or not spec.last:
+                advance(block, spec.stack, track)
+            if (number, task) in stale:
+                track.clear()
+                own.students[number] = stale[number, task]
+            results[task] = drift, own.tokens, expert_tokens[task]
+        records.append(block_record(spec.name, ranks.gathered(results), conditioning[number]))
+    return records
 
 
 def replay_block(
     models: Models,
     path: str,
-    student: nn.Module,
+    students: Sequence[StudentBlock],
     features: Mapping[str, StudentTeacherFeatures],
-    spec: BlockSpec,
-    settings: Calibration,
-    solved: Mapping[str, Tensor],
+    solved: Sequence[Mapping[str, Tensor]],
 ) -> None:
-    """Load the solution of an earlier run and move every task's features past the block,
+    """Load the students' solutions of an earlier run and move every task's features past the block,
     bit-identical to `calibrate_block`.
     """
-    if settings.order == "stale":
-        for own in features.values():
-            advance(student, spec.stack, own.student)
-    for name, value in solved.items():
-        student.get_parameter(name).copy_(value)
-    if settings.order != "stale":
-        for own in features.values():
-            advance(student, spec.stack, own.student)
+    for number, ((block, spec), solution) in enumerate(zip(students, solved, strict=True)):
+        tracks = [own.students[number] for own in features.values()]
+        for track in tracks if spec.settings.order == "stale" else ():
+            advance(block, spec.stack, track)
+        for name, value in solution.items():
+            block.get_parameter(name).copy_(value)
+        for track in tracks if spec.settings.order != "stale" else ():
+            advance(block, spec.stack, track)
     for task, teacher in in_turn(models.experts, path):
-        advance(teacher, spec.stack, features[task].teacher)
+        advance(teacher, students[0][1].stack, features[task].teacher)
 
 
 def add_task_systems(
@@ -132,34 +161,37 @@ def add_task_systems(
         linears = sorted({name for site in systems.sites for name in site})
         raise BadCapture(linears, "they share inputs differently from task to task")
     for site in list(moments.sites):
-        sums, expert = moments.sites.pop(site), expert_of(site[0], moments.expert_tokens)
+        parts, expert = moments.sites.pop(site), expert_of(site[0], moments.expert_tokens)
         W, b = side_by_side(teacher.get_submodule(name) for name in site)  # (o, d), (o,)
         if expert and moments.expert_tokens[expert] < FEWEST_TOKENS:
-            sums.weight.zero_()  # no share; without any task the anchor is kept
-        affine = affine_of(teacher, site, settings)
-        share = task_system(sums, W, b, settings.interpolation, settings.task_weights, affine)
+            for sums in parts:
+                sums.weight.zero_()  # no share; without any task the anchor is kept
+        how = settings.interpolation, settings.task_weights, affine_of(teacher, site, settings)
+        shares = (
+            task_halves(parts, W, b, *how) if len(parts) > 1 else [task_system(*parts, W, b, *how)]
+        )
         if settings.prior and base is not None:
             W_base = side_by_side(base.get_submodule(name) for name in site)[0]
-            share += prior_system(W, W_base, settings.prior)
+            shares[0] += prior_system(W, W_base, settings.prior)
         if site in systems.sites:
-            systems.sites[site] += share
+            for total, share in zip(systems.sites[site], shares, strict=True):
+                total += share
         else:
-            systems.sites[site] = share
+            systems.sites[site] = shares
     for name, norm_moments in moments.norms.items():
         norm = teacher.get_submodule(name)
-        gain = norm.get_parameter("weight").detach()
-        norm_share = norm_system(norm_moments, gain, shift_of(norm))
+        gain, n = norm.get_parameter("weight").detach(), sum(part.weight for part in norm_moments)
+        norm_shares = [norm_system(part, gain, shift_of(norm), n) for part in norm_moments]
         known = systems.norms.get(name)
-        systems.norms[name] = norm_share if known is None else known + norm_share
+        systems.norms[name] = (
+            [total + share for total, share in zip(known, norm_shares, strict=True)]
+            if known
+            else norm_shares
+        )
 
 
 def solve_systems(
-    systems: Systems,
-    student: nn.Module,
-    base: nn.Module,
-    spec: BlockSpec,
-    settings: Calibration,
-    ranks: Ranks,
+    systems: Systems, student: nn.Module, base: nn.Module, spec: BlockSpec, ranks: Ranks
 ) -> list[float]:
     """Solve every system against its anchor and load the solutions into the student's block (Eqs.
     11, 17, 51, 55, 59).
@@ -167,25 +199,37 @@ def solve_systems(
     The systems are consumed; until it is loaded, the student's block holds the merged weights.
     Returns: a lower bound of each site's condition number. Raises: SingularGram.
     """
-    systems, rho, solutions = ranks.summed(systems), settings.anchor_blend, {}
+    systems, settings, solutions = ranks.summed(systems), spec.settings, {}
+    rho = settings.anchor_blend
     for site in list(systems.sites):
         A, a = anchors(student, base, site, rho)  # (o, d), (o,)
-        system = systems.sites.pop(site)
-        if affine_of(student, site, settings) == "joint":
-            system = eliminate_bias(system, a, settings.ridge)
+        parts, affine = systems.sites.pop(site), affine_of(student, site, settings)
+        ridge = settings.ridge
+        if ridge == "auto":
+            ridge = ridge_by_halves(parts, A, a, affine)
+            parts[0] += parts[1]
+        if ridge == inf:
+            solutions[site] = Solution(A.contiguous(), a, 1.0)
+            continue
+        system = eliminate_bias(parts[0], a, ridge) if affine == "joint" else parts[0]
         label = f"{spec.name}.{'+'.join(site)}"
-        solutions[site] = solve_ridge(system, A, a, settings.ridge, site=label)
+        solutions[site] = solve_ridge(system, A, a, ridge, site=label)
     solutions = ranks.shared(solutions)
     for site, solution in solutions.items():
         bias = solution.bias if settings.bias else None
         load_side_by_side([student.get_submodule(n) for n in site], solution.weight, bias)
-    for name, sums in systems.norms.items():
+    for name, norm_parts in systems.norms.items():
         norm, norm_base = student.get_submodule(name), base.get_submodule(name)
         gain, gain_base = (n.get_parameter("weight").detach() for n in (norm, norm_base))
         shift, shift_base = shift_of(norm), shift_of(norm_base)
         blended = None if shift is None or shift_base is None else anchor(shift, shift_base, rho)
-        new_gain, new_shift = solve_norm(
-            sums, anchor(gain, gain_base, rho), blended, settings.ridge
+        anchors_of_norm = anchor(gain, gain_base, rho), blended
+        sums, ridge = norm_parts[0], settings.ridge
+        if ridge == "auto":
+            sums = norm_parts[0] + norm_parts[1]
+            ridge = norm_ridge_by_halves(norm_parts, *anchors_of_norm)
+        new_gain, new_shift = (
+            anchors_of_norm if ridge == inf else solve_norm(sums, *anchors_of_norm, ridge)
         )
         gain.copy_(new_gain)
         if shift is not None and new_shift is not None:

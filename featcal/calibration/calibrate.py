@@ -1,61 +1,51 @@
 """Calibrate a merged model from folders to a folder, or from modules to a module."""
 
+import copy
 import logging
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from itertools import chain, islice
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
-from featcal.calibration.block import calibrate_block, replay_block
-from featcal.calibration.features import (
-    NO_SAMPLES,
-    EncoderOutputs,
-    Spool,
-    SpooledList,
-    StudentTeacherFeatures,
-    advance,
-    first_features,
-    on_device,
-    stack_outputs,
-)
+from featcal.calibration import choose
+from featcal.calibration.features import NO_SAMPLES, EncoderOutputs, Spool, advance
 from featcal.calibration.models import Models, open_models
-from featcal.calibration.observe import BlockSpec, block_parts, observe, solved_parameters
-from featcal.calibration.ranks import current
+from featcal.calibration.observe import PAPER, block_parts, observe
+from featcal.calibration.ranks import Ranks, current
 from featcal.calibration.report import BlockRecord, Result, measure_drift, progress_line
-from featcal.calibration.resume import Digest, RunFolder, block_name, fingerprint, scratch_folder
+from featcal.calibration.resume import RunFolder, scratch_folder
+from featcal.calibration.sweep import (
+    Student,
+    check_plan,
+    encoder_outputs,
+    features_by_task,
+    student_blocks,
+    sweep,
+)
 from featcal.calibration.write import calibration_card, write_calibrated
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadFile, BadSetting
-from featcal.models.batch import (
-    Batch,
-    Batches,
-    Model,
-    TaskBatches,
-    check_batch,
-    check_tasks,
-    first_samples,
-    naming,
-)
-from featcal.models.modules import solved_modules
-from featcal.models.plan import BlockPlan, Stack, blocks_of
-from featcal.models.replay import check_replay
+from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
+from featcal.models.load import load_as_calibrated
+from featcal.models.lora import without_adapters
+from featcal.models.moe import is_packed
+from featcal.models.plan import BlockPlan
 from featcal.models.save import require_replaceable
+from featcal.models.stored import Override
 from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, in_turn
 from featcal.settings import Calibration, require
 
 # of a GPU's free memory, for features; blocks, sums and one batch at work need the rest
 GPU_SHARE = 0.25
-PAPER = Calibration()
+Settings = Calibration | Literal["auto"]
 LOG = logging.getLogger("featcal")
 
 
@@ -65,7 +55,7 @@ def calibrate(
     base: Model,
     experts: Mapping[str, Model],
     batches: Mapping[str, Batches],
-    settings: Calibration = PAPER,
+    settings: Settings = "auto",
     out: str | Path | None = None,
     held_out: Mapping[str, Batches] | None = None,
     plan: BlockPlan | None = None,
@@ -125,64 +115,105 @@ def calibrate(
     with removed_scratch(scratch, out), ranks.fail_together(), ExitStack() as opened:
         check_arguments(experts, batches, settings, out, held_out, host_memory, scratch)
         own = {task: experts[task] for task in ranks.mine(experts)}
+        given = choose.CANDIDATES["paper"] if settings == "auto" else settings
         models = open_models(
-            merged, base, own, plan, settings, whole=out is None, device=device, dtype=dtype
+            merged, base, own, plan, given, whole=out is None, device=device, dtype=dtype
         )
         opened.enter_context(models.evaluated())
         opened.enter_context(exact_products())
         folder = None if out is None else opened.enter_context(RunFolder(scratch, ranks.first))
         spool = opened.enter_context(Spool(*budgets(models.device, host_memory), scratch))
 
-        streams = {task: BatchStream(batches[task], models.plan, spool) for task in models.experts}
-        task, stream = next(iter(streams.items()))
-        for batch in stream.head():
-            check_plan(models, task, batch, [models.student])
+        def report(records: list[BlockRecord], seconds: float, resumed: bool) -> None:
+            if ranks.first:
+                line = progress_line(records, len(experts), seconds, resumed)
+                LOG.info(line)
+                if progress:
+                    progress(line)
 
-        blocks: list[BlockRecord] = []
-        encoder: dict[str, EncoderOutputs] = {}
-        for source, stack in models.plan.in_order:
-            features = features_by_task(models, stack, streams, spool, source, encoder)
-            if folder and not blocks:  # by now all batches have been read
-                digests = {task: stream.digest for task, stream in streams.items()}
-                own_print = fingerprint(models, digests, settings, token_weights, block_drift)
-                folder.resume(ranks.gathered({min(streams): own_print}), resume)
-                ranks.together()  # no rank reads a block before those of another run are removed
-            start = time.perf_counter()
-            for path, student, spec in student_blocks(
-                models, stack, source, settings, token_weights
-            ):
-                solved = folder.solved(spec.name) if folder else None
-                if solved:
-                    parameters, record = solved
-                    replay_block(models, path, student, features, spec, settings, parameters)
-                else:
-                    record = calibrate_block(
-                        models, path, student, features, spec, settings, ranks, block_drift
-                    )
-                    if folder:
-                        folder.keep(spec.name, solved_parameters(student, spec), record)
-                blocks.append(record)
-                if ranks.first:
-                    seconds, start = time.perf_counter() - start, time.perf_counter()
-                    line = progress_line(record, len(experts), seconds, resumed=bool(solved))
-                    LOG.info(line)
-                    if progress:
-                        progress(line)
-            encoder = encoder_outputs(models, stack, features)
+        how: dict[str, Any] = {"token_weights": token_weights, "block_drift": block_drift}
+        how |= {"resume": resume, "report": report}
+        student, choice = Student(models.student, given, folder), None
+        if settings == "auto":
+            parts = choose.split({task: batches[task] for task in models.experts}, spool)
+            if any(ranks.gathered({min(own): parts is None}).values()):
+                choice = choose.too_few()
+            else:
+                few, many, unseen = ({t: p[i] for t, p in parts.items()} for i in range(3))
+                choice = best_candidate(models, merged, folder, few, unseen, spool, ranks, how)
+                batches = {**batches, **many}
+            student.settings = choice.settings or given
+        if choice is None or choice.settings:
+            sweep(models, [student], batches, spool, ranks, **how)
+        after = calibrated_handle(models, merged, student)
+        before = merged_handle(models, merged)
+        if choice and choice.settings and choice.divergence:
+            pair = {choose.MERGED: before, choose.FINAL: after}
+            found = ranks.gathered(choose.divergences(models, pair, unseen))
+            choice = choose.confirmed(choice, found)
+        if choice and not choice.settings:
+            student.blocks, after = [], before
+            if isinstance(models.student, InMemoryModel):
+                source = merged if isinstance(merged, nn.Module) else load_as_calibrated(merged)
+                plain = without_adapters(source)
+                models.student.module.load_state_dict(plain.state_dict())
+        if choice and ranks.first:
+            LOG.info(choice.sentence)
+        used = choice.settings if choice else given
 
         drift = []
         if held_out is not None:
-            before_after = merged_and_calibrated(models, merged, folder)
-            by_task = ranks.gathered(measure_drift(models, *before_after, batches, held_out))
+            by_task = ranks.gathered(measure_drift(models, before, after, batches, held_out))
             drift = [record for records in by_task.values() for record in records]
 
+        result = Result(models.student.module, None, student.blocks, drift, used, choice)
         if out is None or folder is None:
-            return Result(models.student.module, None, blocks, drift)
+            return result
         if ranks.first:
-            card = calibration_card(merged, base, experts, settings, blocks, drift=drift)
-            write_calibrated(models, out, settings, blocks, drift, folder, card)
+            card = calibration_card(merged, base, experts, result)
+            write_calibrated(models, out, result, folder, card)
     folder.remove()
-    return Result(None, Path(out), blocks, drift)
+    return replace(result, model=None, folder=Path(out))
+
+
+def best_candidate(
+    models: Models,
+    merged: Model,
+    folder: RunFolder | None,
+    few: Mapping[str, Batches],
+    unseen: Mapping[str, choose.Part],
+    spool: Spool,
+    ranks: Ranks,
+    how: Mapping[str, Any],
+) -> choose.Choice:
+    """Calibrate every candidate on few samples and choose among them and the merged model by their
+    answers to unseen ones.
+    """
+    with ExitStack() as opened:
+        students = {}
+        for number, (name, settings) in enumerate(choose.CANDIDATES.items()):
+            own = None
+            if folder:
+                own = RunFolder(folder.path / f"candidate-{number}", ranks.first)
+                opened.enter_context(own)
+            students[name] = Student(student_copy(models, merged), settings, own)
+        # experts of a mixture see the tokens that one student routes to them
+        mixture = any(is_packed(part) for part in models.student.module.modules())
+        groups = [[one] for one in students.values()] if mixture else [list(students.values())]
+        for group in groups:
+            try:
+                sweep(models, group, few, spool, ranks, **how)
+            except BadSetting as error:
+                if error.key != "calibrate.residual":  # nothing writes into the residual stream
+                    raise
+                for student in group:
+                    student.settings = student.settings.but(residual=0.0)
+                sweep(models, group, few, spool, ranks, **how)
+        handles = {choose.MERGED: merged_handle(models, merged)}
+        for name, student in students.items():
+            handles[name] = calibrated_handle(models, merged, student)
+        found = ranks.gathered(choose.divergences(models, handles, unseen))
+    return choose.choose(found, {name: one.settings for name, one in students.items()})
 
 
 def check(
@@ -191,7 +222,7 @@ def check(
     base: Model,
     experts: Mapping[str, Model],
     batches: TaskBatches,
-    settings: Calibration,
+    settings: Settings,
     plan: BlockPlan | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
@@ -200,8 +231,9 @@ def check(
     solving. Raises: as `calibrate`.
     """
     check_tasks(experts, batches)
+    given = PAPER if settings == "auto" else settings
     models = open_models(
-        merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype
+        merged, base, experts, plan, given, whole=False, device=device, dtype=dtype
     )
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with models.evaluated(), exact_products(), spool:
@@ -211,24 +243,24 @@ def check(
             if not head:
                 raise BadBatches(task, NO_SAMPLES)
             samples[task] = [check_plan(models, task, head[0], [models.student, expert])]
-        encoder: dict[str, EncoderOutputs] = {}
+        students = [Student(models.student, given)]
+        handles, encoder = [models.student], dict[str, EncoderOutputs]()
         for source, stack in models.plan.in_order:
-            features = features_by_task(models, stack, samples, spool, source, encoder)
-            for path, student, spec in student_blocks(models, stack, source, settings):
-                for part in block_parts(
-                    student, next(iter(features.values())), spec, settings.order
-                ):
+            features = features_by_task(models, handles, stack, samples, spool, source, encoder)
+            for path, [(block, spec)] in student_blocks(models, students, stack, source):
+                first = next(iter(features.values())).students[0][0]
+                for part in block_parts(block, first, spec, given.order == "sites"):
                     for task, teacher in in_turn(models.experts, path):
-                        observe(student, teacher, features[task], part)
+                        observe([block], teacher, features[task], [part])
                 for own in features.values():
-                    advance(student, stack, own.student)
-            encoder = encoder_outputs(models, stack, features)
+                    advance(block, stack, own.students[0])
+            encoder = encoder_outputs(models, handles, stack, features)
 
 
 def check_arguments(
     experts: Mapping[str, Model],
     batches: TaskBatches,
-    settings: Calibration,
+    settings: Settings,
     out: str | Path | None,
     held_out: TaskBatches | None,
     host_memory: int | None,
@@ -236,8 +268,9 @@ def check_arguments(
 ) -> None:
     """Raise BadBatches or BadSetting for arguments of `calibrate` that cannot be used."""
     check_tasks(experts, batches)
-    given, expected = type(settings).__name__, "must be a featcal.Calibration"
-    require(isinstance(settings, Calibration), "settings", given, expected)
+    given, expected = type(settings).__name__, 'must be "auto" or a featcal.Calibration'
+    fits = isinstance(settings, Calibration) or settings == "auto"
+    require(fits, "settings", given, expected)
     fits = host_memory is None or host_memory >= 0
     require(fits, "host_memory", host_memory, "must be a number of bytes, at least 0")
     if out is not None:
@@ -270,159 +303,38 @@ def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:
     return on_gpu, sys.maxsize if host_memory is None else host_memory
 
 
-class BatchStream:
-    """Batches of one task, read once and digested; kept for plans with several stacks."""
-
-    def __init__(self, batches: Batches, plan: BlockPlan, spool: Spool):
-        """Start before the first batch."""
-        self._batches, self._digest = iter(batches), Digest()
-        self._kept = SpooledList(spool) if len(plan.stacks) > 1 else None
-
-    def head(self) -> list[Batch]:
-        """Return a list of the first batch, or of none; it is still to be read."""
-        head = list(islice(self._batches, 1))
-        self._batches = chain(head, self._batches)
-        return head
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches, from the copies once they have been read."""
-        if self._kept:
-            yield from self._kept
-            return
-        for batch in self._batches:
-            if isinstance(batch, Mapping):
-                self._digest.add(
-                    *batch, *(x for x in tree_leaves(dict(batch)) if torch.is_tensor(x))
-                )
-            if self._kept is not None:
-                self._kept.append(batch)
-            yield batch
-
-    @property
-    def digest(self) -> str:
-        """Return the digest of all batches, once they have been read."""
-        return str(self._digest)
-
-
-def check_plan(
-    models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]
-) -> dict[str, object]:
-    """Check on two samples that running the plan's blocks one by one gives the features of each
-    model's own forward.
-
-    Returns: the samples, on the models' device. Raises: BadBatches, BadPlan.
-    """
-    check_batch(task, 0, batch, models.student.module)
-    samples = on_device(first_samples(batch), models.device)
-    for handle in handles:
-        with naming(task, 0), handle.running() as model:
-            check_replay(model, models.plan, samples)
-    return dict(samples)
-
-
-def features_by_task(
-    models: Models,
-    stack: Stack,
-    batches: TaskBatches,
-    spool: Spool,
-    source: Stack | None,
-    encoder: Mapping[str, EncoderOutputs],
-) -> dict[str, StudentTeacherFeatures]:
-    """Return the features of every task before the first block of a stack, which `source` feeds."""
-    features = {}
-    with models.student.running() as student:
-        for task, expert in models.experts.items():
-            with expert.running() as teacher:
-                moved = (on_device(batch, models.device) for batch in batches[task])
-                features[task] = first_features(
-                    task, student, teacher, stack, moved, spool, source, encoder.get(task)
-                )
-    return features
-
-
-def encoder_outputs(
-    models: Models, stack: Stack, features: Mapping[str, StudentTeacherFeatures]
-) -> dict[str, EncoderOutputs]:
-    """Return what a calibrated stack and the experts' stacks feed to the next stack, by task."""
-    outputs: dict[str, EncoderOutputs] = {}
-    if stack.feeds:
-        with models.student.running() as student:
-            for task, expert in models.experts.items():
-                with expert.running() as teacher:
-                    outputs[task] = EncoderOutputs(
-                        stack_outputs(student, stack, features[task].student),
-                        stack_outputs(teacher, stack, features[task].teacher),
-                        features[task].masks,
-                    )
-    return outputs
-
-
-def student_blocks(
-    models: Models,
-    stack: Stack,
-    source: Stack | None,
-    settings: Calibration,
-    token_weights: TokenRule | None = None,
-) -> Iterator[tuple[str, nn.Module, BlockSpec]]:
-    """Yield path, block and specification of the student's blocks in forward order, one in memory
-    at a time.
-    """
-    rule = checked_rule(token_weights) if token_weights else models.plan.rule(stack)
-    count = len(blocks_of(models.student.module, stack))
-    for index in range(count):
-        path = f"{stack.blocks}.{index}"
-        with models.student.block(path) as student:
-            linears, norms = solved_modules(student, settings.norm, settings.modules)
-            yield (
-                path,
-                student,
-                BlockSpec(
-                    name=block_name(stack, index),
-                    stack=stack,
-                    linears=tuple(linears),
-                    norms=tuple(norms),
-                    token_rule=rule,
-                    last=index + 1 == count,
-                    encoder_keyword=source.feeds if source else "",
-                    residual=settings.residual_at(index / max(count - 1, 1)),
-                ),
-            )
-
-
-def checked_rule(rule: TokenRule) -> TokenRule:
-    """Return a caller's token rule with a check of its weights. Raises, when called: BadSetting."""
-
-    def weights(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
-        try:
-            w: object = rule(module, last, shape)
-        except TypeError as error:
-            w = error
-        if not (isinstance(w, Tensor) and w.shape == shape):
-            given = w if isinstance(w, TypeError) else type(w).__name__
-            expected = (
-                "must be a function (module name, last block?, (batch, tokens)) -> weights, a "
-                "tensor of that shape"
-            )
-            raise BadSetting("calibrate.token_weights", given, expected)
-        return w
-
-    return weights
-
-
-def merged_and_calibrated(
-    models: Models, merged: Model, folder: RunFolder | None
-) -> tuple[ModelHandle, ModelHandle]:
-    """Return the merged model as it was given, and the calibrated model."""
-    if isinstance(merged, nn.Module):
-        return InMemoryModel(merged), models.student
-    paths = [stack.blocks for stack in models.plan.stacks]
-    given: dict[str, Any] = {
-        "dtype": models.dtype,
-        "device": models.device,
-        "ledger": models.ledger,
-    }
-    streamed = partial(StreamedModel, merged, paths, **given)
+def student_copy(models: Models, merged: Model) -> ModelHandle:
+    """Return one more student that starts at the merged model."""
     if isinstance(models.student, StreamedModel):
-        assert folder is not None
-        return models.student, streamed(override=folder.solved_values(models.plan))
-    return streamed(), models.student
+        return streamed_again(models, merged)
+    return InMemoryModel(copy.deepcopy(models.student.module))
+
+
+def merged_handle(models: Models, merged: Model) -> ModelHandle:
+    """Return the merged model as it was given."""
+    if isinstance(merged, nn.Module):
+        return InMemoryModel(merged)
+    return (
+        models.student
+        if isinstance(models.student, StreamedModel)
+        else streamed_again(models, merged)
+    )
+
+
+def calibrated_handle(models: Models, merged: Model, student: Student) -> ModelHandle:
+    """Return a calibrated student; a streamed one reads its solved blocks from its folder."""
+    if not isinstance(student.handle, StreamedModel):
+        return student.handle
+    assert student.folder is not None
+    return streamed_again(models, merged, student.folder.solved_values(models.plan))
+
+
+def streamed_again(models: Models, merged: Model, *override: Override) -> StreamedModel:
+    """Open the merged folder once more, with solved values in place of its own."""
+    paths = [stack.blocks for stack in models.plan.stacks]
+    how: dict[str, Any] = {"dtype": models.dtype, "device": models.device, "ledger": models.ledger}
+    if override:
+        how["override"] = override[0]
+    handle = StreamedModel(merged, paths, **how)  # type: ignore[arg-type]
+    handle.module.eval()
+    return handle

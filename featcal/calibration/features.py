@@ -7,7 +7,7 @@ memory without gaps, in any order of axes, or is expanded; otherwise it comes ba
 import fcntl
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,7 +214,7 @@ class StudentTeacherFeatures:
     (batch, tokens, d) and the block's other arguments.
     """
 
-    student: SpooledList  # in the model that is being calibrated
+    students: list[SpooledList]  # in each model that is being calibrated
     teacher: SpooledList  # in the task's expert
     masks: list[Tensor | None] = field(default_factory=list)  # (batch, tokens), 0 at padding
     encoder_masks: list[Tensor | None] = field(default_factory=list)  # of the stack that feeds it
@@ -225,14 +225,14 @@ class StudentTeacherFeatures:
 class EncoderOutputs:
     """Outputs of one stack that feed the next, of one task, batch by batch."""
 
-    student: SpooledList  # of the calibrated stack
+    students: list[SpooledList]  # of each calibrated stack
     teacher: SpooledList
     masks: list[Tensor | None]
 
 
 def first_features(
     task: str,
-    student: nn.Module,
+    students: Sequence[nn.Module],
     teacher: nn.Module,
     stack: Stack,
     batches: Batches,
@@ -240,30 +240,29 @@ def first_features(
     source: Stack | None = None,
     encoder: EncoderOutputs | None = None,
 ) -> StudentTeacherFeatures:
-    """Return what reaches the first block of a stack in the student and in the teacher.
+    """Return what reaches the first block of a stack in every student and in the teacher.
 
-    Both models' own forwards run up to that block, once per batch. `encoder` is the result of the
+    The models' own forwards run up to that block, once per batch. `encoder` is the result of the
     stack `source` that feeds this one, and is consumed. Raises: BadBatches.
     """
-    features = StudentTeacherFeatures(SpooledList(spool), SpooledList(spool))
+    features = StudentTeacherFeatures([SpooledList(spool) for _ in students], SpooledList(spool))
+    tracks = [*features.students, features.teacher]
+    encoded = [*encoder.students, encoder.teacher] if encoder else []
     for number, batch in enumerate(batches):
-        check_batch(task, number, batch, student)
+        check_batch(task, number, batch, students[0])
         with naming(task, number):
-            for model, track, encoded in (
-                (student, features.student, encoder and encoder.student[number]),
-                (teacher, features.teacher, encoder and encoder.teacher[number]),
-            ):
-                with feeding(model, source, stack, encoded):
+            for which, model in enumerate([*students, teacher]):
+                fed = encoded[which][number] if encoded else None
+                with feeding(model, source, stack, fed):
                     inputs = first_inputs(model, blocks_of(model, stack), batch, stack.mixed)
-                track.append(inputs)
+                tracks[which].append(inputs)
         hidden = inputs[0]
-        mask = padding_mask(batch, hidden, stack.mask, pad_token(student))
+        mask = padding_mask(batch, hidden, stack.mask, pad_token(students[0]))
         features.masks.append(mask)
         features.encoder_masks.append(encoder.masks[number] if encoder else None)
         features.tokens += hidden.shape[:-1].numel() if mask is None else int(mask.sum())
-    if encoder:
-        encoder.student.clear()
-        encoder.teacher.clear()
+    for track in encoded:
+        track.clear()
     if features.tokens == 0:
         raise BadBatches(task, NO_SAMPLES)
     return features
@@ -275,13 +274,15 @@ def advance(block: nn.Module, stack: Stack, track: SpooledList) -> None:
         track[number] = step(block, stack, *track[number])
 
 
-def advance_student(block: nn.Module, stack: Stack, features: StudentTeacherFeatures) -> Drift:
-    """Move the student's features past a solved block and return their drift from the teacher's."""
-    drift = Drift()
+def advance_student(
+    block: nn.Module, stack: Stack, features: StudentTeacherFeatures, student: int = 0
+) -> Drift:
+    """Move one student's features past a solved block and return their drift from the teacher's."""
+    drift, track = Drift(), features.students[student]
     for number, mask in enumerate(features.masks):
-        output = step(block, stack, *features.student[number])
+        output = step(block, stack, *track[number])
         drift.add(output[0], features.teacher[number][0], mask)
-        features.student[number] = output
+        track[number] = output
     return drift
 
 

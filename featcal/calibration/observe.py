@@ -24,11 +24,13 @@ from featcal.models.modules import normalised, side_by_side, solved_modules, wei
 from featcal.models.moe import expert_of, following, routed, unpacked_experts
 from featcal.models.plan import Stack
 from featcal.models.replay import step
+from featcal.settings import Calibration
 
 Site = tuple[str, ...]  # names of the linears within their block, in the block's own order
 
 # take C against the expert's output where a site puts out less than this share of what it takes in
 FOLDED_SHARE = 0.5
+PAPER = Calibration()
 
 
 @dataclass(frozen=True)
@@ -43,41 +45,47 @@ class BlockSpec:
     last: bool  # of its stack
     encoder_keyword: str = ""  # argument with the output of the stack that feeds this one
     residual: float = 0.0  # β
+    settings: Calibration = PAPER
     writers: tuple[str, ...] = ()  # linears that write into the residual stream, where β > 0
     moves_teacher: bool = True  # the teacher's features move on while this part is observed
 
 
 @dataclass
 class BlockMoments:
-    """Moments of one task in one block."""
+    """Moments of one task in one block: of all samples, or of both halves if λ is chosen by them."""
 
-    sites: dict[Site, Moments] = field(default_factory=dict)
-    norms: dict[str, NormMoments] = field(default_factory=dict)
+    sites: dict[Site, list[Moments]] = field(default_factory=dict)
+    norms: dict[str, list[NormMoments]] = field(default_factory=dict)
     expert_tokens: Counter[str] = field(default_factory=Counter)  # of a mixture, without padding
 
 
 @dataclass
 class Systems:
-    """The normal equations of one block, summed over the tasks added so far."""
+    """The normal equations of one block, of all samples or of both halves, summed over the tasks
+    added so far.
+    """
 
-    sites: dict[Site, RidgeSystem] = field(default_factory=dict)
-    norms: dict[str, NormSystem] = field(default_factory=dict)
+    sites: dict[Site, list[RidgeSystem]] = field(default_factory=dict)
+    norms: dict[str, list[NormSystem]] = field(default_factory=dict)
 
 
 def observe(
-    student: nn.Module,
+    students: Sequence[nn.Module],
     teacher: nn.Module,
     features: StudentTeacherFeatures,
-    spec: BlockSpec,
+    specs: Sequence[BlockSpec],
     check_inputs: bool = True,
-) -> BlockMoments:
-    """Run both models' blocks on one task's features and return the moments of every site and norm.
+) -> list[BlockMoments]:
+    """Run the students' and the teacher's block on the features of one task and return the moments
+    of every site and norm, by student.
 
-    A forward stops once everything is captured, except where the teacher's features move on. With
-    `check_inputs` the first batch runs through the student's whole block, which shows inputs that
-    are overwritten later. Raises: BadCapture for an input that cannot be trusted.
+    The students' specs name the same modules. A forward stops once everything is captured, except
+    where the teacher's features move on. With `check_inputs` the first batch runs through the first
+    student's whole block, which shows inputs that are overwritten later. Raises: BadCapture for an
+    input that cannot be trusted.
     """
-    moments = BlockMoments()
+    moments, before = [BlockMoments() for _ in specs], 0
+    spec = max(specs, key=lambda one: len(one.writers))  # what the teacher is asked for
     linears, writers = spec.linears, spec.writers
     weights = {name: weight_of(teacher.get_submodule(name)) for name in linears}  # (o, d)
     # rounded outputs of models in half precision are computed again, in float32
@@ -87,46 +95,104 @@ def observe(
         if (name in writers or len(W) < FOLDED_SHARE * W.shape[1]) and W.dtype not in HALF
     ]
     for number, mask in enumerate(features.masks):
-        hidden, arguments = features.student[number]
-        whole = check_inputs and number == 0
-        x_cal, _, r_cal, _ = capture(
-            student, spec, (hidden, arguments), linears + spec.norms, (), whole
-        )
-        expert_rows, x_exp, y_exp, r_exp = routed(student), {}, {}, {}
-        if linears or spec.moves_teacher:
-            with following(teacher, student):
-                x_exp, y_exp, r_exp, teacher_output = capture(
-                    teacher, spec, features.teacher[number], linears, outputs, spec.moves_teacher
+        x_exp, y_exp, r_exp, teacher_output = None, {}, {}, None
+        for student, own, sums, track in zip(
+            students, specs, moments, features.students, strict=True
+        ):
+            batch = track[number]
+            whole = check_inputs and number == 0 and sums is moments[0]
+            wanted = linears + own.norms
+            x_cal, _, r_cal, _ = capture(student, own, batch, wanted, (), whole)
+            if x_exp is None:  # experts of a mixture see the tokens of the first student's
+                x_exp = {}
+                if linears or spec.moves_teacher:
+                    with following(teacher, student):
+                        x_exp, y_exp, r_exp, teacher_output = capture(
+                            teacher,
+                            spec,
+                            features.teacher[number],
+                            linears,
+                            outputs,
+                            spec.moves_teacher,
+                        )
+            if set(r_cal) != set(own.writers) or set(r_exp) != set(writers):
+                problem = (
+                    "their outputs are not added to the residual stream in every batch and model"
                 )
-        if not r_cal.keys() == r_exp.keys() == set(writers):
-            problem = "their outputs are not added to the residual stream in every batch and model"
-            raise BadCapture(writers, problem)
-        gaps = {name: spec.residual * (wide(r_exp[name]) - wide(r_cal[name])) for name in writers}
-        encoder = arguments[0].get(spec.encoder_keyword), features.encoder_masks[number]
-        weigh = partial(row_weights, spec, (hidden, mask), encoder, expert_rows)
-        sites = shared_sites(x_cal, linears, weigh)
-        if moments.sites and moments.sites.keys() != sites.keys():
-            problem = "its linears share inputs differently from one batch to the next"
-            raise BadCapture([spec.name], problem)
-        for site, w in sites.items():
-            add_site(moments, site, teacher, x_cal[site[0]], x_exp[site[0]], y_exp, gaps, w)
-        for name in spec.norms:
-            x = x_cal[name]
-            if name not in moments.norms:
-                moments.norms[name] = NormMoments.zero(x.shape[-1], x.device)
-            z = normalised(student.get_submodule(name), wide(x))
-            moments.norms[name].add(z.flatten(0, -2), weigh(name, x).flatten())
-            del x, z
-        for expert, rows in expert_rows.items():
-            moments.expert_tokens[expert] += (
-                len(rows) if mask is None else int(mask.flatten()[rows].count_nonzero())
+                raise BadCapture(writers, problem)
+            masks = (
+                batch[0],
+                mask,
+                batch[1][0].get(own.encoder_keyword),
+                features.encoder_masks[number],
             )
+            gaps = {
+                name: own.residual * (wide(r_exp[name]) - wide(r_cal[name])) for name in own.writers
+            }
+            add_batch(sums, own, student, teacher, x_cal, x_exp, y_exp, gaps, masks, before)
+            del x_cal, r_cal, gaps
+        before += len(batch[0])
         if spec.moves_teacher:
             features.teacher[number] = teacher_output
-            del teacher_output
         # free the largest tensors of a batch before the next batch brings its own
-        del x_cal, r_cal, x_exp, y_exp, r_exp, gaps, encoder, weigh, sites
+        del x_exp, y_exp, r_exp, teacher_output, batch, masks
     return moments
+
+
+def add_batch(
+    moments: BlockMoments,
+    spec: BlockSpec,
+    student: nn.Module,
+    teacher: nn.Module,
+    x_cal: Mapping[str, Tensor],
+    x_exp: Mapping[str, Tensor],
+    y_exp: Mapping[str, Tensor],
+    gaps: Mapping[str, Tensor],
+    masks: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
+    before: int,
+) -> None:
+    """Add one batch to the moments of every site and norm of one student.
+
+    masks: hidden states and mask of the block, hidden states and mask of the encoder.
+    before: number of samples in earlier batches; samples alternate between the halves.
+    """
+    hidden, mask, encoder, encoder_mask = masks
+    expert_rows = routed(student)
+    whole = partial(row_weights, spec, (hidden, mask), (encoder, encoder_mask), expert_rows)
+    parts = [whole]
+    if spec.settings.ridge == "auto":
+        parts = []
+        for half in (0, 1):
+            rows = (torch.arange(before, before + len(hidden), device=hidden.device) % 2 == half)[
+                :, None
+            ]
+            own = rows.expand(hidden.shape[:2]) if mask is None else rows * mask
+            theirs = None
+            if encoder is not None:
+                theirs = (
+                    rows.expand(encoder.shape[:2]) if encoder_mask is None else rows * encoder_mask
+                )
+            parts.append(partial(row_weights, spec, (hidden, own), (encoder, theirs), expert_rows))
+    sites = shared_sites(x_cal, spec.linears, whole)
+    if moments.sites and moments.sites.keys() != sites.keys():
+        problem = "its linears share inputs differently from one batch to the next"
+        raise BadCapture([spec.name], problem)
+    for site, w in sites.items():
+        name = site[0]
+        ws = [w] if len(parts) == 1 else [weigh(name, x_cal[name]) for weigh in parts]
+        add_site(moments, site, teacher, x_cal[name], x_exp[name], y_exp, gaps, ws)
+    for name in spec.norms:
+        x = x_cal[name]
+        if name not in moments.norms:
+            moments.norms[name] = [NormMoments.zero(x.shape[-1], x.device) for _ in parts]
+        z = normalised(student.get_submodule(name), wide(x)).flatten(0, -2)
+        for sums, weigh in zip(moments.norms[name], parts, strict=True):
+            sums.add(z, weigh(name, x).flatten())
+        del x, z
+    for expert, rows in expert_rows.items():
+        moments.expert_tokens[expert] += (
+            len(rows) if mask is None else int(mask.flatten()[rows].count_nonzero())
+        )
 
 
 def capture(
@@ -168,7 +234,7 @@ def add_site(
     x_exp: Tensor,
     y_exp: Mapping[str, Tensor],
     gaps: Mapping[str, Tensor],
-    w: Tensor,
+    ws: Sequence[Tensor],
 ) -> None:
     """Add one batch to the moments of a site.
 
@@ -176,7 +242,7 @@ def add_site(
         x_cal, x_exp: inputs (..., d) of the site in the student and the teacher.
         y_exp: captured outputs (..., o) of the teacher's linears.
         gaps: β (r_exp − r_cal), (..., o), of linears that write into the residual stream.
-        w: token weights (...).
+        ws: token weights (...) of every part of the samples.
     """
     linears = [teacher.get_submodule(name) for name in site]
     widths = [len(weight_of(linear)) for linear in linears]
@@ -184,9 +250,10 @@ def add_site(
     (d, o), has_gap = (x_cal.shape[1], sum(widths)), any(name in gaps for name in site)
     if site not in moments.sites:
         folded = has_gap or o < FOLDED_SHARE * d
-        moments.sites[site] = Moments.zero(d, o if folded else None, x_cal.device, has_gap)
+        shape = d, o if folded else None, x_cal.device, has_gap
+        moments.sites[site] = [Moments.zero(*shape) for _ in ws]
     y = gap = None
-    if moments.sites[site].folded:
+    if moments.sites[site][0].folded:
         if all(name in y_exp for name in site):
             parts = [y_exp[name].flatten(0, -2) for name in site]
             y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # (n, o)
@@ -200,7 +267,8 @@ def add_site(
                 for name, width in zip(site, widths, strict=True)
             ]
             gap = torch.cat(parts, dim=1)  # (n, o)
-    moments.sites[site].add(x_cal, x_exp, w.flatten(), y, gap)
+    for sums, w in zip(moments.sites[site], ws, strict=True):
+        sums.add(x_cal, x_exp, w.flatten(), y, gap)
 
 
 def row_weights(
@@ -269,16 +337,17 @@ def same_memory(x: Tensor, y: Tensor) -> bool:
 
 
 def block_parts(
-    student: nn.Module, features: StudentTeacherFeatures, spec: BlockSpec, order: str
+    student: nn.Module, features: Features, spec: BlockSpec, by_site: bool
 ) -> list[BlockSpec]:
-    """Return the parts of a block in the order in which they are solved.
+    """Return the parts of a block in the order in which they are observed.
 
-    The paper solves the whole block at once. With order "sites" every norm is a part, and so are
-    all linears that read the same tensor, in forward order. Raises: BadSetting for a residual
-    target (β > 0) where no solved linear writes into the residual stream.
+    The paper observes the whole block at once. With `by_site` every norm is a part, and so are all
+    linears that read the same tensor, in forward order. `features` are those of one batch before
+    the block. Raises: BadSetting for a residual target (β > 0) where no solved linear writes into
+    the residual stream.
     """
+    hidden, arguments = features
     if spec.residual:
-        hidden, arguments = features.student[0]
         with residual_streams(student, solved_modules(student)[0], hidden) as streams:
             step(student, spec.stack, hidden, arguments)
         spec = replace(spec, writers=tuple(name for name in spec.linears if name in streams))
@@ -286,9 +355,8 @@ def block_parts(
             reason = "no linear that is solved here puts its output into the residual stream"
             expected = f"must be 0 for {spec.name} of this model: {reason} as it is"
             raise BadSetting("calibrate.residual", spec.residual, expected)
-    if order != "sites":
+    if not by_site:
         return [spec]
-    hidden, arguments = features.student[0]
     with module_inputs(student, spec.linears + spec.norms) as inputs:
         step(student, spec.stack, hidden, arguments)
     groups: list[list[str]] = []

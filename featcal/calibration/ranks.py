@@ -96,20 +96,22 @@ class SeveralRanks(Ranks):
         """Reduce each site to its owner. Raises: BadCapture unless the tasks of all processes have
         the same sites.
         """
-        widths = {site: len(system.left) for site, system in systems.sites.items()}
+        widths = {site: len(parts[0].left) for site, parts in systems.sites.items()}
         if any(others != widths for others in self.all_gather_checked(widths)):
             linears = sorted({name for site in widths for name in site})
             raise BadCapture(linears, "they share inputs differently from task to task")
         for site, owner in owners(widths, self.world).items():
-            system = systems.sites[site] if owner == self.rank else systems.sites.pop(site)
-            self.device = system.left.device
-            for name in [field.name for field in fields(system)]:
-                setattr(system, name, self.transfer(dist.reduce, getattr(system, name), owner))
-        for name, norm in sorted(systems.norms.items()):
-            parts = (norm.zz, norm.z, norm.right_gain, norm.right_shift)  # (d,) each
-            sums = torch.cat([*parts, norm.z.new_tensor([norm.tasks])])  # (4d + 1,)
-            sums = self.transfer(dist.all_reduce, sums)
-            systems.norms[name] = NormSystem(*sums[:-1].chunk(len(parts)), float(sums[-1]))
+            parts = systems.sites[site] if owner == self.rank else systems.sites.pop(site)
+            for system in parts:
+                self.device = system.left.device
+                for name in [field.name for field in fields(system)]:
+                    setattr(system, name, self.transfer(dist.reduce, getattr(system, name), owner))
+        for _, norms in sorted(systems.norms.items()):
+            for index, norm in enumerate(norms):
+                rows = (norm.zz, norm.z, norm.right_gain, norm.right_shift)  # (d,) each
+                sums = torch.cat([*rows, norm.z.new_tensor([norm.tasks])])  # (4d + 1,)
+                sums = self.transfer(dist.all_reduce, sums)
+                norms[index] = NormSystem(*sums[:-1].chunk(len(rows)), float(sums[-1]))
         return systems
 
     def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:

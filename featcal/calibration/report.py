@@ -30,6 +30,7 @@ from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode
 from featcal.models.plan import BlockPlan, Stack, blocks_of
 from featcal.models.streamed import ModelHandle
+from featcal.settings import Calibration
 
 DIGITS = 6  # later digits differ between machines
 
@@ -76,13 +77,53 @@ class DriftRecord:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """The result of a choice by answers.
+
+    chosen: name of the candidate, or "merged".
+    sentence: the same in words.
+    settings: of the candidate; None for the merged model.
+    divergence: by model and task, the mean over held-out samples; smaller is better. Empty where
+        there were too few samples to choose.
+    """
+
+    chosen: str
+    sentence: str
+    settings: Calibration | None
+    divergence: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Return the choice for a JSON file."""
+        return {
+            "chosen": self.chosen,
+            "sentence": self.sentence,
+            "divergence": {name: dict(tasks) for name, tasks in self.divergence.items()},
+        }
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Return, for each model, its name and the mean over tasks of its divergence."""
+        return [
+            [name, f"{sum(tasks.values()) / len(tasks):.4f}"]
+            for name, tasks in self.divergence.items()
+        ]
+
+
+@dataclass(frozen=True)
 class Result:
-    """The calibrated model and what was measured of it; `calibrate` returns it."""
+    """The calibrated model and what was measured of it; `calibrate` returns it.
+
+    settings: what it was calibrated with; None if the merged model was kept.
+    choice: how the settings were chosen; None where they were given.
+    """
 
     model: nn.Module | None  # the calibrated module; None when a folder was written
     folder: Path | None
     blocks: list[BlockRecord]  # in forward order
     drift: list[DriftRecord] = field(default_factory=list)  # by expert and stack, if measured
+    settings: Calibration | None = None
+    choice: Choice | None = None
 
 
 def round_digits(value: float) -> float:
@@ -117,10 +158,13 @@ def block_record(
     )
 
 
-def progress_line(record: BlockRecord, tasks: int, seconds: float, resumed: bool) -> str:
-    """Return one line of progress for a block."""
+def progress_line(records: Sequence[BlockRecord], tasks: int, seconds: float, resumed: bool) -> str:
+    """Return one line of progress for a block of one student, or of several candidates."""
+    record = records[0]
     parts = [record.name, f"{tasks} tasks"]
-    if record.relative_drift is not None:
+    if len(records) > 1:
+        parts.append(f"{len(records)} candidates")
+    elif record.relative_drift is not None:
         parts.append(f"drift {record.relative_drift:.3f}")
     if record.experts:
         fewest = min(record.experts.values())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from featcal import __version__
 from featcal.calibration.models import Models
-from featcal.calibration.report import BlockRecord, DriftRecord
+from featcal.calibration.report import BlockRecord, DriftRecord, Result
 from featcal.calibration.resume import RunFolder, block_name
 from featcal.card import front_matter, name_of, render_card, write_card
 from featcal.errors import BadFile
@@ -22,7 +22,6 @@ from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.plan import blocks_of
 from featcal.models.save import ShardWriter, copy_other_files, save_model
 from featcal.models.streamed import StreamedModel
-from featcal.settings import Calibration
 
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β", "prior": "κ"}
 RECIPE = "mergekit_config.yml"
@@ -33,9 +32,7 @@ def calibration_card(
     merged: object,
     base: object,
     experts: Mapping[str, Any],
-    settings: Calibration,
-    blocks: Sequence[BlockRecord],
-    drift: Sequence[DriftRecord] = (),
+    result: Result,
     samples: Mapping[str, object] | None = None,
     datasets: Sequence[str] = (),
 ) -> str:
@@ -46,29 +43,34 @@ def calibration_card(
     """
     models = {"base": base, "merged model": merged}
     models |= {f"expert {task}": experts[task] for task in sorted(experts)}
-    method = merge_method(merged)
+    method, choice = merge_method(merged), result.choice
+    stated = result.settings.stated if result.settings else {}
     rows = [
         [f"{SYMBOLS[key]}, {key}" if key in SYMBOLS else key, value]
-        for key, value in settings.stated.items()
+        for key, value in stated.items()
     ]
-    if settings == Calibration.preset("best"):
-        rows.insert(0, ["preset", "best, beyond the paper"])
-    measured = all(block.relative_drift is not None for block in blocks)
+    measured = all(block.relative_drift is not None for block in result.blocks)
+    calibrated = (
+        ". Its weights were then calibrated to the experts' features with"
+        f" [FeatCal](https://arxiv.org/abs/2605.13030) (featcal {__version__}):"
+        " in closed form, without training."
+    )
+    if not result.settings:
+        calibrated = f". It was not calibrated (featcal {__version__})."
     return render_card(
         f"{name_of(base)}: {len(experts)} experts merged and calibrated",
         f"{len(experts)} fine-tuned models merged into one"
         + (f" by {method}" if method else "")
-        + ". Its weights were then calibrated to the experts' features with"
-        + f" [FeatCal](https://arxiv.org/abs/2605.13030) (featcal {__version__}):"
-        + " in closed form, without training.",
+        + calibrated
+        + (f" {choice.sentence}" if choice else ""),
         models,
         rows,
         {"datasets": sorted(set(datasets))} if datasets else {},
         samples=list((samples or {}).items()),
         drift_columns=DRIFT_COLUMNS,
-        drift=drift_rows(drift),
-        warnings=worse(drift),
-        blocks=block_rows(blocks) if measured else [],
+        drift=drift_rows(result.drift),
+        warnings=worse(result.drift),
+        blocks=block_rows(result.blocks) if measured else [],
         class_name=class_name(merged),
     )
 
@@ -146,13 +148,7 @@ def class_name(merged: object) -> str:
 
 
 def write_calibrated(
-    models: Models,
-    out: str | Path,
-    settings: Calibration,
-    blocks: Sequence[BlockRecord],
-    drift: Sequence[DriftRecord],
-    folder: RunFolder,
-    card: str,
+    models: Models, out: str | Path, result: Result, folder: RunFolder, card: str
 ) -> Path:
     """Write the calibrated model as a folder with the merged one's tensor names and precision, with
     its records (featcal.json) and card (README.md).
@@ -161,16 +157,18 @@ def write_calibrated(
     if the merged model is a module. Raises: DiskFull; BadFile if a solved block is gone.
     """
     record: dict[str, Any] = {
-        "settings": settings.stated,
-        "blocks": [block.stated for block in blocks],
+        "settings": result.settings.stated if result.settings else None,
+        "blocks": [block.stated for block in result.blocks],
     }
-    if drift:
-        record["drift"] = [asdict(one) for one in drift]
+    if result.drift:
+        record["drift"] = [asdict(one) for one in result.drift]
+    if result.choice:
+        record["choice"] = result.choice.stated
     text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     student, base = models.student, models.base
     with atomic_folder(out) as path:
         if isinstance(student, StreamedModel):
-            copy_with(student, path, solved_tensors(models, folder))
+            copy_with(student, path, solved_tensors(models, folder) if result.settings else ())
         else:
             like = base.folder if isinstance(base, StreamedModel) else None
             save_model(student.module, path, like=like)

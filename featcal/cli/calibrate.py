@@ -141,7 +141,7 @@ def calibrate(
         drawing |= {"precision": dtype}
         if keys.tokens:
             drawing["maximum tokens of a sample"] = keys.tokens
-        write_samples_card(out, merged, inputs, settings, result, datasets, drawing)
+        write_samples_card(out, merged, inputs, result, datasets, drawing)
         show_result(result, settings, as_json)
         push(out, push_to_hub)
 
@@ -252,7 +252,6 @@ def write_samples_card(
     out: Path,
     merged: Path,
     inputs: Inputs,
-    settings: Calibration,
     result: "Result",
     datasets: "Mapping[str, Location]",
     drawing: Mapping[str, object],
@@ -268,8 +267,8 @@ def write_samples_card(
             config = f":{dataset.config}" if dataset.config else ""
             name = f"{dataset.source}@{dataset.revision}{config}"
         names[f"samples of {task}"] = name
-    models, results = (merged, inputs.base, inputs.experts), (result.blocks, result.drift)
-    card = calibration_card(*models, settings, *results, {**drawing, **names}, on_hub)
+    models = merged, inputs.base, inputs.experts
+    card = calibration_card(*models, result, {**drawing, **names}, on_hub)
     write_card(out, card)
     if licences_differ({"base": inputs.base, "merged": merged, **inputs.experts}):
         note(f"{out / 'README.md'}: the inputs have different licences; decide which terms apply")

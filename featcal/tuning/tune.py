@@ -23,13 +23,7 @@ from torch.nn.functional import cosine_similarity
 
 from featcal.calibration.answers import Scores, kl_and_top1
 from featcal.calibration.block import add_task_systems, solve_systems
-from featcal.calibration.calibrate import (
-    budgets,
-    calibrate,
-    encoder_outputs,
-    features_by_task,
-    student_blocks,
-)
+from featcal.calibration.calibrate import budgets, calibrate
 from featcal.calibration.features import (
     EncoderOutputs,
     Spool,
@@ -39,6 +33,7 @@ from featcal.calibration.features import (
 from featcal.calibration.models import Models, open_models
 from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks, current
+from featcal.calibration.sweep import Student, encoder_outputs, features_by_task, student_blocks
 from featcal.core.moments import TokenRule
 from featcal.core.path import ridge_path
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
@@ -276,15 +271,17 @@ def path_gains(
         spool = contexts.enter_context(Spool(*limits, Path(work or tempfile.gettempdir())))
         encoded: tuple[dict[str, EncoderOutputs], ...] = ({}, {})
         gains: Gains = {}
+        handles, students = [models.student], [Student(models.student, settings)]
         for source, stack in models.plan.in_order:
             parts = [
-                features_by_task(models, stack, batches, spool, source, encoder)
+                features_by_task(models, handles, stack, batches, spool, source, encoder)
                 for batches, encoder in zip((kept, held_out), encoded, strict=True)
             ]
-            for path, block, spec in student_blocks(models, stack, source, settings, token_weights):
+            of_blocks = student_blocks(models, students, stack, source, token_weights)
+            for path, [(block, spec)] in of_blocks:
                 with models.base.block(path) as base:
-                    gains |= block_gains(models, path, block, base, spec, *parts, settings)
-            encoded = tuple(encoder_outputs(models, stack, part) for part in parts)
+                    gains |= block_gains(models, path, block, base, spec, *parts)
+            encoded = tuple(encoder_outputs(models, handles, stack, part) for part in parts)
         return gains
 
 
@@ -296,23 +293,22 @@ def block_gains(
     spec: BlockSpec,
     kept: Mapping[str, StudentTeacherFeatures],
     held_out: Mapping[str, StudentTeacherFeatures],
-    settings: Calibration,
 ) -> Gains:
     """Return the gains of one block, then solve it and move both parts of the samples past it."""
     gains, ours, others = Gains(), Systems(), Systems()
     for task, teacher in in_turn(models.experts, path):
         for systems, features in ((ours, kept), (others, held_out)):
-            moments = observe(block, teacher, features[task], spec)
-            add_task_systems(systems, moments, teacher, settings)
-    for site, system in ours.sites.items():  # the block still has the merged weights
+            [moments] = observe([block], teacher, features[task], [spec])
+            add_task_systems(systems, moments, teacher, spec.settings)
+    for site, [system] in ours.sites.items():  # the block still has the merged weights
         W, W_base = (
             side_by_side(module.get_submodule(linear) for linear in site)[0]
             for module in (block, base)
         )
         label = f"{spec.name}.{'+'.join(site)}"
-        path_of_site = ridge_path(system, anchor(W, W_base, settings.anchor_blend), site=label)
-        gains[label] = path_of_site.gains(others.sites[site], RIDGES)
-    solve_systems(ours, block, base, spec, settings, Ranks())
+        path_of_site = ridge_path(system, anchor(W, W_base, spec.settings.anchor_blend), site=label)
+        gains[label] = path_of_site.gains(others.sites[site][0], RIDGES)
+    solve_systems(ours, block, base, spec, Ranks())
     for task in models.experts:
         advance_student(block, spec.stack, kept[task])
         advance_student(block, spec.stack, held_out[task])

@@ -106,7 +106,7 @@ class Distillation:
                 )
                 for task, expert in self.models.experts.items():
                     copy_tensors(expert, self.teacher)
-                    ends = self.student, self.teacher, stack, batches[task], spool, source
+                    ends = [self.student], self.teacher, stack, batches[task], spool, source
                     tracks[task] = first_features(task, *ends, fed.get(task))
                 for i, block in enumerate(blocks_of(self.student, stack)):
                     path = f"{stack.blocks}.{i}."
@@ -117,7 +117,7 @@ class Distillation:
                     for name, tensor in fitted.items():
                         block.get_parameter(name.removeprefix(path)).copy_(tensor)
                     for track in tracks.values():
-                        advance(block, stack, track.student)
+                        advance(block, stack, track.students[0])
                     done |= fitted.keys()
                     yield from fitted.items()
         for name in self.models.merged.names:
@@ -128,7 +128,7 @@ class Distillation:
         """Return the features that a stack feeds to the next one."""
         copy_tensors(self.models.experts[task], self.teacher, f"{source.exit}.")
         return EncoderOutputs(
-            stack_outputs(self.student, source, track.student),
+            [stack_outputs(self.student, source, track.students[0])],
             stack_outputs(self.teacher, source, track.teacher),
             track.masks,
         )
@@ -183,7 +183,7 @@ def distance(
     """Return Σ ‖block(z) − target‖² over the tokens of batch k without padding, and add its
     gradient to the block's.
     """
-    hidden, arguments = tracks.student[k]
+    hidden, arguments = tracks.students[0][k]
     out, _ = step(lambda h, **more: block((h,), more), stack, hidden, arguments)  # type: ignore[arg-type]
     squares = (out - tracks.teacher[k][0]).square().sum(-1)  # (n, tokens)
     mask = tracks.masks[k]

@@ -1,0 +1,218 @@
+"""Choose the settings of a calibration, or none, by answers to samples that no calibration sees.
+
+The divergence of a model from the expert of task t on held-out sample i is KL(p_i^t ‖ p_i). p is the
+softmax of the model's own scores; a text has the mean over its tokens. Models without a head are
+compared by relations: with features f of n held-out samples, p_i = softmax_{j≠i}(cos(f_i, f_j)/τ),
+where τ is the standard deviation of the expert's cosines. Features are what a head would read; how
+far they are from the expert's says little about answers, how they lie to each other says more.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax, normalize
+
+from featcal.calibration.answers import answers, kl_and_top1
+from featcal.calibration.features import Spool, SpooledList, on_device
+from featcal.calibration.models import Models
+from featcal.calibration.report import Choice, round_digits
+from featcal.core.precision import SUM_DTYPE
+from featcal.errors import NotFinite
+from featcal.models.batch import Batch, Batches, TaskBatches, naming
+from featcal.models.load import evaluation_mode
+from featcal.models.streamed import ModelHandle
+from featcal.settings import Calibration
+
+STREAM = Calibration(
+    ridge="auto", interpolation=1.0, residual=1.0, order="sites", affine="joint"
+)  # aims at the experts' residual stream, site by site
+CANDIDATES = {
+    "paper": Calibration(),
+    "large anchor": Calibration(ridge=0.01, anchor_blend=8.0, interpolation=0.3),
+    **{f"stream {rho}": STREAM.but(anchor_blend=float(rho)) for rho in (1, 2, 4, 8)},
+}
+MERGED, FINAL = "merged", "calibrated"  # names of the merged model and of the last calibration
+CALIBRATED_ON = 32  # samples of a task on which candidates are calibrated
+# samples of a task that are held out: a quarter, within these bounds
+FEWEST_HELD_OUT, MOST_HELD_OUT = 4, 64
+FEWEST = 2 * FEWEST_HELD_OUT  # samples of a task to choose at all
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some samples of a task's batches, the same ones in every iteration.
+
+    chosen: (n,), of all n samples in the order of the batches.
+    """
+
+    batches: Batches
+    chosen: Tensor
+
+    def __iter__(self) -> Iterator[Batch]:
+        before = 0
+        for batch in self.batches:
+            rows = self.chosen[before : before + samples_of(batch)]
+            before += len(rows)
+            if rows.any():
+                yield {
+                    name: value[rows.to(value.device)]
+                    if isinstance(value, Tensor) and value.shape[:1] == rows.shape
+                    else value
+                    for name, value in batch.items()
+                }
+
+
+def samples_of(batch: Batch) -> int:
+    """Return the number of samples of a batch."""
+    values = batch.values() if isinstance(batch, Mapping) else ()
+    return next((len(x) for x in values if isinstance(x, Tensor) and x.dim()), 0)
+
+
+def evenly(count: int, n: int) -> Tensor:
+    """Return a mask (n,) of `count` samples, evenly spaced, as batches may be sorted."""
+    mask = torch.zeros(n, dtype=torch.bool)
+    mask[((torch.arange(count) + 0.5) * n / max(count, 1)).long()] = True
+    return mask
+
+
+def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Part]] | None:
+    """Return each task's samples to calibrate candidates on, to calibrate the result on (the same
+    and more), and to hold out; None if a task has fewer than `FEWEST`.
+
+    Batches that may differ from one reading to the next are read once and kept in the spool.
+    """
+    parts = {}
+    for task, given in batches.items():
+        own = given
+        if not (isinstance(given, Sequence) or getattr(given, "same_every_time", False)):
+            own = SpooledList(spool)
+            for batch in given:
+                own.append(batch)
+        n = sum(map(samples_of, own))
+        held_out = evenly(min(max(n // 4, FEWEST_HELD_OUT), MOST_HELD_OUT), n)
+        kept = ~held_out
+        few = torch.zeros(n, dtype=torch.bool)
+        few[kept] = evenly(min(CALIBRATED_ON, int(kept.sum())), int(kept.sum()))
+        parts[task] = Part(own, few), Part(own, kept), Part(own, held_out)
+    enough = all(len(kept.chosen) >= FEWEST for _, kept, _ in parts.values())
+    return parts if enough else None
+
+
+def divergences(
+    models: Models, students: Mapping[str, ModelHandle], held_out: Mapping[str, Part]
+) -> dict[str, dict[str, list[float]]]:
+    """Return by task and model the divergence of every held-out sample; the expert answers once for
+    all models. Raises: NotFinite.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for task, expert in models.experts.items():
+        kl: dict[str, list[float]] = {name: [] for name in students}
+        features: dict[str, list[Tensor]] = {name: [] for name in (task, *students)}
+        with evaluation_mode([handle.module for handle in students.values()]):
+            for number, given in enumerate(held_out[task]):
+                batch = on_device(given, models.device)
+                with naming(task, number):
+                    with expert.running() as teacher:
+                        theirs = answers(teacher, batch, models.plan)
+                    features[task].append(theirs.pooled)
+                    for name, handle in students.items():
+                        with handle.running() as student:
+                            ours = answers(student, batch, models.plan)
+                        features[name].append(ours.pooled)
+                        scores = ours.scores, theirs.scores
+                        if None not in scores and scores[0].width == scores[1].width:
+                            rows = kl_and_top1(*scores)[0].split(ours.sizes.tolist())
+                            kl[name] += [float(row.mean()) if len(row) else 0.0 for row in rows]
+        for name in students:
+            if not kl[name]:
+                both = torch.cat(features[name]), torch.cat(features[task])
+                kl[name] = relational_divergence(*both).tolist()
+            if not torch.tensor(kl[name]).isfinite().all():
+                raise NotFinite(f"model {name}, task {task}", "its answers")
+        found[task] = kl
+    return found
+
+
+def relational_divergence(f: Tensor, f_exp: Tensor) -> Tensor:
+    """Return the KL (n,) of each sample's relations to the others, from features (n, d)."""
+
+    def cosines(features: Tensor) -> Tensor:
+        unit = normalize(features.to(SUM_DTYPE), dim=1)
+        others = ~torch.eye(len(unit), dtype=torch.bool, device=unit.device)
+        return (unit @ unit.T)[others].view(len(unit), -1)  # (n, n - 1)
+
+    expert = cosines(f_exp)
+    tau = expert.std().clamp_min(1e-6)
+    log_p, log_p_exp = (log_softmax(c / tau, dim=1) for c in (cosines(f), expert))
+    return kl_div(log_p, log_p_exp, reduction="none", log_target=True).sum(1).cpu()
+
+
+def means(found: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
+    """Return by model and task the mean over samples, from values by task and model."""
+    names = next(iter(found.values()))
+    return {
+        name: {task: round_digits(sum(own[name]) / len(own[name])) for task, own in found.items()}
+        for name in names
+    }
+
+
+def worse(found: Mapping[str, Mapping[str, Sequence[float]]], name: str) -> list[str]:
+    """Return the tasks on which a model is worse than the merged one by more than the paired
+    standard error.
+    """
+    tasks = []
+    for task, own in found.items():
+        difference = torch.tensor(own[name], dtype=SUM_DTYPE) - torch.tensor(
+            own[MERGED], dtype=SUM_DTYPE
+        )
+        if difference.mean() > difference.std() / sqrt(len(difference)):
+            tasks.append(task)
+    return tasks
+
+
+def choose(
+    found: Mapping[str, Mapping[str, Sequence[float]]], settings: Mapping[str, Calibration]
+) -> Choice:
+    """Choose the model of least mean divergence among those that are worse than the merged one on
+    no task. `found` is what `divergences` returns, `settings` are the candidates' by name.
+    """
+    divergence = means(found)
+    total = {name: sum(tasks.values()) for name, tasks in divergence.items()}
+    allowed = [name for name in total if name == MERGED or not worse(found, name)]
+    chosen = min(allowed, key=lambda name: total[name])
+    if chosen == MERGED:
+        return kept(found)
+    sentence = (
+        f"Calibrated with {chosen}: its answers were nearest to the experts' on held-out samples."
+    )
+    return Choice(chosen, sentence, settings[chosen], divergence)
+
+
+def kept(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
+    """Return the choice of the merged model."""
+    tasks = ", ".join(found)
+    sentence = f"Kept the merged model: calibration did not help on held-out samples of {tasks}."
+    return Choice(MERGED, sentence, None, means(found))
+
+
+def confirmed(choice: Choice, found: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
+    """Return the choice after the calibration with all samples, or the merged model if that one is
+    worse on some task or on average.
+    """
+    own = means(found)
+    divergence = {**choice.divergence, FINAL: own[FINAL]}
+    better = sum(own[FINAL].values()) < sum(own[MERGED].values())
+    if worse(found, FINAL) or not better:
+        choice = kept(found)
+    return replace(choice, divergence=divergence)
+
+
+def too_few() -> Choice:
+    """Return the choice where there are too few samples to hold some out."""
+    sentence = (
+        f"Calibrated with paper, without a check: a choice needs {FEWEST} samples of every task."
+    )
+    return Choice("paper", sentence, CANDIDATES["paper"])
