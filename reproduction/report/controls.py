@@ -7,10 +7,9 @@ that look at the same training images.
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import PageOutput, estimated, fold, note, table
+from reproduction.report.html import PageOutput, estimated, fold, note, standing, table
 from reproduction.report.page import Page, label
 from reproduction.report.paper import SIZES
-from reproduction.report.statistics import Estimate, noise
 from reproduction.report.tables import (
     MERGERS,
     METHODS,
@@ -145,24 +144,6 @@ def _against(ours: Evidence, key: Key, upstream: str) -> list[str]:
     if found is None or featcal is None or same:
         return [estimated(found) if found else '<span class="fc-none">not run</span>', "–"]
     return [estimated(found), standing(found, featcal)]
-
-
-def standing(left: Estimate, right: Estimate) -> str:
-    """How one mean stands to another, with two standard errors of room."""
-    margin = left.mean - right.mean
-    word = (
-        "above"
-        if margin > noise(left, right)
-        else "below"
-        if margin < -noise(left, right)
-        else "within noise"
-    )
-    return f"{margin:+.1f} <small>{word}</small>"
-
-
-def margin(left: Estimate | None, right: Estimate | None) -> str:
-    """The same where one of the two may not have been run."""
-    return standing(left, right) if left and right else '<span class="fc-none">not run</span>'
 
 
 def scales(suite: str) -> str:

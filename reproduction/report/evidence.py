@@ -203,6 +203,11 @@ class Evidence:
         return f"{host['cpu']}, {host['cores']} cores" if host else ""
 
     @property
+    def inputs(self) -> str:
+        """What its models are shown."""
+        return "texts" if self.role == REAL or self.pool in TEXT_TASKS else "images"
+
+    @property
     def was_run(self) -> bool:
         """Whether there is at least one score."""
         return not self.table("scores").empty

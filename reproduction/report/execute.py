@@ -4,6 +4,7 @@ papermill only warns of a parameter that no cell declares, and writes times into
 would let a page drift unseen.
 """
 
+import ast
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -101,3 +102,13 @@ def _keep(page: NotebookNode, target: Path) -> Path:
     with atomic_path(target) as hidden:
         hidden.write_bytes(content)
     return target
+
+
+def reads_of(source: Path) -> list[str]:
+    """Return the results that a page declares to read, as folders or files of a suite's results."""
+    for cell in nbformat.read(source, as_version=4).cells:
+        if "parameters" in cell.metadata.get("tags", []):
+            for line in ast.parse(cell.source).body:
+                if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "reads":
+                    return list(ast.literal_eval(line.value))
+    return []

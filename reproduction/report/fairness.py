@@ -14,11 +14,11 @@ from typing import Any
 import pandas as pd
 
 from reproduction.report.claims import main_setting
-from reproduction.report.controls import margin as stands
-from reproduction.report.damage import kinds
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import PageOutput, estimated, fold, note, table
+from reproduction.report.html import margin as stands
 from reproduction.report.page import EIGHT, Page, label
+from reproduction.report.pages.damage import kinds
 from reproduction.report.paper import REAL, SIZES, place_name
 from reproduction.report.seen_images import Block, Draws, Margin, Parts
 from reproduction.report.statistics import Bits, Estimate, bits, estimate

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
-import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from reproduction.report.claims import INSIDE, main_setting
-from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import PageOutput
+from reproduction.report.claims import INSIDE
+from reproduction.report.html import PageOutput, note
 
 WIDTH = 6.0  # inches; 390 pixels show it at about 60 %, so text must be large
 INK = "#333333"
@@ -38,7 +36,6 @@ COLOURS = {  # Okabe and Ito
     "prob_surgery": "#CC79A7",
 }  # fmt: skip
 MARKERS = {"expert": "o", "merged": "X", "featcal": "^", "surgery": "s", "prob_surgery": "D"}
-PROJECTED = ("expert", "merged", "featcal")
 # Told apart in grey as well: light, hatched, solid, hollow; dotted hatches would make the file ten
 # times larger.
 BARS: dict[str, dict[str, Any]] = {
@@ -55,7 +52,6 @@ CURVES: dict[
     method: {"color": COLOURS[method], "marker": marker, "label": NAMES[method]}
     for method, marker in (("featcal", "^"), ("surgery", "o"), ("prob_surgery", "s"))
 }
-CLASSES = 10  # whose means are joined in a projection; of more, the most frequent ones
 
 
 @contextmanager
@@ -100,141 +96,6 @@ def _smaller(text: str) -> str:
     return re.sub(r">\s+<", "><", text.replace("DejaVuSans-", "g-"))
 
 
-def features(evidence: Evidence) -> Figure | None:
-    """Final features of the shown task in two dimensions: the expert's, the merged and the
-    calibrated model's.
-    """
-    points = select(evidence.table("projection"), {"task": evidence.shown})
-    if points.empty:
-        return None
-    cosine = mean_cosines(evidence)
-    with one_panel(4.8) as (figure, axes):
-        labels = {
-            m: f"{NAMES[m]}, {cosine[m, evidence.shown]:.2f}"
-            for m in PROJECTED
-            if (m, evidence.shown) in cosine
-        }
-        plane(axes, points, NAMES | labels)
-        axes.set(
-            xlabel="first direction (arbitrary unit)", ylabel="second direction (arbitrary unit)"
-        )
-        axes.set_title(f"{evidence.title(evidence.shown)}: final features")
-        legend = {
-            "ncols": 3,
-            "handletextpad": 0.2,
-            "columnspacing": 1.2,
-            "title": "mean cosine to the expert’s",
-        }
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), **legend)
-        return figure
-
-
-def mean_cosines(evidence: Evidence) -> dict[tuple[str, str], float]:
-    """Mean cosine of final features to the expert's at the main settings, by method and task."""
-    rows = evidence.table("alignment")
-    rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
-    return {(row.method, row.task): row.cosine for row in rows.itertuples()}
-
-
-def plane(axes: Axes, points: pd.DataFrame, labels: dict[str, str]) -> None:
-    """Small marks for images, large ones at the means of classes, and a line from the expert's mean
-    to the other two.
-    """
-    for model in PROJECTED:
-        rows = points[points["model"] == model]
-        specks(axes, rows["x"], rows["y"], 3.6, edgecolor=COLOURS[model], alpha=0.35)
-    axes.set_aspect("equal", adjustable="datalim")
-    images = points[points["model"] == "expert"]["label"].value_counts()
-    joined = sorted(images.index, key=lambda label: (-images[label], label))[:CLASSES]
-    means = points[points["label"].isin(joined)].groupby(["model", "label"])[["x", "y"]].mean()
-    expert = means.loc["expert"]
-    for model, style in (("merged", ":"), ("featcal", "-")):
-        for label, place in means.loc[model].iterrows():
-            axes.plot(
-                [expert.x[label], place.x],
-                [expert.y[label], place.y],
-                style,
-                color=COLOURS[model],
-                lw=1.4,
-                zorder=3,
-            )
-    for model in PROJECTED:
-        own, look = (
-            means.loc[model],
-            {"marker": MARKERS[model], "color": COLOURS[model], "label": labels[model]},
-        )
-        axes.scatter(own.x, own.y, s=70, zorder=4, edgecolor="white", lw=0.8, **look)  # type: ignore[arg-type]
-
-
-def distance(evidence: Evidence) -> Figure | None:
-    """Distance to the expert's class token after every block on the shown task, as the paper draws
-    it.
-    """
-    rows = select(drift_rows(evidence, "l2"), {"task": evidence.shown})
-    if rows.empty:
-        return None
-    last = rows[rows["place"] == rows["place"].max()].set_index("method")["l2"]
-    change = last["featcal"] / last["merged"] - 1
-    with one_panel(3.4) as (figure, axes):
-        _lines(axes, rows, "l2")
-        words = f"{abs(change):.0%} {'lower' if change < 0 else 'higher'}".replace("%", " %")
-        axes.set_title(f"{evidence.title(evidence.shown)}: after the last block {words}")
-        return figure
-
-
-def drift(evidence: Evidence) -> Figure | None:
-    """Relative drift (all tokens) and cosine (class token) per block: mean over tasks, and range
-    from task to task.
-    """
-    if drift_rows(evidence, "cosine").empty:
-        return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 6.8), layout="constrained")
-        for axes, measure in zip(figure.subplots(2, 1), ("relative_drift", "cosine"), strict=True):
-            _lines(axes, drift_rows(evidence, measure), measure)
-        return figure
-
-
-def drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
-    """Rows of merged and calibrated model at the main settings, with the place of each block; empty
-    where one was not run.
-    """
-    rows = evidence.table("drift")
-    rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
-    rows = rows[rows["block"] != "features"] if measure != "cosine" else rows
-    rows = rows if set(rows["method"]) >= {"merged", "featcal"} else rows.iloc[:0]
-    order = sorted(rows["block"].unique(), key=depth)
-    return rows.assign(place=rows["block"].map(order.index), model=rows["method"].map(NAMES))
-
-
-def _lines(axes: Axes, rows: pd.DataFrame, measure: str) -> None:
-    """One line per model over the blocks; a band reaches from the least to the greatest task."""
-    order = sorted(rows["block"].unique(), key=depth)
-    style: dict[str, Any] = {
-        "palette": {NAMES[m]: COLOURS[m] for m in ("merged", "featcal")},
-        "style": "model",
-        "dashes": False,
-    }
-    style |= {
-        "markers": {NAMES[m]: MARKERS[m] for m in ("merged", "featcal")},
-        "errorbar": ("pi", 100),
-        "lw": 2,
-        "markersize": 9,
-    }
-    sns.lineplot(rows, x="place", y=measure, hue="model", ax=axes, **style)
-    axes.set_xticks(
-        range(len(order)), map(block_name, order), rotation=0 if len(order) < 10 else 90
-    )
-    axes.set(xlabel="after block", ylabel=_LABELS[measure])
-    axes.set_ylim(*((None, 1.02) if measure == "cosine" else (0, None)))
-    axes.legend(title=None)
-
-
-_LABELS = {
-    "relative_drift": "relative drift (no unit)", "cosine": "cosine to the expert", "l2": "distance to the expert (L2)",
-}  # fmt: skip
-
-
 def depth(block: str) -> int:
     """By which blocks are put in forward order."""
     return {"embeddings": -1, "features": 10**6}.get(block) if block in INSIDE else int(block)  # type: ignore[return-value]
@@ -243,42 +104,6 @@ def depth(block: str) -> int:
 def block_name(block: str) -> str:
     """A block at an axis: 1, 2, … for 00, 01, …"""
     return {"embeddings": "input", "features": "final"}.get(block) or str(int(block) + 1)
-
-
-def accuracies(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure | None:
-    """Accuracy per task as bars: base, merged, calibrated at the suite's main settings, expert."""
-    scores, setting = evidence.table("scores"), main_setting(evidence.suite)
-    sides = {
-        "base": {"method": "base"}, "merged": {"upstream": upstream, "method": "merged"},
-        "featcal": {"upstream": upstream, "method": "featcal", "setting": setting}, "expert": {"method": "expert"},
-    }  # fmt: skip
-    means = {
-        name: select(scores, wanted).groupby("task")["value"].mean()
-        for name, wanted in sides.items()
-    }
-    if means["merged"].empty or means["featcal"].empty:
-        return None
-    tasks = evidence.tasks
-    with one_panel(0.75 * len(tasks) + 1.4) as (figure, axes):
-        for i, (name, values) in enumerate(means.items()):
-            places = [t + (i - 1.5) * 0.2 for t in range(len(tasks))]
-            lengths = [values.get(task, 0.0) for task in tasks]
-            axes.barh(places, lengths, height=0.18, label=NAMES[name], **({"lw": 0.4} | BARS[name]))
-        axes.set_yticks(range(len(tasks)), [evidence.title(task) for task in tasks])
-        axes.invert_yaxis()
-        axes.set(xlabel="top-1 accuracy (%)", xlim=(0, 100))
-        axes.grid(axis="y", visible=False)
-        axes.legend(
-            loc="lower center",
-            bbox_to_anchor=(0.4, 1.0),
-            ncols=4,
-            handlelength=1.4,
-            columnspacing=1.0,
-        )
-        return figure
-
-
-PANELS = {"features": features, "distance": distance, "drift": drift, "accuracies": accuracies}
 
 
 SIZE = 11.0  # of a letter, points
@@ -420,3 +245,10 @@ def _json(figure: "go.Figure") -> str:
         **axis
     )
     return figure.to_json(engine="json").replace("</", "<\\/")
+
+
+def shown(figure: Figure | None, name: str) -> PageOutput:
+    """Return a figure as SVG, or a note that there is nothing to draw."""
+    if figure is None:
+        return PageOutput(note(f"○ not run: no {name} in the results."))
+    return PageOutput(picture={"image/svg+xml": svg(figure)}, text=name)

@@ -10,10 +10,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
-from reproduction.report.controls import INGREDIENTS, UPSTREAMS, controls_of, margin, standing
+from reproduction.report.controls import INGREDIENTS, UPSTREAMS, controls_of
 from reproduction.report.evidence import Evidence
 from reproduction.report.figures import INK, one_panel
-from reproduction.report.html import PageOutput, note, table
+from reproduction.report.html import PageOutput, margin, note, standing, table
 from reproduction.report.page import drawn, label
 from reproduction.report.paper import IMAGES, REAL, SIZES
 from reproduction.report.statistics import Estimate, noise

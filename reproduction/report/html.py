@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape, unescape
 from typing import Any
 
-from reproduction.report.statistics import Estimate
+from reproduction.report.statistics import Estimate, noise
 
 STACKED = ("fc-claims", "fc-words")  # tables of words: a narrow screen shows a row as a card
 SIGNS = {
@@ -122,3 +122,15 @@ def estimated(value: Estimate | None) -> str:
         return "–"
     spread = f" <small>sd {value.spread:.1f}</small>" if value.spread is not None else ""
     return f"{value.mean:.1f}{spread}"
+
+
+def standing(left: Estimate, right: Estimate) -> str:
+    """Return left minus right, and the word for it with two standard errors of room."""
+    margin, room = left.mean - right.mean, noise(left, right)
+    word = "above" if margin > room else "below" if margin < -room else "within 2 SE"
+    return f"{margin:+.1f} <small>{word}</small>"
+
+
+def margin(left: Estimate | None, right: Estimate | None) -> str:
+    """Return the same where one of the two may not have been run."""
+    return standing(left, right) if left and right else '<span class="fc-none">not run</span>'

@@ -10,18 +10,17 @@ from html import escape
 from statistics import mean
 from typing import Any
 
-from reproduction.report.domain_experts import OWN
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.html import PageOutput, estimated, fold, note, table
-from reproduction.report.language import MERGER
 from reproduction.report.page import label
+from reproduction.report.pages.language import MERGER, OWN
 from reproduction.report.paper import (
     AVERAGE,
     PAPER_MODELS,
     TEXT_PRINTED,
     TEXT_TASKS,
+    model_name,
     paper_row,
-    player,
     title_of,
 )
 from reproduction.report.statistics import Estimate, estimate
@@ -83,14 +82,14 @@ def choice(suite: str) -> PageOutput:
                     [escape(model.replace("_", " ")), *cells, f"{sum(values) / len(values):.1f}"],
                 )
             )
-        caption = f"{player(role, suite)}: validation texts (%) — {label(suite)}. Bold: the paper’s scale, which is run."
+        caption = f"{model_name(role, suite)}: validation texts (%) — {label(suite)}. Bold: the paper’s scale, which is run."
         html += table(["Model", *columns.values(), "Average"], rows, caption)
         if (role, "glue") in TEXT_PRINTED:
             means = [
                 mean(models[name].values()) if name in models else None
                 for name in ("base", "experts", CHOSEN)
             ]
-            met.append(f"{player(role, suite)} {_met(*means)}")
+            met.append(f"{model_name(role, suite)} {_met(*means)}")
     told = (
         note(
             f"The rule for GLUE on validation texts: {'; '.join(met)}. A model that misses it was kept."
@@ -117,7 +116,7 @@ def ranges(suite: str) -> PageOutput:
             else _met(*(e and e.mean for e in (base, own[0], merged)))
         )
         scores = [estimated(base), estimated(merged), " · ".join(estimated(e) for e in own)]
-        rows.append(("", [player(role, suite), *scores, met if chosen else "–"]))
+        rows.append(("", [model_name(role, suite), *scores, met if chosen else "–"]))
         rows.append(("fc-reference", ["the paper", *_printed(role, pool), ""]))
     head = [
         "",

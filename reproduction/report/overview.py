@@ -16,8 +16,8 @@ from reproduction.report.choice import ranges_met
 from reproduction.report.claims import GROUPS, claims
 from reproduction.report.evidence import Evidence, read_json, results_folder, suite_record
 from reproduction.report.html import PageOutput, chip, estimated, fold, note, table
-from reproduction.report.language import MERGER
 from reproduction.report.page import EIGHT, TOPICS, label, suites
+from reproduction.report.pages.language import MERGER
 from reproduction.report.paper import (
     IMAGES,
     PRINTED,

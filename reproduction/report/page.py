@@ -5,7 +5,7 @@ A page on the real encoder (`real`) is the same page about that encoder's result
 without results.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any
 
 from reproduction.report import tables
 from reproduction.report.claims import Claim, claims
-from reproduction.report.evidence import Evidence
-from reproduction.report.html import PageOutput, compact, fold, link, note, table
+from reproduction.report.evidence import Evidence, read_json, results_folder
+from reproduction.report.html import PageOutput, chip, compact, fold, link, note, table
 from reproduction.report.paper import (
     EXTENDED,
     IMAGES,
@@ -25,7 +25,7 @@ from reproduction.report.paper import (
     packaged,
     place_name,
 )
-from reproduction.report.reproduced import against_printed, counted
+from reproduction.report.printed import paper_says
 from reproduction.report.verdict_table import counts, verdict_table
 from reproduction.report.verdicts import sources
 
@@ -161,7 +161,7 @@ class Page:
         )
         real = f" {suites()['real']['about']}" if REAL in dict(self.topic.places) else ""
         head = f"<p><strong>Numbers here: {label(self.suite)}.</strong> {text}{real}{warning}</p>"
-        return PageOutput(f'<div class="fc-card">{head}{counted(self.name, self.suite)}</div>')
+        return PageOutput(f'<div class="fc-card">{head}</div>')
 
     def verdicts(self) -> PageOutput:
         """The page's claims, each with what the paper prints, and by source what was measured and
@@ -171,21 +171,9 @@ class Page:
             verdict_table(self.claims, self.suite, f"What the paper claims here — {self.label}")
         )
 
-    def figure(self, panel: str) -> PageOutput:
-        """One panel of Figure 1 as a drawing, or a note that it was not run."""
-        from reproduction.report import figures
-
-        return self.drawn(figures.PANELS[panel](self.evidence), panel)
-
     def drawn(self, picture: Any, name: str) -> PageOutput:
         """A drawing as it stands on the page; the note where there is none."""
         return drawn(picture, name, self.label)
-
-    def against_printed(self) -> str:
-        """What the suite `paper` says of every printed value, as HTML; the real encoder has
-        none.
-        """
-        return "" if self.role == REAL else against_printed(self.name, self.suite)
 
     def settings(self) -> PageOutput:
         """λ, ρ, α and the draws behind the page, from the settings file beside its results; the
@@ -352,3 +340,39 @@ def _listed(values: dict[str, Any], unit: str) -> str:
         + "".join(f"<li>{escape(str(k))}: {v}{unit}</li>" for k, v in values.items())
         + "</ul>"
     )
+
+
+def verdicts(place: str, suite: str) -> PageOutput:
+    """Return the paper's claims about one of its tables or figures, a verdict word per source."""
+    chosen = [claim for claim in claims() if claim.place == place]
+    columns = {source.title: source.judged(chosen) for source in sources(suite)}
+    columns = {title: found for title, found in columns.items() if any(found)}
+    rows = []
+    for claim, *found in zip(chosen, *columns.values(), strict=True):
+        words = [chip(verdict.word) if verdict else "no counterpart" for verdict in found]
+        rows.append(("", [escape(claim.sentence), escape(paper_says(claim)) or "–", *words]))
+    caption = "The paper’s claims and what each source of results says of them"
+    head = ["Claim", "The paper’s numbers", *columns]
+    return PageOutput(table(head, rows, caption, "fc-claims"))
+
+
+def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
+    """Return one line: result files, commit, machine, and the command that makes the page again."""
+    root = results_folder(suite)
+    named, commits, machines = [], set(), set()
+    for read in reads:
+        kind = read.partition("/")[0]
+        file = f"{read}/{kind}.csv"
+        there = (root / file).is_file()
+        named.append(link(f"../results/{suite}/{file}", read) if there else f"<code>{read}</code>")
+        for record in sorted((root / read).glob("**/run.json")):
+            told = read_json(record)
+            commits.add(str(told.get("commit", ""))[:8] + "+" * bool(told.get("dirty")))
+            machines.add(str(told.get("host", {}).get("cpu", "")))
+    parts = [f"Results: {', '.join(named)}"]
+    parts += [f"commit {escape(', '.join(sorted(commits)))}"] if commits else ["not run"]
+    parts += [escape(", ".join(sorted(machines)))] if machines else []
+    parts += [f"<code>dvc repro page@{page}</code>"]
+    parts += [link(f"../notebooks/{page}.ipynb", "source")]
+    parts += ['<a href="differences.html">differences from the paper</a>']
+    return PageOutput(note(" · ".join(parts)))

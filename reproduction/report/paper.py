@@ -68,6 +68,7 @@ REAL, IMAGES = (
 )  # the real encoder has the smaller image model's experiments, on texts
 SIZES = {REAL: "real encoder", IMAGES: "smaller model", "clip_l14": "larger model"}
 PAPER_NAMES = {
+    "clip_b32": "CLIP-ViT-B/32", "clip_l14": "CLIP-ViT-L/14",
     "flan_t5_base": "FLAN-T5-base", "flan_t5_large": "FLAN-T5-large", "llama_3b": "Llama-3.2-3B-Instruct",
     "llama_8b": "Llama-3.1-8B-Instruct",
 }  # fmt: skip
@@ -166,9 +167,19 @@ def place_name(role: str, pool: str) -> str:
     return f"{pool} tasks, {SIZES[role]}" if role in SIZES else TEXT_SIZES[role]
 
 
-def player(role: str, suite: str) -> str:
-    """How tables call a language model: the paper's, or what plays it."""
-    return PAPER_NAMES[role] if suite == "paper" else f"{TEXT_SIZES[role]}, for {PAPER_NAMES[role]}"
+def model_name(role: str, suite: str) -> str:
+    """Return how titles call a model: the paper's, or what takes its role."""
+    if role == REAL:
+        return "MiniLM, real texts"
+    name = PAPER_NAMES[role]
+    kind = "synthetic" if suite == "mini" else f"{suite} suite"
+    return name if suite == "paper" else f"{kind}, in the role of {name}"
+
+
+def model_title(role: str, suite: str) -> str:
+    """Return the same for the beginning of a heading."""
+    name = model_name(role, suite)
+    return name[0].upper() + name[1:]
 
 
 KINDS = ("average", "rotated", "reference", "foreign", "unattainable", "contradiction", "change")

@@ -11,9 +11,8 @@ from html import escape
 import pandas as pd
 
 from reproduction.report.claims import Claim, claims, main_setting
-from reproduction.report.controls import margin
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import PageOutput, estimated, note, table
+from reproduction.report.html import PageOutput, estimated, margin, note, table
 from reproduction.report.page import Page, label
 from reproduction.report.paper import IMAGES, REAL, paper_value, texts
 from reproduction.report.statistics import estimate

@@ -1,8 +1,4 @@
-"""The accuracy tables in the paper's row order: one model of numbers for our results and for the
-paper's printed values.
-
-Turns rows of result files into rows of cells; how a cell looks is not decided here.
-"""
+"""Accuracy tables in the paper's order of rows: our results and the paper's printed values alike."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +7,7 @@ from html import escape
 import pandas as pd
 
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import arrow, table
+from reproduction.report.html import arrow, compact, fold, table
 from reproduction.report.paper import (
     AVERAGE,
     PRINTED,
@@ -34,18 +30,24 @@ MERGERS = UPSTREAMS | {
 NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
 METHODS = {method: f"w/ {name}" for method, name in NAMES.items()}
 SHIFT = "mean_shift"  # an adapter that the paper has no row for
-SETTING_LABELS = {"suite": "suite’s settings", "paper": "paper’s settings"}
+SETTING_LABELS = {"suite": "tuned settings", "paper": "printed settings"}
+SHORT = {"paper": "printed", "suite": "tuned", "": ""}
 ADAPTER_LABELS = {
     "suite": "adapters in proportion",
     "paper": "adapters of the published code’s size",
 }
+SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "n"}
 LARGER = ("14", "20")  # pools that every suite runs at its main settings only
+
+Key = tuple[str, str, str]  # upstream, method, setting
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table, in percent; change: against the block's merger; spread: standard
-    deviation over seeds.
+    """One number of a table, in percent.
+
+    change: against the block's merger.  spread: standard deviation over seeds.  doubt: why the
+    printed number may be wrong.
     """
 
     value: float
@@ -57,9 +59,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One model: kind is reference, merger or calibrated; no cells means that it was not run. A
-    heading names the rows below.
-    """
+    """One model: kind is reference, merger, calibrated or heading; no cells: it was not run."""
 
     label: str
     kind: str
@@ -68,62 +68,77 @@ class Row:
     one_run: bool = False
 
 
-Key = tuple[str, str, str]  # upstream, method, setting
-Lookup = Callable[
-    [str, str], tuple[dict[str, Cell], bool]
-]  # upstream, method → cells by column, whether one run
+Found = tuple[dict[str, Cell], bool]  # cells by column, and whether a single draw is behind one
+Lookup = Callable[[str, str, str], Found]  # of upstream, method and setting
 
 
 def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
-    """The settings that results of this suite and pool have, of FeatCal and of the adapters' size;
-    the main one comes first.
-    """
+    """Return the settings that a suite runs for this pool, the main one first."""
     return ("paper",) if suite == "paper" else ("suite",) if pool in LARGER else ("suite", "paper")
 
 
-def row_name(upstream: str, method: str) -> str:
-    """How pages call a row of a printed table."""
-    return f"{UPSTREAMS.get(upstream, '')} {(METHODS | REFERENCES).get(method, '')}".strip()
+def printed_first(suite: str, pool: str = "8") -> tuple[str, ...]:
+    """Return the same settings, the paper's own before tuned ones."""
+    return tuple(sorted(settings_shown(suite, pool)))
 
 
 def setting_label(setting: str) -> str:
-    """What a column or table at one setting is at."""
+    """Return "at the printed settings", for the heading of a column."""
     return f"at the {SETTING_LABELS[setting]}"
 
 
-def accuracy_rows(evidence: Evidence, setting: str = "") -> list[Row]:
-    """Every row of the paper's table from the main settings; or at another setting the blocks
-    without the references.
+def row_name(upstream: str, method: str) -> str:
+    """Return how pages call a row of a printed table."""
+    return f"{UPSTREAMS.get(upstream, '')} {(METHODS | REFERENCES).get(method, '')}".strip()
 
-    A row that was not run has no cells; a reference that the paper's table lacks, such as the
-    multi-task model of the larger pools, is left out.
+
+def settings_note(ours: Evidence) -> str:
+    """Return λ, ρ, α and n of FeatCal at each setting, for a caption; empty where not run."""
+    runs = [run for run in ours.settings().get("calibrate", {}).values() if run.get("calibration")]
+    told = []
+    for setting in printed_first(ours.suite, ours.pool):
+        several = [run["calibration"] | run for run in runs if run["setting"] == setting]
+        found = dict.fromkeys(
+            ", ".join(f"{symbol} {compact(values[key])}" for key, symbol in SYMBOLS.items())
+            for values in several
+        )
+        told += [f"{SHORT[setting]} {' or '.join(found)}"] if found else []
+    return f" FeatCal: {'; '.join(told)}." if told else ""
+
+
+def accuracy_rows(ours: Evidence) -> list[Row]:
+    """Return every row of the paper's table, what calibrates at each setting that was run.
+
+    A reference that the paper's table lacks, such as the multi-task model of the larger pools, is
+    left out.
     """
-    chosen = setting or settings_shown(evidence.suite, evidence.pool)[0]
-    printed = PRINTED.get((evidence.role, evidence.pool))
-    references = () if setting else references_of(printed) if printed else tuple(REFERENCES)
+    printed = PRINTED.get((ours.role, ours.pool))
+    references = references_of(printed) if printed else tuple(REFERENCES)
     return rows_in_order(
-        lambda u, m: measured_cells(evidence, model_key(u, m, chosen)), references, UPSTREAMS
+        lambda u, m, s: measured_cells(ours, model_key(u, m, s)),
+        references,
+        UPSTREAMS,
+        printed_first(ours.suite, ours.pool),
     )
 
 
-def references_of(table: str) -> tuple[str, ...]:
-    """The references for which a printed table has a row."""
-    printed = set(paper_table(table)["method"])
+def references_of(number: str) -> tuple[str, ...]:
+    """Return the references for which a printed table has a row."""
+    printed = set(paper_table(number)["method"])
     return tuple(method for method in REFERENCES if method in printed)
 
 
-def paper_rows(table: str, model: str = "") -> tuple[list[str], list[Row]]:
-    """The paper's printed table: its columns, and its rows with the printed values and why some are
-    in doubt.
+def paper_rows(number: str, model: str = "") -> tuple[list[str], list[Row]]:
+    """Return columns and rows of a printed table, each cell in doubt with the reason.
 
     model: by its printed name, where the table has two.
     """
-    frame = paper_table(table, model)
+    frame = paper_table(number, model)
 
-    def look(upstream: str, method: str) -> tuple[dict[str, Cell], bool]:
-        printed = paper_row(table, upstream, method, model).items()
+    def look(upstream: str, method: str, setting: str) -> Found:
+        printed = paper_row(number, upstream, method, model).items()
         return {
-            task: Cell(value, doubt=reason(table, upstream, method, task, model))
+            task: Cell(value, doubt=reason(number, upstream, method, task, model))
             for task, value in printed
         }, False
 
@@ -131,33 +146,38 @@ def paper_rows(table: str, model: str = "") -> tuple[list[str], list[Row]]:
     columns = [t for t in TASKS if t in set(frame["task"])] or [
         c for c in dict.fromkeys(frame["task"]) if c != AVERAGE
     ]
-    return columns, rows_in_order(look, references_of(table), upstreams)
+    return columns, rows_in_order(look, references_of(number), upstreams)
 
 
-def rows_in_order(look: Lookup, references: Iterable[str], upstreams: Iterable[str]) -> list[Row]:
-    """References, then a block per merger: itself, and what calibrates it with its changes; the
-    best of a block is marked.
-    """
-    rows = [Row(REFERENCES[method], "reference", "", *look("", method)) for method in references]
+def rows_in_order(
+    look: Lookup,
+    references: Iterable[str],
+    upstreams: Iterable[str],
+    settings: Sequence[str] = ("",),
+) -> list[Row]:
+    """Return references, then a block per merger: itself, and what calibrates it at each setting."""
+    rows = [
+        Row(REFERENCES[method], "reference", "", *look("", method, "")) for method in references
+    ]
     for upstream in upstreams:
-        merger = Row(UPSTREAMS[upstream], "merger", upstream, *look(upstream, "merged"))
-        calibrated = [
-            Row(label, "calibrated", upstream, *look(upstream, method))
-            for method, label in METHODS.items()
-        ]
-        rows += with_best([merger, *(with_changes(row, merger) for row in calibrated)])
+        merger = Row(UPSTREAMS[upstream], "merger", upstream, *look(upstream, "merged", ""))
+        block = [merger]
+        for setting in settings:
+            for method, label in METHODS.items():
+                name = f"{label}, {SHORT[setting]}" if len(settings) > 1 else label
+                row = Row(name, "calibrated", upstream, *look(upstream, method, setting))
+                block.append(with_changes(row, merger))
+        rows += with_best(block)
     return rows
 
 
-def measured_cells(evidence: Evidence, key: Key) -> tuple[dict[str, Cell], bool]:
-    """Mean and spread of one model on every task and on average, and whether a single draw is
-    behind them.
-    """
+def measured_cells(evidence: Evidence, key: Key) -> Found:
+    """Return mean and spread of one model on every task and on average."""
     return cells_of(by_task(evidence, key))
 
 
-def cells_of(found: Mapping[str, Estimate | None]) -> tuple[dict[str, Cell], bool]:
-    """The cells of a row, by column, and whether a single draw is behind one of them."""
+def cells_of(found: Mapping[str, Estimate | None]) -> Found:
+    """Return the cells of a row by column, and whether a single draw is behind one of them."""
     known = {column: one for column, one in found.items() if one is not None}
     return {column: Cell(one.mean, one.spread) for column, one in known.items()}, any(
         one.one_run for one in known.values()
@@ -165,14 +185,12 @@ def cells_of(found: Mapping[str, Estimate | None]) -> tuple[dict[str, Cell], boo
 
 
 def model_key(upstream: str, method: str, setting: str) -> Key:
-    """What names one model; the setting counts for what calibrates, references and mergers have
-    none.
-    """
+    """Return what names one model; references and mergers have no setting."""
     return upstream, method, setting if method in (*METHODS, SHIFT) else ""
 
 
 def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
-    """Estimates of one model by task that was run, and on average."""
+    """Return estimates of one model by task that was run, and on average."""
     whole = average(ours, key)
     if whole is None:
         return {}
@@ -181,14 +199,19 @@ def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
 
 
 def rows_of(ours: Evidence, key: Key, file: str = "scores", **more: str) -> pd.DataFrame:
-    """The rows of one model.   more: by column, what else they have in common."""
+    """Return the result rows of one model.   more: by column, what else they have in common."""
     return select(
         ours.table(file), dict(zip(("upstream", "method", "setting"), key, strict=True)) | more
     )
 
 
+def average(ours: Evidence, key: Key, file: str = "scores") -> Estimate | None:
+    """Return the mean over tasks and seeds of one model; None where it was not run."""
+    return estimate(rows_of(ours, key, file))
+
+
 def with_changes(row: Row, merger: Row) -> Row:
-    """The row with its changes against the merger it starts from."""
+    """Return the row with its changes against the merger it starts from."""
     cells = {
         column: replace(cell, change=cell.value - merger.cells[column].value)
         if column in merger.cells
@@ -199,9 +222,7 @@ def with_changes(row: Row, merger: Row) -> Row:
 
 
 def with_best(block: list[Row]) -> list[Row]:
-    """Mark the highest value of every column of a block, as it is printed (equal to one decimal is
-    equal).
-    """
+    """Mark the highest value of every column of a block, equal to one decimal being equal."""
     columns = {column for row in block for column in row.cells}
     top = {
         column: max(round(row.cells[column].value, 1) for row in block if column in row.cells)
@@ -220,69 +241,26 @@ def with_best(block: list[Row]) -> list[Row]:
     ]
 
 
-def average(ours: Evidence, key: Key, file: str = "scores") -> Estimate | None:
-    """The mean over tasks and seeds of one row; None where it was not run."""
-    return estimate(rows_of(ours, key, file))
-
-
-@dataclass(frozen=True)
-class Recovered:
-    """Which share of the way from a merger to the experts FeatCal goes, in percent; spread: over
-    seeds.
-    """
-
-    upstream: str
-    setting: str
-    share: float
-    spread: float | None
-    one_run: bool
-
-
 def share(merged: float | None, ours: float | None, expert: float | None) -> float | None:
-    """(ours − merged) / (expert − merged), in percent; None where one is unknown or there is no way
-    to go.
-    """
+    """Return (ours − merged) / (expert − merged) in percent; None where that is undefined."""
     if merged is None or ours is None or expert is None or expert <= merged:
         return None
     return 100 * (ours - merged) / (expert - merged)
 
 
-def recovered(evidence: Evidence) -> list[Recovered]:
-    """(FeatCal − merger) / (experts − merger) of the averages, per merger and settings that were
-    run.
-    """
-    expert = average(evidence, ("", "expert", ""))
-    found = []
-    for upstream in UPSTREAMS:
-        merged = average(evidence, (upstream, "merged", ""))
-        for setting in settings_shown(evidence.suite, evidence.pool):
-            ours = average(evidence, (upstream, "featcal", setting))
-            went = share(*(e and e.mean for e in (merged, ours, expert)))
-            if went is None or not (expert and merged and ours):
-                continue
-            spread = (
-                None if ours.spread is None else 100 * ours.spread / (expert.mean - merged.mean)
-            )
-            found.append(Recovered(upstream, setting, went, spread, ours.one_run))
-    return found
-
-
 def paper_recovered(
-    table: str, upstream: str, corrected: bool = False, model: str = "", method: str = "featcal"
+    number: str, upstream: str, corrected: bool = False, model: str = "", method: str = "featcal"
 ) -> float | None:
-    """The same share from the paper's averages, as printed or corrected where that can be told;
-    None where a cell is missing.
-
-    method: the row whose share it is, featcal or an adapter's.
-    """
+    """Return the same share from the paper's averages, as printed or corrected where possible."""
     read = corrected_table if corrected else paper_table
     keys = ((upstream, "merged"), (upstream, method), ("", "expert"))
-    return share(*(paper_row(table, *key, model, read=read).get(AVERAGE) for key in keys))
+    return share(*(paper_row(number, *key, model, read=read).get(AVERAGE) for key in keys))
 
 
-def number(cell: Cell | None, marks: list[str]) -> str:
-    """A cell of an accuracy table; a doubtful one gets the next mark, and its reason goes to the
-    end of `marks`.
+def number(cell: Cell | None, marks: list[str], whole: bool = True) -> str:
+    """Return a cell as HTML; the reason of a doubtful one goes to the end of `marks`.
+
+    whole: with its change and its spread below.
     """
     if cell is None:
         return "<td>–</td>"
@@ -291,8 +269,8 @@ def number(cell: Cell | None, marks: list[str]) -> str:
         if cell.doubt not in marks:
             marks.append(cell.doubt)
         value += f'<sup class="fc-doubt" title="{escape(cell.doubt)}">{marks.index(cell.doubt) + 1}</sup>'
-    below = [arrow(cell.change)] if cell.change is not None else []
-    below += [f"sd&nbsp;{cell.spread:.1f}"] if cell.spread is not None else []
+    below = [arrow(cell.change)] if whole and cell.change is not None else []
+    below += [f"sd&nbsp;{cell.spread:.1f}"] if whole and cell.spread is not None else []
     return f"<td>{value}{''.join(f'<small>{line}</small>' for line in below)}</td>"
 
 
@@ -303,8 +281,9 @@ def accuracy_table(
     caption: str,
     average: bool = True,
 ) -> tuple[str, list[str]]:
-    """An accuracy table and the reasons of its marked cells, in the order of their marks; `average`
-    adds that column.
+    """Return an accuracy table and the reasons of its marked cells, in the order of their marks.
+
+    average: add that column, which then alone has changes and spreads.
     """
     if average:
         columns, titles = [*columns, AVERAGE], [*titles, "Average"]
@@ -314,15 +293,17 @@ def accuracy_table(
         if row.kind == "heading":
             body.append(("fc-merger", [escape(row.label), f'<td colspan="{len(columns)}"></td>']))
             continue
-        label = escape(row.label) + (
-            ' <small class="fc-run">one seed</small>' if row.one_run else ""
-        )
         empty = [f'<td class="fc-none" colspan="{len(columns)}">not run</td>']
-        cells = [number(row.cells.get(column), marks) for column in columns] if row.cells else empty
-        body.append((f"fc-{row.kind}", [label, *cells]))
-    return table(
-        ["Model", *map(escape, titles)],
-        body,
-        caption,
-        "fc-accuracy fc-averaged" if average else "fc-accuracy",
-    ), marks
+        cells = [
+            number(row.cells.get(c), marks, whole=not average or c == AVERAGE) for c in columns
+        ]
+        body.append((f"fc-{row.kind}", [escape(row.label), *(cells if row.cells else empty)]))
+    kind = "fc-accuracy fc-averaged" if average else "fc-accuracy"
+    return table(["Model", *map(escape, titles)], body, caption, kind), marks
+
+
+def printed_fold(html: str, marks: list[str]) -> str:
+    """Return a printed table one click away, the reasons of its marked cells below it."""
+    reasons = "".join(f"<li>{escape(mark)}</li>" for mark in marks)
+    doubts = f"<p>Cells in doubt:</p><ol>{reasons}</ol>" if marks else ""
+    return fold("The paper’s own values", html + doubts)

@@ -6,31 +6,10 @@ import pytest
 from synthetic_results import TASKS
 
 from featcal.errors import MissingPath
-from reproduction.report import choice, figures, overview
+from reproduction.report import choice, overview
 from reproduction.report.evidence import Evidence, project_root, select
 from reproduction.report.html import SIGNS, arrow, compact, plain
 from reproduction.report.page import Page
-
-
-def test_a_page_lists_the_files_of_its_claims_and_not_those_of_other_studies(results):
-    for name in (
-        "samples/clip_b32-8/samples.csv",
-        "samples/clip_b32-8/run.json",
-        "cost/clip_b32-8/cost.csv",
-    ):
-        (results / name).write_text("{}")
-    ours = Evidence("mini", "clip_b32", "8")
-    assert {path.parts[0] for path in Page("table01", "mini").files(ours)} == {
-        "scores",
-        "ablate",
-        "drift",
-    }
-    listed = {str(path) for path in Page("figure3", "mini").files(ours)}
-    assert {
-        "scores/clip_b32-8/scores.csv",
-        "samples/clip_b32-8/samples.csv",
-        "samples/clip_b32-8/run.json",
-    } <= listed
 
 
 def test_signs_can_be_read_without_colour():
@@ -41,36 +20,6 @@ def test_signs_can_be_read_without_colour():
 def test_settings_are_read_without_the_notation_of_programs():
     values = (0.05, 256, 1e-6, 2.5e-5, 1e10)
     assert [compact(value) for value in values] == ["0.05", "256", "10⁻⁶", "2.5·10⁻⁵", "10¹⁰"]
-
-
-@pytest.mark.parametrize("panel", figures.PANELS)
-def test_a_figure_has_the_same_bytes_twice_and_no_outside_link(results, panel):
-    first, second = (
-        Page("figure1", "mini").figure(panel).bundle["image/svg+xml"] for _ in range(2)
-    )
-    assert first == second and len(first) < 120_000
-    tree = ElementTree.fromstring(first.split("?>", 1)[1])
-    links = [
-        value for node in tree.iter() for key, value in node.attrib.items() if key.endswith("href")
-    ]
-    assert all(link.startswith(("#", "data:")) for link in links)
-
-
-def test_drawing_leaves_the_settings_of_matplotlib_alone(results):
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    Page("figure1", "mini").figure("accuracies")
-    assert dict(matplotlib.rcParams) == before
-
-
-def test_bars_tell_the_accuracies_of_the_table(results):
-    drawn = figures.accuracies(Evidence("mini", "clip_b32", "8")).axes[0]
-    bars = dict(zip(["base", "merged", "featcal", "expert"], drawn.containers, strict=True))
-    assert [bar.get_width() for bar in bars["merged"]] == pytest.approx(
-        [64 + 0.5 * i for i in range(len(TASKS))]
-    )
-    assert drawn.get_xlabel() == "top-1 accuracy (%)"
 
 
 def test_ranges_name_what_lies_outside(results):

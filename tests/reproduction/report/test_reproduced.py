@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from synthetic_results import write_project
 
-from reproduction.report import accuracies, budget, corrupted, extended, language, reproduced
 from reproduction.report.evidence import Evidence
-from reproduction.report.page import Page
+from reproduction.report.pages import accuracies, damage, language, reproduced, samples
+from reproduction.report.pages.reproduced import ROUNDING, Compared, against_printed, tolerance
 from reproduction.report.paper import (
     AVERAGE,
     PAPER_MODELS,
@@ -19,7 +19,6 @@ from reproduction.report.paper import (
     corrected_table,
     paper_table,
 )
-from reproduction.report.reproduced import ROUNDING, Compared, against_printed, elsewhere, tolerance
 from reproduction.report.statistics import Estimate
 from reproduction.results import SCORES, write_rows
 
@@ -120,9 +119,9 @@ def test_a_rotated_row_is_reproduced_in_its_corrected_form_only(project):
         True,
         85.6,
     ) and rotated.doubt
-    text = accuracies.measured(Page("table08", "paper")).text
-    assert "printed 48.2: differs by +37.4" in text and "corrected 85.6: reproduced" in text
-    assert "more in the corrected form of a doubtful cell" in text
+    text = accuracies.measured(Evidence("paper", "clip_b32", "14")).text
+    assert "printed 48.2, +37.4" in text and "corrected 85.6" in text
+    assert "values reproduced as printed" in text and ", 0 as corrected" not in text
 
 
 def test_the_paper_s_own_seeds_count_where_it_repeats_an_experiment(project):
@@ -140,8 +139,8 @@ def test_every_page_of_values_says_what_is_reproduced_and_how_many(project, plac
     write_as_printed(project, role, pool, number)
     found = cells(role, pool, number)
     assert len(found) >= 0.8 * len(paper_table(number)) / paper_table(number)["model"].nunique()
-    assert "Against the paper’s own values" in against_printed(number, "paper")
-    assert f"of {len(found)} reproduced as printed" in against_printed(number, "paper")
+    shown = against_printed(Evidence("paper", role, pool), number)
+    assert f"of {len(found)} values reproduced as printed" in shown
 
 
 def test_the_highest_of_base_and_experts_is_held_against_the_llamas_fine_tuned_row(project):
@@ -160,18 +159,14 @@ def test_the_highest_of_base_and_experts_is_held_against_the_llamas_fine_tuned_r
 def test_averages_of_table_2_are_those_of_the_other_experiments(project):
     for place in (("clip_l14", "8"), ("clip_b32", "14")):
         write_as_printed(project, *place, PRINTED[place])
-    html = extended.averages(Page("table02", "paper")).text
-    assert "Against the paper’s own values" in html and "Fine-tuned (STL)" in html
-    assert "corrected 89.3: reproduced" in html
+    text = accuracies.extended("paper", "clip_b32").text
+    assert "Table 2: " in text and "corrected 89.3" in text
 
 
-def test_nothing_is_run_yet_is_said_and_is_no_error(project):
-    assert "not run: nothing to hold against" in against_printed("table01", "paper")
-    assert "Against the paper" not in Page("table01", "paper").banner().text
-    assert (
-        budget.means(Page("table12", "paper")).text
-        and corrupted.averages(Page("table06", "paper")).text
-    )
+def test_without_results_there_is_nothing_to_compare(project):
+    ours = Evidence("paper", "clip_b32", "8")
+    assert "not run: nothing to compare" in against_printed(ours, "table01")
+    assert "not run" in samples.means(ours).text and "not run" in damage.averages(ours).text
 
 
 def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkeypatch):
@@ -183,27 +178,16 @@ def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkey
             path, index=False
         )
     monkeypatch.chdir(tmp_path)
-    budgets = reproduced.budgets(Evidence("paper", "clip_b32", "8"))
+    ours = Evidence("paper", "clip_b32", "8")
+    budgets = samples.compared(ours)
     assert {one.column for one in budgets} == {"n = 8", "n = 64", "n = 512"} and len(budgets) == 9
-    assert "Against the paper’s own values" in budget.means(Page("table12", "paper")).text
-    assert any(
-        one.column == "Fog" for one in reproduced.damaged(Evidence("paper", "clip_b32", "8"))
-    )
+    assert "values reproduced as printed" in samples.means(ours).text
+    assert any(one.column == "Fog" for one in damage.compared(ours))
 
 
-def test_other_suites_are_compared_by_claim_and_never_by_value(tmp_path, monkeypatch):
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    shown = [
-        accuracies.measured(Page("table01", "mini")),
-        extended.averages(Page("table02", "mini")),
-        language.measured(Page("table03", "mini")),
-    ]
-    shown += [
-        language.experts(Page("table14", "mini")),
-        budget.means(Page("table12", "mini")),
-        corrupted.averages(Page("table06", "mini")),
-    ]
-    shown += [Page("table01", "mini").banner()]
+def test_other_suites_are_compared_by_claim_and_never_by_value(results):
+    ours = Evidence("mini", "clip_b32", "8")
+    shown = [accuracies.measured(ours), accuracies.extended("mini", "clip_b32")]
+    shown += [language.measured("table03", "mini"), language.experts_table("mini")]
+    shown += [samples.means(ours), damage.averages(ours)]
     assert not any("reproduced" in one.text for one in shown)
-    assert elsewhere("mini") != elsewhere("paper")

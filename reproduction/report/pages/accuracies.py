@@ -1,0 +1,256 @@
+"""Tables 1, 2 and 7 to 11: accuracies of image models, and of the encoder in their place."""
+
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import CURVES, WIDTH, drawing, shown
+from reproduction.report.html import PageOutput, standing, table
+from reproduction.report.pages.reproduced import against_printed
+from reproduction.report.paper import (
+    AVERAGE,
+    EXTENDED,
+    IMAGES,
+    PRINTED,
+    REAL,
+    TASKS,
+    corrected_table,
+    model_name,
+    model_title,
+    paper_row,
+    paper_table,
+)
+from reproduction.report.statistics import noise
+from reproduction.report.tables import (
+    METHODS,
+    SETTING_LABELS,
+    UPSTREAMS,
+    Found,
+    accuracy_rows,
+    accuracy_table,
+    average,
+    cells_of,
+    model_key,
+    paper_recovered,
+    paper_rows,
+    printed_first,
+    printed_fold,
+    references_of,
+    rows_in_order,
+    settings_note,
+    settings_shown,
+    share,
+)
+
+LEGEND = (
+    "Arrows: against the merger. sd: over seeds, where there are several. Bold: best of a block."
+)
+ADAPTERS = ("surgery", "prob_surgery")
+EXTENDED_MERGERS = ("task_arithmetic", "wudi")  # of Table 2
+POOLS = ("8", "14", "20")
+SIZES = {REAL: "MiniLM, texts", IMAGES: "in the role of B/32", "clip_l14": "in the role of L/14"}
+DASHES = {"featcal": "-", "surgery": "--", "prob_surgery": ":"}
+NOT_RUN = '<span class="fc-none">not run</span>'
+
+
+def answer(
+    number: str, *experiments: Evidence, upstreams: Mapping[str, str] = UPSTREAMS
+) -> PageOutput:
+    """Return FeatCal minus its merger and minus the better adapter, printed and measured."""
+    head = ["FeatCal after", "The paper: − merger", "− better adapter"]
+    for ours in experiments:
+        head += [f"{model_title(ours.role, ours.suite)}: − merger", "− better adapter"]
+    rows = []
+    for upstream, name in upstreams.items():
+        for place, setting in enumerate(settings_of(*experiments)):
+            printed = [_printed_gain(number, upstream, other) for other in (False, True)]
+            cells = ["", ""] if place else printed
+            for ours in experiments:
+                cells += _gains(ours, upstream, setting)
+            label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
+            rows.append(("fc-calibrated" if place else "fc-merger", [label, *cells]))
+    caption = (
+        "Differences of the average accuracy, points. Above, below: by more than two standard"
+        " errors, samples paired. Better adapter: the higher average of Surgery and ProbSurgery."
+    )
+    return PageOutput(table(head, rows, caption, "fc-long"))
+
+
+def settings_of(*experiments: Evidence) -> tuple[str, ...]:
+    """Return the settings that any of the experiments has, printed ones first."""
+    several = {s for ours in experiments for s in printed_first(ours.suite, ours.pool)}
+    return tuple(sorted(several))
+
+
+def _gains(ours: Evidence, upstream: str, setting: str) -> list[str]:
+    featcal = average(ours, (upstream, "featcal", setting))
+    merged = average(ours, (upstream, "merged", ""))
+    adapters = [average(ours, (upstream, method, setting)) for method in ADAPTERS]
+    if featcal is None or merged is None:
+        return [NOT_RUN, NOT_RUN]
+    best = max((one for one in adapters if one), key=lambda one: one.mean, default=None)
+    return [standing(featcal, merged), standing(featcal, best) if best else NOT_RUN]
+
+
+def _printed_gain(number: str, upstream: str, adapters: bool) -> str:
+    """Return the same from the printed averages; with corrected cells where that changes it."""
+
+    def gain(read: Callable[..., pd.DataFrame]) -> float:
+        methods = ADAPTERS if adapters else ("merged",)
+        values = [paper_row(number, upstream, m, read=read)[AVERAGE] for m in methods]
+        return float(paper_row(number, upstream, "featcal", read=read)[AVERAGE] - max(values))
+
+    said, mended = (f"{gain(read):+.1f}" for read in (paper_table, corrected_table))
+    return said if said == mended else f"{said} <small>{mended} corrected</small>"
+
+
+def measured(ours: Evidence) -> PageOutput:
+    """Return the accuracy table of one experiment in the paper's order of rows."""
+    caption = f"Top-1 accuracy (%) on test {ours.inputs} — {model_name(ours.role, ours.suite)}.{settings_note(ours)} {LEGEND}"
+    titles = [ours.title(task) for task in ours.tasks]
+    html, _ = accuracy_table(accuracy_rows(ours), ours.tasks, titles, caption)
+    number = PRINTED.get((ours.role, ours.pool), "")
+    return PageOutput(html + against_printed(ours, number))
+
+
+def printed(number: str) -> PageOutput:
+    """Return the paper's printed table, one click away, with the cells in doubt marked."""
+    columns, rows = paper_rows(number)
+    caption = f"The paper’s Table {int(number[-2:])}, as printed: CLIP models on image data sets"
+    titles = [TASKS.get(column, column) for column in columns]
+    found = accuracy_table(rows, columns, titles, caption, average=number != "table02")
+    return PageOutput(printed_fold(*found))
+
+
+def recovered(number: str, *experiments: Evidence) -> PageOutput:
+    """Return the share of the way from each merger to the experts that FeatCal goes."""
+    rows = []
+    for upstream, name in UPSTREAMS.items():
+        for place, setting in enumerate(settings_of(*experiments)):
+            cells = [share_of(ours, upstream, setting) for ours in experiments]
+            label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
+            rows.append(("", [label, "" if place else printed_share(number, upstream), *cells]))
+    head = ["FeatCal after", "The paper", *(model_name(o.role, o.suite) for o in experiments)]
+    caption = "Share of the gap between merger and experts that FeatCal recovers (%)"
+    return PageOutput(table(head, rows, caption))
+
+
+def share_of(ours: Evidence, upstream: str, setting: str) -> str:
+    """Return the measured share of one merger at one setting."""
+    keys = ((upstream, "merged", ""), (upstream, "featcal", setting), ("", "expert", ""))
+    went = share(*((one := average(ours, key)) and one.mean for key in keys))
+    return NOT_RUN if went is None else f"{went:.0f}"
+
+
+def printed_share(number: str, upstream: str, model: str = "") -> str:
+    """Return the paper's share; with corrected cells where that changes it."""
+    shares = (paper_recovered(number, upstream, mended, model) for mended in (False, True))
+    said, mended = ("–" if one is None else f"{one:.0f}" for one in shares)
+    return said if said == mended else f"{said} <small>{mended} corrected</small>"
+
+
+def columns_of(suite: str, role: str) -> dict[str, Evidence]:
+    """Return the experiments behind the columns of Table 2, by their printed heading."""
+    if role == REAL:
+        return {f"{pool} tasks": Evidence(suite, REAL, pool) for pool in POOLS}
+    return {column: Evidence(suite, *place) for column, place in EXTENDED.items()}
+
+
+def extended_answer(suite: str) -> PageOutput:
+    """Return FeatCal minus the better adapter for every column of Table 2, printed and measured."""
+    main, rows = settings_shown(suite)[0], []
+    columns = columns_of(suite, IMAGES)
+    texts = {name: Evidence(suite, REAL, EXTENDED[name][1]) for name in columns if "B/32" in name}
+    for upstream in EXTENDED_MERGERS:
+        printed = [
+            paper_row("table02", upstream, "featcal")[column]
+            - max(paper_row("table02", upstream, method)[column] for method in ADAPTERS)
+            for column in columns
+        ]
+        rows.append(
+            (
+                "fc-merger",
+                [
+                    f"{UPSTREAMS[upstream]} <small>the paper</small>",
+                    *(f"{gain:+.1f}" for gain in printed),
+                ],
+            )
+        )
+        for name, places in (
+            ("synthetic models" if suite == "mini" else "here", columns),
+            (model_name(REAL, suite), texts),
+        ):
+            cells = [_gains(places[c], upstream, main)[1] if c in places else "–" for c in columns]
+            rows.append(("fc-calibrated", [f"{UPSTREAMS[upstream]} <small>{name}</small>", *cells]))
+    caption = (
+        "FeatCal minus the better adapter, average accuracy, points,"
+        f" {SETTING_LABELS[main]}. Above, below: by more than two standard errors."
+    )
+    return PageOutput(table(["After", *columns], rows, caption, "fc-long"))
+
+
+def extended(suite: str, role: str) -> PageOutput:
+    """Return Table 2: averages at the main settings, a column per experiment."""
+    main, columns = settings_shown(suite)[0], columns_of(suite, role)
+
+    def look(upstream: str, method: str, setting: str) -> Found:
+        key = model_key(upstream, method, setting)
+        return cells_of({name: average(ours, key) for name, ours in columns.items()})
+
+    rows = rows_in_order(look, references_of("table02"), EXTENDED_MERGERS, (main,))
+    name = model_name(role, suite) if role == REAL else "both sizes of image models"
+    caption = f"Average top-1 accuracy (%), {SETTING_LABELS[main]} — {name}. {LEGEND}"
+    html, _ = accuracy_table(rows, list(columns), list(columns), caption, average=False)
+    return PageOutput(html + (against_printed(None, "table02", suite) if role != REAL else ""))
+
+
+def gains_by_tasks(suite: str) -> PageOutput:
+    """Return the gain of everything that calibrates by number of tasks, drawn."""
+    return shown(_drawn(by_tasks(suite)), "averages to compare")
+
+
+def by_tasks(suite: str) -> pd.DataFrame:
+    """Return the gain of each method over its merger, and two standard errors of it."""
+    main, found = settings_shown(suite)[0], []
+    for role, pool in (*((REAL, pool) for pool in POOLS), *PRINTED):
+        ours = Evidence(suite, role, pool)
+        for upstream in EXTENDED_MERGERS:
+            merged = average(ours, (upstream, "merged", ""))
+            for method in METHODS:
+                one = average(ours, (upstream, method, main))
+                if merged is not None and one is not None:
+                    row = {"role": role, "tasks": int(pool), "upstream": upstream, "method": method}
+                    found.append(row | {"gain": one.mean - merged.mean, "room": noise(one, merged)})
+    return pd.DataFrame(found, columns=["role", "tasks", "upstream", "method", "gain", "room"])
+
+
+def _drawn(rows: pd.DataFrame) -> Figure | None:
+    """Draw a panel per merger and model; bars reach two standard errors up and down."""
+    if rows.empty:
+        return None
+    with drawing():
+        figure = Figure(figsize=(WIDTH, 6.2))
+        sizes = {role: size for role, size in SIZES.items() if role in set(rows["role"])}
+        shape = {"sharex": True, "sharey": "row", "squeeze": False}
+        panels = figure.subplots(len(EXTENDED_MERGERS), len(sizes), **shape)
+        for line, upstream in zip(panels, EXTENDED_MERGERS, strict=True):
+            for axes, (role, size) in zip(line, sizes.items(), strict=True):
+                own = select(rows, {"role": role, "upstream": upstream})
+                for method, dashes in DASHES.items():
+                    curve = select(own, {"method": method}).sort_values("tasks")
+                    look = CURVES[method] | {"linestyle": dashes, "lw": 2, "markersize": 7}
+                    bars = {"yerr": curve["room"], "capsize": 3}
+                    axes.errorbar(curve["tasks"], curve["gain"], **bars, **look)
+                axes.axhline(0, color="#333333", lw=1)
+                axes.set_title(f"{UPSTREAMS[upstream]},\n{size}", fontsize=11)
+                axes.set_xticks(list(map(int, POOLS)))
+        for axes in panels[:, 0]:
+            axes.set_ylabel("gain (points)")
+        for axes in panels[-1]:
+            axes.set_xlabel("tasks")
+        handles = panels[0, 0].get_legend_handles_labels()
+        figure.legend(*handles, loc="upper center", ncols=3, bbox_to_anchor=(0.5, 1.06))
+        figure.tight_layout()
+        return figure

@@ -1,0 +1,426 @@
+"""Figures 1, 2, 6 and 7: drift from the experts' features before and after calibration."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from reproduction.report.claims import main_setting
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import (
+    BARS,
+    COLOURS,
+    MARKERS,
+    NAMES,
+    WIDTH,
+    block_name,
+    depth,
+    drawing,
+    named,
+    one_panel,
+    shown,
+    specks,
+)
+from reproduction.report.gains import gains
+from reproduction.report.html import PageOutput, margin, table
+from reproduction.report.paper import model_name, model_title
+from reproduction.report.statistics import estimate
+from reproduction.report.tables import METHODS, UPSTREAMS, model_key, rows_of
+
+UPSTREAM = "task_arithmetic"
+PROJECTED = ("expert", "merged", "featcal")
+CLASSES = 10  # whose means are joined in a projection; of more, the most frequent ones
+COLUMNS = 2  # panels side by side in Figure 6; more cannot be read at 390 pixels
+MEAN = "mean"
+
+
+def features(evidence: Evidence) -> Figure | None:
+    """Draw final features of the shown task in two dimensions."""
+    points = select(evidence.table("projection"), {"task": evidence.shown})
+    if points.empty:
+        return None
+    cosine = mean_cosines(evidence)
+    with one_panel(4.8) as (figure, axes):
+        labels = {
+            m: f"{NAMES[m]}, {cosine[m, evidence.shown]:.2f}"
+            for m in PROJECTED
+            if (m, evidence.shown) in cosine
+        }
+        plane(axes, points, NAMES | labels)
+        axes.set(
+            xlabel="first direction (arbitrary unit)", ylabel="second direction (arbitrary unit)"
+        )
+        axes.set_title(f"{evidence.title(evidence.shown)}: final features")
+        legend = {
+            "ncols": 3,
+            "handletextpad": 0.2,
+            "columnspacing": 1.2,
+            "title": "mean cosine to the expert’s",
+        }
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), **legend)
+        return figure
+
+
+def mean_cosines(evidence: Evidence) -> dict[tuple[str, str], float]:
+    """Return the mean cosine of final features to the expert's by method and task."""
+    rows = evidence.table("alignment")
+    rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
+    return {(row.method, row.task): row.cosine for row in rows.itertuples()}
+
+
+def plane(axes: Axes, points: pd.DataFrame, labels: dict[str, str]) -> None:
+    """Draw samples small, means of classes large, and lines from the expert's means to the others'."""
+    for model in PROJECTED:
+        rows = points[points["model"] == model]
+        specks(axes, rows["x"], rows["y"], 3.6, edgecolor=COLOURS[model], alpha=0.35)
+    axes.set_aspect("equal", adjustable="datalim")
+    images = points[points["model"] == "expert"]["label"].value_counts()
+    joined = sorted(images.index, key=lambda label: (-images[label], label))[:CLASSES]
+    means = points[points["label"].isin(joined)].groupby(["model", "label"])[["x", "y"]].mean()
+    expert = means.loc["expert"]
+    for model, style in (("merged", ":"), ("featcal", "-")):
+        for label, place in means.loc[model].iterrows():
+            axes.plot(
+                [expert.x[label], place.x],
+                [expert.y[label], place.y],
+                style,
+                color=COLOURS[model],
+                lw=1.4,
+                zorder=3,
+            )
+    for model in PROJECTED:
+        own, look = (
+            means.loc[model],
+            {"marker": MARKERS[model], "color": COLOURS[model], "label": labels[model]},
+        )
+        axes.scatter(own.x, own.y, s=70, zorder=4, edgecolor="white", lw=0.8, **look)  # type: ignore[arg-type]
+
+
+def distance(evidence: Evidence) -> Figure | None:
+    """Draw the distance to the expert's class token after every block on the shown task."""
+    rows = select(drift_rows(evidence, "l2"), {"task": evidence.shown})
+    if rows.empty:
+        return None
+    last = rows[rows["place"] == rows["place"].max()].set_index("method")["l2"]
+    change = last["featcal"] / last["merged"] - 1
+    with one_panel(3.4) as (figure, axes):
+        _lines(axes, rows, "l2")
+        axes.set_title(f"{evidence.title(evidence.shown)}: after the last block {change:+.0%}")
+        return figure
+
+
+def drift(evidence: Evidence) -> Figure | None:
+    """Draw relative drift (all tokens) and cosine (class token) per block, mean and range."""
+    if drift_rows(evidence, "cosine").empty:
+        return None
+    with drawing():
+        figure = Figure(figsize=(WIDTH, 6.8), layout="constrained")
+        for axes, measure in zip(figure.subplots(2, 1), ("relative_drift", "cosine"), strict=True):
+            _lines(axes, drift_rows(evidence, measure), measure)
+        return figure
+
+
+def drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
+    """Return rows of merged and calibrated model at the main settings, with each block's place."""
+    rows = evidence.table("drift")
+    rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
+    rows = rows[rows["block"] != "features"] if measure != "cosine" else rows
+    rows = rows if set(rows["method"]) >= {"merged", "featcal"} else rows.iloc[:0]
+    order = sorted(rows["block"].unique(), key=depth)
+    return rows.assign(place=rows["block"].map(order.index), model=rows["method"].map(NAMES))
+
+
+def _lines(axes: Axes, rows: pd.DataFrame, measure: str) -> None:
+    """Draw one line per model over the blocks, and a band over the range of tasks."""
+    order = sorted(rows["block"].unique(), key=depth)
+    style: dict[str, Any] = {
+        "palette": {NAMES[m]: COLOURS[m] for m in ("merged", "featcal")},
+        "style": "model",
+        "dashes": False,
+    }
+    style |= {
+        "markers": {NAMES[m]: MARKERS[m] for m in ("merged", "featcal")},
+        "errorbar": ("pi", 100),
+        "lw": 2,
+        "markersize": 9,
+    }
+    sns.lineplot(rows, x="place", y=measure, hue="model", ax=axes, **style)
+    axes.set_xticks(
+        range(len(order)), map(block_name, order), rotation=0 if len(order) < 10 else 90
+    )
+    axes.set(xlabel="after block", ylabel=_LABELS[measure])
+    axes.set_ylim(*((None, 1.02) if measure == "cosine" else (0, None)))
+    axes.legend(title=None)
+
+
+_LABELS = {
+    "relative_drift": "relative drift (no unit)", "cosine": "cosine to the expert", "l2": "distance to the expert (L2)",
+}  # fmt: skip
+
+
+def accuracies(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure | None:
+    """Draw accuracy per task as bars: base, merged, calibrated, expert."""
+    scores, setting = evidence.table("scores"), main_setting(evidence.suite)
+    sides = {
+        "base": {"method": "base"}, "merged": {"upstream": upstream, "method": "merged"},
+        "featcal": {"upstream": upstream, "method": "featcal", "setting": setting}, "expert": {"method": "expert"},
+    }  # fmt: skip
+    means = {
+        name: select(scores, wanted).groupby("task")["value"].mean()
+        for name, wanted in sides.items()
+    }
+    if means["merged"].empty or means["featcal"].empty:
+        return None
+    tasks = evidence.tasks
+    with one_panel(0.75 * len(tasks) + 1.4) as (figure, axes):
+        for i, (name, values) in enumerate(means.items()):
+            places = [t + (i - 1.5) * 0.2 for t in range(len(tasks))]
+            lengths = [values.get(task, 0.0) for task in tasks]
+            axes.barh(places, lengths, height=0.18, label=NAMES[name], **({"lw": 0.4} | BARS[name]))
+        axes.set_yticks(range(len(tasks)), [evidence.title(task) for task in tasks])
+        axes.invert_yaxis()
+        axes.set(xlabel="top-1 accuracy (%)", xlim=(0, 100))
+        axes.grid(axis="y", visible=False)
+        axes.legend(
+            loc="lower center",
+            bbox_to_anchor=(0.4, 1.0),
+            ncols=4,
+            handlelength=1.4,
+            columnspacing=1.0,
+        )
+        return figure
+
+
+def planes(evidence: Evidence) -> Figure | None:
+    """Draw a panel per task with the mean cosine to the expert before and after."""
+    points, cosine = evidence.table("projection"), mean_cosines(evidence)
+    tasks = [task for task in evidence.tasks if task in set(points["task"])]
+    if not tasks:
+        return None
+    with drawing():
+        lines = -(-len(tasks) // COLUMNS)
+        figure = Figure(figsize=(WIDTH, 2.75 * lines + 0.5), layout="constrained")
+        panels = figure.subplots(lines, COLUMNS, squeeze=False).flatten()
+        for axes, task in zip(panels, tasks, strict=False):
+            plane(axes, select(points, {"task": task}), NAMES)
+            both = [f"{cosine[m, task]:.2f}" for m in ("merged", "featcal") if (m, task) in cosine]
+            axes.set_title(f"{evidence.title(task)}\n{' → '.join(both)}", fontsize=13)
+            axes.set(xticks=[], yticks=[])  # arbitrary units, and of each panel its own
+        for axes in panels[len(tasks) :]:
+            axes.set_axis_off()
+        handles, _ = panels[0].get_legend_handles_labels()
+        figure.legend(
+            handles,
+            [NAMES[m] for m in PROJECTED],
+            loc="outside upper center",
+            ncols=3,
+            handletextpad=0.2,
+        )
+        return figure
+
+
+def model(evidence: Evidence, method: str) -> dict[str, str]:
+    """Return the column values that name one model."""
+    setting = "" if method == "merged" else main_setting(evidence.suite)
+    return {"upstream": UPSTREAM, "method": method, "setting": setting}
+
+
+def alignment(evidence: Evidence, rival: str) -> Figure | None:
+    """Draw the mean cosine of final features to the expert's by task and over tasks."""
+    methods = ("merged", rival, "featcal")
+    return _cosines(
+        evidence,
+        evidence.table("alignment"),
+        methods,
+        "mean cosine to the expert’s features (no unit)",
+    )
+
+
+def vectors(evidence: Evidence, rival: str) -> Figure | None:
+    """Draw the cosine of a model's change from the base to its expert's, before and after."""
+    rows = select(evidence.table("vectors"), {"part": "backbone"})
+    return _cosines(
+        evidence, rows, ("merged", "featcal"), "cosine of task vectors (no unit)", zero=True
+    )
+
+
+def _cosines(
+    evidence: Evidence,
+    measured: pd.DataFrame,
+    methods: Sequence[str],
+    words: str,
+    zero: bool = False,
+) -> Figure | None:
+    """Draw dots by task from top to bottom, their mean set apart below."""
+    found = {method: select(measured, model(evidence, method)) for method in methods}
+    if any(rows.empty for rows in found.values()):
+        return None
+    names = [*map(evidence.title, evidence.tasks), MEAN]
+    with one_panel(0.42 * len(evidence.tasks) + 2.2) as (figure, axes):
+        for method, rows in found.items():
+            values = rows.set_index("task")["cosine"]
+            look: dict[str, Any] = {
+                "marker": MARKERS[method],
+                "color": COLOURS[method],
+                "label": NAMES[method],
+                "s": 80,
+            }
+            dots = [*(values[task] for task in evidence.tasks), values.mean()]
+            axes.scatter(dots, range(len(names)), zorder=3, edgecolor="white", lw=0.6, **look)
+        if zero:
+            axes.axvline(0, color=COLOURS["expert"], lw=1)
+        axes.set_yticks(range(len(names)), names)
+        axes.axhline(len(names) - 1.5, color=COLOURS["base"], lw=1)
+        axes.invert_yaxis()
+        axes.set_xlabel(words)
+        axes.legend(
+            loc="lower center",
+            bbox_to_anchor=(0.4, 1.0),
+            ncols=3,
+            handletextpad=0.2,
+            columnspacing=1.2,
+        )
+        return figure
+
+
+def images(evidence: Evidence, rival: str) -> Figure | None:
+    """Draw every sample of the shown task by its cosine with the adapter and with FeatCal."""
+    pair = [
+        select(
+            evidence.table("similarity"),
+            {k: v for k, v in model(evidence, m).items() if k != "upstream"},
+        ).set_index("index")
+        for m in (rival, "featcal")
+    ]
+    if any(rows.empty for rows in pair):
+        return None
+    across, up = (rows["similarity"] for rows in pair)
+    with one_panel(4.9) as (figure, axes):
+        specks(axes, across, up[across.index], 4, edgecolor=COLOURS["featcal"], alpha=0.4)
+        low, high = min(across.min(), up.min()), max(across.max(), up.max())
+        axes.plot([low, high], [low, high], color=COLOURS["expert"], lw=1.2, ls="--")
+        mean: dict[str, Any] = {
+            "marker": "+",
+            "s": 260,
+            "color": "black",
+            "lw": 2.4,
+            "zorder": 4,
+            "label": "mean",
+        }
+        axes.scatter(across.mean(), up.mean(), **mean)
+        above = int((up[across.index] > across).sum())
+        axes.set_title(f"{evidence.title(evidence.shown)}: {above} of {len(across)} above the line")
+        axes.set(
+            xlabel=f"cosine with {NAMES[rival]} (no unit)", ylabel="cosine with FeatCal (no unit)"
+        )
+        axes.legend()
+        return figure
+
+
+def both_gains(evidence: Evidence, rival: str) -> Figure | None:
+    """Draw gain in cosine against gain in accuracy over the adapter, a mark per task."""
+    found = gains(evidence, model(evidence, "featcal"), model(evidence, rival))
+    if found.empty:
+        return None
+    with one_panel(4.9) as (figure, axes):
+        axes.axhline(0, color=COLOURS["expert"], lw=1)
+        axes.axvline(0, color=COLOURS["expert"], lw=1)
+        bars = {
+            "xerr": found["cosine_noise"],
+            "yerr": found["accuracy_noise"],
+            "elinewidth": 0.8,
+            "ecolor": "#999999",
+        }
+        axes.errorbar(
+            found["cosine"],
+            found["accuracy"],
+            fmt=MARKERS["featcal"],
+            ms=9,
+            color=COLOURS["featcal"],
+            **bars,
+        )
+        axes.margins(x=0.18, y=0.1)
+        named(
+            axes,
+            {evidence.title(row.task): (row.cosine, row.accuracy) for row in found.itertuples()},
+        )
+        words = f"FeatCal minus {NAMES[rival]}"
+        axes.set(xlabel=f"gain in cosine, {words} (no unit)", ylabel="gain in accuracy (points)")
+        return figure
+
+
+FIGURE1 = {"features": features, "distance": distance, "drift": drift, "accuracies": accuracies}
+AGAINST: dict[str, Callable[[Evidence, str], Figure | None]] = {
+    "alignment": alignment, "images": images, "gains": both_gains, "vectors": vectors,
+}  # fmt: skip
+
+
+def figure1(panel: str, ours: Evidence) -> PageOutput:
+    """Return one panel of Figure 1."""
+    return shown(FIGURE1[panel](ours), panel)
+
+
+def figure6(ours: Evidence) -> PageOutput:
+    """Return Figure 6: final features of every task, each in a plane of its own."""
+    return shown(planes(ours), "planes")
+
+
+def against(panel: str, ours: Evidence, adapter: str) -> PageOutput:
+    """Return one panel of Figure 2 (adapter "surgery") or Figure 7 ("prob_surgery")."""
+    return shown(AGAINST[panel](ours, adapter), panel)
+
+
+def answer(*experiments: Evidence) -> PageOutput:
+    """Return cosine, drift and accuracy before and after calibration, means over tasks."""
+    rows = []
+    for ours in experiments:
+        cosine, relative = drift_rows(ours, "cosine"), drift_rows(ours, "relative_drift")
+        last = relative[relative["place"] == relative["place"].max()]
+        final = cosine[cosine["block"] == "features"]
+        name = model_title(ours.role, ours.suite)
+        accuracy = [
+            estimate(rows_of(ours, model_key(UPSTREAM, method, main_setting(ours.suite))))
+            for method in ("merged", "featcal")
+        ]
+        cells = [
+            _change(final, "cosine", ".2f"),
+            _change(last, "relative_drift", ".2f"),
+            margin(accuracy[1], accuracy[0]),
+        ]
+        rows.append(("", [name, *cells]))
+    head = ["Merged → FeatCal", "Cosine of final features to the expert’s"]
+    head += ["Relative drift after the last block", "Accuracy, points"]
+    caption = "Task arithmetic before and after calibration, means over tasks"
+    return PageOutput(table(head, rows, caption, "fc-long"))
+
+
+def _change(rows: pd.DataFrame, measure: str, digits: str) -> str:
+    means = rows.groupby("method")[measure].mean()
+    if len(means) < 2:
+        return "not run"
+    return f"{means['merged']:{digits}} → {means['featcal']:{digits}}"
+
+
+def against_answer(adapter: str, *experiments: Evidence) -> PageOutput:
+    """Return accuracy and cosines of the merged model, with the adapter and with FeatCal."""
+    rows = []
+    for ours in experiments:
+        for method in ("merged", adapter, "featcal"):
+            one = model(ours, method)
+            found = select(ours.table("alignment"), one)
+            seed = {"seed": found["seed"].iloc[0]} if len(found) else {}
+            accuracy = estimate(select(ours.table("scores"), one | seed))
+            moved = select(ours.table("vectors"), one | {"part": "backbone"})
+            cells = [
+                f"{accuracy.mean:.1f}" if accuracy and len(found) else "not run",
+                f"{found['cosine'].mean():.3f}" if len(found) else "–",
+                f"{moved['cosine'].mean():.3f}" if len(moved) else "as merged",
+            ]
+            name = (METHODS | {"merged": UPSTREAMS[UPSTREAM]})[method]
+            label = f"{name} <small>{model_name(ours.role, ours.suite)}</small>"
+            rows.append(("fc-merger" if method == "merged" else "", [label, *cells]))
+    head = ["", "Accuracy (%)", "Cosine of final features", "Cosine of task vectors"]
+    return PageOutput(table(head, rows, "Means over tasks, one seed; cosines to the expert’s"))

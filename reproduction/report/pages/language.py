@@ -1,0 +1,245 @@
+"""Tables 3, 4 and 14: language models, both sizes as blocks of one table."""
+
+from collections.abc import Callable, Iterable
+
+import pandas as pd
+
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.html import PageOutput, compact, estimated, margin, table
+from reproduction.report.pages.accuracies import ADAPTERS, printed_share, share_of
+from reproduction.report.pages.reproduced import against_printed
+from reproduction.report.paper import (
+    AVERAGE,
+    PAPER_MODELS,
+    PAPER_NAMES,
+    PAPER_SETTINGS,
+    TEXT_TASKS,
+    model_name,
+    model_title,
+    paper_row,
+)
+from reproduction.report.statistics import estimate
+from reproduction.report.tables import (
+    REFERENCES,
+    SETTING_LABELS,
+    Cell,
+    Found,
+    Key,
+    Row,
+    accuracy_table,
+    average,
+    measured_cells,
+    model_key,
+    paper_rows,
+    printed_first,
+    printed_fold,
+    rows_in_order,
+    settings_note,
+    with_best,
+    with_changes,
+)
+
+MERGER = "task_arithmetic"
+MODELS = {  # of each printed table
+    "table03": (("flan_t5_base", "glue"), ("flan_t5_large", "glue")),
+    "table04": (("llama_3b", "mergebench"), ("llama_8b", "mergebench")),
+    "table14": (("llama_3b", "mergebench"), ("llama_8b", "mergebench")),
+}
+UNITS = {
+    "glue": "Exactly right answers (%), for STS-B Spearman’s ρ in percent, on test texts",
+    "mergebench": "Right answers (%) on test prompts",
+}
+LEGEND = "Arrows: against task arithmetic. Bold: best of what was merged."
+OWN = {  # domain → the tests of its own
+    "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),
+}  # fmt: skip
+BASE = ""  # the base among the experts
+MERGED: Key = (MERGER, "merged", "")
+ANCHOR: Key = (MERGER, "anchor", "paper")
+FEATCAL: Key = (MERGER, "featcal", "paper")
+
+Cells = dict[str, Cell]
+
+
+def experiments(number: str, suite: str) -> list[Evidence]:
+    """Return the results of both sizes of a table's model."""
+    return [Evidence(suite, *place) for place in MODELS[number]]
+
+
+def answer(number: str, suite: str) -> PageOutput:
+    """Return FeatCal minus task arithmetic and minus the better adapter, printed and measured."""
+    rows = []
+    for ours in experiments(number, suite):
+        model = PAPER_MODELS[ours.role]
+        featcal, merged, *adapters = (
+            float(paper_row(number, MERGER, method, model)[AVERAGE])
+            for method in ("featcal", "merged", *ADAPTERS)
+        )
+        cells = [f"{featcal - merged:+.1f}", f"{featcal - max(adapters):+.1f}"]
+        cells.append(printed_share(number, MERGER, model))
+        rows.append(("fc-merger", [f"{PAPER_NAMES[ours.role]} <small>the paper</small>", *cells]))
+        for setting in printed_first(suite):
+            one = average(ours, (MERGER, "featcal", setting))
+            several = [average(ours, (MERGER, method, setting)) for method in ADAPTERS]
+            best = max((a for a in several if a), key=lambda a: a.mean, default=None)
+            cells = [margin(one, average(ours, MERGED)), margin(one, best)]
+            name = model_title(ours.role, suite)
+            label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
+            rows.append(("", [label, *cells, share_of(ours, MERGER, setting)]))
+    head = [
+        "FeatCal on",
+        "− task arithmetic",
+        "− better adapter",
+        "Share of the gap to the experts (%)",
+    ]
+    caption = "Differences of the average, points. Above, below: by more than two standard errors."
+    return PageOutput(table(head, rows, caption))
+
+
+def measured(number: str, suite: str) -> PageOutput:
+    """Return Table 3 or 4 in the paper's order of rows, at every setting that was run."""
+    settings = "".join(dict.fromkeys(settings_note(ours) for ours in experiments(number, suite)))
+    html = _blocks(number, suite, _accuracy_rows, LEGEND + settings)
+    return PageOutput(html + _against(number, suite))
+
+
+def _against(number: str, suite: str) -> str:
+    return "".join(against_printed(ours, number) for ours in experiments(number, suite))
+
+
+def _accuracy_rows(ours: Evidence) -> list[Row]:
+    """Return base, experts and task arithmetic with what calibrates it."""
+
+    def look(upstream: str, method: str, setting: str) -> Found:
+        if method == "expert" and ours.pool == "mergebench":
+            return highest(experts(ours).values()), False
+        return measured_cells(ours, model_key(upstream, method, setting))
+
+    return rows_in_order(look, ("base", "expert"), (MERGER,), printed_first(ours.suite))
+
+
+def _blocks(number: str, suite: str, rows_of: Callable[[Evidence], list[Row]], legend: str) -> str:
+    """Return the rows of both sizes below each other, each block below its model's name."""
+    found = experiments(number, suite)
+    rows = [
+        row for ours in found for row in (_heading(model_name(ours.role, suite)), *rows_of(ours))
+    ]
+    pool = found[0].pool
+    run = {task for ours in found if ours.was_run for task in ours.tasks}
+    columns = [task for task in TEXT_TASKS[pool] if task in run or not run]
+    titles = [found[0].title(column) for column in columns]
+    return accuracy_table(rows, columns, titles, f"{UNITS[pool]}. {legend}")[0]
+
+
+def _heading(name: str) -> Row:
+    return Row(name, "heading", "", {})
+
+
+def printed(number: str) -> PageOutput:
+    """Return the paper's printed table, one click away, with the cells in doubt marked."""
+    rows: list[Row] = []
+    for role, _ in MODELS[number]:
+        model = PAPER_MODELS[role]
+        own = _printed_experts(model) if number == "table14" else paper_rows(number, model)[1]
+        rows += [_heading(PAPER_NAMES[role]), *own]
+    columns = TEXT_TASKS[MODELS[number][0][1]]
+    caption = f"The paper’s Table {int(number[-2:])}, as printed"
+    return PageOutput(
+        printed_fold(*accuracy_table(rows, list(columns), list(columns.values()), caption))
+    )
+
+
+def anchors(number: str, suite: str) -> PageOutput:
+    """Return averages of task arithmetic, of FeatCal's anchor alone and of FeatCal."""
+    body = []
+    for ours in experiments(number, suite):
+        values = PAPER_SETTINGS[ours.role]
+        at = f"λ {compact(values.ridge)}, ρ {compact(values.anchor_blend)}"
+        merged, anchor, featcal = (average(ours, key) for key in (MERGED, ANCHOR, FEATCAL))
+        cells = [estimated(one) for one in (merged, anchor, featcal)]
+        cells += [margin(anchor, merged), margin(featcal, anchor)]
+        body.append(("", [f"{model_name(ours.role, suite)} <small>{at}</small>", *cells]))
+    head = ["", "Task arithmetic", "Anchor alone", "FeatCal", "Anchor − task arithmetic"]
+    caption = "Averages (%) and their differences (points) at the printed settings"
+    return PageOutput(table([*head, "FeatCal − anchor"], body, caption, "fc-long"))
+
+
+def experts(ours: Evidence) -> dict[str, Cells]:
+    """Return cells of the base and of every expert by its domain; none for what was not run."""
+    keys = {BASE: ("", "base", "")} | {domain: ("", "expert", domain) for domain in OWN}
+    return {name: measured_cells(ours, key)[0] for name, key in keys.items()}
+
+
+def highest(found: Iterable[Cells]) -> Cells:
+    """Return the highest value of every test and their mean; nothing unless all were run."""
+    rows = list(found)
+    if not all(rows):
+        return {}
+    tests = [test for test in rows[0] if test != AVERAGE]
+    top = {test: Cell(max(cells[test].value for cells in rows)) for test in tests}
+    return top | {AVERAGE: Cell(sum(cell.value for cell in top.values()) / len(top))}
+
+
+def experts_table(suite: str) -> PageOutput:
+    """Return Table 14: the base and every expert on all tests, and the highest of each column."""
+    legend = "Arrows: against the base. Bold: highest of the column."
+    html = _blocks("table14", suite, _expert_rows, legend)
+    return PageOutput(html + _against("table14", suite))
+
+
+def _expert_rows(ours: Evidence) -> list[Row]:
+    found = experts(ours)
+    base = Row(REFERENCES["base"], "reference", "", found[BASE])
+    rows = [Row(_name(domain), "calibrated", "", found[domain]) for domain in OWN]
+    best = Row(REFERENCES["expert"], "reference", "", highest(found.values()))
+    return [*with_best([base, *(with_changes(row, base) for row in rows)]), best]
+
+
+def _printed_experts(model: str) -> list[Row]:
+    """Return the paper's block of one model, by its printed name."""
+    keys = {REFERENCES["base"]: ("base", "")} | {
+        _name(domain): ("expert", domain) for domain in OWN
+    }
+    found = []
+    for name, (method, domain) in (keys | {REFERENCES["expert"]: ("expert", "")}).items():
+        printed = paper_row("table14", "", method, model, domain).items()
+        cells = {str(task): Cell(value) for task, value in printed}
+        found.append(Row(name, "calibrated" if domain else "reference", "", cells))
+    return found
+
+
+def _name(domain: str) -> str:
+    return f"{domain.capitalize()} expert"
+
+
+def won_and_lost(suite: str) -> PageOutput:
+    """Return what every expert won on its own tests and lost on all others."""
+    body = []
+    for ours in experiments("table14", suite):
+        model = PAPER_MODELS[ours.role]
+        for domain in OWN:
+            cells = [_printed_change(model, domain, inside) for inside in (True, False)]
+            cells += [_change(ours.table("scores"), domain, inside) for inside in (True, False)]
+            body.append(
+                ("", [f"{_name(domain)} <small>{model_name(ours.role, suite)}</small>", *cells])
+            )
+    head = ["", "The paper: own tests", "all others", "Here: own tests", "all others"]
+    caption = (
+        "Mean change against the base, points. Above, below: by more than two standard errors."
+    )
+    return PageOutput(table(head, body, caption, "fc-long"))
+
+
+def _change(scores: pd.DataFrame, domain: str, inside: bool) -> str:
+    tests = scores[scores["task"].isin(OWN[domain]) == inside]
+    keys = ({"method": "expert", "setting": domain}, {"method": "base"})
+    return margin(*(estimate(select(tests, key)) for key in keys))
+
+
+def _printed_change(model: str, domain: str, inside: bool) -> str:
+    rows = (
+        paper_row("table14", "", *row).drop(AVERAGE)
+        for row in (("expert", model, domain), ("base", model))
+    )
+    expert, base = (row[row.index.isin(OWN[domain]) == inside].mean() for row in rows)
+    return f"{expert - base:+.1f}"

@@ -1,0 +1,202 @@
+"""How the suite `paper`, which runs the paper's own checkpoints, compares with every printed value.
+
+Other suites have other models and data; they are compared by claim, never by value.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import pandas as pd
+
+from reproduction.report import tables
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.html import fold, note, table
+from reproduction.report.paper import (
+    AVERAGE,
+    EXTENDED,
+    PAPER_MODELS,
+    corrected_table,
+    paper_table,
+    reason,
+    title_of,
+)
+from reproduction.report.statistics import Estimate, estimate
+
+SUITE, SETTING = "paper", "paper"
+ROUNDING = 0.05  # half a unit of the last printed digit, in points
+# Table 12 repeats this experiment of Table 1 under three seeds, so its printed deviation says how
+# far one run of the paper's own may lie off.
+REPEATED, REPEATED_SAMPLES = ("clip_b32", "8", "task_arithmetic"), 256
+MODEL = ("upstream", "method", "setting")  # the columns that name a printed row
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One printed cell and our value for it, in percent.
+
+    allowed: the largest difference that counts as reproduced.  corrected: what fits in place of a
+    cell that cannot be right.  doubt: why the printed cell may be wrong.
+    """
+
+    row: str
+    column: str
+    ours: float
+    printed: float
+    allowed: float
+    corrected: float | None = None
+    doubt: str = ""
+
+    def reproduced(self, value: float) -> bool:
+        """Return True if ours differs from `value` by no more than is allowed."""
+        return abs(self.ours - value) <= self.allowed + 1e-9
+
+    @property
+    def as_printed(self) -> bool:
+        return self.reproduced(self.printed)
+
+    @property
+    def as_corrected(self) -> bool:
+        """Return True if reproduced in the corrected form, or as printed where there is none."""
+        return self.reproduced(self.printed if self.corrected is None else self.corrected)
+
+
+def against_printed(ours: Evidence | None, number: str, suite: str = "") -> str:
+    """Return the comparison with a printed table as HTML; empty in suites other than `paper`."""
+    if (ours.suite if ours else suite) != SUITE or not number:
+        return ""
+    return shown(list(compared(ours, number) if ours else columns(suite)), number)
+
+
+def compared(ours: Evidence, number: str) -> Iterator[Compared]:
+    """Yield every cell of a printed table about one role and pool for which there are results."""
+    model = PAPER_MODELS[ours.role]
+    printed, mended = paper_table(number, model), corrected_table(number, model)["value"]
+    models = {
+        key: measured(ours, *key)
+        for key in dict.fromkeys(zip(*(printed[name] for name in MODEL), strict=True))
+    }
+    for (_, cell), better in zip(printed.iterrows(), mended, strict=True):
+        upstream, method, task = (str(cell[name]) for name in ("upstream", "method", "task"))
+        value = models[upstream, method, cell["setting"]].get(task)
+        if value is not None:
+            spread = _printed_spread(ours, upstream, method) if task == AVERAGE else None
+            doubt = reason(number, upstream, method, task, model)
+            own = f"{cell['setting'].capitalize()} expert"
+            name = own if cell["setting"] else tables.row_name(upstream, method)
+            yield cell_of(name, task, value, float(cell["value"]), float(better), spread, doubt)
+
+
+def columns(suite: str) -> Iterator[Compared]:
+    """Yield the cells of Table 2, whose columns are averages of other experiments."""
+    mended = corrected_table("table02")["value"]
+    places = {column: Evidence(suite, *place) for column, place in EXTENDED.items()}
+    for (_, cell), better in zip(paper_table("table02").iterrows(), mended, strict=True):
+        upstream, method, column = cell["upstream"], cell["method"], cell["task"]
+        value = tables.average(places[column], _key(upstream, method))
+        if value is not None:
+            doubt = reason("table02", upstream, method, column)
+            name = tables.row_name(upstream, method)
+            yield cell_of(name, column, value, float(cell["value"]), float(better), doubt=doubt)
+
+
+def cell_of(
+    row: str,
+    column: str,
+    ours: Estimate,
+    printed: float,
+    better: float,
+    spread: float | None = None,
+    doubt: str = "",
+) -> Compared:
+    """Return one comparison.   better: the corrected value.   spread: the paper's deviation."""
+    corrected = None if better == printed else better
+    return Compared(row, column, ours.mean, printed, tolerance(ours, spread), corrected, doubt)
+
+
+def tolerance(ours: Estimate, spread: float | None = None, seeds: int = 1) -> float:
+    """Return half a unit of the last printed digit plus two standard errors, in points.
+
+    The variance is ours (test images and, of S seeds, s²/S) and the paper's: its σ²/seeds where it
+    prints a deviation, else that of one run of ours, s².
+    """
+    theirs = spread if spread is not None else ours.spread or 0.0
+    return ROUNDING + 2 * (ours.variance + theirs**2 / seeds) ** 0.5
+
+
+def measured(
+    ours: Evidence, upstream: str, method: str, expert: str = ""
+) -> Mapping[str, Estimate]:
+    """Return our estimates of one model by task, and on average.   expert: a domain's own."""
+    if method == "expert" and not expert and ours.pool == "mergebench":
+        return _highest(ours.table("scores"))
+    return tables.by_task(ours, _key(upstream, method, expert))
+
+
+def _key(upstream: str, method: str, expert: str = "") -> tables.Key:
+    if method == "expert":
+        return upstream, method, expert
+    return tables.model_key(upstream, method, SETTING)
+
+
+def _highest(scores: pd.DataFrame) -> dict[str, Estimate]:
+    """Return the highest of base and experts for every test, and the mean of those."""
+    models = scores[scores["method"].isin(("base", "expert"))]
+    found = {}
+    for task, rows in models.groupby("task", sort=False):
+        values = [estimate(own) for _, own in rows.groupby(["method", "setting"])]
+        found[str(task)] = max((value for value in values if value), key=lambda value: value.mean)
+    if found:
+        mean = sum(value.mean for value in found.values()) / len(found)
+        variance = sum(value.variance for value in found.values()) / len(found) ** 2
+        found[AVERAGE] = Estimate(mean, None, 0, told=variance)
+    return found
+
+
+def _printed_spread(ours: Evidence, upstream: str, method: str) -> float | None:
+    """Return the paper's deviation over seeds, for the one experiment that it repeats."""
+    if (ours.role, ours.pool, upstream) != REPEATED:
+        return None
+    frame = select(paper_table("table12"), {"method": method})
+    own = frame[frame["samples_per_task"] == REPEATED_SAMPLES] if len(frame) else frame
+    return float(own["std"].iloc[0]) if len(own) else None
+
+
+def shown(found: Sequence[Compared], number: str) -> str:
+    """Return the count of reproduced cells, and one click away a table of all of them."""
+    name = f"Table {int(number[-2:])}"
+    if not found:
+        return note(f"○ not run: nothing to compare with the paper’s {name}.")
+    heads = list(dict.fromkeys(one.column for one in found))
+    cells = {(one.row, one.column): _cell(one) for one in found}
+    body = [
+        ("", [escape(row), *(cells.get((row, head), "–") for head in heads)])
+        for row in dict.fromkeys(one.row for one in found)
+    ]
+    titles = ["Average" if h == AVERAGE else escape(title_of(h) or h) for h in heads]
+    caption = (
+        f"{name}: ours; printed, corrected: the paper’s value and the difference. ✓ within half a"
+        " unit of the last printed digit and two standard errors of both."
+    )
+    html = table(["Model", *titles], body, caption, "fc-accuracy")
+    return note(counted(found, name)) + fold(f"Value by value, {name}", html)
+
+
+def counted(found: Iterable[Compared], name: str) -> str:
+    """Return how many values are reproduced as printed, and in their corrected form only."""
+    several = list(found)
+    printed = sum(one.as_printed for one in several)
+    mended = sum(one.as_corrected and not one.as_printed for one in several)
+    return (
+        f"{name}: {printed} of {len(several)} values reproduced as printed, {mended} as corrected"
+    )
+
+
+def _cell(one: Compared) -> str:
+    """Return ✓ or ✗ with our value; below it what it is compared with."""
+    lines = [f"<small>printed {one.printed:.1f}, {one.ours - one.printed:+.1f}</small>"]
+    if one.corrected is not None:
+        lines.append(f"<small>corrected {one.corrected:.1f}</small>")
+    elif one.doubt:
+        lines.append(f'<small title="{escape(one.doubt)}">in doubt</small>')
+    return f"{'✓' if one.as_corrected else '✗'}&nbsp;{one.ours:.1f}{''.join(lines)}"

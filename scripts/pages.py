@@ -1,0 +1,38 @@
+"""Write pipeline/pages.yaml from what the notebooks declare to read: python scripts/pages.py.
+
+DVC takes no list of dependencies from a variable, so every page has five places; a place that it
+does not need is suite.json.
+"""
+
+from pathlib import Path
+
+from reproduction.report.execute import reads_of
+
+ROOT = Path(__file__).parents[1]
+TARGET = ROOT / "pipeline" / "pages.yaml"
+PLACES = "abcde"
+HEAD = """\
+# Which results a page of the report reads: folders and files below results/<suite>/. Written by
+# scripts/pages.py from the first cell of each notebook; only `requested` is edited by hand.
+pages:
+"""
+REST = "# Results that"  # begins the part below, which stays as it is
+
+
+def pages_yaml() -> str:
+    """Return what pipeline/pages.yaml has to say."""
+    text = HEAD
+    for source in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        reads = reads_of(source)
+        if reads:
+            if len(reads) > len(PLACES):
+                raise SystemExit(f"{source.name}: reads {len(reads)} results, at most {len(PLACES)}")
+            filled = reads + ["suite.json"] * (len(PLACES) - len(reads))
+            places = ", ".join(f"{key}: {read}" for key, read in zip(PLACES, filled, strict=True))
+            text += f"  {source.stem}: {{{places}}}\n"
+    now = TARGET.read_text(encoding="utf-8")
+    return text + now[now.index(REST) :]
+
+
+if __name__ == "__main__":
+    TARGET.write_text(pages_yaml(), encoding="utf-8")

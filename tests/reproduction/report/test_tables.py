@@ -1,0 +1,167 @@
+"""Tables of accuracies and of language models: the paper's rows, and cells computed another way."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from synthetic_correct import changed
+from synthetic_results import write_project
+
+from reproduction.report.evidence import Evidence
+from reproduction.report.html import standing
+from reproduction.report.pages import accuracies, language
+from reproduction.report.paper import (
+    AVERAGE,
+    PAPER_MODELS,
+    PRINTED,
+    TEXT_PRINTED,
+    TEXT_TASKS,
+    paper_table,
+)
+from reproduction.report.statistics import Estimate
+from reproduction.report.tables import METHODS, accuracy_rows, paper_recovered, paper_rows
+
+RESULTS = Path(__file__).parents[3] / "results" / "mini"
+MEASURED = sorted(folder.name for folder in RESULTS.glob("scores/*-*"))
+NAMES = {label: method for method, label in METHODS.items()} | {
+    "Pre-trained": "base", "Fine-tuned (STL)": "expert", "Multi-task (MTL)": "multitask",
+}  # fmt: skip
+
+
+def labels(rows):
+    return list(dict.fromkeys(row.label.partition(", ")[0] for row in rows))
+
+
+@pytest.mark.parametrize(("role", "pool"), PRINTED)
+def test_rows_have_the_papers_order_and_every_setting(results, role, pool):
+    ours = accuracy_rows(Evidence("mini", role, pool))
+    _, printed = paper_rows(PRINTED[role, pool])
+    assert labels(ours) == labels(printed)
+    settings = 2 if pool == "8" else 1
+    assert len(ours) == (3 if pool == "8" else 2) + 4 * (1 + 3 * settings)
+
+
+@pytest.mark.parametrize(("role", "pool"), TEXT_PRINTED)
+def test_a_block_of_a_language_model_has_the_papers_rows_and_columns(results, role, pool):
+    ours = language._accuracy_rows(Evidence("mini", role, pool))
+    _, printed = paper_rows(TEXT_PRINTED[role, pool], PAPER_MODELS[role])
+    assert labels(ours) == labels(printed)
+    assert all(list(row.cells) == [*TEXT_TASKS[pool], AVERAGE] for row in (*ours, *printed))
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_every_cell_is_the_mean_of_its_rows_in_the_csv(name):
+    """Plain pandas on the files against what the pages show."""
+    role, pool = name.rsplit("-", 1)
+    ours = Evidence("mini", role, pool, RESULTS)
+    rows = language._accuracy_rows(ours) if pool in TEXT_TASKS else accuracy_rows(ours)
+    files = [RESULTS / kind / name / f"{kind}.csv" for kind in ("scores", "ablate")]
+    scores = pd.concat([pd.read_csv(f, keep_default_na=False) for f in files if f.is_file()])
+    seen = 0
+    for row in rows:
+        label, _, setting = row.label.partition(", ")
+        method = NAMES.get(label, "merged")
+        if not row.cells or (method == "expert" and pool == "mergebench"):
+            continue
+        own = scores[(scores["method"] == method) & (scores["upstream"] == row.upstream)]
+        chosen = {"printed": "paper", "tuned": "suite", "": "suite"}[setting]
+        own = own[own["setting"] == (chosen if method in METHODS else "")]
+        for task, values in own.groupby("task")["value"]:
+            assert row.cells[task].value == pytest.approx(values.mean())
+        by_seed = own.groupby("seed")["value"].mean()
+        assert row.cells[AVERAGE].value == pytest.approx(by_seed.mean())
+        if len(by_seed) > 1:
+            assert row.cells[AVERAGE].spread == pytest.approx(by_seed.std())
+        seen += 1
+    assert seen >= 6
+
+
+def test_a_page_prints_the_cells_with_one_decimal_and_the_change_of_the_average():
+    ours = Evidence("mini", "clip_b32", "8", RESULTS)
+    text = accuracies.measured(ours).text.splitlines()
+    scores = pd.read_csv(RESULTS / "scores/clip_b32-8/scores.csv", keep_default_na=False)
+    key = (scores["upstream"] == "wudi") & scores["setting"].isin(["", "paper"])
+    means = scores[key].groupby(["method", "task"])["value"].mean()
+    line = next(
+        line for line in text[text.index(next(x for x in text if x.startswith("WUDI"))) :]
+        if line.startswith("w/ FeatCal, printed")
+    )  # fmt: skip
+    values = [f"{means['featcal', task]:.1f}" for task in ours.tasks]
+    average = means["featcal"].mean()
+    change = average - means["merged"].mean()
+    sign = "↑" if change > 0 else "↓"
+    assert line.split("  ")[1:] == [*values, f"{average:.1f}", f"{sign}{abs(change):.1f}"]
+
+
+def test_printed_cells_are_those_of_the_paper_s_file():
+    columns, rows = paper_rows("table10")
+    frame = paper_table("table10").set_index(["upstream", "method", "task"])["value"].sort_index()
+    for row in rows:
+        method = NAMES.get(row.label, "merged")
+        assert {c: cell.value for c, cell in row.cells.items()} == dict(frame[row.upstream, method])
+    assert len(columns) == 20
+
+
+def test_differences_are_named_by_two_standard_errors():
+    pair = Estimate(80.0, None, 1, told=0.5), Estimate(78.5, None, 1, told=0.5)
+    assert standing(*pair) == "+1.5 <small>within 2 SE</small>"
+    assert standing(Estimate(80.6, None, 1, told=0.5), pair[1]).startswith("+2.1 <small>above")
+    assert standing(pair[1], Estimate(80.6, None, 1, told=0.5)).startswith("-2.1 <small>below")
+
+
+def test_the_answer_is_featcal_minus_its_merger_and_minus_the_better_adapter(results):
+    ours = Evidence("mini", "clip_b32", "8")
+    lines = [line.split("  ") for line in accuracies.answer("table01", ours).text.splitlines()]
+    printed, tuned = [line for line in lines if line[0].startswith("Task Arithmetic")]
+    assert printed[2:4] == ["+18.0", "+6.7"], "85.5 − 67.5 and 85.5 − 78.8"
+    assert printed[4] == "+8.2" and tuned[4:] == ["+16.2", " above", "+10.0", " above"]
+
+
+def test_table_2_holds_the_averages_of_the_other_experiments(results):
+    lines = [line.split("  ") for line in accuracies.extended("mini", "clip_b32").text.splitlines()]
+    columns, printed = paper_rows("table02")
+    assert lines[1] == ["Model", *columns]
+    assert [line[0] for line in lines[2:]] == [row.label for row in printed]
+    surgery = [line for line in lines if line[0] == "w/ Surgery"][1]
+    assert surgery[-2:] == ["83.8", "↑3.0"], "79 + 0.25 · 19 after WUDI with twenty tasks"
+    gains = accuracies.by_tasks("mini")
+    own = gains[(gains["role"] == "clip_b32") & (gains["upstream"] == "task_arithmetic")]
+    assert list(own[own["method"] == "featcal"]["gain"]) == pytest.approx([16.2, 16, 16])
+
+
+def test_columns_are_the_tasks_of_the_user(tmp_path, monkeypatch):
+    write_project(tmp_path, "files", tasks=["cats", "gtsrb", "dogs"])
+    monkeypatch.chdir(tmp_path)
+    text = accuracies.measured(Evidence("files", "clip_b32", "8")).text.splitlines()
+    assert text[1].split("  ") == ["Model", "cats", "GTSRB", "dogs", "Average"]
+
+
+def test_the_share_recovered_is_the_part_of_the_gap(results):
+    ours = Evidence("mini", "clip_b32", "8")
+    assert accuracies.share_of(ours, "average", "suite") == f"{100 * (80 - 60) / (90 - 60):.0f}"
+    assert accuracies.share_of(ours, "wudi", "suite") == accuracies.NOT_RUN
+    said = [paper_recovered("table10", "average", corrected=c) for c in (False, True)]
+    assert said[0] == pytest.approx(100 * (87.3 - 61.1) / (90.3 - 61.1))
+    assert said[1] == pytest.approx(100 * (73.15 - 61.1) / (89.8 - 61.1))
+
+
+def test_the_highest_of_base_and_experts_is_taken_column_by_column():
+    for model in ("llama-3.2-3b-instruct", "llama-3.1-8b-instruct"):
+        *models, last = language._printed_experts(model)
+        top = language.highest(row.cells for row in models)
+        printed = {column: cell.value for column, cell in last.cells.items()}
+        assert {column: round(cell.value, 1) for column, cell in top.items()} == printed
+        assert language.highest([*(row.cells for row in models), {}]) == {}, "one was not run"
+
+
+def test_experts_win_on_their_own_tests_and_lose_on_the_others(results):
+    lines = language.won_and_lost("mini").text.splitlines()
+    line = next(line for line in lines if line.startswith("Math expert"))
+    cells = [cell.strip() for cell in line.split("  ")[2:]]
+    assert cells == ["+3.3", "-4.7", "+10.0", "above", "-10.0", "below"]
+
+
+def test_the_anchor_alone_is_compared_with_featcal_and_the_merger(results):
+    changed(results, "llama_8b-mergebench", lambda f: f["method"] == "anchor", 79.0)
+    line = next(x for x in language.anchors("table04", "mini").text.splitlines() if "λ 3" in x)
+    assert "within 2 SE" in line and "+5.8" in line, "from 73.25 to 79, and FeatCal at 79.25"
