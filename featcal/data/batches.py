@@ -128,15 +128,13 @@ def drawn(
     folders: the first that has a processor or tokenizer counts.
     Raises: BadData; BadSetting for fewer samples than asked for; as open_images and load_text.
     """
-    takes, batches = input_of(model), {}
+    takes, tasks = input_of(model), sorted(locations.items())
     if takes.kind == "pictures":
         having = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))
         preprocess = Preprocess.from_folder(next(having, folders[0]))
-        for task, location in sorted(locations.items()):
-            batches[task] = _picture_batches(task, location, preprocess, draw)
-        return batches
-    reader = reader_for(folders, takes, draw.tokens)
-    for task, location in sorted(locations.items()):
+        return {task: _picture_batches(task, at, preprocess, draw) for task, at in tasks}
+    reader, batches = reader_for(folders, takes, draw.tokens), {}
+    for task, location in tasks:
         samples = load_text(location, draw.split)
         chosen = draw.indices(task, len(samples))
         batches[task] = token_batches(samples, chosen, reader, draw.batch)
@@ -152,12 +150,9 @@ def held_out(
     """
     pictures, batches = input_of(model).kind == "pictures", {}
     for task, location in sorted(locations.items()):
-        rows = (
-            open_images(location, draw.split, False)
-            if pictures
-            else load_text(location, draw.split)
-        )
-        left = min(HELD_OUT, len(rows) - draw.samples)
+        split = location, draw.split
+        count = len(open_images(*split, False) if pictures else load_text(*split))
+        left = min(HELD_OUT, count - draw.samples)
         if left >= LEAST_HELD_OUT:
             rest = replace(draw, samples=left, skip=draw.samples)
             batches |= drawn(model, folders, {task: location}, rest)

@@ -33,7 +33,6 @@ WANTED = (
     '"completion", or "input" and "target"'
 )
 DEFAULT_TOKENS = 512  # BERT and T5 were trained on no longer texts
-CHARACTERS = 64  # per token that is kept: of a longer text only the beginning is tokenised
 VOCABULARIES = (
     "tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model",
     "sentencepiece.bpe.model",
@@ -58,21 +57,20 @@ class TextRows(Sequence[Sample]):
     """
 
     def __init__(self, table: "Dataset", origin: str, suffix: str):
-        self._origin, self._suffix = origin, suffix
+        self._table, self._origin, self._suffix = table, origin, suffix
+        self._rows: Sequence[int] = range(len(table))
         self.classes: Sequence[str] | None = None
-        if suffix in (".txt", ".jsonl"):
-            # empty lines are no samples
-            self._rows: Sequence[int] = [i for i, t in enumerate(table["text"]) if t.strip()]
+        if suffix in (".txt", ".jsonl"):  # empty lines are no samples
+            self._rows = [i for i, text in enumerate(table["text"]) if text.strip()]
             if not self._rows:
                 way_out = "put at least one sample there, one per line"
                 raise BadData(origin, "holds no text", way_out)
-        else:
-            keys = [*_form(origin, table.column_names)]
-            if LABEL in table.column_names:
-                keys.append(LABEL)
-                self.classes = getattr(table.features[LABEL], "names", None)
-            table, self._rows = table.select_columns(keys), range(len(table))
-        self._table = table
+            return
+        keys = [*_form(origin, table.column_names)]
+        if LABEL in table.column_names:
+            keys.append(LABEL)
+            self.classes = getattr(table.features[LABEL], "names", None)
+        self._table = table.select_columns(keys)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -124,9 +122,10 @@ def load_labelled(location: Location, split: str, classes: Sequence[str] | None 
     samples = list(rows)
     values: list[Any] = [s.target if s.label is None else s.label for s in samples]
     names, numeric = classes or rows.classes, all(isinstance(value, int) for value in values)
-    if not names:
-        numbers = range(max(values) + 1) if numeric else ()
-        names = [*map(str, numbers)] or sorted({str(v) for v in values if v is not None})
+    if not names and numeric:
+        names = [str(number) for number in range(max(values) + 1)]
+    elif not names:
+        names = sorted({str(value) for value in values if value is not None})
     # the first of two classes of one name counts
     number_of = {name: number for number, name in reversed([*enumerate(names)])}
     labels = values if numeric else [number_of.get(str(value), -1) for value in values]
@@ -144,11 +143,11 @@ def load_labelled(location: Location, split: str, classes: Sequence[str] | None 
 
 def _form(origin: str, keys: Sequence[str]) -> tuple[str, ...]:
     """Return the keys of a row that make the sample. Raises: BadData naming those it has."""
-    form = next((form for form in FORMS if set(form) <= set(keys)), None)
-    if form is None:
-        problem = f"holds {', '.join(keys) or 'nothing'}, which makes no text sample"
-        raise BadData(origin, problem, WANTED)
-    return form
+    for form in FORMS:
+        if set(form) <= set(keys):
+            return form
+    problem = f"holds {', '.join(keys) or 'nothing'}, which makes no text sample"
+    raise BadData(origin, problem, WANTED)
 
 
 def _sample(origin: str, row: object) -> Sample:
@@ -177,8 +176,7 @@ def _sample(origin: str, row: object) -> Sample:
         label = None
     if messages is not None:
         return Sample(origin, messages=messages, label=label)
-    text, target = (*texts.values(), None)[:2]
-    return Sample(origin, text, target, label=label)
+    return Sample(origin, *texts.values(), label=label)
 
 
 @dataclass(frozen=True)
@@ -211,8 +209,8 @@ def input_of(model: nn.Module) -> ModelInput:
     talks = name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
     pictures, text = "pixel_values" in parameters and not talks, "input_ids" in parameters
     modalities: Any = getattr(model, "input_modalities", "image")
-    modalities = {modalities} if isinstance(modalities, str) else set(modalities)
-    if pictures == text or (pictures and modalities != {"image"}):
+    only_images = modalities == "image" or set(modalities) == {"image"}
+    if pictures == text or (pictures and not only_images):
         main = getattr(model, "main_input_name", "nothing known")
         raise BadData(
             name,
@@ -223,8 +221,7 @@ def input_of(model: nn.Module) -> ModelInput:
         )
     if pictures:
         return ModelInput("pictures")
-    config: Any = model.config
-    config = config.get_text_config() if talks else config
+    config: Any = model.config.get_text_config() if talks else model.config
     size, limit = getattr(config, "vocab_size", None), _positions(model, config)
     if "decoder_input_ids" in parameters:
         start = getattr(config, "decoder_start_token_id", None)
@@ -241,9 +238,10 @@ def _positions(model: nn.Module, config: Any) -> int | None:
     if not isinstance(limit, int):
         return None
     tables = (m for m in model.modules() if isinstance(m, nn.Embedding))
-    paddings = (t.padding_idx for t in tables if t.num_embeddings == limit)
-    padding = next((index for index in paddings if index is not None), None)
-    return limit if padding is None else limit - padding - 1
+    for table in tables:
+        if table.num_embeddings == limit and table.padding_idx is not None:
+            return limit - table.padding_idx - 1
+    return limit
 
 
 @dataclass(frozen=True)
@@ -298,13 +296,8 @@ class Reader:
 
     def ids(self, sample: Sample, text: str, target: bool = False, **more: bool) -> list[int]:
         """Return the first `length` token ids of a text. Raises: BadData for no token; BadFile."""
-        key, begin = "text_target" if target else "text", text
-        options = {"truncation": True, "max_length": self.length, **more}
-        if getattr(self.tokenizer, "truncation_side", "") == "right":
-            begin = text[: CHARACTERS * self.length]
-        ids: list[int] = self.tokenizer(**{key: begin}, **options)["input_ids"]
-        if len(begin) < len(text) and len(ids) < self.length:
-            ids = self.tokenizer(**{key: text}, **options)["input_ids"]
+        given: dict[str, Any] = {"text_target" if target else "text": text, **more}
+        ids = self.tokenizer(**given, truncation=True, max_length=self.length)["input_ids"]
         if not ids:
             raise BadData(sample.origin, "holds no text", "leave it out, or fill it")
         known = self.takes.vocabulary
@@ -317,8 +310,7 @@ class Reader:
     def plain_ids(self, text: str, length: int | None = None) -> list[int]:
         """Return the token ids of one text, cut to `length` where it is given."""
         how = {} if length is None else {"truncation": True, "max_length": min(length, self.length)}
-        ids: list[int] = self.tokenizer(text, **how)["input_ids"]
-        return ids
+        return self.tokenizer(text, **how)["input_ids"]
 
 
 def reader_for(folders: Sequence[Path], takes: ModelInput, tokens: int | None) -> Reader:
@@ -337,5 +329,4 @@ def reader_for(folders: Sequence[Path], takes: ModelInput, tokens: int | None) -
         if tokens is not None and tokens > limit:
             expected = f"must be at most {limit}, the positions that the model has"
             raise BadSetting("tokens", tokens, expected)
-    default = min(DEFAULT_TOKENS, limit or DEFAULT_TOKENS)
-    return Reader(tokenizer, takes, tokens or default, folder)
+    return Reader(tokenizer, takes, tokens or min(DEFAULT_TOKENS, limit or DEFAULT_TOKENS), folder)
