@@ -73,7 +73,7 @@ def load_command(name: str) -> Any:
         epilog = f"{epilog.strip()}\n\n{EXIT_CODES}"
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, epilog=epilog)(function)
-    command = typer.main.get_command(single)
+    command: Any = typer.main.get_command(single)
     for option in command.params:
         if option.param_type_name == "argument":
             continue

@@ -22,29 +22,20 @@ from featcal.models.capture import model_call
 from featcal.models.features import output_embeddings
 from featcal.models.load import MODULES, evaluation_mode
 
-OLD_MODES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Tanh": torch.tanh,
-    "Identity": lambda x: x,
-    "ReLU": torch.relu,
-}
+MODES = ("mean", "cls", "max", "lasttoken")
+ACTIVATIONS: Any = {"Tanh": torch.tanh, "Identity": nn.Identity(), "ReLU": torch.relu}
 USE_LIBRARY = "encode with sentence-transformers itself"
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """How texts become vectors.
+    """Settings that turn texts into vectors.
 
-    modes:   of pooling over tokens: mean, cls, max, lasttoken; several are concatenated.
+    modes:   of pooling over tokens (MODES); several are concatenated.
     layers:  applied to the pooled vectors, in turn.
-    prompt:  put before every text.   lower: whether texts are lower-cased.
+    prompt:  put before every text.   lower: lower-case texts.
     longest: maximum number of tokens. Default: the model's limit.
-    given:   whether the folder defines all this; otherwise it is the mean over tokens.
+    given:   True if the folder defines all this; otherwise it is the mean over tokens.
     """
 
     modes: tuple[str, ...] = ("mean",)
@@ -82,10 +73,6 @@ class Sentences:
         lower, longest = bool(limits.get("do_lower_case")), limits.get("max_seq_length")
         return cls(modes, tuple(layers), prompt, lower, longest, True)
 
-    def prepared(self, text: str) -> str:
-        """Return a text as the tokenizer receives it."""
-        return self.prompt + (text.lower() if self.lower else text)
-
     @torch.no_grad()
     def vectors(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         """Return the vectors (n, p) of a batch of tokens padded on the right."""
@@ -119,11 +106,11 @@ def pooling_modes(file: Path) -> tuple[str, ...]:
     mode = config.get("pooling_mode")
     modes = [mode] if isinstance(mode, str) else list(mode or ())
     modes = modes or [
-        OLD_MODES.get(key, key)
+        key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
         for key, on in config.items()
         if key.startswith("pooling_mode_") and on
     ]
-    unknown = [mode for mode in modes if mode not in OLD_MODES.values()]
+    unknown = [mode for mode in modes if mode not in MODES]
     if unknown or not modes:
         problem = f"pools by {unknown[0] if unknown else 'nothing'}, which is not supported"
         raise BadFile(file, problem, USE_LIBRARY)
@@ -173,7 +160,7 @@ def way_of(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model, the reader of its texts, how many texts it is given at a time, and its vectors."""
+    """A model, the reader of its texts, the number of texts per batch, and its vectors."""
 
     model: nn.Module
     reader: Reader
@@ -201,7 +188,7 @@ class TextModel:
 
 
 def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) -> Tensor:
-    """Return which texts a model gets right, (n,) bool.
+    """Return True for each text that the model gets right, (n,).
 
     templates: texts with {} for a label's name; likelihoods use one, vectors are averaged over all.
     Raises: BadData for labels that the model's head does not have; NotFinite.
@@ -244,8 +231,11 @@ def similarities(texts: TextModel, data: Labelled, templates: Sequence[str]) -> 
         encoder = encoder.base_model
     reader, sentences = texts.reader, texts.sentences
 
+    def prepared(line: str) -> str:
+        return sentences.prompt + (line.lower() if sentences.lower else line)
+
     def vectors(lines: Sequence[str]) -> Tensor:
-        rows = [reader.plain_ids(sentences.prepared(line), sentences.longest) for line in lines]
+        rows = [reader.plain_ids(line, sentences.longest) for line in map(prepared, lines)]
         return normalize(texts.run(rows, lambda batch: sentences.vectors(encoder, batch)), dim=-1)
 
     prompts = [template.replace("{}", name) for name in data.classes for template in templates]

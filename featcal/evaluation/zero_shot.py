@@ -20,16 +20,14 @@ Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
 
 
 class Samples(Protocol):
-    """Images or sentences with labels."""
+    """Images or sentences with labels (n,) in the order of the batches, and names of classes."""
 
     @property
-    def labels(self) -> Any:
-        """Return the labels (n,) in the order of the batches."""
+    def labels(self) -> Any:  # noqa: D102
         ...
 
     @property
-    def classes(self) -> Sequence[str]:
-        """Return the names of the classes by label."""
+    def classes(self) -> Sequence[str]:  # noqa: D102
         ...
 
     def batches(self, indices: None, size: int) -> Iterable[dict[str, Tensor]]:
@@ -71,7 +69,6 @@ def require_finite(features: Tensor, label: str) -> None:
         raise NotFinite(label, "its features")
 
 
-@torch.no_grad()
 def zero_shot_head(
     clip: nn.Module,
     tokenizer: Any,
@@ -85,15 +82,14 @@ def zero_shot_head(
     Raises: NotFinite for a text feature with NaN or infinity.
     """
 
+    text: Any = clip
+
     def encode(ids: Tensor, mask: Tensor) -> Tensor:
-        text: Any = clip
-        vectors: Tensor = text.get_text_features(input_ids=ids, attention_mask=mask).pooler_output
-        return vectors
+        return text.get_text_features(input_ids=ids, attention_mask=mask).pooler_output
 
     return text_head(encode, clip, tokenizer, classes, templates, batch)
 
 
-@torch.no_grad()
 def sentence_head(
     model: nn.Module,
     tokenizer: Any,
@@ -109,6 +105,7 @@ def sentence_head(
     return text_head(encode, model, tokenizer, classes, templates, batch)
 
 
+@torch.no_grad()
 def text_head(
     encode: Callable[[Tensor, Tensor], Tensor],
     model: nn.Module,
@@ -158,7 +155,7 @@ def class_mean_head(
 
 
 def words_known(tokenizer: Any, classes: Sequence[str], templates: Sequence[str]) -> bool:
-    """Return whether the tokenizer has tokens for all prompts; byte-pair tokenizers always do."""
+    """Return True if the tokenizer has tokens for all prompts; byte-pair tokenizers always do."""
     # without special tokens: CLIP's own tokenizer uses its end token as the unknown one
     ids = tokenizer(prompts_of(classes, templates), add_special_tokens=False)["input_ids"]
     return all(tokenizer.unk_token_id not in row for row in ids)
@@ -178,7 +175,7 @@ def evaluate_pool(
     batch: int = 250,
     adapted: Mapping[str, Adapted] | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Return which images or sentences each model gets right: {model: {task: (n,) bool}}.
+    """Return True for each image or sentence a model gets right: {model: {task: (n,)}}.
 
     The answer is the largest entry of head · feature; the logit scale does not change it.
 
@@ -219,5 +216,5 @@ def evaluate_pool(
 
 
 def percent(correct: Tensor) -> float:
-    """Return the accuracy in percent, from which samples are right, (n,)."""
+    """Return the percentage of right samples, given as (n,) booleans."""
     return 100 * int(correct.sum()) / len(correct)
