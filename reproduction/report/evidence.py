@@ -1,7 +1,6 @@
-"""What the results folder of a suite holds, read tolerantly: a missing file is an empty table,
-never an error.
+"""The results folder of a suite: a missing file is an empty table, never an error.
 
-Knows the file names and columns; knows nothing of claims, tables or pages.
+Knows file names and columns; knows nothing of claims, tables or pages.
 """
 
 import json
@@ -97,9 +96,7 @@ def results_folder(suite: str) -> Path:
 
 
 class Table(pd.DataFrame):
-    """Rows of one kind, of which pages pick some by the same values thousands of times; those
-    picked are a plain frame.
-    """
+    """Rows of one kind; which of them have a value is remembered, since pages ask often."""
 
     __hash__ = (
         object.__hash__
@@ -107,7 +104,7 @@ class Table(pd.DataFrame):
 
     @cached_property
     def hits(self) -> dict[tuple[str, Any], Bits]:
-        """By column and value which rows have it, as far as it was asked for."""
+        """Return which rows have a value, by column and value, as far as it was asked for."""
         return {}
 
 
@@ -115,7 +112,7 @@ class Evidence:
     """Result files of one suite, role and pool.
 
     Args: suite, role, pool: the words of params.yaml ("mini", "clip_b32", "8").   folder: where the
-    files lie, for tests.
+    files are, for tests.
     """
 
     def __init__(self, suite: str, role: str, pool: str | int, folder: Path | None = None):
@@ -123,19 +120,17 @@ class Evidence:
         self.folder = folder or results_folder(suite)
 
     def beside(self, kind: str) -> Path:
-        """The folder of one kind of table: of scores, of drift, or of a study."""
+        """Return the folder of one kind of table: of scores, of drift, or of a study."""
         return (
             self.folder / LIES_WITH.get(kind, kind.partition(".")[0]) / f"{self.role}-{self.pool}"
         )
 
     def path(self, kind: str) -> Path:
-        """The file of one kind of table."""
+        """Return the file of one kind of table."""
         return self.beside(kind) / f"{kind}.csv"
 
     def table(self, kind: str) -> Table:
-        """Rows of one kind of file; empty, with the right columns, where nothing was run. Not to be
-        changed.
-        """
+        """Return the rows of one kind of file, not to be changed; empty where not run."""
         if kind not in self._tables:
             found = self._read(kind)
             if (
@@ -178,45 +173,39 @@ class Evidence:
 
     @property
     def run_record(self) -> dict[str, Any]:
-        """Machine, versions, commit and seconds of the run, or nothing."""
+        """Return machine, versions, commit and seconds of the run; empty if not run."""
         scores, drift = self.record("scores"), self.record("drift")
         return scores | {"seconds": scores["seconds"] | drift.get("seconds", {})} if scores else {}
 
     def record(self, kind: str) -> dict[str, Any]:
-        """The run record of one kind, or nothing.   kind: with or without the ending of a measured
-        one.
-        """
+        """Return the run record of one kind, with or without the ending of a measured one."""
         return read_json(self.beside(kind) / "run.json")
 
     def settings(self, study: str = "") -> dict[str, Any]:
-        """The resolved settings behind the scores, or what a study left beside its numbers; empty
-        where it was not run.
-        """
+        """Return the resolved settings of the scores or of a study; empty if not run."""
         return read_json(
             self.beside(study or "scores")
             / (f"{study}.settings.json" if study else "settings.json")
         )
 
     def machine(self, kind: str) -> str:
-        """The machine that a measured kind was measured on; empty for files that depend on none."""
+        """Return the machine of a measured kind; empty for files that depend on none."""
         host = self.record(kind).get("host", {}) if kind.endswith(MEASURED) else {}
         return f"{host['cpu']}, {host['cores']} cores" if host else ""
 
     @property
     def inputs(self) -> str:
-        """What its models are shown."""
+        """Return what its models are shown: texts or images."""
         return "texts" if self.role == REAL or self.pool in TEXT_TASKS else "images"
 
     @property
     def was_run(self) -> bool:
-        """Whether there is at least one score."""
+        """Return True if there is at least one score."""
         return not self.table("scores").empty
 
     @cached_property
     def tasks(self) -> list[str]:
-        """Tasks of the pool in the suite's order: those with scores, else those the suite promises,
-        else the paper's.
-        """
+        """Return the pool's tasks: those with scores, else the suite's, else the paper's."""
         if self.pool in TEXT_TASKS:
             run = set(self.table("scores")["task"])
             return [task for task in TEXT_TASKS[self.pool] if task in run or not run]
@@ -234,14 +223,12 @@ class Evidence:
 
     @property
     def shown(self) -> str:
-        """The task whose images are told one by one, as the paper shows Stanford Cars; nothing
-        where none was measured.
-        """
+        """Return the task shown sample by sample, as the paper shows Stanford Cars."""
         tasks = self.table("similarity")["task"]
         return "" if tasks.empty else str(tasks.iloc[0])
 
     def title(self, task: str) -> str:
-        """How a column or axis names a task: the paper's name for it where it has one."""
+        """Return how a column or axis names a task: the paper's name where it has one."""
         named = {
             t["task"]: t.get("paper_name")
             for t in suite_record(self.suite, self.folder).get("tasks", [])
@@ -257,11 +244,9 @@ def read_scores(path: Path) -> Table:
 
 @lru_cache(maxsize=256)
 def _numbers(path: Path, written: int, beside: int) -> Table:
-    """A file of rows, read once for all claims of a page, with which test rows were right where a
-    file beside it says so.
+    """Return the rows of a file, read once per state of the file, with `correct` where known.
 
-    written, beside: when both files were written, 0 where the second is missing; tells old files
-    from new ones.
+    written, beside: when the file and the one with correctness were written, 0 where missing.
     """
     frame = _numeric(_rows(path))
     if not beside:
@@ -277,9 +262,7 @@ def _both(scores: Table, controls: Table) -> Table:
 
 @lru_cache(maxsize=64)
 def _with_clean(damaged: Table, scores: Table) -> Table:
-    """Rows of damaged calibration images, before them the same models from clean ones and their
-    merger, out of the scores.
-    """
+    """Return rows of damaged samples, preceded by the same models from clean ones."""
     names = ["upstream", "method", "setting", "seed"]
     wanted = damaged[names].drop_duplicates()
     mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
@@ -293,42 +276,36 @@ def _none(kind: str) -> Table:
 
 
 def _kept(frame: pd.DataFrame) -> Table:
-    """As a table: in one piece, and with columns that are found faster than by pandas' own
-    strings.
-    """
+    """Return a table in one piece, whose columns are found faster than pandas' own strings."""
     frame = frame.copy()
     frame.columns = frame.columns.astype(object)
     return Table(frame)
 
 
 def _rows(path: Path) -> pd.DataFrame:
-    """Rows of a file with keys as Python's own strings, which are compared and picked several times
-    as fast as pandas'.
-    """
+    """Return the rows of a file with keys as Python strings, which are compared faster."""
     return pd.read_csv(path, dtype=dict.fromkeys(KEYS, object), keep_default_na=False)
 
 
 def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
-    """Numbers in every column that is no key."""
+    """Return the frame with numbers in every column that is no key."""
     for column in [c for c in frame.columns if c not in KEYS]:
         frame[column] = pd.to_numeric(frame[column])
     return frame
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file as a dictionary; empty where there is none."""
+    """Return a JSON file as a dictionary; empty where there is none."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def suite_record(suite: str, folder: Path | None = None) -> dict[str, Any]:
-    """What suite.json says about the tasks of a suite."""
+    """Return what suite.json says about the tasks of a suite."""
     return read_json((folder or results_folder(suite)) / "suite.json")
 
 
 def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
-    """Rows whose columns equal the wanted values (compared as text where the column is text); no
-    such column, no rows.
-    """
+    """Return the rows whose columns equal the wanted values; none if a column is missing."""
     if not all(column in frame for column in wanted):
         return frame.iloc[:0]
     hits = [
@@ -339,7 +316,7 @@ def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
 
 
 def _hits(frame: pd.DataFrame, column: str, value: Any) -> Bits:
-    """Which rows have a value; remembered of a table."""
+    """Return which rows have a value; remembered for a table."""
     known = frame.hits if isinstance(frame, Table) else {}
     if (column, value) not in known:
         known[column, value] = (frame[column] == value).to_numpy(bool)

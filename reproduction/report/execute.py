@@ -1,7 +1,6 @@
 """Executes a page: strict about parameters, and the same bytes for the same results.
 
-papermill only warns of a parameter that no cell declares, and writes times into the notebook; both
-would let a page drift unseen.
+papermill only warns of a parameter that no cell declares, and writes times into the notebook.
 """
 
 import ast
@@ -31,7 +30,7 @@ def execute_page(
 
     Returns: the executed page.
     Raises:  MissingPath for an unknown page; UnknownKey for a parameter the page does not declare;
-             BadFile above 300 KB; papermill's own error, naming the cell, when a cell fails.
+             BadFile above LARGEST bytes; papermill's own error, naming the cell, when a cell fails.
              Nothing is written in any of these cases.
     """
     import papermill
@@ -56,7 +55,7 @@ def execute_page(
 
 
 def declared(name: str, source_folder: Path) -> list[str]:
-    """The parameters of a page. Raises: MissingPath for an unknown page."""
+    """Return the parameters of a page. Raises: MissingPath for an unknown page."""
     import papermill
 
     source = Path(source_folder) / f"{name}.ipynb"
@@ -68,9 +67,7 @@ def declared(name: str, source_folder: Path) -> list[str]:
 
 
 def stable(page: NotebookNode) -> NotebookNode:
-    """The page without what changes from run to run: times, durations, random ids, warnings that
-    carry paths of this machine.
-    """
+    """Return the page without times, durations, random ids and warnings with paths."""
     page.metadata = NotebookNode(kernelspec=dict(KERNEL), language_info={"name": "python"})
     for place, cell in enumerate(page.cells):
         cell.metadata.pop("papermill", None)
@@ -85,7 +82,7 @@ def stable(page: NotebookNode) -> NotebookNode:
 
 
 def _is_warning(output: NotebookNode) -> bool:
-    """Text on stderr: told to whoever runs this, but not kept."""
+    """Return True for text on stderr, which is shown to the user but not kept."""
     warned = output.output_type == "stream" and output.name == "stderr"
     if warned:
         sys.stderr.write(output.text)

@@ -1,8 +1,7 @@
-"""The style of all drawings, and Figure 1: features, drift per block, accuracy per task. They read
-in grey and on a phone.
+"""The style of all drawings: readable in grey and on a phone, the same bytes for the same data.
 
-One figure per panel, because three side by side cannot be read at 390 pixels. The same data give
-the same bytes of SVG.
+One figure per panel, because three side by side cannot be read at 390 pixels. Figures read by
+hovering are plotly's; they replace the static drawing where scripts run.
 """
 
 import io
@@ -56,21 +55,21 @@ CURVES: dict[
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Matplotlib's settings of this report, put back afterwards."""
+    """Use Matplotlib's settings of this report, and restore them afterwards."""
     with mpl.rc_context(sns.axes_style("whitegrid") | STYLE):
         yield
 
 
 @contextmanager
 def one_panel(height: float) -> Iterator[tuple[Figure, Axes]]:
-    """A figure of one panel, so many inches high, in the style of this report."""
+    """Yield a figure of one panel, so many inches high, in the style of this report."""
     with drawing():
         figure = Figure(figsize=(WIDTH, height))
         yield figure, figure.add_subplot()
 
 
 def svg(figure: Figure) -> str:
-    """The figure as SVG text without anything that changes from run to run."""
+    """Return the figure as SVG text without anything that changes from run to run."""
     with drawing(), io.StringIO() as out:
         figure.savefig(
             out,
@@ -83,9 +82,7 @@ def svg(figure: Figure) -> str:
 
 
 def _smaller(text: str) -> str:
-    """The same drawing in half of the bytes: no indentation, short names, paths to hundredths of a
-    point, markers to tenths.
-    """
+    """Return the drawing in half of the bytes: no indentation, short names, fewer digits."""
 
     def rounded(place: re.Match[str]) -> str:
         return re.sub(r"(\.\d\d)\d+", r"\1", " ".join(place[0].split()))
@@ -97,12 +94,12 @@ def _smaller(text: str) -> str:
 
 
 def depth(block: str) -> int:
-    """By which blocks are put in forward order."""
+    """Return the key that puts blocks in forward order."""
     return {"embeddings": -1, "features": 10**6}.get(block) if block in INSIDE else int(block)  # type: ignore[return-value]
 
 
 def block_name(block: str) -> str:
-    """A block at an axis: 1, 2, … for 00, 01, …"""
+    """Return the name of a block at an axis: 1, 2, … for 00, 01, …"""
     return {"embeddings": "input", "features": "final"}.get(block) or str(int(block) + 1)
 
 
@@ -126,9 +123,7 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top
 def specks(
     axes: Axes, x: Sequence[float], y: Sequence[float], diameter: float, **look: Any
 ) -> None:
-    """Round spots as one path of strokes without length: a vector drawing of a few bytes for each.
-    diameter: points.
-    """
+    """Draw round spots as one path of strokes without length, a few bytes each."""
     spots = np.repeat(np.column_stack([x, y]), 2, axis=0)
     path = Path(spots, np.tile([Path.MOVETO, Path.LINETO], len(spots) // 2))
     path.should_simplify = False  # which would drop strokes without length
@@ -141,11 +136,9 @@ def named(
     points: Mapping[str, tuple[float, float]],
     others: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """A name beside each mark, in the nearest place that is free, or in the least covered one where
-    none is.
+    """Write a name next to each mark, in the nearest free place, or the least covered one.
 
-    To be called after the marks are drawn and the margins set.   points, others: marks with a name
-    and without.
+    Call it after the marks are drawn and the margins set.  others: marks without a name.
     """
     axes.autoscale_view()  # places are asked for before anything is drawn
     per_pixel = 72 / axes.figure.dpi  # points are the unit of offsets and letters
@@ -180,9 +173,7 @@ def named(
 
 
 def around(x: float, y: float, width: float, reach: float = 0.0) -> list[Box]:
-    """Boxes of one line of text around a mark: its four corners, then above and below, then to the
-    right and left.
-    """
+    """Return boxes of one line of text around a mark: corners, above, below, right and left."""
     side, middle = MARK + 2 + reach, -width / 2
     low, high = -MARK + 1 - SIZE - reach, MARK - 1 + reach
     corners = [(left, bottom) for left in (side, -side - width) for bottom in (high, low)]
@@ -194,14 +185,14 @@ def around(x: float, y: float, width: float, reach: float = 0.0) -> list[Box]:
 
 
 def outside(one: Box, frame: Box) -> float:
-    """Area of a box that lies outside of the axes."""
+    """Return the area of a box that lies outside of the axes."""
     across = max(min(one[2], frame[2]) - max(one[0], frame[0]), 0.0)
     up = max(min(one[3], frame[3]) - max(one[1], frame[1]), 0.0)
     return (one[2] - one[0]) * (one[3] - one[1]) - across * up
 
 
 def covered(one: Box, other: Box) -> float:
-    """Area that two boxes share, with air around the first."""
+    """Return the area that two boxes share, with air around the first."""
     across = min(one[2] + AIR, other[2]) - max(one[0] - AIR, other[0])
     up = min(one[3] + AIR, other[3]) - max(one[1] - AIR, other[1])
     return max(across, 0.0) * max(up, 0.0)
@@ -214,9 +205,7 @@ GRID = "#dddddd"
 
 
 def hovering(figures: Mapping[str, "go.Figure"]) -> PageOutput:
-    """Figures as data for the page, by the name of the static figure that each replaces; nothing to
-    see in a terminal.
-    """
+    """Return figures as data for the page, by the name of the static figure they replace."""
     data = (
         f'<script type="application/json" class="fc-hover" data-for="{escape(name)}">{_json(figure)}</script>'
         for name, figure in figures.items()
@@ -225,7 +214,7 @@ def hovering(figures: Mapping[str, "go.Figure"]) -> PageOutput:
 
 
 def _json(figure: "go.Figure") -> str:
-    """The figure in the report's look; the same bytes for the same figure."""
+    """Return the figure in the report's look; the same bytes for the same figure."""
     axis = {
         "gridcolor": GRID,
         "linecolor": INK,

@@ -1,9 +1,4 @@
-"""Two gains of one model over another, task by task: cosine of final features to the expert's, and
-accuracy.
-
-Whether they go together, and whether one comes without the other. Knows nothing of pages, claims or
-drawings.
-"""
+"""Two gains of one model over another by task: cosine of final features, and accuracy."""
 
 import math
 from typing import Any
@@ -18,13 +13,10 @@ Judged = tuple[str, float, float, str]  # word, margin, two standard errors, the
 
 
 def gains(evidence: Evidence, left: dict[str, Any], right: dict[str, Any]) -> pd.DataFrame:
-    """Per task: cosine and accuracy of `left` minus those of `right`, and two standard errors of
-    each.
+    """Return per task the cosine and accuracy of `left` minus those of `right`, with two SE each.
 
-    Accuracies are those of the very models whose features were measured, so of one seed each.
-    Args:    left, right: column values that name one model, as upstream, method and setting.
-    Returns: columns task, cosine, cosine_noise, accuracy, accuracy_noise; no rows where something
-    was not run.
+    Accuracies are those of the models whose features were measured, so of one seed each. left, right:
+    column values that name one model. No row where something was not run.
     """
     rows = []
     for task in evidence.tasks:
@@ -52,15 +44,13 @@ def _of_one_seed(evidence: Evidence, kind: str, side: dict[str, Any], task: str)
 
 
 def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float]:
-    """Pearson's r over tasks, and two standard errors of it, √((1 − r²)/(T − 2)) each; nan for few
-    tasks or no variation.
-    """
+    """Return Pearson's r over tasks, and two SE of it, 2 √((1 − r²)/(T − 2)); maybe NaN."""
     r = float(x.corr(y)) if len(x) >= FEWEST else math.nan
     return r, 2 * math.sqrt((1 - r * r) / (len(x) - 2)) if not math.isnan(r) else math.nan
 
 
 def together(found: pd.DataFrame) -> Judged:
-    """Holds when the correlation is positive by two standard errors."""
+    """Hold when the correlation is positive by two standard errors."""
     r, room = correlation(found["cosine"], found["accuracy"])
     if math.isnan(r):
         return (
@@ -74,9 +64,7 @@ def together(found: pd.DataFrame) -> Judged:
 
 
 def apart(found: pd.DataFrame, evidence: Evidence) -> Judged:
-    """Holds when on some task accuracy clearly rises while cosine clearly falls; does not hold when
-    none does even slightly.
-    """
+    """Hold when accuracy clearly rises while cosine clearly falls on some task."""
     slightly = found[(found["accuracy"] > 0) & (found["cosine"] < 0)]
     clearly = slightly[
         (slightly["accuracy"] > slightly["accuracy_noise"])

@@ -1,7 +1,6 @@
 """HTML of the pages: tables, folds, chips; and the plain text a terminal shows instead.
 
-Colours and sizes stand in book/_static/featcal.css; every sign is readable without them. Knows
-nothing of results.
+Colours and sizes are in book/_static/featcal.css; every sign is readable without them.
 """
 
 import re
@@ -23,9 +22,7 @@ SIGNS = {
 
 
 class PageOutput:
-    """What a cell of a notebook puts on the page: one rich form, and a plain one for terminals and
-    comparisons.
-    """
+    """The output of a notebook cell: one rich form, and a plain one for terminals."""
 
     def __init__(self, html: str = "", picture: dict[str, str] | None = None, text: str = ""):
         self.html, self.text = html, text or plain(html)
@@ -39,7 +36,7 @@ class PageOutput:
 
 
 def plain(html: str) -> str:
-    """The words of a piece of HTML: a line per row or block, two blanks between cells."""
+    """Return the text of a piece of HTML: a line per row or block, two blanks between cells."""
     lines = re.sub(r"</(tr|p|li|summary|div)>", "\n", html)
     cells = re.sub(r"</t[dh]>|<small", r"  \g<0>", lines)
     words = unescape(re.sub(r"<[^>]+>", "", cells))
@@ -49,9 +46,7 @@ def plain(html: str) -> str:
 def table(
     head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], caption: str, kind: str = ""
 ) -> str:
-    """A table inside its own scrolling box; a row is (class, cells), cells and head are HTML. The
-    first cell heads the row.
-    """
+    """Return a scrolling table; a row is (class, cells) in HTML, its first cell a heading."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     names = [escape(plain(cell)) for cell in head[1:]] if kind.startswith(STACKED) else []
     body = "".join(
@@ -68,9 +63,7 @@ def table(
 
 
 def _cells(cells: Sequence[str], names: Sequence[str]) -> str:
-    """Cells of one row; where rows are stacked on a narrow screen, each carries the name of its
-    column.
-    """
+    """Return the cells of a row, each with its column's name where rows are stacked."""
     if any(names):
         return "".join(
             f'<td data-name="{name}">{cell}</td>' for name, cell in zip(names, cells, strict=True)
@@ -79,28 +72,28 @@ def _cells(cells: Sequence[str], names: Sequence[str]) -> str:
 
 
 def fold(summary: str, body: str) -> str:
-    """Something one click away."""
+    """Return something one click away."""
     return f'<details class="fc-fold"><summary>{summary}</summary>{body}</details>'
 
 
 def note(text: str, kind: str = "") -> str:
-    """A short paragraph of its own; text is HTML."""
+    """Return a short paragraph; text is HTML."""
     return f'<p class="fc-note {kind}">{text}</p>'
 
 
 def chip(word: str, mark: str = "") -> str:
-    """A verdict as a word with a sign and a colour, and a small word beside it."""
+    """Return a verdict as a word with a sign and a colour, and a small word next to it."""
     small = f' <small class="fc-run">{mark}</small>' if mark else ""
     return f'<span class="fc-chip {word.replace(" ", "-")}">{SIGNS[word]} {word}</span>{small}'
 
 
 def link(href: str, text: str) -> str:
-    """A link, text as code."""
+    """Return a link, text as code."""
     return f'<a href="{escape(href)}"><code>{escape(text)}</code></a>'
 
 
 def compact(value: float) -> str:
-    """A setting as one reads it: 0.05, 256, and 10⁻⁶ for what would be 1e-06."""
+    """Return a setting as one reads it: 0.05, 256, and 10⁻⁶ for what would be 1e-06."""
     mantissa, _, exponent = f"{value:g}".partition("e")
     if not exponent:
         return mantissa
@@ -109,7 +102,7 @@ def compact(value: float) -> str:
 
 
 def arrow(change: float) -> str:
-    """A change with a sign that needs no colour: ↑4.2, ↓0.8, ±0.0."""
+    """Return a change with a sign that needs no colour: ↑4.2, ↓0.8, ±0.0."""
     shown = f"{abs(change):.1f}"
     if shown == "0.0":
         return '<span class="fc-same">±0.0</span>'
@@ -117,7 +110,7 @@ def arrow(change: float) -> str:
 
 
 def estimated(value: Estimate | None) -> str:
-    """A mean with its spread over seeds, or a dash."""
+    """Return a mean with its spread over seeds, or a dash."""
     if value is None:
         return "–"
     spread = f" <small>sd {value.spread:.1f}</small>" if value.spread is not None else ""

@@ -1,7 +1,6 @@
-"""The paper's own numbers as data, in this project's words, exactly as printed.
+"""The paper's own numbers, exactly as printed, and what cannot be right in them.
 
-The only place that reads the paper's tables. Knows nothing of our results; what cannot be right as
-printed stands in errata.yaml.
+The only module that reads the paper's tables; errata.yaml and passages.yaml hold the doubts.
 """
 
 from collections.abc import Callable
@@ -89,24 +88,21 @@ PAPER_SETTINGS = {
 
 @cache
 def packaged(name: str) -> Any:
-    """What a YAML file beside this one says; not to be changed."""
+    """Return the content of a YAML file of this folder, not to be changed."""
     return yaml.safe_load(files("reproduction.report").joinpath(name).read_text(encoding="utf-8"))
 
 
 def texts() -> dict[str, dict[str, Any]]:
-    """The text sets of the real encoder, in the order of its pools, from texts.yaml."""
+    """Return the text sets of the real encoder in the order of its pools."""
     return packaged("texts.yaml")
 
 
 @cache
 def paper_table(table: str, model: str = "") -> pd.DataFrame:
-    """One table of the paper, as printed, with our words for methods, mergers and tasks.
+    """Return one table of the paper with our names of methods, mergers and tasks.
 
-    Args:    table: "table01" ... "table14".   model: whose rows, by its printed name, where the
-             table has two.
-    Returns: the columns of the file; where there is a `column` (of the printed table), `task` names
-    it in our words, and
-             `setting` the domain of an expert that has rows of its own.
+    model: whose rows, by its printed name, where the table has two. Where the file has a `column` of
+    the printed table, `task` names it, and `setting` the domain of an expert with rows of its own.
     """
     with (
         files("reproduction.report")
@@ -138,8 +134,9 @@ def paper_row(
     setting: str = "",
     read: Callable[..., pd.DataFrame] = paper_table,
 ) -> pd.Series:
-    """One printed row by task; empty where there is none.   setting: of a domain’s expert.   read:
-    as printed, or corrected.
+    """Return one printed row by task; empty where there is none.
+
+    setting: a domain's expert.  read: `paper_table` or `corrected_table`.
     """
     frame = read(table, model)
     here = (
@@ -151,19 +148,17 @@ def paper_row(
 
 
 def paper_value(table: str, upstream: str, method: str, task: str = AVERAGE) -> float | None:
-    """One printed cell of a table about a single model; None where the paper has no such cell."""
+    """Return one printed cell of a table about a single model, or None."""
     return paper_row(table, upstream, method).get(task)
 
 
 def title_of(task: str) -> str:
-    """The heading of a task's column: the paper's, or a text set's own name; empty for any other
-    task.
-    """
+    """Return the heading of a task's column; empty for a task that the paper lacks."""
     return _TITLES.get(task) or texts().get(task, {}).get("name", "")
 
 
 def place_name(role: str, pool: str) -> str:
-    """How pages call an experiment: by tasks and size, or by the kind of language model."""
+    """Return how pages call an experiment: by tasks and size, or by the language model."""
     return f"{pool} tasks, {SIZES[role]}" if role in SIZES else TEXT_SIZES[role]
 
 
@@ -189,8 +184,7 @@ KINDS = ("average", "rotated", "reference", "foreign", "unattainable", "contradi
 class Erratum:
     """One printed row whose cells cannot all be right.
 
-    row: upstream and method.  cells: tasks or "average".  corrected: what fits, where that can be
-    told.
+    row: upstream and method.  cells: tasks or "average".  corrected: what fits, where it is known.
     model: where a table has two.
     """
 
@@ -226,9 +220,7 @@ def errata() -> tuple[Erratum, ...]:
 
 
 def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -> str:
-    """Why this printed cell is in doubt; empty where it is not.   model: by its printed name, where
-    a table has two.
-    """
+    """Return why this printed cell is in doubt; empty where it is not."""
     rows = [
         e
         for e in errata()
@@ -240,9 +232,7 @@ def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -
 
 @cache
 def corrected_table(table: str, model: str = "") -> pd.DataFrame:
-    """A printed table with what fits in place of what cannot be right, wherever that can be told;
-    the rest as printed.
-    """
+    """Return a printed table with corrected values in place of wrong ones."""
     frame = paper_table(table, model).copy()
     for entry in errata():
         if entry.table == table and entry.corrected:

@@ -1,4 +1,4 @@
-"""How sure a measured mean is: sampling of the test images or texts, and the spread over seeds.
+"""How sure a measured mean is: sampling of the test samples, paired where possible, and seeds.
 
 Knows result rows and statistics; knows nothing of claims, tables or the paper.
 """
@@ -20,13 +20,11 @@ from featcal.errors import BadData, BadFile
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tasks (and blocks) and seeds.
+    """A mean over tasks (and blocks) and seeds, in the unit of its column.
 
-    mean: in the unit of the column.  spread: standard deviation over seeds, None with fewer than
-    two.  seeds: how many distinct
-    seeds; 0 where nothing was drawn, so that repeating would change nothing.  rows, measure: what
-    the mean is of, if known.
-    told: the variance of a mean of unknown rows.
+    spread: standard deviation over seeds, None with fewer than two.  seeds: how many distinct seeds,
+    0 where nothing was drawn.  rows, measure: what the mean is of.  told: variance of a mean whose
+    rows are unknown.
     """
 
     mean: float
@@ -38,19 +36,17 @@ class Estimate:
 
     @property
     def one_run(self) -> bool:
-        """Whether something was drawn, but only once: its spread is unknown."""
+        """Return True if something was drawn, but only once: its spread is unknown."""
         return self.seeds == 1
 
     @cached_property
     def image_variances(self) -> dict[Hashable, float]:
-        """What every task adds to the variance; most means are shown without, and it takes longer
-        than they do.
-        """
+        """Return what every task adds to the variance; computed when asked for."""
         return {} if self.rows is None else image_variances(self.rows, self.measure)
 
     @property
     def variance(self) -> float:
-        """Of the mean, in the square of its unit."""
+        """Return the variance of the mean, in the square of its unit."""
         return (
             self.told
             if self.rows is None
@@ -59,21 +55,18 @@ class Estimate:
 
     @property
     def seed_variance(self) -> float:
-        """The part of the variance that the seeds have, s²/S; 0 where it is unknown."""
+        """Return the part of the variance from seeds, s²/S; 0 where it is unknown."""
         return 0.0 if self.spread is None else self.spread**2 / self.seeds
 
 
 def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
-    """The mean of a column, first over what was measured under one seed, then over seeds.
+    """Return the mean of a column, first over the rows of one seed, then over seeds.
 
-    The variance adds two parts. Test images: an accuracy p of n images has variance p(1 − p)/n, and
+    The variance adds two parts. Test samples: an accuracy p of n samples has variance p(1 − p)/n, and
     the mean over T tasks Σ pₜ(1 − pₜ)/nₜ / T²; more seeds do not shrink it, since all are scored on
-    the same images. Seeds: s²/S for S ≥ 2 seeds with standard deviation s. In place of p(1 − p)/n,
-    a rank correlation of n texts has the variance of `of_correlation`, and a mean cosine of n
-    images with standard deviation s has s²/n; other columns carry the part of the seeds only.
-
-    Args:    rows: result rows of one model, all of them used.  measure: the column.
-    Returns: the estimate; None where there are no rows.
+    the same samples. Seeds: s²/S for S ≥ 2 seeds with standard deviation s. A rank correlation has the
+    variance of `of_correlation`, a mean cosine of n samples with standard deviation s has s²/n; other
+    columns carry the part of the seeds only. Return None where there are no rows.
     """
     if rows.empty or measure not in rows:
         return None
@@ -85,9 +78,7 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
 
 
 def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[Any]]:
-    """Values by key. A page asks thousands of times for a few rows, which pandas' own groups are
-    made for less.
-    """
+    """Return values by key; pandas' own groups are slow for a few rows."""
     found: dict[Hashable, list[Any]] = {}
     for key, value in zip(keys, values, strict=True):
         found.setdefault(key, []).append(value)
@@ -95,7 +86,7 @@ def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[A
 
 
 def firsts(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, Any]:
-    """Of every key the first value that is not NaN; NaN where there is none."""
+    """Return for every key the first value that is not NaN; NaN where there is none."""
     return {
         key: next((v for v in several if v == v), math.nan)
         for key, several in by(keys, values).items()
@@ -103,17 +94,16 @@ def firsts(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, An
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean of what was measured, summed exactly; NaN where nothing was."""
+    """Return the mean of what was measured, summed exactly; NaN where nothing was."""
     several = [value for value in values if not math.isnan(value)]
     return math.fsum(several) / len(several) if several else math.nan
 
 
 def image_variances(rows: pd.DataFrame, measure: str) -> dict[Hashable, float]:
-    """What every task adds to the variance of a mean that the choice of test images makes; no tasks
-    where none is known.
+    """Return what every task adds to the variance of a mean by its choice of test samples.
 
-    Known of an accuracy and of a rank correlation, from their own size, and of a measure with its
-    deviation from image to image in a column beside it.
+    Known for an accuracy and a rank correlation, from their own size, and for a measure with its
+    deviation from sample to sample in a column next to it; else no tasks.
     """
     if "count" not in rows or "task" not in rows:
         return {}
@@ -138,16 +128,15 @@ def image_variances(rows: pd.DataFrame, measure: str) -> dict[Hashable, float]:
 
 
 def of_accuracy(value: float, count: int) -> float:
-    """p(1 − p)/n in squared percent, from p in percent."""
+    """Return p(1 − p)/n in squared percent, from p in percent."""
     return value * (100 - value) / count
 
 
 def of_correlation(value: float, count: int) -> float:
-    """Variance of Spearman's ρ of n pairs, in squared percent: (1 − ρ²)² (1 + ρ²/2) / (n − 3).
+    """Return the variance of Spearman's ρ of n pairs: (1 − ρ²)² (1 + ρ²/2) / (n − 3).
 
-    Bonett and Wright, Sample size requirements for estimating Pearson, Kendall and Spearman
-    correlations, Psychometrika 65 (2000): Fisher's z of ρ has the variance (1 + ρ²/2) / (n − 3),
-    and dρ/dz = 1 − ρ². Unknown, hence 0, of three pairs or fewer.
+    Bonett and Wright, Psychometrika 65 (2000): Fisher's z of ρ has the variance (1 + ρ²/2) / (n − 3),
+    and dρ/dz = 1 − ρ². In squared percent; 0 for three pairs or fewer, where it is unknown.
     """
     squared = (value / 100) ** 2
     return 100**2 * (1 - squared) ** 2 * (1 + squared / 2) / (count - 3) if count > 3 else 0.0
@@ -160,11 +149,8 @@ VARIANCES = {"accuracy": of_accuracy, "spearman": of_correlation}  # of one task
 class Difference:
     """A weighted sum of means, Σ wₖ·meanₖ.
 
-    means: of the parts.   variance: of the sum.   known: whether its error is, be it of the test
-    rows or of all that was drawn.
-    one_run: whether something was drawn, but only once.   pairing: "unpaired" where errors were
-    added as if the models had seen
-    other test rows, "partly unpaired" where that is so of some tasks, else empty.
+    known: True if its error is known.  one_run: True if something was drawn only once.  pairing:
+    "unpaired" or "partly unpaired" where errors were added as if models had other test rows.
     """
 
     means: list[float]
@@ -176,16 +162,15 @@ class Difference:
 
     @property
     def noise(self) -> float:
-        """Two standard errors."""
+        """Return two standard errors."""
         return 2 * math.sqrt(self.variance)
 
 
 def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
-    """A weighted sum of the means of several models, with the error of the sum.
+    """Return a weighted sum of the means of several models, with the error of the sum.
 
-    Test rows: tasks add `paired_variances` where every model's correctness is known row by row,
-    else Σ wₖ² times each model's own variance, as if the models had seen other rows. Seeds: Σ
-    wₖ²·s²ₖ/Sₖ, as `estimate` has it.
+    Test rows: tasks add `paired_variances` where every model's correctness is known row by row, else
+    Σ wₖ² times each model's own variance. Seeds: Σ wₖ²·s²ₖ/Sₖ.
     """
     rows = [(weight, one.rows) for weight, one in parts if one.rows is not None]
     apart = [(w**2, one.image_variances) for w, one in parts if one.rows is not None]
@@ -214,9 +199,7 @@ def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
 
 
 def noise(left: Estimate, right: Estimate) -> float:
-    """Two standard errors of the difference of two means, paired where their correctness row by row
-    is known.
-    """
+    """Return two standard errors of the difference of two means, paired where possible."""
     return difference([(1.0, left), (-1.0, right)]).noise
 
 
@@ -229,11 +212,9 @@ _AGAIN = "write both again: dvc repro"
 
 @lru_cache(maxsize=4096)
 def bits(text: str, count: int) -> Bits:
-    """True and false of every test sample, eight to a byte, the first one highest: what
-    `results.packed` wrote.
+    """Return which of `count` samples were right, from the text that `results.packed` wrote.
 
-    Returns: (count,), read-only.  Raises: BadData where the text is not that of `count` samples
-    with zeros behind the last.
+    Raises: BadData where the text is not that of `count` samples with zeros at the end.
     """
     try:
         whole = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8)).astype(bool)
@@ -249,15 +230,14 @@ def bits(text: str, count: int) -> Bits:
 
 
 def mean_variance(each: npt.NDArray[np.float64]) -> float | None:
-    """Variance of the mean of n values, s²/n; None where n < 2."""
+    """Return the variance of the mean of n values, s²/n; None where n < 2."""
     return float(each.var(ddof=1)) / len(each) if len(each) > 1 else None
 
 
 def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Scores with the column `correct` of the file beside them; empty where a metric counts no
-    single row.
+    """Return scores with the column `correct`; empty where a metric counts no single row.
 
-    Raises: BadFile where a text cannot be read, or says another accuracy than the score.
+    Raises: BadFile where a text cannot be read, or gives another accuracy than the score.
     """
     keys = [column for column in scores.columns if column in correct and column not in KEPT]
     if correct.duplicated(keys).any():
@@ -282,17 +262,12 @@ def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.
 def paired_variances(
     parts: Sequence[Part], tasks: Iterable[Hashable]
 ) -> dict[Hashable, float | None]:
-    """What the test rows of every task add to the variance of Σ wₖ·meanₖ, where all models were
-    scored on the same rows.
+    """Return what the test rows of every task add to the variance of Σ wₖ·meanₖ.
 
     With cᵢ = Σ wₖ·xₖᵢ/Tₖ, where xₖᵢ in percent says whether model k got row i right (its mean over
-    seeds) and Tₖ is how many tasks the model's mean is over: s²(c)/n. For two models of one seed
-    each, c counts discordant rows only (McNemar).
-
-    Args:    parts: weights and all rows of each model, with the column `correct`.   tasks: of
-             theirs.
-    Returns: variances; None where the correctness of some row is unknown, or the models have other
-    numbers of rows.
+    seeds) and Tₖ is how many tasks the model's mean is over: s²(c)/n. For two models of one seed each,
+    c counts discordant rows only (McNemar). None where the correctness of some row is unknown, or the
+    models have other numbers of rows.
     """
     columns = ("task", "seed", "correct", "count")
     listed = [
