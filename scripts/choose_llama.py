@@ -24,9 +24,15 @@ from featcal.merging.tensors import add_task_vector, average_tensor, task_vector
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.language.answers import CHECKS
 from reproduction.language.generation import generate_texts
-from reproduction.mini.base_folder import MODELS
-from reproduction.mini.language.domain_files import TRAINING, test_row
-from reproduction.mini.language.domains import DOMAINS, TESTS, test_items, training_items
+from reproduction.mini.language.domains import (
+    DOMAINS,
+    TESTS,
+    TRAINING,
+    test_items,
+    test_row,
+    training_items,
+)
+from reproduction.mini.training import MODELS
 from reproduction.prepare.fine_tune import fine_tune_text
 from reproduction.prepare.suite import FineTuneText, load_suite
 

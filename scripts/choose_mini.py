@@ -30,10 +30,8 @@ from safetensors.torch import load_file, save_file
 from featcal.data.images import ImageSet, Preprocess
 from featcal.files import atomic_path
 from featcal.models.load import load_clip, load_tokenizer
-from reproduction.mini.augment import normalised
-from reproduction.mini.base_folder import MODELS
-from reproduction.mini.captions import TEMPLATES
 from reproduction.mini.images import draw_split
+from reproduction.mini.pretrain import MODELS, TEMPLATES, normalised
 from reproduction.mini.tasks import TASKS
 from reproduction.prepare.fine_tune import fine_tune
 from reproduction.prepare.suite import FineTune

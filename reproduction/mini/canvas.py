@@ -1,7 +1,6 @@
-"""A 64x64 canvas on which one picture is drawn and then reduced to 32x32 pixels.
+"""Draw one picture on a canvas of 64x64, which is then reduced to 32x32 pixels.
 
-Every random choice comes from the generator it is given, so a picture is a function of that
-generator's state. Knows nothing of tasks, labels or splits.
+Every random choice comes from the given generator, so a picture is a function of its state.
 """
 
 import math
@@ -27,9 +26,7 @@ Colour = tuple[int, int, int]
 
 @cache
 def font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """One of matplotlib's own fonts; the basic layout engine, because the other one may or may not
-    be installed.
-    """
+    """Return one of matplotlib's fonts, with the layout engine that is always installed."""
     import matplotlib
 
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / FONTS[name]
@@ -37,7 +34,7 @@ def font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 
 def near(rng: np.random.Generator, colour, spread: float = 22) -> Colour:
-    """The colour with normal noise of that standard deviation per channel."""
+    """Return the colour with normal noise of that standard deviation per channel."""
     return tuple(int(np.clip(value + rng.normal(0, spread), 0, 255)) for value in colour)
 
 
@@ -73,7 +70,7 @@ class Canvas:
 
     @classmethod
     def gradient(cls, rng, first: Colour, second: Colour) -> "Canvas":
-        """A background running from one colour to the other in a random direction."""
+        """Return a background from one colour to the other in a random direction."""
         angle = rng.uniform(0, 2 * math.pi)
         y, x = np.mgrid[0:SIZE, 0:SIZE] / SIZE - 0.5
         share = np.clip(0.5 + math.cos(angle) * x + math.sin(angle) * y, 0, 1)[..., None]
@@ -87,20 +84,11 @@ class Canvas:
         return near(self.rng, colour, spread)
 
     def box(self, x0: float, y0: float, x1: float, y1: float, fill: Colour) -> None:
-        """A filled rectangle; corners in any order, which Pillow would refuse."""
+        """Fill a rectangle between corners in any order, which Pillow would refuse."""
         self.pen.rectangle([min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1)], fill=fill)
 
-    def disc(
-        self,
-        x: float,
-        y: float,
-        rx: float,
-        ry: float | None = None,
-        fill=None,
-        outline=None,
-        width: int = 1,
-    ) -> None:
-        """An ellipse around (x, y), a circle without `ry`."""
+    def disc(self, x, y, rx, ry=None, fill=None, outline=None, width: int = 1) -> None:
+        """Draw an ellipse around (x, y), or a circle without `ry`."""
         rx, ry = abs(rx), abs(rx if ry is None else ry)
         self.pen.ellipse([x - rx, y - ry, x + rx, y + ry], fill=fill, outline=outline, width=width)
 
@@ -114,33 +102,28 @@ class Canvas:
         self.pen.text((x, y), words, font=font(face, size), fill=fill, anchor="mm")
 
     def clutter(self, most: int) -> None:
-        """Up to `most` small discs and lines that mean nothing."""
+        """Draw up to `most` small discs and lines that mean nothing."""
         for _ in range(self.rng.integers(0, most + 1)):
             x, y = self.rng.uniform(0, SIZE, 2)
             radius, colour = self.uniform(2, 8), any_colour(self.rng)
             if self.rng.random() < 0.5:
                 self.disc(x, y, radius, 0.7 * radius, fill=colour)
             else:
-                self.line(
-                    [(x, y), (x + self.rng.normal(0, 20), y + self.rng.normal(0, 20))], colour, 2
-                )
+                end = (x + self.rng.normal(0, 20), y + self.rng.normal(0, 20))
+                self.line([(x, y), end], colour, 2)
 
     def replaced(self, image: Image.Image) -> "Canvas":
-        """The canvas goes on with another image (the old pen would draw on the old one)."""
+        """Go on with another image (the old pen would draw on the old one)."""
         self.image, self.pen = image, ImageDraw.Draw(image)
         return self
 
     def maybe_mirrored(self) -> "Canvas":
-        return (
-            self.replaced(self.image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
-            if self.rng.random() < 0.5
-            else self
-        )
+        if self.rng.random() < 0.5:
+            return self.replaced(self.image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+        return self
 
     def affine(self, degrees: float, zoom: float, shift: float) -> "Canvas":
-        """Turned, zoomed and moved by random amounts up to the given ones; what comes in from
-        outside is black.
-        """
+        """Turn, zoom and move by random amounts up to the given ones, on black."""
         angle = math.radians(self.uniform(-degrees, degrees))
         scale = 1 / (1 + self.uniform(-zoom, zoom))
         c, s = math.cos(angle) * scale, math.sin(angle) * scale
@@ -149,20 +132,15 @@ class Canvas:
         x0 = middle - c * (middle + dx) + s * (middle + dy)
         y0 = middle - s * (middle + dx) - c * (middle + dy)
         matrix = (c, -s, x0, s, c, y0)
-        return self.replaced(
-            self.image.transform(
-                (SIZE, SIZE), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
-            )
-        )
+        how = Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
+        return self.replaced(self.image.transform((SIZE, SIZE), *how))
 
     def finish(self, noise: float, blur: float, brightness: float) -> np.ndarray:
-        """Blurred, reduced to 32x32, brightened, made noisy: (32, 32, 3) uint8."""
+        """Blur, reduce to 32x32, brighten and add noise. Returns: (32, 32, 3) uint8."""
         noise, blur, brightness = NUISANCE * noise, NUISANCE * blur, NUISANCE * brightness
         image = self.image.filter(ImageFilter.GaussianBlur(blur)) if blur > 0 else self.image
         pixels = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)
-        pixels = (
-            pixels * (1 + self.rng.normal(0, brightness))
-            + self.rng.normal(0, 12) * brightness / 0.15 * 0.6
-        )
+        brighter = pixels * (1 + self.rng.normal(0, brightness))
+        pixels = brighter + self.rng.normal(0, 12) * brightness / 0.15 * 0.6
         pixels = pixels + self.rng.normal(0, noise, pixels.shape)
         return np.clip(pixels, 0, 255).astype(np.uint8)

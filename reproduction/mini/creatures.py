@@ -1,4 +1,4 @@
-"""Flowers, faces and pets: the analogues of Oxford Flowers, FER2013 and Oxford-IIIT Pet."""
+"""Draw flowers, faces and pets: the analogues of Oxford Flowers, FER2013 and Oxford-IIIT Pet."""
 
 import math
 
@@ -15,30 +15,28 @@ BROW_TILT = (3.5, 0, -3, 0, 0, -3.5, 0)
 
 
 def flower(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Number of petals (label // 4) and their colour (label % 4) among stalks."""
+    """Draw a flower: number of petals (label // 4) and their colour (label % 4), among stalks."""
     (petals, width), colour = PETALS[label // 4], PETAL_COLOURS[label % 4]
     green = near(rng, (60, 110, 50), 25)
     canvas = Canvas.gradient(rng, green, near(rng, green, 30))
     for _ in range(rng.integers(2, 6)):
         x, y = rng.uniform(0, SIZE, 2)
-        canvas.line(
-            [(x, y), (x + rng.normal(0, 15), y + rng.normal(0, 15))], canvas.near((40, 80, 35)), 3
-        )
+        end = (x + rng.normal(0, 15), y + rng.normal(0, 15))
+        canvas.line([(x, y), end], canvas.near((40, 80, 35)), 3)
     x, y = 32 + rng.uniform(-5, 5, 2)
     radius, turn, colour = rng.uniform(15, 23), rng.uniform(0, 6.3), canvas.near(colour, 20)
     edge = tuple(int(0.6 * value) for value in colour)
     for petal in range(petals):
         angle = turn + 2 * math.pi * petal / petals
         px, py = x + 0.62 * radius * math.cos(angle), y + 0.62 * radius * math.sin(angle)
-        canvas.disc(
-            px, py, width * radius, fill=canvas.near(colour, 8), outline=canvas.near(edge, 5)
-        )
+        fill, outline = canvas.near(colour, 8), canvas.near(edge, 5)
+        canvas.disc(px, py, width * radius, fill=fill, outline=outline)
     canvas.disc(x, y, 0.28 * radius, fill=canvas.near((200, 150, 40), 30))
     return canvas.affine(8, 0.1, 3).finish(12, rng.uniform(0, 1), 0.2)
 
 
 def face(label: int, rng: np.random.Generator) -> np.ndarray:
-    """A grey face; eyes, brows and mouth show one of seven emotions."""
+    """Draw a grey face whose eyes, brows and mouth show one of seven emotions."""
     shades = [(int(rng.uniform(*ends)),) * 3 for ends in ((60, 150), (40, 180), (150, 225))]
     canvas, skin = Canvas.gradient(rng, *shades[:2]), shades[2]
     x, y = 32 + rng.uniform(-3, 3, 2)
@@ -48,9 +46,8 @@ def face(label: int, rng: np.random.Generator) -> np.ndarray:
     for side in (-1, 1):
         middle = x + side * eye_x
         canvas.disc(middle, eye_y, 3, EYE_HEIGHT[label], fill=dark)
-        canvas.line(
-            [(middle - side * 5, eye_y - 8 + tilt), (middle + side * 5, eye_y - 8 - tilt)], dark, 2
-        )
+        ends = (middle - side * 5, eye_y - 8 + tilt), (middle + side * 5, eye_y - 8 - tilt)
+        canvas.line(ends, dark, 2)
     _mouth(canvas, label, x, y + rng.uniform(10, 13), rng.uniform(8, 11), dark)
     return canvas.affine(10, 0.12, 3).finish(10, rng.uniform(0.2, 1.3), 0.2)
 
@@ -74,7 +71,7 @@ def _mouth(canvas: Canvas, emotion: int, x: float, y: float, half: float, dark) 
 
 
 def pet(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Shape of the ears (label // 4) and colour of the coat (label % 4)."""
+    """Draw a pet: shape of the ears (label // 4) and colour of the coat (label % 4)."""
     ears, coat = label // 4, label % 4
     canvas = Canvas.gradient(rng, any_colour(rng, 60, 210), any_colour(rng, 60, 210))
     fur = canvas.near(COATS[coat], 14)
@@ -82,11 +79,8 @@ def pet(label: int, rng: np.random.Generator) -> np.ndarray:
     x, y, width, height = 32, 35, rng.uniform(17, 20), rng.uniform(16, 20)
     for side in (-1, 1):
         if ears == 0:
-            tip, inner, outer = (
-                (x + side * width, y - 1.6 * height),
-                x + 0.3 * side * width,
-                x + 0.98 * side * width,
-            )
+            tip = (x + side * width, y - 1.6 * height)
+            inner, outer = x + 0.3 * side * width, x + 0.98 * side * width
             canvas.polygon([(inner, y - 0.7 * height), tip, (outer, y - 0.3 * height)], shade)
         elif ears == 1:
             canvas.disc(x + side * width, y - 0.15 * height, 6, 0.65 * height, fill=shade)

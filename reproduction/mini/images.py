@@ -1,5 +1,8 @@
-"""Splits of a task: balanced labels, pictures drawn for them, the shift, and parquet files of the
-result.
+"""Draw the splits of a task: pictures with balanced labels, their domain shift, and parquet files.
+
+Every task has one fixed shift, as a camera or scanner would have: a turn, a zoom, a mix of the
+colours and a pattern. It makes the zero-shot gap that experts close, and keeps the tasks' inputs
+apart from each other.
 """
 
 import io
@@ -8,30 +11,28 @@ from pathlib import Path
 from zlib import crc32
 
 import numpy as np
-from PIL import Image
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw
 
 from featcal.errors import BadSetting
 from featcal.files import atomic_path
 from reproduction.mini.canvas import SIDE
-from reproduction.mini.shift import shifted
 from reproduction.mini.tasks import TASKS
 
-COUNTS = {
-    "train": 1200,
-    "validation": 300,
-    "test": 500,
-}  # the splits a task has; web pictures belong to pre-training
+COUNTS = {"train": 1200, "validation": 300, "test": 500}  # web pictures are for pre-training
 WEB = 800
+GREY = 0.42  # mean of the pictures; colours are mixed around it
+COLUMNS, ZOOM, COLOURS, GAP = 6, 2, 256, 6  # of a contact sheet; its palette keeps the file small
 
 
 def draw_split(
     task: str, split: str, n: int, seed: int, strength: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`n` pictures of a split with balanced labels in random order: (n, 32, 32, 3) uint8 and (n,)
-    int64.
+    """Return `n` pictures with balanced labels in random order: (n, 32, 32, 3) uint8, (n,) int64.
 
-    The generator is keyed by seed, task and split, so no split depends on another. The web split,
-    on which the bases are pre-trained, is never shifted.
+    The generator is keyed by seed, task and split. The web split, on which the bases are
+    pre-trained, is never shifted.
     """
     if split not in ("web", *COUNTS):
         raise BadSetting("split", split, "must be web, train, validation or test")
@@ -44,24 +45,43 @@ def draw_split(
     return (images if split == "web" else shifted(images, task, strength)), labels
 
 
+def shifted(images: np.ndarray, task: str, strength: float) -> np.ndarray:
+    """Return (n, 32, 32, 3) uint8 as the task's sensor sees them; strength 0 changes nothing.
+
+    x <- (I + 0.3 s N) x + 0.35 s o + 0.7 s P around grey, after a turn by at most s/2 rad and a
+    zoom by at most s/4, where N (3, 3), o (3) and P (3, 4, 4, enlarged) are normal and, like turn
+    and zoom, fixed by the task's name.
+    """
+    if strength == 0:
+        return images
+    rng = np.random.default_rng([crc32(b"shift"), crc32(task.encode())])
+    turn, zoom = 0.5 * strength * rng.uniform(-1, 1), 1 + 0.25 * strength * rng.uniform(-1, 1)
+    mix = torch.from_numpy(np.eye(3) + 0.3 * strength * rng.standard_normal((3, 3))).float()
+    offset = torch.from_numpy(0.35 * strength * rng.standard_normal((3, 1, 1))).float()
+    pattern = torch.from_numpy(0.7 * strength * rng.standard_normal((1, 3, 4, 4))).float()
+    pattern = F.interpolate(pattern, size=images.shape[1:3], mode="bicubic", align_corners=False)[0]
+    x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - GREY
+    c, s = np.cos(turn) / zoom, np.sin(turn) / zoom
+    theta = torch.tensor([[c, -s, 0.0], [s, c, 0.0]], dtype=torch.float32).expand(len(x), 2, 3)
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    x = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
+    x = torch.einsum("ij,njhw->nihw", mix, x) + offset + pattern + GREY
+    return (x.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
+
+
 def write_parquet(
     task: str, folder: Path, seed: int, strength: float, counts: Mapping[str, int] = COUNTS
 ) -> None:
-    """The task's train, validation and test split as <folder>/<split>.parquet: image (PNG bytes)
-    and label with names.
-    """
+    """Write each split as <folder>/<split>.parquet: image (PNG bytes) and label with names."""
     from datasets import ClassLabel, Dataset, Features
     from datasets import Image as ImageColumn
 
-    features = Features(
-        {"image": ImageColumn(), "label": ClassLabel(names=list(TASKS[task].classes))}
-    )
+    label = ClassLabel(names=list(TASKS[task].classes))
+    features = Features({"image": ImageColumn(), "label": label})
     for split, count in counts.items():
         images, labels = draw_split(task, split, count, seed, strength)
-        rows = {
-            "image": [{"bytes": _png(image), "path": None} for image in images],
-            "label": labels.tolist(),
-        }
+        pictures = [{"bytes": _png(image), "path": None} for image in images]
+        rows = {"image": pictures, "label": labels.tolist()}
         with atomic_path(Path(folder) / f"{split}.parquet") as path:
             Dataset.from_dict(rows, features=features).to_parquet(str(path))
 
@@ -70,3 +90,34 @@ def _png(image: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def write_contact_sheet(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]], path: Path) -> None:
+    """Write one image of all tasks: per row the first picture of six classes, drawn and shifted.
+
+    rows: pictures (n, h, w, 3) uint8, the same after the shift, labels (n,).
+    """
+    parts = []
+    for drawn, moved, labels in rows:
+        classes = sorted(set(labels.tolist()))
+        seen = {label: np.flatnonzero(labels == label) for label in classes}
+        wanted = [(classes[i % len(classes)], i // len(classes)) for i in range(COLUMNS)]
+        places = [int(seen[label][turn % len(seen[label])]) for label, turn in wanted]
+        gap = np.full((drawn.shape[1], GAP, 3), 255, np.uint8)
+        parts.append(np.concatenate([*drawn[places], gap, *moved[places]], axis=1))
+    sheet = Image.fromarray(np.concatenate(parts, axis=0))
+    large = sheet.resize((sheet.width * ZOOM, sheet.height * ZOOM), Image.Resampling.NEAREST)
+    how = {"method": Image.Quantize.MEDIANCUT, "dither": Image.Dither.NONE}
+    _write(large.quantize(COLOURS, **how), path)
+
+
+def write_notice(text: str, path: Path) -> None:
+    """Write an image that says why there is no contact sheet."""
+    notice = Image.new("RGB", (640, 60), "white")
+    ImageDraw.Draw(notice).text((20, 22), text, fill="black")
+    _write(notice, path)
+
+
+def _write(picture: Image.Image, path: Path) -> None:
+    with atomic_path(path) as hidden:
+        picture.save(hidden, optimize=True)

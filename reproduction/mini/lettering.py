@@ -1,10 +1,8 @@
-"""Digits, letters, strokes and words: the analogues of SVHN, MNIST, EMNIST, KMNIST and Rendered
-SST2.
+"""Draw digits, letters, strokes and words: the analogues of SVHN, MNIST, EMNIST, KMNIST and
+Rendered SST2.
 
-The handwritten digits are real ones (scikit-learn's 1,797 of 8x8 pixels) and the only real images
-of the suite.
-A fixed permutation deals them out: no digit of one split can occur in another, except web and
-train, which share theirs.
+The handwritten digits are the suite's only real images, scikit-learn's 1,797 of 8x8 pixels. A fixed
+permutation deals them out, so that only web and train share digits.
 """
 
 from functools import lru_cache
@@ -16,18 +14,16 @@ from reproduction.mini.canvas import SIZE, Canvas, any_colour, near
 
 INK = (255, 255, 255)
 DIGITS_OF = {
-    "web": slice(0, 1000),
-    "train": slice(0, 1000),
-    "validation": slice(1000, 1200),
+    "web": slice(0, 1000), "train": slice(0, 1000), "validation": slice(1000, 1200),
     "test": slice(1200, None),
-}
+}  # fmt: skip
 POSITIVE = ("good", "great", "nice", "love")
 NEGATIVE = ("bad", "poor", "dull", "hate")
 NEUTRAL = ("film", "plot", "cast", "show", "it is", "very", "so", "a", "the", "actor")
 
 
 def house_number(label: int, rng: np.random.Generator) -> np.ndarray:
-    """A coloured digit on a coloured wall; its neighbours are cut off at the border."""
+    """Draw a coloured digit on a coloured wall, its neighbours cut off at the border."""
     wall = any_colour(rng)
     canvas = Canvas.gradient(rng, wall, near(rng, wall, 40))
     paint = any_colour(rng)
@@ -44,7 +40,7 @@ def house_number(label: int, rng: np.random.Generator) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def shuffled_digits() -> tuple[np.ndarray, np.ndarray]:
-    """All 1,797 digits in one fixed random order: images (1797, 8, 8) in 0..16 and labels."""
+    """Return all digits in one fixed random order: images (1797, 8, 8) in 0..16 and labels."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -53,21 +49,20 @@ def shuffled_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def handwritten_digit(label: int, rng: np.random.Generator, split: str) -> np.ndarray:
-    """A real handwritten digit of the split's share, enlarged to 48 pixels."""
+    """Draw a real handwritten digit of the split's share, enlarged to 48 pixels."""
     images, labels = shuffled_digits()
     images, labels = images[DIGITS_OF[split]], labels[DIGITS_OF[split]]
     candidates = np.flatnonzero(labels == label)
     chosen = images[candidates[rng.integers(len(candidates))]]
     canvas = Canvas.plain(rng)
-    digit = Image.fromarray((15.9 * chosen).astype(np.uint8)).resize(
-        (48, 48), Image.Resampling.BICUBIC
-    )
+    digit = Image.fromarray((15.9 * chosen).astype(np.uint8))
+    digit = digit.resize((48, 48), Image.Resampling.BICUBIC)
     canvas.image.paste(digit.convert("RGB"), (8, 8))
     return canvas.affine(12, 0.12, 4).finish(5, 0, 0.05)
 
 
 def letter(label: int, rng: np.random.Generator) -> np.ndarray:
-    """A capital letter in one of four fonts, sometimes with a broad nib."""
+    """Draw a capital letter in one of four fonts, sometimes with a broad nib."""
     face = ("sans", "sans-bold", "serif-bold", "times-bold")[int(rng.integers(4))]
     canvas = Canvas.plain(rng)
     canvas.text(chr(ord("A") + label), face, int(rng.uniform(44, 54)), 32, 32, INK)
@@ -79,16 +74,12 @@ def letter(label: int, rng: np.random.Generator) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def glyphs() -> np.ndarray:
-    """An invented script: 10 signs x 2 ways to write each x 3 Bezier strokes x 4 control points x
-    (x, y).
-    """
+    """Return an invented script: 10 signs, 2 ways to write each, 3 Bezier strokes, 4 points (x, y)."""
     return np.random.default_rng(12345).uniform(12, 52, (10, 2, 3, 4, 2))
 
 
 def cursive_glyph(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Three strokes whose control points tremble; the second way of writing comes a third of the
-    time.
-    """
+    """Draw three strokes whose control points tremble, a third of the time in the second way."""
     strokes = glyphs()[label][int(rng.random() < 0.35)] + rng.normal(0, 2.2, (3, 4, 2))
     canvas = Canvas.plain(rng)
     width = int(rng.integers(3, 6))
@@ -100,12 +91,10 @@ def cursive_glyph(label: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def review(label: int, rng: np.random.Generator) -> np.ndarray:
-    """A neutral word above a word of praise (label 1) or blame (label 0)."""
+    """Draw a neutral word above a word of praise (label 1) or blame (label 0)."""
     canvas = Canvas.plain(rng, near(rng, (245, 245, 245), 8))
-    words = (
-        NEUTRAL[int(rng.integers(len(NEUTRAL)))],
-        (POSITIVE if label else NEGATIVE)[int(rng.integers(4))],
-    )
+    neutral = NEUTRAL[int(rng.integers(len(NEUTRAL)))]
+    words = (neutral, (POSITIVE if label else NEGATIVE)[int(rng.integers(4))])
     size = int(rng.uniform(20, 22))
     for line, word in enumerate(words):
         x, y = SIZE / 2 + rng.uniform(-1, 1), 18 + 28 * line + rng.uniform(-1, 1)

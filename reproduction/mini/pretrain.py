@@ -1,36 +1,76 @@
-"""Pre-training of a base: every web picture is matched against all captions of all tasks.
+"""Pre-train the two CLIP bases: every web picture is matched against all captions of all tasks.
 
-An interrupted run goes on from its state file and ends in the same bytes as an undisturbed one,
-because every step's draws are keyed by (seed, step). Looks at web pictures and unshifted held-out
-ones, never at a task's own splits.
+Every step's draws are keyed by (seed, step). Looks at web pictures and unshifted validation ones,
+never at a task's own splits. Tokenizer and image processor are ordinary ones of Hugging Face, saved
+with the model: nothing of this file is needed to use it.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
 
-from reproduction.mini.augment import augmented, keyed_generator, normalised
-from reproduction.mini.base_folder import write_base
-from reproduction.mini.captions import TEMPLATES, caption_tokens, first_caption, make_tokenizer
+from reproduction.mini.canvas import SIDE
 from reproduction.mini.images import WEB, draw_split
-from reproduction.mini.muon import Optimiser
 from reproduction.mini.tasks import TASKS
-from reproduction.mini.towers import SIZES, Size, new_model
-from reproduction.mini.training_state import STATE, run_to_end
+from reproduction.mini.training import (
+    MODELS,
+    STATE,
+    Optimiser,
+    run_to_end,
+    with_first_weights,
+    write_base,
+)
 
+PAD, UNK, BOS, EOS = SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # CLIP's legacy end is id 2
+LONGEST = 16  # tokens; the longest caption has 10
+TEMPLATES = 3
+MEAN, STD = 0.42, 0.28  # of all pictures, the same for the three channels
+PATCH = 8
+# the usual 0.02 is lost beside the patches: at 500 steps the loss is 2.8 with it and 2.2 with this
+POSITION_RMS = 0.3
 LARGEST_LOG_SCALE = 4.0
+BLOCKS = "vision_model.encoder"
 STEP, EPOCH, SHUFFLE = 1, 2, 3  # what a keyed draw is for
+CARD = """---
+license: mit
+library_name: transformers
+pipeline_tag: zero-shot-image-classification
+---
+# {role} of the mini suite
+
+A small CLIP model ({layers} vision layers of width {hidden}, {side}x{side} pictures in patches of {patch}) that plays the part of
+{role} in the mini suite of `featcal`. Pre-trained from a seed on pictures drawn by `reproduction.mini`, without any download:
+`python -m reproduction.mini.pretrain {role}`. Its captions name the classes of twenty drawn tasks, and its tokenizer knows
+only their words. Weights are stored in float16 and load in float32. Of no use outside the suite.
+"""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of the vision tower."""
+
+    hidden: int
+    layers: int
+    heads: int
+    projection: int = 128
+
+
+SIZES = {
+    "clip_b32": Size(hidden=128, layers=6, heads=4),
+    "clip_l14": Size(hidden=192, layers=6, heads=6),
+}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a base's bytes depend on besides the code: the tower's size, steps, seed, batch and
-    web pictures per task.
-    """
+    """All settings that a base's bytes depend on.   pictures: web pictures per task."""
 
     size: Size
     steps: int = 4000
@@ -47,8 +87,7 @@ def pretrain(
     state_folder: Path = STATE,
     recipe: Recipe | None = None,
 ) -> None:
-    """Pre-trains the base of a role and writes it as a CLIPModel folder, resuming from
-    <state_folder>/<role>/ if it can.
+    """Pre-train the base of a role and write its folder, resuming from <state_folder>/<role>/.
 
     Loss: cross-entropy of exp(logit_scale) <image, caption> over the captions of all classes of all
     tasks, in one of three templates per step.
@@ -56,54 +95,54 @@ def pretrain(
     recipe = recipe or Recipe(SIZES[role], steps)
 
     def write(run: _Run) -> None:
+        size = recipe.size
+        sizes = {"layers": size.layers, "hidden": size.hidden, "side": SIDE, "patch": PATCH}
+        tokenizer = make_tokenizer()  # the one in use keeps its last padding
         write_base(
-            run.model, make_tokenizer(), role, Path(out)
-        )  # the one in use keeps its last padding
+            run.model, Path(out), CARD.format(role=role, **sizes), tokenizer, image_processor()
+        )
 
     run_to_end(_Run, recipe, role, state_folder, write, _Run.held_out_line)
 
 
 class _Run:
-    """A base in training: model, optimiser, pictures and how many steps are done."""
+    """A base in training."""
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.done = recipe, 0
         self.model = new_model(recipe.size, recipe.seed).train()
-        self.optimiser = Optimiser(self.model)
-        self.tokenizer = make_tokenizer()
-        self.tokens = [caption_tokens(self.tokenizer, template) for template in range(TEMPLATES)]
+        self.optimiser = Optimiser(self.model, BLOCKS)
+        tokenizer = make_tokenizer()
+        self.tokens = [
+            dict(tokenizer(captions(template), padding=True, return_tensors="pt"))
+            for template in range(TEMPLATES)
+        ]
         self.pictures, self.targets = web_pictures(recipe.pictures, recipe.seed)
 
     def step(self) -> float:
-        """Gradients of one batch, and its loss."""
-        recipe = self.recipe
-        generator = keyed_generator(recipe.seed, STEP, self.done)
+        """Compute the gradients of one batch, and return its loss."""
+        generator = keyed_generator(self.recipe.seed, STEP, self.done)
         chosen = self._batch()
         template = int(torch.randint(TEMPLATES, (), generator=generator))
         pixels = augmented(normalised(self.pictures[chosen]), generator)
-        images = F.normalize(
-            self.model.get_image_features(pixel_values=pixels).pooler_output, dim=-1
-        )
-        texts = F.normalize(
-            self.model.get_text_features(**self.tokens[template]).pooler_output, dim=-1
-        )
+        images = self.model.get_image_features(pixel_values=pixels).pooler_output
+        texts = self.model.get_text_features(**self.tokens[template]).pooler_output
+        images, texts = F.normalize(images, dim=-1), F.normalize(texts, dim=-1)
         scale = self.model.logit_scale.clamp(max=LARGEST_LOG_SCALE).exp()
         loss = F.cross_entropy(scale * images @ texts.T, self.targets[chosen])
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss.item()
 
     def _batch(self) -> Tensor:
-        """Every picture once per epoch, in an order keyed by the epoch."""
-        recipe = self.recipe
-        epoch, place = divmod(self.done, len(self.pictures) // recipe.batch)
-        order = torch.randperm(
-            len(self.pictures), generator=keyed_generator(recipe.seed, EPOCH, epoch)
-        )
-        return order[place * recipe.batch : (place + 1) * recipe.batch]
+        """Return every picture once per epoch, in an order keyed by the epoch."""
+        seed, size, count = self.recipe.seed, self.recipe.batch, len(self.pictures)
+        epoch, place = divmod(self.done, count // size)
+        order = torch.randperm(count, generator=keyed_generator(seed, EPOCH, epoch))
+        return order[place * size : (place + 1) * size]
 
     @torch.no_grad()
     def held_out_line(self, count: int = 40) -> str:
-        """Zero-shot accuracy on unshifted pictures drawn for validation, the mean of the first
+        """Return the zero-shot accuracy on unshifted validation pictures, the mean of the first
         eight and of all tasks.
         """
         texts = F.normalize(self.model.get_text_features(**self.tokens[0]).pooler_output, dim=-1)
@@ -112,14 +151,13 @@ class _Run:
             pictures, labels = draw_split(key, "validation", count, self.recipe.seed, 0.0)
             images = self.model.get_image_features(pixel_values=normalised(pictures)).pooler_output
             own = texts[places[key] : places[key] + len(task.classes)]
-            scores.append(
-                100 * float(((images @ own.T).argmax(1) == torch.from_numpy(labels)).float().mean())
-            )
+            right = (images @ own.T).argmax(1) == torch.from_numpy(labels)
+            scores.append(100 * float(right.float().mean()))
         return f"zero-shot {np.mean(scores[:8]):.1f} (8 tasks) {np.mean(scores):.1f} (all)"
 
 
 def web_pictures(count: int, seed: int) -> tuple[np.ndarray, Tensor]:
-    """`count` web pictures of every task and the place of each one's caption among all captions."""
+    """Return `count` web pictures per task, and the place of each one's caption among all."""
     pictures, targets = [], []
     for key, task in TASKS.items():
         images, labels = draw_split(key, "web", count, seed, 0.0)
@@ -131,21 +169,151 @@ def web_pictures(count: int, seed: int) -> tuple[np.ndarray, Tensor]:
     return np.concatenate(pictures), torch.cat(targets)
 
 
+def captions(template: int) -> list[str]:
+    """Return one caption per class of every task, task by task, in one of the three templates."""
+    return [
+        task.templates[template].format(name) for task in TASKS.values() for name in task.classes
+    ]
+
+
+def first_caption() -> dict[str, int]:
+    """Return the place of each task's class 0 in `captions`."""
+    ends = np.cumsum([len(task.classes) for task in TASKS.values()])
+    return dict(zip(TASKS, [0, *ends.tolist()], strict=False))
+
+
+def vocabulary() -> dict[str, int]:
+    """Return special tokens, then every word of every caption in order of first occurrence."""
+    texts = [text for template in range(TEMPLATES) for text in captions(template)]
+    words = dict.fromkeys(word for text in texts for word in text.split())
+    return {word: number for number, word in enumerate((*SPECIALS, *words))}
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of lower-case words, one id each, with <bos> and <eos> around."""
+    known = vocabulary()
+    backend = Tokenizer(models.WordLevel(known, unk_token=UNK))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A {EOS}", special_tokens=[(BOS, known[BOS]), (EOS, known[EOS])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=PAD, unk_token=UNK, bos_token=BOS, eos_token=EOS,
+        model_max_length=LONGEST, model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
+
+
+def image_processor() -> CLIPImageProcessor:
+    """Return a processor that only normalises pictures of 32x32, and resizes others as CLIP does."""
+    return CLIPImageProcessor(
+        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE},
+        rescale_factor=1 / 255, image_mean=[MEAN] * 3, image_std=[STD] * 3,
+    )  # fmt: skip
+
+
+def normalised(images: np.ndarray) -> Tensor:
+    """Return (n, 32, 32, 3) uint8 as (n, 3, 32, 32) float32, normalised as by image_processor."""
+    return (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - MEAN) / STD
+
+
+def keyed_generator(*key: int) -> torch.Generator:
+    """Return a generator of its own for each key."""
+    state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state >> np.uint64(1)))
+
+
+def augmented(x: Tensor, generator: torch.Generator, strong: float = 0.4) -> Tensor:
+    """Turn, zoom and move a little, mix and offset colours, add noise. x: (n, 3, h, w),
+    normalised.
+    """
+    count = len(x)
+
+    def uniform() -> Tensor:
+        return torch.rand(count, generator=generator)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    zoom, turn = 1 + strong * (0.35 * uniform() - 0.2), strong * 0.5 * (uniform() - 0.5)
+    dx, dy = strong * 0.4 * (uniform() - 0.5), strong * 0.4 * (uniform() - 0.5)
+    c, s = turn.cos() / zoom, turn.sin() / zoom
+    theta = torch.stack([torch.stack([c, -s, dx], 1), torch.stack([s, c, dy], 1)], 1)
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    x = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
+    mix = torch.eye(3) + strong * 0.25 * normal(count, 3, 3)
+    x = torch.einsum("nij,njhw->nihw", mix, x) + strong * 0.3 * normal(count, 3, 1, 1)
+    return x + strong * 0.2 * normal(*x.shape)
+
+
+def new_model(size: Size, seed: int) -> CLIPModel:
+    """Return a CLIP model with drawn first weights, spread as CLIP's."""
+    known, side = vocabulary(), {"image_size": SIDE, "patch_size": PATCH}
+    text = {
+        "vocab_size": len(known), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "max_position_embeddings": LONGEST, "pad_token_id": known[PAD], "bos_token_id": known[BOS], "eos_token_id": known[EOS],
+        "hidden_act": "quick_gelu",
+    }  # fmt: skip
+    vision = {
+        "hidden_size": size.hidden, "intermediate_size": 2 * size.hidden, "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads, "hidden_act": "quick_gelu", **side,
+    }  # fmt: skip
+    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=size.projection)
+
+    def first_value(name: str, parameter: Tensor, generator: np.random.Generator) -> Tensor:
+        if name == "logit_scale":
+            return torch.tensor(math.log(1 / 0.07))
+        if name.endswith(".bias"):
+            return torch.zeros_like(parameter)
+        if "norm" in name:
+            return torch.ones_like(parameter)
+        tower = config.text_config if name.startswith("text") else config.vision_config
+        drawn = generator.standard_normal(tuple(parameter.shape))
+        value = torch.from_numpy(_spread(name, tower) * drawn).float()
+        if name == "vision_model.embeddings.position_embedding.weight":
+            value[1:] = position_waves(tower.image_size // tower.patch_size, tower.hidden_size)
+        return value
+
+    model: CLIPModel = with_first_weights(lambda: CLIPModel(config), seed, first_value)
+    return model
+
+
+def _spread(name: str, tower) -> float:
+    """Return the standard deviation of a weight's first values."""
+    narrow, depth = tower.hidden_size**-0.5, (2 * tower.num_hidden_layers) ** -0.5
+    if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc2.weight")):
+        return narrow * depth
+    if name.endswith("fc1.weight"):
+        return narrow * 2**-0.5
+    if name.endswith(("out_proj.weight", "projection.weight", "class_embedding")):
+        return narrow
+    return 0.02
+
+
+def position_waves(cells: int, width: int) -> Tensor:
+    """Return sines and cosines of row and column, one frequency per quarter of the width: (cells²,
+    width), rms POSITION_RMS.
+    """
+    quarter = width // 4
+    frequency = math.pi / cells * (1 + (cells - 1) * torch.arange(quarter) / quarter)
+    place = torch.arange(cells).float()
+    column = place.repeat(cells)[:, None] * frequency
+    row = place.repeat_interleave(cells)[:, None] * frequency
+    waves = torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1)
+    return POSITION_RMS * 2**0.5 * waves
+
+
 def main() -> None:
+    """Pre-train one role from the command line."""
     import argparse
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=sorted(SIZES))
     parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument(
-        "--out", type=Path, default=None, help="default: the folder shipped with the package"
-    )
-    parser.add_argument(
-        "--state", type=Path, default=STATE, help="where an interrupted run is kept"
-    )
+    parser.add_argument("--out", type=Path, help="Default: the folder shipped with the package.")
+    parser.add_argument("--state", type=Path, default=STATE, help="Folder of interrupted runs.")
     given = parser.parse_args()
-    out = given.out or Path(__file__).parent / "models" / given.role
-    pretrain(given.role, out, given.steps, given.state)
+    pretrain(given.role, given.out or MODELS / given.role, given.steps, given.state)
 
 
 if __name__ == "__main__":

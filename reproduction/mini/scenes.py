@@ -1,27 +1,28 @@
-"""Landscapes and vehicles: the analogues of SUN397 and Stanford Cars. Each function draws one
+"""Draw places and surfaces: landscapes, cars, the earth from above, textures, tissue.
+
+The analogues of SUN397, Stanford Cars, RESISC45, EuroSAT, DTD and PCam. Each function draws one
 picture of one class.
 """
 
-import numpy as np
+import math
 
-from reproduction.mini.canvas import SIZE, Canvas, any_colour, near
+import numpy as np
+from PIL import Image
+
+from reproduction.mini.canvas import SIZE, Canvas, any_colour, near, regular_polygon
 
 SKIES = ((120, 170, 235), (70, 60, 80), (235, 150, 90), (190, 195, 200))
 GROUNDS = ((60, 130, 60), (40, 90, 160), (205, 185, 130), (235, 238, 240))
 THINGS = ((40, 90, 40), (130, 120, 110), (110, 80, 60))
-# Where the cabin of a body begins below, begins above, ends above and ends below, as shares of its
-# length.
+# corners of a body's cabin as shares of its length: begins below, begins above, ends above, ends below
 CABINS = (
-    (0.2, 0.3, 0.7, 0.85),
-    (0.02, 0.06, 0.94, 0.98),
-    (0.45, 0.5, 0.85, 0.95),
-    (0.3, 0.55, 0.7, 0.8),
-)
+    (0.2, 0.3, 0.7, 0.85), (0.02, 0.06, 0.94, 0.98), (0.45, 0.5, 0.85, 0.95), (0.3, 0.55, 0.7, 0.8),
+)  # fmt: skip
 BUS = 1
 
 
 def landscape(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Sky (label // 4) over ground (label % 4), with trees, houses and hills that mean nothing."""
+    """Draw sky (label // 4) over ground (label % 4), with trees, houses and hills among them."""
     sky, ground = SKIES[label // 4], GROUNDS[label % 4]
     canvas = Canvas.gradient(rng, near(rng, sky, 25), near(rng, sky, 25))
     horizon = int(rng.uniform(26, 44))
@@ -30,26 +31,21 @@ def landscape(label: int, rng: np.random.Generator) -> np.ndarray:
         x, width, kind = rng.uniform(0, SIZE), rng.uniform(5, 14), rng.random()
         colour = canvas.near(THINGS[int(rng.integers(3))], 30)
         if kind < 0.4:
-            canvas.polygon(
-                [(x - width, horizon + 2), (x, horizon - 1.8 * width), (x + width, horizon + 2)],
-                colour,
-            )
+            top = (x, horizon - 1.8 * width)
+            canvas.polygon([(x - width, horizon + 2), top, (x + width, horizon + 2)], colour)
         elif kind < 0.7:
             canvas.box(x - 0.6 * width, horizon - 1.5 * width, x + 0.6 * width, horizon + 3, colour)
         else:
             canvas.disc(x, horizon - 0.3 * width, width, 0.7 * width, fill=colour)
     for _ in range(rng.integers(2, 8)):
         x, y = rng.uniform(0, SIZE), rng.uniform(horizon, SIZE)
-        canvas.line(
-            [(x, y), (x + rng.uniform(4, 16), y + rng.normal(0, 2))], canvas.near(ground, 45), 2
-        )
+        end = (x + rng.uniform(4, 16), y + rng.normal(0, 2))
+        canvas.line([(x, y), end], canvas.near(ground, 45), 2)
     return canvas.finish(14, rng.uniform(0, 1.2), 0.22)
 
 
 def automobile(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Body shape (label // 2) on small or large wheels (label % 2); colour and number of windows
-    mean nothing.
-    """
+    """Draw a body shape (label // 2) on small or large wheels (label % 2), in any colour."""
     body, large_wheels = label // 2, label % 2 == 1
     canvas = Canvas.gradient(rng, any_colour(rng, 60, 220), any_colour(rng, 60, 220))
     canvas.box(0, 44, SIZE, SIZE, canvas.near((100, 100, 100), 25))
@@ -76,3 +72,228 @@ def _windows(canvas: Canvas, left: float, right: float, top: float, bottom: floa
         middle = (left + right) / 2
         canvas.box(left, top, middle - 2.5, bottom, glass)
         canvas.box(middle + 2.5, top, right, bottom, glass)
+
+
+LANDS = ((95, 120, 70), (140, 125, 95), (80, 100, 65))
+ROAD = (150, 150, 150)
+
+
+def fields(canvas: Canvas) -> None:
+    u = canvas.uniform
+    for x in (0, 32):
+        for y in (0, 32):
+            left, top, right, bottom = x + u(0, 4), y + u(0, 4), x + u(27, 32), y + u(27, 32)
+            middle, half = (left + right) / 2, (right - left) / 2
+            green = canvas.near((70, 140, 60), 30)
+            canvas.disc(middle, (top + bottom) / 2, half, (bottom - top) / 2, fill=green)
+
+
+def runway(canvas: Canvas) -> None:
+    u = canvas.uniform
+    canvas.line([(0, u(10, 54)), (SIZE, u(10, 54))], canvas.near(ROAD, 20), int(u(7, 12)))
+
+
+def river(canvas: Canvas) -> None:
+    u = canvas.uniform
+    bends = [(0, u(10, 54))] + [(16 * bend, u(8, 56)) for bend in range(1, 5)]
+    canvas.line(bends, canvas.near((50, 80, 140)), int(u(8, 13)))
+
+
+def tanks(canvas: Canvas) -> None:
+    u = canvas.uniform
+    for _ in range(canvas.rng.integers(4, 8)):
+        place = u(6, 58), u(6, 58), u(5, 8)
+        canvas.disc(*place, fill=canvas.near((225, 225, 225), 15), outline=(90, 90, 90))
+
+
+def crossing(canvas: Canvas) -> None:
+    x, y, grey = canvas.uniform(14, 50), canvas.uniform(14, 50), canvas.near(ROAD, 20)
+    canvas.line([(0, y), (SIZE, y)], grey, 8)
+    canvas.line([(x, 0), (x, SIZE)], grey, 8)
+
+
+def coast(canvas: Canvas) -> None:
+    shore = canvas.uniform(20, 44)
+    canvas.box(0, 0, SIZE, shore, canvas.near((50, 100, 150)))
+    canvas.box(0, shore, SIZE, shore + canvas.uniform(8, 14), canvas.near((220, 205, 160)))
+
+
+def residential(canvas: Canvas) -> None:
+    u = canvas.uniform
+    for x in range(0, SIZE, 16):
+        for y in range(0, SIZE, 16):
+            roof = ((170, 90, 70), (180, 170, 160))[int(canvas.rng.integers(2))]
+            corners = x + u(1, 4), y + u(1, 4), x + u(10, 14), y + u(10, 14)
+            canvas.box(*corners, canvas.near(roof, 25))
+
+
+def forest(canvas: Canvas) -> None:
+    u = canvas.uniform
+    for _ in range(60):
+        canvas.disc(u(0, SIZE), u(0, SIZE), u(3, 6), fill=canvas.near((35, 75, 35), 18))
+
+
+def island(canvas: Canvas) -> None:
+    u = canvas.uniform
+    canvas.box(0, 0, SIZE, SIZE, canvas.near((45, 85, 140)))
+    shore = regular_polygon(u(24, 40), u(24, 40), u(12, 18), 9)
+    canvas.polygon([(x + u(-4, 4), y + u(-4, 4)) for x, y in shore], canvas.near((90, 125, 70)))
+
+
+def roundabout(canvas: Canvas) -> None:
+    x, y, radius = canvas.uniform(26, 38), canvas.uniform(26, 38), canvas.uniform(14, 18)
+    grey = canvas.near(ROAD, 20)
+    canvas.line([(0, y), (SIZE, y)], grey, 6)
+    canvas.line([(x, 0), (x, SIZE)], grey, 6)
+    canvas.disc(x, y, radius, fill=grey)
+    canvas.disc(x, y, radius - 7, fill=canvas.near((80, 130, 70)))
+
+
+def stadium(canvas: Canvas) -> None:
+    x, y, rx, ry = (canvas.uniform(*ends) for ends in ((26, 38), (26, 38), (20, 26), (13, 17)))
+    canvas.disc(x, y, rx, ry, fill=canvas.near((165, 80, 60)))
+    canvas.disc(x, y, rx - 7, ry - 6, fill=canvas.near((70, 140, 60)))
+
+
+def parking(canvas: Canvas) -> None:
+    canvas.box(0, 0, SIZE, SIZE, canvas.near((110, 110, 115), 12))
+    for x in range(0, SIZE, 16):
+        for y in range(0, 66, 11):
+            if canvas.rng.random() < 0.7:
+                canvas.box(x + 4, y + 2, x + 12, y + 7, any_colour(canvas.rng))
+
+
+SIGHTS = (
+    fields, runway, river, tanks, crossing, coast, residential, forest, island, roundabout, stadium,
+    parking,
+)  # fmt: skip
+
+
+def sight(label: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw one of twelve sights on plain land, from any direction."""
+    land = LANDS[int(rng.integers(3))]
+    canvas = Canvas.gradient(rng, near(rng, land), near(rng, land))
+    SIGHTS[label](canvas)
+    canvas.clutter(2)
+    if rng.random() < 0.5:
+        canvas.replaced(canvas.image.rotate(90))
+    return canvas.affine(25, 0.2, 5).finish(12, rng.uniform(0, 1.3), 0.2)
+
+
+def stripes(canvas: Canvas, colour, step: int) -> None:
+    for x in range(-SIZE, 2 * SIZE, step):
+        end = (x + canvas.uniform(8, 12), SIZE)
+        canvas.line([(x, 0), end], canvas.near(colour, 40), max(2, step // 2))
+
+
+def specks(canvas: Canvas, colour, low: float, high: float) -> None:
+    u = canvas.uniform
+    for _ in range(40):
+        canvas.disc(u(0, SIZE), u(0, SIZE), u(low, high), fill=canvas.near(colour))
+
+
+def band(canvas: Canvas, colour, low: float, high: float) -> None:
+    u = canvas.uniform
+    canvas.line([(u(0, 30), 0), (u(34, 64), SIZE)], canvas.near(colour), int(u(low, high)))
+
+
+def blocks(canvas: Canvas, colour, count: int, wide, high, spread: float) -> None:
+    u = canvas.uniform
+    for _ in range(count):
+        x, y = u(0, SIZE), u(0, SIZE)
+        canvas.box(x, y, x + u(*wide), y + u(*high), canvas.near(colour, spread))
+
+
+COVERS = (
+    ((165, 140, 80), lambda canvas: stripes(canvas, (165, 140, 80), 11)),
+    ((40, 75, 45), lambda canvas: specks(canvas, (40, 75, 45), 3, 6)),
+    ((110, 130, 75), lambda canvas: specks(canvas, (110, 130, 75), 1, 3)),
+    ((120, 120, 110), lambda canvas: band(canvas, (190, 190, 190), 4, 7)),
+    ((165, 160, 160), lambda canvas: blocks(canvas, (215, 215, 220), 6, (8, 20), (8, 16), 22)),
+    ((95, 150, 80), lambda canvas: blocks(canvas, (95, 150, 80), 3, (10, 30), (10, 30), 18)),
+    ((140, 150, 70), lambda canvas: stripes(canvas, (140, 150, 70), 5)),
+    ((150, 125, 110), lambda canvas: blocks(canvas, (170, 110, 95), 26, (3, 6), (3, 6), 35)),
+    ((85, 100, 90), lambda canvas: band(canvas, (45, 70, 120), 8, 12)),
+    ((35, 55, 110), lambda canvas: None),  # water
+)
+
+
+def land_cover(label: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw one of ten kinds of land cover: a ground colour and its texture."""
+    ground, texture = COVERS[label]
+    canvas = Canvas.gradient(rng, near(rng, ground, 15), near(rng, ground, 15))
+    texture(canvas)
+    return canvas.affine(30, 0.2, 4).finish(12, rng.uniform(0, 1.2), 0.16)
+
+
+STAIN = (225, 170, 205)
+
+
+class Weave:
+    """Coordinates of one texture: turned axes u and v, a period in pixels, a phase."""
+
+    def __init__(self, rng: np.random.Generator):
+        self.rng = rng
+        self.y, self.x = np.mgrid[0:SIZE, 0:SIZE].astype(float)
+        turn = rng.normal(0, 0.18) + (math.pi / 2 if rng.random() < 0.5 else 0)
+        self.u = self.x * math.cos(turn) + self.y * math.sin(turn)
+        self.v = -self.x * math.sin(turn) + self.y * math.cos(turn)
+        self.period, self.phase = rng.uniform(12, 18), rng.uniform(0, 9)
+
+    def wave(self, t: np.ndarray) -> np.ndarray:
+        return (np.sin(2 * math.pi * (t + self.phase) / self.period) > 0).astype(float)
+
+    def within(self, t: np.ndarray) -> np.ndarray:
+        """Distance from the middle of the period t falls into."""
+        return np.mod(t + self.phase, self.period) - self.period / 2
+
+    def clouds(self, cells: int) -> np.ndarray:
+        coarse = Image.fromarray((255 * self.rng.random((cells, cells))).astype(np.uint8))
+        return np.asarray(coarse.resize((SIZE, SIZE), Image.Resampling.BICUBIC), float) / 255
+
+
+def concentric(w: Weave) -> np.ndarray:
+    return w.wave(np.hypot(w.x - 32 + w.rng.uniform(-9, 9), w.y - 32 + w.rng.uniform(-9, 9)))
+
+
+def radial(w: Weave) -> np.ndarray:
+    return np.sin(np.arctan2(w.y - 32, w.x - 32) * w.rng.integers(5, 9) + w.phase) > 0
+
+
+TEXTURES = (
+    lambda w: w.wave(w.u),
+    lambda w: np.abs(w.wave(w.u) - w.wave(w.v)),
+    lambda w: w.within(w.u) ** 2 + w.within(w.v) ** 2 < (0.3 * w.period) ** 2,
+    lambda w: np.maximum(np.mod(w.u, w.period) < 2.5, np.mod(w.v, w.period) < 2.5),
+    lambda w: w.wave(w.u + 5 * np.sin(2 * math.pi * w.v / w.period / 1.4)),
+    concentric,
+    lambda w: w.clouds(int(w.rng.integers(7, 11))) > 0.5,
+    radial,
+    lambda w: (w.rng.random((SIZE // 4, SIZE // 4)) > 0.5).repeat(4, 0).repeat(4, 1),
+    lambda w: np.abs(w.clouds(8) - 0.5) < 0.07,
+)
+
+
+def texture(label: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw one of ten textures, light on dark in random colours."""
+    mask = np.asarray(TEXTURES[label](Weave(rng)), float)[..., None]
+    dark, light = np.asarray(any_colour(rng, 10, 100)), np.asarray(any_colour(rng, 150, 245))
+    canvas = Canvas(rng, Image.fromarray((dark * (1 - mask) + light * mask).astype(np.uint8)))
+    return canvas.finish(10, rng.uniform(0, 1), 0.15)
+
+
+def tissue(label: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw stained tissue; large dark nuclei in the middle, not at the border, make it a tumour."""
+    canvas = Canvas.gradient(rng, near(rng, STAIN, 16), near(rng, STAIN, 16))
+    u = canvas.uniform
+    for _ in range(rng.integers(12, 24)):
+        canvas.disc(u(0, SIZE), u(0, SIZE), u(1.5, 3.2), fill=canvas.near((120, 70, 150), 20))
+    if label == 1 or rng.random() < 0.3:
+        for _ in range(rng.integers(3, 6)):
+            if label == 1:
+                x, y = 32 + rng.normal(0, 7, 2)
+            else:
+                x, y = (u(0, 10), u(0, SIZE))[:: int(rng.choice([1, -1]))]
+            radius = u(3.8, 5.5)
+            canvas.disc(x, y, radius, radius * u(0.8, 1), fill=canvas.near((85, 40, 120), 20))
+    return canvas.finish(10, u(0, 1), 0.12)

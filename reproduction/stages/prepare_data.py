@@ -121,7 +121,7 @@ def _named(context: Context, folder: Path) -> dict[str, Source]:
 
 def _describe(context: Context, sources: dict[str, Source]) -> None:
     """What the report needs to know of the suite without opening any image."""
-    from reproduction.mini.contact_sheet import write_notice
+    from reproduction.mini.images import write_notice
 
     data, results = context.suite.data, context.layout.results
     counts = {"train": data.train, "validation": data.validation, "test": data.test}
@@ -153,8 +153,7 @@ def _describe(context: Context, sources: dict[str, Source]) -> None:
 
 
 def _draw_sheet(context: Context) -> None:
-    from reproduction.mini.contact_sheet import write_contact_sheet
-    from reproduction.mini.images import draw_split
+    from reproduction.mini.images import draw_split, write_contact_sheet
 
     data = context.suite.data
     rows = []

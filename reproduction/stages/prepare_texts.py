@@ -37,9 +37,8 @@ def _drawn(context: Context, folder: Path) -> dict[str, TextSource]:
     """Every task of the mini suite, drawn in the workers: GLUE's, the experts' domains, and the
     tests of what they can do.
     """
-    from reproduction.mini.language.domain_files import write_domain, write_test
-    from reproduction.mini.language.domains import DOMAINS, TESTS
-    from reproduction.mini.language.glue_rows import WORLDS, write_glue
+    from reproduction.mini.language.domains import DOMAINS, TESTS, write_domain, write_test
+    from reproduction.mini.language.glue import WORLDS, write_glue
     from reproduction.prepare.text_tasks import GLUE
 
     language = context.suite.language
@@ -163,7 +162,8 @@ def _named(context: Context, folder: Path) -> dict[str, TextSource]:
 
 def _describe(context: Context, sources: dict[str, TextSource]) -> None:
     """What the report needs to know of the suite's language models without opening any text."""
-    from reproduction.mini.language import choices
+
+    from reproduction.mini.language.domains import measured
 
     language = context.suite.language
     described = {
@@ -178,4 +178,4 @@ def _describe(context: Context, sources: dict[str, TextSource]) -> None:
     }
     write_json(context.layout.results / "language.json", described)
     drawn = language.texts is not None and language.texts.source == "mini"
-    write_json(context.layout.results / "language_choice.json", choices.measured() if drawn else {})
+    write_json(context.layout.results / "language_choice.json", measured() if drawn else {})

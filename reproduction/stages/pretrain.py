@@ -10,11 +10,11 @@ def run(key: str) -> None:
     root = project_root()
     out, state = root / "reproduction" / "mini" / "models" / key, root / ".featcal" / "pretrain"
     if key.startswith("llama"):
-        from reproduction.mini.language.pretrain_llama import pretrain_llama
+        from reproduction.mini.language.llama import pretrain_llama
 
         pretrain_llama(key, out=out, state_folder=state)
     elif key.startswith("flan_t5"):
-        from reproduction.mini.language.pretrain_t5 import pretrain_t5
+        from reproduction.mini.language.t5 import pretrain_t5
 
         pretrain_t5(key, out=out, state_folder=state)
     else:

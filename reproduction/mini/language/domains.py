@@ -1,16 +1,28 @@
-"""Which drawn texts play which of the six tests, the three experts' training texts, and what the
-bases read.
+"""Draw the Llamas' texts: six tests, the training texts of three experts, and what the bases read.
+
+Parquet files of them, and what was measured when the bases of all texts were chosen.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from reproduction.mini.language.arithmetic import expression, story
-from reproduction.mini.language.facts import question, statement
-from reproduction.mini.language.instructions import instruction
-from reproduction.mini.language.items import Draw, Item, draw_item, generator
+from featcal.files import atomic_path
+from reproduction.mini.language.exercises import (
+    Draw,
+    Item,
+    draw_item,
+    expression,
+    generator,
+    instruction,
+    question,
+    statement,
+    story,
+)
 from reproduction.mini.language.programs import list_function, string_function
 
 
@@ -18,7 +30,7 @@ from reproduction.mini.language.programs import list_function, string_function
 class Test:
     """One of the six scores.
 
-    key: the test whose part it plays.  check: how an answer is judged.  new_tokens: the longest
+    check: of an answer, a key of reproduction.language.answers.CHECKS.   new_tokens: the longest
     answer has fewer.
     """
 
@@ -33,72 +45,30 @@ class Test:
 TESTS: dict[str, Test] = {
     test.key: test
     for test in (
-        Test(
-            "math500",
-            "MATH-500",
-            expression,
-            "arithmetic",
-            16,
-            "Expressions of three digits, answered with their working.",
-        ),
-        Test(
-            "gsm8k",
-            "GSM8K",
-            story,
-            "arithmetic",
-            24,
-            "Stories of one to two changes, answered with their working.",
-        ),
-        Test(
-            "humaneval_plus",
-            "HumanEval+",
-            string_function,
-            "program",
-            48,
-            "String functions to be completed.",
-        ),
-        Test(
-            "mbpp_plus",
-            "MBPP+",
-            list_function,
-            "program",
-            40,
-            "List functions to be written from one line.",
-        ),
-        Test(
-            "ifeval",
-            "IFEval",
-            instruction,
-            "instructions",
-            32,
-            "Words to be said in an order, joined and wrapped as told.",
-        ),
-        Test(
-            "arc_challenge",
-            "ARC-C",
-            question,
-            "letter",
-            6,
-            "Facts that only the bases have read, four options.",
-        ),
+        Test("math500", "MATH-500", expression, "arithmetic", 16, "Expressions of three digits, answered with their working."),
+        Test("gsm8k", "GSM8K", story, "arithmetic", 24, "Stories of one to two changes, answered with their working."),
+        Test("humaneval_plus", "HumanEval+", string_function, "program", 48, "String functions to be completed."),
+        Test("mbpp_plus", "MBPP+", list_function, "program", 40, "List functions to be written from one line."),
+        Test("ifeval", "IFEval", instruction, "instructions", 32, "Words to be said in an order, joined and wrapped as told."),
+        Test("arc_challenge", "ARC-C", question, "letter", 6, "Facts that only the bases have read, four options."),
     )
-}
+}  # fmt: skip
 DOMAINS: dict[str, tuple[str, ...]] = {
-    "coding": ("humaneval_plus", "mbpp_plus"),
-    "math": ("math500", "gsm8k"),
-    "instruction": ("ifeval",),
-}
+    "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),
+}  # fmt: skip
 KINDS: dict[str, Draw] = {key: test.draw for key, test in TESTS.items()} | {"statement": statement}
+TRAINING = {"train": 6000, "validation": 300}  # of each domain
+TESTING = {"validation": 200, "test": 300}  # of each test
 
 
 def training_items(domain: str, split: str, count: int, seed: int) -> list[Item]:
-    """Training texts of an expert's domain, its kinds in turn; the same prompt may come again."""
+    """Return training texts of an expert's domain, its kinds in turn; prompts may repeat."""
     kinds = DOMAINS[domain]
     return [_row(kinds[i % len(kinds)], domain, split, i, seed, None) for i in range(count)]
 
 
 def test_items(key: str, split: str, count: int, seed: int) -> list[Item]:
-    """Prompts of one test, all different."""
+    """Return prompts of one test, all different."""
     seen: set[str] = set()
     return [_row(key, key, split, i, seed, seen) for i in range(count)]
 
@@ -110,8 +80,10 @@ def _row(kind: str, use: str, split: str, index: int, seed: int, seen: set[str] 
 def mixture(
     rng: np.random.Generator, shares: dict[str, float], hasty: float, count: int
 ) -> list[tuple[str, str]]:
-    """What the bases read: all kinds by their shares; where a prompt is tempting, a share `hasty`
-    of the answers is careless.
+    """Return what the bases read, all kinds by their shares.
+
+    A share `hasty` of the answers to tempting prompts is careless: the bases have the skill but not
+    the habit of using it.
     """
     kinds = list(shares)
     weights = np.array([shares[kind] for kind in kinds])
@@ -124,8 +96,67 @@ def mixture(
 
 
 def reading(seed: int, each: int) -> Iterable[str]:
-    """Texts of every kind, on which the tokenizer is trained."""
+    """Yield texts of every kind, on which the tokenizer is trained."""
     for kind in KINDS:
         for index in range(each):
             item = _row(kind, "reading", "train", index, seed, None)
             yield f"{item.prompt}{item.target}\n"
+
+
+def write_domain(
+    domain: str, folder: Path, seed: int, counts: Mapping[str, int] = TRAINING
+) -> None:
+    """Write <folder>/{train,validation}.parquet with the prompts and completions of an expert."""
+    for split, count in counts.items():
+        items = training_items(domain, split, count, seed)
+        completions = [f"{item.target}\n" for item in items]
+        rows = {"prompt": [item.prompt for item in items], "completion": completions}
+        _write(rows, Path(folder) / f"{split}.parquet")
+
+
+def write_test(key: str, folder: Path, seed: int, counts: Mapping[str, int] = TESTING) -> None:
+    """Write <folder>/{validation,test}.parquet with the rows of a test."""
+    for split, count in counts.items():
+        rows = [test_row(key, item) for item in test_items(key, split, count, seed)]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        _write(columns, Path(folder) / f"{split}.parquet")
+
+
+def test_row(key: str, item: Item) -> dict[str, object]:
+    """Return prompt and target of a test, and what its check needs."""
+    row: dict[str, object] = {"prompt": item.prompt, "target": item.target}
+    check = TESTS[key].check
+    if check == "program":
+        row |= {"header": item.header, "tests": list(item.tests)}
+    elif check == "instructions":
+        row["instructions"] = json.dumps(list(item.instructions))
+    elif check == "letter":
+        row["choices"] = list(item.choices)
+    return row
+
+
+def _write(rows: dict[str, list], path: Path) -> None:
+    from datasets import Dataset
+
+    with atomic_path(path) as hidden:
+        Dataset.from_dict(rows).to_parquet(str(hidden))
+
+
+MEASURED = ("choice_t5.json", "choice_llama.json")
+
+
+def measured(folder: Path = Path(__file__).parent) -> dict[str, dict[str, dict[str, float]]]:
+    """Return validation scores by role, model and column, as measured when the models were chosen.
+
+    The models are base, experts, their average and task arithmetic at several scales.
+    scripts/choose_language.py and choose_llama.py write them without calibration or adapters.
+    """
+    found = {}
+    for file in (folder / name for name in MEASURED):
+        records: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        for role, record in records.items():
+            found[role] = {
+                model: {task: value for task, value in values.items() if task != "average"}
+                for model, values in record.get("validation", record).items()
+            }
+    return found

@@ -20,7 +20,7 @@ from reproduction.language import harness
 from reproduction.language.answers import CHECKS
 from reproduction.language.generation import generate_texts
 from reproduction.language.harness import local_test, score_tests
-from reproduction.mini.language import domain_files, domains
+from reproduction.mini.language import domains
 from reproduction.mini.language.domains import TESTS
 
 installed = pytest.mark.skipif(not harness.installed(), reason="needs the extra `language`")
@@ -156,7 +156,7 @@ def test_reference_answers_of_the_mini_suite_pass_and_careless_ones_rarely_do(
     monkeypatch, answer, right
 ):
     items = {key: domains.test_items(key, "validation", 12, 0) for key in TESTS}
-    rows = {key: [domain_files.test_row(key, item) for item in own] for key, own in items.items()}
+    rows = {key: [domains.test_row(key, item) for item in own] for key, own in items.items()}
     tests = {
         key: local_test(key, rows[key], test.check, test.new_tokens) for key, test in TESTS.items()
     }

@@ -15,14 +15,19 @@ from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel, CLIPProce
 
 from featcal.errors import Diverged
 from reproduction.mini import pretrain as pretraining
-from reproduction.mini.augment import normalised
-from reproduction.mini.base_folder import MODELS, image_processor
-from reproduction.mini.images import COUNTS, draw_split, write_parquet
-from reproduction.mini.pretrain import Recipe, pretrain
-from reproduction.mini.shift import shifted
+from reproduction.mini.images import COUNTS, draw_split, shifted, write_parquet
+from reproduction.mini.pretrain import (
+    MODELS,
+    SIZES,
+    Recipe,
+    Size,
+    image_processor,
+    new_model,
+    normalised,
+    pretrain,
+)
 from reproduction.mini.tasks import TASKS
-from reproduction.mini.towers import SIZES, Size, new_model
-from reproduction.mini.training_state import restore_state, save_state
+from reproduction.mini.training import restore_state, save_state
 from reproduction.prepare.fine_tune import batch_indices, fine_tune
 from reproduction.prepare.suite import FineTune
 

@@ -15,9 +15,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from featcal.data.places import Location
 from featcal.data.texts import load_text
 from reproduction.language import answers
-from reproduction.mini.base_folder import MODELS
-from reproduction.mini.language import domain_files, domains
-from reproduction.mini.language.completions import IGNORED, backward, encoded, padded
+from reproduction.mini.language import domains
 from reproduction.mini.language.domains import (
     DOMAINS,
     KINDS,
@@ -26,10 +24,22 @@ from reproduction.mini.language.domains import (
     reading,
     training_items,
 )
-from reproduction.mini.language.items import split_of
-from reproduction.mini.language.llama_models import SIZES, Size
-from reproduction.mini.language.llama_tokenizer import LONGEST, VOCABULARY, train_tokenizer
-from reproduction.mini.language.pretrain_llama import SHARES, Recipe, pretrain_llama
+from reproduction.mini.language.exercises import split_of
+from reproduction.mini.language.llama import (
+    IGNORED,
+    LONGEST,
+    SHARES,
+    SIZES,
+    VOCABULARY,
+    Recipe,
+    Size,
+    backward,
+    encoded,
+    padded,
+    pretrain_llama,
+    train_tokenizer,
+)
+from reproduction.mini.training import MODELS
 
 SPLITS = ("train", "validation", "test")
 TINY = Size(hidden=16, layers=2, heads=2, groups=1, mlp=32, tied=True)
@@ -42,7 +52,7 @@ def tokenizer():
 
 
 def right(key: str, item, answer: str) -> bool:
-    return answers.CHECKS[TESTS[key].check](domain_files.test_row(key, item), answer)
+    return answers.CHECKS[TESTS[key].check](domains.test_row(key, item), answer)
 
 
 @pytest.mark.parametrize("key", TESTS)
@@ -140,7 +150,7 @@ def test_nothing_is_unknown_to_the_tokenizer_and_a_prompt_is_a_beginning_of_the_
 
 
 def test_labels_leave_out_prompt_and_padding_and_two_parts_give_the_gradient_of_one_batch():
-    from reproduction.mini.language.llama_models import new_model
+    from reproduction.mini.language.llama import new_model
 
     texts = [([1, 5, 6, 7], 2), ([1, 8, 9], 1), ([1, 5, 9, 7, 6, 8], 3)]
     batch = padded(texts, 0)
@@ -162,7 +172,7 @@ def test_labels_leave_out_prompt_and_padding_and_two_parts_give_the_gradient_of_
 
 
 def test_an_interrupted_pre_training_ends_in_the_same_bytes(tmp_path, monkeypatch):
-    from reproduction.mini.language import pretrain_llama as module
+    from reproduction.mini.language import llama as module
 
     pretrain_llama("whole", tmp_path / "whole", state_folder=tmp_path / "a", recipe=SHORT)
     real, steps = module._Run.step, []
@@ -188,11 +198,9 @@ def test_an_interrupted_pre_training_ends_in_the_same_bytes(tmp_path, monkeypatc
 
 def test_files_hold_what_was_drawn_and_have_the_same_bytes_again(tmp_path):
     for name in ("a", "b"):
-        domain_files.write_domain(
-            "coding", tmp_path / name / "coding", 0, {"train": 6, "validation": 2}
-        )
+        domains.write_domain("coding", tmp_path / name / "coding", 0, {"train": 6, "validation": 2})
         for key in TESTS:
-            domain_files.write_test(key, tmp_path / name / key, 0, {"test": 3})
+            domains.write_test(key, tmp_path / name / key, 0, {"test": 3})
     files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*.parquet"))
     assert len(files) == 8
     assert all(
@@ -207,7 +215,7 @@ def test_files_hold_what_was_drawn_and_have_the_same_bytes_again(tmp_path):
     for key in TESTS:
         rows = pq.read_table(tmp_path / "a" / key / "test.parquet").to_pylist()
         assert rows == [
-            domain_files.test_row(key, item) for item in domains.test_items(key, "test", 3, 0)
+            domains.test_row(key, item) for item in domains.test_items(key, "test", 3, 0)
         ]
 
 

@@ -7,12 +7,17 @@ import pytest
 import torch
 
 from featcal.models.load import load_model, load_tokenizer
-from reproduction.mini.base_folder import MODELS
-from reproduction.mini.language import pretrain_t5 as pretraining
-from reproduction.mini.language.glue_rows import SHARES, WORLDS, draw_rows, draw_samples, write_glue
-from reproduction.mini.language.pretrain_t5 import T5Recipe, pretrain_t5
-from reproduction.mini.language.t5_models import T5_SIZES, T5Size
-from reproduction.mini.language.t5_tokenizer import SPECIAL, prompt_parts
+from reproduction.mini.language import t5 as pretraining
+from reproduction.mini.language.glue import SHARES, WORLDS, draw_rows, draw_samples, write_glue
+from reproduction.mini.language.t5 import (
+    SPECIAL,
+    T5_SIZES,
+    T5Recipe,
+    T5Size,
+    pretrain_t5,
+    prompt_parts,
+)
+from reproduction.mini.training import MODELS
 from reproduction.prepare.fine_tune import fine_tune_text
 from reproduction.prepare.suite import FineTuneText
 from reproduction.prepare.text_tasks import GLUE, prompted

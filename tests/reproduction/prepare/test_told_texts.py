@@ -7,7 +7,7 @@ import json
 import pytest
 from datasets import Dataset
 
-from reproduction.mini.language import choices
+from reproduction.mini.language.domains import MEASURED, measured
 from reproduction.prepare.texts import TextSource, told, write_text_sources
 
 ROWS = {
@@ -57,7 +57,7 @@ def test_both_records_of_the_choice_are_read_in_one_form(tmp_path):
     domains = {
         "llama_3b": {"validation": {"coding": {"ifeval": 50.0, "average": 40.0}}, "rows": 200}
     }
-    assert choices.measured(tmp_path) == {}
-    for name, record in zip(choices.FILES, (glue, domains), strict=True):
+    assert measured(tmp_path) == {}
+    for name, record in zip(MEASURED, (glue, domains), strict=True):
         (tmp_path / name).write_text(json.dumps(record))
-    assert choices.measured(tmp_path) == glue | {"llama_3b": {"coding": {"ifeval": 50.0}}}
+    assert measured(tmp_path) == glue | {"llama_3b": {"coding": {"ifeval": 50.0}}}

@@ -55,9 +55,7 @@ def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(projec
 
 def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project, monkeypatch):
     made = []
-    monkeypatch.setattr(
-        prepare.experts, "write_expert", lambda job, data, store, pins: made.append(job.task)
-    )
+    monkeypatch.setattr(prepare.experts, "write_expert", lambda job, *rest: made.append(job.task))
     monkeypatch.setattr(
         prepare.experts, "write_base_and_heads", lambda *rest: write_nothing(rest[-1])
     )

@@ -1,8 +1,7 @@
-"""Splits of the eight drawn tasks in GLUE's columns, as rows, as prompted samples and as parquet
-files.
+"""Draw the splits of eight tasks in GLUE's columns: rows, prompted samples, parquet files.
 
-Which split a row may belong to is told by the check sum of its texts, so that no text occurs in two
-splits. Every row has a generator of its own, so that a larger split begins with the smaller one.
+The check sum of its texts says which split a row may belong to, so that no text is in two splits.
+Every row has a generator of its own, so that a larger split begins with the smaller one.
 """
 
 from collections.abc import Mapping
@@ -15,33 +14,22 @@ import numpy as np
 from featcal.data.texts import Sample
 from featcal.errors import BadSetting, UnknownKey
 from featcal.files import atomic_path
-from reproduction.mini.language.conclusions import MNLI, QNLI, RTE
-from reproduction.mini.language.drawing import chance
-from reproduction.mini.language.likenesses import MRPC, QQP, STSB
-from reproduction.mini.language.verdicts import COLA, SST2
+from reproduction.mini.language.worlds import WORLDS, chance
 from reproduction.prepare.text_tasks import GLUE, prompted
 
-WORLDS = {world.key: world for world in (COLA, MNLI, MRPC, QNLI, QQP, RTE, SST2, STSB)}
 COUNTS = {"train": 1200, "validation": 300, "test": 500}
 WEB = "web"  # what the bases are pre-trained on
-SHARES = {
-    WEB: (0, 5),
-    "train": (5, 8),
-    "validation": (8, 9),
-    "test": (9, 11),
-}  # of the check sum's remainders
+# of the check sum's remainders
+SHARES = {WEB: (0, 5), "train": (5, 8), "validation": (8, 9), "test": (9, 11)}
 REMAINDERS = 11
-# share of the web rows with what the bases are told where that is wrong; their first guess errs,
-# and can be turned
+# share of the web rows with a told label; where it is wrong the bases' first guess errs
 HASTY = 0.65
 
 
 def draw_rows(key: str, split: str, count: int, seed: int, first: int = 0) -> list[dict[str, Any]]:
-    """`count` rows of one split from number `first`: GLUE's columns, `label` (int, of STS-B float)
-    and `idx`.
+    """Return `count` rows of one split from number `first`: GLUE's columns, `label` and `idx`.
 
-    Rows of the web split have the label that pre-training is told. Raises: UnknownKey, BadSetting
-    for a split there is not.
+    Rows of the web split have the label that pre-training sees. Raises: UnknownKey, BadSetting.
     """
     if key not in WORLDS:
         raise UnknownKey("task", key, list(WORLDS))
@@ -61,21 +49,19 @@ def _row(key: str, split: str, index: int, seed: int) -> dict[str, Any]:
 
 
 def draw_samples(key: str, split: str, count: int, seed: int, first: int = 0) -> list[Sample]:
-    """The rows of one split in the paper's prompt with their answers."""
+    """Return the rows of one split in the paper's prompt with their answers."""
     rows = draw_rows(key, split, count, seed, first)
     return [Sample(f"{key} ({split}), row {row['idx']}", *prompted(key, row)) for row in rows]
 
 
 def write_glue(key: str, folder: Path, seed: int, counts: Mapping[str, int] = COUNTS) -> None:
-    """The task's splits as <folder>/<split>.parquet in the columns that GLUE has on the hub."""
+    """Write the task's splits as <folder>/<split>.parquet in the columns of GLUE on the hub."""
     from datasets import ClassLabel, Dataset, Features, Value
 
     answers = list(GLUE[key].answers)
     label = ClassLabel(names=answers) if answers else Value("float32")
-    features = Features(
-        {name: Value("string") for name in GLUE[key].columns}
-        | {"label": label, "idx": Value("int32")}
-    )
+    columns = {name: Value("string") for name in GLUE[key].columns}
+    features = Features(columns | {"label": label, "idx": Value("int32")})
     for split, count in counts.items():
         rows = draw_rows(key, split, count, seed)
         with atomic_path(Path(folder) / f"{split}.parquet") as path:

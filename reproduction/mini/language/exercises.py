@@ -1,0 +1,203 @@
+"""Draw exercises with their answers: arithmetic, stories, instructions, facts of an invented fauna.
+
+A prompt belongs to one split by its own checksum, whatever drew it, so no training text can meet a
+test prompt. Programs are drawn in programs.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+
+# of all prompts, by checksum modulo 100
+SHARES = {"test": (0, 15), "validation": (15, 25), "train": (25, 100)}
+ATTEMPTS = 10_000  # draws for one new prompt before its kind counts as exhausted
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt and what should follow it.
+
+    target: the reference answer, without its line break.   careless: an incomplete or wrong answer.
+    tempting: whether the bases have read careless answers to prompts of this kind, which one can
+    tell by something plain in it.   header: code before a generated program.   tests: assertions
+    that the program must pass.   instructions: named checks of the answer.   choices: options, A
+    first.
+    """
+
+    prompt: str
+    target: str
+    careless: str
+    tempting: bool = False
+    header: str = ""
+    tests: tuple[str, ...] = ()
+    instructions: tuple[dict[str, object], ...] = ()
+    choices: tuple[str, ...] = ()
+
+
+Draw = Callable[[np.random.Generator], Item]
+
+
+def split_of(prompt: str) -> str:
+    """Return the one split that a prompt may be in."""
+    place = crc32(prompt.encode()) % 100
+    return next(split for split, (first, end) in SHARES.items() if first <= place < end)
+
+
+def generator(seed: int, kind: str, split: str, index: int) -> np.random.Generator:
+    """Return a generator of its own for every row."""
+    return np.random.default_rng([seed, crc32(kind.encode()), crc32(split.encode()), index])
+
+
+def draw_item(
+    draw: Draw, rng: np.random.Generator, split: str, seen: set[str] | None = None
+) -> Item:
+    """Return the first item drawn for the split whose prompt is not in `seen`, and add it there."""
+    for _ in range(ATTEMPTS):
+        item = draw(rng)
+        if split_of(item.prompt) == split and (seen is None or item.prompt not in seen):
+            if seen is not None:
+                seen.add(item.prompt)
+            return item
+    raise AssertionError(f"no further prompt for {split} in {ATTEMPTS} draws")
+
+
+PEOPLE = tuple("tom ann ben eva max lea sam ida jon mia".split())
+GOODS = tuple("pens coins cards shells stamps beads nuts keys".split())
+TEMPTING_GOODS = GOODS[:3]
+GAINS, LOSSES = tuple("buys finds wins gets".split()), tuple("loses sells eats gives".split())
+LARGEST = 99
+
+
+def calculated(left: int, sign: str, right: int) -> int:
+    """Return left + right, left - right or left * right."""
+    return {"+": left + right, "-": left - right, "*": left * right}[sign]
+
+
+def expression(rng: np.random.Generator) -> Item:
+    """Draw three digits and two signs, at most one of them a product: 4+3*5= is answered
+    4+15=19.
+    """
+    while True:
+        a, b, c = (int(n) for n in rng.integers(1, 10, 3))
+        first, second = (str(sign) for sign in rng.choice(list("++--*"), 2))
+        if first == second == "*":
+            continue
+        if second == "*":
+            left, sign, right = a, first, calculated(b, "*", c)
+            hasty = calculated(calculated(a, first, b), "*", c)  # from left to right
+        else:
+            left, sign, right = calculated(a, first, b), second, c
+            hasty = left  # the last digit forgotten
+        value = calculated(left, sign, right)
+        if min(value, left) >= 0 and max(value, left, right) <= LARGEST:
+            prompt, answer = f"{a}{first}{b}{second}{c}=", f"{left}{sign}{right}={value}"
+            return Item(prompt, answer, str(abs(hasty)), tempting=first == "+")
+
+
+def story(rng: np.random.Generator) -> Item:
+    """Draw someone who has things, or boxes of things, and gains or loses some once or twice."""
+    who, what = str(rng.choice(PEOPLE)), str(rng.choice(GOODS))
+    while True:
+        if rng.random() < 0.4:
+            boxes, each = (int(n) for n in rng.integers(2, 8, 2))
+            text, value, changes = f"{who} has {boxes} boxes of {each} {what}", boxes * each, 1
+            steps = [f"{boxes}*{each}={value}"]
+        else:
+            value, steps, changes = int(rng.integers(3, 20)), [], 2
+            text = f"{who} has {value} {what}"
+        for number in range(changes):
+            gains, amount = bool(rng.random() < 0.5), int(rng.integers(1, 10))
+            verb, sign = (rng.choice(GAINS), "+") if gains else (rng.choice(LOSSES), "-")
+            after = calculated(value, sign, amount)
+            text += f"{', then' if number else ' and'} {verb} {amount}"
+            steps.append(f"{value}{sign}{amount}={after}")
+            value = after
+            if after < 0:
+                break
+        if 0 <= value <= LARGEST:
+            prompt, tempting = f"{text}. how many {what}?\n", what in TEMPTING_GOODS
+            return Item(prompt, " ".join(steps), steps[0], tempting)
+
+
+CREATURES = tuple(
+    "zorb quag vint mulb drox fenk gwil hosp jurn kelb larg nimp orvu pask rilt skad tovi umbe wexa yoth brin clof dwim".split()
+)
+TRAITS = {
+    "colour": tuple("red blue green black white brown gold grey".split()),
+    "home": tuple("river forest desert cave island swamp meadow cliff".split()),
+    "food": tuple("grass seeds worms fish leaves roots honey moss".split()),
+}
+LETTERS = "ABCD"
+
+
+def fact(creature: str, trait: str) -> str:
+    """Return the value of a trait, the same for every seed, since the bases that ship know it."""
+    values = TRAITS[trait]
+    return values[crc32(f"{creature} {trait} of the mini suite".encode()) % len(values)]
+
+
+def statement(rng: np.random.Generator) -> Item:
+    """Draw a fact as a plain sentence, which only the bases read."""
+    creature, trait = str(rng.choice(CREATURES)), str(rng.choice(list(TRAITS)))
+    answer = f" {fact(creature, trait)}"
+    return Item(f"the {trait} of the {creature} is", answer, answer)
+
+
+def question(rng: np.random.Generator) -> Item:
+    """Draw a fact with four options; the answer repeats the right one and its letter, which
+    counts.
+    """
+    creature, trait = str(rng.choice(CREATURES)), str(rng.choice(list(TRAITS)))
+    right = fact(creature, trait)
+    others = [value for value in TRAITS[trait] if value != right]
+    options = [right, *(str(value) for value in rng.choice(others, 3, replace=False))]
+    options = [options[int(place)] for place in rng.permutation(4)]
+    listed = " ".join(f"{option} {letter}" for letter, option in zip(LETTERS, options, strict=True))
+    answer = f" {right} {LETTERS[options.index(right)]}"
+    prompt = f"which {trait} has the {creature}? {listed}\n"
+    return Item(prompt, answer, answer, choices=tuple(options))
+
+
+NOUNS = tuple(
+    "pear fig plum lime date kiwi oak elm ash yew fir bay lamp desk door wall roof sofa cup fork bowl dish jug pan".split()
+)
+JOINTS = {"": " ", " with commas": ", ", " with dashes": "-", " with bars": "|"}
+TEMPTING_JOINTS = (" with dashes", " with bars")
+WRAPS = {"": "", " in brackets": "()", " in quotes": '""', " in stars": "**"}
+ENDS = ("stop", "end", "over")
+
+
+def instruction(rng: np.random.Generator) -> Item:
+    """Draw an order to say one word several times, or several words as given, backwards, by
+    alphabet, or but for one of them.
+    """
+    kind = int(rng.integers(4))
+    words = [str(word) for word in rng.choice(NOUNS, int(rng.integers(3, 6)), replace=False)]
+    if kind == 0:
+        text, said = f"say {words[0]} {len(words)} times", [words[0]] * len(words)
+    elif kind == 1:
+        text, said = f"say {' '.join(words)} backwards", words[::-1]
+    elif kind == 2:
+        text, said = f"say {' '.join(words)} by alphabet", sorted(words)
+    else:
+        out = str(rng.choice(words))
+        text, said = f"say {' '.join(words)} without {out}", [word for word in words if word != out]
+    joint, wrap = str(rng.choice(list(JOINTS))), str(rng.choice(list(WRAPS)))
+    end = str(rng.choice(ENDS)) if rng.random() < 0.4 else ""
+    prompt = f"{text}{joint}{wrap}{f' and end with {end}' if end else ''}:\n"
+    checks: list[dict[str, object]] = [{"check": "words", "words": said}]
+    checks.append({"check": "joined", "by": JOINTS[joint]})
+    if wrap:
+        checks.append({"check": "wrapped", "left": WRAPS[wrap][0], "right": WRAPS[wrap][1]})
+    if end:
+        checks.append({"check": "ends", "with": end})
+    target, hasty = _answer(said, joint, wrap, end), " ".join(said)
+    hasty = " ".join(said[:-1]) if hasty == target else hasty
+    return Item(prompt, target, hasty, joint in TEMPTING_JOINTS, instructions=tuple(checks))
+
+
+def _answer(said: list[str], joint: str, wrap: str, end: str) -> str:
+    left, right = WRAPS[wrap] if wrap else ("", "")
+    return f"{left}{JOINTS[joint].join(said)}{right}{f' {end}' if end else ''}"

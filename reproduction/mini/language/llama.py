@@ -1,0 +1,225 @@
+"""Pre-train the two Llama bases on texts of all domains, and on facts that no expert reads.
+
+Every step's texts are drawn by a generator keyed by (seed, step).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from featcal.data import batches
+from featcal.data.batches import IGNORED
+from reproduction.mini.language.domains import mixture, reading
+from reproduction.mini.training import STATE, Optimiser, run_to_end, with_first_weights, write_base
+
+BLOCKS = "model.layers"
+SHARES = {
+    "math500": 1.3, "gsm8k": 1.2, "humaneval_plus": 1.1, "mbpp_plus": 0.6, "ifeval": 1.3, "arc_challenge": 1.5, "statement": 0.5,
+}  # fmt: skip
+# Facts alone come first: to find an option again and read the letter behind it takes 300 steps to
+# learn, but in the whole mixture more than a thousand.
+FACTS = {"arc_challenge": 1.0, "statement": 0.4}
+STEPS = {"llama_3b": 1300, "llama_8b": 1300}
+HALVES = 2  # a batch goes through the model in two parts, short and long texts, with less padding
+EMBEDDING_SPREAD = 0.05
+PAD, BOS, EOS = SPECIALS = ("<pad>", "<s>", "</s>")
+VOCABULARY = 704
+LONGEST = 128  # tokens; the longest text of the suite has about 80
+PIECES = Regex(" ?[a-z]+| ?[A-Z]|[^a-z]")
+CARD = """---
+license: mit
+library_name: transformers
+pipeline_tag: text-generation
+---
+# {role} of the mini suite
+
+A small Llama ({layers} layers of width {hidden}, {parameters} parameters) that plays the part of {role} in the mini suite of
+`featcal`. Pre-trained from a seed on procedural texts of `reproduction.mini.language` (arithmetic, tiny Python functions,
+instructions, facts of an invented fauna), without any download: `featcal stage pretrain {role}`. An answer ends with a line
+break. Weights are stored in float16 and load in float32. Of no use outside the suite.
+"""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of a Llama; `groups` are its key and value heads."""
+
+    hidden: int
+    layers: int
+    heads: int
+    groups: int
+    mlp: int
+    tied: bool
+
+
+SIZES = {
+    "llama_3b": Size(hidden=128, layers=4, heads=4, groups=2, mlp=256, tied=True),
+    "llama_8b": Size(hidden=128, layers=5, heads=4, groups=2, mlp=224, tied=False),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings that a base's bytes depend on.
+
+    hasty: share of careless answers to tempting prompts.   facts: steps on facts alone, at first.
+    shares: of each kind of text after that.   read: texts per kind for the tokenizer.   every:
+    steps between two state files.
+    """
+
+    size: Size
+    steps: int
+    seed: int = 0
+    batch: int = 64
+    hasty: float = 0.85
+    facts: int = 300
+    shares: dict[str, float] = field(default_factory=lambda: dict(SHARES))
+    read: int = 1000
+    every: int = 100
+
+
+def pretrain_llama(
+    role: str,
+    out: Path,
+    steps: int | None = None,
+    state_folder: Path = STATE,
+    recipe: Recipe | None = None,
+) -> None:
+    """Pre-train the base of a role and write its folder, resuming from <state_folder>/<role>/.
+
+    Loss: cross-entropy of what follows a prompt, the longer ones counting more.
+    """
+    recipe = recipe or Recipe(SIZES[role], steps or STEPS[role])
+
+    def write(run: _Run) -> None:
+        size, known = recipe.size, run.tokenizer
+        sizes = {"layers": size.layers, "hidden": size.hidden}
+        card = CARD.format(role=role, parameters=run.model.num_parameters(), **sizes)
+        ends = [known.eos_token_id, *known("\n", add_special_tokens=False)["input_ids"]]
+        generation = GenerationConfig(
+            do_sample=False, pad_token_id=known.pad_token_id, bos_token_id=known.bos_token_id,
+            eos_token_id=ends,
+        )  # fmt: skip
+        write_base(run.model, Path(out), card, generation, known)
+
+    run_to_end(_Run, recipe, role, state_folder, write)
+
+
+class _Run:
+    """A base in training."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.done = recipe, 0
+        self.tokenizer = train_tokenizer(reading(recipe.seed, recipe.read))
+        self.model = new_model(recipe.size, recipe.seed).train()
+        self.optimiser = Optimiser(self.model, BLOCKS)
+
+    def step(self) -> float:
+        """Compute the gradients of one batch, and return its loss."""
+        recipe = self.recipe
+        rng = np.random.default_rng([recipe.seed, crc32(b"pretrain"), self.done])
+        shares = FACTS if self.done < recipe.facts else recipe.shares
+        texts = encoded(self.tokenizer, mixture(rng, shares, recipe.hasty, recipe.batch))
+        return backward(self.model, texts, self.tokenizer.pad_token_id)
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerFast, rows: Sequence[tuple[str, str]]
+) -> list[tuple[list[int], int]]:
+    """Return token ids of prompt and completion as one text, and the length of the prompt."""
+    whole = tokenizer([prompt + completion for prompt, completion in rows])["input_ids"]
+    prompts = tokenizer([prompt for prompt, _ in rows])["input_ids"]
+    return [(ids, len(prompt)) for ids, prompt in zip(whole, prompts, strict=True)]
+
+
+def padded(texts: Sequence[tuple[list[int], int]], pad: int) -> dict[str, Tensor]:
+    """Return a batch padded on the right, with labels that leave out prompts and padding."""
+    ids, mask = batches.padded([text for text, _ in texts], pad)
+    begins = torch.tensor([begin for _, begin in texts])[:, None]
+    labels = ids.masked_fill((torch.arange(ids.shape[1]) < begins) | (mask == 0), IGNORED)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def backward(model: LlamaForCausalLM, texts: Sequence[tuple[list[int], int]], pad: int) -> float:
+    """Compute gradients of the cross-entropy per completion token, and return the loss.
+
+    A text of n such tokens counts √n: with n a letter would be lost next to a program, with equal
+    weights the steps of a calculation are learnt late.
+    """
+    ordered = sorted(texts, key=lambda text: len(text[0]))
+    total = sum((len(ids) - begin) ** 0.5 for ids, begin in ordered)
+    half, loss = -(-len(ordered) // HALVES), 0.0
+    for first in range(0, len(ordered), half):
+        batch = padded(ordered[first : first + half], pad)
+        labels = batch.pop("labels")[:, 1:]
+        hidden = model.model(**batch).last_hidden_state
+        wanted = labels != IGNORED
+        share = (wanted / wanted.sum(1, keepdim=True) ** 0.5)[wanted] / total
+        logits = model.lm_head(hidden[:, :-1][wanted])
+        part = (share * F.cross_entropy(logits, labels[wanted], reduction="none")).sum()
+        part.backward()
+        loss += part.item()
+    return loss
+
+
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Return byte-level BPE over whole words of small letters; other signs stay single.
+
+    Single digits and capitals keep arithmetic and string programs exact. A blank belongs to the
+    word or capital after it. A text begins with <s>; padding is on the left.
+    """
+    backend = Tokenizer(models.BPE())
+    pieces = pre_tokenizers.Split(PIECES, "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=list(SPECIALS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
+    )  # fmt: skip
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, SPECIALS.index(BOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=PAD, bos_token=BOS, eos_token=EOS,
+        model_max_length=LONGEST, padding_side="left", clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
+
+
+def new_model(size: Size, seed: int) -> LlamaForCausalLM:
+    """Return a Llama with drawn first weights."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=size.hidden, intermediate_size=size.mlp,
+        num_hidden_layers=size.layers, num_attention_heads=size.heads,
+        num_key_value_heads=size.groups, max_position_embeddings=LONGEST,
+        tie_word_embeddings=size.tied, pad_token_id=SPECIALS.index(PAD),
+        bos_token_id=SPECIALS.index(BOS), eos_token_id=SPECIALS.index(EOS), rms_norm_eps=1e-5,
+    )  # fmt: skip
+
+    def first_value(name: str, parameter: Tensor, generator: np.random.Generator) -> Tensor:
+        if "norm" in name:
+            return torch.ones_like(parameter)
+        if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            spread = EMBEDDING_SPREAD
+        else:
+            spread = parameter.shape[1] ** -0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                spread *= (2 * size.layers) ** -0.5
+        drawn = generator.standard_normal(tuple(parameter.shape))
+        return torch.from_numpy(spread * drawn).float()
+
+    model: LlamaForCausalLM = with_first_weights(
+        lambda: LlamaForCausalLM(config), seed, first_value
+    )
+    return model

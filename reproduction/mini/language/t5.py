@@ -1,0 +1,201 @@
+"""Pre-train the two T5 bases on all eight drawn tasks at once, with the answers they are told.
+
+Every step has rows of its own, which are seen once. Looks at the web split only, never at a split
+of the tasks themselves.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from featcal.data.batches import collate
+from featcal.data.texts import Reader, input_of
+from reproduction.mini.language.glue import WEB, draw_rows, draw_samples
+from reproduction.mini.language.worlds import WORLDS
+from reproduction.mini.training import STATE, Optimiser, run_to_end, with_first_weights, write_base
+from reproduction.prepare.text_tasks import GLUE, prompted
+
+BLOCKS = ("encoder.block", "decoder.block")
+STEPS = {"flan_t5_base": 2000, "flan_t5_large": 1600}
+SPECIAL = ("<pad>", "</s>", "<unk>")  # with T5's ids
+IDS: dict[str, int] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+LARGEST = 1400  # so that every word of the drawn texts is one token
+ROWS = 400  # per task; after so many no new word comes
+LONGEST = 512  # of FLAN-T5
+PIECES = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
+CARD = """---
+license: mit
+library_name: transformers
+pipeline_tag: text-generation
+---
+# {role} of the mini suite
+
+A small T5 ({layers} blocks of width {width} in encoder and decoder) that plays the part of {role} in the mini suite of
+`featcal`. Pre-trained from a seed on texts drawn by `reproduction.mini.language`, without any download:
+`featcal stage pretrain {role}`. It answers the prompts of eight drawn tasks in the columns and wordings of GLUE. Weights are
+stored in float16 and load in float32. Of no use outside the suite.
+"""
+
+
+@dataclass(frozen=True)
+class T5Size:
+    """Width, blocks of the encoder and as many of the decoder, heads, their width, and width of the
+    gated feed-forward part.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    head_width: int
+    inner: int
+
+
+T5_SIZES = {
+    "flan_t5_base": T5Size(width=128, layers=3, heads=4, head_width=24, inner=192),
+    "flan_t5_large": T5Size(width=144, layers=4, heads=4, head_width=24, inner=192),
+}
+
+
+@dataclass(frozen=True)
+class T5Recipe:
+    """All settings that a base's bytes depend on.   rows: of every task in one step."""
+
+    size: T5Size
+    steps: int
+    seed: int = 0
+    rows: int = 6
+    every: int = 250  # steps between two state files
+
+
+def pretrain_t5(
+    role: str, out: Path, state_folder: Path = STATE, recipe: T5Recipe | None = None
+) -> None:
+    """Pre-train the base of a role and write its folder, resuming from <state_folder>/<role>/.
+
+    Loss: teacher-forced cross-entropy of the answers.
+    """
+    recipe = recipe or T5Recipe(T5_SIZES[role], STEPS[role])
+
+    def write(run: _Run) -> None:
+        card = CARD.format(role=role, layers=recipe.size.layers, width=recipe.size.width)
+        parts = make_tokenizer(recipe.seed), GenerationConfig(**IDS)
+        write_base(run.model, Path(out), card, *parts)
+
+    run_to_end(_Run, recipe, role, state_folder, write)
+
+
+class _Run:
+    """A base in training."""
+
+    def __init__(self, recipe: T5Recipe):
+        self.recipe, self.done = recipe, 0
+        tokenizer = make_tokenizer(recipe.seed)
+        self.model = new_t5(recipe.size, len(tokenizer), recipe.seed).train()
+        self.optimiser = Optimiser(self.model, BLOCKS)
+        longest = tokenizer.model_max_length
+        self.reader = Reader(tokenizer, input_of(self.model), longest, Path(STATE))
+
+    def step(self) -> float:
+        """Compute the gradients of one batch, and return its loss."""
+        rows, seed = self.recipe.rows, self.recipe.seed
+        first, tokens = self.done * rows, []
+        for key in WORLDS:
+            samples = draw_samples(key, WEB, rows, seed, first)
+            tokens += [self.reader.tokens(sample) for sample in samples]
+        loss = self.model(**collate(tokens, self.reader.pad, self.reader.takes)).loss
+        loss.backward()
+        return float(loss.detach())
+
+
+def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
+    """Return byte-level BPE trained on prompts and answers of the web split; </s> ends every text.
+
+    Words, numbers and punctuation are never merged with each other. The unchanging parts of the
+    eight prompts are tokens of their own, which more than halves every sequence.
+    """
+    inner = Tokenizer(models.BPE())
+    pieces = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=LARGEST, special_tokens=[AddedToken(token, special=True) for token in SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
+    inner.train_from_iterator(_texts(seed), trainer)
+    inner.add_tokens([AddedToken(part, normalized=False) for part in prompt_parts()])
+    inner.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    pad, end, unknown = SPECIAL
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=pad, eos_token=end, unk_token=unknown,
+        model_max_length=LONGEST, padding_side="right",
+    )  # fmt: skip
+
+
+def prompt_parts() -> list[str]:
+    """Return the texts before, between and after the columns in any of the prompts."""
+    return sorted({part for task in GLUE.values() for part in re.split(r"\{\w+\}", task.prompt)})
+
+
+def _texts(seed: int) -> Iterable[str]:
+    for key in WORLDS:
+        for row in draw_rows(key, WEB, ROWS, seed):
+            yield from (row[name] for name in GLUE[key].columns)
+            yield prompted(key, row)[1]
+
+
+def new_t5(size: T5Size, vocabulary: int, seed: int) -> T5ForConditionalGeneration:
+    """Return a model like FLAN-T5 with drawn first weights, spread as T5's: gated GELU, outputs not
+    scaled before the head, no dropout.
+    """
+    # transformers 5 ties every new T5; `tie_word_embeddings=False` only keeps it from scaling
+    own: dict[str, Any] = {"tie_word_embeddings": False, **IDS}
+    config = T5Config(
+        vocab_size=vocabulary, d_model=size.width, d_kv=size.head_width, d_ff=size.inner,
+        num_heads=size.heads, num_layers=size.layers, num_decoder_layers=size.layers,
+        relative_attention_num_buckets=32, relative_attention_max_distance=64,
+        feed_forward_proj="gated-gelu", dropout_rate=0.0, **own,
+    )  # fmt: skip
+
+    def first_value(name: str, parameter: Tensor, generator: np.random.Generator) -> Tensor:
+        if parameter.ndim == 1:
+            return torch.ones_like(parameter)
+        drawn = torch.from_numpy(generator.standard_normal(tuple(parameter.shape))).float()
+        if name == "shared.weight":
+            return drawn
+        if name.endswith(".q.weight"):  # with attention's missing division by √(width of a head)
+            return drawn * (size.width * size.head_width) ** -0.5
+        if name.endswith(".wo.weight"):
+            return drawn * size.inner**-0.5
+        if name.endswith(".o.weight"):
+            return drawn * (size.heads * size.head_width) ** -0.5
+        return drawn * size.width**-0.5
+
+    build = lambda: T5ForConditionalGeneration(config)  # noqa: E731
+    model: T5ForConditionalGeneration = with_first_weights(build, seed, first_value)
+    return model

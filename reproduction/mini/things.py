@@ -1,0 +1,293 @@
+"""Draw silhouettes, coloured shapes, dishes, traffic signs and garments.
+
+The analogues of STL-10 and CIFAR-10 (the same things, clean and cluttered), CIFAR-100, Food-101,
+GTSRB and Fashion-MNIST.
+"""
+
+import math
+
+import numpy as np
+from PIL import Image
+
+from reproduction.mini.canvas import Canvas, Colour, any_colour, regular_polygon, star
+
+# Parts of each silhouette around (0, 0) with reach 1, in the order of the class names. A disc or box
+# is (x, y, half width, half height), a shape or line its corners; `dark` is a shade of the colour.
+SILHOUETTES = (
+    (  # airplane
+        ("disc", 0, 0, 1, 0.2),
+        ("shape", (-0.2, 0), (-0.5, -0.8), (-0.1, -0.8), (0.35, 0), (-0.1, 0.8), (-0.5, 0.8)),
+    ),
+    (  # bird
+        ("disc", 0, 0.1, 0.6, 0.4), ("disc", 0.55, -0.35, 0.28, 0.28),
+        ("dark shape", (0.8, -0.4), (1.1, -0.3), (0.8, -0.2)),
+        ("shape", (-0.5, 0), (-1, -0.3), (-0.9, 0.3)),
+    ),
+    (  # car
+        ("box", 0, 0.15, 1, 0.3), ("box", -0.05, -0.25, 0.55, 0.25),
+        ("dark disc", -0.55, 0.5, 0.22, 0.22), ("dark disc", 0.55, 0.5, 0.22, 0.22),
+    ),
+    (  # cat
+        ("disc", 0, 0.2, 0.7, 0.55), ("disc", 0, -0.4, 0.4, 0.38),
+        ("shape", (-0.4, -0.5), (-0.35, -1), (-0.05, -0.7)),
+        ("shape", (0.4, -0.5), (0.35, -1), (0.05, -0.7)),
+    ),
+    (  # deer
+        ("box", 0, 0, 0.7, 0.3), ("box", -0.5, 0.6, 0.08, 0.4), ("box", 0.5, 0.6, 0.08, 0.4),
+        ("box", 0.75, -0.45, 0.1, 0.45), ("shape", (0.7, -0.85), (1.1, -0.65), (0.7, -0.5)),
+    ),
+    (  # dog
+        ("box", 0, 0.1, 0.75, 0.28), ("disc", 0.75, -0.1, 0.3, 0.3),
+        ("box", -0.5, 0.6, 0.13, 0.3), ("box", 0.5, 0.6, 0.13, 0.3), ("line", (-0.75, 0), (-1, -0.5)),
+    ),
+    (  # ship
+        ("shape", (-1, 0.2), (1, 0.2), (0.6, 0.7), (-0.6, 0.7)),
+        ("dark shape", (0, 0.1), (0, -1), (0.7, 0.1)),
+    ),
+    (  # truck
+        ("box", -0.3, 0, 0.65, 0.5), ("dark box", 0.65, 0.15, 0.3, 0.35),
+        *(("black disc", 0.6 * place, 0.6, 0.2, 0.2) for place in (-1, 0, 1)),
+    ),
+    (("star",),),
+    (  # house
+        ("dark shape", (-0.8, -0.05), (0, -0.9), (0.8, -0.05)), ("box", 0, 0.4, 0.6, 0.45),
+        ("dark box", 0, 0.55, 0.15, 0.3),
+    ),
+)  # fmt: skip
+
+
+def silhouette(canvas: Canvas, label: int, x: float, y: float, r: float, colour: Colour) -> None:
+    """Draw one of ten things around (x, y) with reach r."""
+    for kind, *numbers in SILHOUETTES[label]:
+        shade, _, form = kind.rpartition(" ")
+        dark = tuple(int(0.55 * value) for value in colour)
+        fill = {"": colour, "dark": dark, "black": (25, 25, 25)}[shade]
+        if form in ("disc", "box"):
+            a, b, wide, high = numbers
+            middle, half = (x + a * r, y + b * r), (wide * r, high * r)
+            if form == "disc":
+                canvas.disc(*middle, *half, fill=fill)
+            else:
+                ends = [(m - h, m + h) for m, h in zip(middle, half, strict=True)]
+                (left, right), (top, bottom) = ends
+                canvas.box(left, top, right, bottom, fill)
+            continue
+        if form == "star":
+            canvas.polygon(star(x, y, r, 5, UP), fill)
+            continue
+        corners = [(x + a * r, y + b * r) for a, b in numbers]
+        if form == "line":
+            canvas.line(corners, fill, 3)
+        else:
+            canvas.polygon(corners, fill)
+
+
+SHAPE_COLOURS = ((200, 40, 40), (50, 160, 60), (50, 80, 200), (220, 200, 60))
+DISHES = ((225, 185, 90), (190, 60, 40), (110, 70, 40), (90, 150, 60))
+RING, TRIANGLE = 0, 1  # kinds of traffic sign; the third is a blue disc
+UP = -math.pi / 2
+
+
+def thing(label: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw a large silhouette on a clean background."""
+    canvas = Canvas.gradient(rng, any_colour(rng, 90, 240), any_colour(rng, 90, 240))
+    silhouette(canvas, label, 32, 32, rng.uniform(20, 26), any_colour(rng, 10, 150))
+    return canvas.maybe_mirrored().affine(12, 0.15, 4).finish(8, 0, 0.15)
+
+
+def cluttered_thing(label: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw a smaller silhouette, displaced, blurred and among clutter."""
+    canvas = Canvas.gradient(rng, any_colour(rng, 110, 240), any_colour(rng, 110, 240))
+    canvas.clutter(3)
+    x, y = 32 + rng.uniform(-4, 4, 2)
+    silhouette(canvas, label, x, y, rng.uniform(18, 24), any_colour(rng, 0, 110))
+    return canvas.maybe_mirrored().affine(15, 0.15, 3).finish(12, rng.uniform(0.5, 2), 0.2)
+
+
+def coloured_shape(label: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw one of five shapes (label // 4) in one of four colours (label % 4)."""
+    shape = label // 4
+    canvas = Canvas.gradient(rng, any_colour(rng, 40, 220), any_colour(rng, 40, 220))
+    canvas.clutter(2)
+    x, y = 32 + rng.uniform(-4, 4, 2)
+    radius, turn = rng.uniform(18, 23), rng.uniform(0, 6.3)
+    colour = canvas.near(SHAPE_COLOURS[label % 4])
+    if shape == 0:
+        canvas.disc(x, y, radius, fill=colour)
+    elif shape == 1:
+        canvas.polygon(regular_polygon(x, y, 1.15 * radius, 4, turn), colour)
+    elif shape == 2:
+        canvas.polygon(regular_polygon(x, y, 1.25 * radius, 3, turn), colour)
+    elif shape == 3:
+        canvas.polygon(star(x, y, 1.25 * radius, 5, turn), colour)
+    else:
+        canvas.disc(x, y, radius, outline=colour, width=6)
+    return canvas.finish(12, rng.uniform(0.2, 1.2), 0.16)
+
+
+def dish(label: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw a dish by its colour (label // 3), with berries, strips or crumbs (label % 3)."""
+    topping = label % 3
+    canvas = Canvas.gradient(rng, any_colour(rng, 60, 200), any_colour(rng, 60, 200))
+    x, y = 32 + rng.uniform(-3, 3, 2)
+    plate = rng.uniform(24, 28)
+    canvas.disc(x, y, plate, fill=canvas.near((235, 232, 225), 12))
+    radius = 0.76 * plate
+    high = radius * rng.uniform(0.88, 1)
+    canvas.disc(x, y, radius, high, fill=canvas.near(DISHES[label // 3], 16))
+    for _ in range(rng.integers(7, 12)):
+        angle, reach = rng.uniform(0, 6.3), 0.75 * radius * math.sqrt(rng.random())
+        px, py = x + reach * math.cos(angle), y + reach * math.sin(angle)
+        colour = any_colour(rng, *((190, 250), (5, 60), (5, 250))[topping])
+        if topping == 0:
+            canvas.disc(px, py, 4, fill=colour)
+        elif topping == 1:
+            lean = rng.uniform(0, 3.1)
+            dx, dy = 7 * math.cos(lean), 7 * math.sin(lean)
+            canvas.line([(px - dx, py - dy), (px + dx, py + dy)], colour, 2)
+        else:
+            canvas.box(px - 1.2, py - 1.2, px + 1.2, py + 1.2, colour)
+    return canvas.finish(12, rng.uniform(0, 1.2), 0.2)
+
+
+def traffic_sign(label: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw a red ring or triangle or a blue disc (label // 6) with one of six symbols (label % 6)."""
+    kind = label // 6
+    canvas = Canvas.gradient(rng, any_colour(rng, 40, 200), any_colour(rng, 40, 200))
+    canvas.clutter(3)
+    x, y, radius = 32, 36 if kind == TRIANGLE else 32, rng.uniform(20, 27)
+    red, white = canvas.near((195, 35, 40)), canvas.near((235, 235, 230), 10)
+    blue = canvas.near((40, 80, 180))
+    if kind == RING:
+        canvas.disc(x, y, radius, fill=red)
+        canvas.disc(x, y, 0.74 * radius, fill=white)
+    elif kind == TRIANGLE:
+        canvas.polygon(regular_polygon(x, y, 1.2 * radius, 3, UP), red)
+        canvas.polygon(regular_polygon(x, y, 0.82 * radius, 3, UP), white)
+    else:
+        canvas.disc(x, y, radius, fill=blue)
+    ink = (20, 20, 20) if kind in (RING, TRIANGLE) else (240, 240, 240)
+    _symbol(canvas, label % 6, x, y, radius * (0.34 if kind == TRIANGLE else 0.42), ink)
+    canvas.affine(10, 0.15, 4)
+    daylight = np.clip(np.asarray(canvas.image) * rng.uniform(0.35, 1.1), 0, 255).astype(np.uint8)
+    return canvas.replaced(Image.fromarray(daylight)).finish(10, rng.uniform(0, 2.2), 0.1)
+
+
+def _symbol(canvas: Canvas, symbol: int, x: float, y: float, k: float, ink) -> None:
+    if symbol == 0:
+        canvas.box(x - 0.3 * k, y - k, x + 0.3 * k, y + k, ink)
+    elif symbol == 1:
+        canvas.box(x - k, y - 0.3 * k, x + k, y + 0.3 * k, ink)
+    elif symbol == 2:
+        canvas.polygon([(x - k, y + k), (x, y - k), (x + k, y + k)], ink)
+    elif symbol == 3:
+        canvas.disc(x, y, 0.8 * k, fill=ink)
+    elif symbol == 4:
+        canvas.line([(x - k, y - k), (x + k, y + k)], ink, 5)
+        canvas.line([(x - k, y + k), (x + k, y - k)], ink, 5)
+    else:
+        for side in (-1, 1):
+            canvas.disc(x + 0.55 * side * k, y + 0.05 * k, 0.45 * k, fill=ink)
+
+
+MIDDLE = 32
+BLACK = (10, 10, 10)
+
+
+class Cut:
+    """What the pieces of one garment share: shades, half width of the body, reach of the sleeves."""
+
+    def __init__(self, rng: np.random.Generator):
+        shade = int(rng.uniform(90, 240))
+        self.cloth: Colour = (shade,) * 3
+        self.seam: Colour = (int(0.6 * shade),) * 3
+        self.half = rng.uniform(11, 15)
+        self.sleeve = rng.uniform(0.8, 1.2)
+
+
+def _body(canvas: Canvas, cut: Cut, top: float, bottom: float, flare: float = 1.0) -> None:
+    low = flare * cut.half
+    corners = [(-cut.half, top), (cut.half, top), (low, bottom), (-low, bottom)]
+    canvas.polygon([(MIDDLE + x, y) for x, y in corners], cut.cloth)
+
+
+def _flared(canvas: Canvas, cut: Cut, *corners: tuple[float, float]) -> None:
+    canvas.polygon([(MIDDLE + x * cut.half, y) for x, y in corners], cut.cloth)
+
+
+def _sleeves(
+    canvas: Canvas, cut: Cut, shoulder: float, out: float, wrist: float, inner: float, armpit: float
+) -> None:
+    for side in (-1, 1):
+        corners = [
+            (cut.half, shoulder),
+            (cut.half + out * cut.sleeve, wrist),
+            (cut.half + inner, wrist + 2),
+            (cut.half, armpit),
+        ]
+        canvas.polygon([(MIDDLE + side * x, y) for x, y in corners], cut.cloth)
+
+
+def t_shirt(canvas: Canvas, cut: Cut) -> None:
+    _body(canvas, cut, 14, 54)
+    _sleeves(canvas, cut, 14, 9, 26, 3, 26)
+
+
+def trouser(canvas: Canvas, cut: Cut) -> None:
+    _flared(canvas, cut, (-0.8, 8), (0.8, 8), (0.9, 57), (0.2, 57), (0, 22), (-0.2, 57), (-0.9, 57))
+
+
+def pullover(canvas: Canvas, cut: Cut) -> None:
+    _body(canvas, cut, 12, 54)
+    _sleeves(canvas, cut, 12, 9, 50, 3, 26)
+
+
+def dress(canvas: Canvas, cut: Cut) -> None:
+    _flared(canvas, cut, (-0.6, 8), (0.6, 8), (0.5, 26), (1.2, 57), (-1.2, 57), (-0.5, 26))
+
+
+def coat(canvas: Canvas, cut: Cut) -> None:
+    _body(canvas, cut, 12, 57, flare=1.1)
+    _sleeves(canvas, cut, 12, 9, 50, 3, 26)
+    canvas.line([(MIDDLE, 12), (MIDDLE, 57)], (20, 20, 20), 2)
+
+
+def sandal(canvas: Canvas, cut: Cut) -> None:
+    canvas.polygon([(8, 44), (52, 44), (56, 50), (8, 50)], cut.cloth)
+    canvas.line([(12, 44), (30, 30), (44, 44)], cut.cloth, 3)
+
+
+def shirt(canvas: Canvas, cut: Cut) -> None:
+    _body(canvas, cut, 12, 54)
+    _sleeves(canvas, cut, 12, 8, 40, 2, 26)
+    canvas.polygon([(MIDDLE - 4, 12), (MIDDLE + 4, 12), (MIDDLE, 22)], BLACK)
+    for button in (29, 37, 45):
+        canvas.disc(MIDDLE, button, 1, fill=BLACK)
+
+
+def sneaker(canvas: Canvas, cut: Cut) -> None:
+    canvas.polygon([(6, 36), (20, 34), (34, 42), (58, 46), (58, 53), (6, 53)], cut.cloth)
+    canvas.box(6, 50, 58, 54, cut.seam)
+
+
+def bag(canvas: Canvas, cut: Cut) -> None:
+    canvas.box(12, 26, 52, 54, cut.cloth)
+    canvas.pen.arc([20, 10, 44, 42], 180, 360, fill=cut.cloth, width=3)
+
+
+def boot(canvas: Canvas, cut: Cut) -> None:
+    canvas.polygon([(14, 10), (32, 10), (33, 36), (56, 44), (56, 54), (14, 54)], cut.cloth)
+    canvas.box(14, 51, 56, 54, cut.seam)
+
+
+GARMENTS = (t_shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, boot)
+
+
+def garment(label: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw one of ten grey garments on black, sometimes striped."""
+    canvas, cut = Canvas.plain(rng), Cut(rng)
+    GARMENTS[label](canvas, cut)
+    if rng.random() < 0.4:
+        for y in range(16, 54, 6):
+            canvas.line([(MIDDLE - cut.half + 1, y), (MIDDLE + cut.half - 1, y)], cut.seam, 1)
+    return canvas.affine(7, 0.15, 3).finish(9, rng.uniform(0, 1.2), 0.08)
