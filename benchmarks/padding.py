@@ -34,7 +34,7 @@ from featcal.calibration.calibrate import calibrate
 from featcal.data.batches import PADDED, collate, cut, draw_indices, token_batches
 from featcal.data.places import Location
 from featcal.data.texts import ModelInput, TokenizedText, input_of, load_text, reader_for
-from featcal.models.load import skeleton
+from featcal.models.stored import skeleton
 
 VOCABULARY = 1000
 MEDIAN, SPREAD, LONGEST = (

@@ -4,7 +4,7 @@ import torch
 from families import FAMILIES
 from tiny import make
 
-from featcal.models.capture import model_call
+from featcal.models.blocks import model_call
 from featcal.models.load import load_model, load_vision
 from featcal.models.save import save_model
 from featcal.models.streamed import StreamedModel

@@ -72,7 +72,7 @@ HEAVY = {
     "lm_eval",
 }
 FOREIGN = {  # what some rooms do not know, of other people's packages
-    "featcal": HEAVY | {"open_clip"},
+    "featcal": HEAVY,
     "featcal.core": {"transformers", "datasets"},
     "featcal.settings": {"torch", "transformers"},
     "reproduction.report": {"torch", "transformers", "datasets", "safetensors"},

@@ -13,7 +13,7 @@ import featcal
 from featcal.data.batches import Draw, drawn, held_out
 from featcal.data.places import Location
 from featcal.errors import BadSetting, MissingPath
-from featcal.models.load import skeleton
+from featcal.models.stored import skeleton
 
 
 @pytest.mark.parametrize("name", sorted(set(featcal.__all__) - {"__version__"}))

@@ -14,7 +14,7 @@ from torch.nn.functional import kl_div, log_softmax
 from featcal.calibration.report import last_outputs
 from featcal.core.precision import wide
 from featcal.models.batch import Batch, pad_token, padding_mask, pooled_output, token_mean
-from featcal.models.capture import model_call
+from featcal.models.blocks import model_call
 from featcal.models.families import plan_for
 from featcal.models.features import output_embeddings, rows_before_head
 from featcal.models.plan import BlockPlan

@@ -24,11 +24,10 @@ from featcal.calibration.observe import FOLDED_SHARE, shared_sites
 from featcal.core.moments import TokenRule, stripes
 from featcal.errors import BadPlan
 from featcal.models.batch import PROVING
-from featcal.models.capture import Features, feeding, first_inputs, module_inputs
+from featcal.models.blocks import Features, feeding, first_inputs, module_inputs, stack_output, step
 from featcal.models.modules import solved_modules, weight_of
 from featcal.models.moe import unpacked, unpacked_experts
 from featcal.models.plan import BlockPlan, Stack, blocks_of
-from featcal.models.replay import stack_output, step
 from featcal.settings import Calibration
 
 SUM, PRODUCT = 8, 4  # bytes of a value in a sum, and in a product (half precision is widened)

@@ -21,9 +21,8 @@ from featcal.core.drift import Drift
 from featcal.errors import BadBatches
 from featcal.files import Ledger, atomic_path
 from featcal.models.batch import Batch, Batches, check_batch, naming, pad_token, padding_mask
-from featcal.models.capture import feeding, first_inputs
+from featcal.models.blocks import feeding, first_inputs, stack_output, step
 from featcal.models.plan import Stack, blocks_of
-from featcal.models.replay import stack_output, step
 
 PREFIX = "featcal-spool-"  # of the folders with tensors on disk
 NO_SAMPLES = "is empty; calibration needs at least one batch with at least one sample"

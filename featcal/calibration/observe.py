@@ -19,11 +19,10 @@ from featcal.core.norm import NormMoments, NormSystem
 from featcal.core.precision import HALF, product, wide
 from featcal.core.ridge import RidgeSystem
 from featcal.errors import BadCapture, BadSetting
-from featcal.models.capture import Features, module_inputs, module_outputs, residual_streams
+from featcal.models.blocks import Features, module_inputs, module_outputs, residual_streams, step
 from featcal.models.modules import normalised, side_by_side, solved_modules, weight_of
 from featcal.models.moe import expert_of, following, routed, unpacked_experts
 from featcal.models.plan import Stack
-from featcal.models.replay import step
 from featcal.settings import Calibration
 
 Site = tuple[str, ...]  # names of the linears within their block, in the block's own order

@@ -25,7 +25,7 @@ from featcal.models.batch import (
     pad_token,
     padding_mask,
 )
-from featcal.models.capture import StopForward, block_outputs, hooked, model_call
+from featcal.models.blocks import StopForward, block_outputs, hooked, model_call
 from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode
 from featcal.models.plan import BlockPlan, Stack, blocks_of

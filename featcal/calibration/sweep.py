@@ -28,9 +28,9 @@ from featcal.calibration.resume import Digest, RunFolder, block_name, fingerprin
 from featcal.core.moments import TokenRule
 from featcal.errors import BadSetting
 from featcal.models.batch import Batch, Batches, TaskBatches, check_batch, first_samples, naming
+from featcal.models.blocks import check_replay
 from featcal.models.modules import solved_modules
 from featcal.models.plan import BlockPlan, Stack, blocks_of
-from featcal.models.replay import check_replay
 from featcal.models.streamed import ModelHandle
 from featcal.settings import Calibration
 

@@ -20,7 +20,7 @@ from featcal.errors import BadFile
 from featcal.files import atomic_folder
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.plan import blocks_of
-from featcal.models.save import ShardWriter, copy_other_files, save_model
+from featcal.models.save import copy_other_files, save_model, shard_writer
 from featcal.models.streamed import StreamedModel
 
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β", "prior": "κ"}
@@ -197,15 +197,14 @@ def copy_with(student: StreamedModel, folder: Path, solved: Iterable[tuple[str, 
     configuration stay.
     """
     whole, written = LazyCheckpoint(student.folder), set()  # of a whole CLIP both towers
-    with ShardWriter(folder, needed=sum(whole.bytes(name) for name in whole.names)) as writer:
+    with shard_writer(folder, needed=sum(whole.bytes(name) for name in whole.names)) as writer:
         shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
         copy_other_files(whole.folder, writer.folder)
-        parameters = student.parameters
         for name, tensor in solved:
-            rounded = tensor.to(parameters.stored_dtype(name))
-            for stored_name, part in parameters.to_sources(name, rounded).items():
+            rounded = tensor.to(student.stored_dtype(name))
+            for stored_name, part in student.to_sources(name, rounded).items():
                 writer.write(stored_name, part)
-            written.update(parameters.sources(name))
+            written.update(student.sources(name))
         for name in whole.names:
             if whole.stored_name(name) not in written:
                 writer.write(whole.stored_name(name), whole.tensor(name))

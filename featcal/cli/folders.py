@@ -170,10 +170,10 @@ def skeleton(folder: Path, like: Any = None) -> "nn.Module":
     like: a class to build instead if it has the same tower.
     Raises: MissingPath, BadFile for a config.json that makes no model.
     """
-    from featcal.models import load
+    from featcal.models import stored
 
     check_config(folder)
-    return load.skeleton(folder, like=like)[0]
+    return stored.skeleton(folder, like=like)[0]
 
 
 def check_config(folder: Path) -> None:

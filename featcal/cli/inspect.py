@@ -124,9 +124,8 @@ def planned(folder: Path, as_json: bool) -> Any:
     """
     from featcal.models.checkpoint import LazyCheckpoint
     from featcal.models.families import plan_for
-    from featcal.models.load import skeleton
     from featcal.models.plan import blocks_of
-    from featcal.models.stored import stored_tensors
+    from featcal.models.stored import skeleton, stored_tensors
 
     check_config(folder)
     model, part = skeleton(folder)

@@ -23,7 +23,7 @@ from featcal.data.texts import (
     reader_for,
 )
 from featcal.models.batch import IGNORED, Batch
-from featcal.models.load import skeleton
+from featcal.models.stored import skeleton
 from featcal.settings import require
 
 HELD_OUT, LEAST_HELD_OUT = 64, 16  # samples of a task on which a calibration is measured

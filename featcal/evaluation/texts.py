@@ -18,7 +18,7 @@ from featcal.data.batches import IGNORED, padded
 from featcal.data.texts import Labelled, Reader, input_of
 from featcal.errors import BadData, BadFile, BadSetting, NotFinite
 from featcal.files import read_json
-from featcal.models.capture import model_call
+from featcal.models.blocks import model_call
 from featcal.models.features import output_embeddings
 from featcal.models.load import MODULES, evaluation_mode
 

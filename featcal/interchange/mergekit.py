@@ -1,7 +1,4 @@
-"""Read base and experts from a mergekit recipe with mergekit's own configuration classes.
-
-Paths are not resolved, and nothing is downloaded.
-"""
+"""Read base and experts from a mergekit recipe with mergekit's own configuration classes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +21,7 @@ OWN_BLOCKS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """A merge of whole models; `base` is None when the recipe names none."""
+    """A merge of whole models; `base` is None if the recipe names none."""
 
     file: Path
     method: str
@@ -38,12 +35,25 @@ def recipe_in(folder: Path) -> Path | None:
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Return the models that a recipe merges, also from slices that cover whole models.
+    """Return the whole models that a recipe merges; paths are not resolved.
 
-    Raises: BadEnvironment without mergekit; MissingPath; BadFile for what is no recipe, has no
-        expert, or merges slices or modules that are not whole models.
+    Raises: BadEnvironment without mergekit; MissingPath; BadFile for anything else.
     """
-    config = _configuration(file)
+    if file.is_dir():
+        raise BadFile(file, "a folder, not a recipe", f"give the YAML file, such as {WRITTEN}")
+    if not file.is_file():
+        raise MissingPath(file, "mergekit's recipe", "check the path")
+    try:
+        from mergekit.config import MergeConfiguration
+    except ImportError:
+        problem = f"the package that reads {file} is not installed"
+        way_out = "install it: pip install 'featcal[mergekit]', or use --base and --expert"
+        raise BadEnvironment("mergekit", problem, way_out) from None
+    try:
+        config = MergeConfiguration.model_validate(yaml.safe_load(file.read_text("utf-8")))
+    except (yaml.YAMLError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        problem = f"mergekit does not read it ({' '.join(str(error).split())[:300]})"
+        raise BadFile(file, problem, "give the YAML file that mergekit-yaml was given") from None
     if config.merge_method == "passthrough":
         raise BadFile(file, "its merge_method, passthrough, merges nothing", OWN_BLOCKS)
     part, base = config, config.base_model
@@ -59,25 +69,6 @@ def read_recipe(file: Path) -> Recipe:
         way_out = "list the fine-tuned models under models"
         raise BadFile(file, "merges no model besides its base", way_out)
     return Recipe(file, config.merge_method, base, experts)
-
-
-def _configuration(file: Path) -> Any:
-    """Return the file as mergekit's MergeConfiguration. Raises: as read_recipe."""
-    if file.is_dir():
-        raise BadFile(file, "a folder, not a recipe", f"give the YAML file, such as {WRITTEN}")
-    if not file.is_file():
-        raise MissingPath(file, "mergekit's recipe", "check the path")
-    try:
-        from mergekit.config import MergeConfiguration
-    except ImportError:
-        problem = f"the package that reads {file} is not installed"
-        way_out = "install it: pip install 'featcal[mergekit]', or use --base and --expert"
-        raise BadEnvironment("mergekit", problem, way_out) from None
-    try:
-        return MergeConfiguration.model_validate(yaml.safe_load(file.read_text("utf-8")))
-    except (yaml.YAMLError, ValueError, RuntimeError, TypeError, AttributeError) as error:
-        problem = f"mergekit does not read it ({' '.join(str(error).split())[:300]})"
-        raise BadFile(file, problem, "give the YAML file that mergekit-yaml was given") from None
 
 
 def _of_slices(file: Path, slices: Any, base: Any) -> "list[ModelReference]":

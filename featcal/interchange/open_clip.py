@@ -1,11 +1,13 @@
 """Convert CLIP models between open_clip's and transformers' form.
 
-One table pairs the tensors of both libraries, one their settings; both directions read them.
-Tensors are renamed, split, joined or transposed, so a round trip is bit-exact.
+Tensors are renamed, split, joined or transposed, so a round trip is bit-exact. Both libraries must
+then compute the same features, or the conversion is refused.
 """
 
+import copy
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
-from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from featcal.data.images import Preprocess
 from featcal.errors import (
+    BadEnvironment,
     BadFile,
     BadSetting,
     MissingPath,
     NotFinite,
     TensorsDiffer,
     TruncatedFile,
-    WrongKeys,
 )
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.checkpoint import all_finite, no_safetensors
@@ -36,106 +37,51 @@ from featcal.models.save import copy_other_files, save_model
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 # files that open_clip looks for, in its order
 WEIGHT_FILES = (WEIGHTS, "open_clip_pytorch_model.safetensors", "model.safetensors")
-
-# open_clip's tensor: transformers' tensor
-TENSORS = {
-    "logit_scale": "logit_scale",
+# parts of names: open_clip's, transformers'
+NAMES = {
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
-    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
+    "visual.conv1": "vision_model.embeddings.patch_embedding",
     "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
-    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
-    "positional_embedding": "text_model.embeddings.position_embedding.weight",
     "visual.proj": "visual_projection.weight",
-    "text_projection": "text_projection.weight",
-}
-TRANSPOSED = ("visual.proj", "text_projection")
-# modules with a weight and a bias
-NORMS = {
     "visual.ln_pre": "vision_model.pre_layrnorm",
     "visual.ln_post": "vision_model.post_layernorm",
+    "visual.transformer.resblocks": "vision_model.encoder.layers",
+    "token_embedding": "text_model.embeddings.token_embedding",
+    "positional_embedding": "text_model.embeddings.position_embedding.weight",
+    "text_projection": "text_projection.weight",
     "ln_final": "text_model.final_layer_norm",
+    "transformer.resblocks": "text_model.encoder.layers",
+    ".ln_1.": ".layer_norm1.",
+    ".ln_2.": ".layer_norm2.",
+    ".attn.out_proj.": ".self_attn.out_proj.",
+    ".mlp.c_fc.": ".mlp.fc1.",
+    ".mlp.c_proj.": ".mlp.fc2.",
 }
-IN_BLOCK = {
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "attn.out_proj": "self_attn.out_proj",
-    "mlp.c_fc": "mlp.fc1",
-    "mlp.c_proj": "mlp.fc2",
-}
-
+TRANSPOSED = ("visual.proj", "text_projection")
 VOCABULARY, END = 49408, 49407  # of CLIP's own tokenizer, open_clip's default
 ARGMAX = 2  # with this eos_token_id transformers pools at the highest token id, as open_clip does
-EPS = 1e-5
-# open_clip's key: transformers' key, open_clip's default
-SETTINGS = {
-    "vision_cfg": {
-        "image_size": ("image_size", 224),
-        "patch_size": ("patch_size", 16),
-        "layers": ("num_hidden_layers", 12),
-        "width": ("hidden_size", 768),
-    },
-    "text_cfg": {
-        "context_length": ("max_position_embeddings", 77),
-        "vocab_size": ("vocab_size", VOCABULARY),
-        "layers": ("num_hidden_layers", 12),
-        "width": ("hidden_size", 512),
-        "heads": ("num_attention_heads", 8),
-    },
-}
-# values with which a key leaves the architecture that of CLIPModel
-OFF = (None, False, "", {})
-NEUTRAL = {
-    "block_type": (None, "default"), "pos_embed_type": ("learnable",), "proj_type": ("linear",),
-    "vision_cfg.pool_type": ("tok",), "text_cfg.pool_type": ("argmax", "eos"),
-} | dict.fromkeys((
-    "custom_text", "multimodal_cfg", "init_logit_bias", "nonscalar_logit_scale", "ls_init_value",
-    "act_kwargs", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn",
-    "scale_fc", "timm_model_name", "attentional_pool", "no_ln_pre", "hf_model_name", "embed_cls",
-    "no_causal_mask", "proj_bias",
-), OFF)  # fmt: skip
-# keys that are computed from or have no effect on CLIPModel's outputs, such as those of training
-OTHER = (
-    "embed_dim", "quick_gelu", "vision_cfg", "text_cfg", "head_width", "mlp_ratio", "norm_kwargs",
-    "eos_id", "timm_", "hf_", "attn_pooler_", "tokenizer_", "patch_dropout", "output_tokens",
-    "output_dict", "final_ln_after_pool", "pad_id", "init_logit_scale",
-)  # fmt: skip
 ONLY = "only CLIPs of open_clip's own ViT and its own text transformer can be converted"
-WANTED = "give open_clip's model configuration: embed_dim, vision_cfg, text_cfg"
-
-MODES = ("shortest", "squash")
-RESAMPLE = {"bicubic": 3, "bilinear": 2, "random": 3}  # PIL's filters; random in training only
-PREPROCESS = {  # open_clip's defaults
-    "mean": OPENAI_CLIP_MEAN,
-    "std": OPENAI_CLIP_STD,
-    "interpolation": "bicubic",
-    "resize_mode": "shortest",
-}
+SAME = 1e-3  # relative difference of features that differ only in the order of sums
+MODES, RESAMPLE = ("shortest", "squash"), {"bicubic": 3, "bilinear": 2}  # PIL's filters
 
 
-def tensor_names(config: Any) -> Iterator[tuple[str, list[str]]]:
-    """Yield each tensor's name in open_clip and its names in transformers: one, or q, k and v."""
-    yield from ((theirs, [ours]) for theirs, ours in TENSORS.items())
-    modules = dict(NORMS)
-    for theirs, ours, tower in (
-        ("visual.transformer", "vision_model", config.vision_config),
-        ("transformer", "text_model", config.text_config),
-    ):
-        for i in range(tower.num_hidden_layers):
-            there, here = f"{theirs}.resblocks.{i}", f"{ours}.encoder.layers.{i}"
-            modules |= {f"{there}.{a}": f"{here}.{b}" for a, b in IN_BLOCK.items()}
-            for kind in ("weight", "bias"):
-                qkv = [f"{here}.self_attn.{letter}_proj.{kind}" for letter in "qkv"]
-                yield f"{there}.attn.in_proj_{kind}", qkv
-    for kind in ("weight", "bias"):
-        yield from ((f"{theirs}.{kind}", [f"{ours}.{kind}"]) for theirs, ours in modules.items())
+def tensor_names(ours: Iterable[str]) -> dict[str, list[str]]:
+    """Return for each tensor of open_clip its names in transformers: one, or those of q, k, v."""
+    names: dict[str, list[str]] = {}
+    for name in sorted(ours, key=lambda name: "qkv".find(name[name.find("_proj.") - 1])):
+        theirs = re.sub(r"self_attn\.[qkv]_proj\.", "attn.in_proj_", name)
+        for there, here in NAMES.items():
+            theirs = theirs.replace(here, there)
+        names.setdefault(theirs, []).append(name)
+    return names
 
 
-def to_our_names(state: Mapping[str, Tensor], config: CLIPConfig) -> dict[str, Tensor]:
+def to_our_names(state: Mapping[str, Tensor], names: Mapping[str, list[str]]) -> dict[str, Tensor]:
     """Return open_clip's tensors under transformers' names, each in memory of its own."""
     renamed = {}
-    for theirs, ours in tensor_names(config):
+    for theirs, ours in names.items():
         tensor = state[theirs].T if theirs in TRANSPOSED else state[theirs]
-        parts = tensor.chunk(len(ours)) if len(ours) > 1 else (tensor,)
+        parts = tensor.chunk(3) if len(ours) == 3 else [tensor]
         for name, part in zip(ours, parts, strict=True):
             renamed[name] = part.clone(memory_format=torch.contiguous_format)
     return renamed
@@ -144,130 +90,131 @@ def to_our_names(state: Mapping[str, Tensor], config: CLIPConfig) -> dict[str, T
 def to_their_names(clip: CLIPModel) -> dict[str, Tensor]:
     """Return the tensors of a CLIPModel, which may be on meta, under open_clip's names."""
     state, renamed = clip.state_dict(), {}
-    for theirs, ours in tensor_names(clip.config):
-        tensor = torch.cat([state[name] for name in ours]) if len(ours) > 1 else state[ours[0]]
+    for theirs, ours in tensor_names(state).items():
+        tensor = torch.cat([state[name] for name in ours]) if len(ours) == 3 else state[ours[0]]
         renamed[theirs] = (tensor.T if theirs in TRANSPOSED else tensor).contiguous()
     return renamed
 
 
-def clip_config(config: Any, source: object) -> CLIPConfig:
-    """Return the CLIPConfig of an open_clip model configuration read from `source`.
+def clip_config(cfg: Mapping[str, Any]) -> CLIPConfig:
+    """Return the CLIPConfig of an open_clip model configuration; open_clip rejects unknown keys."""
+    from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 
-    Raises: BadFile naming the key that is wrong or that CLIPModel has no counterpart for.
-    """
-    if not isinstance(config, Mapping):
-        raise BadFile(source, "not a JSON object", WANTED)
-    _refuse_other_keys("", config, source)
-    width, towers = _positive(config, "embed_dim", None, source), {}
-    for section, keys in SETTINGS.items():
-        cfg = config.get(section)
-        if not isinstance(cfg, Mapping):
-            raise BadFile(source, f"{section} is missing", WANTED)
-        _refuse_other_keys(f"{section}.", cfg, source)
-        tower: dict[str, Any] = {
-            ours: _positive(cfg, theirs, default, source)
-            for theirs, (ours, default) in keys.items()
-        }
-        hidden, norm = tower["hidden_size"], cfg.get("norm_kwargs")
-        if section == "vision_cfg":
-            tower["num_attention_heads"] = hidden // _positive(cfg, "head_width", 64, source)
-        heads = tower["num_attention_heads"]
-        if not heads or hidden % heads:
-            problem = f"width {hidden} cannot be split over {heads} attention heads"
-            raise BadFile(source, problem, "correct the model configuration")
-        if norm and (not isinstance(norm, Mapping) or set(norm) != {"eps"}):
-            raise _no_counterpart(source, f"{section}.norm_kwargs", norm)
-        ratio = cfg.get("mlp_ratio", 4.0)
-        if not isinstance(ratio, int | float):
-            raise BadFile(source, f"mlp_ratio is {ratio!r}", "it must be a number")
-        towers[section] = tower | {
-            "intermediate_size": int(hidden * ratio),  # rounded down, as open_clip does
-            "layer_norm_eps": norm["eps"] if norm else EPS,
-            "hidden_act": "quick_gelu" if config.get("quick_gelu") else "gelu",
+    width, vision = cfg["embed_dim"], CLIPVisionCfg(**cfg["vision_cfg"])
+    text = CLIPTextCfg(**cfg["text_cfg"])
+    if vision.act_kwargs or text.act_kwargs:
+        raise ValueError("act_kwargs change the activation")
+    towers: list[dict[str, Any]] = [
+        {
+            "hidden_size": tower.width,
+            "num_hidden_layers": tower.layers,
+            "intermediate_size": int(tower.width * tower.mlp_ratio),  # rounded down, as open_clip
+            "layer_norm_eps": (tower.norm_kwargs or {}).get("eps", 1e-5),
+            "hidden_act": "quick_gelu" if cfg.get("quick_gelu") else "gelu",
             "projection_dim": width,
         }
-    text = towers["text_cfg"]
-    text["eos_token_id"] = END
-    if text["vocab_size"] != VOCABULARY:
-        text |= {"eos_token_id": ARGMAX, "bos_token_id": None, "pad_token_id": None}
-    if config["text_cfg"].get("pool_type") == "eos":
-        text["eos_token_id"] = _positive(config["text_cfg"], "eos_id", ARGMAX, source)
-        if text["eos_token_id"] == ARGMAX:
-            raise _no_counterpart(source, "text_cfg.eos_id", ARGMAX)
-    return CLIPConfig(vision_config=towers["vision_cfg"], text_config=text, projection_dim=width)
+        for tower in (vision, text)
+    ]
+    towers[0]["num_attention_heads"] = vision.width // vision.head_width
+    for key in ("image_size", "patch_size"):
+        side = getattr(vision, key)
+        towers[0][key] = side if isinstance(side, int) else side[0]
+    towers[1] |= {"num_attention_heads": text.heads, "vocab_size": text.vocab_size}
+    towers[1] |= {"max_position_embeddings": text.context_length, "eos_token_id": END}
+    if text.vocab_size != VOCABULARY:
+        towers[1] |= {"eos_token_id": ARGMAX, "bos_token_id": None, "pad_token_id": None}
+    if text.pool_type == "eos":
+        towers[1]["eos_token_id"] = text.eos_id
+    return CLIPConfig(vision_config=towers[0], text_config=towers[1], projection_dim=width)
 
 
 def model_config(config: Any) -> dict[str, Any]:
-    """Return the open_clip model configuration of a CLIPConfig.
-
-    Raises: BadSetting naming the key that open_clip has no counterpart for; BadFile.
-    """
-    towers = {"vision_cfg": config.vision_config, "text_cfg": config.text_config}
-    quick = config.vision_config.hidden_act == "quick_gelu"
-    cfg: dict[str, Any] = {"embed_dim": config.projection_dim, "quick_gelu": quick}
-    for section, tower in towers.items():
-        keys, ratio = SETTINGS[section], tower.intermediate_size / tower.hidden_size
-        if int(tower.hidden_size * ratio) != tower.intermediate_size:
-            ratio = (tower.intermediate_size + 0.5) / tower.hidden_size  # is rounded down
-        cfg[section] = {theirs: getattr(tower, ours) for theirs, (ours, _) in keys.items()}
-        cfg[section]["mlp_ratio"] = ratio
-        if tower.layer_norm_eps != EPS:
-            cfg[section]["norm_kwargs"] = {"eps": tower.layer_norm_eps}
-    vision, text = towers.values()
-    cfg["vision_cfg"]["head_width"] = vision.hidden_size // vision.num_attention_heads
+    """Return the open_clip model configuration of a CLIPConfig. Raises: BadSetting."""
+    vision, text = config.vision_config, config.text_config
+    if vision.hidden_act not in ("gelu", "quick_gelu") or text.hidden_act != vision.hidden_act:
+        expected = "must be gelu, or quick_gelu, in both towers to have a counterpart in open_clip"
+        raise BadSetting("hidden_act", f"{vision.hidden_act}, {text.hidden_act}", expected)
+    vision_cfg, text_cfg = (
+        {
+            "width": tower.hidden_size,
+            "layers": tower.num_hidden_layers,
+            "mlp_ratio": (tower.intermediate_size + 0.5) / tower.hidden_size,  # is rounded down
+            "norm_kwargs": {"eps": tower.layer_norm_eps},
+        }
+        for tower in (vision, text)
+    )
+    vision_cfg |= {"image_size": vision.image_size, "patch_size": vision.patch_size}
+    vision_cfg["head_width"] = vision.hidden_size // vision.num_attention_heads
+    text_cfg |= {"heads": text.num_attention_heads, "vocab_size": text.vocab_size}
+    text_cfg["context_length"] = text.max_position_embeddings
     if text.eos_token_id not in (ARGMAX, END if text.vocab_size == VOCABULARY else ARGMAX):
-        cfg["text_cfg"] |= {"pool_type": "eos", "eos_id": text.eos_token_id}
-    back = clip_config(cfg, "the configuration of this CLIP")
-    for tower, same in ((vision, back.vision_config), (text, back.text_config)):
-        for key in ("hidden_act", "image_size", "patch_size", "num_attention_heads"):
-            value, expected = getattr(tower, key, None), getattr(same, key, None)
-            if value != expected:
-                expectation = f"must be {expected!r} to have a counterpart in open_clip"
-                raise BadSetting(key, value, expectation)
-    return cfg
+        text_cfg |= {"pool_type": "eos", "eos_id": text.eos_token_id}
+    cfg = {"embed_dim": config.projection_dim, "quick_gelu": vision.hidden_act == "quick_gelu"}
+    return cfg | {"vision_cfg": vision_cfg, "text_cfg": text_cfg}
 
 
-def _refuse_other_keys(prefix: str, cfg: Mapping[str, Any], source: object) -> None:
-    for key, value in cfg.items():
-        neutral = NEUTRAL.get(f"{prefix}{key}") or NEUTRAL.get(key)
-        known = key in SETTINGS.get(prefix[:-1], ()) or key.startswith(OTHER)
-        if not (any(value == v and type(value) is type(v) for v in neutral) if neutral else known):
-            raise _no_counterpart(source, f"{prefix}{key}", value)
+def counterpart(cfg: Any, clip: CLIPModel | None, source: object) -> tuple[Any, CLIPModel]:
+    """Return open_clip's model of a configuration, without weights, and the CLIPModel it matches.
 
-
-def _no_counterpart(source: object, key: str, value: object) -> BadFile:
-    problem = f"{key} is {value!r}, for which transformers' CLIPModel has no counterpart"
-    return BadFile(source, problem, ONLY)
-
-
-def _positive(cfg: Mapping[str, Any], key: str, default: int | None, source: object) -> int:
-    """Return a positive whole number; open_clip also writes a square as [side, side]."""
-    value = cfg.get(key, default)
-    if key in ("image_size", "patch_size") and isinstance(value, list | tuple):
-        value = value[0] if len({*map(str, value)}) == 1 else value
-    if not isinstance(value, int) or value < 1:
-        raise BadFile(source, f"{key} is {value!r}", "it must be a positive whole number")
-    return value
-
-
-def processor_config(cfg: Mapping[str, Any], side: int, source: object) -> dict[str, Any]:
-    """Return the settings of a CLIPImageProcessor that prepares pictures as open_clip does.
-
-    Raises: BadFile for a way to resize that transformers has no counterpart for.
+    clip: None for a CLIPModel on meta. Raises: BadEnvironment without open_clip; BadFile.
     """
-    cfg = PREPROCESS | {key: value for key, value in cfg.items() if value is not None}
-    mode, kind, square = cfg["resize_mode"], cfg["interpolation"], {"height": side, "width": side}
-    if mode not in MODES or kind not in RESAMPLE:
-        problem = f"resize_mode {mode!r} with interpolation {kind!r} has no counterpart"
+    try:
+        from open_clip.model import CLIP
+    except ImportError:
+        problem, way_out = "it is not installed", "install it: pip install 'featcal[openclip]'"
+        raise BadEnvironment("open_clip", problem, way_out) from None
+    try:
+        if cfg["vision_cfg"].get("timm_model_name") or cfg["text_cfg"].get("hf_model_name"):
+            raise ValueError("timm_model_name and hf_model_name name models of other libraries")
+        with torch.device("meta"):
+            clip = clip or CLIPModel(clip_config(cfg))
+            model = CLIP(**{key: value for key, value in cfg.items() if value is not False}).eval()
+        one, other = to_their_names(clip), model.state_dict()
+        for name in sorted(one.keys() | other.keys()):
+            if name not in one or name not in other or one[name].shape != other[name].shape:
+                raise ValueError(f"{name} has no counterpart of the same shape")
+    except Exception as error:  # open_clip checks little of a configuration itself
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        problem = f"open_clip and transformers do not build the same CLIP ({reason})"
+        raise BadFile(source, problem, ONLY) from None
+    if model.attn_mask is not None:  # the causal mask, which is not stored
+        model.attn_mask = torch.full(model.attn_mask.shape, -torch.inf).triu(1)
+    return model, clip
+
+
+@torch.no_grad()
+def require_same_features(ours: Any, theirs: Any, source: object) -> None:
+    """Raise BadFile unless both libraries' models give the same features of one random batch."""
+    text, side = ours.config.text_config, ours.config.vision_config.image_size
+    random, length = torch.Generator().manual_seed(0), text.max_position_embeddings
+    pixels = torch.randn(2, 3, side, side, generator=random)
+    ids = torch.randint(3, text.vocab_size - 1, (2, length), generator=random)
+    if text.eos_token_id < text.vocab_size:
+        ids[:, length // 2] = text.eos_token_id
+    for here, there in (
+        (ours.get_image_features(pixel_values=pixels), theirs.encode_image(pixels)),
+        (ours.get_text_features(input_ids=ids), theirs.encode_text(ids)),
+    ):
+        difference = float((here.pooler_output - there).abs().max() / there.abs().max())
+        if not difference <= SAME:
+            problem = f"open_clip and transformers compute features that differ by {difference:.1g}"
+            raise BadFile(source, problem, ONLY)
+
+
+def processor_of(cfg: Mapping[str, Any], side: int, source: object) -> CLIPImageProcessorPil:
+    """Return the processor that prepares pictures as open_clip does. Raises: BadFile."""
+    from open_clip.transform import PreprocessCfg
+
+    full = PreprocessCfg(**{key: each for key, each in cfg.items() if each is not None})
+    square, kind = {"height": side, "width": side}, full.interpolation.replace("random", "bicubic")
+    if full.resize_mode not in MODES or kind not in RESAMPLE:
+        problem = f"resize_mode {full.resize_mode!r} with interpolation {kind!r} has no counterpart"
         raise BadFile(source, problem, f"use one of {', '.join(MODES)} and {', '.join(RESAMPLE)}")
-    mean, std = ([v] * 3 if isinstance(v, int | float) else [*v] for v in (cfg["mean"], cfg["std"]))
-    return {
-        "size": {"shortest_edge": side} if mode == "shortest" else square,
-        "crop_size": square,
-        "resample": RESAMPLE[kind],
-        "image_mean": mean,
-        "image_std": std,
-    }
+    mean, std = ([v] * 3 if isinstance(v, int | float) else [*v] for v in (full.mean, full.std))
+    size = {"shortest_edge": side} if full.resize_mode == "shortest" else square
+    return CLIPImageProcessorPil(
+        size=size, crop_size=square, resample=RESAMPLE[kind], image_mean=mean, image_std=std
+    )
 
 
 def preprocess_config(folder: Path, side: int) -> dict[str, Any]:
@@ -279,15 +226,12 @@ def preprocess_config(folder: Path, side: int) -> dict[str, Any]:
     noise = np.random.default_rng(0).integers(0, 256, (side + 9, side + 21, 3), dtype=np.uint8)
     pixels = np.asarray(ours(noise)["pixel_values"][0])
     mean, std = (list(value or [0.5] * 3) for value in (ours.image_mean, ours.image_std))
-    for mode, kind in product(MODES, ("bicubic", "bilinear")):
+    for mode, kind in product(MODES, RESAMPLE):
         cfg = {"mean": mean, "std": std, "interpolation": kind, "resize_mode": mode}
-        theirs = CLIPImageProcessorPil(**processor_config(cfg, side, folder))
+        theirs = processor_of(cfg, side, folder)
         if np.array_equal(pixels, np.asarray(theirs(noise)["pixel_values"][0])):
             return cfg
-    problem = (
-        f"its image processor does not resize to {side} pixels, bicubic or bilinear, and scale to "
-        "[0, 1]"
-    )
+    problem = f"its image processor does not resize to {side} pixels and scale to [0, 1]"
     way_out = "open_clip can do nothing else for this model: change preprocessor_config.json"
     raise BadFile(folder, problem, way_out)
 
@@ -295,53 +239,45 @@ def preprocess_config(folder: Path, side: int) -> dict[str, Any]:
 def read_open_clip(folder: Path) -> CLIPModel:
     """Return the CLIPModel that computes what open_clip does, in float32 and evaluation mode.
 
-    Raises: MissingPath, TruncatedFile, NotFinite, WrongKeys; BadFile for a pickle or a
-        configuration that CLIPModel has no counterpart for.
+    Raises: BadEnvironment, MissingPath, TruncatedFile, NotFinite; BadFile for a pickle or a model
+        that CLIPModel has no counterpart for.
     """
-    path, content = folder / CONFIG, read_json(folder / CONFIG)
-    content = content.get("model_cfg", content) if isinstance(content, Mapping) else content
-    ours = clip_config(content, path)
+    path, cfg = folder / CONFIG, read_json(folder / CONFIG)
+    cfg = cfg.get("model_cfg", cfg) if isinstance(cfg, dict) else cfg
+    theirs, empty = counterpart(cfg, None, path)
     weights = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if weights is None:
         raise no_safetensors(folder, WEIGHTS)
-    with torch.device("meta"):
-        expected = {name: tuple(t.shape) for name, t in to_their_names(CLIPModel(ours)).items()}
     try:
-        state = load_file(weights)
+        state = {name: tensor.float() for name, tensor in load_file(weights).items()}
+        theirs.load_state_dict(state, assign=True)
     except SafetensorError as error:
         raise TruncatedFile(weights, error) from None
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    missing, unexpected = sorted(expected.keys() - shapes), sorted(shapes.keys() - expected)
-    misshapen = [
-        f"{name} {shape} instead of {expected[name]}"
-        for name, shape in sorted(shapes.items())
-        if shape != expected.get(name, shape)
-    ]
-    if missing or unexpected or misshapen:
-        raise WrongKeys(weights, f"the CLIP that {path} describes", missing, unexpected, misshapen)
-    bad = next((name for name, tensor in state.items() if not all_finite(tensor)), None)
-    if bad is not None:
-        raise NotFinite(weights, bad)
-    state = {name: tensor.float() for name, tensor in state.items()}
+    except RuntimeError as error:
+        problem = f"the weights do not fit {path} ({' '.join(str(error).split())[:300]})"
+        raise BadFile(weights, problem, "check the configuration") from None
+    if bad := [name for name, tensor in state.items() if not all_finite(tensor)]:
+        raise NotFinite(weights, bad[0])
+    ours = to_our_names(state, tensor_names(empty.state_dict()))
     with quiet_transformers():  # given all tensors, it draws no random ones
-        clip: CLIPModel = CLIPModel.from_pretrained(
-            None, config=ours, state_dict=to_our_names(state, ours)
-        )
-    return clip.float().eval()
+        clip: Any = CLIPModel.from_pretrained(None, config=empty.config, state_dict=ours)
+    clip = clip.float().eval()
+    require_same_features(clip, theirs, path)
+    return clip
 
 
 def write_open_clip(clip: CLIPModel, folder: str | Path, like: str | Path | None = None) -> Path:
-    """Write a folder that `open_clip.create_model("local-dir:FOLDER")` loads.
+    """Write a folder that `open_clip.create_model("local-dir:FOLDER")` loads, complete or not.
 
-    Args:
-        like: transformers folder whose processor is converted and whose tokenizer is copied.
-            Default: OpenAI's processor, no tokenizer.
-    Returns: the folder, which appears complete or not at all.
-    Raises: BadSetting, BadFile for what open_clip has no counterpart for; MissingPath when `like`
-        has no processor; DiskFull.
+    like: transformers folder whose processor is converted and whose tokenizer is copied.
+        Default: OpenAI's processor, no tokenizer.
+    Raises: BadEnvironment; BadSetting, BadFile for what has no counterpart; MissingPath; DiskFull.
     """
-    cfg, state = model_config(clip.config), to_their_names(clip)
-    preprocess = PREPROCESS
+    source, cfg, state = like or "this CLIP", model_config(clip.config), to_their_names(clip)
+    theirs, _ = counterpart(cfg, clip, source)
+    theirs.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
+    require_same_features(copy.deepcopy(clip).float().eval(), theirs, source)
+    preprocess = {}
     if like is not None:
         preprocess = preprocess_config(Path(like), cfg["vision_cfg"]["image_size"])
         tokenizer = (Path(like) / "tokenizer_config.json").is_file()
@@ -357,10 +293,7 @@ def write_open_clip(clip: CLIPModel, folder: str | Path, like: str | Path | None
 
 
 def is_open_clip(folder: Path) -> bool:
-    """Return whether a folder is in open_clip's form, else it is in transformers'.
-
-    Raises: MissingPath for neither, BadFile for both.
-    """
+    """Return whether a folder is in open_clip's form. Raises: MissingPath, BadFile for both."""
     theirs, ours = (folder / CONFIG).is_file(), (folder / "config.json").is_file()
     if theirs and ours:
         way_out = f"use it as it is, or give a folder with only one of {CONFIG} and config.json"
@@ -374,12 +307,11 @@ def is_open_clip(folder: Path) -> bool:
 def to_transformers(source: Path, out: Path) -> Path:
     """Convert an open_clip folder to a CLIPModel folder with processor and, if any, tokenizer.
 
-    Raises: as read_open_clip and processor_config; DiskFull.
+    Raises: as read_open_clip; BadFile for a way to resize that transformers lacks; DiskFull.
     """
-    clip = read_open_clip(source)
+    clip: Any = read_open_clip(source)
     preprocess = read_json(source / CONFIG).get("preprocess_cfg") or {}
-    side: Any = clip.config.vision_config.image_size  # type: ignore[union-attr]
-    processor = CLIPImageProcessorPil(**processor_config(preprocess, side, source / CONFIG))
+    processor = processor_of(preprocess, clip.config.vision_config.image_size, source / CONFIG)
     with atomic_folder(out) as folder:
         save_model(clip, folder, like=source)
         processor.save_pretrained(folder)

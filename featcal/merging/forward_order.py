@@ -18,11 +18,18 @@ from featcal.merging.registry import MergeJob, NamedTensor
 from featcal.merging.sources import Source
 from featcal.merging.tensors import average_tensor
 from featcal.models.batch import check_batch, check_tasks, naming, pad_token, padding_mask
-from featcal.models.capture import Features, feeding, first_inputs, hooked, module_inputs
+from featcal.models.blocks import (
+    Features,
+    feeding,
+    first_inputs,
+    hooked,
+    module_inputs,
+    stack_output,
+    step,
+)
 from featcal.models.families import plan_for
 from featcal.models.modules import normalised, solved_modules
 from featcal.models.plan import Stack, blocks_of
-from featcal.models.replay import stack_output, step
 
 Linears = tuple[str, ...]  # names within their block of the linears of one site
 

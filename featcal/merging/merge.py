@@ -40,7 +40,7 @@ from featcal.models.load import (
     model_class,
     torch_device,
 )
-from featcal.models.save import ShardWriter, copy_other_files, write_config
+from featcal.models.save import copy_other_files, shard_writer, write_config
 from featcal.settings import require
 
 PROJECTION, LOGIT_SCALE = "visual_projection", "logit_scale"
@@ -326,7 +326,7 @@ def write_merged(
         config, like = AutoConfig.from_pretrained(base, local_files_only=True), base
     size = sum(math.prod(origin.shape(n)) * origin.dtype(n).itemsize for n in origin.names)
     first = next(tensors)  # checks run here, before a folder is made
-    with ShardWriter(out, needed=size) as writer:
+    with shard_writer(out, needed=size) as writer:
         write_config(config, architecture(base, part), writer.folder)  # type: ignore[arg-type]
         copy_other_files(like, writer.folder)
         writer.write(*first)

@@ -1,4 +1,4 @@
-"""Check that a batch of data suits a model; know its padding, and pool over its tokens."""
+"""Check that batches fit a model, find their padding, and pool features over tokens."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,27 +15,21 @@ Batch = Mapping[str, Any]  # keyword arguments of a model's forward
 Batches = Iterable[Batch]  # of one task
 TaskBatches = Mapping[str, Batches]  # by task
 
-PROVING = (
-    2  # samples that prove a plan: whether blocks replay a model does not depend on their count
-)
+PROVING = 2  # samples for checking a plan; the result does not depend on their number
 IGNORED = -100  # transformers' label of a token without a target
 
 
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
-    """Raise BadBatches unless each of at least one expert has a list of batches under its name.
-
-    Raises: BadSetting for anything but dictionaries.
-    """
+    """Raise BadBatches or BadSetting unless both are dictionaries with the same tasks."""
     for name, given in (("experts", experts), ("batches", batches)):
         if not isinstance(given, Mapping):
             raise BadSetting(name, type(given).__name__, "must be a dictionary by task")
     if not experts:
         raise BadBatches("*", "no experts were given; at least one is needed, with its batches")
-    for task in sorted(experts):
+    for task in sorted(experts.keys() | batches.keys()):
         if task not in batches:
             near = nearest(task, batches)
             raise BadBatches(task, f"is missing for the expert of that name; {near}")
-    for task in sorted(batches):
         if task not in experts:
             raise BadBatches(task, f"has no expert of that name; {nearest(task, experts)}")
         given = batches[task]
@@ -54,11 +48,9 @@ def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None
         keys = ", ".join(map(str, batch)) or "nothing"
         raise BadBatches(task, f"batch {number} has no {main!r} (it holds: {keys})")
     for name, value in batch.items():
-        if not isinstance(value, Tensor):
-            continue
-        if value.numel() == 0:
+        if isinstance(value, Tensor) and value.numel() == 0:
             raise BadBatches(task, f"{name!r} of batch {number} is empty; remove the batch")
-        if value.is_floating_point() and not torch.isfinite(value).all():
+        if isinstance(value, Tensor) and not torch.isfinite(value).all():
             problem = f"{name!r} of batch {number} holds NaN or Inf; repair or remove the sample"
             raise BadBatches(task, problem)
     ids, mask = batch.get("input_ids"), batch.get("attention_mask")
@@ -73,7 +65,7 @@ def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None
 
 
 def first_samples(batch: Batch) -> dict[str, Any]:
-    """Return the few samples of a batch that prove a plan; other values stay as they are."""
+    """Return the first samples of a batch, for checking a plan."""
     return _samples(batch, slice(PROVING))
 
 
@@ -84,8 +76,13 @@ def single_samples(batches: Batches) -> list[dict[str, Any]]:
     ]
 
 
+def _sample_count(batch: Batch) -> int:
+    shapes = (value.shape for value in batch.values() if isinstance(value, Tensor))
+    return next((shape[0] for shape in shapes if shape), 0)
+
+
 def _samples(batch: Batch, rows: slice) -> dict[str, Any]:
-    """Return some samples of a batch: rows of its tensors with one row per sample."""
+    """Return some samples of a batch; values without one row per sample stay as they are."""
     count = _sample_count(batch)
     return {
         name: value[rows] if isinstance(value, Tensor) and value.shape[:1] == (count,) else value
@@ -93,13 +90,8 @@ def _samples(batch: Batch, rows: slice) -> dict[str, Any]:
     }
 
 
-def _sample_count(batch: Batch) -> int:
-    shapes = (value.shape for value in batch.values() if isinstance(value, Tensor))
-    return next((shape[0] for shape in shapes if shape), 0)
-
-
 def out_of_memory(error: Exception) -> bool:
-    """Return whether an error of torch is lack of memory, which no batch or plan can help."""
+    """Return whether torch raised an error for lack of memory."""
     return "memory" in f"{type(error).__name__} {error}".lower()
 
 
@@ -118,33 +110,22 @@ def naming(task: str, number: int) -> Iterator[None]:
 def padding_mask(
     batch: Batch, hidden: Tensor, keyword: str = "attention_mask", pad: int | None = None
 ) -> Tensor | None:
-    """Return the mask (batch, tokens), 0 at padding, of `hidden` (batch, tokens, d).
+    """Return the padding mask (batch, tokens) of `hidden` (batch, tokens, d), 0 at padding.
 
-    It is None, and every token counts, unless the batch has a mask of that shape. The keyword
-    "labels" masks tokens without a label; "decoder_attention_mask" may be inferred from the tokens.
+    None, so that every token counts, if the batch has no mask of that shape. "labels" masks tokens
+    without a label; a missing "decoder_attention_mask" is derived from the decoder's tokens.
     """
-    mask = batch.get(keyword)
+    mask, labels = batch.get(keyword), batch.get("labels")
     if isinstance(mask, Tensor) and keyword == "labels":
         mask = mask != IGNORED
-    if mask is None and keyword == "decoder_attention_mask":
-        mask = decoder_mask(batch, pad)
+    elif mask is None and keyword == "decoder_attention_mask":
+        if isinstance(inputs := batch.get("decoder_input_ids"), Tensor):
+            mask = inputs != (IGNORED if pad is None else pad)
+            mask[:, 0] = True  # many decoders start with the padding token
+        elif isinstance(labels, Tensor):
+            mask = (labels != IGNORED) & (labels != (IGNORED if pad is None else pad))
     if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:
         return mask.to(hidden.device)
-    return None
-
-
-def decoder_mask(batch: Batch, pad: int | None) -> Tensor | None:
-    """Return the padding mask of a decoder from its tokens or labels, or None without either.
-
-    The first token always counts, as many decoders start with the padding token.
-    """
-    inputs, labels = batch.get("decoder_input_ids"), batch.get("labels")
-    if isinstance(inputs, Tensor):
-        mask = inputs != pad if pad is not None else torch.ones_like(inputs, dtype=torch.bool)
-        mask[:, 0] = True
-        return mask
-    if isinstance(labels, Tensor):
-        return (labels != IGNORED) & (labels != pad) if pad is not None else labels != IGNORED
     return None
 
 
@@ -156,17 +137,15 @@ def pad_token(model: nn.Module) -> int | None:
 def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:
     """Return the pooled features (n, h) of a model's output, or None if nothing is pooled.
 
-    Texts are pooled as sentence encoders do, by the mean over tokens that are no padding; CLIP's
-    text tower and other models pool themselves. Source: Reimers and Gurevych, Sentence-BERT, 2019;
-    all-MiniLM-L6-v2's 1_Pooling/config.json (pooling_mode_mean_tokens).
+    Texts are pooled as in Sentence-BERT (Reimers and Gurevych, 2019), by the mean over tokens that
+    are not padding; CLIP's text tower and other models pool themselves.
     """
-    mask, hidden = batch.get("attention_mask"), getattr(output, "last_hidden_state", None)
+    hidden = getattr(output, "last_hidden_state", None)
     kind = getattr(getattr(model, "config", None), "model_type", None)
-    tokens = (
-        isinstance(mask, Tensor) and isinstance(hidden, Tensor) and mask.shape == hidden.shape[:2]
-    )
-    if tokens and kind != "clip_text_model":
-        return token_mean(hidden, mask)
+    if isinstance(hidden, Tensor) and kind != "clip_text_model":
+        mask = padding_mask(batch, hidden)
+        if mask is not None:
+            return token_mean(hidden, mask)
     return getattr(output, "pooler_output", None)
 
 

@@ -1,6 +1,7 @@
-"""Block plans of known model classes; those of others are inferred.
+"""Block plans of known model classes. Plans of other classes are inferred.
 
-To add a family, add one entry to `KNOWN`."""
+To add a family, add one entry to `KNOWN`.
+"""
 
 from torch import nn
 
@@ -12,7 +13,7 @@ CLIP_VISION_PROJECTED = BlockPlan(
     Stack("vision", "vision_model.encoder.layers"), token_rule=class_token_last
 )
 CLIP_TEXT_PROJECTED = BlockPlan(Stack("text", "text_model.encoder.layers"))
-# neither tower feeds the other; the attention mask is the text's, not the images'
+# neither tower feeds the other, and the attention mask belongs to the text
 CLIP = BlockPlan(
     Stack("vision", "vision_model.encoder.layers", mask="", token_rule=class_token_last),
     Stack("text", "text_model.encoder.layers"),
@@ -24,7 +25,7 @@ SIGLIP = BlockPlan(
 
 
 def t5(encoder: dict[int, str], decoder: dict[int, str]) -> BlockPlan:
-    """Return T5's plan; `encoder`, `decoder`: the position biases that their blocks carry on."""
+    """Return the plan of T5. encoder, decoder: position biases that their blocks pass on."""
     norm, feeds = "final_layer_norm", "encoder_hidden_states"
     return BlockPlan(
         Stack("encoder", "encoder.block", "encoder", f"encoder.{norm}", encoder, feeds),
@@ -33,7 +34,7 @@ def t5(encoder: dict[int, str], decoder: dict[int, str]) -> BlockPlan:
 
 
 def bart(prefix: str = "model.", norm: bool = False) -> BlockPlan:
-    """Return the plan of BART and relatives; `norm`: a norm follows the encoder's last block."""
+    """Return the plan of a BART-like model. norm: a norm follows the encoder's last block."""
     encoder, decoder = f"{prefix}encoder", f"{prefix}decoder"
     norm_path = f"{encoder}.layer_norm" if norm else ""
     feeds = "encoder_hidden_states"
@@ -79,5 +80,5 @@ KNOWN = {
 
 
 def plan_for(model: nn.Module, plan: BlockPlan | None = None) -> BlockPlan:
-    """Return the given plan, else the known one of the model's class, else the inferred one."""
+    """Return `plan` if given, else the known plan of the model's class, else an inferred one."""
     return plan or KNOWN.get(type(model).__name__) or infer_plan(model)

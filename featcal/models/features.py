@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from featcal.errors import BadPlan, BadSetting
 from featcal.models.batch import Batch, pad_token, padding_mask, pooled_output
-from featcal.models.capture import StopForward, model_call
+from featcal.models.blocks import StopForward, model_call
 
 Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
 

@@ -1,7 +1,8 @@
-"""Load models and tokenizers of local folders, whole or as a skeleton without weights.
+"""Load models and tokenizers of local folders.
 
-No code from a folder is ever run: a folder that needs it is refused, unless transformers' own
-classes of the same names do. (transformers would ask at the terminal and take "y" for consent.)"""
+No code from a folder is ever run: a folder that needs it is refused, unless transformers has
+classes of the same names. (transformers would ask at the terminal and take "y" for consent.)
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,6 @@ import torch
 import transformers
 from torch import nn
 from transformers import (
-    CONFIG_MAPPING,
     MODEL_MAPPING,
     AutoConfig,
     AutoTokenizer,
@@ -20,10 +20,14 @@ from transformers import (
     CLIPVisionModel,
     PreTrainedModel,
 )
-from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
-from featcal.errors import BadFile, BadSetting, TensorsDiffer, WrongKeys
+from featcal.errors import (
+    BadFile,
+    BadSetting,
+    TensorsDiffer,
+    WrongKeys,
+)
 from featcal.files import read_json
 from featcal.models.checkpoint import LazyCheckpoint, folder_path
 from featcal.models.save import MODULES
@@ -32,70 +36,10 @@ CONFIG, TOKENIZER, ADAPTER = "config.json", "tokenizer_config.json", "adapter_co
 VISION = "vision_model"  # a CLIPModel's vision tower
 
 
-def is_adapter(model: object) -> bool:
-    """Return whether a model is given as a folder with an adapter only."""
-    if not isinstance(model, str | Path):
-        return False
-    return (Path(model) / ADAPTER).is_file() and not (Path(model) / CONFIG).is_file()
-
-
-def refuse_adapter(folder: str | Path) -> None:
-    """Raise BadFile for a folder with an adapter only."""
-    if is_adapter(folder):
-        raise BadFile(
-            folder,
-            "a LoRA adapter, not a model",
-            "merge, calibrate and compare accept it as an expert",
-            "to make a model of it: featcal merge average --base BASE --out MODEL "
-            f"--expert NAME={folder}",
-        )
-
-
-def refuse_code(folder: str | Path, name: str = CONFIG) -> None:
-    """Raise BadFile if a config.json or tokenizer_config.json needs code from its folder."""
-    path = Path(folder) / name
-    if not path.is_file():
-        return
-    content = read_json(path)
-    if not isinstance(content, dict):
-        way_out = f"give the {name} that was saved with this model"
-        raise BadFile(path, "not a mapping of settings", way_out)
-    auto_map, kind = content.get("auto_map"), content.get("model_type")
-
-    def needs(auto: str) -> bool:
-        """Return whether auto_map, a mapping or in old files a list, names code for a class."""
-        return auto in auto_map if isinstance(auto_map, dict) else bool(auto_map)
-
-    def refusal(what: str, way_out: str) -> BadFile:
-        problem = f"auto_map names code for {what}, and no code from a checkpoint is run"
-        return BadFile(path, problem, way_out)
-
-    if name == TOKENIZER:
-        if needs("AutoTokenizer"):
-            way_out = "if transformers can read it (tokenizer.json is there), remove auto_map"
-            raise refusal("the tokenizer", way_out)
-    elif needs("AutoConfig") and kind not in CONFIG_MAPPING:
-        way_out = "only models whose class is part of transformers can be used"
-        raise refusal(f"a model of type {kind!r}", way_out)
-    else:
-        for code in model_code(content):
-            if not hasattr(transformers, code.rpartition(".")[2]):
-                way_out = "if the class that architectures names computes the same, remove auto_map"
-                raise refusal(f"the model ({code})", way_out)
-
-
-def model_code(config: dict[str, Any]) -> list[str]:
-    """Return the classes of the folder's code that auto_map names, e.g. modeling_own.OwnModel."""
-    named = config.get("auto_map")
-    entries = named.items() if isinstance(named, dict) else ()
-    return [str(code) for auto, code in entries if auto.startswith("AutoModel")]
-
-
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Load the model of a local folder, of the class that config.json names.
 
-    Raises: MissingPath, BadFile (no safetensors, no such model class), TruncatedFile, NotFinite
-    (file and tensor), WrongKeys (missing, unexpected or misshapen weights by name).
+    Raises: MissingPath, BadFile, TruncatedFile, NotFinite, WrongKeys.
     """
     return _load(model_class(folder), folder, dtype)
 
@@ -145,55 +89,17 @@ def _load(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None = 
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """Load the tokenizer of a local folder.
-
-    Raises: MissingPath; BadFile if the folder has none or names code for it.
-    """
+    """Load the tokenizer of a local folder. Raises: MissingPath; BadFile for none or for code."""
     for name in (CONFIG, TOKENIZER):
         refuse_code(folder_path(folder), name)
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            return AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
         problem = f"no tokenizer in this folder ({str(error).splitlines()[0]})"
         raise BadFile(folder, problem, "copy tokenizer.json and its config there") from None
-
-
-def model_class(folder: str | Path) -> type[PreTrainedModel]:
-    """Return the transformers class that config.json names. Raises: MissingPath, BadFile.
-
-    Sentence encoders, which have a modules.json, are loaded without the head it may name.
-    """
-    path = folder_path(folder)
-    refuse_adapter(folder)
-    refuse_code(folder)
-    config = read_json(path / CONFIG)
-    if (path / MODULES).is_file():
-        try:
-            encoder = AutoConfig.from_pretrained(folder, local_files_only=True)
-            return MODEL_MAPPING[type(encoder)]  # type: ignore[return-value]
-        except (KeyError, ValueError, OSError):
-            expected = "a sentence encoder's config.json names a model_type of transformers"
-            raise other_class(folder, "of no model", expected) from None
-    architectures = config.get("architectures") if isinstance(config, dict) else None
-    kind = getattr(transformers, str(architectures[0]), None) if architectures else None
-    if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
-        expected = "one class of transformers is expected, such as CLIPVisionModel"
-        raise other_class(folder, architectures, expected)
-    return kind
-
-
-def other_class(folder: str | Path, architectures: object, expected: str) -> BadFile:
-    """Return the error of a config.json that names another class than needed."""
-    return BadFile(Path(folder) / CONFIG, f"architectures is {architectures!r}", expected)
-
-
-def vision_part(folder: str | Path) -> str | None:
-    """Return the prefix of a CLIPModel's vision tower, None for a folder of the tower alone."""
-    kind = model_class(folder)
-    if kind not in (CLIPModel, CLIPVisionModel):
-        raise other_class(folder, kind.__name__, "a CLIPModel or CLIPVisionModel is needed here")
-    return VISION if kind is CLIPModel else None
 
 
 @contextmanager
@@ -211,7 +117,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def torch_device(name: str | torch.device) -> torch.device:
-    """Return a device by torch's name, for "auto" the GPU if there is one. Raises: BadSetting."""
+    """Return a device by torch's name; "auto" is the GPU if there is one. Raises: BadSetting."""
     gpu = torch.cuda.is_available()
     try:
         device = torch.device(("cuda" if gpu else "cpu") if name == "auto" else name)
@@ -241,76 +147,90 @@ def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
             module.training = training
 
 
-def skeleton(
-    folder: str | Path,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
-    like: type[PreTrainedModel] | None = None,
-) -> tuple[PreTrainedModel, str | None]:
-    """Build the model of a folder in evaluation mode with parameters on meta and real buffers.
+def model_class(folder: str | Path) -> type[PreTrainedModel]:
+    """Return the transformers class that config.json names. Raises: MissingPath, BadFile.
 
-    Args:
-        folder: its config.json names the class; of a whole CLIP the vision tower is built.
-        dtype: of the parameters; tied ones are one object under several names.
-        device: of the buffers.
-        like: class to build instead if it has the same tower: without a head, or with another.
-
-    Returns:
-        The model, and the part of the checkpoint that it is (None: all).
-
-    Raises:
-        MissingPath; BadFile for a config.json that makes no model.
+    A sentence encoder, which has a modules.json, is loaded without the head that it may name.
     """
-    kind: Any = model_class(folder)
-    if like is not None and same_tower(kind, like):
-        kind = like
-    kind, part = (CLIPVisionModel, VISION) if kind is CLIPModel else (kind, None)
-    try:
-        # some classes draw parameters while being built
-        with quiet_transformers(), torch.random.fork_rng(devices=[]), _parameters_on_meta():
-            config = kind.config_class.from_pretrained(folder, local_files_only=True)
-            module: PreTrainedModel = kind._from_config(config, dtype=dtype).eval()
-    except Exception as error:  # transformers raises many kinds for a config it cannot use
-        problem = f"transformers makes no {kind.__name__} of it ({' '.join(str(error).split())})"
-        way_out = "give the config.json that was saved with these weights"
-        raise BadFile(Path(folder) / CONFIG, problem, way_out) from None
-    wide = module._get_dtype_plan(dtype)  # what transformers keeps in float32, such as T5's wo
-    if wide:
-        pattern, _, _ = build_glob_alternation(list(wide))
-        for name, parameter in module.named_parameters():
-            if pattern.search(name):
-                parameter.data = parameter.data.float()
-    for each in module.modules():
-        buffers = {name: b.to(device) for name, b in each._buffers.items() if b is not None}
-        each._buffers.update(buffers)
-    return module, part
+    path = folder_path(folder)
+    refuse_adapter(folder)
+    refuse_code(folder)
+    config = read_json(path / CONFIG)
+    if (path / MODULES).is_file():
+        try:
+            encoder = AutoConfig.from_pretrained(folder, local_files_only=True)
+            return MODEL_MAPPING[type(encoder)]  # type: ignore[return-value]
+        except (KeyError, ValueError, OSError):
+            expected = "a sentence encoder's config.json names a model_type of transformers"
+            raise other_class(folder, "of no model", expected) from None
+    architectures = config.get("architectures") if isinstance(config, dict) else None
+    kind = getattr(transformers, str(architectures[0]), None) if architectures else None
+    if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
+        expected = "one class of transformers is expected, such as CLIPVisionModel"
+        raise other_class(folder, architectures, expected)
+    return kind
 
 
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Let modules register parameters on meta, and transformers initialise only what has buffers.
+def is_adapter(model: object) -> bool:
+    """Return whether a model is given as a folder with an adapter only."""
+    if not isinstance(model, str | Path):
+        return False
+    return (Path(model) / ADAPTER).is_file() and not (Path(model) / CONFIG).is_file()
 
-    Initialising the rest, in vain, would be most of the time of building a small model.
-    """
-    register, initialise = nn.Module.register_parameter, PreTrainedModel._initialize_weights
 
-    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:  # one on meta stays the same object, for ties
-            empty = torch.empty_like(param, device="meta")
-            param = nn.Parameter(empty, requires_grad=param.requires_grad)
-        register(self, name, param)
+def refuse_adapter(folder: str | Path) -> None:
+    """Raise BadFile for a folder with an adapter only."""
+    if is_adapter(folder):
+        raise BadFile(
+            folder,
+            "a LoRA adapter, not a model",
+            "merge, calibrate and compare accept it as an expert",
+            "to make a model of it: featcal merge average --base BASE --out MODEL "
+            f"--expert NAME={folder}",
+        )
 
-    def with_buffers(self: PreTrainedModel, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if next(module.buffers(), None) is not None:
-            initialise(self, module, *args, **kwargs)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
-    PreTrainedModel._initialize_weights = with_buffers  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-        PreTrainedModel._initialize_weights = initialise  # type: ignore[method-assign]
+def refuse_code(folder: str | Path, name: str = CONFIG) -> None:
+    """Raise BadFile if a config.json or tokenizer_config.json names code that transformers lacks."""
+    path = Path(folder) / name
+    content = read_json(path) if path.is_file() else {}
+    if not isinstance(content, dict):
+        way_out = f"give the {name} that was saved with this model"
+        raise BadFile(path, "not a mapping of settings", way_out)
+    named = content.get("auto_map") or {}
+    if not isinstance(named, dict):  # old tokenizers have a list
+        named = {"AutoTokenizer": named}
+    for auto, classes in named.items():
+        if auto.startswith(("AutoConfig", "AutoModel")) != (name == CONFIG):
+            continue
+        for code in classes if isinstance(classes, list) else [classes]:
+            if code and not hasattr(transformers, str(code).rpartition(".")[2]):
+                problem = f"auto_map names {code}, and no code from a checkpoint is run"
+                way_out = (
+                    "if transformers' own class computes the same, remove auto_map; other models "
+                    "cannot be used"
+                )
+                raise BadFile(path, problem, way_out)
+
+
+def model_code(config: dict[str, Any]) -> list[str]:
+    """Return the classes of the folder's code that auto_map names, e.g. modeling_own.OwnModel."""
+    named = config.get("auto_map")
+    entries = named.items() if isinstance(named, dict) else ()
+    return [str(code) for auto, code in entries if auto.startswith("AutoModel")]
+
+
+def other_class(folder: str | Path, architectures: object, expected: str) -> BadFile:
+    """Return the error of a config.json that names another class than needed."""
+    return BadFile(Path(folder) / CONFIG, f"architectures is {architectures!r}", expected)
+
+
+def vision_part(folder: str | Path) -> str | None:
+    """Return the prefix of a CLIPModel's vision tower, None for a folder of the tower alone."""
+    kind = model_class(folder)
+    if kind not in (CLIPModel, CLIPVisionModel):
+        raise other_class(folder, kind.__name__, "a CLIPModel or CLIPVisionModel is needed here")
+    return VISION if kind is CLIPModel else None
 
 
 def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool:

@@ -1,7 +1,7 @@
 """LoRA adapters, added to the weights of their base by peft, which is imported only when needed.
 
 The dense weight is W + (α / r) B A with A (r, inputs) and B (outputs, r). The base is read in
-float32, or in its own dtype if that is wider, so that the sum is not rounded to bfloat16.
+float32 or wider, so that the sum is not rounded to bfloat16.
 """
 
 import copy
@@ -17,14 +17,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from featcal.errors import BadEnvironment, BadFile, MissingPath, TruncatedFile
+from featcal.errors import BadEnvironment, BadFile, TruncatedFile
 from featcal.files import read_json
 from featcal.models.batch import Model
-from featcal.models.checkpoint import LazyCheckpoint, check_tensor, no_safetensors
+from featcal.models.checkpoint import LazyCheckpoint, check_tensor, folder_path, no_safetensors
 from featcal.models.load import ADAPTER as CONFIG
 from featcal.models.load import load_as_calibrated
+from featcal.models.modules import tied_names
 from featcal.models.save import save_model
-from featcal.models.stored import tied_names
 
 WEIGHTS = "adapter_model.safetensors"
 # what peft adds to the names of a model's own parameters
@@ -32,19 +32,10 @@ PEFT_NAMES = re.compile(r"^base_model\.model\.|\b(base_layer|original_module)\."
 
 
 def dense_model(base: Model, adapter: str | Path) -> Any:
-    """Return a copy of the base with the adapter of a folder added to its weights.
+    """Return a copy of the base with the adapter of a folder added, in float32 or wider.
 
-    Args:
-        base: a module, which stays as it is, or a model folder.
-        adapter: the folder that peft's save_pretrained wrote.
-
-    Returns:
-        The model in evaluation mode, in float32 or the base's dtype if that is wider.
-
-    Raises:
-        BadEnvironment: peft is not installed.
-        MissingPath, BadFile, TruncatedFile: not the folder of a LoRA adapter, an adapter of another
-            base, or one of two tied tensors.
+    base: a module, or a model folder. Raises: BadEnvironment without peft; MissingPath, BadFile,
+    TruncatedFile for anything but a LoRA adapter of this base.
     """
     if isinstance(base, nn.Module):
         model = copy.deepcopy(base)
@@ -56,10 +47,9 @@ def dense_model(base: Model, adapter: str | Path) -> Any:
 
 
 def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
-    """Write the base with the adapter added as a model folder.
+    """Write the base with the adapter added as a model folder. Raises: as dense_model; DiskFull.
 
     Its files get the date of the newest input, by which a resumed run recognises them.
-    Raises: as dense_model, before a folder is made; DiskFull.
     """
     save_model(dense_model(base, adapter), out, like=base)
     inputs = [adapter / CONFIG, adapter / WEIGHTS, base / "config.json"]
@@ -72,10 +62,9 @@ def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
 def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     """Return the model, changed in place, as a PeftModel with the adapter of a folder.
 
-    Dtypes narrower than float32 are widened. On the meta device it checks that the adapter fits.
-    Raises: as dense_model.
+    Dtypes narrower than float32 are widened. Also works on meta. Raises: as dense_model.
     """
-    config, state = read_adapter(Path(folder))
+    config, state = _read_adapter(Path(folder))
     peft, first = peft_package(), next(model.parameters())
     mismatch = f"the adapter does not fit the base, a {type(model).__name__}"
     way_out = "give the base that it was trained on"
@@ -100,32 +89,24 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     return adapted
 
 
-def read_adapter(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+def _read_adapter(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return peft's configuration and the tensors of an adapter folder. Raises: as dense_model."""
-    if not folder.is_dir():
-        way_out = "check the path; hub names must be fetched first"
-        raise MissingPath(folder, "a folder with adapters", way_out)
-    if not (folder / CONFIG).is_file():
-        files = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-        problem = f"no {CONFIG} in this folder (found: {files})"
-        raise BadFile(folder, problem, "give the folder that peft's save_pretrained wrote")
-    if not (folder / WEIGHTS).is_file():
-        raise no_safetensors(folder, WEIGHTS)
-    content = read_json(folder / CONFIG)
-    kind = content.get("peft_type") if isinstance(content, dict) else None
+    file = folder_path(folder) / WEIGHTS
+    kind = read_json(folder / CONFIG).get("peft_type")
     if kind != "LORA":
         raise BadFile(folder / CONFIG, f"peft_type is {kind!r}", "only LoRA adapters are read here")
+    if not file.is_file():
+        raise no_safetensors(folder, WEIGHTS)
     try:
         config = peft_package().PeftConfig.from_pretrained(str(folder))
+        state = load_file(file)
     except (ValueError, TypeError, KeyError) as error:
         raise BadFile(folder / CONFIG, str(error), "save the adapter again with peft") from None
-    config.base_model_name_or_path = config.task_type = None  # the base is given
-    try:
-        state = load_file(folder / WEIGHTS)
     except SafetensorError as error:
-        raise TruncatedFile(folder / WEIGHTS, error) from None
+        raise TruncatedFile(file, error) from None
+    config.base_model_name_or_path = config.task_type = None  # the base is given
     for name, tensor in state.items():
-        check_tensor(str(folder / WEIGHTS), name, tensor)
+        check_tensor(str(file), name, tensor)
     return config, state
 
 

@@ -1,7 +1,8 @@
-"""The linears and norms of a block, which calibration solves, and the check that they are enough.
+"""Read and write the linears and norms of a block, and check that they make up most of it.
 
-nn.Linear keeps its weight as (o, d), GPT-2's Conv1D as (d, o); everything else sees (o, d). The
-linears of one site are read and written stacked."""
+nn.Linear stores its weight as (o, d), GPT-2's Conv1D as (d, o); here every weight is (o, d).
+Linears of one site, which read the same input, are read and written stacked.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import cast
@@ -13,12 +14,9 @@ from transformers.pytorch_utils import Conv1D
 
 from featcal.errors import BadPlan, BadSetting, UnknownKey
 from featcal.models.moe import packed_experts, unpacked
-from featcal.models.plan import BlockPlan, Stack, blocks_of, parameter_count
+from featcal.models.plan import CHOOSE_BLOCKS, BlockPlan, Stack, blocks_of, parameter_count
 
-LEAST_COVERAGE = 0.5  # of the blocks' parameters
-NO_WAY = (
-    "this model cannot be calibrated as a whole; choose blocks with plan=featcal.BlockPlan(...)"
-)
+LEAST_COVERAGE = 0.5  # share of the blocks' parameters
 # of a norm's output: bfloat16 keeps 8 bits, while another kind of norm is off by far more
 NORM_TOLERANCE = 0.02
 
@@ -29,23 +27,19 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """Return the weight as (o, d), sharing the module's memory."""
+    """Return the weight of a linear as (o, d), sharing its memory."""
     weight = cast(Tensor, module.weight).detach()
     return weight.T if isinstance(module, Conv1D) else weight
 
 
-def bias_of(module: nn.Module) -> Tensor:
-    """Return the bias (o,), zeros if the linear has none."""
-    if isinstance(module.bias, Tensor):
-        return module.bias.detach()
-    weight = weight_of(module)
-    return weight.new_zeros(weight.shape[0])
-
-
 def side_by_side(modules: Iterable[nn.Module]) -> tuple[Tensor, Tensor]:
-    """Return weight (Σo, d) and bias (Σo,) of linears that share their input."""
-    modules = list(modules)
-    return torch.cat([weight_of(m) for m in modules]), torch.cat([bias_of(m) for m in modules])
+    """Return weight (Σo, d) and bias (Σo,), 0 where there is none, of linears of one site."""
+    weights, biases = [], []
+    for module in modules:
+        weights.append(weight_of(module))
+        own = isinstance(module.bias, Tensor)
+        biases.append(module.bias.detach() if own else weights[-1].new_zeros(len(weights[-1])))
+    return torch.cat(weights), torch.cat(biases)
 
 
 def load_side_by_side(modules: Iterable[nn.Module], weight: Tensor, bias: Tensor | None) -> None:
@@ -61,21 +55,21 @@ def load_side_by_side(modules: Iterable[nn.Module], weight: Tensor, bias: Tensor
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is named a norm of its last axis and has a scale."""
+    """Return whether a module has a scale and is named as a norm of its last axis."""
     weight = getattr(module, "weight", None)
     named = type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
-    known = isinstance(module, nn.LayerNorm) or named
-    return known and isinstance(weight, Tensor) and weight.dim() == 1
+    norm = named or isinstance(module, nn.LayerNorm)
+    return norm and isinstance(weight, Tensor) and weight.dim() == 1
 
 
 def shift_of(module: nn.Module) -> Tensor | None:
-    """Return the shift (d,) of a norm, or None for RMSNorm and for LayerNorm without one."""
+    """Return the shift (d,) of a norm, or None if it has none, as RMSNorm."""
     shift = getattr(module, "bias", None)
     return shift.detach() if isinstance(shift, Tensor) else None
 
 
 def normalised(module: nn.Module, x: Tensor) -> Tensor:
-    """Return LN₀(x) of Eq. 56, x (..., d) normalised with the module's ε, not scaled or shifted."""
+    """Return LN₀(x) of Eq. 56: x (..., d) normalised with the module's ε, not scaled or shifted."""
     if isinstance(module, nn.LayerNorm):
         return F.layer_norm(x, module.normalized_shape, eps=module.eps)
     eps = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
@@ -85,8 +79,7 @@ def normalised(module: nn.Module, x: Tensor) -> Tensor:
 def check_norm(module: nn.Module) -> None:
     """Raise BadSetting unless a module scales and shifts `normalised`, tested on a few values.
 
-    Gemma's norms multiply by 1 + weight. That is fine for Eqs. 56-59: a constant added to every
-    scale, also the anchor's, is added to the solution.
+    Gemma's norms multiply by 1 + weight, which Eqs. 56-59 allow: the 1 is added to the solution.
     """
     weight, shift = module.get_parameter("weight").detach(), shift_of(module)
     x = torch.linspace(-1, 2, weight.numel(), dtype=weight.dtype, device=weight.device)[None]
@@ -111,8 +104,16 @@ def solved_modules(
 
 
 def _selected(name: str, ends: Iterable[str]) -> bool:
-    """Return whether a module's path ends so: layer.0.SelfAttention.q with q or SelfAttention.q."""
+    """Return whether a path ends in one of `ends`; q selects layer.0.SelfAttention.q."""
     return any(f".{name}".endswith(f".{end}") for end in ends)
+
+
+def tied_names(module: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter; several if it is tied."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return list(names.values())
 
 
 def check_modules(model: nn.Module, plan: BlockPlan, modules: Sequence[str] | None) -> None:
@@ -145,23 +146,17 @@ def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
 def check_blocks(
     model: nn.Module, plan: BlockPlan, norm: bool = True, modules: Sequence[str] | None = None
 ) -> None:
-    """Raise BadPlan unless most parameters of every stack can be solved and none is shared.
-
-    A shared tensor would be solved for one use and change another. norm, modules: what is solved.
-    Raises: UnknownKey for a name in `modules` that selects no linear.
-    """
+    """Raise BadPlan unless most parameters of every stack can be solved and none is shared."""
     check_modules(model, plan, modules)
-    names: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(p), []).append(name)
+    shared = {id(model.get_parameter(names[0])): names for names in tied_names(model) if names[1:]}
     for stack in plan.stacks:
         check_coverage(model, stack)
         for block in blocks_of(model, stack):
             for p in covered(block, norm, modules):
-                if len(names[id(p)]) > 1:
-                    one, other = names[id(p)][:2]
+                if id(p) in shared:
+                    one, other = shared[id(p)][:2]
                     problem = f"{one} and {other} are one tensor, but each needs its own solution"
-                    raise BadPlan(type(model).__name__, problem, NO_WAY)
+                    raise BadPlan(type(model).__name__, problem, CHOOSE_BLOCKS)
 
 
 def check_coverage(model: nn.Module, stack: Stack) -> None:
@@ -176,4 +171,4 @@ def check_coverage(model: nn.Module, stack: Stack) -> None:
             f"only {share:.0%} of the parameters of {stack.blocks!r} belong to linears and norms, "
             f"at least {LEAST_COVERAGE:.0%} must; the largest others: {shapes}"
         )
-        raise BadPlan(type(model).__name__, problem, NO_WAY)
+        raise BadPlan(type(model).__name__, problem, CHOOSE_BLOCKS)

@@ -1,25 +1,24 @@
-"""Mixtures of experts: experts packed into one tensor, as linears that calibration can solve.
+"""Show the packed experts of a mixture as linears that calibration can solve.
 
-transformers 5 stores a layer's experts as gate_up_proj (E, 2i, d) and down_proj (E, d, i) and
-passes them tokens with the router's choice. The linears here are views: writing to them writes to
-these tensors, and nothing is copied."""
+transformers 5 stores the experts of a layer as gate_up_proj (E, 2i, d) and down_proj (E, d, i).
+The linears here are views: writing to them writes to these tensors, and nothing is copied.
+"""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from featcal.errors import BadPlan
-from featcal.models.capture import hooked
 
 PARTS = ("gate_up_proj", "down_proj")
-ROUNDING = 1e-5  # of the largest feature, between products that differ only in their order
+ROUNDING = 1e-5  # relative difference of products that differ only in the order of their sums
 
 
 class View(nn.Linear):
-    """A linear whose weight (o, d) is part of another module's parameter, without one itself."""
+    """A linear whose weight (o, d) is part of another module's parameter."""
 
     def __init__(self, weight: Tensor):
         nn.Module.__init__(self)
@@ -41,7 +40,7 @@ class ExpertMLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
     def without_hooks(self, x: Tensor) -> Tensor:
-        """Return the same output without calling the linears, so no hook runs."""
+        """Return the same output without calling the linears, so that no hook runs."""
         hidden = self.act_fn(F.linear(x, self.gate_proj.weight)) * F.linear(x, self.up_proj.weight)
         return F.linear(hidden, self.down_proj.weight)
 
@@ -49,9 +48,8 @@ class ExpertMLP(nn.Module):
 class Unpacked(nn.Module):
     """Packed experts as modules "0", "1", ...; the parameters stay the packed ones.
 
-    rows: per expert the last tokens routed to it, as row numbers of (batch · tokens, d).
-    lead: rows of another model on which hooks see the experts run; the output follows the model's
-        own router all the same.
+    rows: per expert the tokens last routed to it, as row numbers of (batch · tokens, d).
+    lead: rows of another model's experts, on which hooks see the experts run.
     """
 
     def __init__(self, packed: nn.Module):
@@ -71,52 +69,43 @@ class Unpacked(nn.Module):
 
     @property
     def work(self) -> int:
-        """Return the floating-point operations of the last pass."""
+        """Return the floating-point operations of the last forward."""
         tokens = sum(len(rows) for rows in self.rows)
         values = sum(p.numel() for p in self.parameters(recurse=False))
         return 2 * tokens * (values // max(len(self.rows), 1))
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return what the packed experts return; top_k_index, top_k_weights: (tokens, k)."""
-        routes = routes_of(top_k_index, len(self.experts))
+        """Return the output of the packed experts; top_k_index, top_k_weights: (tokens, k)."""
+        experts = self.experts
+        if top_k_index.is_meta:  # nothing is routed: give every expert an even share
+            rows = top_k_index.new_empty(top_k_index.numel(), dtype=torch.long)
+            routes = [(share, share) for share in rows.tensor_split(len(experts))]
+        else:
+            routes = [torch.where(top_k_index == i) for i in range(len(experts))]
         self.rows = [rows for rows, _ in routes]
         out = torch.zeros_like(hidden_states)
-        for expert, (rows, choice) in zip(self.experts, routes, strict=True):
+        for expert, (rows, choice) in zip(experts, routes, strict=True):
             run = expert if self.lead is None else expert.without_hooks
             share = run(hidden_states[rows]) * top_k_weights[rows, choice, None]
             out.index_add_(0, rows, share.to(out.dtype))
-        for expert, rows in zip(self.experts, self.lead or (), strict=False):
+        for expert, rows in zip(experts, self.lead or (), strict=False):
             expert(hidden_states[rows])
         return out
 
 
-def routes_of(top_k_index: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Return for each of `count` experts its tokens, and as which of their k choices.
-
-    On meta, where nothing is routed, every expert gets an even share. top_k_index: (tokens, k).
-    """
-    if top_k_index.device.type != "meta":
-        return [torch.where(top_k_index == number) for number in range(count)]  # type: ignore[misc]
-    rows = top_k_index.new_empty(top_k_index.numel(), dtype=torch.long)
-    return [(share, share) for share in rows.tensor_split(count)]
-
-
-def is_packed(module: nn.Module) -> bool:
-    """Return whether a module holds experts in the two tensors described above."""
-    gate_up, down = (getattr(module, name, None) for name in PARTS)
-    if isinstance(module, Unpacked) or not all(
-        isinstance(part, Tensor) and part.dim() == 3 for part in (gate_up, down)
-    ):
-        return False
-    (count, twice, d), (same, out, inner) = gate_up.shape, down.shape  # type: ignore[union-attr]
-    own = {name for name, _ in module.named_parameters(recurse=False)}
-    fits = own == set(PARTS) and (count, twice, d) == (same, 2 * inner, out)
-    return fits and isinstance(getattr(module, "act_fn", None), nn.Module)
-
-
 def packed_experts(block: nn.Module) -> dict[str, nn.Module]:
-    """Return the packed experts of a block by path."""
-    return {path: part for path, part in block.named_modules() if is_packed(part)}
+    """Return by path the modules of a block that hold experts in the two packed tensors."""
+
+    packed = {}
+    for path, part in block.named_modules():
+        own = {name: p.shape for name, p in part.named_parameters(recurse=False)}
+        act = getattr(part, "act_fn", None)
+        if isinstance(part, Unpacked) or own.keys() != set(PARTS) or not isinstance(act, nn.Module):
+            continue
+        gate_up, down = (own[name] for name in PARTS)  # (E, 2i, d), (E, d, i)
+        if len(gate_up) == len(down) == 3 and gate_up == (down[0], 2 * down[2], down[1]):
+            packed[path] = part
+    return packed
 
 
 def unpacked_experts(block: nn.Module) -> dict[str, Unpacked]:
@@ -126,7 +115,7 @@ def unpacked_experts(block: nn.Module) -> dict[str, Unpacked]:
 
 @contextmanager
 def unpacked(block: nn.Module) -> Iterator[None]:
-    """Make the packed experts of a block linears inside the `with`."""
+    """Replace the packed experts of a block by linears inside the `with`."""
     packed = packed_experts(block)
     for path, part in packed.items():
         block.set_submodule(path, Unpacked(part))
@@ -160,7 +149,7 @@ def routed(block: nn.Module) -> dict[str, Tensor]:
 
 
 def expert_of(name: str, known: Mapping[str, object]) -> str | None:
-    """Return the expert a linear belongs to, or None for a linear that every token reaches."""
+    """Return the expert that a linear belongs to, or None if every token reaches it."""
     expert = name.rpartition(".")[0]
     return expert if expert in known else None
 
@@ -169,16 +158,17 @@ def expert_of(name: str, known: Mapping[str, object]) -> str | None:
 def same_unpacked(model: nn.Module) -> Iterator[None]:
     """Raise BadPlan if packed experts that run inside the `with` differ from their linears."""
 
-    def compare(path: str, packed: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+    packed = packed_experts(model)
+
+    def compare(part: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
         bound = max(ROUNDING, 4 * torch.finfo(out.dtype).eps)
-        difference = float((Unpacked(packed)(*args) - out).abs().max())
+        difference = float((Unpacked(part)(*args) - out).abs().max())
         if not difference <= bound * float(out.abs().max()):
+            path = next(path for path, each in packed.items() if each is part)
             problem = f"the experts of {path} differ from plain linears by {difference:.3g}"
             raise BadPlan(type(model).__name__, problem)
 
-    handles = [
-        part.register_forward_hook(lambda m, args, out, path=path: compare(path, m, args, out))
-        for path, part in packed_experts(model).items()
-    ]
-    with hooked(handles):
+    with ExitStack() as hooks:
+        for part in packed.values():
+            hooks.enter_context(part.register_forward_hook(compare))
         yield

@@ -1,6 +1,7 @@
-"""A block plan: the stacks of blocks of a model and what they exchange, as data, given or inferred.
+"""Describe a model as stacks of blocks and what they exchange.
 
-A plan is proven right by a check: replaying its blocks must equal the model's own forward."""
+A plan is checked by replaying it: the blocks, run one by one, must equal the model's own forward.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,8 +12,11 @@ from torch import nn
 from featcal.core.moments import TokenRule, every_token
 from featcal.errors import BadPlan
 
-# a second list of blocks with this share of the largest one's parameters is a second stack
+# a list of blocks with this share of the largest one's parameters is a second stack
 SECOND_STACK_SHARE = 0.2
+CHOOSE_BLOCKS = (
+    "this model cannot be calibrated as a whole; choose blocks with plan=featcal.BlockPlan(...)"
+)
 
 
 @dataclass(frozen=True)
@@ -24,14 +28,14 @@ class Stack:
         blocks: path of the ModuleList, as in `model.get_submodule(path)`.
         entry: path of the module whose forward runs the blocks; needed if stacks feed each other.
         exit: path of the module after the last block, applied to what is fed to the next stack.
-        carry: output index of a block -> keyword of the next block, for blocks that pass on more
-            than the hidden states.
-        feeds: keyword by which the next stack's entry and blocks receive this stack's result.
-        mask: the batch's key for the padding mask (0 at padding); the default of a stack that is
-            fed is "decoder_attention_mask".
-        mixed: the model passes its blocks masks or positions by kind of layer; such blocks return
-            hidden states only.
-        token_rule: this stack's token weights, if they differ from the plan's.
+        carry: index in a block's output -> keyword of the next block, for blocks that pass on
+            more than the hidden states.
+        feeds: keyword under which the next stack's entry and blocks receive this stack's output.
+        mask: key of the padding mask (0 at padding) in a batch. Default for a stack that is fed:
+            "decoder_attention_mask".
+        mixed: blocks take different masks or positions by kind of layer, and return hidden states
+            only.
+        token_rule: token weights of this stack. Default: the plan's.
     """
 
     name: str
@@ -47,14 +51,14 @@ class Stack:
 
 @dataclass(frozen=True, init=False)
 class BlockPlan:
-    """The stacks of a model in forward order and the family's rule for token weights.
+    """The stacks of a model in forward order, with the rule for token weights.
 
     Args:
         stacks: at least one `Stack`.
         token_rule: (module, whether in the last block, (batch, tokens)) -> weights (batch, tokens).
 
     Raises:
-        BadPlan: no stacks, or stacks that feed each other without entries.
+        BadPlan: there is no stack, or stacks that feed each other lack an entry.
     """
 
     stacks: tuple[Stack, ...]
@@ -66,29 +70,28 @@ class BlockPlan:
         if other := [type(stack).__name__ for stack in stacks if not isinstance(stack, Stack)]:
             way_out = "give featcal.Stack('name', blocks='path.to.the.ModuleList')"
             raise BadPlan("BlockPlan", f"is given a {other[0]}", way_out)
-        last = stacks[-1]
-        if last.feeds:
-            problem = f"the last stack, {last.name!r}, feeds {last.feeds!r}, but no stack follows"
+        if feeds := stacks[-1].feeds:
+            problem = f"the last stack, {stacks[-1].name!r}, feeds {feeds!r}, but no stack follows"
             raise BadPlan("BlockPlan", problem)
         own = [stacks[0]]
         for stack, fed in zip(stacks, stacks[1:], strict=False):
             if stack.feeds and not (stack.entry and fed.entry):
                 problem = f"{stack.name!r} feeds {fed.name!r}, so both need their entry"
                 raise BadPlan("BlockPlan", problem)
-            # a stack that is fed must not take its source's mask for its own
-            renamed = stack.feeds and fed.mask == Stack.mask
-            own.append(replace(fed, mask="decoder_attention_mask") if renamed else fed)
+            if stack.feeds and fed.mask == Stack.mask:  # the mask of the stack that feeds it
+                fed = replace(fed, mask="decoder_attention_mask")
+            own.append(fed)
         object.__setattr__(self, "stacks", tuple(own))
         object.__setattr__(self, "token_rule", token_rule)
 
     @property
     def in_order(self) -> list[tuple[Stack | None, Stack]]:
-        """Return every stack after the one that feeds it, or after None."""
+        """Return (the stack that feeds it or None, stack) for every stack."""
         sources = (None, *(stack if stack.feeds else None for stack in self.stacks))
         return list(zip(sources, self.stacks, strict=False))
 
     def rule(self, stack: Stack) -> TokenRule:
-        """Return the rule for one stack's token weights."""
+        """Return the rule for the token weights of a stack."""
         return stack.token_rule or self.token_rule
 
 
@@ -101,7 +104,7 @@ def part_of(model: nn.Module, path: str) -> nn.Module:
 
 
 def blocks_of(model: nn.Module, stack: Stack) -> nn.ModuleList:
-    """Return the blocks of one stack in forward order. Raises: BadPlan if there are none."""
+    """Return the blocks of a stack in forward order. Raises: BadPlan if there are none."""
     blocks = part_of(model, stack.blocks)
     if not isinstance(blocks, nn.ModuleList) or len(blocks) == 0:
         raise BadPlan(type(model).__name__, f"{stack.blocks!r} is no list of blocks")
@@ -109,14 +112,14 @@ def blocks_of(model: nn.Module, stack: Stack) -> nn.ModuleList:
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Return the number of values in a module's parameters."""
+    """Return the number of parameters of a module."""
     return sum(p.numel() for p in module.parameters())
 
 
 def infer_plan(model: nn.Module) -> BlockPlan:
-    """Return the plan of the largest ModuleList whose children share one class.
+    """Return a plan of the largest ModuleList whose children share one class.
 
-    Raises: BadPlan if there is none, or a second one of comparable size.
+    Raises: BadPlan if there is none, or another of comparable size.
     """
     sizes = {
         name: parameter_count(module)
@@ -125,7 +128,7 @@ def infer_plan(model: nn.Module) -> BlockPlan:
     }
     if not any(sizes.values()):
         raise BadPlan(type(model).__name__, "no ModuleList of blocks of one class was found")
-    path = max(sizes, key=lambda name: sizes[name])  # of equals the first, so outer before inner
+    path = max(sizes, key=lambda name: sizes[name])  # the outer list if sizes are equal
     others = [
         name
         for name, size in sizes.items()
@@ -138,5 +141,5 @@ def infer_plan(model: nn.Module) -> BlockPlan:
         raise BadPlan(type(model).__name__, problem)
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    kinds = set(getattr(text, "layer_types", None) or ())  # such as sliding and full attention
-    return BlockPlan(Stack(name="blocks", blocks=path, mixed=len(kinds) > 1))
+    kinds = set(getattr(text, "layer_types", None) or ())  # e.g. sliding and full attention
+    return BlockPlan(Stack("blocks", path, mixed=len(kinds) > 1))

@@ -1,17 +1,16 @@
-"""Write a checkpoint folder from tensors that come one at a time, in any order.
+"""Write checkpoint folders from tensors that come one at a time, in any order.
 
-Each tensor is spooled to a file of its own and all are joined at the end, so memory holds one
-tensor and the bytes do not depend on the order."""
+Each tensor is first written to a file of its own, and the files are joined at the end. So memory
+holds one tensor, and the bytes do not depend on the order.
+"""
 
 import copy
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -23,28 +22,18 @@ from featcal.files import atomic_folder
 from featcal.models.checkpoint import INDEX, KINDS, SINGLE
 
 LIMIT = 5 * 10**9  # bytes per file, as transformers shards
-MODULES = "modules.json"  # the parts of a SentenceTransformer, each a sub-folder
+MODULES = "modules.json"  # the parts of a SentenceTransformer, each in a sub-folder
 _KINDS = {getattr(torch, name): kind for kind, name in KINDS.items()}
-# what libraries keep weights and training states in; an index lists shards
+# files of weights and training states; an index lists shards
 WEIGHTS = (
     ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5",
     ".msgpack", ".ot", ".gguf", ".onnx", ".onnx_data", ".pb", ".tflite",
 )  # fmt: skip
-# what describes the folder's own model; whoever writes a new folder writes these anew
+# files that describe a folder's own model, and are written anew with every model
 OWN_FILES = (
     "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml",
     "merge.json", "featcal.json",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Spooled:
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    bytes: int
-    align: int
-    file: Path
 
 
 def require_replaceable(folder: Path) -> None:
@@ -59,89 +48,80 @@ def require_replaceable(folder: Path) -> None:
     raise BadFile(folder, problem, "name a new folder")
 
 
-class ShardWriter(AbstractContextManager["ShardWriter"]):
-    """`with ShardWriter(folder) as writer: writer.write(name, tensor)` writes a folder of shards.
+class ShardWriter:
+    """Collect tensors in an unfinished folder, and join them to shards; see `shard_writer`."""
 
-    The folder appears complete at the end, or not at all. `writer.folder` is the unfinished folder,
-    for config.json and the like. More bytes than `limit` make numbered shards and an index.
-    """
-
-    def __init__(self, folder: str | Path, limit: int = LIMIT, needed: int | None = None):
-        require_replaceable(Path(folder))
-        self._limit = limit
-        self._atomic = atomic_folder(folder, needed)
-        self._spooled: dict[str, _Spooled] = {}
-
-    def __enter__(self) -> "ShardWriter":
-        self.folder = self._atomic.__enter__()
-        self._spool = self.folder / ".spool"
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._spool = folder / ".spool"
         self._spool.mkdir()
-        return self
+        self._tensors: dict[str, tuple[Tensor, Path]] = {}  # on meta, with the file of the values
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Keep one tensor; each name once."""
-        assert name not in self._spooled, f"{name} written twice"
-        flat = tensor.detach().cpu().contiguous()
-        raw, file = (
-            flat.reshape(-1).view(torch.uint8).numpy(),
-            self._spool / str(len(self._spooled)),
-        )
-        file.write_bytes(raw.data)
-        self._spooled[name] = _Spooled(
-            name, _KINDS[flat.dtype], tuple(flat.shape), raw.nbytes, flat.element_size(), file
-        )
+        """Write one tensor; each name once."""
+        assert name not in self._tensors, f"{name} written twice"
+        flat, file = tensor.detach().cpu().contiguous(), self._spool / str(len(self._tensors))
+        file.write_bytes(flat.reshape(-1).view(torch.uint8).numpy().data)
+        self._tensors[name] = flat.to("meta"), file
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        try:
-            if kind is None:
-                self._join()
-        except BaseException as failed:
-            self._atomic.__exit__(type(failed), failed, failed.__traceback__)
-            raise
-        return self._atomic.__exit__(kind, error, trace)
-
-    def _join(self) -> None:
-        """Write the shards, tensors by name; a new one if the next tensor passes the limit."""
-        shards: list[list[_Spooled]] = [[]]
-        for _, tensor in sorted(self._spooled.items()):
-            if shards[-1] and sum(t.bytes for t in shards[-1]) + tensor.bytes > self._limit:
-                shards.append([])
-            shards[-1].append(tensor)
+    def join(self, limit: int) -> None:
+        """Write the shards, tensors by name; start a new one if the next tensor passes the limit."""
+        shards: list[dict[str, tuple[Tensor, Path]]] = [{}]
+        for name, (tensor, file) in sorted(self._tensors.items()):
+            size = sum(t.nbytes for t, _ in shards[-1].values())
+            if shards[-1] and size + tensor.nbytes > limit:
+                shards.append({})
+            shards[-1][name] = tensor, file
         weight_map: dict[str, str] = {}
         for i, shard in enumerate(shards, start=1):
-            name = SINGLE if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-            _write_safetensors(self.folder / name, shard)
-            weight_map |= {t.name: name for t in shard}
+            file_name = SINGLE
+            if len(shards) > 1:
+                file_name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+            _write_safetensors(self.folder / file_name, shard)
+            weight_map |= dict.fromkeys(shard, file_name)
         if len(shards) > 1:
-            size = {"total_size": sum(t.bytes for t in self._spooled.values())}
+            size = {"total_size": sum(tensor.nbytes for tensor, _ in self._tensors.values())}
             index = {"metadata": size, "weight_map": weight_map}
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
             (self.folder / INDEX).write_text(text, "utf-8")
         shutil.rmtree(self._spool)
 
 
-def _write_safetensors(path: Path, tensors: list[_Spooled]) -> None:
+@contextmanager
+def shard_writer(
+    folder: str | Path, limit: int = LIMIT, needed: int | None = None
+) -> Iterator[ShardWriter]:
+    """Write a folder of shards: `with shard_writer(folder) as writer: writer.write(name, tensor)`.
+
+    The folder appears complete at the end, or not at all. `writer.folder` is the unfinished folder,
+    for config.json and the like. More bytes than `limit` make numbered shards and an index.
+    Raises: BadFile if the folder may not be replaced; DiskFull.
+    """
+    require_replaceable(Path(folder))
+    with atomic_folder(folder, needed) as hidden:
+        writer = ShardWriter(hidden)
+        yield writer
+        writer.join(limit)
+
+
+def _write_safetensors(path: Path, tensors: dict[str, tuple[Tensor, Path]]) -> None:
     """Write one file: length of the header, header padded to 8 bytes, bytes of every tensor."""
-    ordered = sorted(tensors, key=lambda t: (-t.align, t.name))  # widest first keeps all aligned
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in ordered:
-        offsets = [end, end := end + tensor.bytes]
-        entry = {"dtype": tensor.kind, "shape": tensor.shape, "data_offsets": offsets}
-        header[tensor.name] = entry
+    end, files = 0, []
+    # widest first keeps all aligned
+    for name, (tensor, file) in sorted(tensors.items(), key=lambda t: (-t[1][0].itemsize, t[0])):
+        offsets = [end, end := end + tensor.nbytes]
+        entry = {"dtype": _KINDS[tensor.dtype], "shape": [*tensor.shape], "data_offsets": offsets}
+        header[name] = entry
+        files.append(file)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for tensor in ordered:
-            with tensor.file.open("rb") as part:
+        for file in files:
+            with file.open("rb") as part:
                 shutil.copyfileobj(part, out, 1 << 20)
-            tensor.file.unlink()  # so that the disk never holds the model twice
+            file.unlink()  # so that the disk never holds the model twice
 
 
 def save_model(
@@ -154,7 +134,7 @@ def save_model(
     """
     state = untied(module)
     needed = sum(tensor.nbytes for tensor in state.values())
-    with ShardWriter(folder, limit, needed) as writer:
+    with shard_writer(folder, limit, needed) as writer:
         write_config(module.config, type(module).__name__, writer.folder)  # type: ignore[arg-type]
         copy_other_files(like, writer.folder)
         for name, tensor in state.items():
@@ -163,7 +143,7 @@ def save_model(
 
 
 def untied(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a module, each memory under its first name only."""
+    """Return the state of a module, each tensor in memory under its first name only."""
     seen: set[tuple[int, tuple[int, ...]]] = set()
     state = {}
     for name, tensor in module.state_dict().items():
@@ -175,34 +155,34 @@ def untied(module: nn.Module) -> dict[str, Tensor]:
 
 
 def write_config(config: PretrainedConfig, architecture: str, folder: Path) -> None:
-    """Write the config.json of a model class; of a CLIPConfig the vision part for the tower."""
+    """Write the config.json of a model class; for a CLIP vision tower the vision part."""
     part: Any = config
     if architecture == "CLIPVisionModel" and isinstance(config, CLIPConfig):
         part = config.vision_config
     config = copy.deepcopy(part)
     config.architectures = [architecture]
     for each in (config, *(getattr(config, name) for name in config.sub_configs)):
-        each.dtype = None  # the weights tell; whether a config does depends on how it was loaded
+        each.dtype = None  # depends on how the model was loaded; the weights have their own
     config.save_pretrained(folder)
 
 
 def copy_other_files(like: str | Path | None, folder: Path) -> None:
     """Copy what makes a folder usable besides its weights: tokenizer, processor, prompts, modules.
 
-    These are all files of `like` and its sub-folders but weights, the card and records of how
-    `like` was made. A sub-folder with weights is another form of the model (onnx/, checkpoint-500/)
-    and is left out, unless modules.json lists it as a part of the model, such as a dense layer
-    after pooling. Hidden files and links to folders are left out.
     Raises: BadFile for an unreadable modules.json.
     """
-    if like is not None:
-        for file in other_files(Path(like)):
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(like) / file, folder / file)
+    for file in other_files(Path(like)) if like is not None else ():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(like) / file, folder / file)  # type: ignore[arg-type]
 
 
 def other_files(like: Path) -> Iterator[Path]:
-    """Yield the files that `copy_other_files` copies, relative to the folder."""
+    """Yield all files but weights, the card and records of how `like` was made, as relative paths.
+
+    A sub-folder with weights is another form of the model (onnx/, checkpoint-500/) and is left
+    out, unless modules.json lists it as a part of the model, such as a dense layer after pooling.
+    Hidden files and links to folders are left out.
+    """
     parts = _module_folders(like)
     for path, folders, files in os.walk(like):
         inside = Path(path).relative_to(like)

@@ -1,11 +1,13 @@
-"""Models of which only the parts that compute are in memory, read from their folder in time.
+"""Stream models from their folders: only the parts that compute are in memory.
 
-The next block is read by a thread while the current one computes, and counted from then on."""
+A thread reads the next block while the current one computes; it counts as memory from then on.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +17,24 @@ from transformers import PreTrainedModel
 
 from featcal.errors import MissingTensor, TensorsDiffer
 from featcal.files import Ledger
-from featcal.models.capture import replaced_forwards
+from featcal.models.blocks import replaced_forwards
 from featcal.models.checkpoint import LazyCheckpoint, check_tensor, folder_path
-from featcal.models.load import require_one_family, skeleton
+from featcal.models.load import require_one_family
+from featcal.models.modules import tied_names
 from featcal.models.moe import unpacked
 from featcal.models.plan import part_of
-from featcal.models.stored import Override, Parameters
+from featcal.models.stored import skeleton, stored_tensors
 
 
 class InMemoryModel:
-    """A module that was given, wholly in memory; asked for parts as StreamedModel is."""
+    """A module in memory with the interface of StreamedModel."""
 
     def __init__(self, module: nn.Module):
         self.module = module
 
     @contextmanager
     def block(self, path: str) -> Iterator[nn.Module]:
-        """Provide the submodule with packed experts as linears."""
+        """Provide a submodule with packed experts as linears."""
         part = part_of(self.module, path)
         with unpacked(part):
             yield part
@@ -53,7 +56,7 @@ class InMemoryModel:
 
 
 class Prefetch:
-    """A reading thread for tensors of known size in bytes; `result` waits for it."""
+    """Tensors of known size in bytes, read by a thread; `result` waits for them."""
 
     def __init__(self, sizes: Mapping[str, int], read: Callable[[str], Tensor], ledger: Ledger):
         self._bytes, self._ledger = sum(sizes.values()), ledger
@@ -78,18 +81,13 @@ class StreamedModel:
     """The model of a folder; parameters of `module` are on meta outside of `block` and `running`.
 
     Args:
-        folder: a model's folder.
-        blocks: paths of the lists of blocks, as in a plan; other outermost lists of modules are
-            treated alike.
+        blocks: paths of the lists of blocks, as in a plan. Default: all outermost lists of modules.
         dtype: of loaded parameters, whatever the file holds.
-        device: of loaded parameters.
         ledger: counts the bytes of loaded and prefetched parameters; models may share one.
-        override: by name a tensor to load instead of the folder's, or None; prefetched tensors are
-            the folder's.
+        override: by name a tensor to load instead of the folder's, or None.
         like: class to load the folder's tower into, whose own head may be missing.
 
-    Raises:
-        What skeleton, LazyCheckpoint and stored_tensors raise: names and shapes are checked here.
+    Raises: as skeleton, LazyCheckpoint and stored_tensors; names and shapes are checked here.
     """
 
     def __init__(
@@ -100,30 +98,64 @@ class StreamedModel:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         ledger: Ledger | None = None,
-        override: Override = lambda name: None,
+        override: Callable[[str], Tensor | None] = lambda name: None,
         like: type[PreTrainedModel] | None = None,
     ):
         self.folder, self.device = folder_path(folder), torch.device(device)
-        self.ledger = ledger or Ledger()
+        self.ledger, self._override = ledger or Ledger(), override
         self.module, part = skeleton(folder, dtype, self.device, like)
         self.checkpoint = LazyCheckpoint(folder, part)
         self.checkpoint.require_floating()
-        self.parameters = Parameters(
-            self.module, self.checkpoint, self.device, self.ledger, override, like is not None
-        )
-        self._lists = list(blocks)
-        for path, each in self.module.named_modules():
-            nested = any(
-                f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
-                for other in self._lists
-            )
-            if isinstance(each, nn.ModuleList) and not nested:
-                self._lists.append(path)
+        stored = stored_tensors(self.module, self.checkpoint, heads=like is not None)
+        for names in tied_names(self.module):  # untie different values, as from_pretrained does
+            first, *others = [name for name in names if name in stored] or [""]
+            for name in others:
+                one, other = (stored[n].read(self.checkpoint.tensor) for n in (first, name))
+                if not torch.equal(one, other):
+                    parameter = self.module.get_parameter(name)
+                    self._set([name], nn.Parameter(parameter.detach().clone()))
+        ties = tied_names(self.module)
+        self._names = {names[0]: names for names in ties}
+        self._meta = {name: self.module.get_parameter(name) for name in self._names}
+        # a head's parameters may be missing
+        by_first = {names[0]: [stored[n] for n in names if n in stored] for names in ties}
+        self._stored = {name: found[0] for name, found in by_first.items() if found}
+        for name in stored.keys() - {name for names in ties for name in names}:
+            self.module.get_buffer(name).copy_(stored[name].read(self.checkpoint.tensor))
+        first_names = {id(parameter): name for name, parameter in self._meta.items()}
+        self._own = {  # parameters by module, without those of its parts
+            part: [first_names[id(p)] for p in part._parameters.values() if p is not None]
+            for part in self.module.modules()
+        }
+        self._loaded: set[str] = set()
         self._prefetched: dict[str, Prefetch] = {}
+        self._lists = [f"{path}." for path in blocks]
+        for path, each in self.module.named_modules():
+            dotted = f"{path}."
+            nested = any(dotted.startswith(o) or o.startswith(dotted) for o in self._lists)
+            if isinstance(each, nn.ModuleList) and not nested:
+                self._lists.append(dotted)
 
     def check_finite(self, label: str = "") -> None:
         """Read every tensor once. Raises: NotFinite naming file and tensor."""
         self.checkpoint.check_finite()
+
+    def stored(self, name: str) -> Tensor:
+        """Return a parameter in the dtype of its file, on the CPU."""
+        return self._stored[name].read(self.checkpoint.tensor)
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a parameter in its file."""
+        return self.checkpoint.dtype(self._stored[name].sources[0])
+
+    def sources(self, name: str) -> list[str]:
+        """Return the names in files of the tensors that a parameter is made of."""
+        return [self.checkpoint.stored_name(source) for source in self._stored[name].sources]
+
+    def to_sources(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """Return a new value of a parameter as its files hold it, e.g. one tensor per expert."""
+        parts = self._stored[name].to_sources(tensor, self.checkpoint.shape)
+        return {self.checkpoint.stored_name(n): part for n, part in parts.items()} or {name: tensor}
 
     @contextmanager
     def block(self, path: str) -> Iterator[nn.Module]:
@@ -131,19 +163,19 @@ class StreamedModel:
         part = part_of(self.module, path)
         loaded: list[str] = []
         try:
-            ready = self._prefetched.pop(path).result() if path in self._prefetched else None
-            self.parameters.load(self.parameters.below(part), loaded, ready)
+            ready = self._prefetched.pop(path).result() if path in self._prefetched else {}
+            self._load(self._below(part), loaded, ready)
             with unpacked(part):
                 yield part
         finally:
-            self.parameters.drop(loaded)
+            self._drop(loaded)
 
     @contextmanager
     def running(self) -> Iterator[nn.Module]:
         """Let the forward of the model, and of each of its parts, load what it needs.
 
-        Parameters of a block are loaded while it computes; others when first needed, and kept to
-        the end. The first parameter is loaded at once, as models tell their device by it.
+        Parameters of a block are loaded while it computes, others are kept once loaded. The first
+        is loaded at once, as models tell their device by it.
         """
         kept: list[str] = []
         forwards = [
@@ -151,47 +183,90 @@ class StreamedModel:
             for module, names, inside in self._needs()
         ]
         try:
-            self.parameters.load([self.parameters.first], kept)
+            self._load([next(iter(self._meta))], kept)
             with replaced_forwards(forwards):
                 yield self.module
         finally:
-            self.parameters.drop(kept)
+            self._drop(kept)
 
     def prefetch(self, path: str) -> None:
         """Read a block in the background into host memory, for `block(path)` or `cancel(path)`."""
+
+        def read(name: str) -> Tensor:
+            tensor = self.stored(name)
+            return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
         if path not in self._prefetched:
-            sizes = self.parameters.sizes(self.parameters.below(part_of(self.module, path)))
-            self._prefetched[path] = Prefetch(sizes, self._on_host, self.ledger)
+            sizes = {
+                name: prod(self._stored[name].shape) * self.stored_dtype(name).itemsize
+                for name in self._below(part_of(self.module, path))
+                if name not in self._loaded and name in self._stored
+            }
+            self._prefetched[path] = Prefetch(sizes, read, self.ledger)
 
     def cancel(self, path: str) -> None:
         """Drop a prefetched block that was not used."""
         if path in self._prefetched:
             self._prefetched.pop(path).cancel()
 
-    def _on_host(self, name: str) -> Tensor:
-        tensor = self.parameters.stored(name)
-        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+    def _below(self, module: nn.Module) -> list[str]:
+        """Return the parameters of a module and of all its parts."""
+        return list(dict.fromkeys(name for part in module.modules() for name in self._own[part]))
+
+    def _load(
+        self, names: Iterable[str], loaded: list[str], prefetched: Mapping[str, Tensor] = {}
+    ) -> None:
+        """Load missing parameters, using prefetched tensors if given; append each to `loaded`."""
+        for name in names:
+            if name in self._loaded:
+                continue
+            tensor = prefetched.get(name)
+            if tensor is None:
+                tensor = self._override(name)
+            if tensor is None:
+                tensor = self.stored(name)
+            meta = self._meta[name]
+            tensor = tensor.to(self.device, non_blocking=True).to(meta.dtype)
+            # some modules compute differently without gradients
+            self._set(self._names[name], nn.Parameter(tensor, meta.requires_grad))
+            self._loaded.add(name)
+            self.ledger.add(tensor.nbytes)
+            loaded.append(name)
+
+    def _drop(self, names: Iterable[str]) -> None:
+        """Unload loaded parameters."""
+        for name in names:
+            self._set(self._names[name], self._meta[name])
+            self._loaded.remove(name)
+            self.ledger.remove(self._meta[name].nbytes)
+
+    def _set(self, names: Iterable[str], parameter: nn.Parameter) -> None:
+        for name in names:
+            owner, _, attribute = name.rpartition(".")
+            self.module.get_submodule(owner)._parameters[attribute] = parameter
 
     def _needs(self) -> Iterator[tuple[nn.Module, list[str], bool]]:
         """Yield every module with a forward, the parameters it needs, and whether it is in a block.
 
-        That is all parameters below it, as some modules read those of their parts. A module that
-        contains blocks needs only its own, those of lists of parameters, and those of embeddings,
-        whose weight some models read (DeBERTa's relative positions).
+        A module needs all parameters below it, as some read those of their parts. One that contains
+        blocks needs its own and those of lists and embeddings, which some read (DeBERTa).
         """
+
+        def computes(module: nn.Module) -> bool:
+            return type(module).forward is not nn.Module.forward  # lists have no forward
+
         for path, module in self.module.named_modules():
-            if not _computes(module):
+            if not computes(module):
                 continue
-            inside = any(path.startswith(f"{blocks}.") for blocks in self._lists)
+            inside = any(path.startswith(blocks) for blocks in self._lists)
             dotted = f"{path}." if path else ""
-            if not any(f"{blocks}.".startswith(dotted) for blocks in self._lists):
-                yield module, self.parameters.below(module), inside
-                continue
-            parts = [
-                p for p in module.children() if isinstance(p, nn.Embedding) or not _computes(p)
-            ]
-            names = [name for part in (module, *parts) for name in self.parameters.own(part)]
-            yield module, names, inside
+            if any(blocks.startswith(dotted) for blocks in self._lists):
+                parts = [
+                    p for p in module.children() if isinstance(p, nn.Embedding) or not computes(p)
+                ]
+                yield module, [n for part in (module, *parts) for n in self._own[part]], inside
+            else:
+                yield module, self._below(module), inside
 
     def _loading(
         self, forward: Callable[..., Any], names: Iterable[str], kept: list[str] | None
@@ -202,21 +277,16 @@ class StreamedModel:
         def loading(*args: Any, **kwargs: Any) -> Any:
             loaded = [] if kept is None else kept
             try:
-                self.parameters.load(names, loaded)
+                self._load(names, loaded)
                 return forward(*args, **kwargs)
             finally:
                 if kept is None:
-                    self.parameters.drop(loaded)
+                    self._drop(loaded)
 
         return loading
 
 
 ModelHandle = InMemoryModel | StreamedModel
-
-
-def _computes(module: nn.Module) -> bool:
-    """Return whether a module has a forward; lists of modules or parameters have none."""
-    return type(module).forward is not nn.Module.forward
 
 
 def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str, nn.Module]]:
@@ -244,19 +314,16 @@ def require_same_tensors(
     models: by label in errors. blocks: paths outside of which the number of rows may differ.
     """
     require_one_family({label: type(handle.module) for label, handle in models.items()})
-    (here, reference), *others = ((label, _shapes(handle)) for label, handle in models.items())
+    (here, reference), *others = (
+        (label, {n: [*p.shape] for n, p in handle.module.named_parameters(remove_duplicate=False)})
+        for label, handle in models.items()
+    )
     for there, shapes in others:
         for name, shape in reference.items():
             if name not in shapes:
                 raise MissingTensor(there, name, shapes)
             free = blocks is not None and not any(name.startswith(f"{path}.") for path in blocks)
             if shapes[name] != shape and not (free and shapes[name][1:] == shape[1:]):
-                raise TensorsDiffer(name, here, list(shape), there, list(shapes[name]))
+                raise TensorsDiffer(name, here, shape, there, shapes[name])
         for name in shapes.keys() - reference.keys():
             raise MissingTensor(here, name, reference)
-
-
-def _shapes(model: ModelHandle) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all parameters by name, tied ones under every name."""
-    named = model.module.named_parameters(remove_duplicate=False)
-    return {name: tuple(parameter.shape) for name, parameter in named}

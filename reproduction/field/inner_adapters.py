@@ -34,13 +34,12 @@ from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadPlan, Diverged
 from featcal.models.batch import Batch, Model, naming, padding_mask, token_mean
-from featcal.models.capture import first_inputs, hooked, residual_streams
+from featcal.models.blocks import first_inputs, hooked, residual_streams, step
 from featcal.models.families import plan_for
 from featcal.models.features import Head, output_embeddings, projected
 from featcal.models.load import evaluation_mode
 from featcal.models.modules import solved_modules
 from featcal.models.plan import Stack, blocks_of
-from featcal.models.replay import step
 from featcal.settings import require
 from reproduction.experiments.field import IntervMerge, SurgeryV2
 

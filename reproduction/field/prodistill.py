@@ -33,9 +33,9 @@ from featcal.merging.forward_order import copy_tensors
 from featcal.merging.registry import NamedTensor
 from featcal.models.batch import Model
 from featcal.models.batch import TaskBatches as Batches
+from featcal.models.blocks import step
 from featcal.models.families import plan_for
 from featcal.models.plan import Stack, blocks_of
-from featcal.models.replay import step
 from reproduction.field.models import Models
 
 

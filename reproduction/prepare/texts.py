@@ -14,8 +14,8 @@ from featcal.data.texts import Reader, Sample, input_of, reader_for
 from featcal.errors import BadData
 from featcal.files import read_json, write_json
 from featcal.models.families import plan_for
-from featcal.models.load import skeleton
 from featcal.models.plan import BlockPlan
+from featcal.models.stored import skeleton
 from featcal.settings import Settings
 from reproduction.experiments.runs import Reading, require_known
 from reproduction.prepare.text_tasks import GLUE, domain_text, prompted

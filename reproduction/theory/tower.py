@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 from featcal.core.precision import exact_products
 from featcal.models.batch import token_mean
-from featcal.models.capture import (
+from featcal.models.blocks import (
     Arguments,
     block_outputs,
     first_inputs,
     model_call,
     module_inputs,
     module_outputs,
+    step,
 )
 from featcal.models.families import plan_for
 from featcal.models.plan import Stack, blocks_of
-from featcal.models.replay import step
 
 Batch = Mapping[str, Tensor]
 BRANCH_ENDS = (

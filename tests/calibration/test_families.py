@@ -15,10 +15,9 @@ from tiny import PAPER, difference, make, same_bits
 from featcal import calibrate
 from featcal.calibration.report import model_drift
 from featcal.models.batch import PROVING
-from featcal.models.capture import block_outputs
+from featcal.models.blocks import block_outputs, check_replay, replay
 from featcal.models.families import plan_for
 from featcal.models.plan import blocks_of
-from featcal.models.replay import check_replay, replay
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -13,7 +13,7 @@ import featcal.calibration.observe as observe
 from featcal import calibrate
 from featcal.calibration.observe import shared_sites
 from featcal.core.moments import class_token_last, every_token
-from featcal.models.capture import module_inputs
+from featcal.models.blocks import module_inputs
 from featcal.models.modules import solved_modules
 
 Q, K, V = (f"self_attn.{n}_proj" for n in "qkv")

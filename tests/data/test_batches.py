@@ -10,7 +10,7 @@ from featcal.data.batches import Draw, collate, cut, draw_indices, drawn
 from featcal.data.places import Location
 from featcal.data.texts import ModelInput, TokenizedText
 from featcal.errors import BadSetting
-from featcal.models.load import skeleton
+from featcal.models.stored import skeleton
 
 TARGETS = ModelInput("pair", labels=False, start=0)
 MASKS = ("attention_mask", "decoder_attention_mask")

@@ -19,7 +19,7 @@ from featcal.data.texts import (
     reader_for,
 )
 from featcal.errors import BadData, BadFile, BadSetting
-from featcal.models.load import skeleton
+from featcal.models.stored import skeleton
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
 PAIRS = [{"input": f"say {word}", "target": word} for word in WORDS]

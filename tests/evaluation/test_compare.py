@@ -17,7 +17,7 @@ import featcal
 from featcal.cli import main as cli
 from featcal.data.batches import Draw, drawn
 from featcal.data.places import Location
-from featcal.models.load import skeleton
+from featcal.models.stored import skeleton
 
 
 def scores(model, batch):

@@ -7,7 +7,7 @@ from torch import nn
 
 from featcal import calibrate
 from featcal.errors import BadCapture
-from featcal.models.capture import first_inputs, module_inputs, module_outputs
+from featcal.models.blocks import first_inputs, module_inputs, module_outputs
 
 
 def hooks(model):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from featcal.errors import BadFile, DiskFull, MissingPath, MissingTensor, NotFinite, TruncatedFile
 from featcal.files import atomic_folder, atomic_path
 from featcal.models.checkpoint import LazyCheckpoint, all_finite
-from featcal.models.save import ShardWriter
+from featcal.models.save import shard_writer
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -29,7 +29,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def written(folder, state, **options):
-    with ShardWriter(folder, **options) as shards:
+    with shard_writer(folder, **options) as shards:
         for name, tensor in state.items():
             shards.write(name, tensor)
     return folder
@@ -55,8 +55,8 @@ def test_a_finished_folder_replaces_the_older_one_whole(tmp_path):
 KILLED = """
 import os, signal, sys
 from featcal.files import atomic_folder
-from featcal.models.save import ShardWriter
-with atomic_folder(sys.argv[1]) as place, ShardWriter(place) as inside:
+from featcal.models.save import shard_writer
+with atomic_folder(sys.argv[1]) as place, shard_writer(place) as inside:
     (inside.folder / "half").write_text("x")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -222,7 +222,6 @@ def test_nan_is_reported_with_file_and_tensor(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
 def test_bytes_and_tensors_agree_on_what_is_finite(tmp_path, monkeypatch, dtype, wrong):
-    monkeypatch.setattr("featcal.models.checkpoint._STRIPE", 64)
     extreme = [torch.finfo(dtype).max, torch.finfo(dtype).min, torch.finfo(dtype).tiny / 2, -0.0]
     good = torch.tensor(extreme * 25, dtype=dtype)
     bad = good.clone()

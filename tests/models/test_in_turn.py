@@ -65,7 +65,7 @@ def test_an_error_while_reading_ahead_is_raised_where_that_block_is_taken(tmp_pa
     file.write_bytes(file.read_bytes()[:-40_000])
     turns = in_turn(models, f"{LAYERS}.1")
     assert next(turns)[0] == "0"
-    with pytest.raises(TruncatedFile, match="ends inside"):
+    with pytest.raises(TruncatedFile, match="cut short"):
         next(turns)
     assert all(nothing_left(held) for held in models.values()) and not reading()
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from featcal import BlockPlan, Stack, calibrate
 from featcal.errors import BadCapture, BadPlan, BadSetting
+from featcal.models.blocks import check_replay
 from featcal.models.families import T5 as T5_PLAN
-from featcal.models.replay import check_replay
 
 
 def refused(error, build, batches, **more):

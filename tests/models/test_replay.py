@@ -6,10 +6,9 @@ import transformers as tf
 from tiny import clip
 
 from featcal.errors import BadCapture, BadPlan
-from featcal.models.capture import first_inputs
+from featcal.models.blocks import IN_PLACE, check_replay, first_inputs, in_place, step
 from featcal.models.families import CLIP_VISION, plan_for
 from featcal.models.plan import BlockPlan, Stack, blocks_of, infer_plan
-from featcal.models.replay import IN_PLACE, check_replay, in_place, step
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

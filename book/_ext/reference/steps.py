@@ -10,7 +10,7 @@ SENTENCE_END = re.compile(r"(?<=\.)(?<!Eq\.)(?<!Eqs\.) ")
 # title → the functions or classes that do the step; a test requires that all of them exist
 STEPS = {
     "Open the models and check that they fit": ["featcal.calibration.models.open_models"],
-    "Check the plan by replaying it": ["featcal.models.replay.check_replay"],
+    "Check the plan by replaying it": ["featcal.models.blocks.check_replay"],
     "Catch the first inputs of both tracks": ["featcal.calibration.features.first_features"],
     "Observe a block": ["featcal.calibration.observe.observe"],
     "Form the systems": [

@@ -1,0 +1,383 @@
+"""Run a model's blocks one by one, and capture tensors inside a forward.
+
+Every hook lives in a `with` and is removed at its end, whatever is raised inside. Activations that
+transformers writes as several operations run in place: the same bits, with less memory.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+from transformers.activations import NewGELUActivation, QuickGELUActivation
+from transformers.modeling_outputs import BaseModelOutput
+
+from featcal.errors import BadCapture, BadPlan
+from featcal.models.batch import Batch, out_of_memory
+from featcal.models.moe import ROUNDING, same_unpacked
+from featcal.models.plan import CHOOSE_BLOCKS, BlockPlan, Stack, blocks_of, part_of
+
+# keyword arguments of this block, the next, …; the last entry serves all blocks that follow
+Arguments = tuple[dict[str, Any], ...]
+# hidden states (batch, tokens, d) that reach a block, with its other arguments
+Features = tuple[Tensor, Arguments]
+Enough = Callable[[], bool]  # whether a forward may stop
+
+
+class StopForward(Exception):
+    """Stop a forward from a hook, once it has delivered all that is needed."""
+
+
+@contextmanager
+def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove the hooks at the end of the `with`."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Give modules other forwards inside the `with`; their hooks still run."""
+    own = [(module, vars(module).get("forward")) for module, _ in forwards]
+    try:
+        for module, forward in forwards:
+            vars(module)["forward"] = forward
+        yield
+    finally:
+        for module, before in own:
+            del vars(module)["forward"]
+            if before is not None:
+                vars(module)["forward"] = before
+
+
+# Run a model, or its blocks one by one
+
+
+def model_call(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Return a batch on the model's device, without a cache, which would change a second pass."""
+    device, call = next(model.parameters()).device, dict(batch)
+    if device.type != "meta":
+        call |= {name: x.to(device) for name, x in batch.items() if isinstance(x, Tensor)}
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if "use_cache" in parameters or (takes_any and getattr(model, "can_generate", bool)()):
+        call["use_cache"] = False
+    return call
+
+
+def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a module's call by the names and in the order of its forward."""
+    bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+    bound.pop(next(iter(bound)))  # self
+    more = bound.pop("kwargs", {})
+    return bound | more
+
+
+def first_inputs(
+    model: nn.Module,
+    blocks: Sequence[nn.Module] | nn.ModuleList,
+    batch: Batch,
+    mixed: bool = False,
+) -> Features:
+    """Return the hidden states that reach the first block, and its other arguments by name.
+
+    The model's own forward stops at that block. With `mixed` it goes on for the arguments of every
+    block, while blocks pass their input on unchanged. Raises: BadPlan if a block is never reached.
+    """
+    calls: list[dict[str, Any]] = []
+    wanted = len(blocks) if mixed else 1
+
+    def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append(arguments(module, args, kwargs))
+        if len(calls) == wanted:
+            raise StopForward
+
+    def unchanged(*args: Any, **kwargs: Any) -> Any:
+        return (*args, *kwargs.values())[0]
+
+    handles = [block.register_forward_pre_hook(stop, with_kwargs=True) for block in blocks[:wanted]]
+    passing = [(block, unchanged) for block in blocks[: wanted - 1]]
+    with suppress(StopForward), hooked(handles), replaced_forwards(passing):
+        model(**model_call(model, batch))
+    if len(calls) < wanted:
+        problem = f"its forward never reaches the {'last' if calls else 'first'} block of the plan"
+        raise BadPlan(type(model).__name__, problem)
+    hidden = [call.pop(next(iter(call))) for call in calls]
+    return hidden[0], tuple(calls)
+
+
+@contextmanager
+def feeding(
+    model: nn.Module, source: Stack | None, stack: Stack, result: Tensor | None
+) -> Iterator[None]:
+    """Let the stack `source`, if any, return `result`.
+
+    Raises: BadPlan if the entry of `stack` does not receive it under the plan's keyword.
+    """
+    if source is None or result is None:
+        yield
+        return
+    arrived = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        arrived.append(arguments(module, args, kwargs).get(source.feeds) is result)
+
+    output = BaseModelOutput(last_hidden_state=result)
+    hook = part_of(model, stack.entry).register_forward_pre_hook(note, with_kwargs=True)
+    answer = part_of(model, source.entry), lambda *_, **__: output
+    with hook, replaced_forwards([answer]):
+        yield
+    if not (arrived and all(arrived)):
+        fed = f"what {source.entry!r} puts out as {source.feeds!r}"
+        raise BadPlan(type(model).__name__, f"{stack.entry!r} does not receive {fed}")
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """Return x σ(1.702 x), CLIP's activation."""
+    return (x * 1.702).sigmoid_().mul_(x)
+
+
+def new_gelu(x: Tensor) -> Tensor:
+    """Return ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))), the activation of T5 and GPT-2."""
+    inner = torch.pow(x, 3.0).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi))
+    return inner.tanh_().add_(1.0).mul_(0.5 * x)
+
+
+IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    QuickGELUActivation: quick_gelu,
+    NewGELUActivation: new_gelu,
+}
+
+
+@contextmanager
+def in_place(block: nn.Module) -> Iterator[None]:
+    """Run a block's activations in place inside the `with`, unless gradients are needed."""
+    modules = [] if torch.is_grad_enabled() else block.modules()
+    known = [m for m in modules if type(m) in IN_PLACE and "forward" not in vars(m)]
+    with replaced_forwards([(module, IN_PLACE[type(module)]) for module in known]):
+        yield
+
+
+def step(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments) -> Features:
+    """Run one block; return its output and the arguments of the blocks that follow.
+
+    Raises: BadCapture if the block overwrites its own input, which a second pass would need.
+    """
+    version = hidden._version
+    with in_place(block):
+        out = block(hidden, **arguments[0])
+    if hidden._version != version:
+        raise BadCapture([type(block).__name__], "the block overwrites its own input in place")
+    following = arguments[1:] or arguments
+    if isinstance(out, Tensor):
+        return out, following
+    carried = {name: out[index] for index, name in stack.carry.items()}
+    return out[0], tuple(call | carried for call in following)
+
+
+def stack_output(model: nn.Module, stack: Stack, hidden: Tensor) -> Tensor:
+    """Return what a stack feeds to the next one, from its last block's output."""
+    return part_of(model, stack.exit)(hidden) if stack.exit else hidden
+
+
+def replay(model: nn.Module, plan: BlockPlan, batch: Batch) -> dict[str, Tensor]:
+    """Return every stack's last output: the model's own forward to block 0, then block by block."""
+    result, outputs = None, {}
+    for source, stack in plan.in_order:
+        blocks = blocks_of(model, stack)
+        with feeding(model, source, stack, result):
+            hidden, arguments = first_inputs(model, blocks, batch, stack.mixed)
+        for block in blocks:
+            hidden, arguments = step(block, stack, hidden, arguments)
+        outputs[stack.name] = hidden
+        result = stack_output(model, stack, hidden) if stack.feeds else None
+    return outputs
+
+
+def check_replay(model: nn.Module, plan: BlockPlan, batch: Batch) -> None:
+    """Raise BadPlan unless replaying every stack's blocks gives the result of the model's forward.
+
+    A CPU replays bit for bit; a GPU's kernels may differ in the last bits.
+    """
+    name = type(model).__name__
+    with torch.no_grad():
+        with ExitStack() as hooks:
+            features = {
+                stack.name: hooks.enter_context(block_outputs(model, blocks_of(model, stack)))
+                for stack in plan.stacks
+            }
+            hooks.enter_context(same_unpacked(model))
+            model(**model_call(model, batch))
+        try:
+            replayed = replay(model, plan, batch)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if out_of_memory(error):
+                raise
+            problem = f"its blocks cannot be run one by one ({' '.join(str(error).split())[:200]})"
+            raise BadPlan(name, problem, CHOOSE_BLOCKS) from error
+    for stack in plan.stacks:
+        own = list(features[stack.name].values())[-1]
+        difference = float((replayed[stack.name] - own).abs().max())
+        if not difference <= ROUNDING * float(own.abs().max()):
+            problem = f"replaying {stack.blocks!r} differs from the model's own forward by "
+            problem += f"{difference:.3g}"
+            way_out = f"the blocks exchange something a block plan cannot express; {CHOOSE_BLOCKS}"
+            raise BadPlan(name, problem, way_out)
+
+
+# Capture tensors inside a forward
+
+
+class Captured(dict[str, Tensor]):
+    """Tensors by name, with the version each had when it was captured."""
+
+    def __init__(self, enough: Enough | None):
+        super().__init__()
+        self._versions: dict[str, int] = {}
+        self._enough = enough
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Add a tensor. Raises: StopForward if that is enough."""
+        self[name], self._versions[name] = tensor, tensor._version
+        if self._enough and self._enough():
+            raise StopForward
+
+    @property
+    def overwritten(self) -> list[str]:
+        """Return the names of tensors that changed in place since."""
+        return [name for name in self if self[name]._version != self._versions[name]]
+
+
+@contextmanager
+def module_inputs(
+    block: nn.Module, names: Sequence[str], enough: Enough | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Capture the first positional input of each named module during the next forward of a block.
+
+    The `with` ends once an input is captured and `enough` agrees. Needs `torch.no_grad`, as
+    `inference_mode` has no version counters.
+    Raises: BadCapture for a module that ran twice, was not seen, or whose input was overwritten.
+    """
+    inputs = Captured(enough)
+
+    def note(name: str, args: tuple[Any, ...]) -> None:
+        if name in inputs:
+            raise BadCapture([name], "ran twice in one pass of its block")
+        if args and isinstance(args[0], Tensor):
+            inputs.add(name, args[0])
+
+    handles = [
+        block.get_submodule(n).register_forward_pre_hook(lambda _, args, n=n: note(n, args))
+        for n in names
+    ]
+    with suppress(StopForward), hooked(handles):
+        yield inputs
+    if unseen := [name for name in names if name not in inputs]:
+        raise BadCapture(unseen, "no positional input was seen while the block ran")
+    if changed := inputs.overwritten:
+        raise BadCapture(changed, "the input was overwritten in place after the module had read it")
+
+
+@contextmanager
+def module_outputs(
+    block: nn.Module, names: Sequence[str], enough: Enough | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Capture the output of each named module during the next forward; see `module_inputs`.
+
+    Outputs that were overwritten in place are left out.
+    """
+    outputs = Captured(enough)
+    with suppress(StopForward), hooked(_output_hooks(block, names, outputs.add)):
+        yield outputs
+    for name in outputs.overwritten:
+        del outputs[name]
+
+
+def _output_hooks(
+    block: nn.Module, names: Sequence[str], note: Callable[[str, Tensor], None]
+) -> list[RemovableHandle]:
+    """Call `note` with the name and the output of each named module."""
+    return [
+        block.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: note(n, out))
+        for n in names
+    ]
+
+
+@contextmanager
+def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str, Tensor]]:
+    """Capture the input of the first block, "embeddings", and the outputs "00", "01", … of all.
+
+    Raises: BadCapture for a block that runs twice in the next forward.
+    """
+    features: dict[str, Tensor] = {}
+
+    def entering(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        features["embeddings"] = next(iter(arguments(block, args, kwargs).values()))
+
+    def leaving(block: nn.Module, name: str, output: Any) -> None:
+        if name in features:
+            path = next(path for path, module in model.named_modules() if module is block)
+            raise BadCapture(
+                [path], "this block runs twice in one forward, so it has two solutions"
+            )
+        features[name] = output if isinstance(output, Tensor) else output[0]
+
+    handles = [blocks[0].register_forward_pre_hook(entering, with_kwargs=True)]
+    handles += [
+        b.register_forward_hook(lambda m, _a, out, n=f"{i:02d}": leaving(m, n, out))
+        for i, b in enumerate(blocks)
+    ]
+    with hooked(handles):
+        yield features
+
+
+class Additions(TorchFunctionMode):
+    """Capture the tensors that named outputs of linears are added to.
+
+    An addition counts if both tensors have the rows of `like` and only one is a named output.
+    """
+
+    FUNCTIONS = (torch.Tensor.add, torch.Tensor.add_, torch.add)
+
+    def __init__(self, outputs: Mapping[str, Tensor], like: Tensor, streams: Captured):
+        super().__init__()
+        self.outputs, self.like, self.streams = outputs, like, streams
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = len(args) == 2 and all(isinstance(each, Tensor) for each in args)
+        if func in self.FUNCTIONS and tensors and not kwargs and args[0].shape == args[1].shape:
+            # an inactive dropout returns the same tensor
+            names = [next((n for n, own in self.outputs.items() if own is x), None) for x in args]
+            for name, other, others in zip(names, reversed(args), reversed(names), strict=True):
+                rows = other.shape[-1:] == self.like.shape[-1:]  # (batch, tokens, d) or (rows, d)
+                if name and not others and rows and other.numel() == self.like.numel():
+                    changes = func is torch.Tensor.add_ and other is args[0]
+                    self.streams.add(name, other.clone() if changes else other)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def residual_streams(
+    block: nn.Module, names: Sequence[str], hidden: Tensor, enough: Enough | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Capture the residual streams that outputs of named linears are added to in the next forward.
+
+    A linear is left out if its output is scaled, normed or added to another linear's first, or is
+    never added to something with the rows of `hidden`. The `with` ends as in `module_inputs`.
+    Raises: BadCapture for a stream that was overwritten in place afterwards.
+    """
+    streams, outputs = Captured(enough), dict[str, Tensor]()
+    handles = _output_hooks(block, names, outputs.__setitem__)
+    with suppress(StopForward), hooked(handles), Additions(outputs, hidden, streams):
+        yield streams
+    outputs.clear()
+    if changed := streams.overwritten:
+        raise BadCapture(changed, "the residual stream was overwritten after the addition to it")
