@@ -13,31 +13,9 @@ import numpy as np
 import pandas as pd
 
 from featcal.settings import project_root
+from reproduction import results as schema
 from reproduction.report.paper import REAL, TASKS, TEXT_TASKS, texts, title_of
 from reproduction.report.statistics import Bits, with_correct
-from reproduction.results import (
-    ALIGNMENT,
-    AUDIT,
-    BEYOND,
-    CHOICES,
-    CORRUPTED,
-    CURVES,
-    DRIFT,
-    EXAMPLES,
-    PROJECTION,
-    SAMPLES,
-    SCALES,
-    SCORES,
-    SEEN,
-    SIMILARITY,
-    SWEEP,
-    TASK_COUNTS,
-    THEORY,
-    THEORY_POINTS,
-    TUNE,
-    VECTORS,
-    correct_columns,
-)
 
 KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
@@ -45,44 +23,28 @@ KEYS = [
     "option", "origin", "variant", "stream", "correct", "seen", "expert_seed",
 ]  # fmt: skip
 COLUMNS: dict[str, Sequence[str]] = {
-    "scores": SCORES, "references": SCORES, "drift": DRIFT, "projection": PROJECTION, "alignment": ALIGNMENT,
-    "similarity": SIMILARITY, "vectors": VECTORS, "curves": CURVES, "scales": SCALES, "corrupted": CORRUPTED,
-    "corrupted.examples": EXAMPLES, "sweep": SWEEP, "task_counts": TASK_COUNTS, "choices": CHOICES, "tune": TUNE,
-    "theory": THEORY, "theory_points": THEORY_POINTS, "samples": SAMPLES, "cost": AUDIT, "beyond": BEYOND, "field": SCORES,
-    "ablate": SCORES, "second_encoder": SCORES, "expert_seeds": (*SCORES, "expert_seed"),
-    **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), SEEN),
+    "scores": schema.SCORES, "references": schema.SCORES, "drift": schema.DRIFT,
+    "projection": schema.PROJECTION, "alignment": schema.ALIGNMENT, "similarity": schema.SIMILARITY,
+    "vectors": schema.VECTORS, "curves": schema.CURVES, "scales": schema.SCALES,
+    "corrupted": schema.CORRUPTED, "corrupted.examples": schema.EXAMPLES, "sweep": schema.SWEEP,
+    "task_counts": schema.TASK_COUNTS, "choices": schema.CHOICES, "tune": schema.TUNE,
+    "theory": schema.THEORY, "theory_points": schema.THEORY_POINTS, "samples": schema.SAMPLES,
+    "cost": schema.AUDIT, "beyond": schema.BEYOND, "field": schema.SCORES, "ablate": schema.SCORES,
+    "second_encoder": schema.SCORES, "expert_seeds": (*schema.SCORES, "expert_seed"),
+    **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), schema.SEEN),
 }  # fmt: skip
 # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says
 # each run cost
 MEASURED = ".run"
 COSTS = (
-    "upstream",
-    "method",
-    "setting",
-    "encode",
-    "seed",
-    "samples",
-    "images",
-    "seconds",
-    "memory_mib",
-    "energy_wh",
-)
+    "upstream", "method", "setting", "encode", "seed", "samples", "images", "seconds", "memory_mib", "energy_wh",
+)  # fmt: skip
 COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 # kinds beside which it stands what was right
 KEPT = (
-    "scores",
-    "ablate",
-    "corrupted",
-    "sweep",
-    "choices",
-    "tune",
-    "samples",
-    "cost",
-    "beyond",
-    "field",
-    "second_encoder",
-)
-COLUMNS |= {f"{kind}.correct": correct_columns(COLUMNS[kind]) for kind in KEPT}
+    "scores", "ablate", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond", "field", "second_encoder",
+)  # fmt: skip
+COLUMNS |= {f"{kind}.correct": schema.correct_columns(COLUMNS[kind]) for kind in KEPT}
 # tables that lie with others, by the folder; every other one begins with its folder's name
 LIES_WITH = {
     **dict.fromkeys(("references", "seen", "curves"), "scores"), "scales": "ablate", "theory_points": "theory",

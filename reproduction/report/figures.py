@@ -68,6 +68,14 @@ def one_panel(height: float) -> Iterator[tuple[Figure, Axes]]:
         yield figure, figure.add_subplot()
 
 
+def legend(axes: Axes, columns: int, below: bool = False, **more: Any) -> None:
+    """Put the legend above the axes, or below them."""
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+    if not below:
+        place = {"loc": "lower center", "bbox_to_anchor": (0.4, 1.0)}
+    axes.legend(ncols=columns, handletextpad=0.4, columnspacing=1.1, **place, **more)
+
+
 def svg(figure: Figure) -> str:
     """Return the figure as SVG text without anything that changes from run to run."""
     with drawing(), io.StringIO() as out:

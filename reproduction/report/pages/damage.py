@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import CURVES, INK, WIDTH, drawing, one_panel, shown
+from reproduction.report.figures import CURVES, INK, WIDTH, drawing, legend, one_panel, shown
 from reproduction.report.html import PageOutput, fold, margin, note, table
 from reproduction.report.pages import reproduced
 from reproduction.report.paper import AVERAGE, REAL, model_name, paper_table
@@ -170,8 +170,7 @@ def _cost(ours: Evidence) -> Figure | None:
         axes.invert_yaxis()
         axes.margins(y=0.2)
         axes.set(xlabel=f"average top-1 accuracy (%), clean test {ours.inputs}")
-        place = {"loc": "lower center", "bbox_to_anchor": (0.4, 1.0)}
-        axes.legend(**place, ncols=2, handletextpad=0.4, columnspacing=1.2)
+        legend(axes, 2)
         return figure
 
 

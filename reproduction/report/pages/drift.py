@@ -19,6 +19,7 @@ from reproduction.report.figures import (
     block_name,
     depth,
     drawing,
+    legend,
     named,
     one_panel,
     shown,
@@ -50,18 +51,16 @@ def features(evidence: Evidence) -> Figure | None:
             if (m, evidence.shown) in cosine
         }
         plane(axes, points, NAMES | labels)
-        axes.set(
-            xlabel="first direction (arbitrary unit)", ylabel="second direction (arbitrary unit)"
-        )
+        axes.set_xlabel("first direction (arbitrary unit)")
+        axes.set_ylabel("second direction (arbitrary unit)")
         axes.set_title(f"{evidence.title(evidence.shown)}: final features")
-        legend = {
-            "ncols": 3,
-            "handletextpad": 0.2,
-            "columnspacing": 1.2,
-            "title": "mean cosine to the expert’s",
-        }
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), **legend)
+        legend(axes, 3, below=True, title="mean cosine to the expert’s")
         return figure
+
+
+def mark(model: str) -> dict[str, Any]:
+    """Return the look of one model's marks."""
+    return {"marker": MARKERS[model], "color": COLOURS[model], "edgecolor": "white", "lw": 0.8}
 
 
 def mean_cosines(evidence: Evidence) -> dict[tuple[str, str], float]:
@@ -83,20 +82,11 @@ def plane(axes: Axes, points: pd.DataFrame, labels: dict[str, str]) -> None:
     expert = means.loc["expert"]
     for model, style in (("merged", ":"), ("featcal", "-")):
         for label, place in means.loc[model].iterrows():
-            axes.plot(
-                [expert.x[label], place.x],
-                [expert.y[label], place.y],
-                style,
-                color=COLOURS[model],
-                lw=1.4,
-                zorder=3,
-            )
+            ends = [expert.x[label], place.x], [expert.y[label], place.y]
+            axes.plot(*ends, style, color=COLOURS[model], lw=1.4, zorder=3)
     for model in PROJECTED:
-        own, look = (
-            means.loc[model],
-            {"marker": MARKERS[model], "color": COLOURS[model], "label": labels[model]},
-        )
-        axes.scatter(own.x, own.y, s=70, zorder=4, edgecolor="white", lw=0.8, **look)  # type: ignore[arg-type]
+        own = means.loc[model]
+        axes.scatter(own.x, own.y, s=70, zorder=4, label=labels[model], **mark(model))
 
 
 def distance(evidence: Evidence) -> Figure | None:
@@ -136,21 +126,15 @@ def drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
 def _lines(axes: Axes, rows: pd.DataFrame, measure: str) -> None:
     """Draw one line per model over the blocks, and a band over the range of tasks."""
     order = sorted(rows["block"].unique(), key=depth)
+    shown = ("merged", "featcal")
     style: dict[str, Any] = {
-        "palette": {NAMES[m]: COLOURS[m] for m in ("merged", "featcal")},
-        "style": "model",
-        "dashes": False,
-    }
-    style |= {
-        "markers": {NAMES[m]: MARKERS[m] for m in ("merged", "featcal")},
-        "errorbar": ("pi", 100),
-        "lw": 2,
-        "markersize": 9,
-    }
+        "palette": {NAMES[m]: COLOURS[m] for m in shown},
+        "markers": {NAMES[m]: MARKERS[m] for m in shown},
+        "style": "model", "dashes": False, "errorbar": ("pi", 100), "lw": 2, "markersize": 9,
+    }  # fmt: skip
     sns.lineplot(rows, x="place", y=measure, hue="model", ax=axes, **style)
-    axes.set_xticks(
-        range(len(order)), map(block_name, order), rotation=0 if len(order) < 10 else 90
-    )
+    turned = 0 if len(order) < 10 else 90
+    axes.set_xticks(range(len(order)), map(block_name, order), rotation=turned)
     axes.set(xlabel="after block", ylabel=_LABELS[measure])
     axes.set_ylim(*((None, 1.02) if measure == "cosine" else (0, None)))
     axes.legend(title=None)
@@ -184,13 +168,7 @@ def accuracies(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure 
         axes.invert_yaxis()
         axes.set(xlabel="top-1 accuracy (%)", xlim=(0, 100))
         axes.grid(axis="y", visible=False)
-        axes.legend(
-            loc="lower center",
-            bbox_to_anchor=(0.4, 1.0),
-            ncols=4,
-            handlelength=1.4,
-            columnspacing=1.0,
-        )
+        legend(axes, 4, handlelength=1.4)
         return figure
 
 
@@ -212,13 +190,7 @@ def planes(evidence: Evidence) -> Figure | None:
         for axes in panels[len(tasks) :]:
             axes.set_axis_off()
         handles, _ = panels[0].get_legend_handles_labels()
-        figure.legend(
-            handles,
-            [NAMES[m] for m in PROJECTED],
-            loc="outside upper center",
-            ncols=3,
-            handletextpad=0.2,
-        )
+        figure.legend(handles, [NAMES[m] for m in PROJECTED], loc="outside upper center", ncols=3)
         return figure
 
 
@@ -230,21 +202,15 @@ def model(evidence: Evidence, method: str) -> dict[str, str]:
 
 def alignment(evidence: Evidence, rival: str) -> Figure | None:
     """Draw the mean cosine of final features to the expert's by task and over tasks."""
-    methods = ("merged", rival, "featcal")
-    return _cosines(
-        evidence,
-        evidence.table("alignment"),
-        methods,
-        "mean cosine to the expert’s features (no unit)",
-    )
+    words = "mean cosine to the expert’s features (no unit)"
+    return _cosines(evidence, evidence.table("alignment"), ("merged", rival, "featcal"), words)
 
 
 def vectors(evidence: Evidence, rival: str) -> Figure | None:
     """Draw the cosine of a model's change from the base to its expert's, before and after."""
     rows = select(evidence.table("vectors"), {"part": "backbone"})
-    return _cosines(
-        evidence, rows, ("merged", "featcal"), "cosine of task vectors (no unit)", zero=True
-    )
+    words = "cosine of task vectors (no unit)"
+    return _cosines(evidence, rows, ("merged", "featcal"), words, zero=True)
 
 
 def _cosines(
@@ -262,39 +228,25 @@ def _cosines(
     with one_panel(0.42 * len(evidence.tasks) + 2.2) as (figure, axes):
         for method, rows in found.items():
             values = rows.set_index("task")["cosine"]
-            look: dict[str, Any] = {
-                "marker": MARKERS[method],
-                "color": COLOURS[method],
-                "label": NAMES[method],
-                "s": 80,
-            }
             dots = [*(values[task] for task in evidence.tasks), values.mean()]
-            axes.scatter(dots, range(len(names)), zorder=3, edgecolor="white", lw=0.6, **look)
+            look = {"label": NAMES[method], "s": 80, "zorder": 3}
+            axes.scatter(dots, range(len(names)), **look, **mark(method))
         if zero:
             axes.axvline(0, color=COLOURS["expert"], lw=1)
         axes.set_yticks(range(len(names)), names)
         axes.axhline(len(names) - 1.5, color=COLOURS["base"], lw=1)
         axes.invert_yaxis()
         axes.set_xlabel(words)
-        axes.legend(
-            loc="lower center",
-            bbox_to_anchor=(0.4, 1.0),
-            ncols=3,
-            handletextpad=0.2,
-            columnspacing=1.2,
-        )
+        legend(axes, 3)
         return figure
 
 
 def images(evidence: Evidence, rival: str) -> Figure | None:
     """Draw every sample of the shown task by its cosine with the adapter and with FeatCal."""
-    pair = [
-        select(
-            evidence.table("similarity"),
-            {k: v for k, v in model(evidence, m).items() if k != "upstream"},
-        ).set_index("index")
-        for m in (rival, "featcal")
-    ]
+    pair = []
+    for method in (rival, "featcal"):
+        key = {"method": method, "setting": main_setting(evidence.suite)}
+        pair.append(select(evidence.table("similarity"), key).set_index("index"))
     if any(rows.empty for rows in pair):
         return None
     across, up = (rows["similarity"] for rows in pair)
@@ -302,20 +254,12 @@ def images(evidence: Evidence, rival: str) -> Figure | None:
         specks(axes, across, up[across.index], 4, edgecolor=COLOURS["featcal"], alpha=0.4)
         low, high = min(across.min(), up.min()), max(across.max(), up.max())
         axes.plot([low, high], [low, high], color=COLOURS["expert"], lw=1.2, ls="--")
-        mean: dict[str, Any] = {
-            "marker": "+",
-            "s": 260,
-            "color": "black",
-            "lw": 2.4,
-            "zorder": 4,
-            "label": "mean",
-        }
-        axes.scatter(across.mean(), up.mean(), **mean)
+        look = {"marker": "+", "s": 260, "color": "black", "lw": 2.4, "zorder": 4}
+        axes.scatter(across.mean(), up.mean(), label="mean", **look)
         above = int((up[across.index] > across).sum())
         axes.set_title(f"{evidence.title(evidence.shown)}: {above} of {len(across)} above the line")
-        axes.set(
-            xlabel=f"cosine with {NAMES[rival]} (no unit)", ylabel="cosine with FeatCal (no unit)"
-        )
+        axes.set_xlabel(f"cosine with {NAMES[rival]} (no unit)")
+        axes.set_ylabel("cosine with FeatCal (no unit)")
         axes.legend()
         return figure
 
@@ -334,19 +278,10 @@ def both_gains(evidence: Evidence, rival: str) -> Figure | None:
             "elinewidth": 0.8,
             "ecolor": "#999999",
         }
-        axes.errorbar(
-            found["cosine"],
-            found["accuracy"],
-            fmt=MARKERS["featcal"],
-            ms=9,
-            color=COLOURS["featcal"],
-            **bars,
-        )
+        look = {"fmt": MARKERS["featcal"], "ms": 9, "color": COLOURS["featcal"]}
+        axes.errorbar(found["cosine"], found["accuracy"], **look, **bars)
         axes.margins(x=0.18, y=0.1)
-        named(
-            axes,
-            {evidence.title(row.task): (row.cosine, row.accuracy) for row in found.itertuples()},
-        )
+        named(axes, {evidence.title(r.task): (r.cosine, r.accuracy) for r in found.itertuples()})
         words = f"FeatCal minus {NAMES[rival]}"
         axes.set(xlabel=f"gain in cosine, {words} (no unit)", ylabel="gain in accuracy (points)")
         return figure

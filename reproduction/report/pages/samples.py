@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import COLOURS, CURVES, one_panel, shown
+from reproduction.report.figures import COLOURS, CURVES, legend, one_panel, shown
 from reproduction.report.html import PageOutput, compact, fold, note, standing, table
 from reproduction.report.pages import reproduced
 from reproduction.report.paper import model_name, model_title, paper_table
@@ -162,6 +162,5 @@ def _curves(ours: Evidence) -> Figure | None:
         axes.set_xticks(budgets, [str(n) for n in budgets])
         axes.minorticks_off()
         axes.set(xlabel=f"{ours.inputs} per task, n (logarithmic)", ylabel="average accuracy (%)")
-        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18)}
-        axes.legend(**place, ncols=2, handlelength=2.6, columnspacing=1.2)
+        legend(axes, 2, below=True, handlelength=2.6)
         return figure

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import hovering, one_panel, shown
+from reproduction.report.figures import hovering, legend, one_panel, shown
 from reproduction.report.html import PageOutput, compact, note, table
 from reproduction.report.paper import REAL, model_name
 from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, average, printed_first
@@ -121,7 +121,7 @@ def _panel(ours: Evidence, parameter: str) -> Figure | None:
             axes.set_xscale("log")
         name = f"{SYMBOLS[parameter]}, {WORDS[parameter]} (no unit)"
         axes.set(xlabel=name, ylabel="average top-1 accuracy (%)")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=1)
+        legend(axes, 1)
         return figure
 
 
