@@ -4,9 +4,10 @@ DVC takes no list of dependencies from a variable, so every page has five places
 does not need is suite.json.
 """
 
+import ast
 from pathlib import Path
 
-from reproduction.report.execute import reads_of
+import nbformat
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "pipeline" / "pages.yaml"
@@ -19,6 +20,16 @@ pages:
 REST = "# Results that"  # begins the part below, which stays as it is
 
 
+def reads_of(source: Path) -> list[str]:
+    """Return the results that a page declares to read, as folders or files of a suite's results."""
+    for cell in nbformat.read(source, as_version=4).cells:
+        if "parameters" in cell.metadata.get("tags", []):
+            for line in ast.parse(cell.source).body:
+                if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "reads":
+                    return list(ast.literal_eval(line.value))
+    return []
+
+
 def pages_yaml() -> str:
     """Return what pipeline/pages.yaml has to say."""
     text = HEAD
@@ -26,7 +37,9 @@ def pages_yaml() -> str:
         reads = reads_of(source)
         if reads:
             if len(reads) > len(PLACES):
-                raise SystemExit(f"{source.name}: reads {len(reads)} results, at most {len(PLACES)}")
+                raise SystemExit(
+                    f"{source.name}: reads {len(reads)} results, at most {len(PLACES)}"
+                )
             filled = reads + ["suite.json"] * (len(PLACES) - len(reads))
             places = ", ".join(f"{key}: {read}" for key, read in zip(PLACES, filled, strict=True))
             text += f"  {source.stem}: {{{places}}}\n"

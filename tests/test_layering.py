@@ -54,7 +54,6 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
         "profiling",
         "results",
         "report.artifact",
-        "report.execute",
         "report.summary",
     },
     "playground": KNOWN | {"prepare", "stages", "report"},

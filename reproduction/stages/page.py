@@ -1,18 +1,102 @@
-"""Stage `page`: one notebook of the report, executed from result files; the suite is told to those
-that declare it.
+"""Stage `page`: execute one notebook of the report; the same bytes for the same results.
+
+papermill writes times into the notebook, which are taken out again.
 """
 
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from featcal.errors import BadFile, MissingPath
+from featcal.files import atomic_path
 from reproduction.stages.context import load_context
+
+LARGEST = 450_000  # bytes; executed pages are kept in git
+KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
 def run(key: str) -> None:
-    """Write book/pages/<key>.ipynb."""
-    from reproduction.report.execute import declared, execute_page
-
+    """Write book/pages/<key>.ipynb; the suite is given to a page that declares it."""
     context = load_context()
-    root = context.layout.root
-    known = declared(
-        key, root / "notebooks"
-    )  # a page that works on a toy, or reads params.yaml itself, asks for no suite
-    given = {"suite": context.suite.name} if "suite" in known else {}
-    execute_page(key, given, root / "notebooks", root / "book" / "pages")
+    sources, pages = context.layout.root / "notebooks", context.layout.root / "book" / "pages"
+    given = {"suite": context.suite.name} if "suite" in declared(key, sources) else {}
+    execute_page(key, given, sources, pages)
+
+
+def execute_page(
+    name: str, parameters: Mapping[str, Any], source_folder: Path, out_folder: Path
+) -> Path:
+    """Run `source_folder/name.ipynb` with these parameters and write the result to `out_folder`.
+
+    The kernel starts in the source folder, from which pages find the project.
+
+    Returns: the executed page.
+    Raises:  BadFile above LARGEST bytes; papermill's own error, naming the cell, when a cell fails.
+             Nothing is written in either case.
+    """
+    import papermill
+
+    source = Path(source_folder) / f"{name}.ipynb"
+    with tempfile.TemporaryDirectory() as scratch:
+        ran = Path(scratch) / source.name
+        kernel: dict[str, Any] = {
+            "kernel_name": KERNEL["name"],
+            "extra_arguments": ["--log-level=CRITICAL"],
+            # every cell has ended; to be asked politely takes half a second
+            "shutdown_kernel": "immediate",
+        }
+        given: dict[str, Any] = {"parameters": dict(parameters), "cwd": str(source.parent)}
+        papermill.execute_notebook(source, ran, progress_bar=False, **given, **kernel)
+        page = stable(nbformat.read(ran, as_version=4))
+    return _keep(page, Path(out_folder) / source.name)
+
+
+def declared(name: str, source_folder: Path) -> list[str]:
+    """Return the parameters of a page. Raises: MissingPath for an unknown page."""
+    import papermill
+
+    source = Path(source_folder) / f"{name}.ipynb"
+    if not source.is_file():
+        way_out = "pages are named after the notebooks in notebooks/"
+        raise MissingPath(source, "the source of a page", way_out)
+    return list(papermill.inspect_notebook(source))
+
+
+def stable(page: NotebookNode) -> NotebookNode:
+    """Return the page without times, durations, random ids and warnings with paths."""
+    page.metadata = NotebookNode(kernelspec=dict(KERNEL), language_info={"name": "python"})
+    for place, cell in enumerate(page.cells):
+        cell.metadata.pop("papermill", None)
+        cell.metadata.pop("execution", None)
+        if "injected-parameters" in cell.metadata.get("tags", []):
+            cell["id"] = "injected-parameters"
+            cell.metadata["tags"] = ["injected-parameters", "remove-cell"]
+        cell.setdefault("id", f"cell-{place}")
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not _is_warning(output)]
+    return page
+
+
+def _is_warning(output: NotebookNode) -> bool:
+    """Return True for text on stderr, which is shown to the user but not kept."""
+    warned = output.output_type == "stream" and output.name == "stderr"
+    if warned:
+        sys.stderr.write(output.text)
+    return warned
+
+
+def _keep(page: NotebookNode, target: Path) -> Path:
+    content = nbformat.writes(page).rstrip("\n").encode() + b"\n"
+    if len(content) > LARGEST:
+        way_out = "show less on it: a smaller picture, or a shorter table"
+        raise BadFile(
+            target, f"{len(content)} bytes, more than the {LARGEST} a page may have", way_out
+        )
+    with atomic_path(target) as hidden:
+        hidden.write_bytes(content)
+    return target

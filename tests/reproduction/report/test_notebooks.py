@@ -16,14 +16,18 @@ import pytest
 from pages import run_page, with_parameters, without_kernels
 from synthetic_results import write_project
 
-from featcal.errors import BadFile, MissingPath, UnknownKey
-from reproduction.report import evidence, execute
-from reproduction.report.execute import execute_page
+from featcal.errors import BadFile, MissingPath
+from reproduction.report import evidence
+from reproduction.stages import page as execute
+from reproduction.stages.page import execute_page
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [source.stem for source in SOURCES]
 VIEWS = [name for name in NAMES if name not in ("method", "playground")]
+_spec = importlib.util.spec_from_file_location("pages_yaml", ROOT / "scripts" / "pages.py")
+SCRIPT = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(SCRIPT)
 MOST_TABLES = 6  # folds included
 LOGIC = (
     ast.FunctionDef,
@@ -165,7 +169,7 @@ def test_a_page_reads_what_it_declares_and_has_few_tables(name, monkeypatch):
         monkeypatch.setattr(evidence, reader, spy(getattr(evidence, reader)))
     source = ROOT / "notebooks" / f"{name}.ipynb"
     page = run_page(with_parameters(source, {"suite": "mini"}), ROOT / "notebooks")
-    folder, reads = ROOT / "results" / "mini", [*execute.reads_of(source), "suite.json"]
+    folder, reads = ROOT / "results" / "mini", [*SCRIPT.reads_of(source), "suite.json"]
     read = {path.relative_to(folder) for path in opened if path.is_relative_to(folder)}
     assert not [path for path in read if not any(path.is_relative_to(one) for one in reads)]
     html = "".join(output.data.get("text/html", "") for output in outputs(page))
@@ -174,10 +178,7 @@ def test_a_page_reads_what_it_declares_and_has_few_tables(name, monkeypatch):
 
 def test_the_pipeline_waits_for_what_the_pages_declare_to_read():
     """Otherwise: python scripts/pages.py."""
-    spec = importlib.util.spec_from_file_location("pages_yaml", ROOT / "scripts" / "pages.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.TARGET.read_text() == script.pages_yaml()
+    assert SCRIPT.TARGET.read_text() == SCRIPT.pages_yaml()
 
 
 @pytest.mark.parametrize(
@@ -239,15 +240,9 @@ def test_a_page_run_in_this_process_is_the_page_of_a_kernel(sources, tmp_path):
         )
 
 
-def test_an_unknown_parameter_is_refused_with_the_nearest_name(sources, tmp_path):
-    with pytest.raises(UnknownKey, match="did you mean 'suite'"):
-        execute_page("small", {"suit": "mini"}, sources, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unknown_page_is_refused_by_name(sources, tmp_path):
+def test_an_unknown_page_is_refused_by_name(sources):
     with pytest.raises(MissingPath, match="table99.ipynb"):
-        execute_page("table99", {}, sources, tmp_path / "out")
+        execute.declared("table99", sources)
 
 
 def test_a_page_that_is_too_large_leaves_the_old_one_alone(sources, tmp_path, monkeypatch):
