@@ -32,10 +32,6 @@ METHODS = {method: f"w/ {name}" for method, name in NAMES.items()}
 SHIFT = "mean_shift"  # an adapter that the paper has no row for
 SETTING_LABELS = {"suite": "tuned settings", "paper": "printed settings"}
 SHORT = {"paper": "printed", "suite": "tuned", "": ""}
-ADAPTER_LABELS = {
-    "suite": "adapters in proportion",
-    "paper": "adapters of the published code’s size",
-}
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "n"}
 LARGER = ("14", "20")  # pools that every suite runs at its main settings only
 
@@ -65,11 +61,10 @@ class Row:
     kind: str
     upstream: str
     cells: dict[str, Cell]
-    one_run: bool = False
 
 
-Found = tuple[dict[str, Cell], bool]  # cells by column, and whether a single draw is behind one
-Lookup = Callable[[str, str, str], Found]  # of upstream, method and setting
+Cells = dict[str, Cell]  # by column
+Lookup = Callable[[str, str, str], Cells]  # of upstream, method and setting
 
 
 def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
@@ -135,12 +130,12 @@ def paper_rows(number: str, model: str = "") -> tuple[list[str], list[Row]]:
     """
     frame = paper_table(number, model)
 
-    def look(upstream: str, method: str, setting: str) -> Found:
+    def look(upstream: str, method: str, setting: str) -> Cells:
         printed = paper_row(number, upstream, method, model).items()
         return {
             task: Cell(value, doubt=reason(number, upstream, method, task, model))
             for task, value in printed
-        }, False
+        }
 
     upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
     columns = [t for t in TASKS if t in set(frame["task"])] or [
@@ -156,32 +151,27 @@ def rows_in_order(
     settings: Sequence[str] = ("",),
 ) -> list[Row]:
     """Return references, then a block per merger: itself, and what calibrates it at each setting."""
-    rows = [
-        Row(REFERENCES[method], "reference", "", *look("", method, "")) for method in references
-    ]
+    rows = [Row(REFERENCES[method], "reference", "", look("", method, "")) for method in references]
     for upstream in upstreams:
-        merger = Row(UPSTREAMS[upstream], "merger", upstream, *look(upstream, "merged", ""))
+        merger = Row(UPSTREAMS[upstream], "merger", upstream, look(upstream, "merged", ""))
         block = [merger]
         for setting in settings:
             for method, label in METHODS.items():
                 name = f"{label}, {SHORT[setting]}" if len(settings) > 1 else label
-                row = Row(name, "calibrated", upstream, *look(upstream, method, setting))
+                row = Row(name, "calibrated", upstream, look(upstream, method, setting))
                 block.append(with_changes(row, merger))
         rows += with_best(block)
     return rows
 
 
-def measured_cells(evidence: Evidence, key: Key) -> Found:
+def measured_cells(evidence: Evidence, key: Key) -> Cells:
     """Return mean and spread of one model on every task and on average."""
     return cells_of(by_task(evidence, key))
 
 
-def cells_of(found: Mapping[str, Estimate | None]) -> Found:
-    """Return the cells of a row by column, and whether a single draw is behind one of them."""
-    known = {column: one for column, one in found.items() if one is not None}
-    return {column: Cell(one.mean, one.spread) for column, one in known.items()}, any(
-        one.one_run for one in known.values()
-    )
+def cells_of(found: Mapping[str, Estimate | None]) -> Cells:
+    """Return the cells of a row by column."""
+    return {column: Cell(one.mean, one.spread) for column, one in found.items() if one}
 
 
 def model_key(upstream: str, method: str, setting: str) -> Key:

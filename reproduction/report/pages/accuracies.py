@@ -27,7 +27,7 @@ from reproduction.report.tables import (
     METHODS,
     SETTING_LABELS,
     UPSTREAMS,
-    Found,
+    Cells,
     accuracy_rows,
     accuracy_table,
     average,
@@ -195,7 +195,7 @@ def extended(suite: str, role: str) -> PageOutput:
     """Return Table 2: averages at the main settings, a column per experiment."""
     main, columns = settings_shown(suite)[0], columns_of(suite, role)
 
-    def look(upstream: str, method: str, setting: str) -> Found:
+    def look(upstream: str, method: str, setting: str) -> Cells:
         key = model_key(upstream, method, setting)
         return cells_of({name: average(ours, key) for name, ours in columns.items()})
 

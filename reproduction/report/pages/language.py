@@ -23,7 +23,7 @@ from reproduction.report.tables import (
     REFERENCES,
     SETTING_LABELS,
     Cell,
-    Found,
+    Cells,
     Key,
     Row,
     accuracy_table,
@@ -57,8 +57,6 @@ BASE = ""  # the base among the experts
 MERGED: Key = (MERGER, "merged", "")
 ANCHOR: Key = (MERGER, "anchor", "paper")
 FEATCAL: Key = (MERGER, "featcal", "paper")
-
-Cells = dict[str, Cell]
 
 
 def experiments(number: str, suite: str) -> list[Evidence]:
@@ -110,9 +108,9 @@ def _against(number: str, suite: str) -> str:
 def _accuracy_rows(ours: Evidence) -> list[Row]:
     """Return base, experts and task arithmetic with what calibrates it."""
 
-    def look(upstream: str, method: str, setting: str) -> Found:
+    def look(upstream: str, method: str, setting: str) -> Cells:
         if method == "expert" and ours.pool == "mergebench":
-            return highest(experts(ours).values()), False
+            return highest(experts(ours).values())
         return measured_cells(ours, model_key(upstream, method, setting))
 
     return rows_in_order(look, ("base", "expert"), (MERGER,), printed_first(ours.suite))
@@ -167,7 +165,7 @@ def anchors(number: str, suite: str) -> PageOutput:
 def experts(ours: Evidence) -> dict[str, Cells]:
     """Return cells of the base and of every expert by its domain; none for what was not run."""
     keys = {BASE: ("", "base", "")} | {domain: ("", "expert", domain) for domain in OWN}
-    return {name: measured_cells(ours, key)[0] for name, key in keys.items()}
+    return {name: measured_cells(ours, key) for name, key in keys.items()}
 
 
 def highest(found: Iterable[Cells]) -> Cells:
