@@ -20,13 +20,17 @@ from featcal.merging.sources import ModuleSource
 TASKS = ("dtd", "mnist")
 
 
-def head(p=8, classes=5):
+def head(tasks=TASKS, p=8, classes=5):
+    """Zero-shot heads of an encoder of width 32."""
     g = tiny.seeded(3)
-    found = {"visual_projection": torch.randn(p, 32, generator=g), "logit_scale": torch.tensor(2.0)}
-    return found | {
-        f"head/{task}": torch.nn.functional.normalize(torch.randn(classes, p, generator=g), dim=-1)
-        for task in TASKS
+    tensors = {
+        "visual_projection": torch.randn(p, 32, generator=g),
+        "logit_scale": torch.tensor(2.0),
     }
+    for task in tasks:
+        rows = torch.randn(classes, p, generator=g)
+        tensors[f"head/{task}"] = torch.nn.functional.normalize(rows, dim=-1)
+    return tensors
 
 
 def models(build=tiny.clip):
@@ -36,6 +40,13 @@ def models(build=tiny.clip):
 
 def data():
     return {task: tiny.images(100 + i) for i, task in enumerate(TASKS)}
+
+
+def adamerging(base=None, experts=None, record=False, **settings):
+    if experts is None:
+        base, experts = models()
+    given = {"batches": data(), "head": head()} | settings
+    return (merge_recorded if record else merge)("adamerging", base, experts, **given)
 
 
 def job():
@@ -58,14 +69,6 @@ def answered(work, mixture):
     return loss
 
 
-def total_entropy(work, coefficients, settings):
-    """The loss as a function of coefficients alone, every batch once."""
-    mixture = Mixture(work, **settings)
-    with torch.no_grad():
-        mixture.coefficients.copy_(coefficients)
-    return answered(work, mixture)
-
-
 def test_entropy_of_two_answers_by_hand():
     logits = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]], dtype=torch.float64)
     want = (math.log(2) - 0.75 * math.log(0.75) - 0.25 * math.log(0.25)) / 2
@@ -73,18 +76,23 @@ def test_entropy_of_two_answers_by_hand():
     assert float(entropy(logits)) == pytest.approx(want, abs=1e-7)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"granularity": "task"}, {"clamp": True}, {"granularity": "task", "clamp": True}],
-)
-def test_the_gradient_is_that_of_finite_differences(settings):
+@pytest.mark.parametrize("granularity", ["layer", "task"])
+@pytest.mark.parametrize("clamp", [False, True])
+def test_the_gradient_is_that_of_finite_differences(granularity, clamp):
     work = job()
-    mixture = Mixture(work, start=0.4, **settings)
+    mixture = Mixture(work, granularity, 0.4, clamp)
     answered(work, mixture)
+
+    def loss_at(coefficients):
+        other = Mixture(work, granularity, clamp=clamp)
+        with torch.no_grad():
+            other.coefficients.copy_(coefficients)
+        return answered(work, other)
+
     for at in [(0, 0), (1, mixture.coefficients.shape[1] - 1)]:
         shift = torch.zeros_like(mixture.coefficients)
         shift[at] = 1e-5
-        ends = [total_entropy(work, mixture.coefficients + d, settings) for d in (shift, -shift)]
+        ends = [loss_at(mixture.coefficients + d) for d in (shift, -shift)]
         want = pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5, abs=1e-9)
         assert float(mixture.coefficients.grad[at]) == want
 
@@ -93,51 +101,47 @@ def test_the_first_step_of_two_coefficients_is_the_rate_against_the_sign_of_the_
     work = job()
     mixture = Mixture(work, "task")
     learn(work, [work.structure()], mixture, 1, 1e-3)
-    signs = mixture.coefficients.grad.sign()
-    assert signs.abs().all() and torch.allclose(
-        mixture.coefficients.detach(), 0.3 - 1e-3 * signs, rtol=0, atol=1e-7
-    )
+    signs, after = mixture.coefficients.grad.sign(), mixture.coefficients.detach()
+    assert signs.abs().all() and torch.allclose(after, 0.3 - 1e-3 * signs, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("granularity", ["layer", "task"])
-def test_without_steps_it_is_task_arithmetic(granularity):
+@pytest.mark.parametrize(
+    ("settings", "scale"),
+    [
+        ({"granularity": "layer", "start": 0.3}, 0.3),
+        ({"granularity": "task", "start": 0.3}, 0.3),
+        ({"start": -1.0, "clamp": True}, 0.0),
+        ({"start": 2.0, "clamp": True}, 1.0),
+    ],
+)
+def test_without_steps_it_is_task_arithmetic_by_the_clamped_start(settings, scale):
     base, experts = models()
-    given = {"batches": data(), "head": head(), "steps": 0, "start": 0.3}
-    merged = merge("adamerging", base, experts, granularity=granularity, **given)
-    assert tiny.difference(merged, merge("task_arithmetic", base, experts, scale=0.3)) < 1e-12
+    want = merge("task_arithmetic", base, experts, scale=scale)
+    assert tiny.difference(adamerging(base, experts, steps=0, **settings), want) < 1e-12
 
 
 def test_steps_lower_the_entropy_of_one_batch_and_the_record_shows_it():
     base, experts = models()
     batches = {task: [of[0]] for task, of in data().items()}
-    settings = {"batches": batches, "head": head(), "steps": 30, "rate": 1e-2}
+    settings = {"batches": batches, "steps": 30, "rate": 1e-2}
     lines: list[str] = []
-    done = merge_recorded("adamerging", base, experts, progress=lines.append, **settings)
+    done = adamerging(base, experts, record=True, progress=lines.append, **settings)
     losses = done.record["loss"]
     assert len(losses) == 30 and losses[-1] < losses[0] and len(lines) == 30
     assert set(done.record["coefficients"]["mnist"]) == set(base.state_dict())
-    again = merge("adamerging", base, dict(reversed(experts.items())), **settings)
+    again = adamerging(base, dict(reversed(experts.items())), **settings)
     assert tiny.same_bits(done.result, again)
 
 
 def test_tasks_answered_at_the_same_time_give_the_same_bits():
     base, experts = models()
     experts["gtsrb"] = tiny.shifted(base, 12, 0.05)  # an odd number: the last one answers alone
-    heads = head() | {"head/gtsrb": head()["head/dtd"].flip(0)}
-    given = {"batches": {**data(), "gtsrb": tiny.images(102)}, "head": heads, "steps": 5}
+    given = {"batches": data() | {"gtsrb": tiny.images(102)}, "head": head((*TASKS, "gtsrb"))}
     one, two, many = (
-        merge_recorded("adamerging", base, experts, n_jobs=n, **given) for n in (1, 2, 8)
+        adamerging(base, experts, record=True, n_jobs=n, steps=5, **given) for n in (1, 2, 8)
     )
     assert tiny.same_bits(one.result, two.result) and one.record["loss"] == two.record["loss"]
     assert tiny.same_bits(one.result, many.result)
-
-
-def test_clamped_coefficients_multiply_by_no_more_than_one_and_no_less_than_zero():
-    base, experts = models()
-    common = {"batches": data(), "head": head(), "steps": 0, "clamp": True}
-    assert tiny.difference(merge("adamerging", base, experts, start=-1.0, **common), base) == 0
-    one = merge("task_arithmetic", base, experts, scale=1.0)
-    assert tiny.difference(merge("adamerging", base, experts, start=2.0, **common), one) < 1e-12
 
 
 def test_two_batches_a_step_add_their_losses():
@@ -147,8 +151,7 @@ def test_two_batches_a_step_add_their_losses():
     work = job()
     losses = [first_loss(work, count) for count in (1, 2)]
     work.batches = {task: of[1:] for task, of in data().items()}
-    other = first_loss(work, 1)
-    assert losses[1] == pytest.approx(losses[0] + other, rel=1e-12)
+    assert losses[1] == pytest.approx(losses[0] + first_loss(work, 1), rel=1e-12)
 
 
 def test_batches_repeat_and_an_iterable_that_shuffles_is_iterated_anew():
@@ -167,17 +170,14 @@ def test_batches_repeat_and_an_iterable_that_shuffles_is_iterated_anew():
 
 
 def test_head_may_be_a_file(tmp_path):
-    base, experts = models()
     save_file(head(), tmp_path / "heads.safetensors")
-    of = {"batches": data(), "steps": 2}
-    one = merge("adamerging", base, experts, head=tmp_path / "heads.safetensors", **of)
-    assert tiny.same_bits(one, merge("adamerging", base, experts, head=head(), **of))
+    of_file = adamerging(head=tmp_path / "heads.safetensors", steps=2)
+    assert tiny.same_bits(of_file, adamerging(steps=2))
 
 
 def test_nan_stops_with_the_step():
-    base, experts = models()
     with pytest.raises(Diverged, match="not finite at step 1"):
-        merge("adamerging", base, experts, batches=data(), head=head(), steps=5, rate=1e300)
+        adamerging(steps=5, rate=1e300)
 
 
 @pytest.mark.parametrize(
