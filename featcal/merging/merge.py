@@ -25,7 +25,6 @@ from featcal.merging.sources import (
     class_of,
     expert_sources,
     is_vocabulary,
-    named_experts,
     require_alike,
     source,
     without,
@@ -37,7 +36,6 @@ from featcal.models.load import (
     is_adapter,
     load_model,
     load_vision,
-    model_class,
     torch_device,
 )
 from featcal.models.save import copy_other_files, shard_writer, write_config
@@ -222,11 +220,16 @@ def open_merge(
     known = embeddings in ("merge", "base")
     require(known, "merge.embeddings", embeddings, "must be merge or base")
     require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
-    progress = progress or (lambda line: None)
-    named = named_experts(experts)
-    base, part = matching_part(base, named)
+    progress, kind = progress or (lambda line: None), type(experts).__name__
+    listed = isinstance(experts, Mapping | Sequence)
+    require(listed, "merge.experts", kind, "must be a dictionary or a list")
+    require(len(experts) > 0, "merge.experts", experts, "must hold at least one expert")
+    if not isinstance(experts, Mapping):
+        experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
+    base, part = matching_part(base, experts)
     origin = source(base, "base", part)
-    theirs, hidden = align(origin, expert_sources(named, base, origin, part), base, named, progress)
+    sources = expert_sources(experts, base, origin, part)
+    theirs, hidden = align(origin, sources, base, experts, progress)
     ours: Source = origin
     if embeddings == "base":
         every = (name for model in (origin, *theirs.values()) for name in model.names)
@@ -245,7 +248,7 @@ def open_merge(
         n_jobs=n_jobs,
     )
     kept = [name for name in origin.names if name in hidden]
-    return OpenedMerge(entry, checked_settings, job, kept, origin, base, part, named)
+    return OpenedMerge(entry, checked_settings, job, kept, origin, base, part, experts)
 
 
 def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> dict[str, Tensor]:
@@ -284,7 +287,7 @@ def matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Model, str
     experts are CLIPVisionModels.
     """
     whole = [expert for expert in experts.values() if not is_adapter(expert)]
-    if not whole or _class_of(whole[0]) is not CLIPVisionModel or _class_of(base) is not CLIPModel:
+    if not whole or class_of(whole[0]) is not CLIPVisionModel or class_of(base) is not CLIPModel:
         return base, None
     return (base.get_submodule(VISION), None) if isinstance(base, nn.Module) else (base, VISION)
 
@@ -293,17 +296,12 @@ def module_like(base: Model, part: str | None) -> nn.Module:
     """Return a new module like the base."""
     if isinstance(base, nn.Module):
         return copy.deepcopy(base)
-    module: nn.Module = load_vision(base) if part else load_model(base)
-    return module
-
-
-def _class_of(model: Model) -> type:
-    return class_of(model) or model_class(model)
+    return load_vision(base) if part else load_model(base)
 
 
 def architecture(base: Model, part: str | None) -> str:
     """Return the class name of a merge like the base."""
-    return CLIPVisionModel.__name__ if part else _class_of(base).__name__
+    return CLIPVisionModel.__name__ if part else class_of(base).__name__
 
 
 def write_merged(

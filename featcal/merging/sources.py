@@ -3,7 +3,7 @@ with another vocabulary or head.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.errors import BadFile, BadSetting, FeatCalError, MissingTensor, TensorsDiffer
+from featcal.errors import BadFile, FeatCalError, MissingTensor, TensorsDiffer
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyCheckpoint, check_tensor
 from featcal.models.load import (
@@ -203,20 +203,6 @@ def without(model: Source, hidden: frozenset[str]) -> Source:
     return Aligned(model, model, {name: name for name in model.names if name not in hidden})
 
 
-def named_experts(experts: Mapping[str, Model] | Sequence[Model]) -> dict[str, Model]:
-    """Return experts by task name, or by number for a list. Raises: BadSetting without any."""
-    if isinstance(experts, Mapping):
-        named = dict(experts)
-    elif isinstance(experts, Sequence):
-        named = {f"{i:03d}": expert for i, expert in enumerate(experts)}
-    else:
-        kind = type(experts).__name__
-        raise BadSetting("merge.experts", kind, "must be a dictionary or a list")
-    if not named:
-        raise BadSetting("merge.experts", named, "must hold at least one expert")
-    return named
-
-
 def expert_sources(
     experts: Mapping[str, Model], base: Model, origin: Source, part: str | None
 ) -> dict[str, Source]:
@@ -272,16 +258,16 @@ def align(
     Returns: the experts, and the tensors that stay the base's.
     Raises: TensorsDiffer for an expert of another family.
     """
-    classes = {"base": class_of(base_model)} | {
-        f"expert {task!r}": class_of(model) for task, model in models.items()
-    }
-    require_one_family({label: kind for label, kind in classes.items() if kind})
+    ours = class_of(base_model)
+    # a LoRA folder has the base's tensors
+    kinds = {task: class_of(models[task]) for task in experts if not is_adapter(models[task])}
+    require_one_family({"base": ours} | {f"expert {task!r}": kind for task, kind in kinds.items()})
     aligned, kept = dict(experts), set[str]()
-    tower = tower_prefix(base_model, base)
+    tower = tower_prefix(ours, base)
     token_counts = {base.shape(name)[0] for name in base.names if is_vocabulary(name)}
-    for task, expert in experts.items():
-        same = class_of(base_model) is class_of(models[task])
-        known = match_names(base, expert, tower, tower_prefix(models[task], expert), same)
+    for task, kind in kinds.items():
+        expert = experts[task]
+        known = match_names(base, expert, tower, tower_prefix(kind, expert), kind is ours)
         if known is None:
             continue
         rows, shared = {}, dict(known)
@@ -307,8 +293,8 @@ def align(
             progress(f"{task}: its own head is not merged ({', '.join(left[:4])}{more})")
         for name in list(rows)[:1]:
             matched, there = int((rows[name] >= 0).sum()), expert.shape(known[name])[0]
-            ours = base.shape(name)[0]
-            progress(f"{task}: {matched} of its {there} embedding rows match the base's {ours}")
+            here = base.shape(name)[0]
+            progress(f"{task}: {matched} of its {there} embedding rows match the base's {here}")
     return aligned, frozenset(kept)
 
 
@@ -338,17 +324,16 @@ def is_outside(name: str, tower: str) -> bool:
     return bool(tower and not name.startswith(tower)) or POOLER in name.split(".")
 
 
-def class_of(model: Any) -> type | None:
-    """Return the class of a model, or of a PeftModel's base; None for a LoRA folder."""
+def class_of(model: Any) -> type:
+    """Return the class of a model, or of a PeftModel's base. Raises: MissingPath, BadFile."""
     if isinstance(model, nn.Module):
-        return type(model.get_base_model() if is_peft(model) else model)  # type: ignore[operator]
-    return model_class(model) if (Path(model) / "config.json").is_file() else None
+        return type(model.get_base_model() if is_peft(model) else model)
+    return model_class(model)
 
 
-def tower_prefix(model: Model, source: Source) -> str:
+def tower_prefix(kind: type, source: Source) -> str:
     """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
-    # a LoRA folder has the base's names
-    prefix = f"{getattr(class_of(model), 'base_model_prefix', '')}."
+    prefix = f"{getattr(kind, 'base_model_prefix', '')}."
     return prefix if prefix != "." and any(n.startswith(prefix) for n in source.names) else ""
 
 

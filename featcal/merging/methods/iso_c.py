@@ -17,8 +17,7 @@ from featcal.merging.tensors import matrix_by_matrix, tensor_sum
 def iso_c_matrix(vectors: Sequence[Tensor]) -> Tensor:
     """Return τ = σ̄ U Vᵀ, (o, d), where U S Vᵀ = Σ τᵢ, (o, d) in float64, and σ̄ is the mean of S."""
     U, S, Vt = torch.linalg.svd(tensor_sum(vectors), full_matrices=False)
-    tau: Tensor = S.mean() * (U @ Vt)
-    return tau
+    return S.mean() * (U @ Vt)
 
 
 @method("iso_c", source="Marczak et al., 2025; defaults of FusionBench", scale=1.0)

@@ -38,8 +38,7 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
         values.append(s[:own])
         right.append(Qt[:own].T)
     mean = torch.cat(values).mean()
-    tau: Tensor = mean * orthogonal(torch.cat(left, 1)) @ orthogonal(torch.cat(right, 1)).T
-    return tau
+    return mean * orthogonal(torch.cat(left, 1)) @ orthogonal(torch.cat(right, 1)).T
 
 
 @method("iso_cts", source="Marczak et al., 2025; defaults of FusionBench", scale=1.0)

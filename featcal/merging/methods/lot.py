@@ -23,8 +23,7 @@ def lot_matrix(grams: list[Tensor], vectors: list[Tensor], rtol: float | None = 
     the largest count as 0. Without any features τ* is 0.
     """
     right = tensor_sum([vector @ G for G, vector in zip(grams, vectors, strict=True)])  # (o, d)
-    smallest: Tensor = right @ torch.linalg.pinv(tensor_sum(grams), hermitian=True, rtol=rtol)
-    return smallest
+    return right @ torch.linalg.pinv(tensor_sum(grams), hermitian=True, rtol=rtol)
 
 
 def lot_scale(squares: list[Tensor], vectors: list[Tensor]) -> Tensor:

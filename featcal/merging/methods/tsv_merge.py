@@ -17,8 +17,7 @@ from featcal.merging.tensors import matrix_by_matrix, tensor_sum
 def orthogonal(columns: Tensor) -> Tensor:
     """Return P Qᵀ of the SVD P S Qᵀ of (m, k), k ≤ m: the nearest matrix of orthonormal columns."""
     P, _, Qt = torch.linalg.svd(columns, full_matrices=False)
-    nearest: Tensor = P @ Qt
-    return nearest
+    return P @ Qt
 
 
 def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
@@ -39,8 +38,7 @@ def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
         values.append(S[:rank][kept])
         right.append(Vt[:rank][kept].T)
     U, V = orthogonal(torch.cat(left, 1)), orthogonal(torch.cat(right, 1))
-    tau: Tensor = U * torch.cat(values) @ V.T
-    return tau
+    return U * torch.cat(values) @ V.T
 
 
 @method("tsv_merge", source="Gargiulo et al., 2025; defaults of FusionBench", scale=1.0)

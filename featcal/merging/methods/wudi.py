@@ -60,8 +60,7 @@ class Interference:
         """Return τ* = R G⁺, the smallest of all minimisers; eigenvalues of G below rtol times its
         largest count as 0.
         """
-        smallest: Tensor = self.R @ torch.linalg.pinv(self.G, hermitian=True, rtol=rtol)
-        return smallest
+        return self.R @ torch.linalg.pinv(self.G, hermitian=True, rtol=rtol)
 
 
 def minimize(
