@@ -39,8 +39,7 @@ from featcal.models.lora import without_adapters
 from featcal.models.moe import is_packed
 from featcal.models.plan import BlockPlan
 from featcal.models.save import require_replaceable
-from featcal.models.stored import Override
-from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, in_turn
+from featcal.models.streamed import InMemoryModel, ModelHandle, Override, StreamedModel, in_turn
 from featcal.settings import Calibration, require
 
 # of a GPU's free memory, for features; blocks, sums and one batch at work need the rest

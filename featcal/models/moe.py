@@ -93,19 +93,19 @@ class Unpacked(nn.Module):
         return out
 
 
-def packed_experts(block: nn.Module) -> dict[str, nn.Module]:
-    """Return by path the modules of a block that hold experts in the two packed tensors."""
+def is_packed(module: nn.Module) -> bool:
+    """Return whether a module holds experts in the two packed tensors."""
+    own = {name: p.shape for name, p in module.named_parameters(recurse=False)}
+    act = getattr(module, "act_fn", None)
+    if isinstance(module, Unpacked) or own.keys() != set(PARTS) or not isinstance(act, nn.Module):
+        return False
+    gate_up, down = (own[name] for name in PARTS)  # (E, 2i, d), (E, d, i)
+    return len(gate_up) == len(down) == 3 and gate_up == (down[0], 2 * down[2], down[1])
 
-    packed = {}
-    for path, part in block.named_modules():
-        own = {name: p.shape for name, p in part.named_parameters(recurse=False)}
-        act = getattr(part, "act_fn", None)
-        if isinstance(part, Unpacked) or own.keys() != set(PARTS) or not isinstance(act, nn.Module):
-            continue
-        gate_up, down = (own[name] for name in PARTS)  # (E, 2i, d), (E, d, i)
-        if len(gate_up) == len(down) == 3 and gate_up == (down[0], 2 * down[2], down[1]):
-            packed[path] = part
-    return packed
+
+def packed_experts(block: nn.Module) -> dict[str, nn.Module]:
+    """Return the packed experts of a block by path."""
+    return {path: part for path, part in block.named_modules() if is_packed(part)}
 
 
 def unpacked_experts(block: nn.Module) -> dict[str, Unpacked]:

@@ -25,6 +25,8 @@ from featcal.models.moe import unpacked
 from featcal.models.plan import part_of
 from featcal.models.stored import skeleton, stored_tensors
 
+Override = Callable[[str], Tensor | None]  # by name a tensor to load instead of the stored one
+
 
 class InMemoryModel:
     """A module in memory with the interface of StreamedModel."""
@@ -98,7 +100,7 @@ class StreamedModel:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         ledger: Ledger | None = None,
-        override: Callable[[str], Tensor | None] = lambda name: None,
+        override: Override = lambda name: None,
         like: type[PreTrainedModel] | None = None,
     ):
         self.folder, self.device = folder_path(folder), torch.device(device)
