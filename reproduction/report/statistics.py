@@ -77,6 +77,11 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
     return Estimate(mean(means.values()), spread, drawn, rows, measure)
 
 
+def highest(several: Iterable[Estimate | None]) -> Estimate | None:
+    """Return the estimate with the highest mean of those that were run."""
+    return max((one for one in several if one), key=lambda one: one.mean, default=None)
+
+
 def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[Any]]:
     """Return values by key; pandas' own groups are slow for a few rows."""
     found: dict[Hashable, list[Any]] = {}

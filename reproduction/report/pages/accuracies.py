@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import CURVES, WIDTH, drawing, shown
-from reproduction.report.html import PageOutput, standing, table
+from reproduction.report.html import PageOutput, margin, table
 from reproduction.report.pages.reproduced import against_printed
 from reproduction.report.paper import (
     AVERAGE,
@@ -22,7 +22,7 @@ from reproduction.report.paper import (
     paper_row,
     paper_table,
 )
-from reproduction.report.statistics import noise
+from reproduction.report.statistics import highest, noise
 from reproduction.report.tables import (
     METHODS,
     SETTING_LABELS,
@@ -87,11 +87,8 @@ def settings_of(*experiments: Evidence) -> tuple[str, ...]:
 def _gains(ours: Evidence, upstream: str, setting: str) -> list[str]:
     featcal = average(ours, (upstream, "featcal", setting))
     merged = average(ours, (upstream, "merged", ""))
-    adapters = [average(ours, (upstream, method, setting)) for method in ADAPTERS]
-    if featcal is None or merged is None:
-        return [NOT_RUN, NOT_RUN]
-    best = max((one for one in adapters if one), key=lambda one: one.mean, default=None)
-    return [standing(featcal, merged), standing(featcal, best) if best else NOT_RUN]
+    best = highest(average(ours, (upstream, method, setting)) for method in ADAPTERS)
+    return [margin(featcal, merged), margin(featcal, best)]
 
 
 def _printed_gain(number: str, upstream: str, adapters: bool) -> str:
@@ -200,7 +197,8 @@ def extended(suite: str, role: str) -> PageOutput:
         return cells_of({name: average(ours, key) for name, ours in columns.items()})
 
     rows = rows_in_order(look, references_of("table02"), EXTENDED_MERGERS, (main,))
-    name = model_name(role, suite) if role == REAL else "both sizes of image models"
+    kind = "synthetic, in the roles of both CLIP models" if suite == "mini" else "CLIP models"
+    name = model_name(role, suite) if role == REAL else kind
     caption = f"Average top-1 accuracy (%), {SETTING_LABELS[main]} — {name}. {LEGEND}"
     html, _ = accuracy_table(rows, list(columns), list(columns), caption, average=False)
     return PageOutput(html + (against_printed(None, "table02", suite) if role != REAL else ""))

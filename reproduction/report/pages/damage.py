@@ -12,10 +12,10 @@ from reproduction.report.figures import CURVES, INK, WIDTH, drawing, legend, one
 from reproduction.report.html import PageOutput, fold, margin, note, table
 from reproduction.report.pages import reproduced
 from reproduction.report.paper import AVERAGE, REAL, model_name, paper_table
-from reproduction.report.statistics import Estimate, estimate
+from reproduction.report.statistics import Estimate, estimate, highest
 from reproduction.report.tables import (
     METHODS,
-    SETTING_LABELS,
+    SHORT,
     UPSTREAMS,
     Cell,
     Row,
@@ -36,7 +36,11 @@ def kinds(ours: Evidence) -> dict[str, str]:
     if ours.role != REAL:
         return KINDS
     run = dict.fromkeys(ours.table("corrupted")["corruption"]) or {"clean": None}
-    return {kind: str(kind).replace("_", " ").capitalize() for kind in run}
+    return {kind: _name(kind) for kind in run}
+
+
+def _name(kind: str) -> str:
+    return KINDS.get(kind) or kind.replace("_", " ").replace("-", " ").capitalize()
 
 
 def found(ours: Evidence, method: str, kind: str = AVERAGE, setting: str = "") -> Estimate | None:
@@ -58,8 +62,7 @@ def answer(ours: Evidence) -> PageOutput:
     rows: dict[str, list[str]] = {"its merger": [], "the better adapter": []}
     for kind in kinds(ours):
         featcal = found(ours, "featcal", kind)
-        adapters = [one for method in ADAPTERS if (one := found(ours, method, kind))]
-        best = max(adapters, key=lambda one: one.mean, default=None)
+        best = highest(found(ours, method, kind) for method in ADAPTERS)
         rows["its merger"].append(margin(featcal, merged))
         rows["the better adapter"].append(margin(featcal, best))
     caption = f"FeatCal minus each, average accuracy, points — {model_name(ours.role, ours.suite)}"
@@ -76,7 +79,7 @@ def averages(ours: Evidence) -> PageOutput:
     rows += [_row(ours, method, label) for method, label in METHODS.items()]
     others = printed_first(ours.suite)[:-1]
     rows = with_best(rows) + [
-        _row(ours, "featcal", f"{METHODS['featcal']}, {SETTING_LABELS[setting]}", setting)
+        _row(ours, "featcal", f"{METHODS['featcal']}, {SHORT[setting]}", setting)
         for setting in others
     ]
     clean, damaged = numbers(ours)
@@ -144,7 +147,7 @@ def strengths(*experiments: Evidence) -> PageOutput:
     rows = []
     for ours in experiments:
         told = ours.settings("corrupted").get("strengths", {})
-        rows += [("", [kinds(ours).get(kind, kind), escape(words)]) for kind, words in told.items()]
+        rows += [("", [_name(kind), escape(words)]) for kind, words in told.items()]
     if not rows:
         return PageOutput(note("○ not run: no settings file yet."))
     return PageOutput(table(["Damage", "Strength"], rows, "Damage done to calibration samples"))

@@ -18,7 +18,7 @@ from reproduction.report.paper import (
     model_title,
     paper_row,
 )
-from reproduction.report.statistics import estimate
+from reproduction.report.statistics import estimate, highest
 from reproduction.report.tables import (
     REFERENCES,
     SETTING_LABELS,
@@ -78,8 +78,7 @@ def answer(number: str, suite: str) -> PageOutput:
         rows.append(("fc-merger", [f"{PAPER_NAMES[ours.role]} <small>the paper</small>", *cells]))
         for setting in printed_first(suite):
             one = average(ours, (MERGER, "featcal", setting))
-            several = [average(ours, (MERGER, method, setting)) for method in ADAPTERS]
-            best = max((a for a in several if a), key=lambda a: a.mean, default=None)
+            best = highest(average(ours, (MERGER, method, setting)) for method in ADAPTERS)
             cells = [margin(one, average(ours, MERGED)), margin(one, best)]
             name = model_title(ours.role, suite)
             label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
@@ -110,7 +109,7 @@ def _accuracy_rows(ours: Evidence) -> list[Row]:
 
     def look(upstream: str, method: str, setting: str) -> Cells:
         if method == "expert" and ours.pool == "mergebench":
-            return highest(experts(ours).values())
+            return collected(experts(ours).values())
         return measured_cells(ours, model_key(upstream, method, setting))
 
     return rows_in_order(look, ("base", "expert"), (MERGER,), printed_first(ours.suite))
@@ -168,7 +167,7 @@ def experts(ours: Evidence) -> dict[str, Cells]:
     return {name: measured_cells(ours, key) for name, key in keys.items()}
 
 
-def highest(found: Iterable[Cells]) -> Cells:
+def collected(found: Iterable[Cells]) -> Cells:
     """Return the highest value of every test and their mean; nothing unless all were run."""
     rows = list(found)
     if not all(rows):
@@ -189,7 +188,7 @@ def _expert_rows(ours: Evidence) -> list[Row]:
     found = experts(ours)
     base = Row(REFERENCES["base"], "reference", "", found[BASE])
     rows = [Row(_name(domain), "calibrated", "", found[domain]) for domain in OWN]
-    best = Row(REFERENCES["expert"], "reference", "", highest(found.values()))
+    best = Row(REFERENCES["expert"], "reference", "", collected(found.values()))
     return [*with_best([base, *(with_changes(row, base) for row in rows)]), best]
 
 

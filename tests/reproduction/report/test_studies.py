@@ -16,7 +16,7 @@ from torch import nn
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
 from reproduction.report.gains import apart, correlation, gains, together
-from reproduction.report.pages import costs, damage, drift, samples, sweeps
+from reproduction.report.pages import costs, damage, drift, sweeps
 from reproduction.report.statistics import estimate
 from reproduction.report.verdicts import judge
 from reproduction.results import SCORES, read_rows, write_rows
@@ -58,9 +58,9 @@ def measured(role):
 @pytest.mark.parametrize("role", BOTH)
 def test_means_by_number_of_samples_are_those_of_the_csv(role):
     frame = pd.read_csv(RESULTS / f"samples/{role}-8/samples.csv")
-    frame = frame[frame["method"].isin(samples.ORDER) & (frame["setting"] == "suite")]
+    frame = frame[frame["method"].isin(costs.ORDER) & (frame["setting"] == "suite")]
     seeds = frame.groupby(["method", "samples", "seed"])["value"].mean()
-    found = samples.measured(measured(role)).set_index(["method", "samples"])
+    found = costs.measured(measured(role)).set_index(["method", "samples"])
     by_hand = seeds.groupby(["method", "samples"])
     assert dict(found["mean"]) == pytest.approx(dict(by_hand.mean()))
     spreads = found["sd"].dropna()
@@ -82,7 +82,7 @@ def test_costs_are_those_of_the_run_record(role):
 
 
 def test_printed_costs_keep_the_papers_numbers():
-    text = costs.printed("table05").text
+    text = costs.printed_costs("table05").text
     assert "FeatCal  53  1.0×" in text and "nan" not in text
 
 

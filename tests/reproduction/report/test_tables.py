@@ -148,10 +148,10 @@ def test_the_share_recovered_is_the_part_of_the_gap(results):
 def test_the_highest_of_base_and_experts_is_taken_column_by_column():
     for model in ("llama-3.2-3b-instruct", "llama-3.1-8b-instruct"):
         *models, last = language._printed_experts(model)
-        top = language.highest(row.cells for row in models)
+        top = language.collected(row.cells for row in models)
         printed = {column: cell.value for column, cell in last.cells.items()}
         assert {column: round(cell.value, 1) for column, cell in top.items()} == printed
-        assert language.highest([*(row.cells for row in models), {}]) == {}, "one was not run"
+        assert language.collected([*(row.cells for row in models), {}]) == {}, "one was not run"
 
 
 def test_experts_win_on_their_own_tests_and_lose_on_the_others(results):
