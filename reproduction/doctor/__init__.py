@@ -1,1 +1,1 @@
-"""`featcal doctor`: whether this machine has what the project and a suite need."""
+"""`featcal doctor`."""

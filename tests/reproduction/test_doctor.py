@@ -19,10 +19,8 @@ from hub_server import HubServer
 from rehearsal_punkt import punkt_tab
 
 from featcal.cli import main as cli
-from reproduction.doctor import suite as doctor_suite
-from reproduction.doctor.needs import Chosen
-from reproduction.doctor.reachable import look
-from reproduction.doctor.repositories import Repository
+from reproduction.doctor import command as doctor_suite
+from reproduction.doctor.command import Chosen, Repository, look
 from reproduction.experiments.params import load_experiments
 from reproduction.language import tests as requirements
 from reproduction.prepare import packages

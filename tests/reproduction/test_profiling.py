@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from reproduction.profiling import profile
-from reproduction.profiling.power import power_meter
-from reproduction.profiling.profile import energy, profiled
+from reproduction import profiling as profile
+from reproduction.profiling import energy, power_meter, profiled
 
 SIZE = 120 * profile.MIB
 TOUCH = f"import time; held = bytearray({SIZE}); held[::4096] = b'x' * len(held[::4096]); time.sleep(0.8)"

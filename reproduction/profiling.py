@@ -1,22 +1,23 @@
-"""Measure seconds, additional peak memory and energy of a piece of work.
+"""Measure seconds, additional peak memory and GPU energy of a piece of work.
 
 A thread samples the process tree and the GPU five times a second; a sample takes about a
-millisecond of one core.
+millisecond of one core. Power is that of torch's first GPU, through NVML (package nvidia-ml-py,
+extra `gpu`).
 """
 
+import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
-from reproduction.profiling.power import Watts, power_meter
-
 T = TypeVar("T")
+Watts = Callable[[], float]
 MIB = 2**20
 INTERVAL = 0.2  # seconds between two samples
 JOULES = 3600  # in a watt-hour
@@ -106,6 +107,40 @@ def energy(power: list[tuple[float, float]]) -> float | None:
     if len(power) < 2:
         return None
     pairs = zip(power, power[1:], strict=False)
-    return round(
-        sum((later - sooner) * (a + b) / 2 for (sooner, a), (later, b) in pairs) / JOULES, 4
-    )
+    joules = sum((later - sooner) * (a + b) / 2 for (sooner, a), (later, b) in pairs)
+    return round(joules / JOULES, 4)
+
+
+@contextmanager
+def power_meter() -> Iterator[Watts | None]:
+    """Yield a function that returns the power in watts; None without package, driver, GPU or
+    sensor.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield _meter(pynvml)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _meter(nvml: Any) -> Watts | None:
+    # CUDA_VISIBLE_DEVICES may begin with a number or with a name such as GPU-8a2f…
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    try:
+        if chosen and not chosen.isdigit():
+            handle = nvml.nvmlDeviceGetHandleByUUID(chosen)
+        else:
+            handle = nvml.nvmlDeviceGetHandleByIndex(int(chosen or 0))
+        nvml.nvmlDeviceGetPowerUsage(handle)
+    except nvml.NVMLError:
+        return None
+    return lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000  # NVML counts milliwatts
