@@ -1,6 +1,4 @@
-"""Folders a user may give by mistake: one message that names the file and the way out, exit code 2,
-nothing written.
-"""
+"""Damaged or unsuitable folders: one message that names the file, exit code 2, nothing written."""
 
 import errno
 import json
@@ -10,90 +8,95 @@ import signal
 from pathlib import Path
 
 import pytest
-from test_cli import CALIBRATE, EVALUATE, MERGE, models, ready, refused, tree  # noqa: F401 - two fixtures
+import torch
+from test_cli import CALIBRATE, EVALUATE, MERGE, WEIGHT, models, ready, refused, tree
+from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from featcal.cli import main as cli
 from featcal.cli import terminal
+from featcal.models.checkpoint import LazyCheckpoint
+from featcal.models.save import save_model
 from tests import checkpoints
 
-PROMPT = ["--template", "a photo of a {}"]
+EVALUATE = [*EVALUATE, "--template", "a photo of a {}"]
+CONVERT = ["convert", "base", "--out", "new"]
+INSPECT = ["inspect", "merged", "--plan"]
+FOLDERS = ("base", "mnist", "dtd", "merged")
 
 
-def with_config(folder: Path, **changes) -> None:
-    path = folder / "config.json"
+def config(folder, **changes):
+    path = Path(folder) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.parametrize(
-    ("command", "name", "value"),
-    [
-        ("calibrate", "hidden_size", "wide"),
-        ("evaluate", "num_attention_heads", 3),
-        ("inspect", "num_hidden_layers", "many"),
-        ("calibrate", "hidden_act", "gelux"),
-        ("evaluate", "architectures", 7),
-        ("inspect", "architectures", None),
-        ("calibrate", "architectures", ["CLIPVisonModel"]),
-    ],
-)
-def test_a_configuration_of_which_no_model_can_be_made_is_named(
-    models, capsys, command, name, value
-):  # noqa: F811
-    with_config(models / "merged", **{name: value})
-    arguments = {
-        "calibrate": CALIBRATE,
-        "evaluate": [*EVALUATE, *PROMPT],
-        "inspect": ["inspect", "merged", "--plan"],
-    }[command]
-    assert "merged/config.json" in refused(arguments, models, capsys)
+def change_weight(folder, change):
+    checkpoint = LazyCheckpoint(Path(folder))
+    name = next(name for name in checkpoint.names if name.endswith(WEIGHT))
+    checkpoints.with_tensors(Path(folder), {name: change(checkpoint.tensor(name).clone())})
 
 
-@pytest.mark.parametrize("content", ["[1]", "{", "\xff\xfe"])
-def test_a_configuration_that_is_no_json_mapping_is_named(models, capsys, content):  # noqa: F811
-    (models / "merged/config.json").write_bytes(content.encode("latin-1"))
-    assert "merged/config.json" in refused(CALIBRATE, models, capsys)
+def truncated():
+    weights = Path("dtd/model.safetensors")
+    os.truncate(weights, weights.stat().st_size // 2)
 
 
-def test_a_file_given_as_a_folder_is_called_a_file(models, capsys):  # noqa: F811
-    assert "names a file" in refused(["inspect", "base/config.json"], models, capsys)
+def shard_outside(shard):
+    Path("dtd/model.safetensors").unlink()
+    index = {"weight_map": dict.fromkeys(LazyCheckpoint(Path("mnist")).names, shard)}
+    Path("dtd/model.safetensors.index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize(
-    "arguments", [CALIBRATE, [*EVALUATE, *PROMPT]], ids=["calibrate", "evaluate"]
-)
-def test_a_device_that_does_not_exist_is_not_taken_for_the_cpu(models, capsys, arguments):  # noqa: F811
-    assert "--device: 'tpu'" in refused([*arguments, "--device", "tpu"], models, capsys)
-
-
-def test_a_model_that_is_not_as_wide_as_the_clip_s_tower_is_refused(models, capsys):  # noqa: F811
-    from transformers import CLIPVisionConfig, CLIPVisionModel
-
-    from featcal.models.save import save_model
-
+def wider():
     shutil.rmtree("merged")
-    save_model(
-        CLIPVisionModel(CLIPVisionConfig(**{**checkpoints.VISION, "hidden_size": 64})),
-        "merged",
-        like="base",
-    )
-    message = refused([*EVALUATE, *PROMPT], models, capsys)
-    assert "merged" in message and "64" in message and "32" in message
+    sizes = {**checkpoints.VISION, "hidden_size": 64}
+    save_model(CLIPVisionModel(CLIPVisionConfig(**sizes)), "merged", like="base")
 
 
-def test_a_clip_without_its_tokenizer_is_refused_rather_than_given_another_one(models, capsys):  # noqa: F811
-    (models / "base/tokenizer.json").unlink()
-    assert "tokenizer.json" in refused([*EVALUATE, *PROMPT], models, capsys)
+def with_nan(weight):
+    weight[3, 5] = float("nan")
+    return weight
 
 
-def test_prompts_with_words_the_tokenizer_lacks_are_refused_because_their_accuracy_would_be_chance(
-    models, capsys
-):  # noqa: F811
-    message = refused([*EVALUATE, "--template", "a doodle of a {}"], models, capsys)
-    assert "a doodle of a cat" in message and "--template" in message
+@pytest.mark.parametrize(
+    ("damage", "commands", "said"),
+    [
+        (lambda: change_weight("dtd", lambda _: torch.zeros(48, 32)), [MERGE, CALIBRATE], ["dtd", WEIGHT]),
+        (lambda: change_weight("dtd", with_nan), [MERGE, CALIBRATE], ["dtd", WEIGHT, "NaN"]),
+        (truncated, [MERGE, CALIBRATE], ["dtd/model.safetensors"]),
+        (
+            lambda: [change_weight(f, lambda w: torch.ones(64, 32, dtype=torch.int8)) for f in FOLDERS],
+            [MERGE, CALIBRATE],
+            [WEIGHT, "stored as int8", "quantised"],
+        ),
+        (lambda: change_weight("dtd", torch.Tensor.half), [MERGE], ["torch.float16", "dtd", "save_pretrained"]),
+        (lambda: config("mnist", quantization_config={"quant_method": "gptq"}), [MERGE, CALIBRATE], ["mnist/config.json"]),
+        (lambda: shard_outside("../mnist/model.safetensors"), [MERGE, CALIBRATE, ["inspect", "dtd"]], ["index.json"]),
+        (lambda: shard_outside(str(Path("mnist/model.safetensors").resolve())), [MERGE], ["index.json"]),
+        (lambda: config("merged", hidden_size="wide"), [CALIBRATE], ["merged/config.json"]),
+        (lambda: config("merged", num_attention_heads=3), [EVALUATE], ["merged/config.json"]),
+        (lambda: config("merged", num_hidden_layers="many"), [INSPECT], ["merged/config.json"]),
+        (lambda: config("merged", hidden_act="gelux"), [CALIBRATE], ["merged/config.json"]),
+        (lambda: config("merged", architectures=7), [EVALUATE], ["merged/config.json"]),
+        (lambda: config("merged", architectures=None), [INSPECT], ["merged/config.json"]),
+        (lambda: config("merged", architectures=["CLIPVisonModel"]), [CALIBRATE], ["merged/config.json"]),
+        (lambda: Path("merged/config.json").write_text("[1]"), [CALIBRATE], ["merged/config.json"]),
+        (lambda: Path("merged/config.json").write_text("{"), [CALIBRATE], ["merged/config.json"]),
+        (lambda: Path("merged/config.json").write_bytes(b"\xff\xfe"), [CALIBRATE], ["merged/config.json"]),
+        (lambda: Path("base/preprocessor_config.json").write_text("[1]"), [CALIBRATE, EVALUATE, CONVERT], ["preprocessor_config.json"]),
+        (lambda: Path("base/preprocessor_config.json").write_text("{"), [CALIBRATE, EVALUATE, CONVERT], ["preprocessor_config.json"]),
+        (wider, [EVALUATE], ["merged", "64", "32"]),
+        (lambda: Path("base/tokenizer.json").unlink(), [EVALUATE], ["tokenizer.json"]),
+    ],
+)  # fmt: skip
+def test_damage_is_one_message_that_names_the_file(models, capsys, damage, commands, said):
+    damage()
+    for command in commands:
+        message = refused(command, models, capsys)
+        assert not [word for word in said if word not in message]
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENAMETOOLONG])
-def test_a_path_that_cannot_be_written_is_one_message(models, capsys, monkeypatch, number):  # noqa: F811
+def test_a_path_that_cannot_be_written_is_one_message(models, capsys, monkeypatch, number):
     def refuse(path, *_, **__):
         raise OSError(number, os.strerror(number), str(path))
 
@@ -102,7 +105,7 @@ def test_a_path_that_cannot_be_written_is_one_message(models, capsys, monkeypatc
 
 
 @pytest.mark.parametrize("command", [MERGE, CALIBRATE, ["convert", "base"]])
-def test_a_link_to_nothing_is_refused_as_out_at_once(models, capsys, command):  # noqa: F811
+def test_out_may_not_be_a_broken_link(models, capsys, command):
     Path("link").symlink_to("nowhere")
     Path("loop").symlink_to("loop")
     for link in ("link", "loop"):
@@ -110,25 +113,24 @@ def test_a_link_to_nothing_is_refused_as_out_at_once(models, capsys, command):  
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_real_ctrl_c_in_the_middle_of_calibration_ends_with_130_and_the_same_command_goes_on(
+def test_an_interrupted_calibration_ends_with_130_and_the_same_command_continues(
     models, capsys, monkeypatch, sent
-):  # noqa: F811
-    def told(*words, **more):
-        say(*words, **more)
+):
+    def interrupting(*words, **more):
+        print_(*words, **more)
         if "drift" in str(words[0]):
             signal.raise_signal(sent)
 
-    before, say = tree(models), terminal.progress.print
-    ignored = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # what a shell starts in the background hears no Ctrl-C
+    before, print_ = tree(models), terminal.progress.print
+    # a process started in the background by a shell ignores Ctrl-C
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patched:
-        patched.setattr(terminal.progress, "print", told)
+        patched.setattr(terminal.progress, "print", interrupting)
         assert cli.main(CALIBRATE) == cli.INTERRUPTED
     signal.signal(signal.SIGINT, ignored)
-    said = capsys.readouterr().err
-    assert "vision.00" in said and "vision.01" not in said
-    assert "the same command continues" in said and "Traceback" not in said
+    message = capsys.readouterr().err
+    assert "vision.00" in message and "vision.01" not in message
+    assert "the same command continues" in message and "Traceback" not in message
     left = tree(models).keys() - before.keys()
     assert ".new.unfinished/blocks/vision.00.safetensors" in left
     assert all(name.startswith(".new.unfinished/") for name in left)

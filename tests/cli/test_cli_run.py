@@ -1,6 +1,4 @@
-"""Options of `featcal calibrate` beside its numbers, what is refused before anything is read, and
-what is printed when.
-"""
+"""Dry runs, logs, JSON and progress; options as arguments of the library; what inspect shows."""
 
 import json
 import os
@@ -10,19 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_cli import (
-    CALIBRATE,
-    DATA,
-    EVALUATE,
-    EXPERTS,
-    FEW,
-    MERGE,
-    WEIGHT,
-    models,
-    ready,
-    refused,
-    tree,
-)  # noqa: F401 - fixtures
+from test_cli import CALIBRATE, EVALUATE, MERGE, WEIGHT, models, ready, refused, tree
 
 from featcal.cli import main as cli
 from featcal.cli import terminal
@@ -30,7 +16,7 @@ from featcal.models.checkpoint import LazyCheckpoint
 from tests import checkpoints
 
 
-def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(models, capsys, monkeypatch):  # noqa: F811
+def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(models, capsys, monkeypatch):
     monkeypatch.setattr(
         "featcal.calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("computed")
     )
@@ -43,7 +29,7 @@ def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(models, capsy
     assert told["drawn"]["dtd"] == {"samples": 6, "longest": 0} and told["needs"]["host_bytes"] > 0
 
 
-def test_a_dry_run_finds_what_a_run_would_stumble_over(models, capsys):  # noqa: F811
+def test_a_dry_run_finds_what_a_run_would_stumble_over(models, capsys):
     assert "at most 9" in refused([*CALIBRATE, "--dry-run", "--samples", "10"], models, capsys)
     whole = LazyCheckpoint(models / "dtd").tensor(WEIGHT)
     for broken in (torch.zeros(48, 32), None, torch.full((64, 32), float("nan"))):
@@ -53,7 +39,7 @@ def test_a_dry_run_finds_what_a_run_would_stumble_over(models, capsys):  # noqa:
     assert "more.weight" in refused([*CALIBRATE, "--dry-run"], models, capsys)
 
 
-def test_a_disk_without_room_is_told_before_the_work(models, capsys, monkeypatch):  # noqa: F811
+def test_a_disk_without_room_is_told_before_the_work(models, capsys, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     monkeypatch.setattr(
         "featcal.calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("computed")
@@ -62,7 +48,7 @@ def test_a_disk_without_room_is_told_before_the_work(models, capsys, monkeypatch
         assert "1000 B" in refused(command, models, capsys)
 
 
-def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch):  # noqa: F811
+def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch):
     import shutil
 
     from featcal.calibration.resume import RunFolder
@@ -82,7 +68,7 @@ def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch)
     )
 
 
-def test_a_log_file_tells_every_block_and_what_went_wrong(models, capsys):  # noqa: F811
+def test_a_log_file_tells_every_block_and_what_went_wrong(models, capsys):
     import logging
 
     before = logging.getLogger().handlers[:]
@@ -95,14 +81,7 @@ def test_a_log_file_tells_every_block_and_what_went_wrong(models, capsys):  # no
         logging.getLogger().removeHandler(handler)
 
 
-def test_inspect_without_a_plan_does_not_import_transformers(models):  # noqa: F811
-    asked = "main(['inspect', 'dtd'])"
-    code = f"import sys; from featcal.cli.main import main; {asked}; print({{'transformers'}} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "no NaN" in done.stdout and done.stdout.endswith("set()\n")
-
-
-def test_options_are_keywords_of_the_library(models, monkeypatch):  # noqa: F811
+def test_options_are_keywords_of_the_library(models, monkeypatch):
     from pathlib import Path
 
     import featcal
@@ -141,93 +120,9 @@ def test_calibrate_has_at_most_20_options_and_help_names_every_setting(capsys):
     assert all(name in printed for name in named)
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--dtype", "float64"], "--dtype"),
-        (["--host-memory", "much"], "--host-memory"),
-        (["--host-memory", "-1GiB"], "--host-memory"),
-        (["--work", "base/config.json"], "names a file"),
-        (["--work", "base/waiting"], "lies in"),
-        (["--work", "new/waiting"], "lies in"),
-        (["--work", "/proc/x"], "--work"),
-        (["--out", "/proc/x"], "--out"),
-        (["--out", "base/config.json/new"], "--out"),
-        (["--out", "merged"], "read"),
-        (["--out", "merged/new"], "lies inside"),
-        (["--out", "images/dtd/new"], "lies inside"),
-        (["--set", "split=../mnist/train"], "split"),
-        (["--set", "split=/etc"], "split"),
-        (["--set", "tokens=0"], "calibrate.tokens"),
-        (["--data", "cars=nowhere/at/all"], "owner/name"),
-        (["--data", "cars=no-such-owner/no-such-set"], "cars"),
-        (["--data", "cars"], "NAME=PATH"),
-    ],
-)
-def test_a_place_or_a_value_that_cannot_be_used_is_refused_before_anything_is_read(
-    models, capsys, more, said
-):  # noqa: F811
-    assert said in refused([*CALIBRATE, *more], models, capsys)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [[*MERGE[:-1]], [*CALIBRATE[:-1]], ["convert", "base", "--out"]],
-    ids=["merge", "calibrate", "convert"],
-)
-def test_a_folder_that_cannot_be_made_is_one_message(models, capsys, command):  # noqa: F811
-    assert "/proc/x" in refused([*command, "/proc/x"], models, capsys)
-
-
-@pytest.mark.parametrize("command", [MERGE, CALIBRATE], ids=["merge", "calibrate"])
-def test_weights_of_whole_numbers_are_refused(models, capsys, command):  # noqa: F811
-    for name in ("base", "mnist", "dtd", "merged"):
-        stored = LazyCheckpoint(models / name)
-        key = next(tensor for tensor in stored.names if tensor.endswith(WEIGHT))
-        checkpoints.with_tensors(models / name, {key: torch.ones(64, 32, dtype=torch.int8)})
-    message = refused(command, models, capsys)
-    assert WEIGHT in message and "stored as int8" in message and "quantised" in message
-
-
-def test_a_quantised_configuration_is_refused(models, capsys):  # noqa: F811
-    path = models / "mnist/config.json"
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "gptq"}})
-    )
-    for command in (MERGE, CALIBRATE):
-        assert "mnist/config.json" in refused(command, models, capsys)
-
-
-def test_experts_stored_in_two_types_are_refused_with_the_way_to_convert_one(models, capsys):  # noqa: F811
-    half = LazyCheckpoint(models / "dtd").tensor(WEIGHT).half()
-    checkpoints.with_tensors(models / "dtd", {WEIGHT: half})
-    message = refused(MERGE, models, capsys)
-    assert "torch.float16" in message and "dtd" in message and "save_pretrained" in message
-
-
-def test_an_index_that_leads_out_of_its_folder_is_refused(models, capsys):  # noqa: F811
-    (models / "dtd/model.safetensors").unlink()
-    for shard in ("../mnist/model.safetensors", str(models / "mnist/model.safetensors")):
-        index = {"weight_map": dict.fromkeys(LazyCheckpoint(models / "mnist").names, shard)}
-        (models / "dtd/model.safetensors.index.json").write_text(json.dumps(index))
-        for command in (MERGE, CALIBRATE, ["inspect", "dtd"]):
-            assert "model.safetensors.index.json" in refused(command, models, capsys)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [CALIBRATE, [*EVALUATE, "--template", "a photo of a {}"], ["convert", "base", "--out", "new"]],
-    ids=["calibrate", "evaluate", "convert"],
-)
-@pytest.mark.parametrize("content", ["[1]", "{"])
-def test_a_processor_file_that_is_no_mapping_is_one_message(models, capsys, arguments, content):  # noqa: F811
-    (models / "base/preprocessor_config.json").write_text(content)
-    assert "preprocessor_config.json" in refused(arguments, models, capsys)
-
-
 def test_inspect_tells_sites_what_blocks_exchange_and_what_stays_as_it_is(
     models, capsys, monkeypatch
-):  # noqa: F811
+):
     import language
 
     monkeypatch.setenv("COLUMNS", "200")
@@ -249,7 +144,7 @@ def test_inspect_tells_sites_what_blocks_exchange_and_what_stays_as_it_is(
     )  # where only the class token counts for q
 
 
-def test_inspect_of_a_model_that_cannot_be_thought_through_says_so_and_goes_on(models, capsys):  # noqa: F811
+def test_inspect_of_a_model_that_cannot_be_thought_through_says_so_and_goes_on(models, capsys):
     import transformers
 
     from featcal.models.save import save_model
@@ -276,6 +171,38 @@ def test_inspect_of_a_model_that_cannot_be_thought_through_says_so_and_goes_on(m
     assert "Wav2Vec2Model: it takes" in refused(
         ["calibrate", "--merged", "sound", "--base", "sound", *few], models, capsys
     )
+
+
+def test_every_command_that_reports_does_so_in_json_too(models, capsys):
+    def told(*arguments):
+        assert cli.main(["--quiet", *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert told(*MERGE[:-1], "fused")["method"] == "task_arithmetic"
+    assert [block["name"] for block in told(*CALIBRATE)["blocks"]] == ["vision.00", "vision.01"]
+    plan = [part for part in CALIBRATE[:9] if part != "calibrate"]
+    assert told("plan", *plan)["host_bytes"] > 0
+    inspected = told("inspect", "new", "--plan")
+    assert inspected["calibration"]["stacks"][0]["blocks"] == 2 and inspected["stored_as"] == {
+        "float32": inspected["tensors"]
+    }
+    assert told("convert", "base", "--out", "other") == {"folder": "other", "form": "open_clip"}
+    evaluated = told(*EVALUATE, "--template", "a photo of a {}")
+    assert evaluated["tasks"]["mnist"]["images"] == 6 and 0 <= evaluated["average"] <= 100
+    assert "python" in told("doctor")["machine"]
+
+
+def test_quiet_prints_results_alone(models, capfd):
+    assert cli.main(["--quiet", *CALIBRATE]) == 0
+    told = capfd.readouterr()
+    assert told.err == "" and "calibrated model: new" in told.out
+
+
+def test_colours_and_bars_need_a_terminal(models, capsys):
+    assert cli.main(CALIBRATE) == 0
+    told = capsys.readouterr()
+    assert "vision.01" in told.err and "calibrated model: new" in told.out
+    assert not [sign for sign in ("\x1b", "\r", "%|") if sign in told.err + told.out]
 
 
 SPEAKING = """
