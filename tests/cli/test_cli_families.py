@@ -1,6 +1,4 @@
-"""`featcal calibrate` beyond CLIP: what a model is given is told by its class; the weights are
-those of the call in Python.
-"""
+"""`featcal calibrate` beyond CLIP: the weights are those of the call in Python."""
 
 import json
 import shutil
@@ -29,12 +27,9 @@ from featcal.models.save import save_model
 COMMON = ["--ridge", "0.1", "--seed", "3", "--set", "batch=16", "--device", "cpu"]
 SETTINGS = featcal.Calibration(ridge=0.1, anchor_blend=2.0, interpolation=0.3)
 EXPERTS = ["--expert", "a=a", "--expert", "b=b"]
-TEXT = [
-    *"calibrate --base base --merged merged".split(),
-    *EXPERTS,
-    *"--out new --samples 9".split(),
-    *COMMON,
-]
+COMMAND = [*"calibrate --base base --merged merged --out new".split(), *EXPERTS, *COMMON]
+TEXTS = ["--data", "a=a.jsonl", "--data", "b=b.jsonl"]
+TEXT = [*COMMAND, "--samples", "9"]
 ROWS = {
     "llama": [{"prompt": f"say {word}: ", "completion": word} for word in WORDS],
     "bert": [{"text": word} for word in WORDS],
@@ -43,44 +38,42 @@ ROWS = {
 
 
 def oracle(kind, rows):
-    """Batches padded by the tokenizer alone, longest first as the command orders them and cut where
-    it ends them.
-    """
-    own, made = tokenizer(), []
+    """Return batches padded by the tokenizer alone, ordered and cut as by the command."""
+    own = tokenizer()
     texts = [
-        row.get("text") or (row.get("prompt", "") + row.get("completion", "")) or row["input"]
-        for row in rows
+        row.get("text") or row.get("input") or row["prompt"] + row["completion"] for row in rows
     ]
     targets = [row.get("target", "") for row in rows]
-    order = sorted(
-        range(len(rows)), key=lambda i: (-len(own(texts[i])["input_ids"]), -len(targets[i]))
-    )
+    ids = [own(text)["input_ids"] for text in texts]
+    order = sorted(range(len(rows)), key=lambda i: (-len(ids[i]), -len(targets[i])))
     read = [
-        TokenizedText(
-            own(texts[i])["input_ids"], own(targets[i])["input_ids"] if kind == "t5" else None
-        )
-        for i in order
+        TokenizedText(ids[i], own(targets[i])["input_ids"] if kind == "t5" else None) for i in order
     ]
+    made = []
     for part in cut(read, 16, PADDED):
         chosen, order = order[: len(part)], order[len(part) :]
         batch = dict(own([texts[i] for i in chosen], padding=True, return_tensors="pt"))
+        batch.pop("token_type_ids", None)
         if kind == "t5":
-            labels = own(
-                text_target=[targets[i] for i in chosen], padding=True, return_tensors="pt"
-            )
-            batch["labels"] = labels["input_ids"].masked_fill(labels["attention_mask"] == 0, -100)
-        made.append(
-            {
-                name: batch[name]
-                for name in ("input_ids", "attention_mask", "labels")
-                if name in batch
-            }
-        )
+            padded = own([targets[i] for i in chosen], padding=True, return_tensors="pt")
+            mask = padded["attention_mask"] == 0
+            batch["labels"] = padded["input_ids"].masked_fill(mask, -100)
+        made.append(batch)
     return made
 
 
 def written(folder):
     return load_file(folder / "model.safetensors")
+
+
+def equals_the_call(folder, batches):
+    """Check the weights in `new` against those of the call in Python."""
+    given = {"experts": {"a": "a", "b": "b"}, "batches": batches, "settings": SETTINGS}
+    called = featcal.calibrate("merged", base="base", **given).model
+    assert written(folder / "new")
+    for name, value in written(folder / "new").items():
+        assert torch.equal(value, called.state_dict()[name]), name
+    return called
 
 
 @pytest.fixture
@@ -103,32 +96,18 @@ def test_text_models_are_calibrated_as_by_the_call_in_python(texts, kind):
     from featcal.data.batches import draw_indices
 
     folder = texts(kind)
-    assert cli.main([*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]) == 0
-    experts = {"a": "a", "b": "b"}
-    batches = {
-        name: oracle(kind, [ROWS[kind][i] for i in draw_indices(name, 9, 9, 3)]) for name in experts
-    }
-    called = featcal.calibrate(
-        "merged", base="base", experts=experts, batches=batches, settings=SETTINGS
-    ).model
-    ours = written(folder / "new")
-    assert ours and all(
-        torch.equal(value, called.state_dict()[name]) for name, value in ours.items()
-    )
+    assert cli.main([*TEXT, *TEXTS]) == 0
+    drawn = {name: [ROWS[kind][i] for i in draw_indices(name, 9, 9, 3)] for name in "ab"}
+    called = equals_the_call(folder, {name: oracle(kind, rows) for name, rows in drawn.items()})
     assert (folder / "new/tokenizer.json").is_file()
     getattr(tf, type(called).__name__).from_pretrained(folder / "new")
 
 
+DINO, SIGLIP = tf.Dinov2Config(**VISION, mlp_ratio=2), tf.SiglipVisionConfig(**WIDE)
 VISIONS = {
     "vit": ("ViTImageProcessorPil", lambda: tf.ViTModel(tf.ViTConfig(**WIDE))),
-    "dinov2": (
-        "BitImageProcessorPil",
-        lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, mlp_ratio=2)),
-    ),
-    "siglip": (
-        "SiglipImageProcessorPil",
-        lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**WIDE)),
-    ),
+    "dinov2": ("BitImageProcessorPil", lambda: tf.Dinov2Model(DINO)),
+    "siglip": ("SiglipImageProcessorPil", lambda: tf.SiglipVisionModel(SIGLIP)),
 }
 SIDE = {"size": {"height": 16, "width": 16}}
 
@@ -139,25 +118,23 @@ def flat(tmp_path, monkeypatch):
 
     def ready(kind):
         processor, build = VISIONS[kind]
-        made = getattr(tf, processor)(
-            **SIDE, **({"crop_size": SIDE["size"]} if kind == "dinov2" else {})
-        )
+        crop = {"crop_size": SIDE["size"]} if kind == "dinov2" else {}
+        made = getattr(tf, processor)(**SIDE, **crop)
         for seed, name in enumerate(("base", "a", "b", "merged")):
             save_model(make(build, seed, torch.float32), tmp_path / name)
             made.save_pretrained(tmp_path / name)
         for name in "ab":
             (tmp_path / "pictures" / name).mkdir(parents=True)
             for i in range(6):
-                checkpoints.picture(size=(20, 24), seed=i).save(
-                    tmp_path / "pictures" / name / f"{i}.png"
-                )
+                image = checkpoints.picture(size=(20, 24), seed=i)
+                image.save(tmp_path / "pictures" / name / f"{i}.png")
         monkeypatch.chdir(tmp_path)
         return tmp_path, made
 
     return ready
 
 
-PICTURES = [*TEXT[:-9], "6", *COMMON, "--data", "a=pictures/a", "--data", "b=pictures/b"]
+PICTURES = [*COMMAND, "--samples", "6", "--data", "a=pictures/a", "--data", "b=pictures/b"]
 
 
 @pytest.mark.parametrize("kind", sorted(VISIONS))
@@ -168,19 +145,10 @@ def test_vision_models_are_calibrated_on_a_flat_folder_of_pictures(flat, kind):
     assert cli.main(["calibrate", *PICTURES[1:]]) == 0
     batches = {}
     for name in "ab":
-        opened = [
-            Image.open(folder / f"pictures/{name}/{i}.png") for i in draw_indices(name, 6, 6, 3)
-        ]
-        batches[name] = [
-            {"pixel_values": processor(opened, return_tensors="pt")["pixel_values"].float()}
-        ]
-    called = featcal.calibrate(
-        "merged", base="base", experts={"a": "a", "b": "b"}, batches=batches, settings=SETTINGS
-    ).model
-    assert all(
-        torch.equal(value, called.state_dict()[name])
-        for name, value in written(folder / "new").items()
-    )
+        paths = [f"pictures/{name}/{i}.png" for i in draw_indices(name, 6, 6, 3)]
+        pixels = processor([Image.open(path) for path in paths], return_tensors="pt")
+        batches[name] = [{"pixel_values": pixels["pixel_values"].float()}]
+    equals_the_call(folder, batches)
 
 
 def test_pictures_without_labels_calibrate_as_with_labels_however_they_lie(flat, monkeypatch):
@@ -195,15 +163,15 @@ def test_pictures_without_labels_calibrate_as_with_labels_however_they_lie(flat,
         files = sorted((folder / "pictures" / name).iterdir())
         table = {"image": [{"bytes": file.read_bytes(), "path": None} for file in files]}
         (folder / "rows" / name).mkdir(parents=True)
+        kinds = datasets.Features({"image": datasets.Image()})
         with quiet_datasets():
-            datasets.Dataset.from_dict(
-                table, features=datasets.Features({"image": datasets.Image()})
-            ).to_parquet(folder / "rows" / name / "train.parquet")
+            rows = datasets.Dataset.from_dict(table, features=kinds)
+            rows.to_parquet(folder / "rows" / name / "train.parquet")
         shutil.copytree(folder / "pictures" / name, folder / "classes" / name / "train" / "x")
     shapes = {"rows": "", "classes": "", "file": "/train.parquet"}
     for i, (shape, file) in enumerate(shapes.items()):
-        place = "rows" if shape == "file" else shape
-        data = [f"--data=a={place}/a{file}", f"--data=b={place}/b{file}"]
+        parent = "rows" if shape == "file" else shape
+        data = [f"--data=a={parent}/a{file}", f"--data=b={parent}/b{file}"]
         assert cli.main([*PICTURES[: PICTURES.index("--data")], *data, "--out", f"new{i}"]) == 0
         assert all(
             torch.equal(value, want[name]) for name, value in written(folder / f"new{i}").items()
@@ -233,16 +201,8 @@ def test_pictures_without_labels_calibrate_as_with_labels_however_they_lie(flat,
             "auto_map",
         ),
         (lambda f: (f / "a.jsonl").unlink(), "a.jsonl"),
-        (
-            lambda f: (
-                (f / "a.jsonl").rename(f / "a.csv")
-                and shutil.copy(f / "a.csv", f / "a.jsonl")
-                and None
-            ),
-            None,
-        ),
     ],
-    ids=["keys", "few", "template", "no tokenizer", "garbage", "code", "missing", "fine"],
+    ids=["keys", "few", "template", "no tokenizer", "garbage", "code", "missing"],
 )
 def test_text_that_cannot_be_used_is_one_message(texts, capsys, monkeypatch, change, said):
     monkeypatch.setattr(
@@ -250,11 +210,8 @@ def test_text_that_cannot_be_used_is_one_message(texts, capsys, monkeypatch, cha
     )
     folder = texts("llama", template=None)
     change(folder)
-    command = [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]
-    if said is None:
-        assert cli.main(command) == 0
-    else:
-        assert said in refused(command, folder, capsys)
+    command = [*TEXT, *TEXTS]
+    assert said in refused(command, folder, capsys)
 
 
 def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_question(
@@ -267,7 +224,7 @@ def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_quest
     config = json.loads((folder / "a/config.json").read_text())
     (folder / "a/own.py").write_text("raise SystemExit('run')")
     own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
-    calibration = [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]
+    calibration = [*TEXT, *TEXTS]
     for changed in ({"model_type": "own", "auto_map": own}, {"auto_map": own}):
         (folder / "a/config.json").write_text(json.dumps(config | changed))
         for command in (["inspect", "a"], calibration, [*calibration, "--dry-run"]):
@@ -284,46 +241,33 @@ def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_quest
 def test_a_row_that_names_a_picture_outside_of_the_folder_is_refused(flat, capsys):
     folder, _ = flat("vit")
     Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / "secret.png")
-    for i, path in enumerate(
-        ("../secret.png", str(folder / "secret.png"), "https://example.org/x.png")
-    ):
+    secret = str(folder / "secret.png")
+    for i, path in enumerate(("../secret.png", secret, "https://example.org/x.png")):
         (folder / f"rows{i}").mkdir()
         kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
         rows = pyarrow.array([{"path": path, "bytes": None}] * 6, kind)
-        pyarrow.parquet.write_table(
-            pyarrow.table({"image": rows}), folder / f"rows{i}" / "train.parquet"
-        )
-        command = [
-            *PICTURES[: PICTURES.index("--data")],
-            "--data",
-            f"a=rows{i}",
-            "--data",
-            f"b=rows{i}",
-        ]
-        assert path in refused(command, folder, capsys)
+        table = pyarrow.table({"image": rows})
+        pyarrow.parquet.write_table(table, folder / f"rows{i}" / "train.parquet")
+        few = PICTURES[: PICTURES.index("--data")]
+        command = [*few, "--data", f"a=rows{i}", "--data", f"b=rows{i}"]
+        assert path[:40] in refused(command, folder, capsys)
 
 
 def test_blocks_are_named_with_stack_and_norms_and_biases_left_out_with_switches(texts, capsys):
     """Of a model of several lists of blocks, which no class that is known tells apart."""
     folder = texts("bert")
     for seed, name in enumerate(("base", "a", "b", "merged")):
-        config = tf.DebertaConfig(
-            **tiny.TEXT | {"vocab_size": language.VOCABULARY, "max_position_embeddings": 64}
-        )
-        save_model(
-            make(lambda config=config: tf.DebertaModel(config), seed, torch.float32), folder / name
-        )
+        sizes = {"vocab_size": language.VOCABULARY, "max_position_embeddings": 64}
+        config = tf.DebertaConfig(**tiny.TEXT | sizes)
+        model = make(lambda config=config: tf.DebertaModel(config), seed, torch.float32)
+        save_model(model, folder / name)
         tokenizer().save_pretrained(folder / name)
-    asked = [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]
+    asked = [*TEXT, *TEXTS]
     assert "norm" in refused(asked, folder, capsys)
     message = refused([*asked, "--set", "stack=encoder.layers"], folder, capsys)
     assert "--set stack=PATH: encoder.layer" in message
-    assert (
-        cli.main(
-            [*asked, "--set", "norm=false", "--set", "bias=false", "--set", "stack=encoder.layer"]
-        )
-        == 0
-    )
+    chosen = "--set norm=false --set bias=false --set stack=encoder.layer".split()
+    assert cli.main([*asked, *chosen]) == 0
     before, after = written(folder / "merged"), written(folder / "new")
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved and all(

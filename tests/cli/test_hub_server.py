@@ -55,23 +55,19 @@ def environment(hub: HubServer) -> dict[str, str]:
 
 
 def command(place: Path, data: str, out: Path, kind: str = "") -> list[str]:
-    folders = {name: str(place / f"{kind}{name}") for name in ("base", "merged", "expert")}
-    models = [
-        "--base",
-        folders["base"],
-        "--merged",
-        folders["merged"],
-        "--expert",
-        f"mnist={folders['expert']}",
-    ]
-    return [
-        "calibrate",
-        *models,
-        "--data",
-        f"mnist={data}",
-        *"--samples 6 --set batch=3 --out".split(),
-        str(out),
-    ]
+    base, merged, expert = (str(place / f"{kind}{name}") for name in ("base", "merged", "expert"))
+    models = ["--base", base, "--merged", merged, "--expert", f"mnist={expert}"]
+    few = "--samples 6 --set batch=3".split()
+    return ["calibrate", *models, "--data", f"mnist={data}", *few, "--out", str(out)]
+
+
+def complaint_of(client: Client, arguments: list[str]) -> str:
+    """Return the one message of a command line that must be refused, and that writes nothing."""
+    code, complaint = client.ask("featcal", *arguments)
+    assert code == cli.MISTAKE and complaint.count("featcal:") == 1, complaint
+    out = Path(arguments[arguments.index("--out") + 1])
+    assert "Traceback" not in complaint and not out.exists()
+    return complaint
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -109,13 +105,9 @@ def calibrated(served, place, tmp_path_factory):
         code, said = client.ask("featcal", *command(place, given or name, out, kind(name)))
         assert code == 0, said
         there, local = tree(out), dict(here(name))
-        card = there.pop(
-            "README.md"
-        ).decode()  # names the data set, which a folder here has no name for
-        assert (
-            f"- {name.split('@')[0].split(':')[0]}\n" in card
-            and "datasets:" not in local.pop("README.md").decode()
-        )
+        card = there.pop("README.md").decode()  # names the data set; a folder here has no name
+        assert f"- {name.split('@')[0].split(':')[0]}\n" in card
+        assert "datasets:" not in local.pop("README.md").decode()
         return there, local
 
     return both
@@ -168,9 +160,7 @@ def test_a_data_set_of_the_hub_calibrates_to_the_bytes_of_its_files_in_a_folder(
 )
 def test_what_the_hub_cannot_give_is_one_message(served, place, tmp_path, name, options, said):
     _, client = served
-    code, complaint = client.ask("featcal", *command(place, name, tmp_path / "new"), *options)
-    assert code == cli.MISTAKE and complaint.count("featcal:") == 1 and said in complaint, complaint
-    assert "Traceback" not in complaint and not any(tmp_path.iterdir())
+    assert said in complaint_of(client, [*command(place, name, tmp_path / "new"), *options])
 
 
 def test_a_download_that_breaks_off_is_one_message_and_goes_on_where_it_was(
@@ -178,17 +168,8 @@ def test_a_download_that_breaks_off_is_one_message_and_goes_on_where_it_was(
 ):
     hub, client = served
     hub.cuts["train.parquet"] = 1000
-    code, complaint = client.ask("featcal", *command(place, "bad/cut", tmp_path / "new"))
-    assert (
-        code == cli.MISTAKE
-        and "bad/cut@main: not in the local Hugging Face cache, and downloading it failed"
-        in complaint
-    )
-    assert (
-        complaint.count("featcal:") == 1
-        and "Traceback" not in complaint
-        and not any(tmp_path.iterdir())
-    )
+    message = complaint_of(client, command(place, "bad/cut", tmp_path / "new"))
+    assert "bad/cut@main: not in the local Hugging Face cache, and downloading it failed" in message
     del hub.cuts["train.parquet"]
     assert client.ask("featcal", *command(place, "bad/cut", tmp_path / "new"))[0] == 0
     assert any(request.endswith("train.parquet bytes=1000-") for request in hub.seen)
@@ -228,7 +209,9 @@ def account(place, tmp_path_factory):
 
 def pushing(place: Path, out: Path, name: str) -> list[str]:
     merging = [
-        *"merge average --base".split(),
+        "merge",
+        "average",
+        "--base",
         str(place / "base"),
         "--expert",
         f"a={place / 'expert'}",
@@ -245,13 +228,6 @@ def test_a_pushed_folder_comes_back_from_the_hub_as_it_is(account, place, tmp_pa
     assert tree(back).items() <= tree(tmp_path / "new").items() and load_vision(back)
 
 
-def refused(client: Client, place: Path, out: Path, name: str) -> str:
-    """What is said of a push that is refused before the work."""
-    code, complaint = client.ask("featcal", *pushing(place, out, name))
-    assert code == cli.MISTAKE and complaint.count("featcal:") == 1 and not out.exists(), complaint
-    return complaint
-
-
 @pytest.mark.parametrize(
     ("token", "name", "said"),
     [
@@ -263,7 +239,8 @@ def refused(client: Client, place: Path, out: Path, name: str) -> str:
 def test_who_cannot_push_is_told_before_the_work(account, place, tmp_path, token, name, said):
     hub, client = account
     client.ask("token", token)
-    assert said in refused(client, place, tmp_path / "new", name) and name not in hub.repositories
+    assert said in complaint_of(client, pushing(place, tmp_path / "new", name))
+    assert name not in hub.repositories
     client.ask("token", TOKEN)
 
 
@@ -307,25 +284,19 @@ def test_without_a_connection_a_cached_commit_can_be_named_itself(served, gone, 
     ],
 )
 def test_without_a_connection_what_is_not_cached_is_one_message(gone, place, tmp_path, name, how):
-    code, complaint = gone[how].ask("featcal", *command(place, name, tmp_path / "new"))
-    assert code == cli.MISTAKE and complaint.count("featcal:") == 1 and "Traceback" not in complaint
-    assert "not in the local Hugging Face cache, and downloading it failed" in complaint, complaint
-    assert "run again with network access" in complaint and not any(tmp_path.iterdir())
+    complaint = complaint_of(gone[how], command(place, name, tmp_path / "new"))
+    assert "not in the local Hugging Face cache, and downloading it failed" in complaint
+    assert "run again with network access" in complaint
 
 
 @pytest.mark.parametrize("how", ["gone", "offline"])
 def test_without_a_connection_another_configuration_is_not_taken_for_the_one_named(
     gone, place, tmp_path, how
 ):
-    code, complaint = gone[how].ask(
-        "featcal", *command(place, "owner/photos:large", tmp_path / "new")
-    )
-    assert (
-        code == cli.MISTAKE
-        and complaint.count("featcal:") == 1
-        and "'large' not found" in complaint
-    ), complaint
+    asked = command(place, "owner/photos:large", tmp_path / "new")
+    assert "'large' not found" in complaint_of(gone[how], asked)
 
 
 def test_without_a_connection_a_push_is_refused_before_the_work(gone, place, tmp_path):
-    assert "cannot be reached" in refused(gone["offline"], place, tmp_path / "new", "me/new")
+    complaint = complaint_of(gone["offline"], pushing(place, tmp_path / "new", "me/new"))
+    assert "cannot be reached" in complaint

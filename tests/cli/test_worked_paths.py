@@ -1,6 +1,4 @@
-"""The page *Use it on your model*: every command of it runs on pico models, as it stands there but
-for fewer samples.
-"""
+"""Every command of the page *Use it on your model* runs on tiny models, with fewer samples."""
 
 import json
 import re
@@ -37,10 +35,8 @@ def section(name: str) -> str:
 
 def commands(part: str) -> list[list[str]]:
     """The shell commands of a part of the page."""
-    lines = (
-        "\n".join(re.findall(r"```bash\n(.*?)```", part, re.S)).replace("\\\n", " ").splitlines()
-    )
-    return [shlex.split(line) for line in lines if line.strip()]
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", part, re.S)).replace("\\\n", " ")
+    return [shlex.split(line) for line in blocks.splitlines() if line.strip()]
 
 
 def run(part: str, skip: int = 0) -> None:
@@ -51,12 +47,8 @@ def run(part: str, skip: int = 0) -> None:
 
 def command(arguments: list[str]) -> int:
     """One command; where it draws samples, as many as there are."""
-    return cli.main(
-        [
-            *arguments,
-            *(["--samples", str(SAMPLES)] if arguments[0] in ("calibrate", "tune", "plan") else []),
-        ]
-    )
+    few = ["--samples", str(SAMPLES)] if arguments[0] in ("calibrate", "tune", "plan") else []
+    return cli.main([*arguments, *few])
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -64,9 +56,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def solved(calibrated: Path, merged: Path) -> set[str]:
-    """The tensors that calibration changed; all of them are there, and the card and the record of
-    the run besides.
-    """
+    """Return the tensors that calibration changed, after checking that the folder is complete."""
     after, before = tensors(calibrated), tensors(merged)
     assert after.keys() == before.keys()
     metadata = ModelCard.load(calibrated / "README.md").data
@@ -76,7 +66,7 @@ def solved(calibrated: Path, merged: Path) -> set[str]:
 
 
 def fine_tuned(base: Path, out: Path, seed: int) -> Path:
-    """A stand-in for an expert: the base with every number moved a little, and its tokenizer."""
+    """Write the base with all weights moved a little, and its tokenizer, as an expert."""
     return save_model(shifted(load_model(base), seed, 0.02), out, like=base)
 
 
@@ -112,16 +102,14 @@ def llamas(tmp_path, monkeypatch) -> Path:
 
 
 def merged_as_mergekit_does(recipe: Path, out: Path) -> None:
-    """Task arithmetic written out, with the recipe beside the result as mergekit leaves it."""
+    """Write task arithmetic with its recipe, as mergekit does."""
     content = yaml.safe_load(recipe.read_text())
-    base = tensors(Path(content["base_model"]))
-    experts = [
-        (tensors(Path(entry["model"])), entry["parameters"]["weight"])
-        for entry in content["models"]
-    ]
-    state = {
-        name: value + sum(w * (e[name] - value) for e, w in experts) for name, value in base.items()
-    }
+    state = base = tensors(Path(content["base_model"]))
+    for entry in content["models"]:
+        expert, weight = tensors(Path(entry["model"])), entry["parameters"]["weight"]
+        state = {
+            name: value + weight * (expert[name] - base[name]) for name, value in state.items()
+        }
     shutil.copytree(content["base_model"], out)
     save_file(state, out / "model.safetensors", metadata={"format": "pt"})
     shutil.copyfile(recipe, out / "mergekit_config.yml")
@@ -129,9 +117,8 @@ def merged_as_mergekit_does(recipe: Path, out: Path) -> None:
 
 def recipe_of_the_page(**changes) -> Path:
     (written,) = re.findall(r"```yaml\n(.*?)```", section("use-mergekit"), re.S)
-    Path("merge.yaml").write_text(
-        yaml.safe_dump(yaml.safe_load(written) | changes) if changes else written
-    )
+    changed = yaml.safe_dump(yaml.safe_load(written) | changes) if changes else written
+    Path("merge.yaml").write_text(changed)
     return Path("merge.yaml")
 
 
@@ -219,14 +206,9 @@ def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evalua
         name.startswith(("encoder.layers", "vision_model.encoder.layers"))
         for name in solved(Path("calibrated"), Path("merged"))
     )
-    told = capsys.readouterr().out
-    assert (
-        0
-        <= json.loads(told[told.index("{\n") :][told[told.index("{\n") :].index('{\n  "model"') :])[
-            "average"
-        ]
-        <= 100
-    )
+    printed = capsys.readouterr().out
+    result = json.loads(printed[printed.index('{\n  "model"') :])
+    assert 0 <= result["average"] <= 100
 
 
 def test_an_open_clip_checkpoint_is_converted_calibrated_and_converted_back_without_loss(
