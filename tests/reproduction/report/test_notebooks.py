@@ -8,6 +8,7 @@ computes.
 import ast
 import hashlib
 import importlib.util
+import re
 from copy import deepcopy
 from pathlib import Path
 
@@ -179,6 +180,19 @@ def test_a_page_reads_what_it_declares_and_has_few_tables(name, monkeypatch):
 def test_the_pipeline_waits_for_what_the_pages_declare_to_read():
     """Otherwise: python scripts/pages.py."""
     assert SCRIPT.TARGET.read_text() == SCRIPT.pages_yaml()
+
+
+def test_the_page_of_the_page_extend_it_runs(results, tmp_path):
+    text = (ROOT / "book" / "extend.md").read_text("utf-8")
+    found = dict(re.findall(r"<!-- cell: (\w+) -->\n```python\n(.*?)```", text, re.DOTALL))
+    cells = [
+        nbformat.v4.new_code_cell(found["parameters"], metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell(found["page"]),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "mine.ipynb")
+    assert SCRIPT.reads_of(tmp_path / "mine.ipynb") == ["scores/clip_b32-8", "ablate/clip_b32-8"]
+    page = run_page(nbformat.read(tmp_path / "mine.ipynb", as_version=4), tmp_path)
+    assert "Task Arithmetic" in outputs(page)[-1].data["text/plain"]
 
 
 @pytest.mark.parametrize(
