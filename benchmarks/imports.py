@@ -1,13 +1,10 @@
-"""Start-up: how long the imports of each stage take in a process of its own, and what share of the
-stage that would be.
+"""Start-up: how long the imports of each stage take, and their share of the stage.
 
 python -m benchmarks.imports                 Writes reproduction/report/imports.json, which a page
 of the book shows.
 
-A stage's own seconds are those on record in results/mini; they begin behind the imports. Imports
-are measured in processor time, which neighbours lengthen less than they lengthen the clock. `dvc
-repro` on a machine without a GPU imports once for all stages (reproduction/stages/resident.py) and
-forks that process for each.
+A stage's own seconds are those on record in results/mini; they begin after the imports. Imports
+are measured in processor time, which neighbours lengthen less than they lengthen the clock.
 """
 
 import json
@@ -20,8 +17,13 @@ from typing import Any
 from benchmarks.calibrate import ROOT
 from benchmarks.measure import arguments, machine
 from featcal.files import write_json
-from reproduction.stages.resident import AT_ONCE, COMMANDS, PAGES, TORCH
-from reproduction.stages.run import VERBS
+from reproduction.engine.workers import IMPORTS
+from reproduction.experiments import studies
+from reproduction.stages.command import STAGES
+
+COMMANDS = "featcal.cli.main"
+PAGES = ("reproduction.stages.page", "papermill")
+LIGHT = ("pretrain", "gather", "summary")  # stages that import next to nothing
 
 MEASURED = """
 import sys, time
@@ -35,7 +37,7 @@ print(time.process_time() - start)
 
 def imported(verb: str) -> tuple[str, ...]:
     """What the process of a stage imports before the stage's own clock starts."""
-    return (COMMANDS, *(() if verb in AT_ONCE else PAGES if verb == "page" else TORCH))
+    return (COMMANDS, *(() if verb in LIGHT else PAGES if verb == "page" else tuple(IMPORTS)))
 
 
 def seconds(names: tuple[str, ...], repeats: int) -> float:
@@ -64,7 +66,7 @@ def shares(folder: Path, repeats: int) -> dict[str, dict[str, Any]]:
     share of imports in those.
     """
     stages, found, known = recorded(folder), {}, {}
-    for verb in VERBS:
+    for verb in (*STAGES, *studies()):
         names = imported(verb)
         known[names] = known.get(names) or seconds(names, repeats)
         spent = round(statistics.median(stages[verb]), 2) if verb in stages else None

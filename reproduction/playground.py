@@ -14,10 +14,10 @@ import numpy as np
 
 from featcal.errors import UnknownKey
 from featcal.settings import Calibration, require
-from reproduction.experiments.runs import MergeRun
+from reproduction.engine.context import Context, load_context
+from reproduction.experiments import MergeRun
 from reproduction.prepare.sources import read_sources
 from reproduction.report.played import SEED, Played, Wanted
-from reproduction.stages.context import Context, load_context
 
 BATCH, EVALUATED = (
     32,

@@ -30,12 +30,12 @@ from safetensors.torch import load_file, save_file
 from featcal.data.images import ImageSet, Preprocess
 from featcal.files import atomic_path
 from featcal.models.load import load_clip, load_tokenizer
+from reproduction.engine.workers import fan_out
 from reproduction.mini.images import draw_split
 from reproduction.mini.pretrain import MODELS, TEMPLATES, normalised
 from reproduction.mini.tasks import TASKS
 from reproduction.prepare.fine_tune import fine_tune
 from reproduction.prepare.suite import FineTune
-from reproduction.stages.workers import fan_out
 
 ROLES = ("clip_b32", "clip_l14")
 POOLS = {str(size): list(TASKS)[:size] for size in (8, 14, 20)}

@@ -17,11 +17,11 @@ from typing import Any
 import featcal
 from featcal.evaluation.zero_shot import evaluate_pool, percent
 from featcal.files import read_json, write_json
-from reproduction.experiments.runs import Draw, role_and_pool
+from reproduction.engine.context import Context, Setup, load_context
+from reproduction.engine.samples import streams
+from reproduction.engine.workers import fan_out
+from reproduction.experiments import Draw, role_and_pool
 from reproduction.prepare.sources import load_task
-from reproduction.stages.context import Context, load_context
-from reproduction.stages.streams import streams
-from reproduction.stages.workers import fan_out
 
 FORM: dict[str, Any] = {
     "residual": 1.0,
@@ -100,7 +100,7 @@ def average(context: Context, key: str, upstream: str, settings: featcal.Calibra
     batches = {
         task: list(given)
         for task, given in streams(
-            context, role, pool, Draw(stream="train", samples=SAMPLES, batch=BATCH, seed=42)
+            Setup(context, role, pool), Draw(stream="train", samples=SAMPLES, batch=BATCH, seed=42)
         ).items()
     }
     experts = {task: layout.expert(role, pool, task) for task in batches}

@@ -20,10 +20,10 @@ import featcal
 from featcal.evaluation.zero_shot import evaluate_pool, percent
 from featcal.files import read_json, write_json
 from featcal.models.load import load_as_calibrated
-from reproduction.experiments.runs import Draw, role_and_pool
-from reproduction.stages.context import Context, load_context
-from reproduction.stages.streams import stream
-from reproduction.stages.workers import fan_out
+from reproduction.engine.context import Context, Setup, load_context
+from reproduction.engine.samples import stream
+from reproduction.engine.workers import fan_out
+from reproduction.experiments import Draw, role_and_pool
 
 GRID = (1.0e-4, 1.0e-2, 0.05), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (0.3, 0.9)
 UPSTREAMS = ("task_arithmetic", "wudi")
@@ -96,7 +96,7 @@ def calibrated(
             for task in context.suite.tasks_of(role, pool)
         },
         batches={
-            task: stream(context, role, pool, task, draw)
+            task: stream(Setup(context, role, pool), task, draw)
             for task in context.suite.tasks_of(role, pool)
         },
         settings=featcal.Calibration(

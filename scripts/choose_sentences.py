@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from reproduction.engine.context import load_context
+from reproduction.engine.workers import fan_out
 from reproduction.prepare.experts import model_folder, write_encoder_and_heads
 from reproduction.prepare.suite import FineTuneSentences
-from reproduction.stages.context import load_context
-from reproduction.stages.workers import fan_out
 
 TASKS = ("banking77", "csabstruct", "rt_polarity")
 STEPS = 100

@@ -18,10 +18,10 @@ from typing import Any
 import featcal
 from featcal.files import read_json, write_json
 from featcal.models.load import load_model, load_tokenizer
-from reproduction.experiments.runs import DOMAIN_POOL, Draw, role_and_pool
-from reproduction.stages.context import Context, load_context
-from reproduction.stages.streams import stream
-from reproduction.stages.workers import fan_out
+from reproduction.engine.context import Context, Setup, load_context
+from reproduction.engine.samples import stream
+from reproduction.engine.workers import fan_out
+from reproduction.experiments import DOMAIN_POOL, Draw, role_and_pool
 
 RIDGES = (1.0e-5, 1.0e-3, 1.0e-1, 1.0, 10.0)
 INTERPOLATIONS = (0.3, 0.6, 0.9)
@@ -69,7 +69,7 @@ def average(context: Context, key: str, ridge: float | None, interpolation: floa
         base=base,
         experts={task: layout.expert(role, pool, task) for task in tasks},
         batches={
-            task: stream(context, role, pool, task, draw, reading=run.reading) for task in tasks
+            task: stream(Setup(context, role, pool), task, draw, run.reading) for task in tasks
         },
         settings=run.calibration.but(ridge=ridge, interpolation=interpolation),
     )

@@ -105,7 +105,7 @@ def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float
     """
     from pages import without_kernels
 
-    from reproduction.stages.run import run_stage
+    from reproduction.stages.command import run_stage
 
     seconds = []
     with working_in(work), without_kernels():

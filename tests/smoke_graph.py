@@ -20,10 +20,9 @@ from safetensors.torch import load_file, save_file
 from sentences import encoder, task
 
 import pipeline
-from reproduction.experiments.runs import ADAPTER_SETTINGS, ADAPTERS
-from reproduction.experiments.studies import STUDIES
-from reproduction.stages import context
-from reproduction.stages.run import run_stage
+from reproduction.engine import context
+from reproduction.experiments import ADAPTER_SETTINGS, ADAPTERS, studies
+from reproduction.stages.command import run_stage
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "reproduction", "notebooks", "book", "suites")
@@ -125,7 +124,7 @@ def smoke_params(root: Path = ROOT) -> dict:
                 }
     for entry in params["studied"].values():
         entry["smoke"] = {**entry["mini"], "rivals": {**entry["mini"]["rivals"], **RIVALS}}
-    for study in STUDIES:
+    for study in studies():
         for key, entry in params[study].items():
             others = OF_TEXTS.get(study, {}) if key == "minilm-8" else {}
             run = key in RUN_FOR.get(study, (key,))
@@ -253,7 +252,7 @@ def keep_a_chain(work: Path) -> None:
             entry["from"] = {name: row for name, row in entry["from"].items() if name == merger}
     for own in ("clip_b32-8", "clip_l14-8", "minilm-8"):
         params["merge"][own] = {merger: params["merge"][own][merger]}
-    for study in STUDIES:
+    for study in studies():
         params[study] = {own: entry | {"smoke": None} for own, entry in params[study].items()}
     pipeline.write_settings(work, _of_the_suite(params))
     for file in pipeline.files(work):

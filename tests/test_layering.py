@@ -38,25 +38,17 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "experiments": set(),
     "theory": set(),
     "profiling": set(),
-    "report": {"stages.columns", "results"},  # of the files that stages write
+    "report": {"results"},
     "results": set(),
     "language": {"prepare", "mini"},
     "mini": {"prepare.text_tasks"},
     "prepare": KNOWN | {"mini.tasks"},
-    "field": KNOWN | {"prepare", "stages.context", "stages.scored", "stages.scoring"},
+    "engine": KNOWN | {"language", "prepare", "profiling"},
+    "field": KNOWN | {"prepare", "engine"},
+    "studies": KNOWN | {"engine", "field", "prepare", "stages.measure", "stages.prepare"},
     "doctor": KNOWN | {"language", "report.page", "prepare"},
-    "stages": KNOWN
-    | {
-        "language",
-        "mini",
-        "prepare",
-        "field",
-        "profiling",
-        "results",
-        "report.artifact",
-        "report.summary",
-    },
-    "playground": KNOWN | {"prepare", "stages", "report"},
+    "stages": KNOWN | {"engine", "mini", "prepare", "report.artifact", "report.summary"},
+    "playground": KNOWN | {"prepare", "engine", "report"},
 }
 FEATCAL_IN_REPORT = {"errors", "settings", "files"}  # the library without torch
 HEAVY = {

@@ -2,16 +2,11 @@
 
 A command shares the machine: its threads sleep while they wait, and freed memory is returned.
 torch's libraries read the variables for this when they are loaded, so they are set first.
-
-A package may register a function in the entry point group `featcal.ahead`, named like its command.
-It gets the arguments and returns an exit code, or None to run the command as any other.
 """
 
 import ctypes
 import math
 import os
-import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds per period, and the period
@@ -21,16 +16,6 @@ MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on
 
 def main() -> int:
     """Run this process's arguments and return the exit code."""
-    arguments = sys.argv[1:]
-    try:
-        named = arguments and not arguments[0].startswith("-")
-        for point in entry_points(group="featcal.ahead", name=arguments[0]) if named else ():
-            code: int | None = point.load()(arguments)
-            if code is not None:
-                return code
-    except KeyboardInterrupt:  # before the command began
-        print("featcal: interrupted; no half-written files are left", file=sys.stderr)
-        return 130
     share_machine()
     from featcal.cli.main import main
 

@@ -30,8 +30,7 @@ from featcal.cli.terminal import note, say, say_json, size_text, table
 from featcal.data.places import Kind, first_line
 from featcal.errors import MissingPath
 from featcal.settings import project_root
-from reproduction.experiments.params import Experiments, load_experiments
-from reproduction.experiments.runs import GLUE_POOL, Pool
+from reproduction.experiments import GLUE_POOL, Experiments, Pool, load_experiments
 from reproduction.prepare import packages
 from reproduction.prepare.image_tasks import TASKS
 from reproduction.prepare.suite import Suite, load_suite

@@ -41,7 +41,7 @@ from featcal.models.load import evaluation_mode
 from featcal.models.modules import solved_modules
 from featcal.models.plan import Stack, blocks_of
 from featcal.settings import require
-from reproduction.experiments.field import IntervMerge, SurgeryV2
+from reproduction.field.settings import IntervMerge, SurgeryV2
 
 Settings = SurgeryV2 | IntervMerge
 Weights = Mapping[str, Tensor]

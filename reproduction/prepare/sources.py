@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from featcal.errors import MissingPath
 from featcal.files import read_json, write_json
 from featcal.settings import Settings, project_root
-from reproduction.experiments.runs import require_known
+from reproduction.experiments import require_known
 from reproduction.prepare.suite import Processor
 
 if TYPE_CHECKING:

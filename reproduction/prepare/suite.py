@@ -21,8 +21,7 @@ from pydantic import (
 
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Fraction, Settings, require
-from reproduction.experiments.params import read_yaml
-from reproduction.experiments.runs import TEXT_POOLS, Names, Pool, require_known
+from reproduction.experiments import TEXT_POOLS, Names, Pool, read_yaml, require_known
 
 SECTIONS = ("language", "sentences")  # null or left out where a suite has none
 # The expert whose adapter works in each test of language models; adapters know their task.

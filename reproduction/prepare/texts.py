@@ -17,7 +17,7 @@ from featcal.models.families import plan_for
 from featcal.models.plan import BlockPlan
 from featcal.models.stored import skeleton
 from featcal.settings import Settings
-from reproduction.experiments.runs import Reading, require_known
+from reproduction.experiments import Reading, require_known
 from reproduction.prepare.text_tasks import GLUE, domain_text, prompted
 
 SOURCES = "sources.json"

@@ -2,15 +2,33 @@
 people.
 """
 
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Annotated
 
 from typer import Argument
+
+from featcal.settings import require
+from reproduction.experiments import require_known, studies
 
 EPILOG = """Examples:
 
 featcal stage calibrate clip_b32-8
 
 featcal stage gather scores/clip_b32-8"""
+STAGES = {
+    "prepare_data": "stages.prepare_data:run",
+    "prepare_texts": "stages.prepare_texts:run",
+    "prepare": "stages.prepare:run",
+    **{verb: f"stages.models:{verb}" for verb in ("merge", "calibrate", "adapt", "multitask")},
+    **{
+        verb: f"stages.{verb}:{verb}"
+        for verb in ("pretrain", "evaluate", "measure", "gather", "summary")
+    },
+    "page": "stages.page:run",
+}
+WITHOUT_KEY = ("prepare_data", "prepare_texts")
 
 
 def stage(
@@ -20,6 +38,22 @@ def stage(
     ] = None,
 ) -> None:
     """Run one stage of dvc.yaml; `dvc repro` calls this in the right order."""
-    from reproduction.stages.run import run_stage
-
     run_stage(verb, key)
+
+
+def run_stage(verb: str, key: str | None) -> None:
+    """Run one stage of dvc.yaml in the project that holds the current folder.
+
+    Raises: UnknownKey for an unknown verb or key; whatever the stage itself raises.
+    """
+    require_known("stage", verb, (*STAGES, *studies()))
+    fine = (key is None) == (verb in WITHOUT_KEY)
+    expected = "takes no key" if verb in WITHOUT_KEY else "needs a key, for example clip_b32-8"
+    require(fine, f"stage {verb}", key, expected)
+    run: Callable[..., None]
+    if verb in STAGES:
+        module, _, name = STAGES[verb].partition(":")
+        run = getattr(import_module(f"reproduction.{module}"), name)
+    else:
+        run = partial(import_module("reproduction.engine.study").run_study, verb)
+    run(*([] if key is None else [key]))

@@ -1,84 +1,87 @@
-"""Stage `evaluate`: scores of every model of a role and pool on test samples, and small files that
-explain them.
-"""
+"""Stage `evaluate`: scores of every model of a role and pool, and small files that explain them."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from featcal.files import atomic_folder, write_json
-from reproduction.experiments.runs import TEXT_POOLS, MergeRun, role_and_pool
+from featcal.files import atomic_folder, read_json, write_json
+from reproduction.engine import spec
+from reproduction.engine.context import Setup, load_context
+from reproduction.engine.samples import seen_rows
+from reproduction.engine.score import score
+from reproduction.experiments import role_and_pool
 from reproduction.results import CURVES, SCORES, SEEN, write_rows, write_scores
-from reproduction.stages.context import Context, load_context, recorded
-from reproduction.stages.curves import curves
-from reproduction.stages.scored import scored
-from reproduction.stages.scoring import score
-from reproduction.stages.seen import draws_of, seen_rows
 
-REFERENCES = (
-    "base",
-    "expert",
-    "multitask",
-    "merged",
-)  # what FeatCal starts from and is held against
+REFERENCES = ("base", "expert", "multitask", "merged")  # methods that FeatCal is compared with
+POINTS = 20  # of a loss curve
 
 
-def run(key: str) -> None:
-    """Write outputs/<suite>/scores/<key>/: scores, which samples are right, references, curves,
-    settings; no rows where not run.
-
-    Of encoders also seen.csv, the test samples that mergers and adapters were shown.
+def evaluate(key: str) -> None:
+    """Write outputs/<suite>/scores/<key>/: scores, which samples are right, references, loss curves
+    and settings; of encoders also the test samples that mergers and adapters saw.
     """
-    context = load_context()
-    role, pool = role_and_pool(key)
-    played = context.plays(role, pool)
+    setup = Setup(load_context(), *role_and_pool(key))
+    context, models = setup.context, list[spec.ModelSpec]()
+    played = context.plays(setup.role, setup.pool)
     with (
-        recorded(context, "evaluate", key),
+        context.recorded("evaluate", key),
         atomic_folder(context.layout.found("scores", key)) as out,
     ):
-        scores = (
-            score(context, f"evaluate {key}", role, pool, scored(context, role, pool))
-            if played
-            else {}
-        )
+        if played:
+            models = spec.specs(setup)
+        scores = score(f"evaluate {key}", setup, models) if played else {}
         rows = [row for own in scores.values() for row in own]
         write_scores(out / "scores.csv", rows)
         held = [{c: row[c] for c in SCORES} for row in rows if row["method"] in REFERENCES]
         write_rows(out / "references.csv", held, SCORES)
-        if pool not in TEXT_POOLS:
-            seen = seen_rows(
-                context, role, pool, draws_of(context, role, pool) if played else (), rows
-            )
-            write_rows(out / "seen.csv", seen, SEEN)
-        write_rows(out / "curves.csv", curves(context, role, pool) if played else [], CURVES)
-        write_json(out / "settings.json", _settings(context, key))
+        if not setup.of_texts:
+            draws = [m.draw for m in models if m.draw is not None and m.method != "featcal"]
+            write_rows(out / "seen.csv", seen_rows(setup, draws, rows), SEEN)
+        write_rows(out / "curves.csv", _curves(setup, models), CURVES)
+        write_json(out / "settings.json", _settings(setup))
 
 
-def _settings(context: Context, key: str) -> dict[str, Any]:
-    """The resolved settings behind the scores, so that a results file explains itself."""
-    role, pool = role_and_pool(key)
-    experiments = context.experiments
-    merged = {k: _merge_settings(m) for k, m in experiments.merged_in(role, pool).items()}
-    adapted = {k: a.model_dump() for k, a in experiments.adapted_in(role, pool).items()}
-    calibrated = {k: c.model_dump() for k, c in experiments.calibrated_in(role, pool).items()}
-    shared = experiments.multitask.get(key)
-    multitask = {key: shared.model_dump()} if shared else {}
-    suite = {
-        "name": context.suite.name,
-        "data": context.suite.data.model_dump(),
-        "heads": context.suite.heads,
+def _curves(setup: Setup, models: Sequence[spec.ModelSpec]) -> Iterator[dict[str, Any]]:
+    """Yield means of the loss over consecutive steps: of a merger summed over tasks, as it is
+    minimised; of adapters their mean.
+    """
+    for model in models:
+        loss, words = None, {name: value for name, value in model.words.items()}
+        assert model.folder is not None or model.method == "expert"
+        if model.method == "merged" and model.folder is not None:
+            record = model.folder / "merge.json"
+            loss = read_json(record).get("loss") if record.is_file() else None
+            words["seed"] = model.draw.seed if model.draw else ""
+        elif model.corrects and model.folder is not None:
+            by_task = read_json(model.folder / "adapters.json")["loss"].values()
+            loss = [sum(losses) / len(losses) for losses in zip(*by_task, strict=True)]
+        if isinstance(loss, list) and loss:  # mergers without steps record something else, or none
+            length = -(-len(loss) // POINTS)
+            for start in range(0, len(loss), length):
+                part = loss[start : start + length]
+                point = {"step": start + len(part), "loss": float(sum(part) / len(part))}
+                yield {**setup.words, **words, **point}
+
+
+def _settings(setup: Setup) -> dict[str, Any]:
+    """Return the resolved settings behind the scores, so that a results file explains itself."""
+    experiments, suite, words = (
+        setup.context.experiments,
+        setup.context.suite,
+        (setup.role, setup.pool),
+    )
+    merged = {
+        key: {
+            "method": run.method,
+            **(run.options or {}),
+            **({"draw": run.draw.model_dump()} if run.draw else {}),
+        }
+        for key, run in experiments.merged_in(*words).items()
     }
+    shared = experiments.multitask.get(setup.key)
     return {
-        "suite": suite,
-        "multitask": multitask,
+        "suite": {"name": suite.name, "data": suite.data.model_dump(), "heads": suite.heads},
+        "multitask": {setup.key: shared.model_dump()} if shared else {},
         "merge": merged,
-        "calibrate": calibrated,
-        "adapt": adapted,
-    }
-
-
-def _merge_settings(run: MergeRun) -> dict[str, Any]:
-    """Method, settings and, where it looks at data, the draw."""
-    return {
-        "method": run.method,
-        **(run.options or {}),
-        **({"draw": run.draw.model_dump()} if run.draw else {}),
+        "calibrate": {k: c.model_dump() for k, c in experiments.calibrated_in(*words).items()},
+        "adapt": {k: a.model_dump() for k, a in experiments.adapted_in(*words).items()},
     }

@@ -1,58 +1,49 @@
-"""Stage `gather`: copies small files from outputs/ into results/, which is in git: scores, drift,
-or what a study found.
+"""Stage `gather`: copies small files from outputs/ to results/, which is in git.
 
-They never vary between two runs; seconds, machine and what calibrations cost go to run.json beside
-them.
+They never vary between two runs; seconds, machine and costs of calibrations go to run.json.
 """
 
 from typing import Any
 
-from featcal.errors import UnknownKey
 from featcal.files import atomic_path, read_json, write_json
-from reproduction.experiments.runs import TEXT_POOLS, role_and_pool
-from reproduction.experiments.studies import STUDIES
+from reproduction.engine.context import Context, load_context, pick
+from reproduction.experiments import TEXT_POOLS, require_known, role_and_pool
 from reproduction.results import run_record
-from reproduction.stages.context import Context, load_context, pick
 
-KINDS = ("scores", "drift", *STUDIES)
-BEHIND_SCORES = ("prepare", "multitask", "merge", "calibrate", "adapt", "evaluate")
+BEFORE_SCORES = ("prepare", "multitask", "merge", "calibrate", "adapt", "evaluate")
 
 
-def run(name: str) -> None:
-    """For `samples/clip_b32-8`: every file of outputs/<suite>/samples/clip_b32-8/ to
-    results/<suite>/, and the run's record.
+def gather(name: str) -> None:
+    """For `samples/clip_b32-8`: copy outputs/<suite>/samples/clip_b32-8/ to results/<suite>/, and
+    write the run's record as run.json next to the files.
     """
     kind, _, key = name.partition("/")
-    if kind not in KINDS:
-        raise UnknownKey("gather", kind, list(KINDS))
     context = load_context()
     experiments, layout = context.experiments, context.layout
-    entries: Any = {
-        "scores": {f"{role}-{pool}": None for role, pool in experiments.prepared},
-        "drift": experiments.measure,
-    }
-    pick(kind, (entries | experiments.studies)[kind], key)
-    folder = layout.gathered(kind, key)
+    scores = {f"{role}-{pool}": None for role, pool in experiments.prepared}
+    entries: Any = {"scores": scores, "drift": experiments.measure, **experiments.studies}
+    require_known("gather", kind, entries)
+    pick(kind, entries[kind], key)
+    folder = layout.results / kind / key
     for file in sorted(layout.found(kind, key).iterdir()):
         with atomic_path(folder / file.name) as hidden:
             hidden.write_bytes(file.read_bytes())
     verb = "measure" if kind == "drift" else kind
-    write_json(
-        folder / "run.json",
-        _chain(context, key) if kind == "scores" else read_json(layout.run(verb, key)),
-    )
+    chain = kind == "scores"
+    record = _chain(context, key) if chain else read_json(layout.run(verb, key))
+    write_json(folder / "run.json", record)
 
 
 def _chain(context: Context, key: str) -> dict[str, Any]:
-    """Seconds of every stage that led to scores and what each calibration cost, as recorded;
+    """Return seconds of every stage before scores and what each calibration cost, as recorded;
     machine and versions of this one.
     """
     role, pool = role_and_pool(key)
-    drawn = "prepare_texts" if pool in TEXT_POOLS else "prepare_data"
-    names: list[tuple[str, str | None]] = [(drawn, None), *((verb, key) for verb in BEHIND_SCORES)]
-    names += [
-        ("merge", k) for k in context.experiments.merged_in(role, pool)
-    ]  # of one merger, where each has a stage of its own
+    names: list[tuple[str, str | None]] = [
+        ("prepare_texts" if pool in TEXT_POOLS else "prepare_data", None),
+        *((verb, key) for verb in BEFORE_SCORES),
+        *(("merge", merged) for merged in context.experiments.merged_in(role, pool)),
+    ]
     seconds: dict[str, float] = {}
     cost: dict[str, dict[str, Any]] = {}  # by stage, by seed
     for verb, name in names:

@@ -1,50 +1,49 @@
-"""Stage `measure`: how far the merged model, its calibrated ones and its adapters are from the
+"""Stage `measure`: how far a merged model, its calibrated models and its adapters are from the
 experts, on test samples.
 
-Drift at the output of the embeddings and of every block (all tokens, and the CLS token) and at the
-projected feature; final features of all tasks in a plane and their cosines to the expert's; and how
-parameters moved from the base's.
+Drift at the output of the embeddings and of every block and at the projected feature; final
+features in a plane and their cosines to the expert's; and how parameters moved from the base's.
+n samples · p width of a feature. Features are of length one, as the classifier sees them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from math import nan, sqrt
 from typing import TYPE_CHECKING, Any
 
 from featcal.files import atomic_folder
-from reproduction.experiments.runs import MeasureRun
+from reproduction.engine.context import Setup, load_context, pick
+from reproduction.engine.samples import load_split
+from reproduction.engine.spec import ModelSpec, specs
+from reproduction.experiments import MeasureRun
 from reproduction.results import MEASURED, write_rows
-from reproduction.stages.context import Context, load_context, pick, recorded
-from reproduction.stages.final_features import (
-    alignment_row,
-    projected,
-    projection_rows,
-    similarity_rows,
-)
-from reproduction.stages.scored import Scored, scored
-from reproduction.stages.workers import fan_out
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from featcal.models.plan import BlockPlan
+
 BATCH = 250
 METHODS = ("merged", "featcal", "surgery", "prob_surgery")
+PROJECTED = 100  # samples per task in the plane
+KEPT = 500  # samples of the shown task whose cosines are kept one by one
+Row = dict[str, Any]
+Rows = dict[str, list[Row]]
 
-Rows = dict[str, list[dict[str, Any]]]
 
-
-def run(key: str) -> None:
+def measure(key: str) -> None:
     """Write outputs/<suite>/drift/<key>/<name>.csv for every name of MEASURED; no rows where
     nothing plays the role.
     """
     context = load_context()
-    measure = pick("measure", context.experiments.measure, key)
+    chosen = pick("measure", context.experiments.measure, key)
     rows: Rows = {name: [] for name in MEASURED}
-    with recorded(context, "measure", key):
-        if measure is not None and context.plays(measure.role, measure.pool):
-            tasks = context.suite.tasks_of(measure.role, measure.pool)
-            jobs = {task: (context, measure, task) for task in tasks}
-            found = dict(fan_out(f"measure {key}", measure_task, jobs, context.suite.workers))
+    with context.recorded("measure", key):
+        if chosen is not None and context.plays(chosen.role, chosen.pool):
+            setup = Setup(context, chosen.role, chosen.pool)
+            jobs = {task: (setup, chosen, task) for task in setup.tasks}
+            found = context.run(f"measure {key}", measure_task, jobs)
             for name in MEASURED:
-                rows[name] = [row for task in tasks for row in found[task][name]]
+                rows[name] = [row for own in found.values() for row in own[name]]
             for name in ("drift", "alignment", "vectors"):  # stable within a model
                 rows[name].sort(key=lambda row: (METHODS.index(row["method"]), row["setting"]))
         with atomic_folder(context.layout.found("drift", key)) as folder:
@@ -52,103 +51,155 @@ def run(key: str) -> None:
                 write_rows(folder / f"{name}.csv", rows[name], columns)
 
 
-def measured(context: Context, measure: MeasureRun) -> list[Scored]:
-    """The merged model, then what was made from it at the settings and with the seed that are
-    measured.
-    """
-    models = scored(context, measure.role, measure.pool)
-    models = [m for m in models if m.upstream == measure.upstream and m.method in METHODS]
-    return [
-        m
-        for m in models
-        if m.method == "merged" or (m.setting in measure.settings and m.seed == measure.seed)
-    ]
+def measured(setup: Setup, chosen: MeasureRun) -> list[ModelSpec]:
+    """Return the merged model, then what was made from it at the settings and seed measured."""
+    models = [m for m in specs(setup) if m.upstream == chosen.upstream and m.method in METHODS]
+    settings, seed = chosen.settings, chosen.seed
+    return [m for m in models if m.method == "merged" or (m.setting in settings and m.seed == seed)]
 
 
-def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
-    """Rows of one task, by file; single samples of the task to show only."""
-    from safetensors.torch import load_file
-
+def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
+    """Return the rows of one task, by file; those of single samples of the task to show only."""
     from featcal.baselines.adapters import Adapters
     from featcal.calibration.report import model_drift
     from featcal.evaluation.zero_shot import unit_length
-    from featcal.models.load import load_as_calibrated, torch_device
-    from reproduction.prepare.sources import load_task
 
-    layout, device = context.layout, torch_device(context.suite.device)
-    projection = load_file(layout.heads(measure.role, measure.pool)).get("visual_projection")
-    samples = load_task(
-        layout.data_of(measure.role), task, "test", layout.base(measure.role, measure.pool)
-    )
-    base = load_as_calibrated(layout.base(measure.role, measure.pool)).to(device)
-    expert = load_as_calibrated(layout.expert(measure.role, measure.pool, task)).to(device)
+    projection, samples = setup.projection(), load_split(setup, task, "test")
+    base, expert = setup.load(setup.base), setup.load(setup.expert(task))
     own = unit_length(projected(expert, projection, samples, BATCH, f"expert of {task}"))
-    raw: dict[
-        str, Any
-    ] = {}  # features of each model before they are divided by their norm, which adapters may want
-    shown = {"expert": own}
-    rows: Rows = {name: [] for name in MEASURED}
-    words = {
-        "suite": context.suite.name,
-        "role": measure.role,
-        "pool": measure.pool,
-        "upstream": measure.upstream,
-        "task": task,
-    }
-    for chosen in measured(context, measure):
-        line = words | {column: chosen.words[column] for column in ("method", "setting", "seed")}
-        assert chosen.folder is not None  # only each task's own expert has none
-        if chosen.adapted_model:
-            features = unit_length(
-                Adapters.load(chosen.folder).apply(task, raw[chosen.adapted_model])
-            )
+    raw: dict[str, Any] = {}  # before features are divided by their norm, which adapters may want
+    shown, rows = {"expert": own}, {name: list[Row]() for name in MEASURED}
+    for model in measured(setup, chosen):
+        line = {**setup.words, "task": task, **model.words}
+        assert model.folder is not None
+        if model.corrects:
+            adapters = Adapters.load(model.folder)
+            features = unit_length(adapters.apply(task, raw[model.corrects]))
         else:
-            model = load_as_calibrated(chosen.folder).to(device)
-            raw[chosen.name] = projected(
-                model, projection, samples, BATCH, f"{chosen.name}, task {task}"
-            )
-            features = unit_length(raw[chosen.name])
-            blocks = [
-                *model_drift(model, expert, samples.batches(None, BATCH)),
-                _last(features, own),
-            ]
-            rows["drift"] += [line | block for block in blocks]
-            rows["vectors"] += [line | part for part in _moved(model, base, expert)]
-            if chosen.setting in ("", measure.settings[0]):
-                shown[chosen.method] = features
+            loaded, place = setup.load(model.folder), f"{model.name}, task {task}"
+            raw[model.name] = projected(loaded, projection, samples, BATCH, place)
+            features = unit_length(raw[model.name])
+            blocks = model_drift(loaded, expert, samples.batches(None, BATCH))
+            rows["drift"] += [line | block for block in (*blocks, _last(features, own))]
+            for part, names in parameter_groups(loaded).items():
+                cosine, size = task_vector_alignment(loaded, base, expert, names)
+                count = sum(loaded.get_parameter(name).numel() for name in names)
+                rows["vectors"].append(
+                    {**line, "part": part, "cosine": cosine, "size": size, "count": count}
+                )
+            if model.setting in ("", chosen.settings[0]):
+                shown[model.method] = features
         rows["alignment"].append(alignment_row(line, features, own))
-        if task == measure.task:
+        if task == chosen.task:
             rows["similarity"] += similarity_rows(line, features, own)
     rows["projection"] += projection_rows(task, samples.labels, shown)
     return rows
 
 
-def _last(features: "Tensor", own: "Tensor") -> dict[str, Any]:
-    """Drift of the final features (n, p), as one more block."""
+def _last(features: "Tensor", own: "Tensor") -> Row:
+    """Return the drift of the final features (n, p), as one more block."""
     from featcal.core.drift import Drift
 
     drift = Drift()
     drift.add(features, own)
-    return {
-        "block": "features",
-        "relative_drift": drift.relative,
-        "l2": drift.l2,
-        "cosine": drift.cosine,
-        "count": len(own),
-    }
+    found = {"relative_drift": drift.relative, "l2": drift.l2, "cosine": drift.cosine}
+    return {"block": "features", **found, "count": len(own)}
 
 
-def _moved(model: "nn.Module", base: "nn.Module", expert: "nn.Module") -> Iterator[dict[str, Any]]:
-    """The model's change from the base against the expert's, over all parameters and over the
-    weights that are calibrated.
+def evenly(count: int, most: int) -> list[int]:
+    """Return at most `most` indices, evenly over `count` samples, which may be sorted by class."""
+    return list(range(count)) if count <= most else [i * count // most for i in range(most)]
+
+
+def projected(
+    model: "nn.Module", projection: "Tensor | None", samples: Any, batch: int, place: str
+) -> "Tensor":
+    """Return features (n, p) as they leave the projection, on the CPU. Raises: NotFinite."""
+    import torch
+
+    from featcal.evaluation.zero_shot import projected_features, require_finite
+
+    batches = samples.batches(None, batch)
+    found = [projected_features(model, projection, inputs).cpu() for inputs in batches]
+    features = torch.cat(found)
+    require_finite(features, place)
+    return features
+
+
+def _cosines(features: "Tensor", expert: "Tensor") -> "Tensor":
+    return (features * expert).double().sum(-1)
+
+
+def alignment_row(line: Row, features: "Tensor", expert: "Tensor") -> Row:
+    """Return mean cosine and distance to the expert, and the cosines' standard deviation."""
+    cosines = _cosines(features, expert)
+    distance = float((features - expert).double().norm(dim=-1).mean())
+    spread = float(cosines.std()) if len(cosines) > 1 else 0.0
+    found = {"cosine": float(cosines.mean()), "cosine_sd": spread, "l2": distance}
+    return {**line, **found, "count": len(cosines)}
+
+
+def similarity_rows(line: Row, features: "Tensor", expert: "Tensor") -> Iterator[Row]:
+    """Yield the cosine of single samples, at most KEPT of them."""
+    words = {column: line[column] for column in ("task", "method", "setting")}
+    found = _cosines(features, expert).tolist()
+    yield from (words | {"index": i, "similarity": found[i]} for i in evenly(len(found), KEPT))
+
+
+def projection_rows(task: str, labels: Any, features: Mapping[str, "Tensor"]) -> Iterator[Row]:
+    """Yield two principal components of all the models' features (n, p), which share their axes."""
+    import torch
+
+    chosen = evenly(len(next(iter(features.values()))), PROJECTED)
+    shown = {model: f[chosen].double() for model, f in features.items()}
+    joint = torch.cat(list(shown.values()))  # (models · n, p)
+    _, _, directions = torch.linalg.svd(joint - joint.mean(0), full_matrices=False)
+    signs = directions[:2].sum(1, keepdim=True).sign()  # a direction has no sign of its own
+    axes = directions[:2] * signs
+    for model, f in shown.items():
+        for i, (x, y) in zip(chosen, ((f - joint.mean(0)) @ axes.T).tolist(), strict=True):
+            words = {"task": task, "model": model, "index": i, "label": int(labels[i])}
+            yield {**words, "x": x, "y": y}
+
+
+def task_vector_alignment(
+    model: "nn.Module", base: "nn.Module", expert: "nn.Module", names: Iterable[str]
+) -> tuple[float, float]:
+    """Return direction and length of a model's change against its expert's, as one long vector.
+
+    With v = θ − θ_base and v_exp = θ_exp − θ_base: cos(v, v_exp) and ‖v‖ / ‖v_exp‖; nan where a
+    change is zero.
     """
-    from reproduction.stages.task_vectors import parameter_groups, task_vector_alignment
+    import torch
 
-    for part, names in parameter_groups(model).items():
-        cosine, size = task_vector_alignment(model, base, expert, names)
-        yield {
-            "part": part,
-            "cosine": cosine,
-            "size": size,
-            "count": sum(model.get_parameter(n).numel() for n in names),
-        }
+    from featcal.core.precision import SUM_DTYPE
+
+    parameters = [dict(module.named_parameters()) for module in (model, base, expert)]
+    product = own = theirs = 0.0
+    for name in names:
+        now, before, wanted = (named[name].detach().to(SUM_DTYPE).flatten() for named in parameters)
+        change, wanted_change = now - before, wanted - before
+        product += float(torch.dot(change, wanted_change))
+        own += float(torch.dot(change, change))
+        theirs += float(torch.dot(wanted_change, wanted_change))
+    cosine = product / sqrt(own * theirs) if own and theirs else nan
+    return cosine, (sqrt(own / theirs) if theirs else nan)
+
+
+def parameter_groups(model: "nn.Module", plan: "BlockPlan | None" = None) -> dict[str, list[str]]:
+    """Return the names of all parameters ("backbone"), and of the weights of the blocks' linears,
+    which calibration solves for ("linear").
+    """
+    from featcal.models.families import plan_for
+    from featcal.models.modules import is_linear
+    from featcal.models.plan import part_of
+
+    stacks = plan_for(model, plan).stacks
+    blocks = [(stack.blocks, part_of(model, stack.blocks)) for stack in stacks]
+    solved = [
+        f"{path}.{name}.weight"
+        for path, part in blocks
+        for name, module in part.named_modules()
+        if is_linear(module)
+    ]
+    return {"backbone": [name for name, _ in model.named_parameters()], "linear": solved}

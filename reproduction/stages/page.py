@@ -14,7 +14,7 @@ from nbformat import NotebookNode
 
 from featcal.errors import BadFile, MissingPath
 from featcal.files import atomic_path
-from reproduction.stages.context import load_context
+from reproduction.engine.context import load_context
 
 LARGEST = 450_000  # bytes; executed pages are kept in git
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}

@@ -1,7 +1,7 @@
 """Stage `prepare`: base, experts and heads of a role and pool.
 
-An expert that is finished stays finished: it lies outside the stage's outputs until all are, so
-that an interrupted run goes on.
+A finished expert stays finished: it lies outside the stage's outputs until all are, so that an
+interrupted run goes on.
 """
 
 import shutil
@@ -11,13 +11,13 @@ from typing import Any
 
 from featcal.errors import HubUnreachable
 from featcal.files import atomic_folder
-from reproduction.experiments.runs import Pool, role_and_pool
+from reproduction.engine.context import Setup, fingerprint, load_context
+from reproduction.engine.workers import console, fan_out
+from reproduction.experiments import role_and_pool
 from reproduction.prepare import experts
 from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, model_folder
 from reproduction.prepare.packages import WEIGHTS
 from reproduction.prepare.suite import FINE_TUNE, LanguageRole, Role, SentenceRole
-from reproduction.stages.context import Context, fingerprint, load_context, not_run, recorded
-from reproduction.stages.workers import console, fan_out
 
 FIRST = 0  # seed of the sentence experts' training; the study expert_seeds trains others
 
@@ -26,26 +26,25 @@ def run(key: str) -> None:
     """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors of encoders,
     adapters/ of language models.
 
-    Heads of every task of the pool; experts of those that no smaller pool holds. The folder is
-    empty where nothing plays the role, and, which is said, where the package of a sentence encoder
-    cannot be fetched.
+    Experts are of the tasks that no smaller pool holds. The folder is empty where nothing plays the
+    role, and, with a message, where the package of a sentence encoder cannot be fetched.
     """
-    context = load_context()
-    name, pool = role_and_pool(key)
-    role, out = context.role(name), context.layout.prepared(name, pool)
-    with recorded(context, "prepare", key) as told:
-        if not context.knows(name, pool):
-            not_run(context, f"prepare {key}", out)
+    setup = Setup(load_context(), *role_and_pool(key))
+    context, role = setup.context, setup.context.role(setup.role)
+    out = context.layout.prepared(setup.role, setup.pool)
+    with context.recorded("prepare", key) as record:
+        if not context.knows(setup.role, setup.pool):
+            context.not_run(f"prepare {key}", out)
             return
         try:
-            store = made(context, role, name, pool)
+            store = _made(setup, role)
         except HubUnreachable as error:
             if not isinstance(role, SentenceRole):
                 raise
-            told["not_run"] = str(error)
+            record["not_run"] = str(error)
             with atomic_folder(out):
                 console.print(
-                    f"prepare {key}: {name} is not run, its pages will say so; later: dvc repro -f prepare@{key}"
+                    f"prepare {key}: {setup.role} is not run, its pages will say so; later: dvc repro -f prepare@{key}"
                 )
                 console.print(str(error))
             return
@@ -60,164 +59,121 @@ def run(key: str) -> None:
         shutil.rmtree(old)
 
 
-def made(context: Context, role: Any, name: str, pool: Pool) -> Path:
-    """The folder that holds base, heads and experts of a role and pool, what is missing made."""
+def _made(setup: Setup, role: Any) -> Path:
+    """Return the folder that holds base, heads and experts, what is missing made."""
     if isinstance(role, SentenceRole):
-        return sentences(context, role, name, pool)
-    return (
-        texts(context, role, name, pool)
-        if isinstance(role, LanguageRole)
-        else images(context, role, name, pool)
-    )
+        return _sentences(setup, role)
+    return _texts(setup, role) if isinstance(role, LanguageRole) else _images(setup, role)
 
 
-def images(context: Context, role: Role, name: str, pool: Pool) -> Path:
-    """The same of image encoders."""
-    suite, layout, tasks, here = (
-        context.suite,
-        context.layout,
-        context.suite.tasks_of(name, pool),
-        made_here(context, name, pool),
-    )
-    tuned = {task: suite.fine_tuning(task) for task in here}
-    settings = [
-        role.model_dump(),
-        suite.data.model_dump(),
-        tasks,
-        {t: one.model_dump() for t, one in tuned.items()},
-        suite.heads,
-        suite.expert_seed,
-    ]
-    store = layout.unfinished(
-        f"{name}-{pool}-{digest(settings, *local_weights(layout.root / role.clip))}"
-    )
-    first = (
-        model_folder(layout.root, role.clip, layout.pins),
-        layout.data,
-        tasks,
-        suite.heads,
-        suite.device,
-        store,
-    )
-    make_first(context, store / HEADS, experts.write_base_and_heads, first)
+def _images(setup: Setup, role: Role) -> Path:
+    suite, layout, tasks = setup.context.suite, setup.context.layout, setup.tasks
+    recipes = {task: suite.fine_tuning(task) for task in _own_tasks(setup)}
+    told = {task: recipe.model_dump() for task, recipe in recipes.items()}
+    settings = [role.model_dump(), suite.data.model_dump(), tasks, told]
+    settings += [suite.heads, suite.expert_seed]
+    store = _store(setup, settings, layout.root / role.clip)
+    base = model_folder(layout.root, role.clip, layout.pins)
+    first = (base, layout.data, tasks, suite.heads, suite.device, store)
+    _make_first(setup, store / HEADS, experts.write_base_and_heads, first)
     jobs = {}
-    for task, recipe in tuned.items():
+    for task, recipe in recipes.items():
         job = ExpertJob(task, role.experts, recipe, suite.expert_seed, suite.device)
         out = store / "experts" / task
         jobs[task] = (out, (job, layout.data, store, layout.pins, out))
-    make_experts(context, jobs)
+    _make_experts(setup, jobs)
     return store
 
 
-def texts(context: Context, role: LanguageRole, name: str, pool: Pool) -> Path:
-    """The same of language models, which have no heads of their own."""
-    suite, layout, tasks = context.suite, context.layout, context.suite.tasks_of(name, pool)
+def _texts(setup: Setup, role: LanguageRole) -> Path:
+    suite, layout, tasks = setup.context.suite, setup.context.layout, setup.tasks
     settings = [role.model_dump(), tasks, suite.expert_seed, suite.language.model_dump()["texts"]]
-    store = layout.unfinished(
-        f"{name}-{pool}-{digest(settings, *local_weights(layout.root / role.model))}"
-    )
+    store = _store(setup, settings, layout.root / role.model)
     first = (model_folder(layout.root, role.model, layout.pins), role.dtype, store)
-    make_first(context, store / "base", experts.write_text_base, first)
+    _make_first(setup, store / "base", experts.write_text_base, first)
     jobs = {}
     for task in tasks:
         recipe, out = role.fine_tuning(task), store / "experts" / task
         job = ExpertJob(task, role.experts, recipe, suite.expert_seed, suite.device, role.dtype)
         jobs[task] = (out, (job, layout.texts, store, layout.pins, out))
-    make_experts(context, jobs)
+    _make_experts(setup, jobs)
     return store
 
 
-def sentences(context: Context, role: SentenceRole, name: str, pool: Pool) -> Path:
-    """The same of sentence encoders. Raises: HubUnreachable."""
-    layout, tasks = context.layout, context.suite.tasks_of(name, pool)
+def _sentences(setup: Setup, role: SentenceRole) -> Path:
+    """Raises: HubUnreachable."""
+    layout = setup.context.layout
     encoder = model_folder(layout.root, role.model, layout.pins)
-    store = layout.unfinished(
-        f"{name}-{pool}-{sentence_digest(context, encoder, name, pool, (FIRST,))}"
-    )
-    make_sentence_heads(context, encoder, layout.data_of(name), tasks, store)
-    outs = {(task, FIRST): store / "experts" / task for task in made_here(context, name, pool)}
-    make_sentence_experts(context, layout.data_of(name), store, outs)
+    store = layout.unfinished(f"{setup.key}-{sentence_digest(setup, encoder, (FIRST,))}")
+    make_sentence_heads(setup, encoder, store)
+    outs = {(task, FIRST): store / "experts" / task for task in _own_tasks(setup)}
+    make_sentence_experts(setup, store, outs)
     return store
 
 
-def sentence_digest(
-    context: Context, encoder: Path, name: str, pool: Pool, seeds: tuple[int, ...]
-) -> str:
-    """What experts of sentence encoders depend on, their texts too, which lie in the project."""
-    tasks = context.suite.tasks_of(name, pool)
-    rows = [
-        file for task in tasks for file in sorted((context.layout.data_of(name) / task).glob("*.*"))
-    ]
-    return digest(
-        [tasks, context.suite.sentences.fine_tune.model_dump(), seeds], encoder / WEIGHTS, *rows
-    )
+def sentence_digest(setup: Setup, encoder: Path, seeds: tuple[int, ...]) -> str:
+    """Return a hash of what experts of sentence encoders depend on, including their texts."""
+    data = setup.context.layout.data_of(setup.role)
+    rows = [file for task in setup.tasks for file in sorted((data / task).glob("*.*"))]
+    settings = [setup.tasks, setup.context.suite.sentences.fine_tune.model_dump(), seeds]
+    return _digest(settings, encoder / WEIGHTS, *rows)
 
 
-def make_sentence_heads(
-    context: Context, encoder: Path, rows: Path, tasks: tuple[str, ...], store: Path
-) -> None:
-    """Write base and heads of these tasks into the store, unless they are there."""
-    first = (encoder, rows, tasks, context.suite.sentences.fine_tune.temperature, store)
-    make_first(context, store / HEADS, experts.write_encoder_and_heads, first)
+def make_sentence_heads(setup: Setup, encoder: Path, store: Path) -> None:
+    """Write base and heads of the pool's tasks into the store, unless they are there."""
+    data = setup.context.layout.data_of(setup.role)
+    temperature = setup.context.suite.sentences.fine_tune.temperature
+    first = (encoder, data, setup.tasks, temperature, store)
+    _make_first(setup, store / HEADS, experts.write_encoder_and_heads, first)
 
 
-def make_sentence_experts(
-    context: Context, rows: Path, store: Path, outs: Mapping[tuple[str, int], Path]
-) -> None:
-    """Write the experts that are not there, by task and seed, from base and heads in the store."""
-    jobs = {}
+def make_sentence_experts(setup: Setup, store: Path, outs: Mapping[tuple[str, int], Path]) -> None:
+    """Write the experts that are missing, by task and seed, from base and heads in the store."""
+    suite, layout, jobs = setup.context.suite, setup.context.layout, {}
     for (task, seed), out in outs.items():
-        recipe, device = context.suite.sentences.fine_tune, context.suite.device
-        job = ExpertJob(task, FINE_TUNE, recipe, seed, device)
-        jobs[f"{task}, seed {seed}"] = (out, (job, rows, store, context.layout.pins, out))
-    make_experts(context, jobs)
+        job = ExpertJob(task, FINE_TUNE, suite.sentences.fine_tune, seed, suite.device)
+        given = (job, layout.data_of(setup.role), store, layout.pins, out)
+        jobs[f"{task}, seed {seed}"] = (out, given)
+    _make_experts(setup, jobs)
 
 
-def made_here(context: Context, role: str, pool: Pool) -> list[str]:
-    """Tasks of a pool whose experts no smaller pool has made."""
-    return [
-        task
-        for task in context.suite.tasks_of(role, pool)
-        if context.layout.home(role, pool, task) == pool
-    ]
+def _own_tasks(setup: Setup) -> list[str]:
+    """Return the tasks of a pool whose experts no smaller pool has made."""
+    home, words = setup.context.layout.home, (setup.role, setup.pool)
+    return [task for task in setup.tasks if home(*words, task) == setup.pool]
 
 
-def make_first(
-    context: Context, out: Path, write: Callable[..., None], arguments: tuple[Any, ...]
+def _make_first(
+    setup: Setup, out: Path, write: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
-    """Run the job that writes what every expert begins from, unless `out`, which it writes last, is
-    there.
-    """
+    """Run the job that writes what every expert begins from, `out` last, unless that is there."""
     if not out.exists():
-        for _ in fan_out("prepare", write, {out.stem: arguments}, min(context.suite.workers, 1)):
-            pass
+        workers = min(setup.context.suite.workers, 1)
+        dict(fan_out("prepare", write, {out.stem: arguments}, workers))
 
 
-def make_experts(context: Context, jobs: Mapping[str, tuple[Path, tuple[Any, ...]]]) -> None:
-    """Run the jobs whose folder is not there."""
+def _make_experts(setup: Setup, jobs: Mapping[str, tuple[Path, tuple[Any, ...]]]) -> None:
+    """Run the jobs whose folder is missing."""
     missing = {}
     for name, (out, arguments) in jobs.items():
         if out.is_dir():
             console.print(f"expert {name}: already there")
         else:
             missing[name] = arguments
-    for _ in fan_out("expert", experts.write_expert, missing, context.suite.workers):
-        pass
+    setup.context.run("expert", experts.write_expert, missing)
 
 
-def local_weights(folder: Path) -> list[Path]:
-    """The weights of a base that lies in the project; of one of the hub its id and pin are told by
-    settings.
+def _store(setup: Setup, settings: Any, base: Path) -> Path:
+    """Return the folder of unfinished parts. base: its weights count where it is in the project; of
+    one of the hub the settings hold id and pin.
     """
-    return [file for file in [folder / WEIGHTS] if file.is_file()]
+    weights = [file for file in [base / WEIGHTS] if file.is_file()]
+    return setup.context.layout.unfinished(f"{setup.key}-{_digest(settings, *weights)}")
 
 
-def digest(settings: Any, *files: Path) -> str:
-    """What experts depend on: settings, base weights and other files, and the code that trains
-    them.
-    """
+def _digest(settings: Any, *files: Path) -> str:
+    """Return a hash of what experts depend on, including the code that trains them."""
     package = Path(__file__).parents[1]
-    code = [
-        file for folder in ("prepare", "mini") for file in sorted((package / folder).rglob("*.py"))
-    ]
+    rooms = [package / room for room in ("prepare", "mini")]
+    code = [file for room in rooms for file in sorted(room.rglob("*.py"))]
     return fingerprint(settings, [*files, *code])

@@ -1,18 +1,16 @@
-"""Stage `prepare_texts`: texts of every language task of the suite, drawn, copied from the user's
-folder, or named on the hub.
-"""
+"""Stage `prepare_texts`: texts of every language task: drawn, copied, or named on the hub."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from featcal.errors import MissingPath
 from featcal.files import atomic_folder, write_json
-from reproduction.experiments.runs import DOMAIN_POOL, GLUE_POOL
+from reproduction.engine.context import Context, load_context, pick
+from reproduction.engine.workers import console
+from reproduction.experiments import DOMAIN_POOL, GLUE_POOL
 from reproduction.prepare.texts import TextSource, told, write_text_sources
-from reproduction.stages.context import Context, load_context, pick, recorded
-from reproduction.stages.workers import console, fan_out
 
 TEST = "test"
 
@@ -24,7 +22,7 @@ def run() -> None:
     context = load_context()
     texts = context.suite.language.texts
     makers = {"mini": _drawn, "files": _copied, "hub": _named}
-    with recorded(context, "prepare_texts", None):
+    with context.recorded("prepare_texts", None):
         with atomic_folder(context.layout.texts) as folder:
             sources = makers[texts.source](context, folder) if texts else {}
             if not sources:
@@ -33,10 +31,14 @@ def run() -> None:
         _describe(context, sources)
 
 
+def _folder(task: str, paper_name: str, splits: Iterable[str], about: str = "") -> TextSource:
+    own: dict[str, Any] = {"location": task, "kind": "folder", "paper_name": paper_name}
+    more = {"description": about} if about else {}
+    return TextSource(**own, **more, splits={split: split for split in splits})
+
+
 def _drawn(context: Context, folder: Path) -> dict[str, TextSource]:
-    """Every task of the mini suite, drawn in the workers: GLUE's, the experts' domains, and the
-    tests of what they can do.
-    """
+    """Draw every task of the synthetic suite in the workers: GLUE's, the domains, and the tests."""
     from reproduction.mini.language.domains import DOMAINS, TESTS, write_domain, write_test
     from reproduction.mini.language.glue import WORLDS, write_glue
     from reproduction.prepare.text_tasks import GLUE
@@ -47,42 +49,24 @@ def _drawn(context: Context, folder: Path) -> dict[str, TextSource]:
         texts is not None and texts.train and texts.domain_train and texts.validation and texts.test
     )
     counts = {"train": texts.train, "validation": texts.validation, TEST: texts.test}
+    domain_counts = {"train": texts.domain_train, "validation": texts.validation}
+    test_counts = {split: counts[split] for split in ("validation", TEST)}
     jobs: dict[str, tuple[Any, ...]] = {}
     sources = {}
+
+    def add(write: Any, task: str, paper_name: str, own: dict[str, int], about: str) -> None:
+        jobs[task] = (write, task, folder / task, texts.seed, own)
+        sources[task] = _folder(task, paper_name, own, about)
+
     for task in language.pools.get(GLUE_POOL, ()):
-        jobs[task] = (write_glue, task, folder / task, texts.seed, counts)
-        about = WORLDS[task].description
-        sources[task] = TextSource(
-            location=task,
-            kind="folder",
-            paper_name=GLUE[task].column,
-            splits={split: split for split in counts},
-            description=about,
-        )
+        add(write_glue, task, GLUE[task].column, counts, WORLDS[task].description)
     for domain in language.pools.get(DOMAIN_POOL, ()):
-        own = {"train": texts.domain_train, "validation": texts.validation}
-        jobs[domain] = (write_domain, domain, folder / domain, texts.seed, own)
-        about = f"What the expert is trained on, of the kinds of {' and '.join(TESTS[t].paper_name for t in DOMAINS[domain])}."
-        sources[domain] = TextSource(
-            location=domain,
-            kind="folder",
-            paper_name=domain,
-            splits={split: split for split in own},
-            description=about,
-        )
+        kinds = " and ".join(TESTS[test].paper_name for test in DOMAINS[domain])
+        about = f"What the expert is trained on, of the kinds of {kinds}."
+        add(write_domain, domain, domain, domain_counts, about)
     for test in language.tests:
-        own = {split: counts[split] for split in ("validation", TEST)}
-        jobs[test] = (write_test, test, folder / test, texts.seed, own)
-        about = TESTS[test].description
-        sources[test] = TextSource(
-            location=test,
-            kind="folder",
-            paper_name=TESTS[test].paper_name,
-            splits={split: split for split in own},
-            description=about,
-        )
-    for _ in fan_out("draw", _draw, jobs, context.suite.workers):
-        pass
+        add(write_test, test, TESTS[test].paper_name, test_counts, TESTS[test].description)
+    context.run("draw", _draw, jobs)
     return sources
 
 
@@ -93,9 +77,7 @@ def _draw(
 
 
 def _copied(context: Context, folder: Path) -> dict[str, TextSource]:
-    """The user's own folders, copied so that a later edit of them cannot change half of the
-    results.
-    """
+    """Copy the user's folders, so that a later edit of them cannot change half of the results."""
     from reproduction.prepare.text_tasks import glue_task
 
     language = context.suite.language
@@ -106,63 +88,38 @@ def _copied(context: Context, folder: Path) -> dict[str, TextSource]:
             way_out = f"put a folder with train.parquet and test.parquet there, or edit suites/{context.suite.name}.yaml"
             raise MissingPath(origin / task, "the texts of a task", way_out)
         shutil.copytree(origin / task, folder / task)
-        sources[task] = TextSource(
-            location=task,
-            kind="folder",
-            paper_name=glue_task(task).column,
-            splits={"train": "train", TEST: TEST},
-        )
+        sources[task] = _folder(task, glue_task(task).column, ("train", TEST))
     return sources
 
 
 def _named(context: Context, folder: Path) -> dict[str, TextSource]:
-    """The paper's data sets by hub id, pinned revision and split; the datasets library fetches them
-    when they are read.
+    """Return the paper's data sets by hub id, pinned revision and split; they are fetched when they
+    are read.
     """
     from reproduction.prepare.hub import pinned_data
     from reproduction.prepare.text_tasks import DOMAINS, GLUE, HUB_ID, PUBLIC
 
     language, pins, sources = context.suite.language, context.layout.pins, {}
-    glue = language.pools.get(GLUE_POOL, ())
-    revision = pinned_data(pins, HUB_ID) if glue else ""
-    for task in glue:
+
+    def add(task: str, hub_id: str, paper_name: str, splits: dict[str, str], config: Any) -> None:
+        own: dict[str, Any] = {"location": hub_id, "kind": "hub", "paper_name": paper_name}
+        more = {} if config is None else {"config": config}
+        revision = pinned_data(pins, hub_id)
+        sources[task] = TextSource(**own, splits=splits, revision=revision, **more)
+
+    for task in language.pools.get(GLUE_POOL, ()):
         splits = {"train": "train", TEST: GLUE[task].test_split}
-        sources[task] = TextSource(
-            location=HUB_ID,
-            kind="hub",
-            paper_name=GLUE[task].column,
-            splits=splits,
-            revision=revision,
-            config=task,
-        )
+        add(task, HUB_ID, GLUE[task].column, splits, task)
     for domain in language.pools.get(DOMAIN_POOL, ()):
-        revision = pinned_data(pins, DOMAINS[domain].hub_id)
-        sources[domain] = TextSource(
-            location=DOMAINS[domain].hub_id,
-            kind="hub",
-            paper_name=domain,
-            splits={"train": "train"},
-            revision=revision,
-        )
-    for (
-        key,
-        name,
-    ) in language.tests.items():  # lm-evaluation-harness reads them, at the commit told here
+        add(domain, DOMAINS[domain].hub_id, domain, {"train": "train"}, None)
+    for key, name in language.tests.items():  # lm-evaluation-harness reads them at this commit
         test = pick("public tests", PUBLIC, name)
-        sources[key] = TextSource(
-            location=test.data,
-            kind="hub",
-            paper_name=key,
-            splits={TEST: test.split},
-            revision=pinned_data(pins, test.data),
-            config=test.config,
-        )
+        add(key, test.data, key, {TEST: test.split}, test.config)
     return sources
 
 
 def _describe(context: Context, sources: dict[str, TextSource]) -> None:
-    """What the report needs to know of the suite's language models without opening any text."""
-
+    """Write what the report needs to know of the language models without opening a text."""
     from reproduction.mini.language.domains import measured
 
     language = context.suite.language

@@ -21,7 +21,7 @@ from featcal.baselines.training import (
 )
 from featcal.core.draws import generator
 from featcal.errors import BadSetting, Diverged
-from reproduction.stages.pair_file import read_pair, write_pair
+from reproduction.engine.make import read_pair, write_pair
 
 SETTINGS = Surgery(rank=3, batch=8, steps=60, features="raw")
 

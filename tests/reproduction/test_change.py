@@ -9,7 +9,7 @@ from resolved import laid_out, settings_of_stages, stages_of_dvc_repro
 from test_recomputed import touched
 
 from pipeline import ROOT
-from reproduction.experiments.params import load_experiments, read_all
+from reproduction.experiments import load_experiments, read_all
 
 TEXT = (ROOT / "book/change.md").read_text("utf-8")
 EDITS = dict(re.findall(r"<!-- edit: (\w+) -->\n```diff\n(.*?)```", TEXT, re.S))

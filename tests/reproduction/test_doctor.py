@@ -21,7 +21,7 @@ from rehearsal_punkt import punkt_tab
 from featcal.cli import main as cli
 from reproduction.doctor import command as doctor_suite
 from reproduction.doctor.command import Chosen, Repository, look
-from reproduction.experiments.params import load_experiments
+from reproduction.experiments import load_experiments
 from reproduction.language import tests as requirements
 from reproduction.prepare import packages
 from reproduction.prepare.suite import load_suite

@@ -10,7 +10,7 @@ import pytest
 from resolved import resolved
 from synthetic_correct import COUNT
 
-from reproduction.experiments.params import load_experiments
+from reproduction.experiments import load_experiments
 from reproduction.report import fairness
 from reproduction.report.evidence import Evidence
 from reproduction.report.page import Page

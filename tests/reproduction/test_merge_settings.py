@@ -6,8 +6,7 @@ from smoke_graph import ROOT, smoke_params
 from test_settings_mistakes import project, put
 
 from pipeline import settings, write_settings
-from reproduction.experiments.params import load_experiments
-from reproduction.experiments.runs import ADAPTERS, STREAMS, Draw
+from reproduction.experiments import ADAPTERS, STREAMS, Draw, load_experiments
 
 SUITE = yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 

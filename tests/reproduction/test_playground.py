@@ -9,8 +9,8 @@ from synthetic_results import write_project
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import project_root
 from reproduction import playground
+from reproduction.engine.context import load_context
 from reproduction.report import played
-from reproduction.stages.context import load_context
 
 VALUES = {
     "ridge": 1e-6,

@@ -8,8 +8,7 @@ import yaml
 from smoke_graph import ROOT, lay_out, smoke_params, working_in
 
 from featcal.errors import FeatCalError, MissingPath, UnknownKey
-from reproduction.experiments.params import load_experiments
-from reproduction.experiments.runs import role_and_pool
+from reproduction.experiments import load_experiments, role_and_pool
 from reproduction.prepare.suite import load_suite
 
 KEY = "clip_b32-8"
@@ -36,7 +35,7 @@ def test_every_suite_of_the_project_can_be_read(name):
 
 
 def test_a_stage_with_an_unknown_key_names_the_nearest_one(tmp_path):
-    from reproduction.stages.run import run_stage
+    from reproduction.stages.command import run_stage
 
     lay_out(tmp_path)
     with working_in(tmp_path), pytest.raises(UnknownKey, match="did you mean 'clip_b32-8-average'"):

@@ -14,8 +14,8 @@ from smoke_graph import ROOT, smoke_params
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
 from pipeline import write_settings
-from reproduction.experiments import params
-from reproduction.stages.context import load_context
+from reproduction import experiments
+from reproduction.engine.context import load_context
 
 POOL, LARGER = "clip_b32-8", "clip_b32-14"
 CALIBRATE, MERGE, ADAPT, ABLATE = (
@@ -118,7 +118,7 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     ),
     ("task_counts/clip_b32-8/smoke/counts", [2, 2], "must name each value once"),
     ("studied/clip_b32-8/smoke/rivals/setting", "paper", "must be left out"),
-    ("studied/clip_b32-8/smoke/paper", DROPPED, "corrupted.clip_b32-8.smoke.at_papers: True"),
+    ("studied/clip_b32-8/smoke/paper", DROPPED, "lacks paper"),
 ]
 IN_SUITE: list[tuple[str, Any, str]] = [
     ("worker", 2, "did you mean 'workers'"),
@@ -163,7 +163,7 @@ def test_a_mistake_in_params_is_named_with_its_place(folder, monkeypatch, path, 
     """As if the mistake had been read from the file, whose whole text would be written and parsed
     anew for each.
     """
-    monkeypatch.setattr(params, "read_all", lambda _: put(PARAMS, path, value))
+    monkeypatch.setattr(experiments, "read_all", lambda _: put(PARAMS, path, value))
     assert said in message(folder)
 
 

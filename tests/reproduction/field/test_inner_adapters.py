@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from featcal.baselines.training import batch_order
 from featcal.core.draws import generator
 from featcal.errors import BadPlan, BadSetting
-from reproduction.experiments.field import IntervMerge, SurgeryV2
 from reproduction.field.inner_adapters import FEATURE, InnerAdapters, inner_adapters
+from reproduction.studies.field import IntervMerge, SurgeryV2
 
 HEAD = torch.randn(8, 32, generator=tiny.seeded(5), dtype=torch.float64)
 STEPS = {"steps": 12, "batch": 4, "lr": 0.01, "rank": 3}

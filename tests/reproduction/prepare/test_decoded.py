@@ -17,10 +17,10 @@ from test_images import PETS, encoded, parquet
 
 from featcal.data.images import Preprocess
 from featcal.errors import BadData, MissingPath
+from reproduction.engine.workers import fan_out
 from reproduction.prepare import decoded
 from reproduction.prepare.decoded import Split, mapped_images
 from reproduction.prepare.sources import Source, load_task, write_sources
-from reproduction.stages.workers import fan_out
 
 PLAIN = checkpoints.plain(crop=32)
 

@@ -14,7 +14,7 @@ from tiny import PAPER, averaged, difference, shifted
 from featcal import calibrate
 from featcal.data.texts import Sample
 from featcal.models.load import load_model
-from reproduction.experiments.runs import Reading
+from reproduction.experiments import Reading
 from reproduction.prepare import texts as batches_of
 from reproduction.prepare.texts import plan_of_reading, text_batches
 

@@ -11,7 +11,7 @@ from synthetic_correct import write_answers
 from synthetic_results import write_project
 
 from featcal.settings import Calibration
-from reproduction.experiments.studies import study_run
+from reproduction.experiments import study_run
 from reproduction.report import beyond
 from reproduction.results import BEYOND
 
@@ -117,7 +117,7 @@ def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
     assert study.settings("both") == Calibration(
         ridge=1e-3, anchor_blend=1.0, interpolation=0.9, residual=1.0
     )
-    assert [t.variant for t in study.first()] == [
+    assert [variant for _, variant, _, _ in study.first()] == [
         "merged",
         "paper",
         "suite",
@@ -126,9 +126,9 @@ def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
     ]
     assert study.settings("the preset best") == Calibration.preset("best")
     more = study.further("both")
-    draws = {(t.variant, t.samples, t.seed) for t in more if t.upstream == "average"}
+    draws = {(v, samples, seed) for u, v, samples, seed in more if u == "average"}
     assert draws == {("both", 8, 2), ("suite", 8, 2), ("the preset best", 4, 1), ("suite", 4, 1)}
-    others = [(t.variant, t.seed) for t in more if t.upstream == "ties"]
+    others = [(v, seed) for u, v, _, seed in more if u == "ties"]
     assert others == [
         *((v, 1) for v in ("merged", "paper", "suite", "the preset best", "both")),
         ("both", 2),

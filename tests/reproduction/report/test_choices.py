@@ -4,16 +4,16 @@ by hand.
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Calibration
-from reproduction.experiments.choices import ChoicesStudy
-from reproduction.experiments.runs import Reading
-from reproduction.experiments.studies import study_run
+from reproduction.experiments import Reading, study_run
 from reproduction.report import choices
 from reproduction.report.evidence import Evidence
+from reproduction.studies.choices import ChoicesStudy
 
 GIVEN = {
     "upstream": "task_arithmetic",
@@ -43,33 +43,30 @@ def study(**more) -> ChoicesStudy:
 
 
 def test_every_option_changes_one_thing_and_the_default_stands_at_every_seed():
-    found = {variant.name: variant for variant in study().variants()}
-    default = found["default-42"]
-    assert [v.seed for v in found.values()] == [42, 43, 44, 42, 42, 42, 42]
+    variants = list(study().variants())
+    found = {(one.choice, one.option): one for one in variants[2:]}
+    default = variants[0]
+    assert [one.seed for one in variants] == [42, 43, 44, 42, 42, 42, 42]
     assert (default.calibration, default.reading, default.samples) == (
         Calibration(**GIVEN["featcal"]),
         Reading(),
         256,
     )
-    assert found["decoder-start"] == replace(
-        default, choice="decoder", option="start", reading=Reading(decoder="start")
+    assert found["decoder", "start"] == default._replace(
+        choice="decoder", option="start", reading=Reading(decoder="start")
     )
-    assert found["tokens-12"] == replace(
-        default, choice="tokens", option="12", reading=Reading(tokens=12)
+    assert found["tokens", "12"] == default._replace(
+        choice="tokens", option="12", reading=Reading(tokens=12)
     )
-    assert found["samples-64"] == replace(default, choice="samples", option="64", samples=64)
+    assert found["samples", "64"] == default._replace(choice="samples", option="64", samples=64)
     solved = default.calibration.but(modules=("q", "v"))
-    assert found["modules-attention"] == replace(
-        default, choice="modules", option="attention", calibration=solved
+    assert found["modules", "attention"] == default._replace(
+        choice="modules", option="attention", calibration=solved
     )
-    run = study().run(found["decoder-start"])
-    assert (run.merged, run.setting, run.samples, run.batch) == (
-        "flan_t5_base-glue-task_arithmetic",
-        "paper",
-        256,
-        32,
-    )
-    assert run.reading == Reading(decoder="start") and run.seeds == (42,)
+    model = next(m for m in study().models(Path()) if m.name == "decoder-start")
+    keys = (model.upstream, model.setting, model.seed, model.draw.samples, model.draw.batch)
+    assert keys == ("task_arithmetic", "paper", 42, 256, 32)
+    assert model.reading == Reading(decoder="start")
 
 
 @pytest.mark.parametrize(

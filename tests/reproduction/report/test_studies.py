@@ -20,13 +20,14 @@ from reproduction.report.pages import costs, damage, drift, sweeps
 from reproduction.report.statistics import estimate
 from reproduction.report.verdicts import judge
 from reproduction.results import SCORES, read_rows, write_rows
-from reproduction.stages.final_features import (
+from reproduction.stages.measure import (
     alignment_row,
     evenly,
+    parameter_groups,
     projection_rows,
     similarity_rows,
+    task_vector_alignment,
 )
-from reproduction.stages.task_vectors import parameter_groups, task_vector_alignment
 
 RESULTS = Path(__file__).parents[3] / "results" / "mini"
 BOTH = ("clip_b32", "minilm")

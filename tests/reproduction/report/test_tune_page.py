@@ -12,7 +12,7 @@ from synthetic_correct import forget_answers
 
 import pipeline
 from featcal.errors import BadSetting
-from reproduction.experiments.studies import shared, study_run
+from reproduction.experiments import shared_settings, study_run
 from reproduction.report import tune
 from reproduction.report.evidence import Evidence
 from reproduction.report.tune import found
@@ -21,7 +21,7 @@ SETTINGS = pipeline.settings()
 
 
 def study(key, suite="mini", **changed):
-    section, common = SETTINGS["tune"][key], shared(key, SETTINGS["studied"][key], suite)
+    section, common = SETTINGS["tune"][key], shared_settings(key, SETTINGS["studied"][key], suite)
     return study_run(
         "tune", key, {**section, "mini": section["mini"] | changed}, suite, {key: common}
     )

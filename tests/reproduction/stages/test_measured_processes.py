@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from featcal.errors import BadSetting, FeatCalError
-from reproduction.stages.processes import alone
+from reproduction.engine.workers import alone
 
 
 def where(_):

@@ -14,40 +14,28 @@ import yaml
 from resolved import resolved
 
 import pipeline
-from reproduction.experiments.params import load_experiments
-from reproduction.experiments.runs import HEADLINE_POOL
-from reproduction.experiments.studies import STUDIES
+from reproduction.experiments import HEADLINE_POOL, load_experiments, studies
 from reproduction.prepare.suite import load_suite
+from reproduction.stages import command
 
 ROOT = Path(__file__).parents[3]
 STAGES = (
     "prepare_data", "prepare", "merge", "calibrate", "adapt", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
-    "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "request", "headline", "claims", "artifact", "page",
+    "evaluate", "evaluate_pool", "measure", *studies(), "gather", "request", "headline", "claims", "artifact", "page",
     "prepare_texts", "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language",
     "prepare_sentences", "merge_sentences",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the
-# record of the run, counters of
-# bytes, and files that appear complete or not at all.
+# record of the run, and files that appear complete or not at all.
 EXEMPT = {
-    "featcal/__init__.py",
-    "featcal/errors.py",
-    "featcal/settings.py",
-    *(str(file.relative_to(ROOT)) for file in (ROOT / "reproduction/experiments").glob("*.py")),
-    "reproduction/prepare/suite.py",
-    "reproduction/stages/context.py",
-    "reproduction/stages/layout.py",
-    "reproduction/stages/resident.py",
-    "reproduction/stages/study.py",
-    "reproduction/stages/workers.py",
-    "featcal/files.py",
-    "featcal/card.py",
-    "reproduction/results.py",
-}
+    "featcal/__init__.py", "featcal/errors.py", "featcal/settings.py", "featcal/files.py", "featcal/card.py",
+    "reproduction/experiments.py", "reproduction/results.py", "reproduction/prepare/suite.py",
+    "reproduction/engine/context.py", "reproduction/engine/workers.py",
+}  # fmt: skip
 # How many decimals a score has is reproduction/results.py's business.
 WRITES_SCORES = (
-    "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES, "gather", "headline", "claims", "artifact",
+    "evaluate", "evaluate_pool", "evaluate_language", "measure", *studies(), "gather", "headline", "claims", "artifact",
 )  # fmt: skip
 
 
@@ -118,39 +106,31 @@ def dependencies(stage: str) -> list[str]:
     ]
 
 
+def program(stage: str) -> str:
+    """Return the file that a stage runs; a stage of larger pools or texts may run the same."""
+    verb = definition(stage)["cmd"].split()[2]
+    module = command.STAGES.get(verb, f"studies.{verb}").partition(":")[0]
+    return f"reproduction/{module.replace('.', '/')}.py"
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
-    verb = definition(stage)["cmd"].split()[
-        2
-    ]  # a stage of larger pools or texts may run the same code
-    needed = closure(f"reproduction/stages/{verb}.py", frozenset(EXEMPT)) - EXEMPT
+    needed = closure(program(stage), frozenset(EXEMPT)) - EXEMPT
     if stage in WRITES_SCORES:
         needed.add("reproduction/results.py")
+    assert not (missing := missing_of(stage, needed)), f"{stage} also runs {sorted(missing)}"
+
+
+def missing_of(stage: str, needed: set[str]) -> set[str]:
+    """Return the files that no dependency of a stage holds."""
     deps = dependencies(stage)
-    missing = {
-        file
-        for file in needed
-        if not any(file == dep or file.startswith(dep + "/") for dep in deps)
-    }
-    assert not missing, f"dvc.yaml: {stage} also runs {sorted(missing)}"
-    idle = {dep for dep in deps if dep.startswith("reproduction/stages/")} - closure(
-        f"reproduction/stages/{verb}.py"
-    )
-    assert not idle or stage == "page", f"dvc.yaml: {stage} runs nothing of {sorted(idle)}"
+    return {f for f in needed if not any(f == dep or f.startswith(f"{dep}/") for dep in deps)}
 
 
 def test_the_page_that_computes_depends_on_the_code_that_can_change_its_numbers():
     stop = frozenset(EXEMPT)
-    needed = closure("reproduction/playground.py", stop) | closure(
-        "reproduction/stages/page.py", stop
-    )
-    deps = dependencies("playground")
-    missing = {
-        file
-        for file in needed - EXEMPT
-        if not any(file == dep or file.startswith(dep + "/") for dep in deps)
-    }
-    assert not missing, f"dvc.yaml: playground also runs {sorted(missing)}"
+    needed = closure("reproduction/playground.py", stop) | closure(program("playground"), stop)
+    assert not (missing := missing_of("playground", needed - EXEMPT)), sorted(missing)
 
 
 @pytest.mark.parametrize("stage", (*STAGES, "page_method", "playground"))
@@ -290,7 +270,7 @@ def test_results_in_git_are_the_files_that_were_gathered():
     gathered = {
         path: digest for name in ("gather", "request") for path, digest in read_by(name).items()
     }
-    assert len(gathered) > len(STUDIES)
+    assert len(gathered) > len(studies())
     wrong = [
         path
         for path, md5 in gathered.items()

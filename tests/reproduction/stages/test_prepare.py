@@ -5,7 +5,7 @@ from smoke_graph import lay_out, working_in
 
 from reproduction.prepare import experts as making
 from reproduction.stages import prepare
-from reproduction.stages.run import run_stage
+from reproduction.stages.command import run_stage
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,8 @@ import pytest
 from resolved import resolved
 
 import pipeline
-from reproduction.experiments import entries
-from reproduction.experiments import params as experiments_of_params
-from reproduction.experiments.params import METHODS, Experiments
-from reproduction.experiments.runs import keys_of
-from reproduction.experiments.studies import STUDIES
+from reproduction import experiments as schema
+from reproduction.experiments import METHODS, Experiments, studies
 
 COUNTS = ("samples", "seed", "seeds")  # how many examples, and which draws of them
 STARTS = "from"
@@ -125,7 +122,7 @@ def once(reader: Callable[..., Any]) -> Callable[..., Any]:
 
 
 READERS = {
-    name: once(getattr(entries, name)) for name in ("merge_runs", "calibrate_runs", "adapt_runs")
+    name: once(getattr(schema, name)) for name in ("_merge_runs", "_calibrate_runs", "_adapt_runs")
 }
 
 
@@ -134,10 +131,10 @@ def read(settings: dict[str, Any]) -> Experiments:
     long.
     """
     with (
-        patch.object(experiments_of_params, "read_all", lambda path: settings),
-        patch.multiple(entries, **READERS),
+        patch.object(schema, "read_all", lambda path: settings),
+        patch.multiple(schema, **READERS),
     ):
-        return experiments_of_params.load_experiments(pipeline.ROOT / "params.yaml")
+        return schema.load_experiments(pipeline.ROOT / "params.yaml")
 
 
 @cache
@@ -160,7 +157,7 @@ def by_section(found: Experiments) -> dict[tuple[str, str], Any]:
 
 def commands(section: str, key: str, run: Any) -> set[str]:
     """The commands that may make a run: of its role and pool, of its merged model, or of itself."""
-    keys = {key, *(keys_of(run) if hasattr(run, "upstream") else ())}
+    keys = {key, *((run.key, run.merged) if hasattr(run, "upstream") else ())}
     return {f"featcal stage {section} {one}" for one in keys}
 
 
@@ -198,7 +195,7 @@ def key_of(stage: str) -> str | None:
     """
     key = stage.partition("@")[2]
     study, _, rest = key.partition("-")
-    return (rest if study in (*STUDIES, "scores", "drift") else key) or None
+    return (rest if study in (*studies(), "scores", "drift") else key) or None
 
 
 def below(key: str | None, start: str | None) -> bool:

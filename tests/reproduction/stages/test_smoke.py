@@ -20,8 +20,9 @@ from featcal.cli.main import main
 from featcal.data.batches import draw_indices
 from pipeline import settings, write_settings
 from reproduction import playground
-from reproduction.experiments.runs import ADAPTERS
-from reproduction.experiments.studies import STUDIES
+from reproduction.engine.context import Setup, load_context
+from reproduction.engine.make import rescale
+from reproduction.experiments import ADAPTERS, studies
 from reproduction.report.statistics import bits
 from reproduction.results import (
     ALIGNMENT,
@@ -47,8 +48,6 @@ from reproduction.results import (
     correct_columns,
     read_rows,
 )  # fmt: skip
-from reproduction.stages.ablate import scaled
-from reproduction.stages.context import load_context
 
 
 @pytest.fixture(scope="module")
@@ -209,9 +208,8 @@ def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(grap
     from safetensors.torch import load_file
 
     context = load_context(work)
-    study = context.experiments.studies["ablate"]["clip_b32-8"]
-    blend = study.featcal.anchor_blend
-    anchor = scaled(context, study, "task_arithmetic", blend).state_dict()
+    blend = context.experiments.studies["ablate"]["clip_b32-8"].featcal.anchor_blend
+    anchor = rescale(Setup(context, "clip_b32", 8), "task_arithmetic", blend).state_dict()
     base, merged = (
         load_file(work / "outputs/smoke" / folder / "model.safetensors")
         for folder in ("prepared/clip_b32-8/base", "merged/clip_b32-8-task_arithmetic")
@@ -452,7 +450,7 @@ def test_what_each_calibration_cost_lies_beside_the_results(graph):
 def test_every_folder_of_results_is_a_copy_with_the_record_of_the_run(graph):
     work, _ = graph
     folders = list((work / "results/smoke").glob("*/*"))
-    assert {folder.parent.name for folder in folders} == {"scores", "drift", *STUDIES}
+    assert {folder.parent.name for folder in folders} == {"scores", "drift", *studies()}
     for folder in folders:
         made = work / "outputs/smoke" / folder.parent.name / folder.name
         assert {file.name for file in folder.iterdir()} == {

@@ -22,10 +22,11 @@ from featcal.data.batches import draw_indices
 from featcal.data.images import ImageSet, Preprocess, load_images
 from featcal.errors import BadBatches
 from featcal.models.batch import single_samples
-from reproduction.experiments.runs import Draw
+from reproduction.engine import samples as streams
+from reproduction.engine.context import Setup
+from reproduction.experiments import Draw
 from reproduction.prepare import decoded, sources
 from reproduction.prepare.decoded import Split, mapped_images
-from reproduction.stages import streams
 
 SIDE = 32
 PLAIN = checkpoints.plain(SIDE)
@@ -39,14 +40,13 @@ def context(monkeypatch):
     images = ImageSet(pixels, PLAIN, np.zeros(40, np.int64), ("a",))
     monkeypatch.setattr(sources, "load_task", lambda *_: images)
     layout = SimpleNamespace(data_of=lambda role: None, base=lambda role, pool: None)
-    return SimpleNamespace(
-        layout=layout, suite=SimpleNamespace(tasks_of=lambda role, pool: ("mnist", "dtd"))
-    ), images
+    suite = SimpleNamespace(tasks_of=lambda role, pool: ("mnist", "dtd"))
+    return Setup(SimpleNamespace(layout=layout, suite=suite), "clip_b32", 8), images
 
 
 def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
     here, images = context
-    found = streams.streams(here, "clip_b32", 8, Draw(stream="train", samples=10, batch=4))
+    found = streams.streams(here, Draw(stream="train", samples=10, batch=4))
     for task, drawn in found.items():
         assert drawn.samples.pixels.nbytes == 10 * PICTURE
         wanted = list(images.batches(draw_indices(task, 40, 10, 42), 4))
@@ -64,11 +64,9 @@ def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(c
     here, images = context
     pictures = len(images) if samples is None else samples
     draw = Draw(stream="train", samples=samples, batch=4)
-    wanted = InMemorySamples(
-        "dtd", single_samples(streams.stream(here, "clip_b32", 8, "dtd", draw))
-    )
+    wanted = InMemorySamples("dtd", single_samples(streams.stream(here, "dtd", draw)))
     tracemalloc.start()
-    found = samples_of("dtd", streams.stream(here, "clip_b32", 8, "dtd", draw))
+    found = samples_of("dtd", streams.stream(here, "dtd", draw))
     batches = [found.batch(numbers)["pixel_values"] for numbers in ([7, 3, 11, 3], [0])]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -92,7 +90,7 @@ def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_a
     merged, experts = build(0), {task: build(seed) for seed, task in enumerate(("mnist", "dtd"), 1)}
 
     def trained(held):
-        found = streams.streams(here, "clip_b32", 8, Draw(stream="train", samples=samples, batch=4))
+        found = streams.streams(here, Draw(stream="train", samples=samples, batch=4))
         batches = {task: list(stream) if held else stream for task, stream in found.items()}
         return featcal.surgery(
             merged, experts, batches, rank=4, steps=6, batch=8, encode="each_step"

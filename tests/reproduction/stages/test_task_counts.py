@@ -12,10 +12,8 @@ from featcal.baselines.prob_surgery import ProbSurgery
 from featcal.baselines.surgery import Surgery
 from featcal.errors import BadSetting
 from featcal.settings import Calibration
-from reproduction.experiments.comparisons import TaskCountsStudy
-from reproduction.experiments.rivals import Rivals
-from reproduction.stages.task_counts import parts_of
-from reproduction.stages.unseen import Judge
+from reproduction.experiments import Rivals
+from reproduction.studies.task_counts import Judge, TaskCountsStudy
 
 TASKS = ("a", "b", "c", "d", "e", "f", "g", "h")
 RIVALS = Rivals(
@@ -37,7 +35,7 @@ STUDY = TaskCountsStudy(
 
 
 def test_every_task_is_in_as_many_parts_of_a_count_as_any_other_and_the_whole_pool_is_one_part():
-    parts = parts_of(STUDY, TASKS)
+    parts = STUDY.parts(TASKS)
     for count in (2, 4):
         own = [part for part in parts if len(part.tasks) == count]
         assert Counter(task for part in own for task in part.tasks) == dict.fromkeys(TASKS, 3)
@@ -46,13 +44,13 @@ def test_every_task_is_in_as_many_parts_of_a_count_as_any_other_and_the_whole_po
 
 
 def test_parts_are_drawn_by_the_seed_and_keep_the_order_of_the_pool():
-    assert parts_of(STUDY, TASKS) == parts_of(STUDY, TASKS) != parts_of(STUDY.but(seed=43), TASKS)
-    assert all(list(part.tasks) == sorted(part.tasks) for part in parts_of(STUDY, TASKS))
+    assert STUDY.parts(TASKS) == STUDY.parts(TASKS) != STUDY.but(seed=43).parts(TASKS)
+    assert all(list(part.tasks) == sorted(part.tasks) for part in STUDY.parts(TASKS))
 
 
 def test_more_tasks_than_the_pool_has_are_refused_by_name():
     with pytest.raises(BadSetting, match="task_counts.clip_b32-8.counts: 4 .* at most 3"):
-        parts_of(STUDY, TASKS[:3])
+        STUDY.parts(TASKS[:3])
 
 
 def test_a_task_s_own_classes_are_fewer_answers_than_those_of_all_tasks():

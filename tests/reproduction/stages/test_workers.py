@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from featcal.errors import Diverged, FeatCalError
-from reproduction.stages.workers import fan_out
+from reproduction.engine.workers import fan_out
 
 ROOT = Path(__file__).parents[3]
 
@@ -50,7 +50,7 @@ SLEEPERS = """
 import sys
 sys.path.insert(0, {tests!r})
 from test_workers import asleep
-from reproduction.stages.workers import fan_out
+from reproduction.engine.workers import fan_out
 if __name__ == "__main__":
     dict(fan_out("sleep", asleep, {{str(n): ({folder!r}, n) for n in range(4)}}, 2))
 """

@@ -1,0 +1,296 @@
+"""What every stage starts from: experiments, suite, paths, and a record of the run.
+
+The record (seconds, machine, versions) goes to a file of its own, so that weights and scores stay
+the same bytes between runs.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from featcal.errors import UnknownKey
+from featcal.files import atomic_folder, write_json
+from featcal.settings import project_root, require
+from reproduction.engine.workers import Jobs, console, fan_out
+from reproduction.experiments import (
+    HEADLINE_POOL,
+    TEXT_POOLS,
+    Experiments,
+    Pool,
+    load_experiments,
+    require_known,
+)
+from reproduction.prepare.experts import HEADS
+from reproduction.prepare.suite import LanguageRole, Role, SentenceRole, Suite, load_suite
+from reproduction.results import run_record
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths of one suite below the project's root: weights in outputs/, small files in results/.
+
+    pools:     tasks by role and pool. An expert lies in the smallest pool with its task, so that
+               none is made twice.
+    sentences: folders of the texts of sentence encoders, by role.
+    aside:     replaces outputs/<suite>/ while a study makes models that it does not keep.
+    """
+
+    root: Path
+    suite: str
+    pools: Mapping[str, Mapping[Pool, tuple[str, ...]]]
+    sentences: Mapping[str, str] = field(default_factory=dict)
+    aside: Path | None = None
+
+    @property
+    def outputs(self) -> Path:
+        return self.aside or self.root / "outputs" / self.suite
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results" / self.suite
+
+    @property
+    def pins(self) -> Path:
+        """Return the file of hub names and the commits they were resolved to."""
+        return self.root / "suites" / f"{self.suite}.pins.json"
+
+    @property
+    def data(self) -> Path:
+        return self.outputs / "data"
+
+    @property
+    def texts(self) -> Path:
+        """Return the folder of the texts of language models."""
+        return self.outputs / "texts"
+
+    def data_of(self, role: str) -> Path:
+        """Return the folder that `load_task` reads: images, or texts of sentence encoders."""
+        return self.root / self.sentences[role] if role in self.sentences else self.data
+
+    def prepared(self, role: str, pool: Pool) -> Path:
+        return self.outputs / "prepared" / f"{role}-{pool}"
+
+    def base(self, role: str, pool: Pool) -> Path:
+        return self.prepared(role, pool) / "base"
+
+    def heads(self, role: str, pool: Pool) -> Path:
+        return self.prepared(role, pool) / HEADS
+
+    def expert(self, role: str, pool: Pool, task: str) -> Path:
+        return self.prepared(role, self.home(role, pool, task)) / "experts" / task
+
+    def home(self, role: str, pool: Pool, task: str) -> Pool:
+        """Return the smallest pool of a role that holds a task of this pool."""
+        if isinstance(pool, str):
+            return pool
+        sizes = [size for size in self.pools[role] if isinstance(size, int) and size <= pool]
+        return min(size for size in sizes if task in self.pools[role][size])
+
+    def multitask(self, key: str) -> Path:
+        return self.outputs / "multitask" / key
+
+    def merged(self, key: str) -> Path:
+        return self.outputs / "merged" / key
+
+    def calibrated(self, key: str, seed: int) -> Path:
+        return self.outputs / "calibrated" / key / f"seed{seed}"
+
+    def adapted(self, key: str, setting: str = "", seed: int | None = None) -> Path:
+        """Return the folder of one setting and seed; of all of them without a setting."""
+        folder = self.outputs / "adapted" / key
+        return folder / setting / f"seed{seed}" if setting else folder
+
+    def ablated(self, key: str, name: str = "") -> Path:
+        return self.outputs / "ablated" / key / name
+
+    def found(self, kind: str, key: str) -> Path:
+        """Return the folder of small files: scores, drift, or a study."""
+        return self.outputs / kind / key
+
+    def run(self, verb: str, key: str | None) -> Path:
+        return self.outputs / "run" / f"{verb}{'-' + key if key else ''}.json"
+
+    def unfinished(self, fingerprint: str) -> Path:
+        """Return a folder for finished parts of an unfinished stage, which DVC does not remove."""
+        return self.root / ".featcal" / self.suite / fingerprint
+
+
+@dataclass(frozen=True)
+class Context:
+    """The experiments in the chosen suite, and where their files lie."""
+
+    layout: Layout
+    experiments: Experiments
+    suite: Suite
+
+    @property
+    def device(self) -> "torch.device":
+        from featcal.models.load import torch_device
+
+        return torch_device(self.suite.device)
+
+    def role(self, name: str) -> Role | LanguageRole | SentenceRole | None:
+        """Return what plays a role; None where the suite has nothing. Raises: UnknownKey."""
+        require_known("role", name, self.experiments.roles)
+        return self.suite.every_role.get(name)
+
+    def knows(self, name: str, pool: Pool) -> bool:
+        """Return whether the suite has a model for the role, and the pool. Raises: UnknownKey."""
+        role = self.role(name)
+        known = [f"{one}-{size}" for one, size in self.experiments.prepared]
+        require_known("merge", f"{name}-{pool}", known)
+        return role is not None and pool in self.suite.pools_of(name)
+
+    def plays(self, name: str, pool: Pool) -> bool:
+        """Return whether it has them, and could fetch a sentence encoder. Raises: UnknownKey."""
+        sentences = isinstance(self.role(name), SentenceRole)
+        return self.knows(name, pool) and (not sentences or self.layout.base(name, pool).is_dir())
+
+    def run(self, label: str, function: Any, jobs: Jobs) -> dict[str, Any]:
+        """Return the results of jobs in the suite's workers, by name in the order of the jobs."""
+        results = dict(fan_out(label, function, jobs, self.suite.workers))
+        return {name: results[name] for name in jobs}
+
+    def not_run(self, place: str, out: Path) -> None:
+        """Leave the folder `out` empty, and say that the suite runs none of it."""
+        with atomic_folder(out):
+            console.print(f"{place}: not run in suite {self.suite.name}")
+
+    @contextmanager
+    def scratch(self, name: str) -> Iterator[Path]:
+        """Give a folder on the disk of the outputs, which is gone when the block ends."""
+        self.layout.outputs.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{name}-", dir=self.layout.outputs) as folder:
+            yield Path(folder)
+
+    @contextmanager
+    def recorded(self, verb: str, key: str | None) -> Iterator[dict[str, Any]]:
+        """Write a stage's run record when the body succeeds, with what the body adds to it."""
+        start, more = time.perf_counter(), dict[str, Any]()
+        yield more
+        seconds = {f"{verb}@{key}" if key else verb: time.perf_counter() - start}
+        write_json(self.layout.run(verb, key), run_record(seconds, **more))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One role and pool of a context: its tasks, and the models that others are made from."""
+
+    context: Context
+    role: str
+    pool: Pool
+
+    @property
+    def key(self) -> str:
+        return f"{self.role}-{self.pool}"
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.context.suite.tasks_of(self.role, self.pool)
+
+    @property
+    def of_texts(self) -> bool:
+        """Return whether the models are language models."""
+        return self.pool in TEXT_POOLS
+
+    @property
+    def base(self) -> Path:
+        return self.context.layout.base(self.role, self.pool)
+
+    @property
+    def heads(self) -> Path:
+        return self.context.layout.heads(self.role, self.pool)
+
+    @property
+    def experts(self) -> dict[str, Path]:
+        return {task: self.expert(task) for task in self.tasks}
+
+    def expert(self, task: str) -> Path:
+        return self.context.layout.expert(self.role, self.pool, task)
+
+    def merged(self, upstream: str) -> Path:
+        return self.context.layout.merged(f"{self.key}-{upstream}")
+
+    def projection(self) -> "torch.Tensor | None":
+        """Return the projection after the encoders, where they have one."""
+        from safetensors.torch import load_file
+
+        return None if self.of_texts else load_file(self.heads).get("visual_projection")
+
+    def load(self, folder: Path | None, dtype: Any = None) -> Any:
+        """Return the model of a folder on the suite's device."""
+        from featcal.models.load import load_as_calibrated
+
+        assert folder is not None  # only each task's own expert has none
+        more = {} if dtype is None else {"dtype": dtype}
+        model: Any = load_as_calibrated(folder, **more)
+        return model.to(self.context.device)
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """Return the keys that all rows of the role and pool share."""
+        return {"suite": self.context.suite.name, "role": self.role, "pool": self.pool}
+
+    def moved(self, aside: Path, experiments: Experiments) -> "Setup":
+        """Return the same with other experiments in a folder that replaces the outputs."""
+        layout = replace(self.context.layout, aside=aside)
+        context = replace(self.context, layout=layout, experiments=experiments)
+        return replace(self, context=context)
+
+
+def load_context(root: Path | None = None) -> Context:
+    """Return everything a stage reads before it starts. Raises: errors of the settings files."""
+    root = project_root(root)
+    experiments = load_experiments(root / "params.yaml")
+    suite = load_suite(root, experiments.suite)
+    for name in suite.every_role:  # a misspelt role would quietly be a role that is not run
+        require_known(f"suites/{suite.name}.yaml: roles", name, experiments.roles)
+    for key, measured in experiments.measure.items():
+        if measured is not None:
+            tasks = suite.tasks_of(measured.role, measured.pool)
+            require_known(f"measure.{key}.{suite.name}.task", measured.task, tasks)
+    for run in experiments.merge.values():
+        if suite.every_role.get(run.role) and run.options is not None and run.pool != HEADLINE_POOL:
+            place = f"merge.{run.key}.{run.upstream}.{suite.name}"
+            expected = f"is not among the pools of suites/{suite.name}.yaml; write `{suite.name}: null` to leave this merger out"
+            require(run.pool in suite.pools_of(run.role), place, run.pool, expected)
+    pools: dict[str, dict[Pool, tuple[str, ...]]] = {role: {} for role in experiments.roles}
+    for role, pool in experiments.prepared:
+        if pool in suite.pools_of(role):
+            pools[role][pool] = suite.tasks_of(role, pool)
+    texts = dict.fromkeys(suite.sentences.roles, suite.sentences.texts)
+    return Context(Layout(root, experiments.suite, pools, texts), experiments, suite)
+
+
+def pick(place: str, entries: Mapping[str, T], key: str) -> T:
+    """Return the entry of that name. Raises: UnknownKey with the nearest one."""
+    require_known(place, key, entries)
+    return entries[key]
+
+
+def runs_of(section: str, runs: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the runs of a role and pool, or of one merged model of them. Raises: UnknownKey."""
+    found = {name: run for name, run in runs.items() if key in (run.key, run.merged)}
+    if not found:
+        known = dict.fromkeys(one for run in runs.values() for one in (run.key, run.merged))
+        raise UnknownKey(section, key, list(known))
+    return found
+
+
+def fingerprint(settings: Any, files: Iterable[Path]) -> str:
+    """Return a hash of settings and of the bytes of files."""
+    digest = sha256(json.dumps(settings).encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

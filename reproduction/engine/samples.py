@@ -1,0 +1,175 @@
+"""The samples that methods see and that models are scored on."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from zlib import crc32
+
+from reproduction.engine.context import Setup
+from reproduction.experiments import Draw, Reading
+from reproduction.results import packed
+
+if TYPE_CHECKING:  # a stage's own process only names these; its workers load torch
+    import numpy as np
+    from torch import Tensor
+
+Batch: TypeAlias = "dict[str, Tensor]"
+
+
+class Samples(Protocol):
+    """Images or texts, which become tensors when a batch of them is asked for."""
+
+    def __len__(self) -> int: ...
+    def batches(
+        self, indices: "Sequence[int] | np.ndarray[Any, Any] | None", size: int
+    ) -> Iterator[Batch]: ...
+    def take(self, indices: "Sequence[int] | np.ndarray[Any, Any]") -> "Samples": ...
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Samples by their position in an order."""
+
+    samples: Samples
+    order: "np.ndarray[Any, np.dtype[np.int64]]"
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        return next(iter(self.samples.batches(self.order[indices], len(indices))))
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """A whole split in batches; every iteration continues the generator, so orders differ."""
+
+    samples: Samples
+    size: int
+    order: "np.random.Generator"
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.samples.batches(self.order.permutation(len(self.samples)), self.size)
+
+    def by_number(self) -> Numbered:
+        """Return all samples in the order of the next iteration."""
+        return Numbered(self.samples, self.order.permutation(len(self.samples)))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A fixed draw in batches, the same in every iteration, made batch by batch."""
+
+    samples: Samples
+    size: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.samples.batches(None, self.size)
+
+    def by_number(self) -> Numbered:
+        """Return all samples in the order of an iteration."""
+        import numpy as np
+
+        return Numbered(self.samples, np.arange(len(self.samples)))
+
+
+def load_split(setup: Setup, task: str, split: str) -> Any:
+    """Return all samples of a split of an encoder's task."""
+    from reproduction.prepare.sources import load_task
+
+    return load_task(setup.context.layout.data_of(setup.role), task, split, setup.base)
+
+
+def streams(
+    setup: Setup, draw: Draw, reading: Reading | None = None, damage: str = ""
+) -> dict[str, Iterable[Batch]]:
+    """Return batches of every task of the pool, labels unused; as `stream`."""
+    return {task: stream(setup, task, draw, reading, damage) for task in setup.tasks}
+
+
+def stream(
+    setup: Setup, task: str, draw: Draw, reading: Reading | None = None, damage: str = ""
+) -> Iterable[Batch]:
+    """Return batches of one task, labels unused; damage changes samples but not which are drawn."""
+    if setup.of_texts:
+        from reproduction.prepare.texts import text_batches
+
+        count = 10**9 if draw.samples is None else draw.samples
+        given = (count, draw.seed, draw.batch, reading or Reading())
+        return text_batches(setup.base, setup.context.layout.texts, task, *given)
+    import numpy as np
+
+    from featcal.data.batches import draw_indices
+
+    samples = load_split(setup, task, draw.split)
+    samples = damaged(samples, task, damage, draw.seed) if damage else samples
+    if draw.samples is None:
+        order = np.random.default_rng([draw.seed, crc32(task.encode()), crc32(b"stream")])
+        return Shuffled(samples, draw.batch, order)
+    drawn = draw_indices(task, len(samples.labels), draw.samples, draw.seed)
+    return Drawn(samples.take(drawn), draw.batch)
+
+
+def damaged(samples: Any, task: str, damage: str, seed: int) -> Any:
+    """Return images under a corruption, or texts under a damage whose strength ends its name."""
+    from reproduction.prepare import damage as made
+
+    name, _, strength = damage.partition("-")
+    if strength:
+        return made.damaged(samples, task, name, int(strength), seed)
+    return made.corrupted(samples, task, name, seed)
+
+
+def plan_of(setup: Setup, reading: Reading | None) -> Any:
+    """Return the plan whose sums count the tokens that `reading` names; None: the model's own."""
+    if reading is None:
+        return None
+    from reproduction.prepare.texts import plan_of_reading
+
+    return plan_of_reading(setup.base, reading)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which samples of an encoder's tasks are scored.
+
+    most, seed: a draw of at most so many of each task, in their order.   None: all.
+    """
+
+    split: str = "test"
+    most: int | None = None
+    seed: int = 0
+
+    def read(self, setup: Setup, task: str) -> Any:
+        """Return the samples of one task, on the device where the suite computes."""
+        from featcal.data.batches import draw_indices
+        from featcal.data.images import ImageSet
+
+        samples = load_split(setup, task, self.split)
+        if self.most is not None:
+            count = len(samples.labels)
+            drawn = draw_indices(task, count, min(self.most, count), self.seed)
+            samples = samples.take(sorted(drawn.tolist()))
+        on_device = isinstance(samples, ImageSet)
+        return replace(samples, device=setup.context.device) if on_device else samples
+
+
+def seen_rows(setup: Setup, draws: Iterable[Draw], scores: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return a row per task and draw of test samples, once for all methods with the same draw.
+
+    scores: rows that hold the number of test samples of each task.
+    """
+    from featcal.data.batches import draw_indices
+
+    counts = {row["task"]: int(row["count"]) for row in scores}
+    tests = dict.fromkeys((d.stream, d.samples, d.seed) for d in draws if d.split == "test")
+    rows = []
+    for stream, samples, seed in tests:
+        for task, count in counts.items():
+            shown = set(range(count))
+            if samples is not None:
+                shown = set(draw_indices(task, count, min(samples, count), seed).tolist())
+            seen = packed(i in shown for i in range(count))
+            words = {"task": task, "stream": stream, "samples": samples, "seed": seed}
+            rows.append(setup.words | words | {"count": count, "seen": seen})
+    return rows

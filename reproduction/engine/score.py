@@ -1,0 +1,163 @@
+"""Rows of models: encoders are scored by their features, language models by what they generate."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from reproduction.engine.context import Setup
+from reproduction.engine.samples import Selection
+from reproduction.engine.spec import ModelSpec
+from reproduction.experiments import DOMAIN_POOL
+from reproduction.prepare.suite import DOMAINS
+from reproduction.results import packed
+
+# Samples at a time, on which scores do not depend. On a CPU so few that a block's output stays in
+# its cache: a sentence encoder then takes two thirds of the time that it takes with 250.
+BATCH, CACHED, TEXTS = 250, 64, 64
+Row = dict[str, Any]
+Counts = dict[str, Row]  # by task: value, count, correct (packed); metric unless accuracy
+
+
+def score(
+    label: str,
+    setup: Setup,
+    models: Sequence[ModelSpec],
+    evaluate: Callable[..., dict[str, Counts]] | None = None,
+) -> dict[str, list[Row]]:
+    """Return the rows of every model by its name: one per task, of the domains one per test.
+
+    evaluate: called as `evaluate_model`, which is the default.
+    Each model is a job with all adapters that correct it: it is loaded once.
+    """
+    jobs = {
+        m.name: (setup, m, [other for other in models if other.corrects == m.name])
+        for m in models
+        if not m.corrects
+    }
+    found: dict[str, Counts] = {}
+    for counts in setup.context.run(label, evaluate or evaluate_model, jobs).values():
+        found |= counts
+    language, texts = setup.context.suite.language, setup.pool == DOMAIN_POOL
+    tasks = list(language.tests) if texts else setup.tasks
+    common = {**setup.words, "metric": "accuracy"}
+    return {
+        m.name: [{**common, **m.words, "task": task, **found[m.name][task]} for task in tasks]
+        for m in models
+    }
+
+
+def evaluate_model(
+    setup: Setup,
+    model: ModelSpec,
+    corrected: Sequence[ModelSpec],
+    selection: Selection | None = None,
+) -> dict[str, Counts]:
+    """Return the scores of one model, or of each task's own expert, and of the same with adapters.
+
+    Adapters act after an encoder's last feature, and before a language model's head.
+    """
+    from featcal.baselines.adapters import Adapters
+
+    selection = selection or Selection()
+    shared = setup.load(model.folder) if model.folder else None
+    adapters = {other.name: Adapters.load(_folder(other)) for other in corrected}
+
+    def own(task: str) -> Any:
+        return shared or setup.load(setup.expert(task))
+
+    if setup.of_texts:
+        changes = {model.name: None, **{name: one.before_head for name, one in adapters.items()}}
+        return generated(setup, own, changes, selection.split)
+    applied = {name: one.apply for name, one in adapters.items()}
+    return answers(
+        setup, lambda task: {model.name: own(task)}, partial(selection.read, setup), applied
+    )
+
+
+def _folder(model: ModelSpec) -> Any:
+    assert model.folder is not None  # only each task's own expert has none
+    return model.folder
+
+
+def answers(
+    setup: Setup,
+    models_of: Callable[[str], Mapping[str, Any]],
+    read: Callable[[str], Any],
+    changes: Mapping[str, Callable[[str, Any], Any]] | None = None,
+    tasks: Sequence[str] = (),
+) -> dict[str, Counts]:
+    """Return what encoders get right, and what is right once the features of the first are changed.
+
+    models_of, read: return a task's models by name, and its samples.   tasks: Default: all.
+    """
+    from safetensors.torch import load_file
+
+    from featcal.evaluation.zero_shot import evaluate_pool, percent
+
+    batch = CACHED if setup.context.device.type == "cpu" else BATCH
+    tensors = load_file(setup.heads)
+    found: dict[str, Counts] = {}
+    for task in tasks or setup.tasks:
+        models, heads = models_of(task), {task: tensors[f"head/{task}"]}
+        adapted = {name: (next(iter(models)), change) for name, change in (changes or {}).items()}
+        given = (heads, tensors.get("visual_projection"), batch, adapted)
+        for name, right in evaluate_pool(models, {task: read(task)}, *given).items():
+            value, correct = percent(right[task]), packed(right[task])
+            own = {"value": value, "count": len(right[task]), "correct": correct}
+            found.setdefault(name, {})[task] = own
+    return found
+
+
+def averages(
+    setup: Setup, models: Mapping[float, Any], read: Callable[[str], Any]
+) -> dict[float, float]:
+    """Return the average accuracy over the tasks of every encoder, in percent."""
+    named = {str(name): model for name, model in models.items()}
+    judged = answers(setup, lambda _: named, read)
+    return {
+        name: sum(one["value"] for one in judged[str(name)].values()) / len(judged[str(name)])
+        for name in models
+    }
+
+
+def generated(
+    setup: Setup,
+    model_of: Callable[[str], Any],
+    changes: Mapping[str, Any],
+    split: str = "test",
+) -> dict[str, Counts]:
+    """Return the scores of a language model by task of GLUE or by test of the domains.
+
+    model_of: returns a task's model; one model answers all tests of the domains.
+    changes:  by name, what is done to the model, given it and the task; None: nothing.
+    """
+    from featcal.models.load import load_tokenizer
+    from reproduction.language.generation import metric_of, score_glue
+    from reproduction.language.harness import score_tests
+    from reproduction.language.tests import load_tests
+    from reproduction.prepare.texts import load_texts
+
+    tokenizer, texts = load_tokenizer(setup.base), setup.context.layout.texts
+    found: dict[str, Counts] = {name: {} for name in changes}
+    if setup.pool == DOMAIN_POOL:
+        tests, model = load_tests(texts, setup.context.suite.language, split), model_of("")
+        for name, change in changes.items():
+            own = change and partial(_in_domain, change)
+            scores = score_tests(model, tokenizer, tests, TEXTS, own)
+            found[name] = {test: _counted("accuracy", *one) for test, one in scores.items()}
+        return found
+    for task in setup.tasks:
+        model = model_of(task)
+        samples = [(sample.text, sample.target or "") for sample in load_texts(texts, task, split)]
+        for name, change in changes.items():
+            one = score_glue(model, tokenizer, task, samples, batch=TEXTS, change=change)
+            found[name][task] = _counted(metric_of(task), *one)
+    return found
+
+
+def _counted(metric: str, value: float, count: int, right: list[bool] | None) -> Row:
+    return {"metric": metric, "value": value, "count": count, "correct": packed(right)}
+
+
+def _in_domain(change: Any, module: Any, test: str) -> Any:
+    return change(module, DOMAINS[test])

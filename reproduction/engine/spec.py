@@ -1,0 +1,124 @@
+"""The specification of a model: how it is made, where it lies, and what its rows say."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from reproduction.engine.context import Setup
+from reproduction.experiments import ANCHOR, DOMAIN_POOL, Draw, Reading
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model, or adapters after one.
+
+    name:     unique among the models that are made or scored together.
+    folder:   of the model or of its adapters; None: each task's own expert.
+    method, upstream, setting, seed: keys of its rows; `upstream` is the merger.
+    settings: of FeatCal, of an adapter or of a merger; the factor of a rescaled model.
+    draw, reading, damage: the samples that it is made from.
+    corrects: name of the model that adapters correct.
+    columns:  more columns of its rows.
+    """
+
+    name: str
+    folder: Path | None
+    method: str
+    upstream: str = ""
+    setting: str = ""
+    seed: int | str = ""
+    settings: Any = None
+    draw: Draw | None = None
+    reading: Reading | None = None
+    damage: str = ""
+    corrects: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """Return the keys of its rows."""
+        names = ("upstream", "method", "setting", "seed")
+        return {name: getattr(self, name) for name in names} | dict(self.columns)
+
+    def but(self, **changes: Any) -> "ModelSpec":
+        """Return a copy with some parts changed."""
+        return replace(self, **changes)
+
+
+def specs(setup: Setup) -> list[ModelSpec]:
+    """Return every model of params.yaml that is scored, in the order of the results file."""
+    made = (*references(setup), *merged(setup), *calibrated(setup), *adapted(setup))
+    return [*made, *(anchors(setup) if setup.of_texts else ())]
+
+
+def references(setup: Setup) -> Iterator[ModelSpec]:
+    """Yield base, experts and multi-task model.
+
+    Experts are one row; of domains every expert answers all tests, and its domain is its setting.
+    """
+    layout = setup.context.layout
+    yield ModelSpec("base", setup.base, "base")
+    if setup.pool == DOMAIN_POOL:
+        for domain, folder in setup.experts.items():
+            yield ModelSpec(f"expert/{domain}", folder, "expert", setting=domain)
+    else:
+        yield ModelSpec("expert", None, "expert")
+    if setup.context.experiments.multitask.get(setup.key):
+        yield ModelSpec("multitask", layout.multitask(setup.key), "multitask")
+
+
+def merged(setup: Setup) -> Iterator[ModelSpec]:
+    """Yield the merged models."""
+    runs = setup.context.experiments.merged_in(setup.role, setup.pool)
+    for key, run in runs.items():
+        folder = setup.context.layout.merged(key)
+        yield ModelSpec(key, folder, "merged", run.upstream, settings=run, draw=run.draw)
+
+
+def calibrated(setup: Setup) -> Iterator[ModelSpec]:
+    """Yield FeatCal at every setting and seed."""
+    runs = setup.context.experiments.calibrated_in(setup.role, setup.pool)
+    for key, run in runs.items():
+        for seed in run.seeds:
+            yield ModelSpec(
+                f"{key}/{seed}",
+                setup.context.layout.calibrated(key, seed),
+                "featcal",
+                run.upstream,
+                run.setting,
+                seed,
+                run.calibration,
+                Draw(stream="train", samples=run.samples, batch=run.batch, seed=seed),
+                run.reading,
+            )
+
+
+def adapted(setup: Setup) -> Iterator[ModelSpec]:
+    """Yield adapters of every method at every setting and seed."""
+    runs = setup.context.experiments.adapted_in(setup.role, setup.pool)
+    for key, run in runs.items():
+        for setting, chosen in (run.settings or {}).items():
+            for seed in chosen.seeds:
+                yield ModelSpec(
+                    f"{key}/{setting}/{seed}",
+                    setup.context.layout.adapted(key, setting, seed),
+                    run.method,
+                    run.upstream,
+                    setting,
+                    seed,
+                    chosen.training,
+                    chosen.draw.but(seed=seed),
+                    corrects=run.merged,
+                )
+
+
+def anchors(setup: Setup) -> Iterator[ModelSpec]:
+    """Yield base + ρ (merged − base), the anchor of FeatCal at every setting."""
+    runs = setup.context.experiments.calibrated_in(setup.role, setup.pool)
+    for key, run in runs.items():
+        assert run.calibration is not None
+        folder, factor = setup.context.layout.ablated(key, ANCHOR), run.calibration.anchor_blend
+        yield ModelSpec(
+            f"{key}/{ANCHOR}", folder, ANCHOR, run.upstream, run.setting, settings=factor
+        )

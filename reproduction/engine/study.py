@@ -1,0 +1,64 @@
+"""A study: settings that make models, keep none of them, and record small tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from featcal.files import atomic_folder, write_json
+from reproduction.engine.context import Setup, load_context, pick
+from reproduction.engine.make import make
+from reproduction.engine.score import Row, score
+from reproduction.engine.spec import ModelSpec
+from reproduction.engine.workers import console
+from reproduction.experiments import studies
+from reproduction.results import write_rows, write_scores
+
+
+@dataclass(frozen=True)
+class Found:
+    """The results of a study.
+
+    scores: rows of models.   tables: rows of other tables, by their names.
+    facts:  for the settings file.   record: for the run record, which differs from run to run.
+    pictures: what the study's `finish` draws.
+    """
+
+    scores: Sequence[Row] = ()
+    tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
+    pictures: Sequence[Any] = ()
+
+
+def run_study(name: str, key: str) -> None:
+    """Write outputs/<suite>/<name>/<key>/: <name>.csv and .correct.csv, other tables, and
+    <name>.settings.json; no rows where the suite does not run the study.
+    """
+    context, kind = load_context(), studies()[name]
+    study, found, facts = pick(name, context.experiments.studies[name], key), Found(), {}
+    out = context.layout.found(name, key)
+    with context.recorded(name, key) as record, atomic_folder(out) as folder:
+        runs = context.plays if kind.from_prepared else context.knows
+        if study is None or not runs(study.role, study.pool):
+            console.print(f"{name} {key}: not run in suite {context.suite.name}")
+        else:
+            with context.scratch(name) as models:
+                found = study.found(Setup(context, study.role, study.pool), models)
+            facts = {"study": study.model_dump(), **found.facts}
+        record |= found.record
+        if kind.scores:
+            write_scores(folder / f"{name}.csv", found.scores, kind.scores)
+        for table, columns in kind.tables.items():
+            write_rows(folder / f"{table}.csv", found.tables.get(table, ()), columns)
+        if kind.described:
+            write_json(folder / f"{name}.settings.json", facts)
+        kind.finish(folder, found)
+
+
+def made_and_scored(
+    setup: Setup, label: str, models: Sequence[ModelSpec], others: Sequence[ModelSpec] = ()
+) -> list[Row]:
+    """Make models and return their rows. others: models there already, which adapters correct."""
+    make(label, setup, models)
+    rows = score(f"{label} score", setup, [*others, *models])
+    return [row for model in models for row in rows[model.name]]

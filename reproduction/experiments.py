@@ -1,0 +1,639 @@
+"""The schema of params.yaml and pipeline/studies.yaml: which models are made and studied, and how.
+
+An entry is called <role>-<pool> and carries one group of settings per suite; null means that the
+suite does not run it. What starts from merged models names under `from` what differs there. Knows
+nothing of torch, models or where results go.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from featcal.baselines.mean_shift import MeanShift
+from featcal.baselines.prob_surgery import ProbSurgery
+from featcal.baselines.surgery import Surgery
+from featcal.errors import BadFile, MissingPath, UnknownKey
+from featcal.merging.registry import method_names, settings_of
+from featcal.settings import Calibration, Distinct, Settings, require
+
+AdapterMethod = Surgery | ProbSurgery | MeanShift
+T = TypeVar("T")
+S = TypeVar("S", bound=Settings)
+Entry = Mapping[str, Any]
+Pool = int | str  # of images and sentences by the number of tasks, of texts by name
+Each = Annotated[tuple[T, ...], Field(min_length=1), Distinct]
+Numbers = Annotated[tuple[float, ...], Distinct]
+Counts = Each[PositiveInt]
+Names = Each[str]
+Seeds = Each[NonNegativeInt]
+Stream = Literal["train", "test_unlabelled", "unlabelled"]
+Setting = Literal["suite", "paper"]
+# `suite` keeps the published code's ratio of adapter size to feature width, `paper` its absolute
+# size. Image adapters see test images, as in their own sources; text adapters see unlabelled texts
+# that are not scored. `_train`: the samples that FeatCal sees; `_scored`: the test texts themselves.
+AdapterWord = Literal[
+    "suite", "paper", "suite_train", "paper_train", "suite_scored", "paper_scored"
+]
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
+ADAPTER_SETTINGS: tuple[AdapterWord, ...] = get_args(AdapterWord)
+
+HEADLINE_POOL = 8  # of Tables 1 and 7, with every merger and all controls
+TEXT_POOLS = GLUE_POOL, DOMAIN_POOL = "glue", "mergebench"
+ANCHOR, RESCALED = "anchor", "rescaled"  # methods of the controls in results
+ADAPTERS: dict[str, type[AdapterMethod]] = {
+    "surgery": Surgery,
+    "prob_surgery": ProbSurgery,
+    "mean_shift": MeanShift,
+}
+TEXT_ADAPTERS = ("surgery", "prob_surgery")  # those before a language head
+ADAPTER_BATCH = 250  # samples encoded at a time: another number moves the last bits of a feature
+SPLITS = {"train": "train", "test_unlabelled": "test", "unlabelled": "stream"}  # by stream
+UNLABELLED = ("test_unlabelled", "unlabelled")
+# The stream of a method where params.yaml names none: the one of the paper's comparison.
+STREAMS = dict.fromkeys(
+    ("adamerging", "surgery", "prob_surgery", "mean_shift"), "test_unlabelled"
+) | dict.fromkeys(("regmean", "regmean_plus_plus", "lot", "mats", "fisher"), "train")
+
+MORE = "pipeline/studies.yaml"  # studies that few edit, next to params.yaml
+METHODS, EXP = "methods", "exp"  # named settings, for the experiments to share and for `dvc exp`
+STUDIED, FROM = "studied", "from"
+SECTIONS = ("suite", METHODS, EXP, STUDIED, "merge", "calibrate", "adapt", "multitask", "measure")
+SWEPT = ("ridge", "anchor_blend", "interpolation")
+# LibYAML's loader, where PyYAML was built with it, is six times as fast.
+Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def require_known(place: str, word: Any, known: Collection[Any]) -> None:
+    """Raise UnknownKey, with the nearest known word, unless a word is known."""
+    if word not in known:
+        raise UnknownKey(place, str(word), [str(one) for one in known])
+
+
+def role_and_pool(key: str, place: str = "role and pool") -> tuple[str, Pool]:
+    """Return `clip_b32-8` as ("clip_b32", 8), `llama_3b-mergebench` as ("llama_3b", "mergebench").
+
+    Raises: UnknownKey.
+    """
+    role, _, pool = str(key).rpartition("-")
+    if not role or not (pool.isdigit() or pool in TEXT_POOLS):
+        known = ["clip_b32-8", "clip_l14-8", "flan_t5_base-glue", "llama_3b-mergebench"]
+        raise UnknownKey(place, str(key), known)
+    return role, int(pool) if pool.isdigit() else pool
+
+
+class Draw(Settings):
+    """The samples a method sees, labels unused.
+
+    samples: of each task; None is the whole split, shuffled anew in every round.
+    batch:   samples at a time.
+    """
+
+    section = "draw"
+    stream: Stream
+    samples: PositiveInt | None
+    batch: PositiveInt
+    seed: NonNegativeInt = 42
+
+    @property
+    def split(self) -> str:
+        """Return the split of the data that the stream reads."""
+        return SPLITS[self.stream]
+
+
+class Reading(Settings):
+    """What a language model reads of its calibration texts; the paper states none of it.
+
+    split:   of the data the samples come from.
+    decoder: what a decoder reads: the answer, teacher-forced, or the start token alone.
+    counted: without a decoder, the tokens that count in the sums.
+    tokens:  maximum per text. Default: what the model is usually given.
+    """
+
+    section = "reading"
+    split: Literal["train", "validation"] = "train"
+    decoder: Literal["answer", "start"] = "answer"
+    counted: Literal["all", "prompt", "answer"] = "all"
+    tokens: PositiveInt | None = None
+
+
+class Run(Settings):
+    """What is made or studied of one role and pool."""
+
+    role: str
+    pool: Pool
+
+    @property
+    def key(self) -> str:
+        """Return the role and pool, such as `clip_b32-14`."""
+        return f"{self.role}-{self.pool}"
+
+    @property
+    def merged(self) -> str:
+        """Return the key of the merged model it starts from, such as `clip_b32-8-wudi`."""
+        return f"{self.key}-{self.upstream}"  # type: ignore[attr-defined]
+
+
+class MergeRun(Run):
+    """One merged model. options: the method's own settings; None: not run in this suite."""
+
+    method: str
+    upstream: str
+    options: Mapping[str, Any] | None
+    draw: Draw | None = None  # None: the method looks at no data
+
+
+class CalibrateRun(Run):
+    """One calibrated model per seed. calibration: None: not run in this suite."""
+
+    upstream: str
+    setting: str
+    calibration: Calibration | None
+    samples: PositiveInt = 0  # n of each task
+    batch: PositiveInt = 0
+    seeds: Seeds = ()
+    reading: Reading | None = None  # of a language model
+
+
+class AdapterSetting(Settings):
+    """One way to train the adapters of a method, once per seed."""
+
+    training: AdapterMethod
+    draw: Draw
+    seeds: Seeds
+
+
+class AdaptRun(Run):
+    """Adapters after one merged model. settings: None: not run in this suite."""
+
+    upstream: str
+    method: str
+    settings: Mapping[str, AdapterSetting] | None
+
+
+class MultitaskRun(Run):
+    """One model for all tasks: fetched (`model`, a hub id), or trained as the experts are."""
+
+    section = "multitask"
+    model: str | None = None
+    steps: PositiveInt | None = None
+    seed: NonNegativeInt = 0
+
+    def check(self) -> None:
+        one = (self.model is None) != (self.steps is None)
+        expected = "must stand alone: either steps (and seed), or the model's hub id"
+        require(one, "multitask.steps", self.steps, expected)
+
+
+class MeasureRun(Run):
+    """One merged model, its calibrated models and adapters against the experts on test samples.
+
+    task: whose samples are shown one by one, of the calibrated model at the first setting.
+    """
+
+    section = "measure"
+    upstream: str
+    settings: Each[Setting]
+    seed: NonNegativeInt
+    task: str
+
+
+class Rivals(Settings):
+    """The three ways to calibrate that a study compares.
+
+    setting: the word of their settings in results.
+    stream:  what adapters see; FeatCal sees training samples.
+    batch:   of FeatCal; it moves the last bits of the result only.
+    """
+
+    section = "rivals"
+    setting: Setting
+    featcal: Calibration
+    surgery: Surgery
+    prob_surgery: ProbSurgery
+    stream: Stream = "test_unlabelled"
+    batch: PositiveInt = 128
+
+    def draw(self, method: str, samples: int, seed: int) -> Draw:
+        """Return the samples that a method sees."""
+        if method == "featcal":
+            return Draw(stream="train", samples=samples, batch=self.batch, seed=seed)
+        return Draw(stream=self.stream, samples=samples, batch=ADAPTER_BATCH, seed=seed)
+
+
+class Study(Run):
+    """A study of one role and pool.
+
+    scores:        columns of its scores.   tables: columns of other tables, by name.
+    described:     whether a file of its settings lies next to them.
+    from_prepared: whether it needs models of the stage `prepare`.
+    """
+
+    scores: ClassVar[Sequence[str]] = ()
+    tables: ClassVar[Mapping[str, Sequence[str]]] = {}
+    described: ClassVar[bool] = True
+    from_prepared: ClassVar[bool] = True
+
+    @abstractmethod
+    def found(self, setup: Any, folder: Path) -> Any:
+        """Return what the study finds, its models made below `folder`."""
+
+    @staticmethod
+    def finish(folder: Path, found: Any) -> None:
+        """Write results that are no table."""
+
+    def drawn(self, **changes: Any) -> Draw:
+        """Return the training samples that FeatCal sees in the study."""
+        names = ("samples", "batch", "seed")
+        own = {name: getattr(self, name) for name in names if name not in changes}
+        return Draw(**{"stream": "train", **own, **changes})
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """Return the mergers that the study starts from."""
+        several: tuple[str, ...] = getattr(self, "upstreams", ())
+        return several or ((self.upstream,) if hasattr(self, "upstream") else ())
+
+
+def at_papers_once(study: Any) -> None:
+    """Raise BadSetting where a study would run FeatCal at the paper's settings twice."""
+    twice = study.at_papers is not None and study.rivals.setting == "paper"
+    expected = "must be left out where the rivals' settings are the paper's"
+    require(not twice, f"{study.section}.at_papers", study.at_papers, expected)
+
+
+@cache
+def studies() -> dict[str, type[Study]]:
+    """Return the settings class of every study, one in each file of reproduction/studies/."""
+    found = {}
+    for file in sorted((Path(__file__).parent / "studies").glob("[a-z]*.py")):
+        members = vars(import_module(f"reproduction.studies.{file.stem}")).values()
+        kinds = [one for one in members if isinstance(one, type) and issubclass(one, Study)]
+        (found[file.stem],) = (kind for kind in kinds if kind.section == file.stem)
+    return found
+
+
+@dataclass(frozen=True)
+class Experiments:
+    """The experiments of params.yaml in one suite, by key; None: not run in this suite."""
+
+    suite: str
+    merge: Mapping[str, MergeRun]
+    calibrate: Mapping[str, CalibrateRun]
+    adapt: Mapping[str, AdaptRun]
+    multitask: Mapping[str, MultitaskRun | None]
+    measure: Mapping[str, MeasureRun | None]
+    studies: Mapping[str, Mapping[str, Any]]  # by kind, by key
+    prepared: tuple[tuple[str, Pool], ...]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Return all roles that have merged models."""
+        return tuple(dict.fromkeys(role for role, _ in self.prepared))
+
+    def merged_in(self, role: str, pool: Pool) -> dict[str, MergeRun]:
+        """Return the merged models of a role and pool that are run."""
+        return {k: m for k, m in _of(self.merge, role, pool) if m.options is not None}
+
+    def calibrated_in(self, role: str, pool: Pool) -> dict[str, CalibrateRun]:
+        """Return the calibrated models of a role and pool that are run."""
+        return {k: c for k, c in _of(self.calibrate, role, pool) if c.calibration is not None}
+
+    def adapted_in(self, role: str, pool: Pool) -> dict[str, AdaptRun]:
+        """Return the adapters of a role and pool that are run."""
+        return {k: a for k, a in _of(self.adapt, role, pool) if a.settings is not None}
+
+
+def _of(runs: Mapping[str, Any], role: str, pool: Pool) -> list[tuple[str, Any]]:
+    return [(key, run) for key, run in runs.items() if (run.role, run.pool) == (role, pool)]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML mapping. Raises: MissingPath, BadFile or BadSetting naming the file."""
+    if not path.is_file():
+        way_out = "run the command in the project's folder, the one that holds params.yaml"
+        raise MissingPath(path, "a settings file", way_out)
+    try:
+        content = yaml.load(path.read_text("utf-8"), Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = f"not valid YAML ({' '.join(str(error).split())})"
+        way_out = "fix that line; blanks, not tabs, show what belongs to what"
+        raise BadFile(path, problem, way_out) from None
+    require(isinstance(content, dict), str(path), content, "must be a mapping")
+    return dict(content)
+
+
+def read_all(path: Path) -> dict[str, Any]:
+    """Return params.yaml with the studies of MORE. Raises: BadSetting for a section in both."""
+    raw, more = read_yaml(path), path.parent / MORE
+    studies = read_yaml(more) if more.is_file() else {}
+    twice = sorted(raw.keys() & studies.keys())
+    require(not twice, f"{path.name}: {', '.join(twice)}", "given", f"must not be in {MORE} too")
+    return raw | studies
+
+
+def load_experiments(path: Path, suite: str | None = None) -> Experiments:
+    """Return every experiment of params.yaml, checked, in the suite it chooses or in another one.
+
+    Raises: MissingPath; BadSetting for a value out of range; UnknownKey for a misspelt key.
+    """
+    raw = read_all(path)
+    suite = suite or raw.get("suite")
+    require(isinstance(suite, str), "suite", suite, "must name a file of suites/, such as mini")
+    assert isinstance(suite, str)
+    for key in raw:
+        require_known(path.name, key, (*SECTIONS, *studies()))
+    suites = sorted(file.stem for file in (path.parent / "suites").glob("*.yaml"))
+    if suites:
+        require_known("suite", suite, suites)
+
+    def read(name: str, kind: Callable[[str, Any, str], T]) -> dict[str, T]:
+        require(isinstance(raw.get(name) or {}, dict), name, raw.get(name), "must be a mapping")
+        return {key: kind(key, entry, suite) for key, entry in (raw.get(name) or {}).items()}
+
+    merged = read("merge", _merge_runs)
+
+    def read_from(name: str, kind: Callable[..., Mapping[str, T]]) -> dict[str, T]:
+        def started(key: str, entry: Any, suite: str) -> Mapping[str, T]:
+            require_known(name, key, merged)
+            return kind(key, entry, suite, merged[key])
+
+        return {k: run for runs in read(name, started).values() for k, run in runs.items()}
+
+    shared = read(STUDIED, shared_settings)
+    found = Experiments(
+        suite=suite,
+        merge={key: run for runs in merged.values() for key, run in runs.items()},
+        calibrate=read_from("calibrate", _calibrate_runs),
+        adapt=read_from("adapt", _adapt_runs),
+        multitask=read("multitask", partial(_plain_run, MultitaskRun)),
+        measure=read("measure", partial(_plain_run, MeasureRun)),
+        studies={kind: read(kind, partial(study_run, kind, studied=shared)) for kind in studies()},
+        prepared=tuple(role_and_pool(key) for key in merged),
+    )
+    _check_references(found)
+    return found
+
+
+def for_suite(place: str, entry: Any, suite: str) -> Entry | None:
+    """Return an entry's settings in a suite. Raises: BadSetting."""
+    require(isinstance(entry, dict), place, entry, "must be a mapping")
+    for key, group in entry.items():
+        _require_group(f"{place}.{key}", group)
+    way_out = f"has no settings for the suite {suite!r}; write `{suite}: null` to leave it out"
+    require(suite in entry, place, sorted(map(str, entry)), way_out)
+    chosen: Entry | None = entry[suite]
+    return chosen
+
+
+def _require_group(place: str, group: Any) -> None:
+    fine = group is None or isinstance(group, dict)
+    require(fine, place, group, "must be a mapping of settings, or null")
+
+
+def _merge_runs(key: str, entry: Any, suite: str) -> dict[str, MergeRun]:
+    """Return the merged models of one role and pool, by key."""
+    role, pool = role_and_pool(key, "merge")
+    require(isinstance(entry, dict), f"merge.{key}", entry, "must be a mapping of mergers")
+    found = {}
+    for upstream, groups in entry.items():
+        place, method = f"merge.{key}.{upstream}", str(upstream)
+        if isinstance(groups, dict) and "method" in groups:  # a merger that no suite runs here
+            method = str(groups["method"])
+            groups = {word: own for word, own in groups.items() if word != "method"}
+        group = for_suite(place, groups, suite)
+        named = {str(own.get("method", upstream)) for own in groups.values() if own is not None}
+        expected = "must be the same in every suite"
+        require(len(named) < 2, f"{place}.{suite}.method", sorted(named), expected)
+        method = named.pop() if named else method
+        require_known(place, method, method_names())
+        options, draw = group, None
+        if group is not None:
+            options = {word: value for word, value in group.items() if word != "method"}
+            if method in STREAMS:
+                drawn = ("stream", "samples", "batch", "seed")
+                own = {word: options.pop(word) for word in drawn if word in options}
+                draw = Draw.from_mapping({"stream": STREAMS[method], **own}, f"{place}.{suite}")
+        settings_of(method, options or {}, f"{place}.{suite}")
+        words = {"role": role, "pool": pool, "method": method, "upstream": str(upstream)}
+        found[f"{key}-{upstream}"] = MergeRun(**words, options=options, draw=draw)
+    return found
+
+
+def _group_and_rows(
+    place: str, entry: Any, suite: str, made: Mapping[str, MergeRun]
+) -> tuple[Entry | None, dict[str, Any]]:
+    """Return the settings of the suite, and the row of every merged model under `from`.
+
+    A row is None where nothing is made from the merged model, or the model itself is not made.
+    """
+    require(isinstance(entry, dict), place, entry, "must be a mapping")
+    require(FROM in entry, place, list(entry), f"lacks {FROM}")
+    groups = {key: group for key, group in entry.items() if key != FROM}
+    group, rows = for_suite(place, groups, suite), entry[FROM]
+    expected = "must name the merged models, each with {} or what differs there"
+    require(isinstance(rows, dict), f"{place}.{FROM}", rows, expected)
+    run = {one.upstream: one.options is not None for one in made.values()}
+    for upstream, row in rows.items():
+        require_known(f"{place}.{FROM}", upstream, run)
+        _require_group(f"{place}.{FROM}.{upstream}", row)
+    return group, {upstream: row if run[upstream] else None for upstream, row in rows.items()}
+
+
+def _differing(
+    group: tuple[str, Entry], row: tuple[str, Entry], words: tuple[str, ...]
+) -> dict[str, tuple[str, Entry]]:
+    """Return settings with their place by word: those of the group with the row's changes.
+
+    A word that is null in either is not run; one that the group lacks is the row's alone.
+    """
+    for place, held in (group, row):
+        for word, settings in held.items():
+            require_known(place, word, words)
+            _require_group(f"{place}.{word}", settings)
+    found: dict[str, tuple[str, Entry]] = {}
+    for word in words:
+        both = [(place, held[word]) for place, held in (group, row) if word in held]
+        if both and all(settings is not None for _, settings in both):
+            merged = {key: value for _, settings in both for key, value in settings.items()}
+            found[word] = (f"{both[-1][0]}.{word}", merged)
+    return found
+
+
+def _calibrate_runs(
+    key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]
+) -> dict[str, CalibrateRun]:
+    """Return FeatCal of one role and pool: each merged model at each setting, run or not."""
+    role, pool = role_and_pool(key, "calibrate")
+    place, found = f"calibrate.{key}", {}
+    group, rows = _group_and_rows(place, entry, suite, made)
+    for upstream, row in rows.items():
+        own, chosen = (f"{place}.{FROM}.{upstream}", row), {}
+        if group is not None and row is not None:
+            chosen = _differing((f"{place}.{suite}", group), own, SETTINGS)
+        for setting in SETTINGS:
+            words: dict[str, Any] = {"role": role, "pool": pool, "upstream": upstream}
+            words |= {"setting": setting, "calibration": None}
+            if setting in chosen:
+                words |= _calibration(*chosen[setting], isinstance(pool, str))
+            where = chosen.get(setting, (place,))[0]
+            found[f"{key}-{upstream}-{setting}"] = CalibrateRun.from_mapping(words, where)
+    return found
+
+
+def _calibration(place: str, group: Entry, texts: bool) -> dict[str, Any]:
+    """Return method and draw of a group that holds both."""
+    method, drawn = dict(group), ("samples", "batch", "seeds")
+    for word in (*drawn, *SWEPT):  # whatever the library's defaults are
+        require(word in group, place, list(group), f"lacks {word}")
+    words = {word: method.pop(word) for word in drawn}
+    if texts:
+        words["reading"] = method.pop("reading", {})
+    return words | {"calibration": Calibration.from_mapping(method, place)}
+
+
+def _adapt_runs(
+    key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]
+) -> dict[str, AdaptRun]:
+    """Return the adapters of one role and pool: each merged model and method, run or not."""
+    role, pool = role_and_pool(key, "adapt")
+    place, texts, found = f"adapt.{key}.{suite}", isinstance(pool, str), {}
+    group, rows = _group_and_rows(f"adapt.{key}", entry, suite, made)
+    methods = TEXT_ADAPTERS if texts else tuple(ADAPTERS)
+    named = {f"adapt.{key}.{FROM}.{upstream}": row for upstream, row in rows.items()}
+    for where, mapping in ({place: group} | named).items():
+        for method in mapping or ():
+            require_known(where, method, methods)
+    pairs = [(upstream, method) for upstream in rows for method in methods]
+    if pool != HEADLINE_POOL:  # the order of the rows of a results file
+        pairs.sort(key=lambda pair: methods.index(pair[1]))
+    for upstream, method in pairs:
+        own, row, settings = (group or {}).get(method), rows[upstream], None
+        if own is not None and row is not None:
+            expected = "must be a mapping of settings by their word"
+            require(isinstance(own, dict), f"{place}.{method}", own, expected)
+            changes = (f"adapt.{key}.{FROM}.{upstream}.{method}", row.get(method, {}))
+            require(isinstance(changes[1], dict), *changes, "must be a mapping of what differs")
+            chosen = _differing((f"{place}.{method}", own), changes, ADAPTER_SETTINGS)
+            settings = {
+                word: _adapter_setting(method, word, *given, texts)
+                for word, given in chosen.items()
+            } or None
+        words = {"role": role, "pool": pool, "upstream": upstream, "method": method}
+        found[f"{key}-{upstream}-{method}"] = AdaptRun(**words, settings=settings)
+    return found
+
+
+def _adapter_setting(
+    method: str, word: str, place: str, group: Entry, texts: bool
+) -> AdapterSetting:
+    """Return one training of a method's adapters.
+
+    texts: of language models, whose adapters are trained where an answer is read.
+    """
+    own: dict[str, Any] = {"stream": "train" if texts else STREAMS[method], **group}
+    for key in ("samples", "seeds"):
+        require(key in own, place, list(group), f"lacks {key}")
+    drawn = {key: own.pop(key) for key in ("stream", "samples")} | {"batch": ADAPTER_BATCH}
+    draw, seeds = Draw.from_mapping(drawn, place), own.pop("seeds")
+    training = ADAPTERS[method].from_mapping(own, place)
+    fitting = ("test_unlabelled",) if word.endswith("_scored") else UNLABELLED
+    fitting = ("train",) if texts or word.endswith("_train") else fitting
+    expected = f"must be {' or '.join(fitting)}"
+    require(draw.stream in fitting, f"{place}.stream", draw.stream, expected)
+    return AdapterSetting.from_mapping({"draw": draw, "seeds": seeds, "training": training}, place)
+
+
+def _plain_run(kind: type[S], key: str, entry: Any, suite: str) -> S | None:
+    """Return an entry whose group is the settings class itself; None: not run."""
+    role, pool = role_and_pool(key, kind.section)
+    place = f"{kind.section}.{key}"
+    chosen = for_suite(place, entry, suite)
+    if chosen is None:
+        return None
+    return kind.from_mapping({"role": role, "pool": pool, **chosen}, f"{place}.{suite}")
+
+
+def shared_settings(key: str, entry: Any, suite: str) -> Entry:
+    """Return what the studies of a role and pool share: `rivals`, and the paper's settings."""
+    role_and_pool(key, STUDIED)
+    place, group = f"{STUDIED}.{key}", for_suite(f"{STUDIED}.{key}", entry, suite) or {}
+    for word, settings in group.items():
+        require_known(f"{place}.{suite}", word, ("rivals", "paper"))
+        expected = "must be a mapping of settings"
+        require(isinstance(settings, dict), f"{place}.{suite}.{word}", settings, expected)
+    return group
+
+
+def study_run(
+    kind: str, key: str, entry: Any, suite: str, studied: Mapping[str, Entry] | None = None
+) -> Any:
+    """Return one study with the settings that studies share, of which its own replace some.
+
+    studied: what `shared_settings` returns, by role and pool.   Returns: None: not run.
+    """
+    role, pool = role_and_pool(key, kind)
+    place, own = f"{kind}.{key}.{suite}", for_suite(f"{kind}.{key}", entry, suite)
+    if own is None:
+        return None
+    common = (studied or {}).get(key, {})
+    rivals, paper = common.get("rivals", {}), common.get("paper")
+    featcal, setting = rivals.get("featcal"), rivals.get("setting")
+    words: dict[str, Any] = {"rivals": rivals, "setting": setting, "featcal": featcal}
+    words |= {"paper": paper, "suite": featcal}
+    found = {name: words[name] for name in studies()[kind].model_fields if words.get(name)}
+    if kind == "tune" and setting == "paper":
+        found["suite"] = None  # nothing was chosen with labels
+    found |= {"role": role, "pool": pool, **own}
+    if isinstance(own.get("rivals"), dict):
+        found["rivals"] = {**rivals, **own["rivals"]}
+    if isinstance(own.get("at_papers"), bool):
+        fine = not own["at_papers"] or paper is not None
+        require(fine, f"{place}.at_papers", True, "must be false without `paper` in studied")
+        found["at_papers"] = paper if own["at_papers"] else None
+    if isinstance(own.get("around"), list):
+        at = {"paper": {"featcal": paper}, setting: {"featcal": featcal}}
+        found["around"] = [{**at.get(one.get("setting"), {}), **one} for one in own["around"]]
+    return studies()[kind].from_mapping(found, place)
+
+
+def _check_references(found: Experiments) -> None:
+    """Raise BadSetting unless studies start from merged models and measure calibrated ones."""
+    runs = {f"measure.{k}.{found.suite}": ((v.upstream,), v) for k, v in found.measure.items() if v}
+    runs |= {
+        f"{kind}.{key}.{found.suite}": (study.starts, study)
+        for kind, studies in found.studies.items()
+        for key, study in studies.items()
+        if study
+    }
+    for place, (starts, run) in runs.items():
+        merged = [key for key, _ in _of(found.merge, run.role, run.pool)]
+        expected = f"must be one of the merged models: {', '.join(merged) or 'none'}"
+        for upstream in starts:
+            require(f"{run.key}-{upstream}" in merged, place, f"{run.key}-{upstream}", expected)
+    for key, measured in found.measure.items():
+        if measured is not None:
+            _require_seeds(f"measure.{key}.{found.suite}.seed", measured, found)
+
+
+def _require_seeds(place: str, measured: MeasureRun, found: Experiments) -> None:
+    """Raise BadSetting unless every model that is measured is made with its seed."""
+    made: dict[str, tuple[int, ...]] = {}
+    for name in measured.settings:
+        calibrated = found.calibrate.get(f"{measured.merged}-{name}")
+        told = f"calibrate.{measured.key} from {measured.upstream} at {name}"
+        made[told] = calibrated.seeds if calibrated else ()
+        for adapt in found.adapt.values():
+            if adapt.merged == measured.merged and name in (adapt.settings or {}):
+                told = f"adapt.{measured.key} from {measured.upstream}, {adapt.method} at {name}"
+                made[told] = adapt.settings[name].seeds  # type: ignore[index]
+    for run, seeds in made.items():
+        those = ", ".join(map(str, seeds)) or "none in this suite"
+        expected = f"must be one of the seeds of {run} ({those})"
+        require(measured.seed in seeds, place, measured.seed, expected)

@@ -1,0 +1,86 @@
+"""What FeatCal's gain is made of: one ingredient less, its anchor alone, and the merger rescaled."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from featcal.settings import Calibration, Settings, require
+from reproduction.engine.context import Setup
+from reproduction.engine.make import rescale
+from reproduction.engine.samples import Selection
+from reproduction.engine.score import averages
+from reproduction.engine.spec import ModelSpec
+from reproduction.engine.study import Found, made_and_scored
+from reproduction.experiments import ANCHOR, RESCALED, Each, Setting, Study
+from reproduction.results import SCALES, SCORES
+
+
+class Rescaling(Settings):
+    """Factors of the merged model's change from the base, and the samples that choose one."""
+
+    section = "rescale"
+    factors: Each[float]
+    split: Literal["validation", "train"]
+    samples: PositiveInt
+
+
+class AblateStudy(Study):
+    """Settings of the study.
+
+    without: by name, the changes of `featcal`; once checked, the settings with those changes.
+    """
+
+    section = "ablate"
+    scores = SCORES
+    tables: ClassVar = {"scales": SCALES}
+    setting: Setting
+    featcal: Calibration
+    upstreams: tuple[str, ...]
+    samples: PositiveInt
+    batch: PositiveInt
+    seed: NonNegativeInt
+    without: Mapping[str, Any]
+    rescale: Rescaling
+
+    def check(self) -> None:
+        changed = {}
+        for name, change in self.without.items():
+            place = f"ablate.without.{name}"
+            fine = isinstance(change, dict | Calibration) and bool(change)
+            require(fine, place, change, "must be a mapping of settings")
+            own = {**dict(self.featcal), **dict(change)}
+            changed[str(name)] = Calibration.from_mapping(own, place)
+        object.__setattr__(self, "without", changed)
+
+    def found(self, setup: Setup, folder: Path) -> Found:
+        """Return rows of every control, and the averages behind the best factors."""
+        jobs = {upstream: (setup, self, upstream) for upstream in self.upstreams}
+        tried = setup.context.run(f"ablate {self.key} factor", tried_factors, jobs)
+        models, scales = [], []
+        for upstream, values in tried.items():
+            best = max(values, key=lambda factor: (round(values[factor], 4), -factor))
+            words = setup.words | {"upstream": upstream}
+            scales += [
+                {**words, "factor": f, "value": v, "chosen": int(f == best)}
+                for f, v in values.items()
+            ]
+            for name, factor in ((ANCHOR, self.featcal.anchor_blend), (RESCALED, best)):
+                out = folder / upstream / name
+                models.append(ModelSpec(f"{upstream}/{name}", out, name, upstream, settings=factor))
+            for name, changed in self.without.items():
+                words = ("featcal", upstream, name, self.seed, changed, self.drawn())
+                models.append(ModelSpec(f"{upstream}/{name}", folder / upstream / name, *words))
+        return Found(made_and_scored(setup, f"ablate {self.key}", models), {"scales": scales})
+
+
+def tried_factors(setup: Setup, study: AblateStudy, upstream: str) -> dict[float, float]:
+    """Return the average accuracy at every factor, on samples that are no test samples."""
+    models = {
+        factor: rescale(setup, upstream, factor).to(setup.context.device)
+        for factor in study.rescale.factors
+    }
+    selection = Selection(study.rescale.split, study.rescale.samples, study.seed)
+    return averages(setup, models, partial(selection.read, setup))

@@ -1,0 +1,130 @@
+"""Table 6, Figure 4: calibration on corrupted samples, scored on clean test samples."""
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import Field, PositiveInt
+
+from featcal.settings import Calibration, require
+from reproduction.engine.context import Setup
+from reproduction.engine.samples import damaged, load_split, seen_rows
+from reproduction.engine.spec import ModelSpec
+from reproduction.engine.study import Found, made_and_scored
+from reproduction.experiments import Each, Rivals, Seeds, Study, at_papers_once
+from reproduction.results import CORRUPTED, EXAMPLES, SEEN
+
+Corruption = Literal["gaussian_noise", "motion_blur", "fog"]
+TextCorruption = Literal["typing_errors", "dropped_words", "swapped_words"]
+LARGEST = 96  # pixels of an example: enough to see the damage, small enough for git
+
+
+class CorruptedStudy(Study):
+    """Settings of the study.
+
+    severity:  3 of images; one or more of 1, 2 and 3 of texts.
+    at_papers: FeatCal at the paper's settings too.
+    """
+
+    section = "corrupted"
+    scores = CORRUPTED
+    tables: ClassVar = {"corrupted.seen": SEEN, "corrupted.examples": EXAMPLES}
+    upstream: str
+    rivals: Rivals
+    corruptions: Each[Corruption] | Each[TextCorruption]
+    severity: int | Each[Annotated[int, Field(ge=1, le=3)]]
+    samples: PositiveInt
+    seeds: Seeds
+    at_papers: Calibration | None = None
+
+    def check(self) -> None:
+        fine = isinstance(self.severity, tuple) if self.of_texts else self.severity == 3
+        expected = "must be 3, as the paper has it, or of texts a list of 1, 2 and 3"
+        require(fine, "corrupted.severity", self.severity, expected)
+        at_papers_once(self)
+
+    @property
+    def of_texts(self) -> bool:
+        """Return whether texts are damaged."""
+        return self.corruptions[0] in get_args(TextCorruption)
+
+    @property
+    def damages(self) -> list[str]:
+        """Return the names of all damages; of texts with the strength at the end."""
+        levels = [f"-{one}" for one in self.severity] if isinstance(self.severity, tuple) else [""]
+        return [corruption + level for corruption in self.corruptions for level in levels]
+
+    def models(self, folder: Path) -> list[ModelSpec]:
+        """Return FeatCal and adapters on every damage; adapters also on FeatCal's samples."""
+        rivals, found = self.rivals, []
+        adapters = ("prob_surgery", "surgery")
+        ways = [(method, rivals.setting, getattr(rivals, method)) for method in adapters]
+        ways += [("featcal", rivals.setting, rivals.featcal)]
+        ways += [("featcal", "paper", self.at_papers)] if self.at_papers else []
+        if rivals.stream != "train":
+            ways += [(m, f"{rivals.setting}_train", getattr(rivals, m)) for m in adapters]
+        for seed in self.seeds:
+            for damage in self.damages:
+                for method, setting, settings in ways:
+                    draw = rivals.draw(method, self.samples, seed)
+                    draw = draw.but(stream="train") if setting.endswith("_train") else draw
+                    name = f"{damage}-{method}-{setting}-{seed}"
+                    words = (method, self.upstream, setting, seed, settings, draw, None, damage)
+                    corrects = "" if method == "featcal" else "merged"
+                    columns = {"corruption": damage}
+                    found.append(ModelSpec(name, folder / name, *words, corrects, columns))
+        return found
+
+    def found(self, setup: Setup, folder: Path) -> Found:
+        """Return scores, the test samples that were seen, and examples of the damage."""
+        merged = ModelSpec("merged", setup.merged(self.upstream), "merged", self.upstream)
+        models = self.models(folder)
+        rows = made_and_scored(setup, f"corrupted {self.key}", models, [merged])
+        draws = [self.rivals.draw("surgery", self.samples, seed) for seed in self.seeds]
+        pictures, shown, facts = examples(setup, self)
+        tables = {"corrupted.seen": seen_rows(setup, draws, rows), "corrupted.examples": shown}
+        return Found(rows, tables, facts, pictures=pictures)
+
+    @staticmethod
+    def finish(folder: Path, found: Found) -> None:
+        """Write examples (3, H, W) as one PNG without gaps; one white pixel for none."""
+        import numpy as np
+        from PIL import Image
+
+        path = folder / "corrupted.examples.png"
+        if not found.pictures:
+            Image.new("RGB", (1, 1), "white").save(path)
+            return
+        rows = [np.concatenate(row, axis=2) for row in found.pictures]
+        sheet = np.concatenate(rows, axis=1).transpose(1, 2, 0)
+        image, side = Image.fromarray(np.ascontiguousarray(sheet)), rows[0].shape[1]
+        if side > LARGEST:
+            size = (image.width * LARGEST // side, image.height * LARGEST // side)
+            image = image.resize(size, Image.Resampling.BOX)
+        image.save(path, optimize=True)
+
+
+def examples(setup: Setup, study: CorruptedStudy) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    """Return of every second task the first sample that FeatCal sees, clean and damaged.
+
+    Returns: pictures, which of them is where, and the strengths; examples of texts with those.
+    """
+    from featcal.data.batches import draw_indices
+    from reproduction.prepare import damage
+
+    seed, pictures, shown, texts = study.seeds[0], [], [], {}
+    for row, task in enumerate(setup.tasks[1::2]):
+        samples = load_split(setup, task, "train")
+        first = draw_indices(task, len(samples.labels), study.samples, seed)[:1]
+        # what happens to a picture depends on its index
+        samples = samples.take(first) if study.of_texts else samples
+        versions = {"clean": samples}
+        versions |= {name: damaged(samples, task, name, seed) for name in study.damages}
+        if study.of_texts:
+            texts[task] = {name: version.texts[0] for name, version in versions.items()}
+            continue
+        pictures.append([version.pixels[first][0] for version in versions.values()])
+        words = {"task": task, "index": int(first[0]), "row": row}
+        shown += [{**words, "corruption": n, "column": column} for column, n in enumerate(versions)]
+    if study.of_texts:
+        return [], [], {"strengths": damage.damage_strengths(), "examples": texts}
+    return pictures, shown, {"strengths": damage.corruption_strengths(pictures[0][0].shape[-1])}

@@ -1,0 +1,89 @@
+"""Figure 5: FeatCal with one of λ, ρ and α varied at a time, scored on test samples.
+
+The scores are for the report only: what is chosen was chosen on validation samples.
+"""
+
+from pathlib import Path
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from featcal.settings import Calibration, Settings, require
+from reproduction.engine.context import Setup
+from reproduction.engine.make import make
+from reproduction.engine.score import score
+from reproduction.engine.spec import ModelSpec
+from reproduction.engine.study import Found
+from reproduction.experiments import SWEPT, Numbers, Setting, Study
+from reproduction.results import SWEEP
+
+
+class Sweep(Settings):
+    """One of λ, ρ and α varied at a time around `featcal`, whose own value is always tried."""
+
+    section = "around"
+    setting: Setting
+    featcal: Calibration
+    ridge: Numbers = ()
+    anchor_blend: Numbers = ()
+    interpolation: Numbers = ()
+
+    def check(self) -> None:
+        for name in SWEPT:
+            values, own = getattr(self, name), getattr(self.featcal, name)
+            if values and own not in values:
+                object.__setattr__(self, name, tuple(sorted((*values, own))))
+            for value in values:
+                self.featcal.but(**{name: value})
+
+    def points(self) -> dict[Calibration, list[tuple[str, float]]]:
+        """Return every model once, with the (parameter, value) pairs of the curves through it."""
+        found: dict[Calibration, list[tuple[str, float]]] = {}
+        for name in SWEPT:
+            for value in getattr(self, name):
+                found.setdefault(self.featcal.but(**{name: value}), []).append((name, value))
+        return found
+
+
+class SweepStudy(Study):
+    """Settings of the study: sweeps around one or more settings, with several mergers."""
+
+    section = "sweep"
+    scores = SWEEP
+    upstreams: tuple[str, ...]
+    samples: PositiveInt
+    batch: PositiveInt
+    seed: NonNegativeInt
+    around: tuple[Sweep, ...]
+
+    def check(self) -> None:
+        words = [sweep.setting for sweep in self.around]
+        fine = bool(words) and len(set(words)) == len(words)
+        require(fine, "sweep.around", words, "must name each setting once")
+
+    def found(self, setup: Setup, folder: Path) -> Found:
+        """Return rows of every point of every curve.
+
+        Each model is calibrated anew: in forward order, λ decides what later blocks see.
+        """
+        models, curves = [], {}
+        for upstream in self.upstreams:
+            for sweep in self.around:
+                for number, (settings, points) in enumerate(sweep.points().items()):
+                    name = f"{upstream}-{sweep.setting}-{number}"
+                    words = ("featcal", upstream, sweep.setting, self.seed, settings, self.drawn())
+                    models.append(ModelSpec(name, folder / name, *words))
+                    curves[upstream, sweep.setting, settings] = [
+                        {
+                            "parameter": parameter,
+                            "at": f"{value:g}",
+                            "chosen": int(value == getattr(sweep.featcal, parameter)),
+                        }
+                        for parameter, value in points
+                    ]
+        label, rows = f"sweep {self.key}", []
+        make(label, setup, models)
+        scores = score(f"{label} score", setup, models)
+        for model in models:
+            for point in curves[model.upstream, model.setting, model.settings]:
+                rows += [{**row, **point} for row in scores[model.name]]
+        return Found(rows)

@@ -1,0 +1,171 @@
+"""The paper's propositions, checked in float64 on the suite's own encoders and on test samples."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from featcal.settings import Calibration, require
+from reproduction.engine.context import Setup
+from reproduction.engine.make import make
+from reproduction.engine.samples import load_split
+from reproduction.engine.score import Row
+from reproduction.engine.spec import ModelSpec
+from reproduction.engine.study import Found
+from reproduction.experiments import Counts, Setting, Study
+from reproduction.results import THEORY, THEORY_POINTS
+
+# Of an equation: float64 carries 16 digits, a wrong term shows in the first, a quadrature with few
+# nodes in between. Of an inequality: that it holds.
+REQUIRED = {"digits": 6.0, "room": 0.0}
+SOURCES = "sources"  # the job that looks at all tasks together
+Lines = tuple[list[Row], list[Row]]  # of statements, and the points of each
+
+
+class TheoryStudy(Study):
+    """Settings of the study: one merged and one calibrated model.
+
+    images: of each task.   traced: of those, followed along their segments token by token.
+    nodes:  numbers of quadrature nodes of path-averaged Jacobians.
+    """
+
+    section = "theory"
+    tables: ClassVar = {"theory": THEORY, "theory_points": THEORY_POINTS}
+    described = False
+    upstream: str
+    setting: Setting
+    featcal: Calibration
+    samples: PositiveInt
+    batch: PositiveInt
+    seed: NonNegativeInt
+    images: PositiveInt
+    traced: PositiveInt
+    nodes: Counts
+
+    def check(self) -> None:
+        expected = f"must be at most theory.images, {self.images}"
+        require(self.traced <= self.images, "theory.traced", self.traced, expected)
+
+    def found(self, setup: Setup, folder: Path) -> Found:
+        """Return lines of every statement, and their points, in the pool's order."""
+        label, models = f"theory {self.key}", []
+        for order in ("forward", "stale"):  # on deployed features, and on the merged model's
+            settings = self.featcal.but(order=order)
+            words = ("featcal", self.upstream, self.setting, self.seed, settings, self.drawn())
+            models.append(ModelSpec(order, folder / order, *words))
+        make(label, setup, models)
+        jobs = {name: (setup, self, name, folder) for name in (SOURCES, *setup.tasks)}
+        lines = setup.context.run(label, checked, jobs)
+        lines = {name: lines[name] for name in (*setup.tasks, SOURCES)}
+        points = [point for own in lines.values() for point in own[1]]
+        rows = rows_of(setup.words | {"upstream": self.upstream}, lines)
+        return Found(tables={"theory": rows, "theory_points": points})
+
+
+def checked(setup: Setup, study: TheoryStudy, name: str, folder: Path) -> Lines:
+    """Check one task, or the sources of drift of all."""
+    check = check_sources if name == SOURCES else check_task
+    return check(setup, study, name, folder)
+
+
+def check_task(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
+    """Check Propositions 1 to 7, both corollaries and the margin condition on one task, of the
+    merged and of the calibrated model.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    from reproduction.theory import drift, losses, propagation, scores
+    from reproduction.theory.found import Found
+    from reproduction.theory.tower import tower
+
+    device, tensors = setup.context.device, load_file(setup.heads)
+    samples, some = (drawn(setup, study, task, count) for count in (study.images, study.traced))
+    batch, single = whole(samples), list(some.batches(None, 1))
+    projection, classes = (
+        tensors[name].double().to(device) if name in tensors else None
+        for name in ("visual_projection", f"head/{task}")
+    )
+    head = scores.Head(projection, classes, float(tensors["logit_scale"].double().exp()))
+    labels = torch.as_tensor(samples.labels).to(device)
+    expert = setup.load(setup.expert(task), torch.float64)
+    theirs, traced = tower(expert, batch), [tower(expert, one) for one in single]
+    rows, points = [], []
+    compared = (
+        ({"method": "merged", "setting": ""}, setup.merged(study.upstream)),
+        ({"method": "featcal", "setting": study.setting}, folder / "forward"),
+    )
+    for words, path in compared:
+        found, model = Found(), setup.load(path, torch.float64)
+        ours = tower(model, batch)
+        drifts = drift.decomposed(ours, theirs)
+        drift.check_decomposition(drifts, found)
+        drift.check_residual(drifts, found)
+        drift.check_growth(drifts, found)
+        pairs = [(tower(model, one), alone) for one, alone in zip(single, traced, strict=True)]
+        propagation.check_propagation(pairs, study.nodes, found)
+        moved = scores.score_drift(ours, theirs, head)
+        scores.check_scores(moved, found)
+        losses.check_loss(moved, labels, study.nodes, found)
+        losses.check_margins(moved, found)
+        rows += [{**words, "task": task, **line} for line in found.lines]
+        points += [{**words, "task": task, **point} for point in found.points]
+    return rows, points
+
+
+def check_sources(setup: Setup, study: TheoryStudy, _: str, folder: Path) -> Lines:
+    """Check Proposition 8 and Eq. 45 on all tasks together."""
+    import torch
+
+    from reproduction.theory import deployed
+    from reproduction.theory.found import Found
+
+    def model(path: Path) -> Any:
+        return setup.load(path, torch.float64)
+
+    models = deployed.Models(
+        base=model(setup.base),
+        merged=model(setup.merged(study.upstream)),
+        experts={task: model(path) for task, path in setup.experts.items()},
+        forward=model(folder / "forward"),
+        stale=model(folder / "stale"),
+    )
+    batches = {task: whole(drawn(setup, study, task, study.traced)) for task in setup.tasks}
+    found = Found()
+    deployed.check_sources(models, batches, study.featcal, found)
+    words = {"method": "featcal", "setting": study.setting, "task": ""}
+    return [{**words, **line} for line in found.lines], [{**words, **p} for p in found.points]
+
+
+def drawn(setup: Setup, study: TheoryStudy, task: str, count: int) -> Any:
+    """Return the first `count` of the test samples drawn for the study."""
+    from featcal.data.batches import draw_indices
+
+    samples = load_split(setup, task, "test")
+    chosen = draw_indices(task, len(samples.labels), study.images, study.seed)
+    return samples.take(chosen[:count])
+
+
+def whole(samples: Any) -> dict[str, Any]:
+    """Return all samples in one batch."""
+    batch: dict[str, Any] = next(iter(samples.batches(None, len(samples))))
+    return batch
+
+
+def rows_of(words: Mapping[str, Any], found: Mapping[str, Lines]) -> list[Row]:
+    """Return every line; with an empty task the worst over the tasks of what must hold on each; and
+    the values that are required.
+    """
+    lines, worst = [line for own in found.values() for line in own[0]], dict[Any, Row]()
+    for line in lines:
+        if line["quantity"] in REQUIRED:
+            key = tuple(line[column] for column in ("method", "setting", "statement", "quantity"))
+            known = worst.get(key, {**line, "task": "", "count": 0})
+            value, count = min(known["value"], line["value"]), known["count"] + line["count"]
+            worst[key] = known | {"value": value, "count": count}
+    held = {(line["statement"], line["quantity"]): line for line in worst.values()}
+    shared = {"method": "required", "setting": "", "count": 0}
+    required = [{**line, **shared, "value": REQUIRED[line["quantity"]]} for line in held.values()]
+    there = [line for line in lines if line["task"] or line["quantity"] not in REQUIRED]
+    return [{**words, **line} for line in (*there, *worst.values(), *required)]
