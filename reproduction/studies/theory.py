@@ -76,9 +76,8 @@ def check_task(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lin
     import torch
     from safetensors.torch import load_file
 
-    from reproduction.theory import drift, losses, propagation, scores
-    from reproduction.theory.found import Found
-    from reproduction.theory.tower import tower
+    from reproduction.theory import drift, scores
+    from reproduction.theory.tower import Found, tower
 
     device, tensors = setup.context.device, load_file(setup.heads)
     samples, some = (drawn(setup, study, task, count) for count in (study.images, study.traced))
@@ -104,11 +103,11 @@ def check_task(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lin
         drift.check_residual(drifts, found)
         drift.check_growth(drifts, found)
         pairs = [(tower(model, one), alone) for one, alone in zip(single, traced, strict=True)]
-        propagation.check_propagation(pairs, study.nodes, found)
+        drift.check_propagation(pairs, study.nodes, found)
         moved = scores.score_drift(ours, theirs, head)
         scores.check_scores(moved, found)
-        losses.check_loss(moved, labels, study.nodes, found)
-        losses.check_margins(moved, found)
+        scores.check_loss(moved, labels, study.nodes, found)
+        scores.check_margins(moved, found)
         rows += [{**words, "task": task, **line} for line in found.lines]
         points += [{**words, "task": task, **point} for point in found.points]
     return rows, points
@@ -118,13 +117,13 @@ def check_sources(setup: Setup, study: TheoryStudy, _: str, folder: Path) -> Lin
     """Check Proposition 8 and Eq. 45 on all tasks together."""
     import torch
 
-    from reproduction.theory import deployed
-    from reproduction.theory.found import Found
+    from reproduction.theory import sources
+    from reproduction.theory.tower import Found
 
     def model(path: Path) -> Any:
         return setup.load(path, torch.float64)
 
-    models = deployed.Models(
+    models = sources.Models(
         base=model(setup.base),
         merged=model(setup.merged(study.upstream)),
         experts={task: model(path) for task, path in setup.experts.items()},
@@ -133,7 +132,7 @@ def check_sources(setup: Setup, study: TheoryStudy, _: str, folder: Path) -> Lin
     )
     batches = {task: whole(drawn(setup, study, task, study.traced)) for task in setup.tasks}
     found = Found()
-    deployed.check_sources(models, batches, study.featcal, found)
+    sources.check_sources(models, batches, study.featcal, found)
     words = {"method": "featcal", "setting": study.setting, "task": ""}
     return [{**words, **line} for line in found.lines], [{**words, **p} for p in found.points]
 

@@ -1,3 +1,1 @@
-"""The paper's propositions as computations on real models: what each says, the numbers it speaks
-of, and how far off they are.
-"""
+"""The paper's propositions, checked on real models: both sides of each, and how far they differ."""

@@ -1,17 +1,24 @@
-"""Propositions 1, 4 and 5 and Corollary 1: drift within one block, split into what arises there and
-what was there before.
+"""Propositions 1, 2, 4 and 5 and Corollary 1: drift within one block and along the blocks.
 
 Legend: e = h_mer − h_exp drift · m local mismatch · p propagated drift · r residual branch, all (n,
-tokens, d).
+tokens, d). Averages of a Jacobian along a segment, A = ∫₀¹ J(start + t·change) dt (Eqs. 19 and 31),
+are never formed: Gauss-Legendre nodes and Jacobian-vector products at each give A v.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import make_dual, unpack_dual
+from torch.func import jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
 
-from reproduction.theory.found import Found, dots, norms, relative
-from reproduction.theory.tower import Tower
+from reproduction.theory.tower import Found, Tower, dots, norms, relative
 
 
 @dataclass(frozen=True)
@@ -22,16 +29,14 @@ class BlockDrift:
     after: Tensor  # e, by the two models' own forwards
     mismatch: Tensor  # m = f_mer(h_exp) − f_exp(h_exp)
     propagated: Tensor  # p = f_mer(h_mer) − f_mer(h_exp)
-    branch: (
-        Tensor | None
-    )  # r = g_mer(h_mer) − g_mer(h_exp), where a block adds what its branches put out
-    size: Tensor  # h_exp behind the block
+    branch: Tensor | None  # r = g_mer(h_mer) − g_mer(h_exp), where a block adds its branches
+    size: Tensor  # h_exp after the block
 
 
 @torch.no_grad()
 def decomposed(merged: Tower, expert: Tower) -> list[BlockDrift]:
-    """Every block in forward order. Each map is run by itself, so that e = m + p compares two
-    different computations.
+    """Return every block's drift. Each map runs by itself, so that e = m + p compares two
+    computations.
     """
     found = []
     for i, (f_mer, f_exp) in enumerate(zip(merged.maps, expert.maps, strict=True)):
@@ -45,40 +50,29 @@ def decomposed(merged: Tower, expert: Tower) -> list[BlockDrift]:
 
 
 def residual(drift: BlockDrift) -> Tensor:
-    """‖e − (m + p)‖ / ‖e‖ of every image (Eq. 3), (n,)."""
+    """Return ‖e − (m + p)‖ / ‖e‖ of every image (Eq. 3), (n,)."""
     return relative(drift.after - (drift.mismatch + drift.propagated), drift.after)
 
 
 def check_decomposition(drifts: list[BlockDrift], found: Found) -> None:
-    """Proposition 1, with the parts of e along itself: ⟨m, e⟩/‖e‖ and ⟨p, e⟩/‖e‖, which add up to
-    ‖e‖, against ‖h_exp‖.
-    """
+    """Check Proposition 1; add ⟨m, e⟩/‖e‖ and ⟨p, e⟩/‖e‖, whose sum is ‖e‖, in percent of ‖h_exp‖."""
     found.exact("proposition_1", "digits", torch.cat([residual(d) for d in drifts]))
     first = drifts[0]
-    found.add(
-        "proposition_1",
-        "input_drift",
-        100 * float(norms(first.before).sum() / norms(first.size).sum()),
-        len(first.after),
-    )
+    at_input = 100 * float(norms(first.before).sum() / norms(first.size).sum())
+    found.add("proposition_1", "input_drift", at_input, len(first.after))
     for i, d in enumerate(drifts):
         size, length = norms(d.size).mean(), norms(d.after).clamp_min(1e-300)
         parts = {"drift": length, "from_mismatch": dots(d.mismatch, d.after) / length}
         parts |= {"from_upstream": dots(d.propagated, d.after) / length}
         parts |= {"mismatch": norms(d.mismatch), "propagated": norms(d.propagated)}
         for name, value in parts.items():
-            found.add(
-                "proposition_1",
-                name,
-                100 * float(value.mean() / size),
-                len(value),
-                block=f"{i:02d}",
-            )
+            share = 100 * float(value.mean() / size)
+            found.add("proposition_1", name, share, len(value), block=f"{i:02d}")
 
 
 def check_residual(drifts: list[BlockDrift], found: Found) -> None:
-    """Proposition 4: p = e_before + r, and how much the branch takes from (−) or adds to (+) the
-    drift that the skip carries.
+    """Check Proposition 4, p = e_before + r, and how much of the skip's drift the branch adds or
+    (below 0) removes.
     """
     branches = {
         i: (d, d.branch)
@@ -93,20 +87,13 @@ def check_residual(drifts: list[BlockDrift], found: Found) -> None:
     found.exact("proposition_4", "digits", torch.cat(errors))
     for i, (d, branch) in branches.items():
         along = dots(branch, d.before) / norms(d.before) ** 2
-        found.add(
-            "proposition_4",
-            "branch_along_drift",
-            100 * float(along.mean()),
-            len(along),
-            block=f"{i:02d}",
-        )
+        share = 100 * float(along.mean())
+        found.add("proposition_4", "branch_along_drift", share, len(along), block=f"{i:02d}")
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Proposition 5 for one block, image by image (n,): γ, η, and by what factor drift has
-    grown.
-    """
+    """γ, η and growth of Proposition 5 for one block, image by image, (n,)."""
 
     gamma: Tensor  # the largest that Eq. 34 allows, ‖p‖/‖e_before‖ − 1
     eta: Tensor  # the smallest that Eq. 35 allows, ‖m‖/‖e_before‖
@@ -114,9 +101,7 @@ class Growth:
 
     @property
     def applies(self) -> Tensor:
-        """γ > 0 and η < γ. With η = γ, which Eq. 35 as printed includes, the strict growth of Eq.
-        36 does not follow.
-        """
+        """γ > 0 and η < γ: with η = γ, which Eq. 35 allows, Eq. 36's strict growth does not follow."""
         return (self.gamma > 0) & (self.eta < self.gamma)
 
     @property
@@ -126,21 +111,19 @@ class Growth:
 
 
 def growth(drift: BlockDrift) -> Growth:
-    """γ, η and the growth of one block; drift before it must not vanish."""
-    length = norms(drift.before)
-    return Growth(
-        norms(drift.propagated) / length - 1,
-        norms(drift.mismatch) / length,
-        norms(drift.after) / length,
+    """Return γ, η and the growth of one block; drift before it must not vanish."""
+    propagated, mismatch, after = (
+        norms(part) / norms(drift.before)
+        for part in (drift.propagated, drift.mismatch, drift.after)
     )
+    return Growth(propagated - 1, mismatch, after)
 
 
 def check_growth(drifts: list[BlockDrift], found: Found) -> None:
-    """Proposition 5 and Corollary 1.
+    """Check Proposition 5 and Corollary 1.
 
     Eq. 36 and its product follow from the triangle inequality wherever 1 + γ − η is not negative,
-    so both are checked on all such cases, and not only on those that meet the condition, which
-    promises growth.
+    so both are checked on all such cases, not only where the condition promises growth.
     """
     grown = {i: growth(d) for i, d in enumerate(drifts) if bool((norms(d.before) > 0).all())}
     if not grown:
@@ -155,13 +138,111 @@ def check_growth(drifts: list[BlockDrift], found: Found) -> None:
     for i, g in grown.items():
         found.show("proposition_5", g.factor, g.promised, f"{i:02d}", g.applies, most=1)
     found.add("corollary_1", "applies", 100 * float(applies[-1].double().mean()), applies.shape[1])
-    found.bounded(
-        "corollary_1",
-        to_the_end(factor)[:-1].flatten(),
-        to_the_end(promised.clamp_min(0))[:-1].flatten(),
-    )
+    ends = (to_the_end(x)[:-1].flatten() for x in (factor, promised.clamp_min(0)))
+    found.bounded("corollary_1", *ends)
 
 
 def to_the_end(factors: Tensor) -> Tensor:
-    """Products from every block to the last, (blocks, n)."""
+    """Return the products from every block to the last, (blocks, n)."""
     return factors.flip(0).cumprod(0).flip(0)
+
+
+Map = Callable[[Tensor], Tensor]
+
+
+def nodes_and_weights(count: int) -> list[tuple[float, float]]:
+    """Return Gauss-Legendre nodes and weights on [0, 1], exact up to degree 2·count − 1."""
+    places, weights = np.polynomial.legendre.leggauss(count)
+    return [(float(x + 1) / 2, float(w) / 2) for x, w in zip(places, weights, strict=True)]
+
+
+def path_average(
+    function: Map, start: Tensor, change: Tensor, vectors: Tensor, nodes: int
+) -> Tensor:
+    """Return ∫₀¹ J(start + t·change) v dt for several v at once, (k, n, …).
+
+    With v = change it is function(start + change) − function(start), by the fundamental theorem.
+
+    Args: function maps (n, …) to (n, …), every case on its own; start and change (n, …); vectors
+    (k, n, …).
+    """
+    places, weights = start.new_tensor(nodes_and_weights(nodes)).T
+
+    def moved(t: Tensor, v: Tensor) -> Tensor:
+        return directional(function, start + t * change, v)
+
+    each: Tensor = vmap(vmap(moved, (None, 0)), (0, None))(places, vectors)  # (nodes, k, n, …)
+    return torch.tensordot(weights, each, 1)
+
+
+def directional(function: Map, place: Tensor, vector: Tensor) -> Tensor:
+    """Return J(place) vector, by forward differentiation, which only plain attention has."""
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _FixedWeights():
+        moved: Tensor = jvp(function, (place,), (vector,))[1]
+    return moved
+
+
+class _FixedWeights(TorchFunctionMode):
+    """Inside, a linear's derivative is W v; torch also multiplies by the weight's derivative, zero."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if function is not linear or kwargs:
+            return function(*args, **(kwargs or {}))
+        (x, v), (W, *b) = unpack_dual(args[0]), args[1:]
+        return linear(x, W, *b) if v is None else make_dual(linear(x, W, *b), linear(v, W))
+
+
+def check_propagation(
+    pairs: Sequence[tuple[Tower, Tower]], nodes: Sequence[int], found: Found
+) -> None:
+    """Check Proposition 2 for every number of nodes: p = A e_before, and the unrolled sum against
+    the final drift.
+
+    With the most nodes also the share of the final drift, ⟨P m, e_L⟩ / ‖e_L‖², of every block's
+    mismatch.
+
+    pairs: merged model and expert on some samples each; a text by itself has no padding.
+    """
+    cases = [(merged, expert, decomposed(merged, expert)) for merged, expert in pairs]
+    finals = [drifts[-1].after for _, _, drifts in cases]
+    for count in sorted(nodes):
+        errors, parts = zip(
+            *(carry(*case, count, split=count == max(nodes)) for case in cases), strict=True
+        )
+        recursion = torch.cat(errors)
+        ends = zip(parts, finals, strict=True)
+        unrolled = torch.cat([relative(part.sum(0) - final, final) for part, final in ends])
+        found.exact("proposition_2", "recursion_digits", recursion, nodes=count)
+        found.exact("proposition_2", "unrolled_digits", unrolled, nodes=count)
+    found.exact("proposition_2", "digits", torch.cat([recursion, unrolled]))  # with the most nodes
+    each = torch.cat([shares(*ends) for ends in zip(parts, finals, strict=True)], dim=1)
+    for i, share in enumerate(each):
+        name, value = f"{i - 1:02d}" if i else "embeddings", 100 * float(share.mean())
+        found.add("proposition_2", "share_of_final", value, len(share), block=name)
+
+
+def carry(
+    merged: Tower, expert: Tower, drifts: Sequence[BlockDrift], nodes: int, split: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the errors of A e_before against p, and every mismatch as later blocks carry it on.
+
+    split: each by itself, first that of the embeddings; otherwise their sum and the last one.
+    """
+    errors, carried = [], drifts[0].before[None]  # (k, n, …)
+    for i, (function, drift) in enumerate(zip(merged.maps, drifts, strict=True)):
+        sent = carried if split else carried.sum(0, keepdim=True)
+        # only e itself reaches the first block
+        vectors = torch.cat([drift.before[None], sent]) if i else sent
+        # A v, (k, n, …)
+        moved = path_average(function, expert.features[i], drift.before, vectors, nodes)
+        there = norms(drift.propagated) > 0
+        errors.append(relative(moved[0] - drift.propagated, drift.propagated)[there])
+        carried = torch.cat([moved[-len(sent) :], drift.mismatch[None]])
+    return torch.cat(errors), carried
+
+
+def shares(carried: Tensor, final: Tensor) -> Tensor:
+    """Return the share of the final drift that each carried mismatch makes up, (k, n)."""
+    return torch.stack([dots(part, final) / dots(final, final) for part in carried])

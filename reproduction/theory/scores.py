@@ -1,26 +1,25 @@
-"""Propositions 3 and 6: how far drift of final features can move the scores, at two places where
-"final" may be read.
+"""Propositions 3, 6 and 7, Corollary 2 and the margin condition (Eq. 44): from drift of final
+features to scores, losses and answers.
 
-Legend: n images · h width of the tower · p width shared with text · K classes. A score is logit
-scale × cosine.
+Legend: n images · h width of the tower · p width shared with text (in scores), softmax (in losses)
+· K classes · z scores (n, K), logit scale × cosine · u one-hot labels (n, K).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from reproduction.theory.found import Found
-from reproduction.theory.path import directional
-from reproduction.theory.tower import Tower
+from reproduction.theory.drift import directional, nodes_and_weights
+from reproduction.theory.tower import Found, Tower
 
 PLACES = 33  # even steps along a segment at which a local Lipschitz constant is looked for
 
 
 @dataclass(frozen=True)
 class Head:
-    """What all models of a task share behind the last norm: projection (p, h), if any, unit class
+    """What all models of a task share after the last norm: projection (p, h) or None, unit class
     vectors (K, p), logit scale.
     """
 
@@ -29,28 +28,23 @@ class Head:
     scale: float
 
     def features(self, tower: Tower, token: Tensor | None = None) -> Tensor:
-        """Projected features (n, p), before they get unit length; of what the model pools, or of a
-        given one (n, h).
-        """
+        """Return projected features (n, p) of the pooled feature, or of a given one (n, h)."""
         normed: Tensor = tower.norm(tower.pooled if token is None else token)
         return normed if self.projection is None else normed @ self.projection.T
 
     def scores(self, features: Tensor) -> Tensor:
-        """Scaled cosines (n, K)."""
+        """Return scaled cosines (n, K)."""
         return self.scale * (features / features.norm(dim=-1, keepdim=True)) @ self.classes.T
 
 
 @dataclass(frozen=True)
 class ScoreDrift:
-    """Scores of both models and what bounds their difference, image by image (n,)."""
+    """Scores of both models, and bounds of their difference, (n,)."""
 
     expert: Tensor  # z_exp (n, K)
     merged: Tensor  # z_mer (n, K)
-    # B ‖e_L‖ + δ with h_L the class token, or the mean over tokens, behind the last block
-    by_block: Tensor
-    by_feature: (
-        Tensor  # B ‖e_L‖ with h_L the projected feature, where both models share the score map
-    )
+    by_block: Tensor  # B ‖e_L‖ + δ with h_L the pooled feature after the last block
+    by_feature: Tensor  # B ‖e_L‖ with h_L the projected feature, where the score map is shared
 
     @property
     def change(self) -> Tensor:
@@ -60,56 +54,129 @@ class ScoreDrift:
 
 @torch.no_grad()
 def score_drift(merged: Tower, expert: Tower, head: Head) -> ScoreDrift:
-    """Scores and both bounds."""
+    """Return scores and both bounds."""
     ours, theirs = merged.pooled, expert.pooled
 
     def score_map(token: Tensor) -> Tensor:
         return head.scores(head.features(merged, token))
 
     z_mer, z_exp = score_map(ours), head.scores(head.features(expert))
-    mismatch = (score_map(theirs) - z_exp).norm(
-        dim=-1
-    )  # δ: the last norm is fine-tuned too, so the score maps differ
-    by_block = (
-        along_segment(score_map, theirs, ours - theirs) * (ours - theirs).norm(dim=-1) + mismatch
-    )
+    # δ: the last norm is fine-tuned too, so the score maps differ
+    mismatch = (score_map(theirs) - z_exp).norm(dim=-1)
+    steepest = along_segment(score_map, theirs, ours - theirs)
+    by_block = steepest * (ours - theirs).norm(dim=-1) + mismatch
     f_mer, f_exp = head.features(merged), head.features(expert)
     by_feature = cosine_constant(head, f_exp, f_mer) * (f_mer - f_exp).norm(dim=-1)
     return ScoreDrift(z_exp, z_mer, by_block, by_feature)
 
 
 def along_segment(function: Callable[[Tensor], Tensor], start: Tensor, change: Tensor) -> Tensor:
-    """The Lipschitz constant on the segment itself, (n,): the largest ‖J(start + t·change) change‖
+    """Return the Lipschitz constant on the segment, (n,): the largest ‖J(start + t·change) change‖
     / ‖change‖ of PLACES.
     """
     length = change.norm(dim=-1).clamp_min(1e-300)
-    steps = [
-        directional(function, start + i / (PLACES - 1) * change, change) for i in range(PLACES)
-    ]
+    places = (start + i / (PLACES - 1) * change for i in range(PLACES))
+    steps = [directional(function, place, change) for place in places]
     return torch.stack([step.norm(dim=-1) / length for step in steps]).amax(0)
 
 
 def cosine_constant(head: Head, start: Tensor, end: Tensor) -> Tensor:
-    """A Lipschitz constant of scaled cosines in every direction, (n,): s ‖T‖₂ / (distance of the
-    segment from the origin).
+    """Return a Lipschitz constant of scaled cosines in every direction, (n,): s ‖T‖₂ / (distance of
+    the segment from the origin).
 
-    The Jacobian of s T f/‖f‖ is s T (I − f̂ f̂ᵀ)/‖f‖, whose norm is at most s ‖T‖₂/‖f‖; no grid is
-    needed.
+    The Jacobian of s T f/‖f‖ is s T (I − f̂ f̂ᵀ)/‖f‖, whose norm is at most s ‖T‖₂/‖f‖.
     """
     change = end - start
-    t = (-(start * change).sum(-1) / (change**2).sum(-1).clamp_min(1e-300)).clamp(
-        0, 1
-    )  # where the segment is nearest
+    t = -(start * change).sum(-1) / (change**2).sum(-1).clamp_min(1e-300)
+    t = t.clamp(0, 1)  # where the segment is nearest
     nearest = (start + t[:, None] * change).norm(dim=-1)
     return head.scale * torch.linalg.matrix_norm(head.classes, 2) / nearest
 
 
 def check_scores(drift: ScoreDrift, found: Found) -> None:
-    """The bound holds when it is at least the change, image by image."""
+    """Check that both bounds are at least the change of the scores, image by image."""
     change = drift.change.norm(dim=-1)
-    for statement, bound in (
-        ("proposition_3", drift.by_block),
-        ("proposition_6", drift.by_feature),
-    ):
+    bounds = {"proposition_3": drift.by_block, "proposition_6": drift.by_feature}
+    for statement, bound in bounds.items():
         found.bounded(statement, bound, change)
         found.show(statement, change, bound)
+
+
+# nodes of the loss per node of a Jacobian: scaled cosines make softmax turn sharply, and a score
+# costs nothing
+FINER = 8
+
+
+def cross_entropy(z: Tensor, u: Tensor) -> Tensor:
+    """Return L(y, z) of every image, (n,)."""
+    return torch.logsumexp(z, -1) - (z * u).sum(-1)
+
+
+def gradient(z: Tensor, u: Tensor) -> Tensor:
+    """Return ∇L = p − u, (n, K)."""
+    return z.softmax(-1) - u
+
+
+def averaged(function: Callable[[Tensor], Tensor], z: Tensor, change: Tensor, nodes: int) -> Tensor:
+    """Return ∫₀¹ function(z + t·change) dt."""
+    parts = [weight * function(z + t * change) for t, weight in nodes_and_weights(nodes)]
+    return torch.stack(parts).sum(0)
+
+
+def check_loss(drift: ScoreDrift, labels: Tensor, nodes: Sequence[int], found: Found) -> None:
+    """Check Proposition 7, the softmax bridge before it, and Corollary 2.
+
+    Errors are relative to ‖ḡ‖ ‖Δz‖, because a loss may well not change at all.
+    """
+    z, change = drift.expert, drift.change
+    u = torch.nn.functional.one_hot(labels, z.shape[-1]).to(z)
+    lost = cross_entropy(drift.merged, u) - cross_entropy(z, u)
+
+    def moved(here: Tensor) -> Tensor:  # J_sm(here) Δz = p ∘ (Δz − ⟨p, Δz⟩)
+        p = here.softmax(-1)
+        return p * (change - (p * change).sum(-1, keepdim=True))
+
+    for count in sorted(nodes):
+        mean = averaged(lambda here: gradient(here, u), z, change, FINER * count)
+        bound = mean.norm(dim=-1) * change.norm(dim=-1)
+        error = (lost - (mean * change).sum(-1)).abs() / bound
+        found.exact("proposition_7", "digits_by_nodes", error, nodes=FINER * count)
+        turned = drift.merged.softmax(-1) - z.softmax(-1)
+        bridge = (averaged(moved, z, change, FINER * count) - turned).norm(dim=-1)
+        error_of_bridge = bridge / change.norm(dim=-1)
+        found.exact("proposition_7", "softmax_digits", error_of_bridge, nodes=FINER * count)
+    found.exact("proposition_7", "digits", error)  # with the most nodes
+    found.bounded("proposition_7", bound, lost.abs())
+    found.show("proposition_7", lost.abs(), bound)
+    places = (z + i / (PLACES - 1) * change for i in range(PLACES))
+    steepest = torch.stack([gradient(here, u).norm(dim=-1) for here in places]).amax(0)  # G
+    found.bounded("corollary_2", steepest * drift.by_block, lost.abs())
+    found.show("corollary_2", lost.abs(), steepest * drift.by_block)
+
+
+def check_margins(drift: ScoreDrift, found: Found) -> None:
+    """Check Eq. 44 and three other conditions: weaker ones by the bounds of Propositions 3 and 6, a
+    sharper one by the spread of Δz.
+
+    A shift of all scores by the same amount changes no answer, but counts in ‖Δz‖∞; max Δz − min Δz
+    < μ leaves it out.
+    """
+    best = drift.expert.topk(2, dim=-1)
+    margin = best.values[:, 0] - best.values[:, 1]  # μ
+    kept = drift.merged.argmax(-1) == best.indices[:, 0]
+    largest = drift.change.abs().amax(-1)
+    spread = drift.change.amax(-1) - drift.change.amin(-1)
+    guaranteed = {
+        "kept_by_block": drift.by_block < margin / 2, "kept_by_feature": drift.by_feature < margin / 2,
+        "kept_by_score": largest < margin / 2, "kept_by_spread": spread < margin,
+    }  # fmt: skip
+    for name, sure in guaranteed.items():
+        found.add("margin", name, 100 * float(sure.double().mean()), len(sure))
+    found.add("margin", "kept_in_fact", 100 * float(kept.double().mean()), len(kept))
+    wrong = (torch.stack([*guaranteed.values()]).any(0) & ~kept).sum()
+    found.add("margin", "lost_though_guaranteed", float(wrong), len(kept))
+    # an answer that changed with ‖Δz‖∞ below half its margin would refute Eq. 44
+    if not kept.all():
+        room = 100 * (float((2 * largest / margin)[~kept].min()) - 1)
+        found.add("margin", "room", room, int((~kept).sum()))
+    found.show("margin", largest, margin / 2, kept=kept, most=len(kept))

@@ -1,5 +1,5 @@
-"""Proposition 8 and Eq. 45: what it costs to solve a linear on features that the finished model
-does not give it.
+"""Proposition 8, Eq. 45 and Appendix F: what it costs to solve a linear on features that the
+finished model does not give it.
 
 Legend: N tokens of a task · d inputs · o outputs · u a linear's input (N, d) · y its target (N, o)
 · W (o, d) · A the anchor. The objective is that of Eq. 47 as printed: tasks unweighted, no bias,
@@ -7,21 +7,24 @@ every token alike.
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from featcal.core.moments import Moments
-from featcal.core.ridge import solve_ridge, task_system
+from featcal.core.ridge import anchor, solve_ridge, task_system
+from featcal.models.families import plan_for
+from featcal.models.modules import solved_modules
+from featcal.models.plan import blocks_of
 from featcal.settings import Calibration
+from reproduction.theory.tower import Batch, Found, Tower, relative, tower
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where one linear's inputs are taken from: by task, its input and the target that follows from
-    it (Eq. 10).
-    """
+    """A linear's inputs and the targets that follow from them (Eq. 10), by task."""
 
     u: dict[str, Tensor]
     y: dict[str, Tensor]
@@ -29,14 +32,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Linear:
-    """One linear of the experts, and the features that reach it there."""
+    """One linear of the experts, and its inputs there."""
 
     weights: dict[str, Tensor]  # W_i (o, d) by task
     x: dict[str, Tensor]  # x_exp (N, d) by task
     anchor: Tensor  # (o, d), Eq. 11
 
     def source(self, u: Mapping[str, Tensor], alpha: float) -> Source:
-        """Inputs with their targets W_i (α x_exp + (1 − α) u)."""
+        """Return inputs with their targets W_i (α x_exp + (1 − α) u)."""
         return Source(
             dict(u),
             {t: (alpha * self.x[t] + (1 - alpha) * u[t]) @ W.T for t, W in self.weights.items()},
@@ -44,27 +47,25 @@ class Linear:
 
 
 def loss(W: Tensor, source: Source) -> float:
-    """Σ over tasks of the mean of ‖W u − y‖² over tokens: Eq. 47 without its last term, which every
-    source shares.
-    """
+    """Return Σ over tasks of the mean of ‖W u − y‖² over tokens: Eq. 47 without its last term."""
     return sum(
         float(((u @ W.T - source.y[task]) ** 2).sum(1).mean()) for task, u in source.u.items()
     )
 
 
 def relative_loss(W: Tensor, source: Source) -> float:
-    """‖W u − y‖ / ‖y‖ over all tasks and tokens."""
+    """Return ‖W u − y‖ / ‖y‖ over all tasks and tokens."""
     off = sum(float(((u @ W.T - source.y[task]) ** 2).sum()) for task, u in source.u.items())
     return (off / sum(float((y**2).sum()) for y in source.y.values())) ** 0.5
 
 
 def objective(W: Tensor, source: Source, linear: Linear, ridge: float) -> float:
-    """J(W) of Eq. 47."""
+    """Return J(W) of Eq. 47."""
     return loss(W, source) + ridge * float(((W - linear.anchor) ** 2).sum())
 
 
 def minimum(source: Source, linear: Linear, settings: Calibration) -> Tensor:
-    """W* of Eq. 47, by the solver that calibration uses."""
+    """Return W* of Eq. 47, by the solver that calibration uses."""
     total = None
     for task, u in source.u.items():
         moments = Moments.zero(u.shape[1], device=u.device)
@@ -76,16 +77,13 @@ def minimum(source: Source, linear: Linear, settings: Calibration) -> Tensor:
         else:
             total += share
     assert total is not None
-    return solve_ridge(
-        total, linear.anchor, linear.anchor.new_zeros(len(linear.anchor)), settings.ridge
-    ).weight
+    no_bias = linear.anchor.new_zeros(len(linear.anchor))
+    return solve_ridge(total, linear.anchor, no_bias, settings.ridge).weight
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Proposition 8 for one linear, on the weights between the two minima (which are also the
-    minima on that segment).
-    """
+    """Both sides of Proposition 8 for one linear, on the weights between the two minima."""
 
     gap: float  # J_dep(W_src) − J_dep(W_dep), at least 0
     best: float  # J_dep(W_dep)
@@ -94,7 +92,7 @@ class Mismatch:
 
 
 def mismatch(src: Source, dep: Source, linear: Linear, settings: Calibration) -> Mismatch:
-    """Both sides of Eqs. 48 and 49.
+    """Compute both sides of Eqs. 48 and 49.
 
     The supremum over all matrices is infinite unless the sources agree, so a class has to be
     chosen; the proof needs no more than the two minima. On the segment between them J_dep − J_src
@@ -102,17 +100,14 @@ def mismatch(src: Source, dep: Source, linear: Linear, settings: Calibration) ->
     """
     W_src, W_dep = minimum(src, linear, settings), minimum(dep, linear, settings)
     at = [loss(W, dep) - loss(W, src) for W in (W_src, (W_src + W_dep) / 2, W_dep)]
-    sides = (
-        objective(W_src, dep, linear, settings.ridge),
-        objective(W_dep, dep, linear, settings.ridge),
-    )
+    sides = [objective(W, dep, linear, settings.ridge) for W in (W_src, W_dep)]
     slope = steepness(src, dep, (W_src, W_dep))
     moved = sum(wasserstein(src, dep, task) for task in src.u)
     return Mismatch(sides[0] - sides[1], sides[1], 2 * peak(*at), 2 * slope * moved)
 
 
 def peak(start: float, middle: float, end: float) -> float:
-    """The largest |value| on [0, 1] of the parabola through three even places."""
+    """Return the largest |value| on [0, 1] of the parabola through three even places."""
     curve, slope = 2 * (start + end) - 4 * middle, 4 * middle - 3 * start - end
     values = [abs(start), abs(end)]
     if curve and 0 < -slope / (2 * curve) < 1:
@@ -121,8 +116,8 @@ def peak(start: float, middle: float, end: float) -> float:
 
 
 def steepness(src: Source, dep: Source, ends: tuple[Tensor, Tensor]) -> float:
-    """K of Eq. 49: 2 max ‖W u − y‖ √(1 + ‖W‖²), over both supports; convex in W, so the ends of the
-    segment decide.
+    """Return K of Eq. 49, 2 max ‖W u − y‖ √(1 + ‖W‖²) over both supports; convex in W, so the ends
+    of the segment decide.
     """
     farthest = max(
         float((u @ W.T - source.y[task]).norm(dim=1).max())
@@ -135,8 +130,8 @@ def steepness(src: Source, dep: Source, ends: tuple[Tensor, Tensor]) -> float:
 
 
 def wasserstein(src: Source, dep: Source, task: str) -> float:
-    """The 1-Wasserstein distance of the pairs (u, y) of one task, exact: tokens are matched one to
-    one at the least cost.
+    """Return the exact 1-Wasserstein distance of the pairs (u, y) of a task: tokens are matched one
+    to one at the least cost.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -144,3 +139,127 @@ def wasserstein(src: Source, dep: Source, task: str) -> float:
     cost = torch.cdist(ours, theirs, compute_mode="donot_use_mm_for_euclid_dist").cpu().numpy()
     rows, columns = linear_sum_assignment(cost)
     return float(cost[rows, columns].mean())
+
+
+Inputs = dict[str, dict[str, Tensor]]  # by task, by linear: rows (tokens, d)
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of Appendix F.   forward: calibrated on the calibrated model's own features.
+    stale: on the merged model's.
+    """
+
+    base: nn.Module
+    merged: nn.Module
+    experts: Mapping[str, nn.Module]
+    forward: nn.Module
+    stale: nn.Module
+
+
+@torch.no_grad()
+def check_sources(
+    models: Models, batches: Mapping[str, Batch], settings: Calibration, found: Found
+) -> None:
+    """Check Proposition 8 and Eq. 45 for every linear of every block."""
+    merged, forward, stale = (
+        {t: tower(m, x) for t, x in batches.items()}
+        for m in (models.merged, models.forward, models.stale)
+    )
+    experts = {task: tower(models.experts[task], x) for task, x in batches.items()}
+    check_prefix(models, batches, forward, found)
+    sides: list[tuple[str, Mismatch]] = []
+    for index in range(len(next(iter(experts.values())).blocks)):
+        names = list(solved_modules(next(iter(experts.values())).blocks[index], norm=False)[0])
+
+        def reaching(
+            towers: Mapping[str, Tower],
+            hidden: Mapping[str, Tower],
+            i: int = index,
+            n: list[str] = names,
+        ) -> Inputs:
+            return {task: towers[task].inputs(i, hidden[task].features[i], n) for task in batches}
+
+        taught = reaching(experts, experts)
+        # what each was solved on, and what the finished model gives
+        used = {"stale": reaching(merged, merged), "forward": reaching(merged, forward)}
+        given = {"stale": reaching(stale, stale), "forward": reaching(forward, forward)}
+        weights = {"stale": models.stale, "forward": models.forward}
+        for kind in used:
+            off = torch.stack([_off(used[kind], given[kind], name) for name in names]).sum(0)
+            moved = 100 * float((off[0] / off[1]).sqrt())
+            found.add("proposition_8", f"{kind}_moved", moved, len(names), block=f"{index:02d}")
+        fits: dict[str, list[float]] = {}
+        for name in names:
+            linear = linear_of(
+                models, index, name, {task: taught[task][name] for task in batches}, settings
+            )
+
+            def source(inputs: Inputs, name: str = name, linear: Linear = linear) -> Source:
+                return linear.source(
+                    {task: inputs[task][name] for task in batches}, settings.interpolation
+                )
+
+            sources = {kind: source(used[kind]) for kind in used}
+            for kind in used:
+                W = weight(weights[kind], index, name)
+                fits.setdefault(f"{kind}_on_source", []).append(relative_loss(W, sources[kind]))
+                fits.setdefault(f"{kind}_deployed", []).append(
+                    relative_loss(W, source(given[kind]))
+                )
+            if index == 0:
+                continue  # the first block's source is the same for both
+            place = f"{index:02d}.{name}"
+            sides.append((place, mismatch(sources["stale"], sources["forward"], linear, settings)))
+        for quantity, values in fits.items():
+            mean = 100 * sum(values) / len(values)
+            found.add("proposition_8", quantity, mean, len(values), block=f"{index:02d}")
+    bounds_of = {"proposition_8": "largest", "proposition_8_transport": "transport"}
+    for statement, bound in bounds_of.items():
+        gaps = torch.tensor([side.gap for _, side in sides], dtype=torch.float64)
+        bounds = torch.tensor([getattr(side, bound) for _, side in sides], dtype=torch.float64)
+        found.bounded(statement, bounds, gaps)
+        for i, (place, _) in enumerate(sides):
+            found.show(statement, gaps[i : i + 1], bounds[i : i + 1], place)
+    for place, side in sides:
+        found.add("proposition_8", "excess", 100 * side.gap / side.best, 1, block=place)
+
+
+def check_prefix(
+    models: Models, batches: Mapping[str, Batch], forward: Mapping[str, Tower], found: Found
+) -> None:
+    """Check Eq. 45: a block's input does not change when it and later ones are calibrated."""
+    half = deepcopy(models.merged)
+    stack = plan_for(half).stacks[0]
+    errors = []
+    for index, (block, solved) in enumerate(
+        zip(blocks_of(half, stack), blocks_of(models.forward, stack), strict=True)
+    ):
+        for task, x in batches.items():
+            whole = forward[task].features[index]
+            errors.append(relative(tower(half, x).features[index] - whole, whole))
+        block.load_state_dict(solved.state_dict())
+    found.exact("equation_45", "digits", torch.cat(errors))
+
+
+def linear_of(
+    models: Models, index: int, name: str, x: dict[str, Tensor], settings: Calibration
+) -> Linear:
+    """Return one linear with its experts and its anchor."""
+    weights = {task: weight(expert, index, name) for task, expert in models.experts.items()}
+    merged, base = weight(models.merged, index, name), weight(models.base, index, name)
+    return Linear(weights, x, anchor(merged, base, settings.anchor_blend))
+
+
+def weight(model: nn.Module, index: int, name: str) -> Tensor:
+    """Return the weight (o, d) of one linear of one block."""
+    block = blocks_of(model, plan_for(model).stacks[0])[index]
+    return block.get_submodule(name).get_parameter("weight").detach()
+
+
+def _off(used: Inputs, given: Inputs, name: str) -> Tensor:
+    """Return Σ‖used − given‖² and Σ‖given‖² over all tasks, (2,)."""
+    pairs = [(used[task][name], given[task][name]) for task in used]
+    return torch.stack(
+        [sum(((a - b) ** 2).sum() for a, b in pairs), sum((b**2).sum() for _, b in pairs)]
+    )  # type: ignore[arg-type,list-item]

@@ -1,14 +1,15 @@
-"""An encoder as the paper's Eq. 1 sees it: the features before and behind every block, and the map
-of each block.
+"""An encoder as the paper's Eq. 1 sees it, and what a check of a proposition records.
 
-Layers are transformer blocks; what comes before the first one is the paper's x, which two models
-share only where fine-tuning left the embeddings alone. Padding is no token: its features are zero,
-and nothing reads them.
+A layer is a transformer block. What comes before the first one is the paper's x, which two models
+share only where fine-tuning left the embeddings alone. Features of padding are zero, and nothing
+reads them.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,21 +28,96 @@ from featcal.models.blocks import (
 from featcal.models.families import plan_for
 from featcal.models.plan import Stack, blocks_of
 
+ROUNDING = 1e-16  # below it an error is not told apart from none
+SHOWN = 4  # points of one statement, task and model that are kept for plots
+
+
+@dataclass
+class Found:
+    """Lines (statement, quantity, block, nodes, value, count) and points for plots.
+
+    `digits`: decimal digits that both sides of an equation share.   `room`: percent by which the
+    larger side of an inequality exceeds the smaller; below 0 it is violated. Both are the worst of
+    `count` cases.
+    """
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    points: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(
+        self,
+        statement: str,
+        quantity: str,
+        value: float,
+        count: int,
+        block: str = "",
+        nodes: int | str = "",
+    ) -> None:
+        line = {"statement": statement, "quantity": quantity, "block": block, "nodes": nodes}
+        self.lines.append(line | {"value": float(value), "count": count})
+
+    def exact(self, statement: str, quantity: str, error: Tensor, **where: Any) -> None:
+        """Add an equation's relative errors, one per case."""
+        if error.numel():
+            self.add(statement, quantity, digits(float(error.max())), error.numel(), **where)
+
+    def bounded(self, statement: str, larger: Tensor, smaller: Tensor) -> None:
+        """Add an inequality's least room, and the median of smaller / larger in percent."""
+        cases = smaller > 0
+        if cases.any():
+            ratio = larger[cases] / smaller[cases]
+            self.add(statement, "room", 100 * (float(ratio.min()) - 1), len(ratio))
+            self.add(statement, "tightness", 100 * float((1 / ratio).median()), len(ratio))
+
+    def show(
+        self,
+        statement: str,
+        actual: Tensor,
+        bound: Tensor,
+        block: str = "",
+        kept: Tensor | None = None,
+        most: int = SHOWN,
+    ) -> None:
+        """Add the first `most` points of a plot."""
+        pairs = zip(actual[:most].tolist(), bound[:most].tolist(), strict=True)
+        for index, (a, b) in enumerate(pairs):
+            point = {"statement": statement, "block": block, "index": index}
+            point |= {"actual": float(a), "bound": float(b)}
+            self.points.append(point | {"kept": "" if kept is None else int(kept[index])})
+
+
+def digits(error: float) -> float:
+    """Return the decimal digits that two numbers with this relative difference share, at most 16."""
+    return -math.log10(max(error, ROUNDING))
+
+
+def relative(difference: Tensor, size: Tensor) -> Tensor:
+    """Return ‖difference‖ / ‖size‖ of every case, (n,); 0 where both vanish."""
+    return norms(difference) / norms(size).clamp_min(1e-300)
+
+
+def norms(x: Tensor) -> Tensor:
+    """Return the norm of every case over all tokens and features: (n, …) to (n,)."""
+    return x.flatten(1).norm(dim=1)
+
+
+def dots(x: Tensor, y: Tensor) -> Tensor:
+    """Return the inner product of every case: (n, …), (n, …) to (n,)."""
+    return (x * y).flatten(1).sum(1)
+
+
 Batch = Mapping[str, Tensor]
-BRANCH_ENDS = (
-    "self_attn.out_proj",
-    "mlp.fc2",
-)  # whose outputs a CLIP block adds to what reaches it
+# linears whose outputs a CLIP block adds to its input
+BRANCH_ENDS = ("self_attn.out_proj", "mlp.fc2")
 
 
 @dataclass(frozen=True)
 class Tower:
     """One model on n images or texts.
 
-    features: h_0 … h_L, each (n, tokens, d), from the model's own forward.   norm: behind the last
-    block, on what is pooled.
-    mask: 1 where a token counts, (n, tokens); None where all do and the class token is what is
-    pooled.
+    features: h_0 … h_L, each (n, tokens, d), from the model's own forward.   norm: after the last
+    block, on the pooled feature.   mask: (n, tokens), 1 where a token counts; None for images,
+    whose class token is pooled.
     """
 
     blocks: nn.ModuleList
@@ -53,20 +129,13 @@ class Tower:
 
     @property
     def pooled(self) -> Tensor:
-        """(n, d) of what the last block puts out: the class token, or of texts the mean over
-        tokens.
-        """
-        return (
-            self.features[-1][:, 0]
-            if self.mask is None
-            else token_mean(self.features[-1], self.mask)
-        )
+        """The last block's class token, or the mean over tokens for texts, (n, d)."""
+        last = self.features[-1]
+        return last[:, 0] if self.mask is None else token_mean(last, self.mask)
 
     @property
     def adds(self) -> bool:
-        """Whether a block adds its branches to what reaches it, as Eq. 25 says; BERT's has a norm
-        behind the sum.
-        """
+        """Whether a block adds its branches to its input (Eq. 25); BERT has a norm after the sum."""
         return all(name in dict(self.blocks[0].named_modules()) for name in BRANCH_ENDS)
 
     @property
@@ -79,18 +148,14 @@ class Tower:
 
     @torch.no_grad()
     def branches(self, index: int, hidden: Tensor) -> Tensor:
-        """g(h) of Eq. 25 for one block: what its two residual branches add to h, taken where they
-        end.
-        """
+        """Return g(h) of Eq. 25 for one block: what its two residual branches add to h."""
         with module_outputs(self.blocks[index], BRANCH_ENDS) as seen:
             self._map(self.blocks[index], hidden)
         return sum((seen[name] for name in BRANCH_ENDS), torch.zeros_like(hidden))
 
     @torch.no_grad()
     def inputs(self, index: int, hidden: Tensor, names: list[str]) -> dict[str, Tensor]:
-        """What reaches the named modules of one block when `hidden` reaches the block, as rows
-        (tokens of all images, d).
-        """
+        """Return the inputs of named modules of a block for its input `hidden`, as rows (tokens, d)."""
         with module_inputs(self.blocks[index], names) as seen:
             self._map(self.blocks[index], hidden)
         return {
@@ -101,7 +166,7 @@ class Tower:
 
 @torch.no_grad()
 def tower(model: nn.Module, batch: Batch) -> Tower:
-    """An encoder on one batch of images or texts, all at once, in the precision of its weights."""
+    """Run an encoder on one batch of images or texts, in the precision of its weights."""
     stack = plan_for(model).stacks[0]
     blocks, weight = blocks_of(model, stack), next(model.parameters())
     batch = {
@@ -118,5 +183,5 @@ def tower(model: nn.Module, batch: Batch) -> Tower:
 
 
 def counted(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """hidden (n, tokens, d) with zeros at padding."""
+    """Return hidden (n, tokens, d) with zeros at padding."""
     return hidden if mask is None else hidden * mask.to(hidden)[..., None]

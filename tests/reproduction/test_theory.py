@@ -10,15 +10,33 @@ import torch
 from tiny import averaged, clip, images, make, seeded, shifted
 
 from featcal.settings import Calibration
-from reproduction.theory.deployed import Models, check_sources
-from reproduction.theory.drift import check_residual, decomposed, residual
-from reproduction.theory.found import Found
-from reproduction.theory.losses import check_loss, check_margins
-from reproduction.theory.path import nodes_and_weights, path_average
-from reproduction.theory.propagation import check_propagation
-from reproduction.theory.scores import Head, check_scores, cosine_constant, score_drift
-from reproduction.theory.sources import Linear, loss, minimum, mismatch, objective, wasserstein
-from reproduction.theory.tower import tower
+from reproduction.theory.drift import (
+    check_propagation,
+    check_residual,
+    decomposed,
+    nodes_and_weights,
+    path_average,
+    residual,
+)
+from reproduction.theory.scores import (
+    Head,
+    check_loss,
+    check_margins,
+    check_scores,
+    cosine_constant,
+    score_drift,
+)
+from reproduction.theory.sources import (
+    Linear,
+    Models,
+    check_sources,
+    loss,
+    minimum,
+    mismatch,
+    objective,
+    wasserstein,
+)
+from reproduction.theory.tower import Found, tower
 
 BATCH = images(7, count=4, batch=4)[0]
 
