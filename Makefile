@@ -9,19 +9,18 @@ ANTLR  := antlr4-python3-runtime==4.11.1
 # Named after the content of pip's inputs: a checkout that only touches dates installs nothing again.
 STAMP  := $(VENV)/.installed-$(firstword $(shell (cat pyproject.toml reproduction/pyproject.toml constraints.txt; echo '$(ANTLR)') | cksum))
 
-# The numbers of the first table and figure on drawn images, their metrics, and the page on which those
-# models are played with; the same numbers on the real encoder.
-HEADLINE := gather@scores-clip_b32-8 headline playground
+# The numbers of the first table and figure on drawn images and their metrics; the same numbers on the real encoder.
+HEADLINE := gather@scores-clip_b32-8 headline
 REAL     := $(addprefix pipeline/request/dvc.yaml:request@,scores-minilm-8 drift-minilm-8)
 BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 \
             language/dvc.yaml:pretrain_t5@flan_t5_base language/dvc.yaml:pretrain_t5@flan_t5_large \
             language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
 
-# The tests in parts, those that take longest or wait most first, and each without the parts that lie below it; and pages that nbval
-# executes in a kernel each, as they compute. All others are executed by the tests.
+# The tests in parts, those that take longest or wait most first, and each without the parts that lie below it; and the page that
+# nbval executes in a kernel, as it computes. All others are executed by the tests.
 PARTS   := tests/reproduction/report/test_book.py tests tests/reproduction tests/reproduction/stages/test_smoke.py tests/calibration \
            tests/cli tests/reproduction/report tests/test_container.py
-KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,method playground))
+KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,method))
 # How many of them at once: one more than there are processors, as browser, kernels and downloads keep a part waiting.
 JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 

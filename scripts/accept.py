@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent
 CODE, WEIGHTS = ("featcal/", "reproduction/"), "reproduction/mini/models"
 REMADE = (
     "page",
-    "playground",
     "book",
 )  # made again in seconds, and the smoke graph does not look at them
 SMOKE = """

@@ -1,7 +1,7 @@
 """Every verdict again, by other code: from claims.yaml and the files of results with csv, json and
 numpy only.
 
-Written from the words at the top of claims.yaml and from how_to_read.md, not from
+Written from the words at the top of claims.yaml and from the book's page Claims, not from
 reproduction.report, of which nothing is imported.
 """
 

@@ -48,7 +48,6 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "studies": KNOWN | {"engine", "field", "prepare", "stages.measure", "stages.prepare"},
     "doctor": KNOWN | {"language", "report.page", "prepare"},
     "stages": KNOWN | {"engine", "mini", "prepare", "report.artifact", "report.summary"},
-    "playground": KNOWN | {"prepare", "engine", "report"},
 }
 FEATCAL_IN_REPORT = {"errors", "settings", "files"}  # the library without torch
 HEAVY = {

@@ -69,9 +69,6 @@ def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be
         "merge@a": [{"changed deps": {"featcal/merging": "modified"}}],
         "page@table01": [{"changed deps": {"notebooks/table01.ipynb": "modified"}}],
         "page_method": [{"changed deps": {"featcal/core": "modified"}}],
-        "playground": [
-            {"changed deps": {"featcal/core": "modified", "reproduction/report": "modified"}}
-        ],
         "book": [{"changed outs": {"book/_build/html": "deleted"}}],
     }
     assert accept.only_code_changed(status) == ["merge@a"]

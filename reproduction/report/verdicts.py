@@ -19,11 +19,9 @@ from reproduction.report import gains
 from reproduction.report.claims import (
     CALIBRATED,
     DIGITS,
-    GROUPS,
     INSIDE,
     OTHER,
     Claim,
-    claims,
     main_setting,
     named,
     told,
@@ -145,24 +143,6 @@ def _known(
 ) -> dict[str, Verdict]:
     """Verdicts by claim, of one state of the result files."""
     return {}
-
-
-def tables(source: Source, folder: Path | None = None) -> pd.DataFrame:
-    """How many claims of each place of the paper there are of each verdict of one source."""
-    return _counted((v.claim.place, v.word) for v in source.judged(claims(), folder=folder) if v)
-
-
-def groups(source: Source, folder: Path | None = None) -> pd.DataFrame:
-    """Of one source the same of the headline set, by its groups, and of the theorems that were
-    checked numerically.
-    """
-    found = source.judged([claim for claim in claims() if claim.group], folder=folder)
-    return _counted((v.claim.group, v.word) for v in found if v).reindex(list(GROUPS), fill_value=0)
-
-
-def _counted(pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    frame = pd.DataFrame(pairs, columns=["row", "word"])
-    return pd.crosstab(frame["row"], frame["word"]).reindex(columns=list(WORDS), fill_value=0)
 
 
 def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) -> Verdict:

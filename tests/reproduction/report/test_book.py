@@ -105,7 +105,7 @@ def test_plots_are_vector_graphics(site, name):
         for output in cell.outputs
     ]
     assert not any("<image" in one.get("image/svg+xml", "") for one in data)
-    assert name == "tasks" or not any(
+    assert name == "differences" or not any(
         kind in one for one in data for kind in ("image/png", "image/jpeg")
     )
 
@@ -155,7 +155,7 @@ def test_all_claims_are_filtered_by_verdict_and_words(site, window):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["figure5", "why_adapters"])
+@pytest.mark.parametrize("name", ["figure5"])
 def test_a_figure_tells_values_by_hovering_and_stands_still_without_scripts(site, window, name):
     page = site / "pages" / f"{name}.html"
     window.look(page, 1280)

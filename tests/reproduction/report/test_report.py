@@ -6,10 +6,8 @@ import pytest
 from synthetic_results import TASKS
 
 from featcal.errors import MissingPath
-from reproduction.report import choice, overview
 from reproduction.report.evidence import Evidence, project_root, select
 from reproduction.report.html import SIGNS, arrow, compact, plain
-from reproduction.report.page import Page
 
 
 def test_signs_can_be_read_without_colour():
@@ -20,14 +18,6 @@ def test_signs_can_be_read_without_colour():
 def test_settings_are_read_without_the_notation_of_programs():
     values = (0.05, 256, 1e-6, 2.5e-5, 1e10)
     assert [compact(value) for value in values] == ["0.05", "256", "10⁻⁶", "2.5·10⁻⁵", "10¹⁰"]
-
-
-def test_ranges_name_what_lies_outside(results):
-    assert "✓ all met" in overview.ranges("mini").text
-    assert choice.ranges_met([60.0], [70.0], [70.0], [95.0]) == "✗ outside: base"
-    assert (
-        choice.ranges_met([50.0], [60.0], [75.0], [84.0]) == "✗ outside: experts, task arithmetic"
-    )
 
 
 def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):

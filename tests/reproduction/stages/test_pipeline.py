@@ -127,13 +127,7 @@ def missing_of(stage: str, needed: set[str]) -> set[str]:
     return {f for f in needed if not any(f == dep or f.startswith(f"{dep}/") for dep in deps)}
 
 
-def test_the_page_that_computes_depends_on_the_code_that_can_change_its_numbers():
-    stop = frozenset(EXEMPT)
-    needed = closure("reproduction/playground.py", stop) | closure(program("playground"), stop)
-    assert not (missing := missing_of("playground", needed - EXEMPT)), sorted(missing)
-
-
-@pytest.mark.parametrize("stage", (*STAGES, "page_method", "playground"))
+@pytest.mark.parametrize("stage", (*STAGES, "page_method"))
 def test_every_dependency_on_code_exists(stage):
     named = [
         dep.split("$")[0] for dep in dependencies(stage)
@@ -225,7 +219,6 @@ def test_every_page_shows_files_that_the_pipeline_writes():
     assert {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")} == {
         *pages,
         "method",
-        "playground",
     }
 
 

@@ -22,7 +22,6 @@ from reproduction.experiments import METHODS, Experiments, studies
 COUNTS = ("samples", "seed", "seeds")  # how many examples, and which draws of them
 STARTS = "from"
 AGAIN = "expert_seeds"  # a study that calibrates and adapts by the settings of those groups
-PLAYGROUND = "playground"  # a page that computes: it reads one merger
 Path = tuple[str | int, ...]
 
 SETTINGS = pipeline.settings()
@@ -212,7 +211,7 @@ def made_by(stage: str) -> str:
 def test_samples_and_seeds_make_stale_what_they_change_and_no_other_experiment(group, key):
     for path in EXPERIMENTS[group, key]:
         settings = altered(path)
-        own = touched(settings) - {PLAYGROUND}
+        own = touched(settings)
         assert own and needed(settings) <= own, (
             f"{path} changes {sorted(needed(settings) - own)}, which DVC does not see"
         )

@@ -19,7 +19,6 @@ from smoke_graph import DEPTH, FEW, RUN, keep_a_chain, run_smoke_graph, smoke_pa
 from featcal.cli.main import main
 from featcal.data.batches import draw_indices
 from pipeline import settings, write_settings
-from reproduction import playground
 from reproduction.engine.context import Setup, load_context
 from reproduction.engine.make import rescale
 from reproduction.experiments import ADAPTERS, studies
@@ -386,54 +385,6 @@ def test_every_page_is_executed_without_an_error(graph):
         cells = [cell for cell in nbformat.read(page, 4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells)
         assert not [o for cell in cells for o in cell.outputs if o.output_type == "error"]
-
-
-def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(graph):
-    work, _ = graph
-    import torch
-    from safetensors.torch import load_file
-
-    cells = {
-        cell["id"]: cell for cell in nbformat.read(work / "book/pages/playground.ipynb", 4).cells
-    }
-    table = cells["accuracies"].outputs[0].data["text/plain"]
-    assert "not run" not in table and "MNIST" in table and "Average" in table
-    run = [
-        line.split()
-        for line in cells["commands"]
-        .outputs[0]
-        .data["text/plain"]
-        .replace("\\\n", " ")
-        .splitlines()
-    ]
-    assert [words[:2] for words in run] == [["featcal", "merge"], ["featcal", "calibrate"]]
-    with working_in(work):
-        assert [main(words[1:]) for words in run] == [0, 0]
-        settings = {
-            "ridge": 1e-6,
-            "anchor_blend": 2.0,
-            "interpolation": 0.9,
-            "samples": 64,
-            "test_images": 5,
-        }
-        model = playground.play("clip_b32", 8, "task_arithmetic", **settings).model
-    merged, written = (
-        load_file(work / f"outputs/playground/{name}/model.safetensors")
-        for name in ("merged", "calibrated")
-    )
-    shown = model.state_dict()
-
-    def distance(other):
-        """How far the written model is from another, over all tensors."""
-        return sum(
-            (other[name] - value).double().square().sum() for name, value in written.items()
-        ).sqrt()
-
-    assert distance(shown) < 0.01 * distance(merged)
-    # The plainest kernels round what lies in folders and in memory apart, and λ is small; with all
-    # others no bit differs.
-    plainest = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
-    assert plainest or all(torch.equal(value, written[name]) for name, value in shown.items())
 
 
 def test_what_each_calibration_cost_lies_beside_the_results(graph):

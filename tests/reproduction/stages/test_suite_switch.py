@@ -24,7 +24,6 @@ LIGHT = (
     "claims",
     "artifact",
     "page",
-    "playground",
     "book",
 )
 # outputs that no other stage's numbers are made from: a switch may bring new seconds into them

@@ -1,8 +1,5 @@
-"""The theory page: every numbered statement of the paper with its worst case, and the plots behind
-them.
-"""
+"""Build the theory page: every numbered statement of the paper with its worst case, and the plots."""
 
-import re
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -12,8 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.report.claims import main_setting
-from reproduction.report.evidence import select
+from reproduction.report.claims import claims, main_setting
+from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import (
     COLOURS,
     INK,
@@ -23,11 +20,12 @@ from reproduction.report.figures import (
     block_name,
     depth,
     drawing,
+    shown,
 )
-from reproduction.report.html import PageOutput, chip, note, table
-from reproduction.report.page import Page
-from reproduction.report.paper import packaged
-from reproduction.report.verdicts import judge
+from reproduction.report.html import PageOutput, chip, table
+from reproduction.report.paper import IMAGES, REAL, packaged
+from reproduction.report.verdict_table import verdict_table
+from reproduction.report.verdicts import sources
 
 MODELS = ("merged", "featcal")
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -54,98 +52,84 @@ CLOUD: dict[str, Any] = {
 }  # half the bytes of a scatter plot
 
 
-def statements() -> dict[str, dict[str, str]]:
-    """Every statement in plain words, by the name it has in results."""
-    return packaged("statements.yaml")
+def rows(suite: str, role: str) -> pd.DataFrame:
+    """Return all lines of the study, of the calibrated model only those at the suite's main setting."""
+    found = Evidence(suite, role, "8").table("theory")
+    return found[found["setting"].isin(["", main_setting(suite)])]
 
 
-def rows(page: Page) -> pd.DataFrame:
-    """All lines of the study, without the calibrated model's at other settings than the suite's
-    main one.
-    """
-    found = page.evidence.table("theory")
-    return found[found["setting"].isin(["", main_setting(page.suite)])]
-
-
-def checks(page: Page) -> PageOutput:
-    """One row per statement: what it says, on what it was checked, its worst case, how tight it is,
-    and the verdict.
-    """
-    found, setting = rows(page), main_setting(page.suite)
-    own = [claim.on_texts if page.role else claim for claim in page.claims]
-    verdicts = {claim.id: judge(claim, page.suite, setting) for claim in own if claim}
-    head = [
-        "Statement",
-        "In plain words",
-        "Checked on",
-        "Worst case, merged",
-        "Worst case, calibrated",
-        "Verdict",
+def checks(suite: str) -> PageOutput:
+    """List every statement with its worst case, how tight it is, and the verdict, by source."""
+    chosen = {claim.id: claim for claim in claims() if claim.place == "theory"}
+    words = [
+        {
+            name: v.word if v else "not run"
+            for name, v in zip(chosen, source.judged(chosen.values()), strict=True)
+        }
+        for source in sources(suite)[:2]
     ]
     body = []
-    for name, told in statements().items():
-        own = found[found["statement"] == name]
-        remark = filled(told["note"], own) if "note" in told and not own.empty else by_nodes(own)
-        words = [f"{told['name']}<small>{told['section']}</small>", escape(told["says"])]
-        words += [escape(told["checked"]) + (f"<small>{escape(remark)}</small>" if remark else "")]
-        worst = [worst_case(own, method, told["quantity"]) for method in ("merged", "featcal")]
-        body.append(("", [*words, *worst, chip(verdicts[told["claim"]].word)]))
-    caption = (
-        f"The numbered statements — {page.label}. Equations: digits that both sides share, of the 16 that float64 holds. "
-        "Inequalities: by how much the larger side exceeds the smaller where they come closest, and, as tightness, the smaller "
-        "side in percent of the larger, median."
-    )
-    missing = "" if len(found) else note("○ not run: no results of this study.")
-    return PageOutput(table(head, body, caption, "fc-words") + missing)
+    for name, facts in packaged("statements.yaml").items():
+        cells = [
+            f"{facts['name']}<small>{facts['section']}</small>",
+            escape(facts["says"]),
+            escape(facts["checked"]),
+        ]
+        for role, said in zip((REAL, IMAGES), words, strict=True):
+            found = rows(suite, role)
+            own = found[found["statement"] == name]
+            worst = (worst_case(own, method, facts["quantity"]) for method in MODELS)
+            verdict = said.get(facts["claim"], "not run")
+            cells.append(f"{chip(verdict)}<small>{' · '.join(worst)}</small>")
+        body.append(("", cells))
+    head = ["Statement", "In plain words", "Checked on", "Real encoder", "Synthetic images"]
+    caption = "The numbered statements. Small: worst case of the merged · of the calibrated model"
+    return PageOutput(table(head, body, caption, "fc-words"))
+
+
+def conditions(suite: str) -> PageOutput:
+    """List how often the conditions of the statements are met, in percent, mean over tasks."""
+    lines = []
+    for name, facts in packaged("statements.yaml").items():
+        for quantity, method in facts.get("met", []):
+            cells = []
+            for role in (REAL, IMAGES):
+                wanted = {"statement": name, "quantity": quantity, "method": method, "block": ""}
+                values = select(rows(suite, role), wanted)["value"]
+                cells.append(f"{values.mean():.1f}" if len(values) else "–")
+            words = f"{quantity.replace('_', ' ')}<small>{facts['name']}, {NAMES[method]}</small>"
+            lines.append(("", [words, *cells]))
+    head = ["Quantity (%)", "Real encoder", "Synthetic images"]
+    return PageOutput(table(head, lines, "What the statements need, and how often it is met"))
+
+
+def verdicts(suite: str) -> PageOutput:
+    """List what the paper concludes from its statements, with verdicts."""
+    stated = {facts["claim"] for facts in packaged("statements.yaml").values()}
+    own = [claim for claim in claims() if claim.place == "theory" and claim.id not in stated]
+    return PageOutput(verdict_table(own, suite, "What the paper concludes from them"))
 
 
 def worst_case(own: pd.DataFrame, method: str, quantity: str) -> str:
-    """Digits of an equation; room and tightness of an inequality; how many cases."""
+    """Return the digits of an equation, or the room and tightness of an inequality."""
     ours = own[(own["method"] == method) & (own["block"] == "")]
     worst = ours[(ours["quantity"] == quantity) & (ours["task"] == "")]
     if worst.empty:
-        return '<span class="fc-none">–</span>'
-    value, count = float(worst["value"].iloc[0]), int(worst["count"].iloc[0])
+        return "–"
+    value = float(worst["value"].iloc[0])
     if quantity == "digits":
-        return f"{value:.1f} digits<small>{count:,} cases</small>"
+        return f"{value:.1f} digits"
     tight = ours[ours["quantity"] == "tightness"]["value"]
-    close = f" · tightness {tight.mean():.2g} %" if len(tight) else ""
-    return (
-        f"+{value:,.1f} %<small>{count:,} cases{close}</small>"
-        if value >= 0
-        else f"{value:.1f} %<small>{count:,} cases</small>"
-    )
+    return f"{value:+,.1f} %" + (f" (tight {tight.mean():.2g} %)" if len(tight) else "")
 
 
-def by_nodes(own: pd.DataFrame) -> str:
-    """Digits of the merged model's worst task by number of quadrature nodes; nothing where no block
-    was integrated over.
-    """
-    rows = select(own, {"quantity": "unrolled_digits", "method": "merged"})
-    worst = rows[rows["task"] != ""].groupby("nodes")["value"].min()
-    told = ", ".join(f"{value:.1f} with {nodes:.0f}" for nodes, value in worst.items())
-    return f"Digits by number of nodes, merged: {told}." if told else ""
-
-
-def filled(text: str, own: pd.DataFrame) -> str:
-    """A note with every {quantity:model} replaced by its mean over tasks."""
-
-    def mean(match: re.Match[str]) -> str:
-        chosen = select(own, {"quantity": match[1], "method": match[2], "block": ""})["value"]
-        return f"{chosen.mean():.1f}" if len(chosen) else "–"
-
-    return re.sub(r"\{(\w+):(\w+)\}", mean, text)
-
-
-def figure(panel: str, page: Page) -> PageOutput:
-    """One figure of the page, or a note that it was not run."""
-    points = page.evidence.table("theory_points")
-    if rows(page).empty or points.empty:
-        return PageOutput(note(f"○ not run: no result files for this figure in the {page.label}."))
-    return page.drawn(
-        PANELS[panel](rows(page), points[points["setting"].isin(["", main_setting(page.suite)])]),
-        panel,
-    )
+def figure(panel: str, role: str, suite: str) -> PageOutput:
+    """Draw one figure of the page, or note that it was not run."""
+    points = Evidence(suite, role, "8").table("theory_points")
+    own = points[points["setting"].isin(["", main_setting(suite)])]
+    lines = rows(suite, role)
+    ran = len(lines) and len(own)
+    return shown(PANELS[panel](lines, own) if ran else None, panel)
 
 
 def sheet(panels: int, height: float) -> tuple[Figure, list[Axes]]:
@@ -309,7 +293,7 @@ def margins(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
         return figure
 
 
-def sources(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
+def solved_inputs(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
     """How far a linear's inputs move between its solution and the finished model, and what that
     does to its fit.
     """
@@ -347,5 +331,5 @@ def sources(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
 
 
 PANELS: dict[str, Callable[[pd.DataFrame, pd.DataFrame], Figure]] = {
-    "decomposition": decomposition, "propagation": propagation, "bounds": bounds, "margins": margins, "sources": sources,
+    "decomposition": decomposition, "propagation": propagation, "bounds": bounds, "margins": margins, "sources": solved_inputs,
 }  # fmt: skip

@@ -1,0 +1,288 @@
+"""Build the page on the whole field: every merger from the same experts, alone and with what repairs it.
+
+Task arithmetic in the tangent space has experts of its own: a control at the end of a table, which counts nowhere else.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+from matplotlib.figure import Figure
+
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import named, one_panel, shown
+from reproduction.report.html import PageOutput, compact, estimated, note, table
+from reproduction.report.statistics import Estimate, estimate, noise
+
+BEHIND = {
+    "featcal": "with FeatCal", "featcal_best": "with FeatCal extended", "surgery": "with Surgery",
+    "prob_surgery": "with ProbSurgery", "svc": "with SVC",
+}  # fmt: skip
+TRAINED = {
+    "prodistill": "with ProDistill",
+    "surgery_v2": "with SurgeryV2",
+    "interv_merge": "with IntervMerge",
+}  # behind some
+NOTHING, TRAIN, UNLABELLED = "nothing", "training samples", "unlabelled samples"
+TANGENT = "tangent"
+MARKS = {
+    "G": "takes gradients: a training loop, and memory for it",
+    "H": "needs the tasks’ heads, so that there is an answer to look at",
+    "V": "its scale is chosen on labelled validation samples, as its source does",
+    "A": "adapts to unlabelled samples, in its source to those that are scored",
+    "T": "has to be told the task of every sample at test time",
+    "P": "adds parameters of every task to the merged model",
+    "F": "written from its published formula; no public code to compare with",
+    "L": "needs experts that were fine-tuned linearised, and runs linearised: twice the cost at test time, and no network of the "
+    "base’s form that anything could be put behind",
+    "B": "needs the base’s curvature on its own training samples; here it is taken on the tasks’ samples",
+}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A method as its source describes it: name, what it looks at, marks."""
+
+    name: str
+    sees: str = NOTHING
+    marks: str = ""
+
+
+METHODS = {
+    "average": Known("Simple Averaging"),
+    "task_arithmetic": Known("Task Arithmetic", marks="V"),
+    "ties": Known("TIES-Merging", marks="V"),
+    "dare": Known("DARE, Task Arithmetic", marks="V"),
+    "dare_ties": Known("DARE, TIES", marks="V"),
+    "breadcrumbs": Known("Model Breadcrumbs", marks="V"),
+    "consensus": Known("Consensus TA", marks="V"),
+    "pcb": Known("PCB-Merging", marks="V"),
+    "tsv_merge": Known("TSV-Merge", marks="V"),
+    "iso_c": Known("Iso-C", marks="V"),
+    "iso_cts": Known("Iso-CTS", marks="V"),
+    "wudi": Known("WUDI-Merging", marks="G"),
+    "wudi_closed_form": Known("WUDI-Merging, closed form"),
+    "fisher": Known("Fisher Merging", TRAIN, "GH"),
+    "gradient_matching": Known("Gradient Matching", TRAIN, "GHB"),
+    "regmean": Known("RegMean", TRAIN),
+    "regmean_plus_plus": Known("RegMean++", TRAIN),
+    "mats": Known("MaTS", TRAIN),
+    "lot": Known("LOT Merging", TRAIN, "F"),
+    "adamerging": Known("AdaMerging", UNLABELLED, "GHA"),
+    TANGENT: Known("Task Arithmetic, tangent space", marks="VL"),
+    "featcal": Known("FeatCal", TRAIN),
+    "featcal_best": Known("FeatCal extended", TRAIN),
+    "surgery": Known("Surgery", UNLABELLED, "GTP"),
+    "prob_surgery": Known("ProbSurgery", UNLABELLED, "GTP"),
+    "svc": Known("SVC"),
+    "prodistill": Known("ProDistill", TRAIN, "G"),
+    "surgery_v2": Known("SurgeryV2", UNLABELLED, "GTP"),
+    "interv_merge": Known("IntervMerge", UNLABELLED, "GTP"),
+}
+# rows of the paper's references 1 to 18
+REFERENCES = (
+    ("average",), ("fisher",), ("task_arithmetic",), ("ties",), ("adamerging",), ("dare", "dare_ties"), ("breadcrumbs",),
+    ("mats",), ("gradient_matching",), ("wudi", "wudi_closed_form"), ("surgery",), ("prob_surgery",), ("surgery_v2",),
+    ("interv_merge",), (TANGENT,), ("regmean",), ("regmean_plus_plus",), ("lot",),
+)  # fmt: skip
+# averages over the eight tasks, printed by FusionBench for its checkpoints tanganke/clip-vit-base-patch32_<task>
+FUSION_BENCH = "FusionBench, docs/modelpool/clip_vit.md"
+TSV_RESULTS = "FusionBench, examples/task_singular_vector/results/clip-vit-base-patch32/TA8.json"
+PRINTED = {
+    "Simple Averaging": (66.5, FUSION_BENCH),
+    "Task Arithmetic, λ = 0.3": (68.0, FUSION_BENCH),
+    "Fisher Merging": (70.6, FUSION_BENCH),
+    "TIES-Merging, λ = 0.3": (72.2, FUSION_BENCH),
+    "RegMean": (82.4, FUSION_BENCH),
+    "AdaMerging, layer-wise": (82.6, FUSION_BENCH),
+    "Iso-CTS, scale 1.5": (82.7, FUSION_BENCH),
+    "Iso-C, scale 1.5": (82.8, FUSION_BENCH),
+    "TSV-Merge": (83.1, TSV_RESULTS),
+    "RegMean++": (84.4, FUSION_BENCH),
+    "Concrete AdaMerging, layer-wise": (84.4, FUSION_BENCH),
+    "WUDI-Merging": (84.5, FUSION_BENCH),
+}
+
+ROLES = {"minilm": "real texts, MiniLM", "clip_b32": "synthetic images"}
+COLOURS = {NOTHING: "#0072B2", TRAIN: "#D55E00", UNLABELLED: "#009E73"}  # Okabe and Ito
+MARKERS = {NOTHING: "o", TRAIN: "s", UNLABELLED: "D"}
+
+
+def average(ours: Evidence, merger: str, method: str) -> Estimate | None:
+    """Return the mean over tasks of a merger alone ("merged") or with something after it."""
+    return estimate(select(ours.table("field"), {"upstream": merger, "method": method}))
+
+
+def mergers(ours: Evidence) -> list[str]:
+    """Return the mergers with scores, best with FeatCal first."""
+    names = [str(name) for name in ours.table("field")["upstream"].unique() if name != TANGENT]
+    found = {name: average(ours, name, "featcal") for name in names}
+    return sorted(names, key=lambda name: -(one.mean if (one := found[name]) else 0.0))
+
+
+def seconds(ours: Evidence, merger: str, part: str) -> float | None:
+    """Return the seconds of merging, of choosing a scale, or of what follows; None where not run."""
+    found = ours.record("field").get("cost", {}).get(merger, {})
+    shared = found.get("features", 0.0) if part in ("surgery", "prob_surgery") else 0.0
+    return float(found[part]) + shared if part in found else None
+
+
+def summary(suite: str) -> PageOutput:
+    """Count what follows a merger: how many it raises and lowers by more than two standard errors."""
+    rows = []
+    for role, name in ROLES.items():
+        ours = Evidence(suite, role, "8")
+        for way in BEHIND:
+            pairs = [
+                (average(ours, merger, "merged"), average(ours, merger, way))
+                for merger in mergers(ours)
+            ]
+            known = [(before, after) for before, after in pairs if before and after]
+            if known:
+                gains = [
+                    (after.mean - before.mean, noise(after, before)) for before, after in known
+                ]
+                raised, lowered = (
+                    sum(sign * gain > room for gain, room in gains) for sign in (1, -1)
+                )
+                best = max((after for _, after in known), key=lambda one: one.mean)
+                span = f"{min(gain for gain, _ in gains):+.1f} to {max(gain for gain, _ in gains):+.1f}"
+                cells = [f"{raised} of {len(known)}", str(lowered), span, estimated(best)]
+                rows.append(("", [f"{METHODS[way].name}<small>{name}</small>", *cells]))
+    if not rows:
+        return PageOutput(note("○ not run: no study of the field."))
+    head = ["After a merger", "Raises", "Lowers", "Change (points)", "Best with it (%)"]
+    return PageOutput(
+        table(head, rows, "What it adds to the mergers of the tables below; 8 tasks", "fc-words")
+    )
+
+
+def values(role: str, suite: str) -> PageOutput:
+    """List every merger with its marks, seconds and scale, its average, and the averages of what follows it."""
+    ours, rows = Evidence(suite, role, "8"), []
+    for merger in [*mergers(ours), *([TANGENT] if average(ours, TANGENT, "merged") else [])]:
+        known, took = METHODS[merger], seconds(ours, merger, "merged")
+        cost = "–" if took is None else f"{took:.1f}<small>{_scale(ours, merger)}</small>"
+        cells = [estimated(average(ours, merger, way)) for way in ("merged", *BEHIND)]
+        rows.append(
+            ("", [f"{escape(known.name)} {_marks(ours, merger)}", known.sees, cost, *cells])
+        )
+    if not rows:
+        return PageOutput(note(f"○ not run: no study of the field with {ROLES[role]}."))
+    head = ["Merger", "It looks at", "Seconds", "Alone", *BEHIND.values()]
+    samples = ours.settings("field")["study"]["samples"]
+    caption = (
+        f"Average accuracy (%), 8 tasks, {ROLES[role]}; {samples} training samples of each task"
+    )
+    return PageOutput(table(head, rows, caption, "fc-long"))
+
+
+def _scale(ours: Evidence, merger: str) -> str:
+    """Return the scale that validation samples chose, whether at an end of its range, and its seconds."""
+    facts = ours.settings("field")
+    tried = [one["scale"] for one in facts.get("tried", {}).get(merger, [])]
+    if not tried:
+        return ""
+    chosen = facts["chosen"][merger]["scale"]
+    edge = ", an end" if chosen in (min(tried), max(tried)) else ""
+    took = seconds(ours, merger, "choosing")
+    return f"scale {compact(chosen)} of {len(tried)}{edge}" + (
+        "" if took is None else f", {took:.0f} s"
+    )
+
+
+def _marks(ours: Evidence, merger: str) -> str:
+    """Return the marks of a merger, V only where its scale was chosen, and the paper's reference number."""
+    tried = ours.settings("field").get("tried", {})
+    kept = "".join(mark for mark in METHODS[merger].marks if mark != "V" or merger in tried)
+    number = [str(n) for n, names in enumerate(REFERENCES, start=1) if merger in names]
+    return "".join([f"<sup>{kept}</sup>" if kept else "", *(f" [{n}]" for n in number)])
+
+
+def trained(suite: str) -> PageOutput:
+    """List what trains for minutes after a merger, next to FeatCal after the same mergers."""
+    rows = [row for role in ROLES for row in _trained(Evidence(suite, role, "8"), ROLES[role])]
+    if not rows:
+        return PageOutput(note("○ not run: nothing that trains for minutes."))
+    head = ["Merger", "With", "Steps", "Seconds", "Average (%)"]
+    return PageOutput(table(head, rows, "What trains after a merger, 8 tasks", "fc-words"))
+
+
+def _trained(ours: Evidence, name: str) -> Iterator[tuple[str, list[str]]]:
+    study = ours.settings("field").get("study", {})
+    for merger in mergers(ours):
+        if any(average(ours, merger, method) for method in TRAINED):
+            for method in ("merged", *BEHIND, *TRAINED):
+                value, took = average(ours, merger, method), seconds(ours, merger, method)
+                own = (
+                    study.get("rivals", {}).get(method, study.get(method))
+                    if method != "featcal"
+                    else None
+                )
+                steps = f"{own['steps']:,}" if isinstance(own, dict) else "–"
+                steps = f"{study['epochs']} epochs" if method == "prodistill" else steps
+                words = "nothing" if method == "merged" else METHODS[method].name
+                spent = "–" if took is None or method == "merged" else f"{took:.0f}"
+                if value:
+                    first = f"{escape(METHODS[merger].name)}<small>{name}</small>"
+                    yield "", [first, words, steps, spent, estimated(value)]
+
+
+def legend() -> PageOutput:
+    """Explain the marks, and list what each thing after a merger looks at."""
+    rows = [("", [mark, escape(text)]) for mark, text in MARKS.items()]
+    for name in (*BEHIND, *TRAINED):
+        known = METHODS[name]
+        rows.append(("", [escape(known.name), f"looks at {known.sees} <sup>{known.marks}</sup>"]))
+    return PageOutput(
+        table(["Mark or method", "Meaning"], rows, "What a method asks for", "fc-words")
+    )
+
+
+def printed() -> PageOutput:
+    """List averages that other authors printed for CLIP ViT-B/32 on the paper's eight tasks."""
+    rows = [
+        ("", [escape(name), f"{value:.1f}", escape(place)])
+        for name, (value, place) in PRINTED.items()
+    ]
+    caption = "Printed elsewhere: CLIP ViT-B/32, 8 tasks, FusionBench’s checkpoints"
+    return PageOutput(table(["Method", "Average (%)", "Where"], rows, caption, "fc-words"))
+
+
+def panel(role: str, suite: str) -> PageOutput:
+    """Draw accuracy against seconds by what a merger looks at; hollow marks have FeatCal after it."""
+    return shown(_panel(Evidence(suite, role, "8")), "study of the field")
+
+
+def _panel(ours: Evidence) -> Figure | None:
+    names = [m for m in mergers(ours) if seconds(ours, m, "merged") is not None]
+    if not names:
+        return None
+    with one_panel(6.0) as (figure, axes):
+        axes.set_xscale("log")  # before names look for free places
+        places: dict[str, tuple[float, float]] = {}
+        after: list[tuple[float, float]] = []
+        for sees, colour in COLOURS.items():
+            for method, face in (("merged", colour), ("featcal", "none")):
+                points = []
+                for merger in (m for m in names if METHODS[m].sees == sees):
+                    value, took = (
+                        average(ours, merger, method),
+                        seconds(ours, merger, "merged") or 0.0,
+                    )
+                    more = seconds(ours, merger, "featcal") or 0.0 if method == "featcal" else 0.0
+                    if value:
+                        points.append((max(took + more, 0.01), value.mean))
+                        if method == "merged":
+                            places[METHODS[merger].name] = points[-1]
+                        else:
+                            after.append(points[-1])
+                if points:
+                    words = f"looks at {sees}" + (", with FeatCal" if method == "featcal" else "")
+                    look = {"marker": MARKERS[sees], "facecolors": face, "edgecolors": colour}
+                    axes.scatter(*zip(*points, strict=True), s=55, label=words, **look)
+        axes.margins(0.08)
+        axes.set(xlabel="seconds of merging, and of FeatCal", ylabel="average accuracy (%)")
+        named(axes, places, after)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2)
+        return figure

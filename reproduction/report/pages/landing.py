@@ -1,0 +1,263 @@
+"""Build the landing page: verdict words by source, the gain over each merger, and the averages behind both.
+
+A comparison is decided when its difference exceeds two standard errors.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import INK, one_panel, shown
+from reproduction.report.html import PageOutput, estimated, note, table
+from reproduction.report.paper import IMAGES, PRINTED, REAL, TEXT_PRINTED, paper_table
+from reproduction.report.statistics import Estimate, estimate, noise
+from reproduction.report.tables import MERGERS, UPSTREAMS, average, settings_shown, share
+from reproduction.report.verdicts import TITLES
+
+ADAPTERS = ("surgery", "prob_surgery")
+PROCEDURES = {"each_step": "as published", "once": "features kept"}
+SETTINGS = {"paper": "printed settings", "suite": "tuned settings"}
+FEW = 8  # samples per task
+NAMES = {
+    (IMAGES, "8"): "CLIP, smaller", ("clip_l14", "8"): "CLIP, larger",
+    ("flan_t5_base", "glue"): "T5, smaller", ("flan_t5_large", "glue"): "T5, larger",
+    ("llama_3b", "mergebench"): "Llama, smaller", ("llama_8b", "mergebench"): "Llama, larger",
+}  # fmt: skip
+LOOKS = {
+    "MiniLM": ("o", "#009E73"),
+    "MPNet": ("s", "#D55E00"),
+    "": ("^", "#0072B2"),
+}  # Okabe and Ito
+Pair = tuple[Estimate | float | None, Estimate | float | None]  # the first is claimed to be above
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model whose mergers are compared: its results, their file, and its name."""
+
+    evidence: Evidence
+    name: str
+    file: str = "scores"
+
+    def average(self, upstream: str, method: str, setting: str = "") -> Estimate | None:
+        """Return the mean of one row over tasks and seeds, None where it was not run."""
+        return average(self.evidence, (upstream, method, setting), self.file)
+
+    @property
+    def mergers(self) -> list[str]:
+        """The mergers from which FeatCal was run."""
+        calibrated = set(select(self.evidence.table(self.file), {"method": "featcal"})["upstream"])
+        return [merger for merger in MERGERS if merger in calibrated]
+
+    def way(self, merger: str) -> float | None:
+        """Return the share of the way from base to experts that a merger covers, in percent."""
+        rows = (("", "base"), (merger, "merged"), ("", "expert"))
+        return share(*(one and one.mean for one in (self.average(*row) for row in rows)))
+
+    def pairs(self, setting: str, weak: bool) -> Iterator[Pair]:
+        """Pair FeatCal with every weak, or every strong, merger that it starts from."""
+        for merger in self.mergers:
+            if is_weak(self.way(merger)) == weak:
+                yield self.average(merger, "featcal", setting), self.average(merger, "merged")
+
+    def adapters(self, setting: str) -> Iterator[Pair]:
+        """Pair FeatCal with each adapter after the same merger, of the published size where it was run."""
+        for merger in self.mergers:
+            for adapter in ADAPTERS:
+                theirs = self.average(merger, adapter, setting) or self.average(
+                    merger, adapter, "suite"
+                )
+                yield self.average(merger, "featcal", setting), theirs
+
+    def few(self, setting: str) -> Iterator[Pair]:
+        """Pair FeatCal with each adapter from few samples; one model of an encoder has the study."""
+        if self.file == "scores":
+            rows = select(self.evidence.table("samples"), {"samples": FEW, "setting": setting})
+            for adapter in ADAPTERS:
+                yield tuple(estimate(select(rows, {"method": m})) for m in ("featcal", adapter))  # type: ignore[misc]
+
+    def times(self, setting: str, procedure: str) -> Iterator[Pair]:
+        """Pair the seconds of each adapter, by one procedure, with those of FeatCal."""
+        if self.file == "scores":
+            runs = select(self.evidence.table("cost.run"), {"setting": setting})
+            ours = select(runs, {"method": "featcal"})["seconds"]
+            for adapter in ADAPTERS:
+                theirs = select(runs, {"method": adapter, "encode": procedure})["seconds"]
+                if len(ours) and len(theirs):
+                    yield float(theirs.mean()), float(ours.mean())
+
+
+def models(suite: str) -> dict[str, list[Model]]:
+    """Return the models of a suite by source."""
+    real = Evidence(suite, REAL, "8")
+    own = [Model(Evidence(suite, *place), name) for place, name in NAMES.items()]
+    encoders = [Model(real, "MiniLM"), Model(real, "MPNet", "second_encoder")]
+    return {"Real models": encoders, TITLES.get(suite, suite): own}
+
+
+def is_weak(way: float | None) -> bool:
+    """Decide whether a merger is weak: less than half of the way from base to experts.
+
+    A Llama's experts share no task, so the way is unknown; its merger counts as weak.
+    """
+    return way is None or way < 50
+
+
+def words(suite: str) -> PageOutput:
+    """Show the questions of the front page with a verdict word by source and setting."""
+    sources = models(suite)
+    columns = [printed_pairs()] + [
+        measured_pairs(own, setting) for own in sources.values() for setting in _settings(suite)
+    ]
+    head = ["Does FeatCal …", "The paper, as printed"]
+    head += [f"{name}, {SETTINGS[setting]}" for name in sources for setting in _settings(suite)]
+    rows = [
+        ("", [question, *(verdict(column[question]) for column in columns)])
+        for question in columns[0]
+    ]
+    caption = (
+        "Verdicts by source. Small: comparisons decided for FeatCal · against it · all of them."
+    )
+    return PageOutput(table(head, rows, caption, "fc-words"))
+
+
+def _settings(suite: str) -> list[str]:
+    return sorted(settings_shown(suite))
+
+
+def measured_pairs(own: list[Model], setting: str) -> dict[str, list[Pair]]:
+    """Return the comparisons behind each question, of one source at one setting."""
+    return {
+        "raise weak mergers?": [pair for model in own for pair in model.pairs(setting, True)],
+        "raise strong mergers?": [pair for model in own for pair in model.pairs(setting, False)],
+        "beat both adapters?": [pair for model in own for pair in model.adapters(setting)],
+        f"beat them with {FEW} samples?": [pair for model in own for pair in model.few(setting)],
+    } | {
+        f"cost less time, adapters {name}?": [
+            pair for model in own for pair in model.times(setting, procedure)
+        ]
+        for procedure, name in PROCEDURES.items()
+    }
+
+
+def printed_pairs() -> dict[str, list[Pair]]:
+    """Return the same comparisons from the paper's printed averages, which have no error."""
+    found: dict[str, list[Pair]] = {question: [] for question in measured_pairs([], "")}
+    weak, strong, adapters, few, cost, kept = found
+    for number in dict.fromkeys((PRINTED | TEXT_PRINTED).values()):
+        frame = paper_table(number)
+        for model in frame["model"].unique():
+            means = frame[(frame["model"] == model) & (frame["task"] == "average")]
+            value = {
+                (u, m): v
+                for u, m, v in zip(means["upstream"], means["method"], means["value"], strict=True)
+            }
+            for merger in UPSTREAMS:
+                if (merger, "featcal") in value:
+                    way = share(
+                        value.get(("", "base")), value[merger, "merged"], value.get(("", "expert"))
+                    )
+                    ours = value[merger, "featcal"]
+                    found[weak if is_weak(way) else strong].append((ours, value[merger, "merged"]))
+                    found[adapters] += [(ours, value[merger, adapter]) for adapter in ADAPTERS]
+    budgets, times = paper_table("table12"), paper_table("table05").set_index("method")["seconds"]
+    means = budgets[budgets["samples_per_task"] == FEW].set_index("method")["mean"]
+    found[few] += [(means["featcal"], means[adapter]) for adapter in ADAPTERS]
+    found[cost] += [(times[adapter], times["featcal"]) for adapter in ADAPTERS]
+    return found
+
+
+def verdict(pairs: Iterable[Pair]) -> str:
+    """Return the word for some comparisons, with the numbers above and below behind it."""
+    known = [(first, second) for first, second in pairs if first is not None and second is not None]
+    gaps = [lead(*pair) for pair in known]
+    above, below = sum(gap > room for gap, room in gaps), sum(-gap > room for gap, room in gaps)
+    if not gaps:
+        return '<span class="fc-none">not run</span>'
+    if above == len(gaps):
+        word = "yes"
+    elif above and below:
+        word = "sometimes"
+    elif above:
+        word = "mostly" if 2 * above > len(gaps) else "unclear"
+    else:
+        word = "no" if below else "unclear"
+    return f"<strong>{word}</strong><small>{above} · {below} · {len(gaps)}</small>"
+
+
+def lead(first: Estimate | float, second: Estimate | float) -> tuple[float, float]:
+    """Return how far the first is above the second, and two standard errors, 0 where none is known."""
+    if isinstance(first, Estimate) and isinstance(second, Estimate):
+        return first.mean - second.mean, noise(first, second)
+    return float(first) - float(second), 0.0  # type: ignore[arg-type]
+
+
+def gains(suite: str) -> PageOutput:
+    """Draw what FeatCal changes against how much of the way the merger had already covered."""
+    return shown(_gains(suite), "gains over mergers")
+
+
+def _gains(suite: str) -> Figure | None:
+    points: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    for source, own in models(suite).items():
+        for model in own:
+            for merger in model.mergers:
+                way, start = model.way(merger), model.average(merger, "merged")
+                for setting in _settings(suite):
+                    ours = model.average(merger, "featcal", setting)
+                    if ours and start and way is not None:
+                        name = model.name if source == "Real models" else ""
+                        gain, room = lead(ours, start)
+                        points.setdefault((name, setting), []).append((way, gain, room))
+    if not points:
+        return None
+    with one_panel(4.4) as (figure, axes):
+        for (name, setting), several in points.items():
+            marker, colour = LOOKS[name]
+            look: dict[str, Any] = {
+                "fmt": marker,
+                "color": colour,
+                "elinewidth": 1,
+                "markersize": 8,
+            }
+            x, y, bars = zip(*several, strict=True)
+            words_of = f"{name or 'synthetic'}, {SETTINGS[setting]}"
+            face = colour if setting != "paper" else "white"
+            axes.errorbar(x, y, yerr=bars, markerfacecolor=face, label=words_of, **look)
+        axes.axhline(0, color=INK, lw=1.2)
+        axes.axvline(50, color=INK, lw=1, ls=":")
+        axes.set(
+            xlabel="way from base to experts covered by the merger (%)",
+            ylabel="change by FeatCal (points)",
+        )
+        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, fontsize="small")
+        return figure
+
+
+def averages(suite: str) -> PageOutput:
+    """List the averages behind the verdict words: merged, FeatCal at both settings, the better adapter."""
+    rows = []
+    for own in models(suite).values():
+        for model in own:
+            for merger in model.mergers:
+                settings = _settings(suite)
+                adapters = [model.average(merger, a, s) for a in ADAPTERS for s in settings]
+                best = max((one for one in adapters if one), key=lambda one: one.mean, default=None)
+                cells = [model.average(merger, "merged")]
+                cells += [model.average(merger, "featcal", setting) for setting in settings] + [
+                    best
+                ]
+                cells += [model.average("", "expert")]
+                rows.append(
+                    ("", [f"{model.name}<small>{MERGERS[merger]}</small>", *map(estimated, cells)])
+                )
+    if not rows:
+        return PageOutput(note("○ not run: no scores."))
+    head = ["Model, merged with", "Merged", *(f"FeatCal, {SETTINGS[s]}" for s in _settings(suite))]
+    head += ["Better adapter", "Experts"]
+    return PageOutput(
+        table(head, rows, "Average score (%) on test samples, by model and merger", "fc-long")
+    )

@@ -1,0 +1,94 @@
+"""The landing page: its averages recomputed by plain csv, its words by hand, the paper's column by counting."""
+
+import csv
+from collections import defaultdict
+from statistics import mean
+
+import pytest
+
+from pipeline import ROOT
+from reproduction.report.pages import landing
+from reproduction.report.statistics import Estimate
+
+RESULTS = ROOT / "results" / "mini"
+PRINTED = ROOT / "reproduction" / "report" / "paper_tables"
+FILES = {
+    "MiniLM": "scores/minilm-8/scores.csv", "MPNet": "second_encoder/minilm-8/second_encoder.csv",
+    "CLIP, smaller": "scores/clip_b32-8/scores.csv", "CLIP, larger": "scores/clip_l14-8/scores.csv",
+    "T5, smaller": "scores/flan_t5_base-glue/scores.csv", "T5, larger": "scores/flan_t5_large-glue/scores.csv",
+    "Llama, smaller": "scores/llama_3b-mergebench/scores.csv", "Llama, larger": "scores/llama_8b-mergebench/scores.csv",
+}  # fmt: skip
+MERGERS = {name: key for key, name in landing.MERGERS.items()}
+
+
+def means(file):
+    """Return averages over tasks, then seeds, by upstream, method and setting."""
+    seeds = defaultdict(lambda: defaultdict(list))
+    with (RESULTS / file).open(newline="") as text:
+        for row in csv.DictReader(text):
+            seeds[row["upstream"], row["method"], row["setting"]][row["seed"]].append(
+                float(row["value"])
+            )
+    return {key: mean(map(mean, own.values())) for key, own in seeds.items()}
+
+
+def test_every_average_is_that_of_the_files():
+    lines = landing.averages("mini").text.splitlines()[2:]
+    assert len(lines) > 20
+    for line in lines:
+        name, merger, *cells = (cell.strip() for cell in line.split("  ") if cell.strip())
+        found, upstream = means(FILES[name]), MERGERS[merger]
+        adapters = [
+            found.get((upstream, a, s), 0) for a in landing.ADAPTERS for s in ("suite", "paper")
+        ]
+        expected = [found[upstream, "merged", ""]]
+        expected += [found.get((upstream, "featcal", setting)) for setting in ("paper", "suite")]
+        expected += [max(adapters) or None, found.get(("", "expert", ""))]
+        shown = [
+            None if cell == "–" else float(cell) for cell in cells if not cell.startswith("sd")
+        ]
+        assert shown == [value and pytest.approx(value, abs=0.0501) for value in expected], line
+
+
+def test_columns_that_no_result_fills_say_not_run(tmp_path, monkeypatch):
+    assert "not run" in landing.verdict([]) and "not run" in landing.verdict([(None, 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("gaps", "word", "counts"),
+    [
+        ((3, 2), "yes", "2 · 0 · 2"),
+        ((3, 2, 0.5), "mostly", "2 · 0 · 3"),
+        ((3, 0.5, -0.5), "unclear", "1 · 0 · 3"),
+        ((3, -3, 0), "sometimes", "1 · 1 · 3"),
+        ((-3, 0.5), "no", "0 · 1 · 2"),
+        ((0.5, -0.5), "unclear", "0 · 0 · 2"),
+    ],
+)
+def test_a_word_needs_two_standard_errors(gaps, word, counts):
+    """Two standard errors of a difference are 2·√(0.125 + 0.125) = 1 point here."""
+    pairs = [
+        (Estimate(80.0 + gap, None, 0, told=0.125), Estimate(80.0, None, 0, told=0.125))
+        for gap in gaps
+    ]
+    assert landing.verdict(pairs) == f"<strong>{word}</strong><small>{counts}</small>"
+
+
+@pytest.mark.parametrize(("way", "weak"), [(49.9, True), (50.0, False), (None, True)])
+def test_a_merger_is_weak_below_half_of_the_way(way, weak):
+    assert landing.is_weak(way) == weak
+
+
+def test_the_papers_column_counts_the_rows_of_its_tables():
+    """Every block with FeatCal stands once in some printed table, and names a merger and both adapters."""
+    blocks = set()
+    for number in ("01", "03", "04", "07", "08", "09", "10", "11"):
+        with (PRINTED / f"table{number}.csv").open(newline="") as text:
+            rows = [row for row in csv.DictReader(text) if row["column"] == "Avg."]
+        blocks |= {
+            (number, row["model"], row["upstream"]) for row in rows if row["method"] == "featcal"
+        }
+    found = landing.printed_pairs()
+    weak, strong, adapters = (found[question] for question in list(found)[:3])
+    assert len(weak) + len(strong) == len(blocks) and len(adapters) == 2 * len(blocks)
+    assert all(ours > merged for ours, merged in weak + strong)
