@@ -497,7 +497,7 @@ def _bytes_to_download(one: Repository, commit: str | None) -> int | None:
 
 def _count(chosen: Chosen, rate: float, found: Checkup) -> None:
     """Add memory, disk and hours of the paper's roles."""
-    from reproduction.report.page import TOPICS
+    from reproduction.report.paper import EXTENDED, IMAGES, PRINTED, TEXT_PRINTED
 
     experiments, suite = chosen.experiments, chosen.suite
     pairs = [
@@ -517,9 +517,14 @@ def _count(chosen: Chosen, rate: float, found: Checkup) -> None:
             needed, there = size_text(needs["device"]), size_text(found.gpu)
             found.missing.append(f"{needed} of GPU memory for {role}; the GPU has {there}")
     hours = {f"{r}-{p}": operations(chosen, r, p) / rate / 3600 for r, p in pairs}
-    for page in sorted(name for name in TOPICS if name.startswith("table")):
-        places = TOPICS[page].places
-        found.hours[page] = sum(hours.get(f"{role}-{pool}", 0.0) for role, pool in places)
+    smallest = (IMAGES, "8")
+    places = dict.fromkeys(("table05", "table06", "table12", "table13"), [smallest])
+    places["table02"] = [smallest, *EXTENDED.values()]
+    for place, page in (PRINTED | TEXT_PRINTED).items():
+        places[page] = [*places.get(page, []), place]
+    places["table14"] = places["table04"]
+    for page in sorted(places):
+        found.hours[page] = sum(hours.get(f"{role}-{pool}", 0.0) for role, pool in places[page])
     if not found.gpu:
         found.missing.append("a GPU that torch can use; the paper's models take days without")
 

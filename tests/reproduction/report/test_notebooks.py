@@ -1,8 +1,7 @@
 """Notebooks: pages without logic, run on the results in git and on none; execution is strict and
 repeats to the byte.
 
-Two pages are more than a view of results: the method is worked out on its page, and the playground
-computes.
+One page is more than a view of results: the method is worked out on its page.
 """
 
 import ast
@@ -25,7 +24,7 @@ from reproduction.stages.page import execute_page
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [source.stem for source in SOURCES]
-VIEWS = [name for name in NAMES if name not in ("method", "playground")]
+VIEWS = [name for name in NAMES if name != "method"]
 _spec = importlib.util.spec_from_file_location("pages_yaml", ROOT / "scripts" / "pages.py")
 SCRIPT = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(SCRIPT)
@@ -76,7 +75,7 @@ def test_a_source_holds_no_output(name):
     assert len({cell["id"] for cell in page.cells}) == len(page.cells)
 
 
-@pytest.mark.parametrize("name", [*VIEWS, "playground"])
+@pytest.mark.parametrize("name", VIEWS)
 def test_a_page_has_no_logic_and_imports_the_report_only(name):
     _, cells = code_cells(name)
     assert not [
@@ -87,10 +86,7 @@ def test_a_page_has_no_logic_and_imports_the_report_only(name):
     ]
     plain, modules = imported(cells)
     assert not plain
-    assert all(
-        module.startswith("reproduction.report") or module == "reproduction.playground"
-        for module in modules
-    )
+    assert all(module.startswith("reproduction.report") for module in modules)
 
 
 def test_the_page_of_the_method_knows_numbers_and_the_mathematics_of_the_package_only():
@@ -102,19 +98,9 @@ def test_the_page_of_the_method_knows_numbers_and_the_mathematics_of_the_package
     }
 
 
-def test_the_page_of_the_method_and_the_playground_can_be_given_other_settings():
-    places = [execute.declared(name, ROOT / "notebooks") for name in ("method", "playground")]
-    assert places[0] == ["ridge", "anchor_blend", "interpolation"]
-    assert places[1] == [
-        "role",
-        "pool",
-        "merger",
-        "ridge",
-        "anchor_blend",
-        "interpolation",
-        "samples",
-        "test_images",
-    ]
+def test_the_page_of_the_method_can_be_given_other_settings():
+    names = ["ridge", "anchor_blend", "interpolation"]
+    assert execute.declared("method", ROOT / "notebooks") == names
 
 
 def told(cell):
@@ -142,12 +128,11 @@ def test_a_page_of_the_book_run_again_on_the_results_in_git_shows_what_it_shows_
     assert any(shown[0]) and shown[0] == shown[1]
 
 
-# differences are about the paper, growth is about benchmarks; neither is about results of a suite
-@pytest.mark.parametrize("name", sorted({*VIEWS, "playground"} - {"differences", "growth"}))
+@pytest.mark.parametrize("name", VIEWS)
 def test_a_page_runs_without_results_and_says_so(name, tmp_path):
     """Run it for the suite that has no results in git."""
     write_project(tmp_path, "paper", empty=True)
-    given = {"suite": "paper"} if name in VIEWS else {}
+    given = {"suite": "paper"}
     page = run_page(with_parameters(ROOT / "notebooks" / f"{name}.ipynb", given), tmp_path)
     assert {output.output_type for output in outputs(page)} == {"execute_result"}
     told = [output.data["text/plain"] for output in outputs(page)]
@@ -174,7 +159,7 @@ def test_a_page_reads_what_it_declares_and_has_few_tables(name, monkeypatch):
     read = {path.relative_to(folder) for path in opened if path.is_relative_to(folder)}
     assert not [path for path in read if not any(path.is_relative_to(one) for one in reads)]
     html = "".join(output.data.get("text/html", "") for output in outputs(page))
-    assert html.count("<table") <= MOST_TABLES or not name.startswith(("table", "figure"))
+    assert html.count("<table") <= MOST_TABLES
 
 
 def test_the_pipeline_waits_for_what_the_pages_declare_to_read():

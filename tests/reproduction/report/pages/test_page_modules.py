@@ -208,7 +208,7 @@ def test_equal_values_share_a_rank_and_the_next_one_is_left_out():
 
 
 def test_shares_and_drift_are_counted_by_hand(results):
-    cells = line(gain.shares("mini"), "FeatCal  Task Arithmetic, suite")
+    cells = line(gain.shares("mini"), "FeatCal  Task Arithmetic, tuned")
     assert cells[5] == "62"  # (80 − 64) / (90 − 64), of equal steps from task to task
     assert line(gain.drift_parts("mini"), "FeatCal  drawn")[2:] == ["0.200", "0.150", "0.050"]
 
