@@ -1,6 +1,4 @@
-"""Random features of a merged model and of experts that differ from it by a low-rank bend, and
-adapters trained on them, for tests of adapters.
-"""
+"""Random features of a merged model and of experts that differ from it by a low-rank bend."""
 
 import torch
 from tiny import seeded
@@ -20,23 +18,9 @@ def pair(seed, count, width=12, dtype=torch.float64):
     return Pair(merged.to(dtype), expert.to(dtype), torch.ones(count, dtype=torch.long))
 
 
-def pairs(counts=COUNTS, **more):
+def pairs(**more):
     """One pair per task, each from its own seed."""
-    return {task: pair(i, count, **more) for i, (task, count) in enumerate(counts.items())}
-
-
-def projected_pairs(given, head):
-    """Features of models and batches, each task's in one forward pass, as an oracle."""
-    features = {}
-    for task, expert in sorted(given["experts"].items()):
-        pixels = torch.cat([batch["pixel_values"] for batch in given["batches"][task]])
-        with torch.no_grad():
-            merged, theirs = (
-                model(pixel_values=pixels).pooler_output @ head.T
-                for model in (given["merged"], expert)
-            )
-        features[task] = Pair(merged, theirs, torch.ones(len(pixels), dtype=torch.long))
-    return features
+    return {task: pair(i, count, **more) for i, (task, count) in enumerate(COUNTS.items())}
 
 
 def difference(ours, theirs):

@@ -4,16 +4,13 @@ from itertools import islice
 
 import pytest
 import torch
-from adapter_features import difference, pair, pairs, projected_pairs
-from tiny import experiment, seeded
+from adapter_features import pair, pairs
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
-import featcal
 from featcal.baselines.prob_surgery import ProbSurgery
 from featcal.baselines.training import batch_order
 from featcal.core.draws import generator
-from featcal.errors import Diverged
 
 LOSSES = {"l1": torch.nn.L1Loss(), "mse": torch.nn.MSELoss(), "smooth_l1": torch.nn.SmoothL1Loss()}
 
@@ -85,18 +82,3 @@ def test_a_huge_divergence_weight_leaves_almost_no_correction(kl_weight, least, 
     settings = ProbSurgery(hidden=12, steps=400, lr=0.01, kl_weight=kl_weight)
     moved = feature.merged - settings.fit({"a": feature}).apply("a", feature.merged)
     assert least <= float(moved.norm() / (feature.merged - feature.expert).norm()) < most
-
-
-def test_public_function_trains_on_raw_features_by_default():
-    given = experiment()
-    head = torch.randn(24, 32, generator=seeded(0)).double()
-    call = (given["merged"], given["experts"], given["batches"])
-    adapters = featcal.prob_surgery(*call, head=head, hidden=4, steps=20)
-    want = ProbSurgery(hidden=4, steps=20).fit(projected_pairs(given, head))
-    assert difference(adapters, want) < 1e-9
-
-
-def test_a_variance_that_overflows_names_task_and_step():
-    message = r"prob_surgery 'a': the loss is not finite at step \d+[\s\S]*lr.*\(1e\+06\)"
-    with pytest.raises(Diverged, match=message):
-        ProbSurgery(hidden=4, steps=20, lr=1e6).fit({"a": pair(0, 20)})

@@ -1,15 +1,19 @@
-"""Training of adapters: shared features, the order of samples, early results, and broken losses."""
+"""Training of adapters: from models, from shared features, the order of samples, early results."""
 
 from functools import partial
 from itertools import islice
 
 import pytest
 import torch
-from adapter_features import difference, pairs
-from tiny import experiment, shifted
+from adapter_features import difference, pair, pairs
+from families import FAMILIES, without_float32
+from families import experiment as texts
+from test_features import LANGUAGE, counted
+from tiny import experiment, same_bits, seeded, shifted
 
 import featcal
 from featcal.baselines.adapters import Pair
+from featcal.baselines.mean_shift import MeanShift
 from featcal.baselines.prob_surgery import ProbSurgery
 from featcal.baselines.surgery import Surgery
 from featcal.baselines.training import (
@@ -17,17 +21,58 @@ from featcal.baselines.training import (
     kept_steps,
     pairs_of_several,
     pool_features,
+    together,
     train,
 )
 from featcal.core.draws import generator
-from featcal.errors import BadSetting, Diverged
+from featcal.errors import BadBatches, BadSetting, Diverged
+from featcal.models.batch import single_samples
+from featcal.models.features import rows_before_head
 from reproduction.engine.make import read_pair, write_pair
 
 SETTINGS = Surgery(rank=3, batch=8, steps=60, features="raw")
 
 
+def call(given):
+    return given["merged"], given["experts"], given["batches"]
+
+
 def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Surgery(rank=3, steps=30, batch=4),
+        Surgery(rank=3, steps=30, batch=4, encode="each_step"),
+        ProbSurgery(hidden=4, steps=20),
+        MeanShift(),
+    ],
+)
+def test_public_functions_fit_projected_features(settings):
+    """Each task's features are taken in one forward pass, as an oracle."""
+    given, features = experiment(count=10), {}
+    head = torch.randn(24, 32, generator=seeded(0)).double()
+    for task, expert in sorted(given["experts"].items()):
+        pixels = torch.cat([batch["pixel_values"] for batch in given["batches"][task]])
+        with torch.no_grad():
+            merged, theirs = (
+                model(pixel_values=pixels).pooler_output @ head.T
+                for model in (given["merged"], expert)
+            )
+        features[task] = Pair(merged, theirs, torch.ones(len(pixels), dtype=torch.long))
+    ours = getattr(featcal, settings.name)(*call(given), head=head, **settings.model_dump())
+    once = settings.but(encode="once") if ours.losses else settings
+    assert difference(ours, once.fit(features)) < 1e-9
+
+
+@pytest.mark.parametrize("settings", [Surgery(rank=2, steps=4), ProbSurgery(hidden=3, steps=4)])
+def test_adapters_from_shared_features_are_those_trained_alone(settings):
+    given = experiment(torch.float32)
+    shared = settings.fit(pool_features(*call(given)))
+    alone = getattr(featcal, settings.name)(*call(given), **settings.model_dump())
+    assert difference(shared, alone) == 0 and shared.losses == alone.losses
 
 
 def test_several_merged_models_share_the_experts_features():
@@ -42,23 +87,23 @@ def test_several_merged_models_share_the_experts_features():
 
 
 def test_a_file_keeps_features_bit_for_bit(tmp_path):
-    for pair in pairs(dtype=torch.float32).values():
-        write_pair(pair, tmp_path / "one" / "pair.safetensors")
-        assert same(read_pair(tmp_path / "one" / "pair.safetensors", torch.device("cpu")), pair)
+    for own in pairs(dtype=torch.float32).values():
+        write_pair(own, tmp_path / "one" / "pair.safetensors")
+        assert same(read_pair(tmp_path / "one" / "pair.safetensors", torch.device("cpu")), own)
 
 
-@pytest.mark.parametrize("settings", [Surgery(rank=2, steps=4), ProbSurgery(hidden=3, steps=4)])
-def test_adapters_from_shared_features_are_those_trained_alone(settings):
-    given = experiment(torch.float32)
-    call = (given["merged"], given["experts"], given["batches"])
-    shared = settings.fit(pool_features(*call), 42)
-    alone = getattr(featcal, settings.name)(*call, **settings.model_dump())
-    assert difference(shared, alone) == 0 and shared.losses == alone.losses
-
-
-def test_features_of_every_step_cannot_be_shared():
-    with pytest.raises(BadSetting, match="surgery.encode"):
-        Surgery(rank=2, steps=1, encode="each_step").fit(pairs(), 42)
+def test_models_and_other_draws_are_left_alone_and_a_seed_gives_the_same_adapters():
+    given = experiment()
+    given["merged"].train()
+    before, state = shifted(given["merged"], 0, 0.0), torch.get_rng_state()
+    featcal.surgery(*call(given), rank=2, steps=3)
+    assert given["merged"].training and same_bits(before, given["merged"])
+    assert all(p.grad is None for p in given["merged"].parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    first = SETTINGS.fit(pairs())
+    torch.rand(7)
+    assert difference(first, SETTINGS.fit(pairs())) == 0
+    assert difference(first, SETTINGS.fit(pairs(), seed=43)) > 1e-3
 
 
 def test_a_shuffle_shows_every_sample_once_and_official_rounds_two_batches():
@@ -82,9 +127,80 @@ def test_adapters_after_some_steps_are_those_of_a_shorter_training():
         assert difference(adapters, shorter) == 0 and adapters.losses == shorter.losses
 
 
-def test_a_loss_that_is_nan_names_task_and_step():
+def test_losses_and_weights_that_are_not_finite_name_task_and_step():
     steps = list(islice(kept_steps(pairs(), SETTINGS, 42), 6))
     own = steps[4]["dtd"]
     steps[4]["dtd"] = Pair(torch.full_like(own.merged, float("nan")), own.expert, own.sizes)
     with pytest.raises(Diverged, match="surgery 'dtd': the loss is not finite at step 4"):
         train(SETTINGS, steps, 42)
+    broken_by_the_last_step = Surgery(rank=2, steps=1, lr=1e39, features="raw")
+    with pytest.raises(Diverged, match="step 0"):
+        broken_by_the_last_step.fit({"a": pair(0, 9, dtype=torch.float32)})
+    message = r"prob_surgery 'a': the loss is not finite at step \d+[\s\S]*lr.*\(1e\+06\)"
+    with pytest.raises(Diverged, match=message):
+        ProbSurgery(hidden=4, steps=20, lr=1e6).fit({"a": pair(0, 20)})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rank", 0), ("rank", 33), ("steps", 2.5), ("batch", True), ("lr", 0.0),
+        ("features", "L2"), ("reshuffle", 0), ("encode", 1), ("seed", -1),
+    ],
+)  # fmt: skip
+def test_impossible_settings_are_refused_by_name(key, value):
+    with pytest.raises(BadSetting, match=f"surgery.{key}"):
+        featcal.surgery(*call(experiment()), **{key: value})
+
+
+def test_settings_that_do_not_fit_the_features_are_refused():
+    with pytest.raises(BadSetting, match="surgery.encode"):
+        Surgery(rank=2, steps=1, encode="each_step").fit(pairs())
+    with pytest.raises(BadSetting, match="surgery.features: .* must be raw for a language model"):
+        featcal.surgery(*call(texts(FAMILIES["llama"])), features="unit")
+
+
+# Language models
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_adapters_of_a_language_model_correct_the_input_of_its_head(name):
+    given = texts(FAMILIES[name])
+    model, batch = given["merged"], FAMILIES[name].batches(5)[0]
+    adapters = featcal.surgery(*call(given), rank=4, steps=20, lr=0.01)
+    rows, _ = rows_before_head(model, batch, None)
+    with torch.no_grad():
+        plain = model(**batch).logits
+        with adapters.before_head(model, "a"):
+            logits = model(**batch).logits[counted(batch)]
+        want = model.get_output_embeddings()(adapters.apply("a", rows))
+        torch.testing.assert_close(logits, want, rtol=0, atol=1e-12)
+        assert torch.equal(model(**batch).logits, plain)
+    assert (want - plain[counted(batch)]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_texts_encoded_at_every_step_give_the_adapters_of_kept_features(name, monkeypatch):
+    given = texts(FAMILIES[name])
+    without_float32(monkeypatch, given["merged"])
+    once, each = (
+        featcal.surgery(*call(given), rank=4, steps=20, batch=4, encode=encode)
+        for encode in ("once", "each_step")
+    )
+    assert difference(once, each) < 1e-9
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_texts_of_several_lengths_have_the_same_features_in_one_batch(name):
+    model = texts(FAMILIES[name])["merged"]
+    first, second = (FAMILIES[name].batches(seed)[0] for seed in (5, 6))
+    # without padding
+    shorter = {key: value[1:2, : 2 if key == "labels" else 4] for key, value in second.items()}
+    joined = together("a", [*single_samples([first]), shorter])
+    rows, sizes = rows_before_head(model, joined, None)
+    alone = [rows_before_head(model, part, None) for part in (first, shorter)]
+    want, counts = (torch.cat(parts) for parts in zip(*alone, strict=True))
+    torch.testing.assert_close(rows, want, rtol=0, atol=1e-6)  # norms are float32
+    assert sizes.tolist() == counts.tolist()
+    with pytest.raises(BadBatches, match="texts differ in length; give an attention_mask"):
+        together("a", [{"input_ids": torch.ones(1, n, dtype=torch.long)} for n in (3, 5)])

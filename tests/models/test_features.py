@@ -1,0 +1,54 @@
+"""Features before a head: projected features of images, hidden states of texts."""
+
+import pytest
+import torch
+from families import FAMILIES
+from families import experiment as texts
+from tiny import clip, images
+
+from featcal.errors import BadSetting
+from featcal.models.features import rows_before_head
+
+LANGUAGE = ("t5", "t5_gated", "llama")
+
+
+def counted(batch):
+    """The tokens that count of a batch of a language model."""
+    return batch["labels"] != -100 if "labels" in batch else batch["attention_mask"].bool()
+
+
+def test_a_function_as_head_equals_its_weight():
+    model, batch = clip(), images(0)[0]
+    layer = torch.nn.Linear(32, 8, bias=False).double()
+    heads = (layer, layer.weight, {"visual_projection": layer.weight})
+    first, *others = (rows_before_head(model, batch, head)[0] for head in heads)
+    assert all(torch.equal(first, rows) for rows in others)
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_rows_of_a_text_are_what_the_language_head_reads(name):
+    model, batch = texts(FAMILIES[name])["merged"], FAMILIES[name].batches(5)[0]
+    rows, sizes = rows_before_head(model, batch, None)
+    with torch.no_grad():
+        logits, want = model.get_output_embeddings()(rows), model(**batch).logits[counted(batch)]
+    torch.testing.assert_close(logits, want, rtol=0, atol=1e-12)
+    assert sizes.tolist() == counted(batch).sum(1).tolist()
+
+
+def test_decoder_tokens_that_are_padding_do_not_count():
+    model, batch = texts(FAMILIES["t5"])["merged"], FAMILIES["t5"].batches(5)[0]
+    given = {key: value for key, value in batch.items() if key != "labels"}
+    given["decoder_input_ids"] = torch.tensor([[0, 5, 6, 0], [0, 7, 0, 0], [0, 8, 9, 4]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
+    rows, sizes = rows_before_head(model, given, None)
+    masked, _ = rows_before_head(model, given | {"decoder_attention_mask": mask}, None)
+    assert sizes.tolist() == [3, 2, 4]
+    torch.testing.assert_close(rows, masked, rtol=0, atol=1e-12)
+
+
+def test_heads_that_do_not_fit_are_refused():
+    with pytest.raises(BadSetting, match=r"head: \(8, 31\) .* must have shape \(p, 32\)"):
+        rows_before_head(clip(), images(0)[0], torch.zeros(8, 31))
+    llama, batch = texts(FAMILIES["llama"])["merged"], FAMILIES["llama"].batches(5)[0]
+    with pytest.raises(BadSetting, match="head: 'Tensor' cannot be used; it must be left out"):
+        rows_before_head(llama, batch, torch.zeros(4, 32))
