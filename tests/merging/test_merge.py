@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import featcal
 from featcal.errors import BadSetting, DiskFull, MissingTensor, TensorsDiffer, UnknownKey
 from featcal.merging.merge import merge
 from featcal.merging.tensors import add_task_vector, average_tensor, task_vectors, tensor_sum
@@ -48,23 +47,17 @@ def test_scale_zero_is_the_base_and_one_expert_at_scale_one_is_that_expert():
     assert torch.equal(add_task_vector(base, vector, 1.0), expert)
 
 
-def test_task_arithmetic_at_one_over_n_is_the_average():
-    experts = {str(i): checkpoints.vision(i) for i in (1, 2, 3)}
-    one = merge("average", checkpoints.vision(), experts).state_dict()
-    other = merge("task_arithmetic", checkpoints.vision(), experts, scale=1 / 3).state_dict()
-    assert all(torch.allclose(one[n], other[n], rtol=0, atol=1e-7) for n in one)
-
-
 def test_the_default_scale_is_the_papers_and_modules_stay_as_they_are():
-    base, expert = checkpoints.vision(), checkpoints.vision(1)
-    merged = featcal.merge("task_arithmetic", base, [expert])
-    want = base.post_layernorm.weight + 0.3 * (
-        expert.post_layernorm.weight - base.post_layernorm.weight
-    )
-    assert torch.allclose(merged.post_layernorm.weight, want) and not merged.training
-    assert equal(base.state_dict(), checkpoints.vision().state_dict()) and equal(
-        expert.state_dict(), checkpoints.vision(1).state_dict()
-    )
+    base, experts = checkpoints.vision(), {str(i): checkpoints.vision(i) for i in (1, 2, 3)}
+    merged = merge("task_arithmetic", base, experts)
+    mean = merge("average", base, experts)
+    for ours, average, own in zip(
+        merged.parameters(), mean.parameters(), base.parameters(), strict=True
+    ):
+        assert torch.allclose(ours, own + 0.3 * 3 * (average - own), rtol=0, atol=1e-6)
+    assert not merged.training and equal(base.state_dict(), checkpoints.vision().state_dict())
+    for seed, expert in experts.items():
+        assert equal(expert.state_dict(), checkpoints.vision(int(seed)).state_dict())
 
 
 @pytest.mark.parametrize("method", ["average", "task_arithmetic"])
@@ -81,13 +74,9 @@ def test_streamed_folders_equal_modules_in_memory(folders, tmp_path, method):
 
 
 def test_merging_again_gives_the_same_bytes(folders, tmp_path):
-    for name in ("one", "two"):
-        merge("task_arithmetic", *folders, out=tmp_path / name)
-    files = sorted(os.listdir(tmp_path / "one"))
-    assert files == sorted(os.listdir(tmp_path / "two"))
-    assert all(
-        (tmp_path / "one" / f).read_bytes() == (tmp_path / "two" / f).read_bytes() for f in files
-    )
+    outs = [merge("task_arithmetic", *folders, out=tmp_path / name) for name in ("one", "two")]
+    one, two = ({f.name: f.read_bytes() for f in out.iterdir()} for out in outs)
+    assert one == two
 
 
 def test_streaming_holds_one_tensor_of_each_model(folders, tmp_path, monkeypatch):
@@ -141,16 +130,18 @@ def test_counters_are_copied_when_equal_and_refused_when_not(tmp_path):
         merge("average", folders[0], [folders[1], folders[2]], out=tmp_path / "other")
 
 
-def test_settings_are_checked_per_method():
-    base, experts = checkpoints.vision(), [checkpoints.vision(1)]
-    with pytest.raises(UnknownKey, match="avrage.*did you mean 'average'"):
-        merge("avrage", base, experts)
-    with pytest.raises(UnknownKey, match="merge.average: 'scale' is not known here; known: none"):
-        merge("average", base, experts, scale=0.5)
-    with pytest.raises(BadSetting, match=r"merge\.batches"):
-        merge("average", base, experts, batches={})
-    with pytest.raises(BadSetting, match=r"merge\.experts"):
-        merge("average", base, {})
+@pytest.mark.parametrize(
+    ("method", "given", "error", "said"),
+    [
+        ("avrage", {}, UnknownKey, "avrage.*did you mean 'average'"),
+        ("average", {"scale": 0.5}, UnknownKey, "merge.average: 'scale' is not known here"),
+        ("average", {"batches": {}}, BadSetting, r"merge\.batches"),
+        ("average", {"experts": {}}, BadSetting, r"merge\.experts"),
+    ],
+)
+def test_arguments_are_checked(method, given, error, said):
+    with pytest.raises(error, match=said):
+        merge(method, checkpoints.vision(), **{"experts": [checkpoints.vision(1)], **given})
 
 
 @pytest.mark.parametrize(

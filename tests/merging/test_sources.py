@@ -14,7 +14,6 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-import featcal
 from featcal.cli import main as cli
 from featcal.cli.options import yaml_scalar
 from featcal.errors import BadEnvironment, BadFile, NotFinite, TruncatedFile
@@ -215,16 +214,12 @@ def test_embedding_rows_are_matched_by_token(tmp_path):
 def test_the_bases_tables_are_kept_where_asked_for(tmp_path):
     base, experts = llama(97, 0), {"code": llama(100, 1), "maths": llama(97, 2)}
     merged = merge("average", base, experts, embeddings="base")
-    mean = {
-        n: (p + experts["maths"].get_parameter(n)) / 2
-        for n, p in experts["code"].named_parameters()
-        if "layers" in n
-    }
-    assert all(
-        torch.allclose(merged.get_parameter(n), p, rtol=0, atol=1e-7) for n, p in mean.items()
-    )
-    tables = ("model.embed_tokens.weight", "lm_head.weight")
-    assert all(torch.equal(merged.get_parameter(n), base.get_parameter(n)) for n in tables)
+    for name, p in merged.named_parameters():
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            assert torch.equal(p, base.get_parameter(name))
+        else:
+            mean = sum(expert.get_parameter(name) for expert in experts.values()) / 2
+            assert torch.allclose(p, mean, rtol=0, atol=1e-7), name
     folders = {task: save_model(expert, tmp_path / task) for task, expert in experts.items()}
     kept = {"embeddings": "base", "out": tmp_path / "out"}
     out = merge("average", save_model(base, tmp_path / "base"), folders, **kept)
@@ -235,11 +230,10 @@ def test_the_bases_tables_are_kept_where_asked_for(tmp_path):
 def test_data_dependent_methods_run_with_the_bases_tables():
     base, experts = llama(97, 0), {"code": llama(100, 1), "maths": llama(97, 2)}
     batches = {task: families.text(i) for i, task in enumerate(experts)}
-    merged = merge("regmean", base, experts, batches=batches, embeddings="base")
-    assert torch.equal(merged.model.embed_tokens.weight, base.model.embed_tokens.weight)
-    assert not torch.equal(
-        merged.model.layers[0].mlp.up_proj.weight, base.model.layers[0].mlp.up_proj.weight
-    )
+    merged = merge("regmean", base, experts, batches=batches, embeddings="base").model
+    assert torch.equal(merged.embed_tokens.weight, base.model.embed_tokens.weight)
+    up, own = (model.layers[0].mlp.up_proj.weight for model in (merged, base.model))
+    assert not torch.equal(up, own)
 
 
 @pytest.fixture
@@ -247,11 +241,10 @@ def models(tmp_path, monkeypatch):
     checkpoints.clip_folder(tmp_path / "base")
     for seed, task in enumerate(("mnist", "dtd"), start=1):
         checkpoints.vision_folder(tmp_path / task, seed)
+        pictures = tmp_path / "images" / task / "train" / "a"
+        pictures.mkdir(parents=True)
         for i in range(3):
-            (tmp_path / "images" / task / "train" / "a").mkdir(parents=True, exist_ok=True)
-            checkpoints.picture(seed=seed * 10 + i).save(
-                tmp_path / "images" / task / "train" / "a" / f"{i}.png"
-            )
+            checkpoints.picture(seed=seed * 10 + i).save(pictures / f"{i}.png")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -261,20 +254,13 @@ DATA = ["--data", "mnist=images/mnist", "--data", "dtd=images/dtd", "--samples",
 
 
 def test_the_command_takes_the_methods_settings(models):
-    settings = ["--set", "density=0.5", "--set", "combine=mean", "--scale", "1"]
-    assert cli.main(["merge", "ties", *MERGE, *settings]) == 0
-    experts = {
-        task: checkpoints.vision(seed) for seed, task in enumerate(("mnist", "dtd"), start=1)
-    }
-    want = merge(
-        "ties", checkpoints.vision(), experts, density=0.5, combine="mean", scale=1.0
-    ).state_dict()
+    settings = {"density": 0.5, "combine": "mean", "scale": 1.0}
+    told = ["--set", "density=0.5", "--set", "combine=mean", "--scale", "1"]
+    assert cli.main(["merge", "ties", *MERGE, *told]) == 0
+    experts = {"mnist": checkpoints.vision(1), "dtd": checkpoints.vision(2)}
+    want = merge("ties", checkpoints.vision(), experts, **settings).state_dict()
     assert all(torch.equal(t, want[n]) for n, t in load_file("new/model.safetensors").items())
-    assert json.loads((models / "new/merge.json").read_text())["settings"] == {
-        "density": 0.5,
-        "scale": 1,
-        "combine": "mean",
-    }
+    assert json.loads((models / "new/merge.json").read_text())["settings"] == settings
 
 
 def test_the_command_draws_images_for_methods_that_need_them(models, capsys):

@@ -85,16 +85,13 @@ def test_the_order_of_the_tasks_and_the_size_of_the_pieces_do_not_matter(monkeyp
 
 def test_folders_equal_modules_and_the_record_has_the_cuts(tmp_path):
     base = checkpoints.vision_folder(tmp_path / "base")
-    experts = {str(seed): checkpoints.vision_folder(tmp_path / str(seed), seed) for seed in (1, 2)}
-    in_memory = merge_recorded(
-        "ties", checkpoints.vision(), {str(seed): checkpoints.vision(seed) for seed in (1, 2)}
-    )
-    streamed = merge_recorded("ties", base, experts, out=tmp_path / "out")
+    folders = {str(seed): checkpoints.vision_folder(tmp_path / str(seed), seed) for seed in (1, 2)}
+    modules = {str(seed): checkpoints.vision(seed) for seed in (1, 2)}
+    in_memory = merge_recorded("ties", checkpoints.vision(), modules)
+    streamed = merge_recorded("ties", base, folders, out=tmp_path / "out")
     state = in_memory.result.state_dict()
-    assert all(
-        torch.equal(tensor, state[name])
-        for name, tensor in load_file(streamed.result / "model.safetensors").items()
-    )
+    written = load_file(streamed.result / "model.safetensors")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
     assert streamed.record == in_memory.record and list(streamed.record["cuts"]) == ["1", "2"]
 
 
