@@ -1,8 +1,10 @@
 """Names that transformers accepts for a model's tensors, and errors for what does not fit."""
 
+import json
 import re
 
 import checkpoints
+import language
 import pytest
 import torch
 import transformers as tf
@@ -11,8 +13,9 @@ from folders import batch_for, folder_of, outputs, same, whole
 from safetensors.torch import load_file, save_file
 from tiny import TEXT, VISION, images, make
 
+import featcal
 from featcal.errors import FeatCalError, MissingTensor, WrongKeys
-from featcal.models.checkpoint import LazyCheckpoint, all_finite
+from featcal.models.load import load_model
 from featcal.models.save import save_model
 from featcal.models.streamed import StreamedModel
 
@@ -31,14 +34,6 @@ def computes_the_same(folder, family):
     batch = batch_for(family)
     with StreamedModel(folder).running() as module:
         return same(outputs(module, batch), outputs(whole(folder, family), batch))
-
-
-def test_vision_towers_of_all_published_layouts_are_read(tmp_path):
-    layouts = (checkpoints.clip_folder, checkpoints.legacy_folder, checkpoints.vision_folder)
-    pixels = images(3, size=32, dtype=torch.float32)[0]
-    for layout in layouts:
-        with StreamedModel(layout(tmp_path / layout.__name__)).running() as module:
-            assert same(outputs(module, pixels), outputs(checkpoints.vision(), pixels))
 
 
 @pytest.mark.parametrize(
@@ -138,22 +133,6 @@ def test_parts_that_make_no_whole_are_named(tmp_path):
         StreamedModel(tmp_path)
 
 
-def test_reading_a_file_maps_none_of_it_into_memory(tmp_path):
-    checkpoint = LazyCheckpoint(folder_of(tmp_path / "m", "clip"))
-    tensors = [checkpoint.tensor(name) for name in checkpoint.names]
-    with open("/proc/self/maps") as maps:
-        assert str(tmp_path) not in maps.read()  # mergekit's tests in this process map their files
-    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)
-
-
-def test_values_too_large_to_add_are_finite():
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        largest = torch.full((8,), torch.finfo(dtype).max, dtype=dtype)
-        assert all_finite(largest) and all_finite(-largest)
-        for wrong in (float("nan"), float("inf"), float("-inf")):
-            assert not all_finite(torch.cat([largest, torch.tensor([wrong, -wrong], dtype=dtype)]))
-
-
 def test_an_embedding_that_a_model_reads_without_running_it_is_loaded(tmp_path):
     """DeBERTa's encoder reads the weight of its relative positions."""
     relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
@@ -164,3 +143,39 @@ def test_an_embedding_that_a_model_reads_without_running_it_is_loaded(tmp_path):
     with StreamedModel(tmp_path, ["encoder.layer"]).running() as streamed, torch.no_grad():
         ours = streamed(**batch).last_hidden_state
         assert torch.allclose(ours, model(**batch).last_hidden_state, atol=1e-6)
+
+
+HEAD, SHARED = "lm_head.weight", "shared.weight"
+
+
+def flan_folder(folder, seed):
+    """Write a T5 as the hub has FLAN-T5: the head and every copy of the embeddings of its own."""
+    language.folder(folder, "t5", seed)
+    tensors = load_file(folder / "model.safetensors")
+    embeddings = tensors.get(SHARED, tensors.get(HEAD))
+    for part in ("encoder", "decoder"):
+        tensors[f"{part}.embed_tokens.weight"] = embeddings.clone()
+    head = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(seed))
+    tensors |= {SHARED: embeddings, HEAD: head}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    return tensors
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_head_that_is_not_the_embeddings_is_loaded_merged_and_saved_apart(tmp_path, streamed):
+    paths = {name: tmp_path / name for name in ("base", "expert")}
+    base, expert = (flan_folder(path, seed) for seed, path in enumerate(paths.values()))
+    models = {n: path if streamed else load_model(path) for n, path in paths.items()}
+    out = tmp_path / "merged" if streamed else None
+    experts = {"cola": models["expert"]}
+    merged = featcal.merge("task_arithmetic", models["base"], experts, scale=0.5, out=out)
+    state = (load_model(out) if streamed else merged).state_dict()
+    save_model(load_model(paths["base"]), tmp_path / "copy", like=paths["base"])
+    copy = load_model(tmp_path / "copy").state_dict()
+    for name in (HEAD, SHARED):
+        assert torch.equal(copy[name], base[name])
+        expected = base[name] + 0.5 * (expert[name] - base[name])
+        assert torch.allclose(state[name], expected, atol=1e-6), name
+    assert not torch.equal(copy[HEAD], copy[SHARED])

@@ -1,0 +1,189 @@
+"""Plans: given, known or inferred. A model that no plan fits is refused with one clear error."""
+
+import pytest
+import torch
+import transformers as tf
+from families import FAMILIES, GROUPED, experiment, text
+from tiny import PAPER, TEXT, clip, make, shifted
+from torch import nn
+
+from featcal import BlockPlan, Stack, calibrate
+from featcal.errors import BadCapture, BadPlan, BadSetting
+from featcal.models.blocks import check_replay, first_inputs
+from featcal.models.families import CLIP_VISION, plan_for
+from featcal.models.families import T5 as T5_PLAN
+from featcal.models.plan import blocks_of, infer_plan
+
+
+def test_a_given_plan_wins_over_the_known_one_and_that_over_the_inferred_one():
+    given = BlockPlan(Stack("mine", "encoder.layers"))
+    assert plan_for(clip()) is CLIP_VISION and plan_for(clip(), given) is given
+    assert infer_plan(clip()).stacks[0].blocks == CLIP_VISION.stacks[0].blocks
+
+
+@pytest.mark.parametrize("path", ["encoder.layer", "encoder", "encoder.layers.0"])
+def test_plan_that_names_no_list_of_blocks_is_an_error_with_the_path(path):
+    with pytest.raises(BadPlan, match=path):
+        blocks_of(clip(), Stack("mine", path))
+
+
+def test_models_without_blocks_or_with_two_stacks_have_no_inferred_plan():
+    config = tf.T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    with pytest.raises(BadPlan, match="encoder.block"):
+        infer_plan(tf.T5ForConditionalGeneration(config))
+    with pytest.raises(BadPlan, match="Linear"):
+        infer_plan(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("stacks", "says"),
+    [
+        ((), "at least one stack"),
+        ((Stack("a", "x", feeds="h"),), "the last stack, 'a', feeds 'h'"),
+        ((Stack("a", "x", feeds="h"), Stack("b", "y")), "'a' feeds 'b', so both need their entry"),
+    ],
+)
+def test_plan_that_contradicts_itself_is_refused(stacks, says):
+    with pytest.raises(BadPlan, match=says):
+        BlockPlan(*stacks)
+
+
+@pytest.mark.parametrize(
+    ("feeds", "mask"), [("", "attention_mask"), ("h", "decoder_attention_mask")]
+)
+def test_stack_that_is_fed_does_not_take_the_padding_of_what_feeds_it(feeds, mask):
+    plan = BlockPlan(Stack("a", "x", entry="a", feeds=feeds), Stack("b", "y", entry="b"))
+    assert [stack.mask for stack in plan.stacks] == ["attention_mask", mask]
+
+
+def tied_llama():
+    model = tf.LlamaModel(tf.LlamaConfig(**GROUPED))
+    model.layers[1].mlp = model.layers[0].mlp
+    return model
+
+
+def gpt_oss():
+    """Keeps gate and up of its experts interleaved, transposed and with biases."""
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return tf.GptOssModel(tf.GptOssConfig(**GROUPED, **sizes))
+
+
+class Block(nn.Module):
+    """One linear, used as each test wants."""
+
+    def __init__(self, use, norm=None):
+        super().__init__()
+        self.fc, self.norm, self.use = nn.Linear(8, 8), norm, use
+
+    def forward(self, x):
+        return self.use(self.fc, x if self.norm is None else self.norm(x))
+
+
+class OddRMSNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(8)), 1e-6
+
+    def forward(self, x):
+        return self.weight**2 * x
+
+
+class Toy(nn.Module):
+    """Two blocks; `between` is done with what one hands to the other."""
+
+    def __init__(self, block, between=lambda x: x):
+        super().__init__()
+        self.blocks, self.between = nn.ModuleList([block() for _ in range(2)]), between
+
+    def forward(self, x):
+        return self.blocks[1](self.between(self.blocks[0](x)))
+
+
+NUMBERS = torch.randn(2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+TOY = [{"x": NUMBERS}]
+
+
+@pytest.mark.parametrize(
+    ("error", "build", "batches", "said"),
+    [
+        (
+            BadCapture,
+            lambda: tf.AlbertModel(tf.AlbertConfig(**TEXT, embedding_size=16)),
+            text(1),
+            "encoder.albert_layer_groups.0: this block runs twice in one forward",
+        ),
+        (
+            BadPlan,
+            tied_llama,
+            text(1),
+            "layers.0.mlp.gate_proj.weight and layers.1.mlp.gate_proj.weight are one tensor",
+        ),
+        (
+            BadPlan,
+            gpt_oss,
+            text(1),
+            "of the parameters of 'layers' belong to linears and norms, at least 50% must; "
+            "the largest others: layers.0.mlp.experts.gate_up_proj [4, 32, 128]",
+        ),
+        (
+            BadCapture,
+            lambda: Toy(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)),
+            TOY,
+            "self_attn.out_proj: no positional input was seen",
+        ),
+        (
+            BadCapture,
+            lambda: Toy(lambda: Block(lambda fc, x: fc(x.transpose(0, 1)).transpose(0, 1))),
+            TOY,
+            "blocks.00.fc: its input has shape (3, 2, 8) instead of (2 sequences, 3 tokens",
+        ),
+        (
+            BadSetting,
+            lambda: Toy(lambda: Block(lambda fc, x: fc(x), OddRMSNorm())),
+            TOY,
+            "OddRMSNorm, which is neither LayerNorm nor RMSNorm",
+        ),
+        (
+            BadPlan,
+            lambda: Toy(lambda: Block(lambda fc, x: fc(x)), between=lambda x: 2 * x),
+            TOY,
+            "differs from the model's own forward by",
+        ),
+    ],
+    ids=["Albert", "tied", "GPT-OSS", "not called", "folded", "odd norm", "crosstalk"],
+)
+def test_models_that_no_plan_expresses_are_refused_with_the_reason(error, build, batches, said):
+    base = make(build)
+    experts, given = {"a": shifted(base, 1)}, {"a": batches}
+    with pytest.raises(error) as caught:
+        calibrate(base, base=base, experts=experts, batches=given, settings=PAPER)
+    assert said in str(caught.value)
+
+
+def test_unreached_first_block_is_an_error():
+    model = Toy(lambda: nn.Linear(8, 8))
+    with pytest.raises(BadPlan, match="never reaches"):
+        first_inputs(model, [nn.Linear(8, 8)], {"x": NUMBERS.float()})
+
+
+ENCODER, DECODER = T5_PLAN.stacks
+WRONG = Stack("encoder", "encoder.block", "encoder", "", ENCODER.carry, feeds="states")
+
+
+@pytest.mark.parametrize(
+    ("family", "plan", "said"),
+    [
+        ("gemma3", BlockPlan(Stack("s", "model.layers", mixed=True)), None),
+        ("gemma3", BlockPlan(Stack("s", "model.layers")), "model.layers"),
+        ("t5_encoder", BlockPlan(Stack("encoder", "encoder.block")), "encoder.block"),
+        ("t5", BlockPlan(WRONG, DECODER), "'decoder' does not receive what 'encoder' puts out as"),
+    ],
+    ids=["kinds of layers", "one kind of layers", "no position bias", "wrong keyword"],
+)
+def test_a_plan_that_leaves_something_out_is_refused(family, plan, said):
+    given = experiment(FAMILIES[family], torch.float32)
+    model, batch = given["base"], given["batches"]["a"][0]
+    if said is None:
+        return check_replay(model, plan, batch)
+    with pytest.raises(BadPlan, match=said):
+        check_replay(model, plan, batch)

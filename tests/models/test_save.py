@@ -1,0 +1,315 @@
+"""Written folders appear whole or not at all, and have the other files of their source."""
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoints
+import pytest
+import sentencepiece
+import torch
+import transformers as tf
+from families import T5
+from language import WORDS, jsonl
+from safetensors.torch import load_file, save_file
+from tiny import PAPER, TEXT, make, shifted
+
+import featcal
+from featcal.cli import main as cli
+from featcal.errors import BadFile, DiskFull
+from featcal.evaluation.texts import Sentences
+from featcal.files import atomic_folder, atomic_path
+from featcal.models.load import load_model, load_tokenizer
+from featcal.models.save import copy_other_files, other_files, save_model, shard_writer
+
+TENSORS = {
+    "b.weight": torch.randn(5, 3, generator=torch.Generator().manual_seed(0)),
+    "a.bias": torch.linspace(-1, 1, 7).to(torch.bfloat16),
+    "count": torch.tensor(3),
+    "mask": torch.tensor([True, False, True]),
+    "empty": torch.zeros(0, 4),
+}
+
+
+def written(folder, state=TENSORS, **options):
+    with shard_writer(folder, **options) as shards:
+        for name, tensor in state.items():
+            shards.write(name, tensor)
+    return folder
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("x"), OSError(errno.EIO, "x")])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    target = tmp_path / "scores.csv"
+    target.write_text("old")
+    with pytest.raises(type(error)), atomic_path(target) as hidden:
+        hidden.write_text("half")
+        raise error
+    assert target.read_text() == "old" and os.listdir(tmp_path) == ["scores.csv"]
+
+
+def test_a_finished_folder_replaces_the_older_one_whole(tmp_path):
+    for name in ("first", "second"):
+        with atomic_folder(tmp_path / "model") as hidden:
+            (hidden / name).write_text(name)
+    assert os.listdir(tmp_path) == ["model"] and os.listdir(tmp_path / "model") == ["second"]
+
+
+KILLED = """
+import os, signal, sys
+from featcal.files import atomic_folder
+from featcal.models.save import shard_writer
+with atomic_folder(sys.argv[1]) as path, shard_writer(path) as inside:
+    (inside.folder / "half").write_text("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("name", ["model", "model.v2"])
+def test_what_a_killed_process_left_is_removed_by_the_next_write_and_nothing_else(tmp_path, name):
+    (tmp_path / name).mkdir()  # an older one
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path / name], check=False)
+    left = {path.name for path in tmp_path.iterdir()} - {name}
+    assert len(left) == 2 and all(path.startswith(".") for path in left)
+    others = {f".{name}.unfinished", ".model2.7-0.part", "model.7-0.part"}
+    for other in others:
+        (tmp_path / other).mkdir()
+    with atomic_folder(tmp_path / name) as mine, atomic_folder(tmp_path / name):
+        assert mine.is_dir()  # the second leaves the first alone
+    assert {path.name for path in tmp_path.iterdir()} == {name, *others}
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_an_older_folder_is_removed_only_once_it_is_replaced(tmp_path, replaced):
+    """A process that dies between the two renames leaves only the older folder."""
+    older = tmp_path / ".model.7-0.old"
+    older.mkdir()
+    if replaced:
+        (tmp_path / "model").mkdir()
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "model"):
+        raise KeyboardInterrupt
+    assert older.exists() is not replaced
+
+
+def test_a_full_disk_is_reported_with_the_final_path_and_leaves_nothing(tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        pytest.raises(DiskFull, match="77 bytes") as error,
+        atomic_folder(tmp_path / "out") as out,
+        atomic_path(out / "model" / "config.json", 77),
+    ):
+        raise full
+    assert error.value.path == tmp_path / "out" / "model" / "config.json"
+
+    def fails(*_):
+        raise full
+
+    monkeypatch.setattr("featcal.models.save.shutil.copyfileobj", fails)
+    with pytest.raises(DiskFull, match="model"):
+        written(tmp_path / "model")
+    assert os.listdir(tmp_path) == []
+
+
+def test_only_folders_of_models_are_replaced(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.txt").write_text("mine")
+    for taken in (tmp_path / "notes/a.txt", tmp_path / "notes"):
+        with pytest.raises(BadFile, match="name a new folder"):
+            written(taken)
+    assert (tmp_path / "notes/a.txt").read_text() == "mine"
+    assert written(written(tmp_path / "model")).is_dir()
+
+
+@pytest.mark.parametrize("limit", [10**9, 70, 1])
+def test_written_tensors_are_read_back_by_safetensors_in_any_order_of_writing(tmp_path, limit):
+    folder = written(tmp_path / "model", limit=limit)
+    back = {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
+    assert back.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert back[name].dtype == tensor.dtype and torch.equal(back[name], tensor)
+    assert (folder / "model.safetensors").exists() == (limit == 10**9)
+    other = written(tmp_path / "other", dict(reversed(TENSORS.items())), limit=limit)
+    one, two = ({f.name: f.read_bytes() for f in each.iterdir()} for each in (folder, other))
+    assert one == two
+
+
+SAID = "the cat sat far away"
+LONG = TEXT | {"max_position_embeddings": 64}
+
+
+def pieces(file: Path) -> None:
+    """Write a SentencePiece model of the words."""
+    made = io.BytesIO()
+    options = {"vocab_size": 40, "minloglevel": 2, "hard_vocab_limit": False}
+    options |= {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(WORDS * 20), model_writer=made, **options
+    )
+    file.write_bytes(made.getvalue())
+
+
+def word_pieces(file: Path) -> None:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(" ".join(WORDS).split()))]
+    file.write_text("\n".join(tokens) + "\n")
+
+
+# by the file of its tokenizer: the model, and the function that writes the file
+FORMS = {
+    "vocab.txt": (lambda: tf.BertModel(tf.BertConfig(**LONG)), word_pieces),
+    "spiece.model": (lambda: tf.T5EncoderModel(tf.T5Config(**T5)), pieces),
+}
+EXPERTS = ["--expert", "a=a", "--expert", "b=b"]
+DATA = "--data a=a.jsonl --data b=b.jsonl --samples 9 --set batch=16 --device cpu".split()
+CALIBRATE = ["calibrate", "--base", "base", "--merged", "merged", *EXPERTS, *DATA, "--out", "new"]
+MERGE = ["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"]
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Make base and experts with one tokenizer file, and texts, in the current folder."""
+
+    def ready(form: str = "vocab.txt") -> None:
+        build, write = FORMS[form]
+        base = make(build, 0, torch.float32)
+        for seed, name in enumerate(("base", "a", "b")):
+            save_model(shifted(base, seed, 0.05) if seed else base, tmp_path / name)
+        write(tmp_path / "base" / form)
+        for name in "ab":
+            jsonl(tmp_path / f"{name}.jsonl", [{"text": word} for word in WORDS])
+        monkeypatch.chdir(tmp_path)
+
+    return ready
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_merged_and_calibrated_folders_have_the_tokenizer_of_the_base(form, folders):
+    folders(form)
+    Path("base/README.md").write_text("a card of the base")
+    tokenizer = load_tokenizer("base")
+    ids = tokenizer(SAID)["input_ids"]
+    assert len(set(ids)) > 4 and tokenizer.unk_token_id not in ids
+    assert cli.main(MERGE) == cli.main(CALIBRATE) == 0
+    for out in ("merged", "new"):
+        assert load_tokenizer(out)(SAID)["input_ids"] == ids
+        assert (Path(out) / form).read_bytes() == (Path("base") / form).read_bytes()
+        assert "a card of the base" not in (Path(out) / "README.md").read_text()
+
+
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_a_calibrated_folder_has_the_tokenizer_whatever_the_merged_model_is(as_folder, folders):
+    folders()
+    featcal.merge("average", "base", ["a", "b"], out="merged")
+    merged = "merged" if as_folder else load_model("merged")
+    batch = dict(load_tokenizer("base")([SAID, "a dog"], padding=True, return_tensors="pt"))
+    named = {"experts": {"a": "a", "b": "b"}, "batches": {"a": [batch], "b": [batch]}}
+    featcal.calibrate(merged, base="base", **named, settings=PAPER, out="new")
+    assert load_tokenizer("new")(SAID)["input_ids"] == load_tokenizer("base")(SAID)["input_ids"]
+
+
+PARTS = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_Normalize": "Normalize"}
+SENTENCES = {
+    "modules.json": [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(PARTS.items())
+    ],
+    "sentence_bert_config.json": {"max_seq_length": 32, "do_lower_case": False},
+    "config_sentence_transformers.json": {"prompts": {"query": "the "}},
+    "3_Normalize/config.json": {},
+}
+
+
+def sentence_folder(folder: Path, pooling: dict) -> None:
+    pooling = pooling | {"word_embedding_dimension": 32}
+    width = 64 if len(pooling.get("pooling_mode", "")) == 2 else 32
+    dense = {"in_features": width, "out_features": 8, "bias": False}
+    dense |= {"activation_function": "torch.nn.modules.activation.Tanh"}
+    configs = {"1_Pooling/config.json": pooling, "2_Dense/config.json": dense}
+    for name, content in (SENTENCES | configs).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    save_file({"linear.weight": torch.eye(8, width) + 0.1}, folder / "2_Dense/model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        {"pooling_mode_cls_token": True},
+        {"pooling_mode_mean_tokens": True},
+        {"pooling_mode": ["max", "mean"]},
+        {"pooling_mode": "lasttoken"},
+    ],
+)
+def test_a_sentence_transformer_keeps_its_modules_and_encodes_with_them(pooling, folders):
+    library = pytest.importorskip("sentence_transformers")
+    folders()
+    sentence_folder(Path("base"), pooling)
+    assert cli.main(MERGE) == cli.main(CALIBRATE) == 0
+    kept = [*SENTENCES, "2_Dense/model.safetensors", "1_Pooling/config.json", "vocab.txt"]
+    for out in (Path("merged"), Path("new")):
+        assert all((out / name).read_bytes() == (Path("base") / name).read_bytes() for name in kept)
+    texts = [SAID, "a dog", "red the end of it"]
+    batch = dict(load_tokenizer("new")(texts, padding=True, return_tensors="pt"))
+    ours = Sentences.of_folder("new").vectors(load_model("new"), batch)
+    theirs = library.SentenceTransformer("new", device="cpu").encode(texts, convert_to_tensor=True)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_an_unknown_pooling_is_an_error(folders):
+    folders()
+    sentence_folder(Path("base"), {"pooling_mode_weightedmean_tokens": True})
+    with pytest.raises(BadFile, match="weightedmean"):
+        Sentences.of_folder("base")
+
+
+COPIED = (
+    "LICENSE", "words.dat", "prompts/query.txt", "additional_chat_templates/tools.jinja", "assets/readme.png",
+    "1_Pooling/README.md",
+)  # fmt: skip
+LEFT = (
+    "README.md", "readme.rst", "config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+    "pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.onnx",
+    "training_args.bin", "optimizer.pt", "scheduler.PT", "merge.json", "featcal.json", "mergekit_config.yml",
+    "adapter_config.json", ".gitattributes", ".git/config", ".cache/huggingface/x.json", "__pycache__/code.pyc",
+    "onnx/model.onnx", "onnx/config.json", "onnx/more/x.txt", "checkpoint-5/model.safetensors", "checkpoint-5/vocab.txt",
+)  # fmt: skip
+
+
+def test_all_files_but_weights_cards_and_records_are_copied(tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    for name in (*COPIED, *LEFT):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name)
+    os.symlink(source, source / "again")
+    (tmp_path / "blob").write_text("words")  # the hub's cache holds nothing but links
+    (source / "vocab.txt").symlink_to("../blob")
+    copy_other_files(source, out)
+    copied = {file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file()}
+    assert copied == {*COPIED, "vocab.txt"} == {path.as_posix() for path in other_files(source)}
+    assert all((out / name).read_text() == name for name in COPIED)
+    assert (out / "vocab.txt").read_text() == "words" and not (out / "vocab.txt").is_symlink()
+
+
+def test_a_converted_clip_keeps_its_tokenizer_but_not_the_config_of_the_other_form(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    checkpoints.clip_folder(Path("clip"))
+    Path("clip/LICENSE").write_text("terms")
+    Path("clip/README.md").write_text("a card of the source")
+    assert cli.main(["convert", "clip", "--out", "there"]) == 0
+    assert cli.main(["convert", "there", "--out", "back"]) == 0
+    clip, there, back = ({f.name for f in Path(n).iterdir()} for n in ("clip", "there", "back"))
+    assert back == clip - {"README.md"} and not there & {"config.json", "README.md"}
+    assert {"tokenizer.json", "LICENSE"} <= there
+    assert load_tokenizer("there")(SAID)["input_ids"] == load_tokenizer("clip")(SAID)["input_ids"]
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '[{"idx": 0}]', '[{"path": 3}]', "3"])
+def test_an_unreadable_modules_json_is_an_error(tmp_path, content):
+    (tmp_path / "modules.json").write_text(content)
+    with pytest.raises(BadFile, match=r"modules\.json"):
+        copy_other_files(tmp_path, tmp_path / "out")
