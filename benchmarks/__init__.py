@@ -1,5 +1,5 @@
 """Benchmarks, each against the plain version in the same run. The import makes transformers
-importable beside a CPU torch.
+importable with a CPU torch.
 """
 
 import featcal  # noqa: F401

@@ -80,7 +80,7 @@ def ours(merged, base, experts, data, batch: int, **more):
 
 
 def compare(args: Namespace):
-    """Seconds (plain, ours) of each pair behind the warm-up, models in memory. Raises:
+    """Seconds (plain, ours) of each pair after the warm-up, models in memory. Raises:
     AssertionError unless models are alike.
     """
     given, made = experiment(args), []

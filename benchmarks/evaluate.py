@@ -95,12 +95,12 @@ def compare(root: Path, args: Namespace) -> dict[str, list[tuple[float, float]]]
             lambda: score(vision, mapped_images(decoded, split), args.batch),
         ),
     }
-    found = {}
+    pairs_by_name = {}
     for name, (plain, ours) in contests.items():
         theirs, own = plain(), ours()
         assert theirs == own, f"{name}: the results differ, {theirs} and {own}"
-        found[name] = in_turns(plain, ours, args.repeats, args.device)
-    return found
+        pairs_by_name[name] = in_turns(plain, ours, args.repeats, args.device)
+    return pairs_by_name
 
 
 def main() -> None:

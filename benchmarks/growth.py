@@ -113,7 +113,7 @@ def main() -> None:
     assert not kept or {name: kept[name] for name in about} == about, (
         f"{out} is of another machine or base; remove it first"
     )
-    found = dict(kept.get("series", {}))
+    series = dict(kept.get("series", {}))
     for key in args.keys.split():
         points: list[dict[str, Any]] = []
         for size in SIZES[key]:
@@ -123,15 +123,16 @@ def main() -> None:
                 )
             print(key, json.dumps(points[-1]), flush=True)
             if points[1:]:  # written as it comes: whoever ends this keeps what is there
-                found[key] = {
+                series[key] = {
                     "measured": date.today().isoformat(),
                     "points": points,
                     "exponents": exponents(points),
                 }
                 write_json(
-                    out, about | {"series": {name: found[name] for name in SIZES if name in found}}
+                    out,
+                    about | {"series": {name: series[name] for name in SIZES if name in series}},
                 )
-        print(key, found[key]["exponents"], flush=True)
+        print(key, series[key]["exponents"], flush=True)
 
 
 if __name__ == "__main__":

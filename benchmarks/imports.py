@@ -52,11 +52,11 @@ def seconds(names: tuple[str, ...], repeats: int) -> float:
 
 def recorded(folder: Path) -> dict[str, list[float]]:
     """By verb the seconds of every stage on record, each once."""
-    found: dict[str, float] = {}
+    spent_by: dict[str, float] = {}
     for path in sorted(folder.glob("*/*/run.json")):
-        found |= json.loads(path.read_text()).get("seconds", {})
+        spent_by |= json.loads(path.read_text()).get("seconds", {})
     by_verb: dict[str, list[float]] = {}
-    for stage, spent in found.items():
+    for stage, spent in spent_by.items():
         by_verb.setdefault(stage.partition("@")[0], []).append(spent)
     return by_verb
 
@@ -65,28 +65,28 @@ def shares(folder: Path, repeats: int) -> dict[str, dict[str, Any]]:
     """By verb: seconds of imports, how many stages are on record and their median seconds, and the
     share of imports in those.
     """
-    stages, found, known = recorded(folder), {}, {}
+    stages, spent_by, known = recorded(folder), {}, {}
     for verb in (*STAGES, *studies()):
         names = imported(verb)
         known[names] = known.get(names) or seconds(names, repeats)
         spent = round(statistics.median(stages[verb]), 2) if verb in stages else None
         share = None if spent is None else round(known[names] / (known[names] + spent), 3)
-        found[verb] = {
+        spent_by[verb] = {
             "imports": round(known[names], 2),
             "stages": len(stages.get(verb, [])),
             "median": spent,
             "share": share,
         }
-        print(verb, found[verb], flush=True)
-    return found
+        print(verb, spent_by[verb], flush=True)
+    return spent_by
 
 
 def main() -> None:
     args = arguments(__doc__, repeats=3, suite="mini").parse_args()
-    found = shares(ROOT / "results" / args.suite, args.repeats)
+    spent_by = shares(ROOT / "results" / args.suite, args.repeats)
     write_json(
         ROOT / "reproduction/report/imports.json",
-        {"machine": machine(args.device), "stages": found},
+        {"machine": machine(args.device), "stages": spent_by},
     )
 
 

@@ -1,4 +1,4 @@
-"""A calibration beside others: how much longer `featcal calibrate` takes beside one and three of
+"""Measure how much longer `featcal calibrate` takes next to one and three calibrations of
 its kind than alone.
 
 python -m benchmarks.neighbours              Two blocks of ViT-B/32's shape. --policies passive: as
@@ -115,7 +115,7 @@ def neighbours(
 def measured(
     count: int, args: Namespace, root: Path, policy: Mapping[str, str]
 ) -> tuple[float, str]:
-    """Seconds of one job beside so many others, and the digest of the weights that it wrote."""
+    """Seconds of one job next to others, and the digest of the weights that it wrote."""
     with neighbours(count, args, root, policy):
         start = time.perf_counter()
         code = job(args, root, root / "measured", policy).wait()
@@ -133,7 +133,7 @@ def slow_downs(args: Namespace, root: Path) -> Iterator[tuple[str, int, float]]:
     _, first = measured(0, args, root, {})  # the warm-up: files are read from memory from here on
     for name in args.policies.split():
         alone = 0.0
-        for count in (0, *map(int, args.beside.split())):
+        for count in (0, *map(int, args.next_to.split())):
             seconds, digest = measured(count, args, root, POLICIES[name])
             assert digest == first, "the results differ"
             if count:
@@ -144,7 +144,7 @@ def slow_downs(args: Namespace, root: Path) -> Iterator[tuple[str, int, float]]:
 
 def main() -> None:
     sizes = {"tasks": 1, "samples": 32, "layers": 2, "width": 768}
-    args = arguments(__doc__, **sizes, policies=" ".join(POLICIES), beside="1 3").parse_args()
+    args = arguments(__doc__, **sizes, policies=" ".join(POLICIES), next_to="1 3").parse_args()
     disable_progress_bar()
     print(f"{machine(args.device)}; {os.cpu_count()} processors", flush=True)
     with tempfile.TemporaryDirectory() as root:
@@ -152,7 +152,7 @@ def main() -> None:
         for name, count, ratio in slow_downs(args, Path(root)):
             share = f"{ratio / (count + 1):.2f} of what the share allows (asked: at most {BOUND})"
             print(
-                f"{name}, beside {count}: {ratio:.2f} times as long as alone, {share}", flush=True
+                f"{name}, next to {count}: {ratio:.2f} times as long as alone, {share}", flush=True
             )
 
 

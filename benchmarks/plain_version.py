@@ -7,7 +7,7 @@ Knows the package's settings and nothing else of it.
 
 The published form of the method (github.com/egangu/featcal) does the same, batch for batch and
 product for product, but for three things, which `published` turns on: features wait in the host's
-memory, the left side has its stabiliser 1e-8, and behind the last block the student does not run
+memory, the left side has its stabiliser 1e-8, and after the last block the student does not run
 again.
 """
 
@@ -82,17 +82,17 @@ def calibrate_block(
     last: bool,
     published: bool = False,
 ) -> dict[str, Pairs]:
-    """Solve one block in place. Returns: the features behind it."""
+    """Solve one block in place. Returns: the features after it."""
     device = next(student.parameters()).device
     place = "cpu" if published else device
     sums: dict[str, Sums] = {t: {} for t in teachers}
-    behind: dict[str, list[Tensor]] = {t: [] for t in teachers}
+    after: dict[str, list[Tensor]] = {t: [] for t in teachers}
     for task, teacher in teachers.items():
         for x_student, x_teacher in hidden[task]:
             with inputs(student) as cal:
                 student(x_student.to(device), attention_mask=None)
             with inputs(teacher) as exp:
-                behind[task].append(teacher(x_teacher.to(device), attention_mask=None).to(place))
+                after[task].append(teacher(x_teacher.to(device), attention_mask=None).to(place))
             add(sums[task], cal, exp, s, last)
     stabiliser = STABILISER if published else 0.0
     solved = {
@@ -108,7 +108,7 @@ def calibrate_block(
     return {
         t: [
             (student(x.to(device), attention_mask=None).to(place), y)
-            for (x, _), y in zip(hidden[t], behind[t], strict=True)
+            for (x, _), y in zip(hidden[t], after[t], strict=True)
         ]
         for t in teachers
     }

@@ -28,12 +28,12 @@ Seconds = tuple[float, float]  # of the plain version and of the package
 
 def medians(args: Namespace, key: str, sizes: Sequence[int]) -> dict[int, Seconds]:
     """Median seconds of both at each size of one key; equal results are asserted at each."""
-    found = {}
+    seconds = {}
     for size in sizes:
         pairs, _ = calibrate.compare(Namespace(**(vars(args) | {key: size})))
         plain, ours = zip(*pairs, strict=True)
-        found[size] = statistics.median(plain), statistics.median(ours)
-    return found
+        seconds[size] = statistics.median(plain), statistics.median(ours)
+    return seconds
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
@@ -42,21 +42,21 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def exponents(found: Mapping[int, Seconds]) -> Seconds:
+def exponents(seconds: Mapping[int, Seconds]) -> Seconds:
     """Exponents of the plain version and of the package."""
-    plain, ours = zip(*found.values(), strict=True)
-    return exponent(list(found), plain), exponent(list(found), ours)
+    plain, ours = zip(*seconds.values(), strict=True)
+    return exponent(list(seconds), plain), exponent(list(seconds), ours)
 
 
-def plot(found: Mapping[str, Mapping[int, Seconds]], title: str, out: str | Path) -> None:
+def plot(seconds: Mapping[str, Mapping[int, Seconds]], title: str, out: str | Path) -> None:
     """One panel per key: time over its smallest size's time of the package, both axes
     logarithmic.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3 * len(found), 3.2), layout="constrained")
+    figure = Figure(figsize=(3 * len(seconds), 3.2), layout="constrained")
     for axis, (key, times) in zip(
-        figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True
+        figure.subplots(1, len(seconds), squeeze=False)[0], seconds.items(), strict=True
     ):
         unit = next(iter(times.values()))[1]
         for index, (label, marker) in enumerate((("plain version", "s--"), ("featcal", "o-"))):
@@ -87,20 +87,21 @@ def main() -> None:
     ).parse_args()
     torch.set_num_threads(args.threads)
     print(machine(args.device))
-    found = {}
+    seconds = {}
     for key in args.keys.split():
         sizes = SIZES[key]
-        found[key] = medians(args, key, sizes)
-        plain, ours = exponents(found[key])
+        seconds[key] = medians(args, key, sizes)
+        plain, ours = exponents(seconds[key])
         claim = "" if key == "width" else f" (claimed: at most {BOUND})"
         growth = ", ".join(
-            f"{size}: {pair[1] / found[key][sizes[0]][1]:.2f}" for size, pair in found[key].items()
+            f"{size}: {pair[1] / seconds[key][sizes[0]][1]:.2f}"
+            for size, pair in seconds[key].items()
         )
         print(
             f"{key:8s} exponent {ours:.2f}{claim}, plain version {plain:.2f};  growth {growth}",
             flush=True,
         )
-    plot(found, machine(args.device), args.out)
+    plot(seconds, machine(args.device), args.out)
     print(f"plot: {args.out}")
 
 

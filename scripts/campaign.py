@@ -1,17 +1,15 @@
-"""What becomes of model families, folder forms and bad inputs: a line for each, calibrated, refused
-by name, or a fault of ours.
+"""Report for each model family, folder form and bad input: calibrated, refused by name, or a fault
+of ours.
 
     python scripts/campaign.py [NAME ...]
 
-NAME: families, calls, signals, inputs or commands, or one of these as it is printed: a family, "a
-family (command)", a wrong call, a signal, a harm such as "no data (run)", or the words of a command
-that cannot be.
+NAME: families, calls, signals, inputs or commands, or one case as it is printed, such as a family,
+"a family (command)", or "no data (run)".
 
-Tiny random models stand for the families. What is written has to load again and to be as far from
-its experts as was told; a dry run has to end as its run does, and to leave nothing. "named" is one
-message in the words of the command that says what is wrong; "silent" is a result that should not be
-there, or that is not what it is said to be, and "traceback" whatever no message explains: both are
-faults, and the exit code is 1 where there is one.
+Tiny random models represent the families. A written model has to load again and to have the
+reported drift; a dry run has to end as its run does, and to leave no files. "named" is one message
+that says what is wrong; "silent" is a result that should not exist or differs from its report;
+"traceback" is an error without a message. The last two are faults and make the exit code 1.
 """
 
 import inspect
@@ -50,7 +48,7 @@ from featcal.errors import FeatCalError
 from featcal.models.save import save_model
 
 OK, NAMED, SILENT, TRACEBACK = "ok", "named", "silent", "traceback"
-TOLD = ("merged", "calibrated")  # of whose drift featcal.json tells
+MODELS = ("merged", "calibrated")  # whose drift featcal.json records
 SHOWN = {
     "t5": "T5", "t5_gated": "T5 1.1", "t5_encoder": "T5's encoder", "clip": "CLIP", "clip_text": "CLIP's text tower",
     "llama": "Llama", "bert": "BERT", "roberta": "RoBERTa", "gpt2": "GPT-2", "qwen2": "Qwen2", "qwen3": "Qwen3",
@@ -161,9 +159,9 @@ def family(
     result = featcal.calibrate(
         merged, base=base, experts=experts, batches=given, settings=chosen, held_out={}, plan=plan
     )
-    found = featcal.compare({"calibrated": result.model}, experts, given, plan=plan)
+    agreements = featcal.compare({"calibrated": result.model}, experts, given, plan=plan)
     last = result.drift[-1]
-    assert abs(found[-1].relative_drift - last.calibrated) < 1e-4, (
+    assert abs(agreements[-1].relative_drift - last.calibrated) < 1e-4, (
         "compare and calibrate measure differently"
     )
     return f"{len(result.blocks)} blocks, drift {last.merged:.3f} to {last.calibrated:.3f}"
@@ -231,14 +229,14 @@ def by_command(
                 *more,
             ]
             before = everything()
-            dry, told = command([*asked, "--dry-run"])
-            if fault := ill_said(dry, told) or left_by(before):
+            dry, dry_message = command([*asked, "--dry-run"])
+            if fault := ill_said(dry, dry_message) or left_by(before):
                 return SILENT, fault
             code, said = command(asked)
             if dry != code:
                 return (
                     SILENT,
-                    f"the dry run ends with {dry}, the run with {code}: {(told or said).strip()[:200]}",
+                    f"the dry run ends with {dry}, the run with {code}: {(dry_message or said).strip()[:200]}",
                 )
             if fault := ill_said(code, said) or left_by(before, *(["new"] if code == 0 else [])):
                 return SILENT, fault
@@ -272,7 +270,7 @@ def everything() -> dict[str, int]:
 
 
 def left_by(before: dict[str, int], *made: str) -> str:
-    """What lies otherwise than before beside what was to be made; nothing where all is well."""
+    """Return which files were left or changed besides the expected ones; empty if none."""
     now = {name: size for name, size in everything().items() if Path(name).parts[0] not in made}
     differs = [name for name in {*before, *now} if before.get(name) != now.get(name)]
     return f"left or changed: {', '.join(sorted(differs)[:5])}" if differs else ""
@@ -303,8 +301,8 @@ def no_result(merged: Path, folder: Path) -> str:
         for place in (merged, folder)
     ]
     kind = getattr(tf, json.loads((folder / "config.json").read_text())["architectures"][0])
-    model, told = kind.from_pretrained(folder, output_loading_info=True)
-    lost = {key: sorted(names) for key, names in told.items() if names}
+    model, report = kind.from_pretrained(folder, output_loading_info=True)
+    lost = {key: sorted(names) for key, names in report.items() if names}
     if lost or not all(bool(p.isfinite().all()) for p in model.parameters()):
         return f"does not load as it was written: {lost}"
     if files[0].keys() != files[1].keys() or all(
@@ -315,9 +313,7 @@ def no_result(merged: Path, folder: Path) -> str:
 
 
 def other_drift(words: list[str]) -> str:
-    """Whether featcal compare finds another drift in the two folders than featcal.json tells of
-    them.
-    """
+    """Return how the drift by featcal compare differs from featcal.json's; empty if it does not."""
     whole = [
         "compare",
         "--model",
@@ -332,17 +328,19 @@ def other_drift(words: list[str]) -> str:
     code, said = command(whole)
     if code:
         return f"compare: {said}"
-    told = {
+    recorded = {
         (one["expert"], of): one[of]
         for one in json.loads(Path("new/featcal.json").read_text())["drift"]
-        for of in TOLD
+        for of in MODELS
     }
-    found = {
+    measured = {
         (one["expert"], one["model"]): one["relative_drift"]
         for one in json.loads(said)["agreement"]
     }
-    same = found.keys() == told.keys() and all(abs(found[key] - told[key]) < 1e-4 for key in told)
-    return "" if same else f"compare finds {found}, featcal.json tells {told}"
+    same = measured.keys() == recorded.keys() and all(
+        abs(measured[key] - recorded[key]) < 1e-4 for key in recorded
+    )
+    return "" if same else f"compare measures {measured}, featcal.json has {recorded}"
 
 
 def options_of(settings: dict[str, Any]) -> list[str]:
@@ -467,9 +465,9 @@ BAD: dict[str, tuple[Callable[[], object], bool]] = {
     "an unknown architecture": (lambda: configured("a", architectures=["NoSuchModel"]), False),
     "code in the folder": (lambda: configured("a", auto_map={"AutoModel": "code.Model"}), False),
     "a quantised model": (lambda: configured("a", quantization_config={"quant_method": "gptq"}), False),
-    "fewer layers told than there are": (lambda: configured("a", num_hidden_layers=1), False),
-    "more layers told than there are": (lambda: configured("a", num_hidden_layers=3), False),
-    "another width told": (lambda: configured("a", hidden_size=48), False),
+    "fewer layers in config.json than stored": (lambda: configured("a", num_hidden_layers=1), False),
+    "more layers in config.json than stored": (lambda: configured("a", num_hidden_layers=3), False),
+    "another width in config.json": (lambda: configured("a", hidden_size=48), False),
     "heads that do not divide the width": (lambda: configured("a", num_attention_heads=5), False),
     "a width that is text": (lambda: configured("a", hidden_size="wide"), False),
     "no tokenizer": (lambda: [Path(place, "tokenizer.json").unlink() for place in ("base", "merged")], False),
@@ -678,7 +676,7 @@ def command(words: list[str]) -> tuple[int, str]:
 
 
 def fine_command(good: Path, place: Path, words: list[str]) -> tuple[str, str]:
-    """The verdict on a command that has to do what it says, and nothing beside that."""
+    """Return the verdict on a command that has to do what it says and nothing else."""
     shutil.copytree(good, place)
     with chdir(place):
         before = everything()
@@ -751,11 +749,11 @@ def judged(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
         return TRACEBACK, f"{type(error).__name__}: {str(error)[:110]}{at}"
 
 
-def matrix(found: dict[str, str]) -> list[str]:
+def matrix(verdicts: dict[str, str]) -> list[str]:
     """Return the rows of the table in book/families.md from the verdicts by name, with switches."""
-    parts = [name.partition(", --") for name in found if ", --" in name]
+    parts = [name.partition(", --") for name in verdicts if ", --" in name]
     switched = {name: f"{name} (`--{switch}`)" for name, _, switch in parts}
-    plain = {name: verdict for name, verdict in found.items() if ", --" not in name}
+    plain = {name: verdict for name, verdict in verdicts.items() if ", --" not in name}
     fine = [name for name, verdict in plain.items() if verdict == OK]
     refused = [name for name, verdict in plain.items() if verdict == NAMED and name not in switched]
     rows = {
@@ -773,23 +771,23 @@ def main(wanted: list[str]) -> int:
         signal.SIGINT, signal.default_int_handler
     )  # ignored in a shell's background, and then by our processes, too
     counts: Counter[str] = Counter()
-    found: dict[str, str] = {}
+    verdicts: dict[str, str] = {}
 
-    def tell(group: str, name: str, run: Callable[[], tuple[str, str]]) -> None:
+    def report(group: str, name: str, run: Callable[[], tuple[str, str]]) -> None:
         if wanted and name not in wanted and group not in wanted:
             return
-        found[name], what = judged(run)
-        counts[found[name]] += 1
-        print(f"{found[name]:10} {name}: {' '.join(what.split())}", flush=True)
+        verdicts[name], what = judged(run)
+        counts[verdicts[name]] += 1
+        print(f"{verdicts[name]:10} {name}: {' '.join(what.split())}", flush=True)
 
     for name, (in_memory, by_folders) in families().items():
-        tell("families", name, in_memory)
-        tell("families", f"{name} (command)", by_folders)
+        report("families", name, in_memory)
+        report("families", f"{name} (command)", by_folders)
     if not wanted or "families" in wanted:
-        print("\n".join(matrix({name: found[name] for name in families()})), flush=True)
+        print("\n".join(matrix({name: verdicts[name] for name in families()})), flush=True)
     for function, others in WRONG.items():
         for number, other in enumerate(others):
-            tell(
+            report(
                 "calls",
                 f"featcal.{function}: {', '.join(other)} ({number})",
                 lambda f=function, o=other: wrong_call(f, o),
@@ -804,7 +802,7 @@ def main(wanted: list[str]) -> int:
             assert command(MERGE)[0] == 0
         places = (Path(place) / str(number) for number in count())
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
-            tell(
+            report(
                 "signals",
                 f"{sign.name} after a block, then again",
                 lambda s=sign: interrupted(s, good, next(places)),
@@ -813,16 +811,16 @@ def main(wanted: list[str]) -> int:
             for words in (CALIBRATE, [*CALIBRATE, "--dry-run"]):
                 how = "dry run" if "--dry-run" in words else "run"
                 asked = (harm, good, fine, words)
-                tell("inputs", f"{what} ({how})", lambda a=asked: bad_input(*a, next(places)))
+                report("inputs", f"{what} ({how})", lambda a=asked: bad_input(*a, next(places)))
         for words in (*([*CALIBRATE, *more] for more in lines(ADDED)), *lines(WHOLE)):
             name = " ".join(words).removeprefix(f"{' '.join(CALIBRATE)} ")
-            tell(
+            report(
                 "commands",
                 name,
                 lambda a=(lambda: None, good, False, words): bad_input(*a, next(places)),
             )
         for words in lines(FINE):
-            tell("commands", " ".join(words), lambda w=words: fine_command(good, next(places), w))
+            report("commands", " ".join(words), lambda w=words: fine_command(good, next(places), w))
     print(", ".join(f"{many} {verdict}" for verdict, many in sorted(counts.items())))
     return 1 if counts[SILENT] or counts[TRACEBACK] else 0
 

@@ -32,12 +32,12 @@ DATA_SEED, EXPERT_SEED, BATCH = 0, 0, 100
 
 def scores(model, tokenizer, tasks) -> dict[str, float]:
     """Validation score of each task."""
-    found = {}
+    results = {}
     for task in tasks:
         rows = draw_rows(task, "validation", COUNTS["validation"], DATA_SEED)
         pairs = [prompted(task, row) for row in rows]
-        found[task] = round(score_glue(model, tokenizer, task, pairs, BATCH)[0], 4)
-    return found
+        results[task] = round(score_glue(model, tokenizer, task, pairs, BATCH)[0], 4)
+    return results
 
 
 def measured(folder: Path, settings: FineTuneText) -> dict:
@@ -45,21 +45,21 @@ def measured(folder: Path, settings: FineTuneText) -> dict:
     averaging takes an eighth.
     """
     tokenizer, base = load_tokenizer(folder), load_model(folder)
-    found: dict = {"base": scores(base, tokenizer, WORLDS), "experts": {}, "seconds": {}}
+    results: dict = {"base": scores(base, tokenizer, WORLDS), "experts": {}, "seconds": {}}
     start = {name: value.clone() for name, value in base.state_dict().items()}
     moved = {name: torch.zeros_like(value) for name, value in start.items()}
     for task in WORLDS:
         samples = draw_samples(task, "train", COUNTS["train"], DATA_SEED)
         began = time.process_time()
         expert = fine_tune_text(folder, samples, settings, task, EXPERT_SEED)
-        found["seconds"][task] = round(time.process_time() - began, 1)
+        results["seconds"][task] = round(time.process_time() - began, 1)
         own = scores(expert, tokenizer, [task])
-        found["experts"] |= own
+        results["experts"] |= own
         for name, value in expert.state_dict().items():
             moved[name] += value - start[name]
         print(
             task,
-            f"base {found['base'][task]:.1f} expert {own[task]:.1f} ({found['seconds'][task]} CPU-s)",
+            f"base {results['base'][task]:.1f} expert {own[task]:.1f} ({results['seconds'][task]} CPU-s)",
             flush=True,
         )
     for name, scale in {
@@ -67,8 +67,8 @@ def measured(folder: Path, settings: FineTuneText) -> dict:
         **{f"task_arithmetic {scale:g}": scale for scale in SCALES},
     }.items():
         base.load_state_dict({key: value + scale * moved[key] for key, value in start.items()})
-        found[name] = scores(base, tokenizer, WORLDS)
-    for name, values in found.items():
+        results[name] = scores(base, tokenizer, WORLDS)
+    for name, values in results.items():
         if name != "seconds" and values:
             print(
                 f"{name:22}",
@@ -76,7 +76,7 @@ def measured(folder: Path, settings: FineTuneText) -> dict:
                 f"| {mean(values):5.1f}",
                 flush=True,
             )
-    return found
+    return results
 
 
 def mean(values: dict[str, float]) -> float:
@@ -92,9 +92,9 @@ def main() -> None:
     torch.set_num_threads(1)
     known = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
     for role in roles:
-        found = measured(MODELS / role, ROLES[role])
-        found.pop("seconds")  # another machine takes another time
-        write_json(CHOICE, dict(sorted((known := known | {role: found}).items())))
+        results = measured(MODELS / role, ROLES[role])
+        results.pop("seconds")  # another machine takes another time
+        write_json(CHOICE, dict(sorted((known := known | {role: results}).items())))
 
 
 if __name__ == "__main__":

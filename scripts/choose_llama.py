@@ -44,7 +44,7 @@ CHOICE = Path("reproduction/mini/language/choice_llama.json")
 
 def scores(model, tokenizer, rows: int) -> dict[str, float]:
     """Percent right of each test on validation prompts, and their mean."""
-    found = {}
+    results = {}
     for key, test in TESTS.items():
         items = test_items(key, "validation", rows, DATA_SEED)
         said = generate_texts(
@@ -52,8 +52,8 @@ def scores(model, tokenizer, rows: int) -> dict[str, float]:
         )
         judged = zip(items, said, strict=True)
         right = [CHECKS[test.check](test_row(key, item), answer) for item, answer in judged]
-        found[key] = 100 * float(np.mean(right))
-    return found | {"average": float(np.mean(list(found.values())))}
+        results[key] = 100 * float(np.mean(right))
+    return results | {"average": float(np.mean(list(results.values())))}
 
 
 def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str, float]]:
@@ -94,8 +94,8 @@ def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str
     return table
 
 
-def show(role: str, name: str, found: dict[str, float]) -> None:
-    print(f"{role} {name:20}", " ".join(f"{value:5.1f}" for value in found.values()), flush=True)
+def show(role: str, name: str, results: dict[str, float]) -> None:
+    print(f"{role} {name:20}", " ".join(f"{value:5.1f}" for value in results.values()), flush=True)
 
 
 def main() -> None:
@@ -109,21 +109,21 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
+    results = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
     for role in given.roles:
         tried = {
             name: value for name in ("steps", "lr") if (value := getattr(given, name)) is not None
         }
         settings = load_suite(Path(), "mini").language.roles[role].fine_tune.but(**tried)
         values = {name: getattr(settings, name) for name in ("steps", "lr", "batch", "frozen")}
-        found[role] = {
+        results[role] = {
             "validation": measured(role, settings, given.rows),
             "rows": given.rows,
             "experts": values,
         }
     if given.write:
         rounded = json.loads(
-            json.dumps(found), parse_float=lambda text: float(f"{float(text):.6g}")
+            json.dumps(results), parse_float=lambda text: float(f"{float(text):.6g}")
         )
         with atomic_path(CHOICE) as hidden:
             hidden.write_text(json.dumps(rounded, indent=1, sort_keys=True) + "\n")

@@ -54,7 +54,7 @@ drawn = cache(draw_split)  # a worker process meets the same split many times
 
 
 class Base:
-    """A base's vision tower, and the frozen classifier of each task behind it."""
+    """A base's vision tower, and the frozen classifier of each task after it."""
 
     def __init__(self, role: str):
         clip = load_clip(MODELS / role)
@@ -161,15 +161,15 @@ def measured(strength: float, pools, seeds) -> dict:
     jobs = {
         f"{r}/{p}/{s}": (r, p, s, strength) for r in reversed(ROLES) for p in pools for s in seeds
     }
-    found: dict = {pool: {role: {} for role in ROLES} for pool in pools}
+    scores_of: dict = {pool: {role: {} for role in ROLES} for pool in pools}
     for name, scores in fan_out("merged", merged_averages, jobs, WORKERS):
         role, pool, seed = name.split("/")
         own = {task: experts[f"{role} {task} seed {seed}"] for task in POOLS[pool]}
-        found[pool][role][seed] = scores | {
+        scores_of[pool][role][seed] = scores | {
             "experts": float(np.mean(list(own.values()))),
             "expert_of": own,
         }
-    return found
+    return scores_of
 
 
 def passes(scores: dict, value: float) -> bool:
@@ -271,8 +271,10 @@ def choose_settings() -> None:
             for value in grid
             for role in fixed
         }
-        found = dict(fan_out(name, calibrated_average, jobs, WORKERS))
-        sweeps[name] = {f"{v:g}": {role: found[f"{role}/{v:g}"] for role in ROLES} for v in grid}
+        scores_of = dict(fan_out(name, calibrated_average, jobs, WORKERS))
+        sweeps[name] = {
+            f"{v:g}": {role: scores_of[f"{role}/{v:g}"] for role in ROLES} for v in grid
+        }
         score = {value: sum(sweeps[name][f"{value:g}"].values()) for value in grid}
         chosen[name] = max(
             grid, key=lambda v, at=START[name], score=score: (score[v], v == at)

@@ -3,7 +3,7 @@ reproduction/preset_choice.json.
 
 Every candidate calibrates from two mergers with 64 samples of each task and is scored on validation
 samples; test samples are not looked at. The choice is the candidate with the highest mean over
-roles and mergers; what it is stands in featcal/settings.py. Averages that are known already are
+roles and mergers; the preset is in featcal/settings.py. Averages that are known already are
 kept, so that a run that was interrupted goes on. Needs the prepared and merged models.
 
   python scripts/choose_preset.py clip_b32-8 minilm-8
@@ -52,8 +52,8 @@ def main() -> None:
             for name, settings in candidates().items()
             if name not in known
         }
-        for name, found in fan_out(f"{key} {upstream}", average, jobs, context.suite.workers):
-            known[name] = found
+        for name, value in fan_out(f"{key} {upstream}", average, jobs, context.suite.workers):
+            known[name] = value
             write_json(
                 FOUND, {"samples": SAMPLES, "rows": ROWS, **choice(averages), "averages": averages}
             )

@@ -42,7 +42,7 @@ def main() -> None:
     asked, context = parser.parse_args(), load_context()
     known = read_json(FOUND) if FOUND.is_file() else {}
     for key in asked.key:
-        found = known.setdefault(key, {}).setdefault(asked.what, {"rows": ROWS})
+        entry = known.setdefault(key, {}).setdefault(asked.what, {"rows": ROWS})
         if asked.what == "scale":
             jobs: dict[str, tuple[Any, ...]] = {
                 f"scale {scale:g}": (context, key, scale) for scale in SCALES
@@ -57,7 +57,7 @@ def main() -> None:
                 m: (calibrated, {name: (context, key, m, *at) for name, at in grid.items()})
                 for m in UPSTREAMS
             }
-        scores: dict[str, dict[str, float]] = found.setdefault("by_merger", {})
+        scores: dict[str, dict[str, float]] = entry.setdefault("by_merger", {})
         for merger, (function, jobs) in of.items():
             left = {
                 name: job for name, job in jobs.items() if name not in scores.setdefault(merger, {})
@@ -66,10 +66,10 @@ def main() -> None:
                 scores[merger][name] = value
                 write_json(FOUND, known)
         names = next(iter(of.values()))[1]
-        found["averages"] = {
+        entry["averages"] = {
             name: round(sum(s[name] for s in scores.values()) / len(scores), 2) for name in names
         }
-        found["best"] = max(names, key=lambda name: found["averages"][name])
+        entry["best"] = max(names, key=lambda name: entry["averages"][name])
         write_json(FOUND, known)
 
 

@@ -45,14 +45,14 @@ def main() -> None:
     for i, recipe in enumerate(RECIPES):
         own = {task: scores[json.dumps([i, task])] for task in TASKS}
         average = sum(right for right, _ in own.values()) / len(own)
-        told: dict[str, Any] = {
+        record: dict[str, Any] = {
             "steps": recipe.steps,
             "lr": recipe.lr,
             "frozen": list(recipe.frozen),
         }
         rows.append(
             {
-                **told,
+                **record,
                 "validation": {task: own[task][0] for task in TASKS},
                 "average": round(average, 2),
                 "seconds": round(sum(s for _, s in own.values()) / len(own), 1),

@@ -2,7 +2,7 @@
 paper's.
 
 The models were chosen before and are frozen; test texts are not looked at. Writes
-reproduction/mini/language/settings_choice.json; the best average of a family stands in params.yaml
+reproduction/mini/language/settings_choice.json; the best average of a family is in params.yaml
 as the setting `suite` of both its sizes. Needs the prepared and merged models: dvc repro
 pipeline/language/dvc.yaml:merge_language@…
 
@@ -93,14 +93,14 @@ def _on_glue(
     from reproduction.language.generation import score_glue
     from reproduction.prepare.texts import load_texts
 
-    found = {}
+    scores = {}
     for task in context.suite.tasks_of(role, pool):
         samples = [
             (one.text, one.target or "")
             for one in list(load_texts(context.layout.texts, task, "validation"))[:ROWS]
         ]
-        found[task] = score_glue(model, tokenizer, task, samples, batch=64)[0]
-    return found
+        scores[task] = score_glue(model, tokenizer, task, samples, batch=64)[0]
+    return scores
 
 
 def _on_tests(context: Context, model: Any, tokenizer: Any) -> Mapping[str, float]:

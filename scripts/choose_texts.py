@@ -96,10 +96,10 @@ def write_task(origin: Path, task: str, out: Path) -> None:
             store_schema=False,
         )
     classes = json.loads((origin / "labels.json").read_text("utf-8"))
-    told = json.dumps(
+    text = json.dumps(
         {"classes": classes, "templates": TEMPLATES[task]}, indent=1, ensure_ascii=False
     )
-    (out / "labels.json").write_text(told + "\n", "utf-8")
+    (out / "labels.json").write_text(text + "\n", "utf-8")
     counts = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
     mark = (
         "\n\nSHARE-ALIKE: these rows may be passed on, changed too, only under the same licence."
@@ -120,10 +120,10 @@ def order(task: str, purpose: str, count: int) -> np.ndarray:
 
 
 def entry(folder: Path, name: str) -> str:
-    """What README.md of a set says behind `- name:`."""
-    found = re.search(rf"^- {name}: (.*)$", (folder / "README.md").read_text("utf-8"), re.MULTILINE)
-    assert found, f"{folder}/README.md has no line `- {name}:`"
-    return found[1]
+    """Return the text after `- name:` in a set's README.md."""
+    match = re.search(rf"^- {name}: (.*)$", (folder / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert match, f"{folder}/README.md has no line `- {name}:`"
+    return match[1]
 
 
 def shared_alike(folder: Path) -> bool:

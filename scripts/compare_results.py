@@ -56,7 +56,7 @@ def scores(folder: Path) -> Scores:
 
 def differences(committed: Scores, recomputed: Scores) -> tuple[list[Difference], list[str]]:
     """Per model what moved, and the models and tasks that only one side has."""
-    found, unmatched = [], []
+    differences, unmatched = [], []
     for model in sorted(set(committed) | set(recomputed)):
         here, there = committed.get(model, {}), recomputed.get(model, {})
         name = " ".join(word for word in model if word)
@@ -67,23 +67,23 @@ def differences(committed: Scores, recomputed: Scores) -> tuple[list[Difference]
             worst = max(moved, key=lambda task: abs(moved[task]) / noise[task])
             average, usual = sum(moved.values()) / len(moved), sum(noise.values()) / len(moved)
             too_large = abs(average) > AVERAGE * usual or abs(moved[worst]) > TASK * noise[worst]
-            found.append(Difference(name, average, worst, moved[worst], too_large))
-    return found, unmatched
+            differences.append(Difference(name, average, worst, moved[worst], too_large))
+    return differences, unmatched
 
 
-def report(found: list[Difference], unmatched: list[str]) -> bool:
+def report(differences: list[Difference], unmatched: list[str]) -> bool:
     """Prints the table; true when every difference is small and both sides have the same rows."""
-    width = max((len(d.model) for d in found), default=5)
+    width = max((len(d.model) for d in differences), default=5)
     print(f"{'model':{width}}  average  largest on one task")
-    for d in found:
+    for d in differences:
         mark = "  too large" if d.too_large else ""
         print(f"{d.model:{width}}  {d.average:+7.2f}  {d.worst:+7.2f} {d.task}{mark}")
     for name in unmatched:
         print(f"only on one side: {name}")
-    bad = sum(d.too_large for d in found) + len(unmatched)
+    bad = sum(d.too_large for d in differences) + len(unmatched)
     of = f"{AVERAGE:g} point of the average or {TASK:g} of a task, for {ANSWERS} answers"
-    print(f"{len(found)} models compared, {bad} outside {of}")
-    return not bad and bool(found)
+    print(f"{len(differences)} models compared, {bad} outside {of}")
+    return not bad and bool(differences)
 
 
 def main(arguments: list[Any]) -> int:

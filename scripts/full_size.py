@@ -105,7 +105,7 @@ def text(**smaller: Any) -> Size:
 def calibrated(
     size: Size, device: str, samples: int = SAMPLES, tasks: tuple[str, ...] = TASKS
 ) -> Took:
-    """Build base and experts, merge and calibrate them on `device`, and tell what that took."""
+    """Build base and experts, merge and calibrate them on `device`, and report time and memory."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         base = size.build().eval().to(device)
@@ -155,7 +155,7 @@ def report() -> int:
     for size in (vision(), text()):
         took = calibrated(size, "cuda")
         memory = took.peak / 2**30
-        told = f"{size.name}: task arithmetic {took.merge:.1f} s, calibration {took.calibration:.1f} s, {memory:.1f} GiB at most"
-        print(f"{told}; drift of the last block {took.last.relative_drift:.3f}", flush=True)
+        summary = f"{size.name}: task arithmetic {took.merge:.1f} s, calibration {took.calibration:.1f} s, {memory:.1f} GiB at most"
+        print(f"{summary}; drift of the last block {took.last.relative_drift:.3f}", flush=True)
         torch.cuda.empty_cache()
     return 0

@@ -64,7 +64,7 @@ def main() -> None:
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     torch = next(pin for pin in pins if pin.startswith("torch=="))
     with tempfile.TemporaryDirectory() as folder:
-        found = {}
+        entries_of = {}
         for build, wanted in {"cuda": torch, "cpu": f"{torch}+cpu"}.items():
             path = Path(folder) / f"{build}.txt"
             path.write_text(
@@ -75,16 +75,20 @@ def main() -> None:
                 for extra in [*extras, *(["gpu"] if build == "cuda" else [])]
                 for argument in ("--extra", extra)
             ]
-            found[build] = locked(
+            entries_of[build] = locked(
                 "pyproject.toml", *names, "-c", str(path), elsewhere=build == "cpu"
             )
-    shared = {pin: entry for pin, entry in found["cpu"].items() if found["cuda"].get(pin) == entry}
+    shared = {
+        pin: entry
+        for pin, entry in entries_of["cpu"].items()
+        if entries_of["cuda"].get(pin) == entry
+    }
     write(
         "linux.txt",
         shared,
         "Written by scripts/lock.py: what PyTorch's CPU build and its CUDA build need alike.",
     )
-    for build, entries in found.items():
+    for build, entries in entries_of.items():
         own = {"": "-r linux.txt"} | {
             pin: entry for pin, entry in entries.items() if pin not in shared
         }

@@ -12,7 +12,7 @@ if ! git rev-parse --verify --quiet HEAD >/dev/null; then
   exit 2
 fi
 if [ -n "$(git status --porcelain)" ]; then
-  echo "recompute: uncommitted changes are left out; the clone holds HEAD" >&2
+  echo "recompute: uncommitted changes are not included; the clone has HEAD" >&2
 fi
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/featcal-recompute.XXXXXX")

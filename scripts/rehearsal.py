@@ -44,14 +44,14 @@ def rehearse(stages: list[str]) -> int:
         os.environ |= OWN | punkt_tab(
             Path(temporary, "nltk_data")
         )  # before nltk is imported, here and there
-        left_out = lay_out(work)
-        told(f"{len(repositories)} repositories, made in {time.perf_counter() - start:.0f} s")
+        skipped = lay_out(work)
+        report(f"{len(repositories)} repositories, made in {time.perf_counter() - start:.0f} s")
         with HubServer(repositories, gated(repositories)) as hub:
             own = hub.environment(Path(temporary, "cache")) | {"HF_TOKEN": TOKEN}
             command = [sys.executable, str(ROOT / "tests" / "rehearsal_run.py"), str(work), *stages]
             code = subprocess.run(command, env=os.environ | own, check=False).returncode
         if code:
-            told(f"stopped with exit code {code}; what stopped it stands above")
+            report(f"stopped with exit code {code}; the reason is above")
             return code
         asked = {
             request.split()[1].partition("/resolve/")[0]
@@ -62,13 +62,13 @@ def rehearse(stages: list[str]) -> int:
             json.loads((work / RECORD).read_text()),
             len(repositories),
             len(asked),
-            left_out,
+            skipped,
             time.perf_counter() - start,
         )
     return 0
 
 
-def summary(record: dict, served: int, read: int, left_out: list[str], seconds: float) -> None:
+def summary(record: dict, served: int, read: int, skipped: list[str], seconds: float) -> None:
     """What was rehearsed, as a table."""
     by_verb: Counter[str] = Counter()
     for stage, took in record["stages"]:
@@ -78,14 +78,14 @@ def summary(record: dict, served: int, read: int, left_out: list[str], seconds: 
         "repositories served": f"{served}, of which {read} were read",
         "stages run": f"{len(record['stages'])} (longest: {longest})",
         "pages executed": str(record["pages"]),
-        "public tests left out": "; ".join(left_out) or "none",
+        "public tests skipped": "; ".join(skipped) or "none",
         "seconds": f"{seconds:.0f}, of the processor {record['cpu']:.0f}",
     }
     for name, value in rows.items():
         print(f"{name:22} {value}")
 
 
-def told(text: str) -> None:
+def report(text: str) -> None:
     print(f"rehearsal: {text}", file=sys.stderr, flush=True)
 
 

@@ -139,9 +139,9 @@ def test_growth_measures_memory_next_to_the_plan(tmp_path, forked):
     assert growth.exponents(squares) == {"host_bytes": 2.0}
 
 
-def test_a_job_beside_another_writes_the_same(tmp_path, monkeypatch):
+def test_a_job_next_to_another_writes_the_same(tmp_path, monkeypatch):
     """The first, which warms up, is the command itself; those that follow are forked."""
-    args = Namespace(**TINY | {"policies": "passive", "beside": "1", "tasks": 1})
+    args = Namespace(**TINY | {"policies": "passive", "next_to": "1", "tasks": 1})
     neighbours.prepare(args, tmp_path)
     begun = []
 
