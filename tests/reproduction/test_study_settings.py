@@ -143,7 +143,7 @@ def test_the_studies_of_params_begin_at_the_papers_settings_and_read_texts_as_th
         ("clip_b32-8", {"holdout": 1}, "holdout"),
         ("clip_b32-8", {"trials": 0}, "trials"),
         ("clip_b32-8", {"reading": {"split": "train"}}, "texts alone"),
-        ("llama_3b-mergebench", {"reading": None}, "must be told of texts"),
+        ("llama_3b-mergebench", {"reading": None}, "must be given for texts"),
         (
             "clip_b32-8",
             {"paper": {"ridge": 0.0, "anchor_blend": 1.0, "interpolation": 0.3}},
