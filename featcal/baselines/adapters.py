@@ -157,9 +157,7 @@ class Adapters:
             yield
 
     def save(self, folder: str | Path) -> Path:
-        """Write adapters.safetensors, adapters.json and README.md, all or nothing. Raises:
-        DiskFull.
-        """
+        """Write weights, record and README.md, all or nothing. Raises: DiskFull."""
         tensors = {
             f"{task}/{name}": weight.contiguous()
             for task, own in self.weights.items()

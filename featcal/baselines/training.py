@@ -120,12 +120,11 @@ def pairs_of_several(
     batches: Batches,
     head: Head,
 ) -> dict[str, Pair]:
-    """Compute features of all batches of one task by each merged model and the one expert, frozen
-    and without dropout; return them by the merged model's name.
+    """Compute features of one task's batches by each merged model and the one expert, without
+    dropout; return them by the merged model's name.
 
     expert: a model, or its features (rows, d).   head: as for `surgery`.
-    Raises: BadBatches for no batch, or for one that a model refuses; BadSetting for a head that
-    does not fit.
+    Raises: BadBatches for no batch, or one that a model refuses; BadSetting for the head.
     """
     ours: dict[str, list[Tensor]] = {name: [] for name in merged}
     theirs, sizes = [], []
@@ -173,8 +172,7 @@ class InMemorySamples:
 def samples_of(task: str, batches: Batches) -> Any:
     """Return the samples that batches offer `by_number` (whole image splits do), or read them all.
 
-    Returns: an object with a length and `batch`, as InMemorySamples.
-    Raises: BadBatches for no sample.
+    The result has a length and `batch`, as InMemorySamples. Raises: BadBatches for no sample.
     """
     by_number = getattr(batches, "by_number", None)
     samples = by_number() if by_number else InMemorySamples(task, single_samples(batches))
@@ -216,9 +214,7 @@ def batch_order(task: str, count: int, settings: Any, seed: int) -> Iterator[Ten
 
 def kept_steps(pairs: Mapping[str, Pair], settings: Training, seed: int) -> Iterator[Step]:
     """Yield batches of features that were computed once."""
-    orders = {
-        task: batch_order(task, len(pair.sizes), settings, seed) for task, pair in pairs.items()
-    }
+    orders = {t: batch_order(t, len(pair.sizes), settings, seed) for t, pair in pairs.items()}
     while True:
         yield {task: pair.of(next(orders[task])) for task, pair in pairs.items()}
 
@@ -232,10 +228,7 @@ def encoded_steps(
     seed: int,
 ) -> Iterator[Step]:
     """Yield the same batches, running both models for each, as published. All experts stay in
-    memory, in evaluation mode.
-
-    Raises: BadBatches for a task without samples, or texts of several lengths without an attention
-    mask.
+    memory. Raises: BadBatches.
     """
     samples = {task: samples_of(task, batches[task]) for task in experts}
     orders = {task: batch_order(task, len(samples[task]), settings, seed) for task in experts}
@@ -293,13 +286,9 @@ def train(
         for number, step in enumerate(chain([first], steps)):
             counts = [len(pair.merged) for pair in step.values()]
             # padded with zeros: without biases a row of zeros has neither correction nor loss
-            merged, expert = (
-                pad_sequence(
-                    [settings.prepared(getattr(pair, side)) for pair in step.values()],
-                    batch_first=True,
-                )
-                for side in ("merged", "expert")
-            )  # (T, n, d) each
+            ours = [settings.prepared(pair.merged) for pair in step.values()]
+            theirs = [settings.prepared(pair.expert) for pair in step.values()]
+            merged, expert = (pad_sequence(rows, batch_first=True) for rows in (ours, theirs))
             noise = None
             if settings.noisy:  # drawn on the CPU: the same on every device
                 draws = [
@@ -325,8 +314,8 @@ def train(
 
 
 def first_weights(settings: Training, step: Step, seed: int) -> dict[str, nn.Parameter]:
-    """Return initial weights of all tasks, (T, …): a method's first one uniform in ±1/√d, the
-    others 0, so that nothing is corrected yet.
+    """Return initial weights of all tasks, (T, …): the first uniform in ±1/√d, the others 0, so
+    that nothing is corrected yet.
     """
     example = next(iter(step.values())).merged
     shapes = settings.shapes(example.shape[-1])

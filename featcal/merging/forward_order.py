@@ -272,9 +272,8 @@ def memory_key(x: Tensor) -> tuple[object, ...]:
 
 
 def token_rows(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return rows (n, d) of an input (batch, tokens, d) or (batch · tokens, d) without padding.
-
-    Half precision becomes float32.
+    """Return rows (n, d) of an input (batch, tokens, d) or (batch · tokens, d) without padding, in
+    float32 or float64.
     """
     if mask is not None and x.shape[: mask.dim()] == mask.shape:
         x = x[mask.bool()]
