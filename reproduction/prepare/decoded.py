@@ -1,9 +1,7 @@
-"""Decoded pictures of one split in a file below a cache folder: decoded by whoever comes first,
-mapped by all who come later.
+"""Keep the decoded pictures of a split in a file of a cache folder, mapped by later readers.
 
-A safetensors file: labels (n,) int64, pixels (n, 3, H, W) uint8, class names in its header. Nothing
-in it is trusted but what was written for the same split, source, preparation, code and PIL; reading
-it takes neither `datasets` nor a decoder.
+A safetensors file: labels (n,) int64, pixels (n, 3, H, W) uint8, class names in its header. It is
+used only for the same split, source, preparation, code and PIL, and read without `datasets`.
 """
 
 import json
@@ -26,21 +24,15 @@ from featcal.data import images as pictures
 from featcal.data.images import ImageSet, Preprocess
 from featcal.files import atomic_path
 
-WORTHWHILE = (
-    2 << 30
-)  # bytes; of a larger split that is not read whole each picture is decoded when it is asked for
+WORTHWHILE = 2 << 30  # bytes; of a larger split that is not read whole nothing is kept
 CHUNK = 64 << 20  # bytes that are decoded before they are written
-TOLD = 10.0  # seconds between two lines of a long decode
-ABANDONED = 3600.0  # seconds without a byte after which an unfinished file has nobody who writes it
+SHOWN = 10.0  # seconds between two lines of a long decode
+ABANDONED = 3600.0  # seconds without a byte after which nobody writes an unfinished file
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split as load_images is asked for it.
-
-    whole: all of it will be read; a large one of which a few pictures are drawn is not worth its
-    decoding and its place.
-    """
+    """The arguments of load_images.   whole: whether all of it will be read."""
 
     source: str | Path
     name: str
@@ -53,37 +45,34 @@ class Split:
 
     @property
     def asked(self) -> str:
-        """What is read, and how: the same for every state of the source."""
+        """The split and its preparation, the same for every state of the source."""
         source = self.source if self.revision else Path(self.source).resolve()
         named = [self.classes and [*self.classes], sorted((self.columns or {}).items())]
         return json.dumps([str(source), self.name, self.config, self.preprocess.settings, *named])
 
     @property
     def state(self) -> str:
-        """What else decides the bytes: a commit of the hub or the state of every file of the
-        folder, code, PIL, transformers.
+        """What else decides the bytes: the hub's commit or the state of every file of the folder
+        (class names may be in any), code, PIL, transformers.
         """
-        source = self.revision or [
-            (str(path), *_stamp(path.stat())) for path in _files(Path(self.source))
-        ]
+        source: Any = self.revision
+        if not source:
+            walked = walk(Path(self.source), followlinks=True)
+            files = sorted(Path(place) / name for place, _, names in walked for name in names)
+            source = [(str(path), *_stamp(path.stat())) for path in files]
         return json.dumps([source, _code(), PIL.__version__, transformers.__version__])
 
     def load(self, **more: Any) -> ImageSet:
-        """The split from its source. Raises: as load_images."""
+        """Load the split from its source. Raises: as load_images."""
         from featcal.data.images import load_images  # `datasets` takes seconds to import
 
-        named = {
-            "classes": self.classes,
-            "revision": self.revision,
-            "config": self.config,
-            "columns": self.columns,
-        }
-        return load_images(self.source, self.name, self.preprocess, **named, **more)  # type: ignore[arg-type]
+        names = ("classes", "revision", "config", "columns")
+        named: Any = {name: getattr(self, name) for name in names}
+        return load_images(self.source, self.name, self.preprocess, **named, **more)
 
 
 def mapped_images(folder: Path, split: Split) -> ImageSet:
-    """The images of a split as load_images gives them, pixels read-only; kept in `folder` from the
-    first time on.
+    """Return the images of a split as load_images does, pixels read-only, and keep them in `folder`.
 
     Raises: as load_images, when they are decoded; DiskFull.
     """
@@ -103,7 +92,7 @@ def mapped_images(folder: Path, split: Split) -> ImageSet:
 
 
 def _mapped(path: Path, written_for: Mapping[str, str], preprocess: Preprocess) -> ImageSet | None:
-    """What the file holds; None unless it is there, whole, and written for this."""
+    """Return the file's images; None unless it is there, whole, and written for this."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -127,12 +116,9 @@ def _write(path: Path, written_for: Mapping[str, str], images: ImageSet, place: 
     header = {
         "__metadata__": {**written_for, "classes": json.dumps(images.classes)},
         "labels": {"dtype": "I64", "shape": [count], "data_offsets": [0, labelled]},
-        "pixels": {
-            "dtype": "U8",
-            "shape": [count, *first.shape[1:]],
-            "data_offsets": [labelled, whole],
-        },
     }
+    shape = [count, *first.shape[1:]]
+    header["pixels"] = {"dtype": "U8", "shape": shape, "data_offsets": [labelled, whole]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     rows, told = max(1, CHUNK // first.nbytes), time.monotonic()
@@ -141,15 +127,13 @@ def _write(path: Path, written_for: Mapping[str, str], images: ImageSet, place: 
         for start in range(0, count, rows):
             stop = min(start + rows, count)
             file.write(images.pixels[np.arange(start, stop)].data)
-            if time.monotonic() - told > TOLD:
+            if time.monotonic() - told > SHOWN:
                 told = time.monotonic()
                 print(f"  {place}: {stop} of {count} pictures decoded", file=sys.stderr)
 
 
 def _remove_others(folder: Path, slot: str, path: Path) -> None:
-    """Entries of earlier states of the same split, and files that somebody began and was
-    stopped.
-    """
+    """Remove entries of earlier states of the split, and unfinished files."""
     for old in folder.glob(f"{slot}-*"):
         if old != path:
             with suppress(OSError):  # another process was first, or (Windows) still has it mapped
@@ -160,27 +144,15 @@ def _remove_others(folder: Path, slot: str, path: Path) -> None:
                 part.unlink()
 
 
-def _files(folder: Path) -> list[Path]:
-    """All files below a folder: names of classes may stand in one, pictures in others than the
-    split's own.
-    """
-    return sorted(
-        Path(place) / name for place, _, names in walk(folder, followlinks=True) for name in names
-    )
-
-
 def _stamp(found: stat_result) -> tuple[int, ...]:
-    """Changes with every way to change a file: written in place (times, of which nobody can set the
-    second) or replaced.
-    """
+    """Return what changes when a file is written in place (nobody can set ctime) or replaced."""
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 @cache
 def _code() -> str:
-    """The code that turns files into pixels: an edit of it must not find what the old one made."""
-    folders = (Path(pictures.__file__).parent, Path(__file__).parent)
-    files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    """Return a digest of the code that turns files into pixels."""
+    files = [*sorted(Path(pictures.__file__).parent.glob("*.py")), Path(__file__)]
     return _digest("".join(file.read_text("utf-8") for file in files))
 
 

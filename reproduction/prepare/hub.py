@@ -1,9 +1,8 @@
-"""Checkpoints of the Hugging Face hub for the paper's suite: every name pinned to a commit, fetched
-once, readable offline after.
+"""Fetch checkpoints and data sets of the hub once, each pinned to a commit and its check-sums.
 
-Pins live in one JSON file that belongs in git: {"models": {id: commit}, "datasets": {id: commit},
-"files": {id@commit: {file: check-sum}}}. Whoever uses a name first writes its entries; from then on
-they are held against what there is.
+Pins are in one JSON file that belongs in git: {"models": {id: commit}, "datasets": {id: commit},
+"files": {id@commit: {file: check-sum}}}. The first use of a name writes its entries, later ones
+compare with them.
 """
 
 import re
@@ -20,13 +19,8 @@ from featcal.data.places import Kind, reaching
 from featcal.errors import BadFile, BadSetting, HubUnreachable, NoRevision
 from featcal.files import read_json, write_json
 
-PATTERNS = [
-    "*.safetensors",
-    "*.json",
-    "*.txt",
-    "*.model",
-    "*.jinja",
-]  # weights, configuration, tokenizer; never a pickle
+# weights, configuration, tokenizer; never a pickle
+PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # the hub's own account that offers safetensors of older pickled repositories as a pull request
@@ -42,36 +36,24 @@ def cached_commit(name: str, kind: Kind, revision: str) -> str | None:
 
 
 def fetch(name: str, pins: str | Path) -> Path:
-    """The local folder of a hub model at its pinned commit, downloaded when it is not in the cache.
+    """Return the local folder of a hub model at its pinned commit, downloaded if not cached.
 
-    Its files are those of the first use: sha256 of weights, configuration and tokenizer.
-    Raises: NotOnHub, for a gated repository with the page of its terms; HubUnreachable with how to
-    provide a local copy;
-            BadFile for a pin that is not a commit, a commit that the hub does not have, or a file
-            that is not the pinned one.
+    Raises: NotOnHub, for a gated repository with the page of its terms; HubUnreachable; BadFile for
+    a pin that is no commit of the hub, or a file with another check-sum.
     """
     commit = pinned(pins, name)
     try:
         folder = download(name, commit)
     except NoRevision:
         raise _wrong_pin(pins, name, commit) from None
-    _hold(pins, name, commit, _sums(pins, name, folder))
+    _compare(pins, name, commit, _sums(pins, name, folder))
     return folder
 
 
-def model_folder(root: Path, model: str, pins: Path) -> Path:
-    """The local folder of a model given as a folder below the project or as a hub id. Raises: as
-    fetch.
-    """
-    return root / model if (root / model).is_dir() else fetch(model, pins)
-
-
 def pinned_data(pins: str | Path, name: str) -> str:
-    """The commit of a hub data set, whose files the hub still lists with the check-sums of the
-    first use.
+    """Return the commit of a hub data set, after comparing the check-sums that the hub lists.
 
-    Without a connection the commit alone is pinned: what is cached is found by it (data/hub.py).
-    Raises: as fetch.
+    Without a connection only the commit is pinned, by which the cache is found. Raises: as fetch.
     """
     commit = pinned(pins, name, "dataset")
     try:
@@ -79,19 +61,13 @@ def pinned_data(pins: str | Path, name: str) -> str:
             listed = huggingface_hub.HfApi().list_repo_tree(
                 name, recursive=True, revision=commit, repo_type="dataset"
             )
-            told = {
-                entry.path: entry for entry in listed if isinstance(entry, huggingface_hub.RepoFile)
-            }
+            files = [entry for entry in listed if isinstance(entry, huggingface_hub.RepoFile)]
     except NoRevision:
         raise _wrong_pin(pins, name, commit) from None
     except HubUnreachable:
         return commit
-    _hold(
-        pins,
-        name,
-        commit,
-        {path: entry.lfs.sha256 if entry.lfs else entry.blob_id for path, entry in told.items()},
-    )
+    sums = {file.path: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
+    _compare(pins, name, commit, sums)
     return commit
 
 
@@ -114,25 +90,22 @@ def _changed_file(pins: str | Path, name: str, file: str, found: str, expected: 
 
 
 def download(name: str, commit: str) -> Path:
-    """The local folder of a hub model at one commit. Raises: BadSetting unless 40 hex digits;
-    NotOnHub, HubUnreachable.
+    """Return the local folder of a hub model at one commit of 40 hexadecimal digits.
+
+    Raises: BadSetting; NotOnHub, HubUnreachable.
     """
     if not COMMIT.fullmatch(commit):
-        raise BadSetting(
-            f"{name}: revision",
-            commit,
-            "must be a commit of 40 hexadecimal digits; a branch can change",
-        )
+        expected = "must be a commit of 40 hexadecimal digits; a branch can change"
+        raise BadSetting(f"{name}: revision", commit, expected)
     with reaching(name, commit):
-        return Path(
-            huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=PATTERNS)
-        )
+        how = {"revision": commit, "allow_patterns": PATTERNS}
+        return Path(huggingface_hub.snapshot_download(name, **how))
 
 
 def pinned(pins: str | Path, name: str, kind: Kind = "model") -> str:
-    """The commit of a hub id: the pinned one, or the present one, which is then pinned.
+    """Return the pinned commit of a hub id, or pin the present one.
 
-    Raises: NotOnHub; HubUnreachable when it is neither pinned nor cached nor reachable; BadFile for
+    Raises: NotOnHub; HubUnreachable if it is neither pinned nor cached nor reachable; BadFile for
     an unreadable pins file.
     """
     known = _read_pins(pins)
@@ -141,33 +114,29 @@ def pinned(pins: str | Path, name: str, kind: Kind = "model") -> str:
         _write(pins, known)
     commit = known[f"{kind}s"][name]
     if not COMMIT.fullmatch(str(commit)):
-        raise BadFile(
-            pins,
-            f"{name} is pinned to {commit!r}, not to a commit of 40 hexadecimal digits",
-            "remove that line",
-        )
+        problem = f"{name} is pinned to {commit!r}, not to a commit of 40 hexadecimal digits"
+        raise BadFile(pins, problem, "remove that line")
     return commit
 
 
-def _hold(pins: str | Path, name: str, commit: str, found: Mapping[str, str]) -> None:
-    """Check-sums of files of one commit against those of their first use; new ones are added.
+def _compare(pins: str | Path, name: str, commit: str, found: Mapping[str, str]) -> None:
+    """Compare the check-sums of a commit's files with those of their first use, and add new ones.
     Raises: BadFile.
     """
     known = _read_pins(pins)
-    held = known["files"].setdefault(f"{name}@{commit}", {})
-    for file, expected in held.items():
+    pinned = known["files"].setdefault(f"{name}@{commit}", {})
+    for file, expected in pinned.items():
         if found.get(file) != expected:
-            raise _changed_file(
-                pins, name, file, found.get(file, "none: it is not there"), str(expected)
-            )
-    if found.keys() - held.keys():
-        held |= dict(sorted(found.items()))
+            there = found.get(file, "none: it is not there")
+            raise _changed_file(pins, name, file, there, str(expected))
+    if found.keys() - pinned.keys():
+        pinned |= dict(sorted(found.items()))
         _write(pins, known)
 
 
 def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
-    """The sha256 of every file that was asked for. Raises: BadFile for one that is not what the
-    cache calls it.
+    """Return the sha256 of every fetched file. Raises: BadFile for one that the cache names
+    otherwise.
     """
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -175,9 +144,7 @@ def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
         if path.is_file() and any(fnmatch(file, pattern) for pattern in PATTERNS):
             with path.open("rb") as content:
                 found[file] = file_digest(content, "sha256").hexdigest()
-            named = (
-                path.resolve().name
-            )  # a large file is kept in the cache under the check-sum that the hub told
+            named = path.resolve().name  # the cache names a large file by the hub's check-sum
             if _SHA256.fullmatch(named) and named != found[file]:
                 raise _changed_file(pins, name, file, found[file], named)
     return found
@@ -185,18 +152,16 @@ def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
 
 def _read_pins(pins: str | Path) -> dict[str, dict[str, Any]]:
     content = read_json(pins) if Path(pins).is_file() else {}
-    names = ("models", "datasets", "files")
-    sections = (
-        {section: content.get(section, {}) for section in names}
-        if isinstance(content, dict)
-        else {}
-    )
+    sections: dict[str, dict[str, Any]] = {}
+    if isinstance(content, dict):
+        sections = {
+            section: content.get(section, {}) for section in ("models", "datasets", "files")
+        }
     sums = sections.get("files")
     entered = [*sections.values(), *(sums.values() if isinstance(sums, dict) else ())]
     if not sections or not all(isinstance(entries, dict) for entries in entered):
-        raise BadFile(
-            pins, "not a pins file", 'it holds {"models": {id: commit}, "datasets": {id: commit}}'
-        )
+        holds = 'it holds {"models": {id: commit}, "datasets": {id: commit}}'
+        raise BadFile(pins, "not a pins file", holds)
     return sections
 
 
@@ -205,18 +170,13 @@ def _write(pins: str | Path, known: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _resolved(name: str, kind: Kind) -> str:
-    """The commit a name stands for now: asked of the hub, else what the local cache last saw as
-    main.
-    """
+    """Return a name's present commit: the hub's, else what the local cache last saw as main."""
     try:
         with reaching(name, None, kind=kind):
             api = huggingface_hub.HfApi()
             info = api.repo_info(name, repo_type=kind)
-            return (
-                str(info.sha)
-                if kind == "dataset" or _has_safetensors(info)
-                else _converted(api, name)
-            )
+            ready = kind == "dataset" or _has_safetensors(info)
+            return str(info.sha) if ready else _converted(api, name)
     except HubUnreachable:
         cached = cached_commit(name, kind, "main")
         if cached is None:
@@ -225,20 +185,16 @@ def _resolved(name: str, kind: Kind) -> str:
 
 
 def _converted(api: huggingface_hub.HfApi, name: str) -> str:
-    """The commit of the hub's own safetensors conversion (openai/clip-vit-base-patch32 has its
-    weights only there).
+    """Return the commit of the hub's own safetensors conversion, where openai/clip-vit-base-patch32
+    has its weights.
     """
-    for request in api.get_repo_discussions(
-        name, author=_CONVERTER, discussion_type="pull_request"
-    ):
+    how = {"author": _CONVERTER, "discussion_type": "pull_request"}
+    for request in api.get_repo_discussions(name, **how):
         info = api.repo_info(name, revision=f"refs/pr/{request.num}")
         if _has_safetensors(info):
             return str(info.sha)
-    raise BadFile(
-        name,
-        "this repository has no safetensors weights",
-        "pin a commit that has, or give a local folder instead",
-    )
+    way_out = "pin a commit that has, or give a local folder instead"
+    raise BadFile(name, "this repository has no safetensors weights", way_out)
 
 
 def _has_safetensors(info: Any) -> bool:

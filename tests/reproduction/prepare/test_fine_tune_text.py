@@ -108,23 +108,3 @@ def test_a_fresh_adapter_changes_nothing(tmp_path):
     where = folder(tmp_path / "t5", "t5")
     fresh = with_adapters(load_model(where), 4, 8, ["q"], 0).get_base_model()
     assert loss(fresh, where) == pytest.approx(loss(load_model(where), where))
-
-
-def test_adapters_that_are_none_or_of_another_base_are_refused_by_name(tmp_path):
-    pytest.importorskip("peft")
-    where, out = folder(tmp_path / "t5", "t5"), tmp_path / "adapters"
-    fine_tune_text(
-        where, TAUGHT, FineTuneText(steps=1, lora=Lora(rank=2, alpha=4)), "rte", 0, adapters=out
-    )
-    with pytest.raises(BadFile, match=CONFIG):
-        dense_model(where, where)
-    with pytest.raises(BadFile, match="does not fit the base, a Llama"):
-        dense_model(folder(tmp_path / "llama", "llama"), out)
-    (out / WEIGHTS).rename(out / "adapter_model.bin")
-    with pytest.raises(BadFile, match=WEIGHTS):
-        dense_model(where, out)
-    config = json.loads((out / CONFIG).read_text())
-    (out / WEIGHTS).touch()
-    (out / CONFIG).write_text(json.dumps(config | {"peft_type": "IA3"}))
-    with pytest.raises(BadFile, match="IA3"):
-        dense_model(where, out)
