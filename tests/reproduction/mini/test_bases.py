@@ -1,0 +1,168 @@
+"""The bases of the mini suite: pre-training that can be interrupted, tokenizers, shipped folders."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoTokenizer,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPProcessor,
+    LlamaForCausalLM,
+)
+
+from featcal.models.load import load_model, load_tokenizer
+from reproduction.mini import pretrain as clip
+from reproduction.mini.images import draw_split
+from reproduction.mini.language import domains, llama, t5
+from reproduction.mini.language.domains import KINDS, TESTS, mixture, reading
+from reproduction.mini.language.glue import draw_samples
+from reproduction.mini.tasks import TASKS
+from reproduction.mini.training import MODELS
+from reproduction.prepare.fine_tune import fine_tune_text
+from reproduction.prepare.suite import FineTuneText
+
+TINY = llama.Size(hidden=16, layers=2, heads=2, groups=1, mlp=32, tied=True)
+CLIP = clip.Recipe(clip.Size(16, 2, 2, projection=8), steps=6, batch=16, pictures=8, every=2)
+T5 = t5.T5Recipe(t5.T5Size(16, 1, 2, 8, 24), steps=6, rows=2, every=2)
+LLAMA = llama.Recipe(TINY, steps=6, batch=8, facts=2, read=30, every=2)
+PRETRAININGS = {
+    "clip_b32": (clip, clip.pretrain, CLIP),
+    "flan_t5_base": (t5, t5.pretrain_t5, T5),
+    "llama_3b": (llama, llama.pretrain_llama, LLAMA),
+}
+
+
+@pytest.mark.parametrize("role", PRETRAININGS)
+def test_an_interrupted_pretraining_ends_in_the_bytes_of_an_undisturbed_one(
+    tmp_path, monkeypatch, role
+):
+    module, pretrain, recipe = PRETRAININGS[role]
+    pretrain = partial(pretrain, role, state_folder=tmp_path / "state")
+    pretrain(out=tmp_path / "straight", recipe=recipe)
+    step = module._Run.step
+
+    def interrupted(run):
+        if run.done == 5:
+            raise KeyboardInterrupt
+        return step(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Run, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(out=tmp_path / "resumed", recipe=recipe)
+    assert not (tmp_path / "resumed").exists()
+    state = (tmp_path / "state" / role / "state.safetensors").read_bytes()
+    seen = []
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Run, "step", lambda run: seen.append(run.done) or step(run))
+        pretrain(out=tmp_path / "resumed", recipe=recipe)
+        assert seen[0] == 4, "goes on from its state"
+        (tmp_path / "state" / role / "state.safetensors").write_bytes(state)
+        seen.clear()
+        pretrain(out=tmp_path / "other", recipe=replace(recipe, seed=1))
+        assert seen[0] == 0, "a state of another recipe is not resumed"
+    for file in (tmp_path / "straight").iterdir():
+        assert file.read_bytes() == (tmp_path / "resumed" / file.name).read_bytes(), file.name
+    weights = [tmp_path / name / "model.safetensors" for name in ("straight", "other")]
+    assert weights[0].read_bytes() != weights[1].read_bytes()
+    assert not list((tmp_path / "state").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("role", clip.SIZES)
+def test_a_shipped_clip_loads_in_float32_and_tells_pictures_apart(role):
+    folder = MODELS / role
+    model, tokenizer = CLIPModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert max(path.stat().st_size for path in folder.iterdir()) <= 5 * 2**20
+    assert model.dtype == torch.float32
+    assert isinstance(CLIPProcessor.from_pretrained(folder), CLIPProcessor)
+    assert list(CLIPImageProcessor.from_pretrained(folder).image_mean) == [0.42] * 3
+    images, labels = draw_split("sun397", "validation", 64, 0, 0.0)
+    task = TASKS["sun397"]
+    captions = [task.templates[1].format(name) for name in task.classes]
+    texts = tokenizer(captions, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        scores = model(pixel_values=clip.normalised(images), **texts).logits_per_image
+    assert (scores.argmax(1) == torch.from_numpy(labels)).float().mean() > 0.5
+
+
+ODD = (
+    "", " ", "naïve — 日本語 🙂\n\ttabs", "\x00\x7f", "A b.", "' and '", "</s", "'the' \"x\"", "ﬁ é é", "1234567 4.5",
+)  # fmt: skip
+
+
+def test_nothing_is_unknown_to_the_tokenizer_of_t5_and_every_text_comes_back():
+    tokenizer = load_tokenizer(MODELS / "flan_t5_base")
+    for text in ODD:
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.unk_token_id not in ids and ids[-1] == tokenizer.eos_token_id == 1
+        assert tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False) == text
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == list(t5.SPECIAL)
+    encode = partial(tokenizer, add_special_tokens=False)
+    assert all(len(encode(part)["input_ids"]) == 1 for part in t5.prompt_parts())
+
+
+@pytest.mark.parametrize("role", t5.T5_SIZES)
+def test_a_shipped_t5_loads_in_float32_and_an_expert_of_a_few_steps_gains_on_it(role):
+    base, tokenizer = load_model(MODELS / role), load_tokenizer(MODELS / role)
+    assert base.dtype == torch.float32 and base.config.vocab_size == len(tokenizer)
+    train, held_out = (draw_samples("mnli", *of, 0) for of in (("train", 512), ("validation", 64)))
+    recipe = FineTuneText(steps=40, batch=16, lr=1e-3)
+    expert = fine_tune_text(MODELS / role, train, recipe, "mnli", 0)
+    given = tokenizer([sample.text for sample in held_out], padding=True, return_tensors="pt")
+    targets = tokenizer([sample.target for sample in held_out], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        after, before = (float(model(**given, labels=targets).loss) for model in (expert, base))
+    assert after < 0.8 * before
+
+
+@cache
+def tokenizer_of_llama():
+    return llama.train_tokenizer(reading(0, 300))
+
+
+def test_nothing_is_unknown_to_the_tokenizer_of_llama_and_a_prompt_begins_the_whole():
+    known = tokenizer_of_llama()
+    assert len(known) <= llama.VOCABULARY and known.padding_side == "left"
+    for text in ("naïve ∂x = 7\t", "日本 🙂", "def f(s):\n return s[::-1]\n"):
+        assert known.decode(known(text)["input_ids"], skip_special_tokens=True) == text
+    for key in KINDS:
+        for prompt, completion in mixture(np.random.default_rng(1), {key: 1.0}, 0.5, 50):
+            ((ids, begin),) = llama.encoded(known, [(prompt, completion)])
+            assert ids[:begin] == known(prompt)["input_ids"] and len(ids) <= llama.LONGEST
+
+
+def test_labels_leave_out_prompt_and_padding_and_two_parts_give_the_gradient_of_one_batch():
+    texts = [([1, 5, 6, 7], 2), ([1, 8, 9], 1), ([1, 5, 9, 7, 6, 8], 3)]
+    batch = llama.padded(texts, 0)
+    learnt = [row[row != llama.IGNORED].tolist() for row in batch["labels"]]
+    assert learnt == [[6, 7], [8, 9], [7, 6, 8]]
+    places = (batch["labels"] != llama.IGNORED).nonzero()[:, 1].tolist()
+    assert places == [2, 3, 1, 2, 3, 4, 5]
+    model = llama.new_model(TINY, 0)
+    loss = llama.backward(model, texts, 0)
+    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    parts = zip(texts, (2, 2, 3), strict=True)
+    whole = sum(model(**llama.padded([text], 0)).loss * n**0.5 for text, n in parts)
+    whole = whole / (2 * 2**0.5 + 3**0.5)
+    whole.backward()
+    assert loss == pytest.approx(whole.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(found[name], parameter.grad, atol=1e-6), name
+
+
+@pytest.mark.parametrize("role", llama.SIZES)
+def test_a_shipped_llama_loads_with_its_tokenizer_and_answers_in_one_line(role):
+    model = LlamaForCausalLM.from_pretrained(MODELS / role).eval()
+    known = AutoTokenizer.from_pretrained(MODELS / role)
+    assert model.dtype == torch.float32 and model.config.vocab_size >= len(known)
+    assert model.config.tie_word_embeddings is llama.SIZES[role].tied
+    prompts = [item.prompt for item in domains.test_items("math500", "validation", 8, 0)]
+    batch = known(prompts, padding=True, return_tensors="pt")
+    out = model.generate(**batch, max_new_tokens=TESTS["math500"].new_tokens)
+    said = known.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert all(answer.endswith("\n") and answer.count("\n") == 1 for answer in said)
