@@ -122,8 +122,7 @@ def torch_device(name: str | torch.device) -> torch.device:
     try:
         device = torch.device(("cuda" if gpu else "cpu") if name == "auto" else name)
     except (RuntimeError, TypeError, ValueError):
-        expected = "must be cpu, cuda or auto, or another device of torch"
-        raise BadSetting("device", name, expected) from None
+        raise BadSetting("device", name, "must be cpu, cuda, auto or a device of torch") from None
     if device.type == "cuda" and not gpu:
         expected = "needs a GPU that torch can use (see `featcal doctor`); auto or cpu run without"
         raise BadSetting("device", name, expected)
@@ -235,9 +234,8 @@ def vision_part(folder: str | Path) -> str | None:
 
 def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool:
     """Return whether two classes differ only in the head on their tower."""
-    prefix = one.base_model_prefix
-    same = one.config_class is other.config_class and prefix == other.base_model_prefix
-    return same and bool(prefix)
+    prefixes = {one.base_model_prefix, other.base_model_prefix}
+    return one.config_class is other.config_class and len(prefixes) == 1 and "" not in prefixes
 
 
 def require_one_family(kinds: Mapping[str, type]) -> None:
@@ -246,15 +244,15 @@ def require_one_family(kinds: Mapping[str, type]) -> None:
     Same tensor names and shapes do not make one family: RoBERTa's are BERT's with another meaning.
     """
 
-    def family(kind: type) -> str | None:
-        return getattr(getattr(kind, "config_class", None), "__module__", None)
-
-    (here, this), *others = kinds.items()
-    for there, that in others:
-        if family(that) != family(this):
+    configs = {label: getattr(kind, "config_class", None) for label, kind in kinds.items()}
+    here, *others = kinds
+    for there in others:
+        if getattr(configs[there], "__module__", None) != getattr(
+            configs[here], "__module__", None
+        ):
             way_out = (
                 "all models must be of one family; if one computes as the other does, write its "
                 "class into config.json"
             )
-            names = this.__name__, that.__name__
-            raise TensorsDiffer("the architecture", here, names[0], there, names[1], way_out)
+            this, that = kinds[here].__name__, kinds[there].__name__
+            raise TensorsDiffer("the architecture", here, this, there, that, way_out)

@@ -66,8 +66,8 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     """
     config, state = _read_adapter(Path(folder))
     peft, first = peft_package(), next(model.parameters())
-    mismatch = f"the adapter does not fit the base, a {type(model).__name__}"
-    way_out = "give the base that it was trained on"
+    base, way_out = type(model).__name__, "give the base that it was trained on"
+    mismatch = f"the adapter does not fit the base, a {base}"
     model = model.to(torch.promote_types(first.dtype, torch.float32))
     try:
         # peft draws an adapter before it is loaded, and warns of what is checked below

@@ -38,14 +38,11 @@ OWN_FILES = (
 
 def require_replaceable(folder: Path) -> None:
     """Raise BadFile if a path is taken by anything but an empty folder or a folder of a model."""
-    if not folder.exists():
-        return
-    if folder.is_dir():
-        model = any(any(folder.glob(name)) for name in ("*.safetensors", "config.json"))
-        if model or not any(folder.iterdir()):
-            return
-    problem = "exists and is not a model's folder; only those are replaced"
-    raise BadFile(folder, problem, "name a new folder")
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
+    model = "config.json" in names or any(name.endswith(".safetensors") for name in names)
+    if folder.exists() and names and not model:
+        problem = "exists and is not a model's folder; only those are replaced"
+        raise BadFile(folder, problem, "name a new folder")
 
 
 class ShardWriter:
@@ -74,14 +71,13 @@ class ShardWriter:
             shards[-1][name] = tensor, file
         weight_map: dict[str, str] = {}
         for i, shard in enumerate(shards, start=1):
-            file_name = SINGLE
-            if len(shards) > 1:
-                file_name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+            numbered = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+            file_name = numbered if len(shards) > 1 else SINGLE
             _write_safetensors(self.folder / file_name, shard)
             weight_map |= dict.fromkeys(shard, file_name)
         if len(shards) > 1:
-            size = {"total_size": sum(tensor.nbytes for tensor, _ in self._tensors.values())}
-            index = {"metadata": size, "weight_map": weight_map}
+            total = sum(tensor.nbytes for tensor, _ in self._tensors.values())
+            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
             (self.folder / INDEX).write_text(text, "utf-8")
         shutil.rmtree(self._spool)

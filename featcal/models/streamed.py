@@ -4,7 +4,7 @@ A thread reads the next block while the current one computes; it counts as memor
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from math import prod
@@ -57,28 +57,6 @@ class InMemoryModel:
             check_tensor(label or type(self.module).__name__, name, parameter)
 
 
-class Prefetch:
-    """Tensors of known size in bytes, read by a thread; `result` waits for them."""
-
-    def __init__(self, sizes: Mapping[str, int], read: Callable[[str], Tensor], ledger: Ledger):
-        self._bytes, self._ledger = sum(sizes.values()), ledger
-        ledger.add(self._bytes)
-        self._thread = ThreadPoolExecutor(1, "featcal-read")
-        self._tensors = self._thread.submit(lambda: {name: read(name) for name in sizes})
-
-    def result(self) -> dict[str, Tensor]:
-        """Return the tensors, which the caller counts from here on; raise what `read` raised."""
-        try:
-            return self._tensors.result()
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """End the thread and stop counting."""
-        self._thread.shutdown(cancel_futures=True)
-        self._ledger.remove(self._bytes)
-
-
 class StreamedModel:
     """The model of a folder; parameters of `module` are on meta outside of `block` and `running`.
 
@@ -114,8 +92,9 @@ class StreamedModel:
             for name in others:
                 one, other = (stored[n].read(self.checkpoint.tensor) for n in (first, name))
                 if not torch.equal(one, other):
-                    parameter = self.module.get_parameter(name)
-                    self._set([name], nn.Parameter(parameter.detach().clone()))
+                    self._set(
+                        [name], nn.Parameter(self.module.get_parameter(name).detach().clone())
+                    )
         ties = tied_names(self.module)
         self._names = {names[0]: names for names in ties}
         self._meta = {name: self.module.get_parameter(name) for name in self._names}
@@ -130,7 +109,8 @@ class StreamedModel:
             for part in self.module.modules()
         }
         self._loaded: set[str] = set()
-        self._prefetched: dict[str, Prefetch] = {}
+        # the thread, its tensors and their bytes by path
+        self._prefetched: dict[str, tuple[ThreadPoolExecutor, Future[Any], int]] = {}
         self._lists = [f"{path}." for path in blocks]
         for path, each in self.module.named_modules():
             dotted = f"{path}."
@@ -165,8 +145,8 @@ class StreamedModel:
         part = part_of(self.module, path)
         loaded: list[str] = []
         try:
-            ready = self._prefetched.pop(path).result() if path in self._prefetched else {}
-            self._load(self._below(part), loaded, ready)
+            ready = self._finished(path)
+            self._load(self._below(part), loaded, ready.result() if ready else {})
             with unpacked(part):
                 yield part
         finally:
@@ -199,17 +179,26 @@ class StreamedModel:
             return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
         if path not in self._prefetched:
-            sizes = {
-                name: prod(self._stored[name].shape) * self.stored_dtype(name).itemsize
-                for name in self._below(part_of(self.module, path))
-                if name not in self._loaded and name in self._stored
-            }
-            self._prefetched[path] = Prefetch(sizes, read, self.ledger)
+            below = self._below(part_of(self.module, path))
+            names = [n for n in below if n not in self._loaded and n in self._stored]
+            size = sum(prod(self._stored[n].shape) * self.stored_dtype(n).itemsize for n in names)
+            self.ledger.add(size)
+            thread = ThreadPoolExecutor(1, "featcal-read")
+            tensors = thread.submit(lambda: {name: read(name) for name in names})
+            self._prefetched[path] = thread, tensors, size
 
     def cancel(self, path: str) -> None:
         """Drop a prefetched block that was not used."""
-        if path in self._prefetched:
-            self._prefetched.pop(path).cancel()
+        self._finished(path)
+
+    def _finished(self, path: str) -> "Future[Any] | None":
+        """Return a block's prefetched tensors, which the caller counts from here on."""
+        if path not in self._prefetched:
+            return None
+        thread, tensors, size = self._prefetched.pop(path)
+        thread.shutdown(cancel_futures=True)
+        self.ledger.remove(size)
+        return tensors
 
     def _below(self, module: nn.Module) -> list[str]:
         """Return the parameters of a module and of all its parts."""
