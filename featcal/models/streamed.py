@@ -61,7 +61,7 @@ class StreamedModel:
     """The model of a folder; parameters of `module` are on meta outside of `block` and `running`.
 
     Args:
-        blocks: paths of the lists of blocks, as in a plan. Default: all outermost lists of modules.
+        blocks: paths of the lists of blocks, as in a plan; other outermost lists are treated alike.
         dtype: of loaded parameters, whatever the file holds.
         ledger: counts the bytes of loaded and prefetched parameters; models may share one.
         override: by name a tensor to load instead of the folder's, or None.
