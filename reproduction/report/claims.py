@@ -1,7 +1,7 @@
 """The paper's claims as sentences, each with the comparison of results that answers it, from
 claims.yaml.
 
-What the results say of them stands in verdicts.py; what the paper's own tables say, in printed.py.
+What the results say of them stands in verdicts.py; what the paper’s tables say, in page.py.
 """
 
 from collections.abc import Sequence

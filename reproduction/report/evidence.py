@@ -14,6 +14,7 @@ import pandas as pd
 
 from featcal.settings import project_root
 from reproduction import results as schema
+from reproduction.report import statistics
 from reproduction.report.paper import REAL, TASKS, TEXT_TASKS, texts, title_of
 from reproduction.report.statistics import Bits, with_correct
 
@@ -188,6 +189,11 @@ class Evidence:
         """Return the task shown sample by sample, as the paper shows Stanford Cars."""
         tasks = self.table("similarity")["task"]
         return "" if tasks.empty else str(tasks.iloc[0])
+
+    def gains(self, left: dict[str, Any], right: dict[str, Any]) -> pd.DataFrame:
+        """Return gains of one model over another in cosine and accuracy (`statistics.gains`)."""
+        found = {kind: self.table(kind) for kind in ("alignment", "scores")}
+        return statistics.gains(found, self.tasks, left, right)
 
     def title(self, task: str) -> str:
         """Return how a column or axis names a task: the paper's name where it has one."""

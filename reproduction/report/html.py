@@ -4,9 +4,12 @@ Colours and sizes are in book/_static/featcal.css; every sign is readable withou
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape, unescape
 from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from reproduction.report.statistics import Estimate, noise
 
@@ -127,3 +130,45 @@ def standing(left: Estimate, right: Estimate) -> str:
 def margin(left: Estimate | None, right: Estimate | None) -> str:
     """Return the same where one of the two may not have been run."""
     return standing(left, right) if left and right else '<span class="fc-none">not run</span>'
+
+
+def matrices(named: Mapping[str, ArrayLike], digits: int = 2) -> PageOutput:
+    """Return every matrix, vector (as a row) or number as a formula; names are LaTeX."""
+    formulas = [
+        f"${name} = {_formula(np.asarray(values, dtype=float), digits)}$"
+        for name, values in named.items()
+    ]
+    lines = [
+        f"{name} = {_rounded(np.asarray(values, dtype=float), digits).tolist()}"
+        for name, values in named.items()
+    ]
+    return PageOutput(picture={"text/markdown": " ".join(formulas)}, text="\n".join(lines))
+
+
+def _rounded(values: np.ndarray, digits: int) -> np.ndarray:
+    """Round twice, so that a tie goes the same way on every machine; no negative zero."""
+    return np.round(np.round(values, 10), digits) + 0.0
+
+
+def _formula(values: np.ndarray, digits: int) -> str:
+    """Return LaTeX of an array with as many decimals as its longest number needs."""
+    values = _rounded(values, digits)
+    digits = next(
+        fewer
+        for fewer in range(digits + 1)
+        if np.allclose(values, np.round(values, fewer), rtol=0, atol=1e-9)
+    )
+    shown = [[f"{value:.{digits}f}" for value in row] for row in np.atleast_2d(values)]
+    if values.ndim == 0:
+        return shown[0][0]
+    body = r" \\ ".join(" & ".join(row) for row in shown)
+    return rf"\begin{{bmatrix}} {body} \end{{bmatrix}}"
+
+
+def numbers(head: Sequence[str], rows: Mapping[str, Sequence[float]], caption: str) -> PageOutput:
+    """Return a small table: a name and its numbers in every row."""
+    lines = [
+        ("", [name, *(f"{value:.3f}" for value in _rounded(np.asarray(row), 3))])
+        for name, row in rows.items()
+    ]
+    return PageOutput(table(head, lines, caption))

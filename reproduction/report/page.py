@@ -1,13 +1,30 @@
-"""What stands on every page of the book: the paper's claims about it, and where its numbers come from."""
+"""What every page shows of the paper's claims, and the line on where its numbers come from."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from html import escape
 
-from reproduction.report.claims import claims
+import pandas as pd
+
+from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, column_of, told
 from reproduction.report.evidence import read_json, results_folder
 from reproduction.report.html import PageOutput, chip, link, note, table
-from reproduction.report.printed import paper_says
-from reproduction.report.verdicts import sources
+from reproduction.report.paper import (
+    AVERAGE,
+    PAPER_MODELS,
+    PRINTED,
+    TEXT_PRINTED,
+    corrected_table,
+    errata,
+    paper_row,
+    paper_table,
+)
+from reproduction.report.tables import setting_label, settings_shown
+from reproduction.report.verdicts import WORDS, Verdict, sources
+
+PAGES = ("table", "figure", "theory")  # kinds of places that have a page each
+DOUBT = '<a href="differences.html">in doubt</a>'
+Read = Callable[..., pd.DataFrame]
 
 
 def verdicts(place: str, suite: str) -> PageOutput:
@@ -44,3 +61,214 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
     parts += [link(f"../notebooks/{page}.ipynb", "source")]
     parts += ['<a href="differences.html">differences from the paper</a>']
     return PageOutput(note(" · ".join(parts)))
+
+
+def counts(found: list[Verdict]) -> str:
+    """Return chips with the number of verdicts of each kind."""
+    number = {word: sum(v.word == word for v in found) for word in WORDS}
+    return " ".join(
+        f'<span class="fc-count">{chip(word)} {count}</span>'
+        for word, count in number.items()
+        if count
+    )
+
+
+def tally(suite: str) -> PageOutput:
+    """Count verdicts by source: of the headline claims by group, of the theorems, and of all claims."""
+    headline = [claim for claim in claims() if claim.headline]
+    chosen = {group: [claim for claim in claims() if claim.group == group] for group in GROUPS}
+    chosen |= {
+        f"headline claims, {len(headline)}": headline,
+        f"all claims, {len(claims())}": list(claims()),
+    }
+    rows = []
+    for name, own in chosen.items():
+        cells = [counts([v for v in source.judged(own) if v]) or "–" for source in sources(suite)]
+        rows.append(("fc-total" if "claims, " in name else "", [name, *cells]))
+    head = ["Claims", *(source.title for source in sources(suite))]
+    return PageOutput(table(head, rows, "Verdicts counted", "fc-words"))
+
+
+def board(suite: str) -> PageOutput:
+    """List all claims in the order of claims.yaml, ready for the filter of book/_static/filter.js."""
+    return PageOutput(
+        verdict_table(list(claims()), suite, "All claims", "fc-claims fc-filtered", True)
+    )
+
+
+def place_link(place: str) -> str:
+    """Name a place of the paper, such as "Table 1", with a link to its page where it has one."""
+    kind = place.rstrip("0123456789")
+    name = " ".join([kind.title(), *(str(int(n)) for n in [place[len(kind) :]] if n)])
+    return f'<a href="{place}.html">{name}</a>' if kind in PAGES else name
+
+
+def verdict_table(
+    chosen: list[Claim], suite: str, caption: str, kind: str = "fc-claims", places: bool = False
+) -> str:
+    """List claims with the paper's numbers and, by source, the verdict and what was measured.
+
+    A source in which no claim has a counterpart has no column.   places: link each claim to its page, and show
+    of a claim about several how many hold.
+    """
+    pools = {part.pool for claim in chosen for part in (claim.parts.values() or [claim])} or {"8"}
+    columns, head = [], ["Claim", "The paper’s numbers"]
+    words: list[list[str]] = [[] for _ in chosen]
+    for source in sources(suite):
+        shown = settings_shown(source.suite)
+        main, *others = [
+            s for s in shown if all(s in settings_shown(source.suite, pool) for pool in pools)
+        ]
+        found = source.judged(chosen, main)
+        also = [source.judged(chosen, setting) for setting in others]
+        if any(found):
+            columns.append(
+                [_cell(c, v, list(zip(others, more, strict=True)), places)
+                 for c, v, *more in zip(chosen, found, *also, strict=True)]
+            )  # fmt: skip
+            words = [[*own, *([v.word] if v else [])] for own, v in zip(words, found, strict=True)]
+            head.append(f"{source.title}, {setting_label(main)}")
+    rows = []
+    for claim, said, *cells in zip(chosen, words, *columns, strict=True):
+        where = f"{place_link(claim.place)} · " if places else ""
+        sentence = f"{escape(claim.sentence)}<small>{where}{escape(claim.source)}</small>"
+        printed = escape(paper_says(claim)) + (f" ({DOUBT})" if in_doubt(claim) else "")
+        name = " ".join(f"fc-is-{word.replace(' ', '-')}" for word in dict.fromkeys(said))
+        rows.append((name, [sentence, printed or "–", *cells]))
+    return table(head, rows, caption, kind)
+
+
+def _cell(
+    claim: Claim, found: Verdict | None, others: list[tuple[str, Verdict | None]], short: bool
+) -> str:
+    """Show the verdict of one source, on which pools if on fewer, and the verdict at other settings."""
+    if found is None:
+        return '<span class="fc-none">–</span>'
+    fewer = dict.fromkeys(f"{part.pool} tasks" for part in found.claim.parts.values())
+    only = (
+        f"<small>here: {', '.join(fewer)}</small>"
+        if len(found.claim.parts) < len(claim.parts)
+        else ""
+    )
+    also = ""
+    if found.word != "not run" and claim.has_settings:
+        also = "".join(
+            f"<small>{setting_label(s)}: {verdict_chip(v)}</small>" for s, v in others if v
+        )
+    return f"{verdict_chip(found)}<br>{measured(found, short)}{only}{also}"
+
+
+def verdict_chip(verdict: Verdict) -> str:
+    """Return a verdict as a chip; of a single run which way it points, or that one side has one seed."""
+    if verdict.word == "one run":
+        return chip(verdict.word, "as claimed" if verdict.met else "not as claimed")
+    return chip(verdict.word, "one seed" if verdict.one_run and verdict.word != "not run" else "")
+
+
+def measured(verdict: Verdict, short: bool = False) -> str:
+    """Return the numbers behind a verdict: both sides, the margin, two standard errors."""
+    if verdict.word == "not run":
+        return ""
+    detail, _, rest = escape(verdict.detail).partition(";")
+    if short and rest or math.isnan(verdict.margin):
+        return detail
+    digits = DIGITS.get(verdict.claim.measure, 3)
+    noise = f" ± {verdict.noise:.{digits}f}" if verdict.noise else ""
+    pairing = f" {verdict.pairing}" if verdict.pairing else ""
+    detail = f"{detail};{rest}" if rest else detail
+    return f"{detail}<small>{verdict.margin:+.{digits}f}{noise}{pairing}</small>"
+
+
+def is_printed(claim: Claim) -> bool:
+    """Whether printed tables of single models have a claim's numbers, so that none are typed."""
+    return claim.kind in SUMS and claim.file == "scores" and not claim.paper
+
+
+def paper_says(claim: Claim) -> str:
+    """The paper's own numbers for a claim; where a correction changes them, both. Typed words where
+    no table has the numbers.
+    """
+    if not is_printed(claim):
+        return claim.paper
+    said, mended = (_said(claim, read) for read in (paper_table, corrected_table))
+    return said if said == mended else f"{said} as printed, {mended} corrected"
+
+
+def paper_margin(claim: Claim, read: Read = paper_table) -> float:
+    """By how much the paper's own averages meet a claim; the least of all tasks or columns where it
+    is about each.
+    """
+    return min(_margin(part, read) for part in _parts(claim))
+
+
+def in_doubt(claim: Claim) -> list[str]:
+    """Why printed cells that this claim rests on are in doubt, of those for which nothing better
+    can be told.
+    """
+    found: list[str] = []
+    for one in _parts(claim) if is_printed(claim) else []:
+        for _, side in one.terms:
+            table, key = _place(one, side), (side["upstream"], side["method"])
+            for entry in (e for e in errata() if e.kind != "change"):  # an arrow, not a value
+                meant = (entry.table, *entry.row) == (table, *key) and entry.model in (
+                    "",
+                    _model(one, side),
+                )
+                reason = f"Table {int(table[-2:])}: {entry.reason}"
+                read = {column_of(one.where | side)} & set(entry.cells)
+                if meant and read - set(entry.corrected) and reason not in found:
+                    found.append(reason)
+    return found
+
+
+def _said(claim: Claim, read: Read) -> str:
+    parts = _parts(claim)
+    if claim.over or claim.each:
+        return f"{sum(_margin(part, read) > 0 for part in parts)} of {len(parts)} {claim.unit}"
+    return told(claim.kind, [_value(claim, side, read) for _, side in claim.terms])
+
+
+def _margin(claim: Claim, read: Read) -> float:
+    """The margin of one part of a claim, positive where it is met."""
+    return sum(weight * _value(claim, side, read) for weight, side in claim.terms) - claim.by
+
+
+def _parts(claim: Claim) -> list[Claim]:
+    """One claim about each experiment, model or task that a claim is about."""
+    found = list(claim.parts.values()) or [claim]
+    return [part for one in found for part in _by_task(one)]
+
+
+def _by_task(claim: Claim) -> list[Claim]:
+    if not claim.each:
+        return [claim]
+    tasks = _row(claim, claim.terms[0][1], paper_table).index.drop(AVERAGE)
+    return [claim.of(task) for task in tasks if claim.is_about(task)]
+
+
+def _place(claim: Claim, side: dict[str, object]) -> str:
+    """The printed table of one side."""
+    place = (str(side.get("role", claim.role)), str(side.get("pool", claim.pool)))
+    return (
+        claim.table
+        if claim.table and place == (claim.role, claim.pool)
+        else (PRINTED | TEXT_PRINTED)[place]
+    )
+
+
+def _model(claim: Claim, side: dict[str, object]) -> str:
+    """How the printed tables call the model of one side."""
+    return PAPER_MODELS[str(side.get("role", claim.role))]
+
+
+def _value(claim: Claim, side: dict[str, object], read: Read) -> float:
+    return float(_row(claim, side, read)[column_of(claim.where | side)])
+
+
+def _row(claim: Claim, side: dict[str, object], read: Read) -> pd.Series:
+    """The printed row of one side, by task."""
+    upstream, method = str(side["upstream"]), str(side["method"])
+    setting = (
+        str(side.get("setting", "")) if method == "expert" else ""
+    )  # a domain's own expert, or the row of all
+    return paper_row(_place(claim, side), upstream, method, _model(claim, side), setting, read)

@@ -4,7 +4,7 @@ Knows result rows and statistics; knows nothing of claims, tables or the paper.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -304,3 +304,79 @@ def _paired_variance(parts: Sequence[tuple[float, dict[str, Any]]], task: Hashab
                 return None
             total = right if total is None else total + right
     return None if total is None else mean_variance(total)
+
+
+FEWEST = 4  # tasks from which a correlation is told
+Judged = tuple[str, float, float, str]  # word, margin, two standard errors, the numbers in words
+
+
+def gains(
+    tables: Mapping[str, pd.DataFrame],
+    tasks: Iterable[str],
+    left: dict[str, Any],
+    right: dict[str, Any],
+) -> pd.DataFrame:
+    """Return per task the cosine and accuracy of `left` minus those of `right`, with two SE each.
+
+    Accuracies are those of the models whose features were measured, so of one seed each. No row
+    where something was not run.
+    tables: "alignment" and "scores".  left, right: column values that name one model.
+    """
+    rows = []
+    for task in tasks:
+        row: dict[str, Any] = {"task": task}
+        for name, measure in (("cosine", "cosine"), ("accuracy", "value")):
+            pair = [
+                estimate(_of_one_seed(tables, name, side | {"task": task}), measure)
+                for side in (left, right)
+            ]
+            if pair[0] is not None and pair[1] is not None:
+                row |= {name: pair[0].mean - pair[1].mean, f"{name}_noise": noise(pair[0], pair[1])}
+        rows += [row] if len(row) == 5 else []
+    columns = ["task", "cosine", "cosine_noise", "accuracy", "accuracy_noise"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _of_one_seed(
+    tables: Mapping[str, pd.DataFrame], name: str, wanted: dict[str, Any]
+) -> pd.DataFrame:
+    measured = _equal(tables["alignment"], wanted)
+    if name == "cosine" or measured.empty:
+        return measured
+    return _equal(tables["scores"], wanted | {"seed": measured["seed"].iloc[0]})
+
+
+def _equal(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
+    return frame[(frame[list(wanted)] == pd.Series(wanted)).all(axis=1)]
+
+
+def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float]:
+    """Return Pearson's r over tasks, and two SE of it, 2 √((1 − r²)/(T − 2)); maybe NaN."""
+    r = float(x.corr(y)) if len(x) >= FEWEST else math.nan
+    return r, 2 * math.sqrt((1 - r * r) / (len(x) - 2)) if not math.isnan(r) else math.nan
+
+
+def together(found: pd.DataFrame) -> Judged:
+    """Hold when the correlation is positive by two standard errors."""
+    r, room = correlation(found["cosine"], found["accuracy"])
+    if math.isnan(r):
+        few = f"{len(found)} tasks are too few for a correlation"
+        return "within noise", math.nan, math.nan, few
+    word = "holds" if r > room else "does not hold" if r < -room else "within noise"
+    return word, r, room, f"correlation {r:+.2f} over {len(found)} tasks"
+
+
+def apart(found: pd.DataFrame, title: Callable[[str], str]) -> Judged:
+    """Hold when accuracy clearly rises while cosine clearly falls on some task."""
+    slightly = found[(found["accuracy"] > 0) & (found["cosine"] < 0)]
+    clearly = slightly[
+        (slightly["accuracy"] > slightly["accuracy_noise"])
+        & (-slightly["cosine"] > slightly["cosine_noise"])
+    ]
+    word = "holds" if len(clearly) else "within noise" if len(slightly) else "does not hold"
+    named = [
+        f"{title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}"
+        for row in (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
+    ]
+    told = f"cosine and accuracy: {'; '.join(named)}" if named else "no task of that kind"
+    return word, math.nan, math.nan, told

@@ -15,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 
-from reproduction.report import gains
 from reproduction.report.claims import (
     CALIBRATED,
     DIGITS,
@@ -28,7 +27,14 @@ from reproduction.report.claims import (
 )
 from reproduction.report.evidence import Evidence, results_folder, select
 from reproduction.report.paper import PRINTED, TEXT_PRINTED
-from reproduction.report.statistics import Difference, Estimate, difference, estimate
+from reproduction.report.statistics import (
+    Difference,
+    Estimate,
+    apart,
+    difference,
+    estimate,
+    together,
+)
 from reproduction.report.tables import UPSTREAMS
 
 WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
@@ -369,12 +375,11 @@ def _gains(claim: Claim, evidence: Evidence, setting: str) -> Verdict:
     """Of two gains, cosine and accuracy: whether they go together over tasks, or one comes without
     the other.
     """
-    found = gains.gains(
-        evidence, *(named(side) | {"setting": setting} for side in (claim.left, claim.right))
-    )
+    sides = (named(side) | {"setting": setting} for side in (claim.left, claim.right))
+    found = evidence.gains(*sides)
     if found.empty:
         return Verdict(claim, "not run")
     word, margin, allowed, detail = (
-        gains.together(found) if claim.kind == "together" else gains.apart(found, evidence)
+        together(found) if claim.kind == "together" else apart(found, evidence.title)
     )
     return Verdict(claim, word, margin, allowed, True, "", detail)

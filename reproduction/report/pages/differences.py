@@ -13,6 +13,7 @@ import pandas as pd
 
 from reproduction.report.evidence import read_json, results_folder, suite_record
 from reproduction.report.html import PageOutput, note, table
+from reproduction.report.page import place_link
 from reproduction.report.paper import (
     AVERAGE,
     TASKS,
@@ -25,7 +26,6 @@ from reproduction.report.paper import (
     title_of,
 )
 from reproduction.report.tables import row_name
-from reproduction.report.verdict_table import place_link
 
 ACCURACIES = (
     "table01",

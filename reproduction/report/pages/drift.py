@@ -25,7 +25,6 @@ from reproduction.report.figures import (
     shown,
     specks,
 )
-from reproduction.report.gains import gains
 from reproduction.report.html import PageOutput, margin, table
 from reproduction.report.paper import model_name, model_title
 from reproduction.report.statistics import estimate
@@ -266,7 +265,7 @@ def images(evidence: Evidence, rival: str) -> Figure | None:
 
 def both_gains(evidence: Evidence, rival: str) -> Figure | None:
     """Draw gain in cosine against gain in accuracy over the adapter, a mark per task."""
-    found = gains(evidence, model(evidence, "featcal"), model(evidence, rival))
+    found = evidence.gains(model(evidence, "featcal"), model(evidence, rival))
     if found.empty:
         return None
     with one_panel(4.9) as (figure, axes):

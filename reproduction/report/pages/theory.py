@@ -23,8 +23,8 @@ from reproduction.report.figures import (
     shown,
 )
 from reproduction.report.html import PageOutput, chip, table
+from reproduction.report.page import verdict_table
 from reproduction.report.paper import IMAGES, REAL, packaged
-from reproduction.report.verdict_table import verdict_table
 from reproduction.report.verdicts import sources
 
 MODELS = ("merged", "featcal")

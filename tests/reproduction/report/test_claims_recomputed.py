@@ -16,8 +16,8 @@ from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
 from reproduction.report.claims import claims
+from reproduction.report.page import tally
 from reproduction.report.paper import IMAGES, REAL, texts
-from reproduction.report.verdict_table import tally
 from reproduction.report.verdicts import WORDS, judge
 
 ROOT = Path(__file__).parents[3]

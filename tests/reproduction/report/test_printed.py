@@ -3,8 +3,8 @@ corrected.
 """
 
 from reproduction.report.claims import claims
+from reproduction.report.page import in_doubt, is_printed, paper_margin, paper_says
 from reproduction.report.paper import corrected_table
-from reproduction.report.printed import in_doubt, is_printed, paper_margin, paper_says
 
 
 def claim(name):

@@ -15,9 +15,8 @@ from torch import nn
 
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
-from reproduction.report.gains import apart, correlation, gains, together
 from reproduction.report.pages import costs, damage, drift, sweeps
-from reproduction.report.statistics import estimate
+from reproduction.report.statistics import apart, correlation, estimate, gains, together
 from reproduction.report.verdicts import judge
 from reproduction.results import SCORES, read_rows, write_rows
 from reproduction.stages.measure import (
@@ -246,13 +245,13 @@ def test_the_error_of_a_mean_cosine_comes_from_its_images(project):
 
 
 def test_gains_are_those_of_the_seed_that_was_measured(project):
-    found = gains(project, FEATCAL, SURGERY).set_index("task")
+    found = project.gains(FEATCAL, SURGERY).set_index("task")
     assert list(found.index) == TASKS
     assert found.loc["dtd", "cosine"] == pytest.approx(0.84 - 0.74 - 0.02 * 7)
     assert found["accuracy"].tolist() == pytest.approx([10.0] * len(TASKS))
     assert math.isnan(correlation(found["cosine"], found["accuracy"])[0]), "all gains are alike"
     assert together(found)[0] == "within noise"
-    assert gains(project, FEATCAL, {**SURGERY, "method": "nobody"}).empty
+    assert project.gains(FEATCAL, {**SURGERY, "method": "nobody"}).empty
 
 
 @pytest.mark.parametrize(("slope", "word"), [(50, "holds"), (-50, "does not hold")])
@@ -272,7 +271,7 @@ def test_a_gain_comes_without_the_other_where_one_rises_as_the_other_falls(proje
         {"task": "dtd", "cosine": -0.05, "accuracy": accuracy},
         {"task": "mnist", "cosine": 0.05, "accuracy": 9.0},
     ]
-    assert apart(pd.DataFrame([row | noises for row in rows]), project)[0] == word
+    assert apart(pd.DataFrame([row | noises for row in rows]), project.title)[0] == word
 
 
 def test_claims_about_drift_are_answered_from_their_own_files(project):
