@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-EXTRAS := repro,openclip,lora,mergekit,language,tune,dev
+EXTRAS := repro,openclip,lora,mergekit,language,dev
 BIN    := $(abspath $(VENV))/bin
 # sympy reads the LaTeX of MATH-500 with this version, DVC its configuration with 4.9, so it has a folder of its own.
 ANTLR  := antlr4-python3-runtime==4.11.1

@@ -12,9 +12,10 @@ import torch
 from benchmarks.calibrate import experiment
 from benchmarks.measure import arguments, in_turns, machine, ratio
 from featcal.calibration.calibrate import calibrate
+from featcal.calibration.choose import STREAM
 from featcal.settings import Calibration
 
-PAPER = Calibration.preset("paper")
+PAPER = Calibration()
 VARIANTS: dict[str, dict[str, Any]] = {
     "residual": {"residual": 1.0},
     "sites": {"order": "sites"},
@@ -24,10 +25,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def variants() -> dict[str, Calibration]:
-    """Every idea alone, and the preset."""
-    return {name: Calibration.preset("paper", change) for name, change in VARIANTS.items()} | {
-        "best": Calibration.preset("best")
-    }
+    """Every idea alone, and all that a candidate of the preset auto combines."""
+    return {name: PAPER.but(**change) for name, change in VARIANTS.items()} | {"stream": STREAM}
 
 
 def runs(args: Namespace, settings: Calibration):

@@ -19,7 +19,6 @@ _MODULES = {
     "merge": "featcal.merging.merge",
     "prob_surgery": "featcal.baselines.prob_surgery",
     "surgery": "featcal.baselines.surgery",
-    "tune": "featcal.tuning.tune",
 }
 __all__ = [*_MODULES]
 

@@ -165,7 +165,7 @@ def _locate(location: Sequence[Any], value: Any) -> tuple[list[str], Any]:
 
 
 class Calibration(Settings):
-    """Settings of a calibration. The defaults are the paper's for CLIP.
+    """Settings of a calibration. The defaults are the paper's for CLIP (Section 5.1).
 
     ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14; or "auto":
                     each site chooses its own by halves of the samples (`core/halves.py`).
@@ -215,12 +215,6 @@ class Calibration(Settings):
         expected = "must be 0 with ridge auto, which is chosen on samples alone"
         require(not (self.prior and self.ridge == "auto"), "calibrate.prior", self.prior, expected)
 
-    @classmethod
-    def preset(cls, name: str, changed: Mapping[str, Any] | None = None) -> "Calibration":
-        """Return the settings of a preset with some of them changed. Raises: BadSetting."""
-        require(name in PRESETS, "calibrate.preset", name, f"must be {' or '.join(PRESETS)}")
-        return cls.from_mapping({**PRESETS[name], **(changed or {})}, "calibrate")
-
     def residual_at(self, depth: float) -> float:
         """Return β of a block at a depth in its stack; 0 is the first block, 1 the last."""
         ends = self.residual if isinstance(self.residual, tuple) else (self.residual,) * 2
@@ -235,19 +229,4 @@ class Calibration(Settings):
 # Settings beyond the paper, with the values that give the paper's method.
 OFF: dict[str, Any] = {
     name: Calibration.model_fields[name].default for name in ("residual", "affine", "prior")
-}
-
-# "paper": for CLIP, Section 5.1. "best": the extensions that did best on validation samples of
-# synthetic images, with the λ, ρ and α that did best there and on real texts
-# (scripts/choose_preset.py, preset_choice.json).
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"ridge": 0.05, "anchor_blend": 2.0, "interpolation": 0.3},
-    "best": {
-        "ridge": 1e-4,
-        "anchor_blend": 1.0,
-        "interpolation": 1.0,
-        "residual": 1.0,
-        "order": "sites",
-        "affine": "joint",
-    },
 }

@@ -533,16 +533,12 @@ evaluate --model nowhere --data a=a.jsonl | evaluate --model merged --data a=a.j
 evaluate --model merged --clip base --data a=a.jsonl | evaluate --model merged --data a=a.jsonl --classes b=x,y |
 plan --merged merged {PAIR} | plan --merged merged {PAIR} --set tokens=100000 | plan --merged merged {PAIR} --set tokens=9 --set ranks=3 |
 plan --merged merged {PAIR} --set tokens=9 --host-memory much | plan --merged nowhere {PAIR} --set tokens=9 |
-tune --merged merged {PAIR} {BOTH_DATA} --out t.txt | tune --merged merged {PAIR} {BOTH_DATA} --out t.json --trials 0 |
-tune --merged merged {PAIR} {BOTH_DATA} --out t.json --samples 9 --holdout 2 |
-tune --merged merged {PAIR} {BOTH_DATA} --out t.json --samples 9 --ridge -1 |
-tune --merged merged {PAIR} {BOTH_DATA} --out t.json --samples 9 --clip base |
 inspect nowhere | inspect a.jsonl | inspect | convert base --out c | convert nowhere --out c |
 nonsense | --nonsense | --log-level loud --log-file x inspect base | --log-file base inspect base
 """
 
 
-# what each command can do with them; its folder is m, its file t.json
+# what each command can do with them; its folder is m
 FINE = f"""
 merge average {PAIR} --out m | merge task_arithmetic {PAIR} --out m --scale 0.4 | merge ties {PAIR} --out m --set density=0.5 |
 merge dare {PAIR} --out m | merge dare_ties {PAIR} --out m | merge breadcrumbs {PAIR} --out m | merge consensus {PAIR} --out m |
@@ -552,8 +548,7 @@ merge regmean {PAIR} --out m {BOTH_DATA} --samples 9 | merge regmean_plus_plus {
 merge lot {PAIR} --out m {BOTH_DATA} --samples 9 | merge mats {PAIR} --out m {BOTH_DATA} --samples 9 |
 compare --model m=merged --model b=base --expert a=a --data a=a.jsonl --samples 4 --skip 4 | inspect merged |
 inspect merged --json |
-inspect merged --plan --json | plan --merged merged {PAIR} --set tokens=9 |
-tune --merged merged {PAIR} {BOTH_DATA} --samples 9 --trials 2 --out t.json
+inspect merged --plan --json | plan --merged merged {PAIR} --set tokens=9
 """
 
 
@@ -607,7 +602,6 @@ WRONG: dict[str, list[dict[str, Callable[[], Any]]]] = {
         {"data": lambda: [1]}, {"model": lambda: 3}, {"model": small}, {"data": lambda: {"a": 3}}, {"samples": lambda: 1.5},
         {"dtype": lambda: "float32"}, {"split": lambda: 3}, {"tokens": lambda: "x"}, {"seed": lambda: -1},
     ],
-    "tune": [{"trials": lambda: "x"}, {"holdout": lambda: 3.0}, {"settings": lambda: None}, {"head": lambda: 3}],
     "surgery": [{"rank": lambda: "x"}, {"head": lambda: 3}, {"steps": lambda: -1}, {"merged": lambda: small("meta")}],
 }  # fmt: skip
 
@@ -623,7 +617,6 @@ def wrong_call(name: str, other: dict[str, Callable[[], Any]]) -> tuple[str, str
             "batches": good["batches"],
         },
         "load_batches": {"data": {"a": "nowhere"}, "model": "nowhere"},
-        "tune": good | {"settings": PAPER, "trials": 1},
         "surgery": {name: value for name, value in good.items() if name != "base"} | {"steps": 1},
     }
     getattr(featcal, name)(**apart.get(name, good) | {key: value() for key, value in other.items()})
@@ -683,7 +676,7 @@ def fine_command(good: Path, place: Path, words: list[str]) -> tuple[str, str]:
         code, said = command(words)
         if code:
             return TRACEBACK, f"refused: {said.strip()[:300]}"
-        fault = left_by(before, "m", "t.json") or (
+        fault = left_by(before, "m") or (
             no_result(Path("base"), Path("m")) if words[0] == "merge" else ""
         )
         return (SILENT, fault) if fault else (OK, "")

@@ -135,7 +135,7 @@ def main() -> None:
     base, merged, *experts = (
         model_folder(asked.folder / f"{name}-{i}", i, *shape) for i in range(asked.tasks + 2)
     )
-    settings = featcal.Calibration.preset("paper", asked.settings)
+    settings = featcal.Calibration(**asked.settings)
     job = Job(asked.tasks, asked.samples, asked.batch, settings, host_memory=asked.host_memory)
     tokens = None if asked.family == "clip" else asked.tokens
     needs = estimate(shape_of(skeleton(base), asked.batch, settings, tokens, False), job)

@@ -28,9 +28,8 @@ MAY_IMPORT = {  # packages of the library, and single files where not all of a p
     "baselines": FOUNDATION,
     "evaluation": FOUNDATION | {"data", "calibration"},
     "interchange": FOUNDATION | {"data.images"},
-    "tuning": FOUNDATION | {"calibration"},
     "cli": FOUNDATION
-    | {"data", "calibration", "merging", "baselines", "evaluation", "interchange", "tuning"},
+    | {"data", "calibration", "merging", "baselines", "evaluation", "interchange"},
 }
 KNOWN = {"experiments", "theory", "results"}
 REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may import the library
@@ -70,7 +69,7 @@ FOREIGN = {  # what some rooms do not know, of other people's packages
 }
 # the modules that featcal's public names are loaded from on first use
 LAZY = {
-    "merge": "merging.merge", "surgery": "baselines.surgery", "prob_surgery": "baselines.prob_surgery", "tune": "tuning.tune",
+    "merge": "merging.merge", "surgery": "baselines.surgery", "prob_surgery": "baselines.prob_surgery",
     "calibrate": "calibration.calibrate", "load_batches": "data.batches", "Calibration": "settings",
     "BlockPlan": "models.plan", "Stack": "models.plan", "mean_shift": "baselines.mean_shift", "compare": "evaluation.compare",
 }  # fmt: skip

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from featcal.files import read_json
-from featcal.settings import PRESETS
 from reproduction.results import SCORES, write_rows
-from scripts import accept, campaign, choose_preset, compare_results
+from scripts import accept, campaign, compare_results
 
 MODEL = {
     "suite": "mini",
@@ -119,23 +117,3 @@ def test_the_families_in_the_book_are_what_becomes_of_them():
     assert [
         line.strip() for line in lines if line.strip() in campaign.matrix(found)
     ] == campaign.matrix(found)
-
-
-def test_the_preset_is_what_its_choice_found():
-    found = read_json(choose_preset.FOUND)
-    assert (
-        PRESETS["best"] == choose_preset.choice(found["averages"])["settings"] == found["settings"]
-    )
-
-
-def test_the_choice_is_the_best_mean_of_candidates_that_every_model_knows():
-    first, second, third, *_ = choose_preset.candidates()
-    found = choose_preset.choice(
-        {"a": {first: 80.0, second: 70.0, third: 99.0}, "b": {first: 60.0, second: 72.0}}
-    )
-    assert found["means"] == {first: 70.0, second: 71.0}
-    assert found["settings"] == choose_preset.FORM | {
-        "ridge": 1e-4,
-        "anchor_blend": 1.0,
-        "interpolation": 1.0,
-    }

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ from featcal.errors import BadBatches, BadFile, BadSetting
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
 from featcal.models.load import load_as_calibrated
 from featcal.models.lora import without_adapters
-from featcal.models.moe import is_packed
+from featcal.models.moe import packed_experts
 from featcal.models.plan import BlockPlan
 from featcal.models.save import require_replaceable
 from featcal.models.streamed import InMemoryModel, ModelHandle, Override, StreamedModel, in_turn
@@ -44,7 +44,6 @@ from featcal.settings import Calibration, require
 
 # of a GPU's free memory, for features; blocks, sums and one batch at work need the rest
 GPU_SHARE = 0.25
-Settings = Calibration | Literal["auto"]
 LOG = logging.getLogger("featcal")
 
 
@@ -54,7 +53,7 @@ def calibrate(
     base: Model,
     experts: Mapping[str, Model],
     batches: Mapping[str, Batches],
-    settings: Settings = "auto",
+    settings: choose.Method = "auto",
     out: str | Path | None = None,
     held_out: Mapping[str, Batches] | None = None,
     plan: BlockPlan | None = None,
@@ -79,7 +78,14 @@ def calibrate(
         batches: per task an iterable of keyword mappings for the model's forward, such as
             {"pixel_values": x} (T5: {"input_ids": i, "attention_mask": m, "labels": l}). Read once;
             kept for models with several stacks.
-        settings: λ, ρ, α and the switches of the method. Default: the paper's for CLIP.
+        settings: λ, ρ, α and the switches of the method; `Calibration()` has the paper's for CLIP.
+            Default: "auto" chooses among a few (`calibration/choose.py`) and the merged model. They
+            are calibrated on up to 32 samples of each task. Of those that are worse than the merged
+            model on no task beyond the paired standard error, the one whose answers are nearest to
+            the experts' is calibrated again with all samples but a quarter of each task (4 to 64),
+            which is held out. Those samples serve to choose, and once more to check the result:
+            where it is not better, the merged model is kept. With fewer than 8 samples of a task
+            the paper's settings are used, unchecked. `Result.choice` says what was chosen.
         out: folder to write instead of returning the model, in the merged folder's precision. Its
             tokenizer and other files come from the merged folder, or from the base folder where
             the merged model is a module.
@@ -114,7 +120,7 @@ def calibrate(
     with removed_scratch(scratch, out), ranks.fail_together(), ExitStack() as opened:
         check_arguments(experts, batches, settings, out, held_out, host_memory, scratch)
         own = {task: experts[task] for task in ranks.mine(experts)}
-        given = choose.CANDIDATES["paper"] if settings == "auto" else settings
+        given = PAPER if settings == "auto" else settings
         models = open_models(
             merged, base, own, plan, given, whole=out is None, device=device, dtype=dtype
         )
@@ -197,7 +203,7 @@ def best_candidate(
                 opened.enter_context(own)
             students[name] = Student(student_copy(models, merged), settings, own)
         # experts of a mixture see the tokens that one student routes to them
-        mixture = any(is_packed(part) for part in models.student.module.modules())
+        mixture = bool(packed_experts(models.student.module))
         groups = [[one] for one in students.values()] if mixture else [list(students.values())]
         for group in groups:
             try:
@@ -221,7 +227,7 @@ def check(
     base: Model,
     experts: Mapping[str, Model],
     batches: TaskBatches,
-    settings: Settings,
+    settings: choose.Method,
     plan: BlockPlan | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
@@ -259,7 +265,7 @@ def check(
 def check_arguments(
     experts: Mapping[str, Model],
     batches: TaskBatches,
-    settings: Settings,
+    settings: choose.Method,
     out: str | Path | None,
     held_out: TaskBatches | None,
     host_memory: int | None,

@@ -10,6 +10,7 @@ far they are from the expert's says little about answers, how they lie to each o
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ CANDIDATES = {
     "large anchor": Calibration(ridge=0.01, anchor_blend=8.0, interpolation=0.3),
     **{f"stream {rho}": STREAM.but(anchor_blend=float(rho)) for rho in (1, 2, 4, 8)},
 }
+Method = Calibration | Literal["auto"]
 MERGED, FINAL = "merged", "calibrated"  # names of the merged model and of the last calibration
 CALIBRATED_ON = 32  # samples of a task on which candidates are calibrated
 # samples of a task that are held out: a quarter, within these bounds
@@ -45,6 +47,8 @@ FEWEST = 2 * FEWEST_HELD_OUT  # samples of a task to choose at all
 class Part:
     """Some samples of a task's batches, the same ones in every iteration.
 
+    Samples of consecutive batches are put together as long as their shapes agree and there are no
+    more than in a batch: a streamed model reads all its weights for each.
     chosen: (n,), of all n samples in the order of the batches.
     """
 
@@ -52,23 +56,49 @@ class Part:
     chosen: Tensor
 
     def __iter__(self) -> Iterator[Batch]:
-        before = 0
+        before, pending = 0, dict[str, Any]()
         for batch in self.batches:
-            rows = self.chosen[before : before + samples_of(batch)]
-            before += len(rows)
-            if rows.any():
-                yield {
-                    name: value[rows.to(value.device)]
-                    if isinstance(value, Tensor) and value.shape[:1] == rows.shape
-                    else value
-                    for name, value in batch.items()
-                }
+            count = samples_of(batch)
+            rows = self.chosen[before : before + count]
+            before += count
+            if not rows.any():
+                continue
+            part = {
+                name: value[rows.to(value.device)]
+                if isinstance(value, Tensor) and value.shape[:1] == rows.shape
+                else value
+                for name, value in batch.items()
+            }
+            if pending and samples_of(pending) + samples_of(part) <= count and alike(pending, part):
+                pending = {name: torch.cat([pending[name], part[name]]) for name in part}
+            else:
+                if pending:
+                    yield pending
+                pending = part
+        if pending:
+            yield pending
+
+
+def alike(a: Batch, b: Batch) -> bool:
+    """Return whether two batches hold only tensors with a row per sample, of equal shapes."""
+    return a.keys() == b.keys() and all(
+        isinstance(a[name], Tensor)
+        and isinstance(b[name], Tensor)
+        and (len(a[name]), len(b[name])) == (samples_of(a), samples_of(b))
+        and a[name].shape[1:] == b[name].shape[1:]
+        for name in a
+    )
 
 
 def samples_of(batch: Batch) -> int:
     """Return the number of samples of a batch."""
     values = batch.values() if isinstance(batch, Mapping) else ()
     return next((len(x) for x in values if isinstance(x, Tensor) and x.dim()), 0)
+
+
+def held_out_count(n: int) -> int:
+    """Return how many of n samples of a task are held out."""
+    return min(max(n // 4, FEWEST_HELD_OUT), MOST_HELD_OUT)
 
 
 def evenly(count: int, n: int) -> Tensor:
@@ -92,7 +122,7 @@ def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Par
             for batch in given:
                 own.append(batch)
         n = sum(map(samples_of, own))
-        held_out = evenly(min(max(n // 4, FEWEST_HELD_OUT), MOST_HELD_OUT), n)
+        held_out = evenly(held_out_count(n), n)
         kept = ~held_out
         few = torch.zeros(n, dtype=torch.bool)
         few[kept] = evenly(min(CALIBRATED_ON, int(kept.sum())), int(kept.sum()))

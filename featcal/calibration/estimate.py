@@ -10,7 +10,7 @@ inputs need less. Experts of a mixture are assumed to receive equally many token
 Legend: d inputs · o outputs · n rows (tokens of one batch) · work in operations, sizes in bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from featcal.calibration.observe import FOLDED_SHARE, shared_sites
+from featcal.calibration.choose import (
+    CALIBRATED_ON,
+    CANDIDATES,
+    FEWEST,
+    STREAM,
+    Method,
+    held_out_count,
+)
+from featcal.calibration.observe import FOLDED_SHARE, PAPER, shared_sites
+from featcal.core.halves import PROJECTIONS
 from featcal.core.moments import TokenRule, stripes
 from featcal.errors import BadPlan
 from featcal.models.batch import PROVING
@@ -32,7 +41,7 @@ from featcal.settings import Calibration
 
 SUM, PRODUCT = 8, 4  # bytes of a value in a sum, and in a product (half precision is widened)
 LIBRARIES = 42 << 20  # bytes of host memory that torch's code takes on its first use; measured
-PAPER = Calibration()
+EVALUATIONS = 9  # of the error of one site, while its λ is searched for
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Job:
     tasks: int
     samples: int  # of each task
     batch: int  # samples in memory at a time
-    settings: Calibration = PAPER
+    settings: Method = PAPER
     on_gpu: bool = False
     device_memory: int = 0  # bytes of cached features on the GPU
     host_memory: int | None = None  # the same in host memory; the rest goes to disk
@@ -100,66 +109,110 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     Returns: parts that add up: bytes of one process on the "device" (a GPU), the "host" and the
         "disk", and "operations" of all processes.
     """
-    tasks = -(-job.tasks // job.processes)  # of the process that has most
-    waiting = 2 * tasks * shape.features * job.samples // job.batch  # student and teacher
-    device = min(waiting, job.device_memory) if job.on_gpu else 0
-    rest = waiting - device
-    host = rest if job.host_memory is None else min(rest, job.host_memory)
-    work = _peak(shape, job, tasks)
-    if job.on_gpu or host < rest:
-        work["batch of features"] = 2 * shape.features
-    kept = {"waiting features": host, "samples": job.drawn, "libraries": LIBRARIES}
-    disk = {"waiting features": rest - host, "solved blocks": sum(b.weights for b in shape.blocks)}
-    return {
-        "device": work | {"waiting features": device} if job.on_gpu else {},
-        "host": kept if job.on_gpu else work | kept,
+    stages: list[tuple[tuple[Calibration, ...], Job]] = []
+    held_out = 0
+    if job.settings != "auto":
+        stages.append(((job.settings,), job))
+    elif job.samples < FEWEST:
+        stages.append(((PAPER,), job))
+    else:
+        held_out = held_out_count(job.samples)
+        kept = job.samples - held_out
+        few = replace(job, samples=min(CALIBRATED_ON, kept))
+        stages += [(tuple(CANDIDATES.values()), few), ((STREAM,), replace(job, samples=kept))]
+    memory = [_memory(shape, *stage) for stage in stages]
+    largest = max(
+        memory, key=lambda parts: sum(parts["device"].values()) + sum(parts["host"].values())
+    )
+    operations = [_operations(shape, *stage) for stage in stages]
+    total = {name: sum(one[name] for one in operations) for name in operations[0]}
+    if held_out:  # the expert, the merged model and candidates; later those two and the result
+        whole = shape.entry + sum(block.forward for block in shape.blocks)
+        models = len(CANDIDATES) + 2 + 3
+        total["answers"] = models * job.tasks * held_out * whole // job.batch
+    solved = sum(block.weights for block in shape.blocks) * max(len(who) for who, _ in stages)
+    disk = {"waiting features": largest.pop("rest")["features"], "solved blocks": solved}
+    return largest | {
         "disk": disk | {"calibrated model": shape.weights, "while joining": shape.largest},
-        "operations": _operations(shape, job),
+        "operations": total,
     }
 
 
-def _peak(shape: ModelShape, job: Job, tasks: int) -> dict[str, int]:
+def _memory(
+    shape: ModelShape, students: Sequence[Calibration], job: Job
+) -> dict[str, dict[str, int]]:
+    """Return the bytes on the device and the host, and those of features beyond their budgets."""
+    tasks = -(-job.tasks // job.processes)  # of the process that has most
+    waiting = (len(students) + 1) * tasks * shape.features * job.samples // job.batch
+    device = min(waiting, job.device_memory) if job.on_gpu else 0
+    rest = waiting - device
+    host = rest if job.host_memory is None else min(rest, job.host_memory)
+    work = _peak(shape, students, job, tasks)
+    if job.on_gpu or host < rest:
+        work["batch of features"] = 2 * shape.features
+    kept = {"waiting features": host, "samples": job.drawn, "libraries": LIBRARIES}
+    return {
+        "device": work | {"waiting features": device} if job.on_gpu else {},
+        "host": kept if job.on_gpu else work | kept,
+        "rest": {"features": rest - host},
+    }
+
+
+def _peak(
+    shape: ModelShape, students: Sequence[Calibration], job: Job, tasks: int
+) -> dict[str, int]:
     """Return the parts of the working memory at the moment when their sum is largest."""
-    prior, value = bool(job.settings.prior), PRODUCT if job.on_gpu else PRODUCT + SUM
+    prior = any(settings.prior for settings in students)
+    value, count = PRODUCT if job.on_gpu else PRODUCT + SUM, len(students)
+    sums = sum(2 if settings.ridge == "auto" else 1 for settings in students)  # halves count
     moments = [{"weights": 2 * shape.outside, "batch": 2 * shape.features}]
     for block in shape.blocks:
-        apart = job.settings.order == "sites"
+        apart = all(settings.order == "sites" for settings in students)
         for sites in zip(block.sites) if apart else [block.sites] if block.sites else []:
-            systems = SUM * sum(s.d * (s.d + s.o) for s in sites)
+            systems = sums * SUM * sum(s.d * (s.d + s.o) for s in sites)
             W = max(s.d * s.o for s in sites)  # values of the largest weight
             product = max(value * s.d * max(s.d // 16, s.width) for s in sites)
             seeing = 2 * block.inputs + max(2 * block.widest, block.features + product)
             adding = (PRODUCT + 2 * SUM) * W  # the expert's weight, twice, and the right side
             adding += prior * SUM * max(s.d * s.d + 3 * s.d * s.o for s in sites)
             for seen in {max(tasks - 2, 0), tasks - 1}:  # tasks before; one block is read ahead
-                parts = {"weights": (2 + (seen + 1 < tasks) + prior) * block.weights}
-                parts["moments"] = SUM * sum(s.d * (s.d + s.width) for s in sites)
+                parts = {"weights": (count + 1 + (seen + 1 < tasks) + prior) * block.weights}
+                parts["moments"] = sums * SUM * sum(s.d * (s.d + s.width) for s in sites)
                 parts |= {"systems": systems * bool(seen), "batch": max(seeing, adding)}
                 moments.append(parts)
             solving = (2 * PRODUCT + 4 * SUM) * W  # weight and anchor; the step, twice
-            moments.append({"weights": 2 * block.weights, "systems": systems, "solve": solving})
+            if any(settings.ridge == "auto" for settings in students):  # a factor of one half
+                solving += 2 * SUM * max(s.d * s.d for s in sites)
+            moments.append(
+                {"weights": (count + 1) * block.weights, "systems": systems, "solve": solving}
+            )
     largest = max(moments, key=lambda parts: sum(parts.values()))
-    return largest if job.streamed else largest | {"weights": (tasks + 3) * shape.weights}
+    return largest if job.streamed else largest | {"weights": (tasks + 2 + count) * shape.weights}
 
 
-def _operations(shape: ModelShape, job: Job) -> dict[str, int]:
+def _operations(shape: ModelShape, students: Sequence[Calibration], job: Job) -> dict[str, int]:
     """Count operations, 2 for one multiplication and addition."""
     passes = products = solves = 0.0
+    by_site = any(settings.order == "sites" for settings in students)
     for block in shape.blocks:
         reach = [site.reach for site in block.sites]
         student, teacher, turns = max((*reach, *block.norms), default=0.0), 1.0, 1
-        if job.settings.order == "sites":  # a pass for each norm and site, up to its input
+        if by_site:  # a pass for each norm and site, up to its input
             student, teacher, turns = sum((*reach, *block.norms)), sum(reach[:-1]) + 1, len(reach)
-        after = 2 if job.settings.order == "stale" else 1
-        passes += (student + teacher + after) * block.forward + turns * block.routed
+        after = sum(student + 1 + (settings.order == "stale") for settings in students)
+        passes += (after + teacher) * block.forward + turns * block.routed
         for d, o, n, width in ((s.d, s.o, s.n, s.width) for s in block.sites):
-            products += 2 * n * d * width
-            products += 2 * n * sum((b - a) * (d - a) for a, b in stripes(d, job.on_gpu))
-            solves += job.tasks * (6 if job.settings.prior else 2) * d * d * o  # right sides
-            solves += d**3 // 3 + 4 * d * d * o  # factor, anchor, two triangular solves
+            gram = sum((b - a) * (d - a) for a, b in stripes(d, job.on_gpu))
+            products += len(students) * 2 * n * (d * width + gram)
+            for settings in students:
+                solves += job.tasks * (6 if settings.prior else 2) * d * d * o  # right sides
+                solves += d**3 // 3 + 4 * d * d * o  # factor, anchor, two triangular solves
+                if settings.ridge == "auto":
+                    solves += 2 * EVALUATIONS * (d**3 // 3 + 4 * d * d * min(o, PROJECTIONS))
     count, whole = job.tasks * job.samples / job.batch, sum(b.forward for b in shape.blocks)
     replayed = 2 * min(PROVING, job.batch) / job.batch  # the check of the plan
-    passes = count * (2 * shape.entry + passes) + replayed * (shape.entry + whole)
+    entered = (len(students) + 1) * shape.entry
+    passes = count * (entered + passes) + replayed * (shape.entry + whole)
     parts = {"forward passes": passes, "products": count * products, "solves": solves}
     return {name: round(value) for name, value in parts.items()}
 
@@ -180,12 +233,13 @@ class _Meta(TorchDispatchMode):
 
 
 def model_shape(
-    model: nn.Module, plan: BlockPlan, batch: Mapping[str, Tensor], settings: Calibration = PAPER
+    model: nn.Module, plan: BlockPlan, batch: Mapping[str, Tensor], method: Method = PAPER
 ) -> ModelShape:
     """Run one batch through the model's blocks, both on the meta device, and read off the shapes.
 
     Raises: BadPlan for a model whose forward depends on values.
     """
+    settings = PAPER if method == "auto" else method
     entry, between, result, shapes = 0, 0, None, list[BlockShape]()
     eager = getattr(getattr(model, "config", None), "_attn_implementation", "eager") == "eager"
     try:

@@ -31,6 +31,7 @@ from featcal.settings import Calibration, require
 if TYPE_CHECKING:
     from torch import nn
 
+    from featcal.calibration.choose import Method
     from featcal.calibration.report import Result
     from featcal.data.batches import DrawnBatches
     from featcal.data.places import Location
@@ -64,7 +65,7 @@ def calibrate(
     out: options.Out,
     base: options.Base = None,
     expert: options.RecipeExperts = None,
-    preset: options.Preset = "paper",
+    preset: options.Preset = None,
     ridge: Annotated[float | None, Option(help=RIDGE)] = None,
     anchor_blend: Annotated[float | None, Option(help=BLEND)] = None,
     interpolation: Annotated[float | None, Option(help=INTERPOLATION)] = None,
@@ -90,8 +91,10 @@ def calibrate(
     from featcal.models.batch import check_tasks
 
     given = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
-    chosen = Calibration.preset(preset, {k: v for k, v in given.items() if v is not None})
-    settings, keys = options.read_set(setting, "calibrate", chosen, options.Running())
+    given = {key: value for key, value in given.items() if value is not None}
+    own = Calibration.from_mapping(given, "calibrate")
+    own, keys = options.read_set(setting, "calibrate", own, options.Running())
+    settings = options.method_of(preset, own, bool(given) or options.changes_method(setting))
     inputs = read_inputs(base, expert, keys.recipe, merged)
     datasets = options.named_data(data)
     folders = [merged, *inputs.folders, *options.local_paths(datasets)]
@@ -104,12 +107,13 @@ def calibrate(
     student = skeleton(merged)
     check_configs(student, merged, inputs)
     plan = plan_with(student, keys.stack)
-    blocks = block_count(student, plan, settings)
+    blocks = block_count(student, plan, own)
+    blocks *= 2 if settings == "auto" else 1  # once for the candidates
     mine = list(inputs.experts) if dry_run else current().mine(inputs.experts)
-    own = {name: datasets[name] for name in mine}
+    mine_data = {name: datasets[name] for name in mine}
     sources = (inputs.base, merged)
     draw = keys.draw(samples, seed, dtype)
-    batches = drawn(student, sources, own, draw)
+    batches = drawn(student, sources, mine_data, draw)
     size = stored_bytes(merged)  # of the result, and of the finished blocks
     apart = work is not None and work.absolute().parent != out.absolute().parent
     require_space("--out", out, size if apart else 2 * size)
@@ -123,7 +127,7 @@ def calibrate(
     how |= {"host_memory": memory, "work": work, "resume": keys.resume}
     # each process reads the batches of its own tasks only
     how["batches"] = dict.fromkeys(datasets, ()) | batches
-    how["held_out"] = held_out(student, sources, own, draw)
+    how["held_out"] = held_out(student, sources, mine_data, draw)
     if where.type == "cpu":
         return_large_blocks()
     with (
@@ -142,7 +146,7 @@ def calibrate(
         if keys.tokens:
             drawing["maximum tokens of a sample"] = keys.tokens
         write_samples_card(out, merged, inputs, result, datasets, drawing)
-        show_result(result, settings, as_json)
+        show_result(result, as_json)
         push(out, push_to_hub)
 
 
@@ -195,7 +199,7 @@ def check_inputs(
     merged: Path,
     inputs: Inputs,
     batches: "Mapping[str, DrawnBatches]",
-    settings: Calibration,
+    settings: "Method",
     how: Mapping[str, Any],
 ) -> None:
     """Check models and batches as the run does; adapters are checked against their base alone."""
@@ -274,22 +278,33 @@ def write_samples_card(
         note(f"{out / 'README.md'}: the inputs have different licences; decide which terms apply")
 
 
-def show_result(result: "Result", settings: Calibration, as_json: bool) -> None:
-    """Print the drift of the blocks and from each expert, with a warning where it grew."""
+def show_result(result: "Result", as_json: bool) -> None:
+    """Print what was chosen, the drift of the blocks and from each expert, and a warning where it
+    grew.
+    """
     from featcal.calibration.write import DRIFT_COLUMNS, drift_rows, worse
 
     if as_json:
         blocks = [block.stated for block in result.blocks]
         drift = [asdict(one) for one in result.drift]
-        content = {"folder": str(result.folder), "settings": settings.stated, "blocks": blocks}
+        stated = result.settings.stated if result.settings else None
+        content = {"folder": str(result.folder), "settings": stated, "blocks": blocks}
+        if result.choice:
+            content["choice"] = result.choice.stated
         say_json(content | {"drift": drift})
     else:
+        if result.choice:
+            title = "divergence from the experts' answers to held-out samples"
+            if result.choice.rows:
+                table(title, ["model", "mean KL"], result.choice.rows)
+            say(result.choice.sentence)
         rows = [
             [block.name, f"{block.relative_drift:.3f}", f"{block.cosine:.3f}"]
             for block in result.blocks
         ]
         title = "calibrated blocks, drift from the experts on the calibration samples"
-        table(title, ["block", "drift", "cosine"], rows)
+        if rows:
+            table(title, ["block", "drift", "cosine"], rows)
         title = "drift from each expert after the last block"
         table(title, DRIFT_COLUMNS, drift_rows(result.drift))
         say(f"calibrated model: {result.folder}")

@@ -34,7 +34,6 @@ COMMANDS = {
     "inspect": "Show a model folder and what calibration solves.",
     "plan": "Estimate the memory, disk and operations of a calibration.",
     "convert": "Convert a CLIP model between transformers and open_clip.",
-    "tune": "Choose λ, ρ and α without labels.",
 }
 METAVARS = {Path: "PATH", int: "N", float: "X", str: "NAME"}
 GROUP = "featcal.commands"  # entry points of other packages: functions for typer

@@ -9,11 +9,12 @@ from pydantic import PositiveInt
 from typer import CallbackParam, Option
 
 from featcal.errors import MissingPath, UnknownKey
-from featcal.settings import Settings, require
+from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
     import torch
 
+    from featcal.calibration.choose import Method
     from featcal.data.batches import Draw
     from featcal.data.places import Location
 
@@ -52,9 +53,11 @@ RecipeExperts = Annotated[
 ]
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
 Out = Annotated[Path, Option(help="Folder to write.")]
-Preset = Annotated[
-    str, Option(help="paper: its settings for CLIP. best: beyond the paper, by validation.")
-]
+PRESET = (
+    "auto: choose by answers to held-out samples. paper: its settings for CLIP. "
+    "Default: auto, or paper where an option changes a setting of the method."
+)
+Preset = Annotated[str | None, Option(help=PRESET)]
 Samples = Annotated[int, Option(min=1, help="Samples per task.")]
 Seed = Annotated[int, Option(min=0, help="Random seed for drawing samples.")]
 Device = Annotated[str, Option(help=DEVICE)]
@@ -158,6 +161,19 @@ def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[A
         own = {key: value for key, value in values.items() if key in type(one).model_fields}
         changed.append(type(one).from_mapping({**dict(one), **own}, one.section or command))
     return tuple(changed)
+
+
+def method_of(preset: str | None, settings: Calibration, changed: bool) -> "Method":
+    """Return the settings of a calibration, or "auto". Raises: BadSetting."""
+    require(preset in (None, "auto", "paper"), "--preset", preset, "must be auto or paper")
+    expected = "chooses every setting; leave it out, or use paper, to change some"
+    require(not (preset == "auto" and changed), "--preset", preset, expected)
+    return settings if changed or preset == "paper" else "auto"
+
+
+def changes_method(pairs: Iterable[str] | None) -> bool:
+    """Return whether --set changes a setting of the method."""
+    return any(pair.partition("=")[0] in Calibration.model_fields for pair in pairs or ())
 
 
 def yaml_scalar(text: str) -> Any:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from featcal.calibration.choose import Method
     from featcal.calibration.estimate import Job, ModelShape
     from featcal.models.plan import BlockPlan
 
@@ -50,7 +51,7 @@ def plan(
     merged: options.Merged,
     base: options.Base = None,
     expert: options.RecipeExperts = None,
-    preset: options.Preset = "paper",
+    preset: options.Preset = None,
     samples: options.Samples = 256,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
     device: Annotated[str, Option(help="cpu or cuda; no GPU is needed for the estimate.")] = "cpu",
@@ -62,7 +63,8 @@ def plan(
     from featcal.calibration.estimate import Job
     from featcal.models.streamed import InMemoryModel, require_same_tensors
 
-    keys, settings = options.read_set(setting, "plan", Planning(), Calibration.preset(preset))
+    keys, own = options.read_set(setting, "plan", Planning(), Calibration())
+    settings = options.method_of(preset, own, options.changes_method(setting))
     require(device in ("cpu", "cuda"), "--device", device, "must be cpu or cuda")
     on_device = bytes_of("plan.device_memory", str(keys.device_memory)) or 0
     on_host = bytes_of("--host-memory", host_memory)
@@ -136,7 +138,7 @@ def estimated(
 def shape_of(
     model: "nn.Module",
     batch: int,
-    settings: Calibration,
+    settings: "Method",
     tokens: int | None,
     padded: bool,
     plan: "BlockPlan | None" = None,

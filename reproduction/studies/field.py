@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.merging.registry import settings_of
-from featcal.settings import PRESETS, require
+from featcal.settings import require
 from reproduction.engine import score as scoring
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection, streams
@@ -26,6 +26,7 @@ from reproduction.engine.study import Found
 from reproduction.experiments import Draw, Numbers, Rivals, Study
 from reproduction.field.settings import IntervMerge, SurgeryV2
 from reproduction.results import SCORES
+from reproduction.studies.beyond import BEST
 
 T = TypeVar("T")
 OUTER = ("surgery", "prob_surgery")  # adapters after the last feature
@@ -112,7 +113,7 @@ class FieldStudy(Study):
         scores = scoring.score(f"field {self.key}", setup, models, partial(evaluate, self))
         facts = {
             "chosen": {name: made[name]["chosen"] for name in self.mergers},
-            "preset": PRESETS["best"],
+            "preset": BEST,
             "tried": {name: made[name]["tried"] for name in self.mergers if made[name]["tried"]},
         }
         rows = [row for model in models for row in scores[model.name]]
@@ -198,7 +199,7 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Secon
     merged, rivals, seed, clock = out / "merged", study.rivals, study.seed, partial(timed, seconds)
     batches, best = (
         drawn(setup, study.drawn(batch=rivals.batch)),
-        featcal.Calibration.preset("best"),
+        featcal.Calibration(**BEST),
     )
     for method, settings in {"featcal": rivals.featcal, "featcal_best": best}.items():
         given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches}

@@ -1,7 +1,7 @@
 """λ, ρ and α of FeatCal chosen without labels, and every candidate scored on test samples.
 
 The scores are for the report only: the search sees the divergence on training samples held out from
-each calibration, as `featcal tune` does, whose candidates are calibrated in the workers here.
+each calibration.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class TuneStudy(Study):
 
     def found(self, setup: Setup, folder: Path) -> Found:
         """Return rows of every candidate and of the reference, λ of the path, and seconds."""
-        from featcal.tuning.search import Candidate, Search, best, proposals, rounds
+        from reproduction.field.tune import Candidate, Search, best, proposals, rounds
 
         label, known = f"tune {self.key}", list[Candidate]()
         limits = {"trials": self.trials, "holdout": self.holdout, "seed": self.seed}
@@ -94,8 +94,7 @@ def tried(
     from safetensors.torch import load_file
 
     import featcal
-    from featcal.tuning.search import split_all
-    from featcal.tuning.tune import distances, path_gains, ridge_of
+    from reproduction.field.tune import distances, path_gains, ridge_of, split_all
 
     begin, device, heads = perf_counter(), setup.context.device, None
     batches = streams(setup, study.drawn(), study.reading)

@@ -115,14 +115,6 @@ def test_streamed_interrupted_and_resumed_run_is_bit_identical_to_one_in_memory(
     assert same_bits(load_as_calibrated(tmp_path / "out"), in_memory)
 
 
-def test_presets_take_changed_values():
-    assert Calibration.preset("paper") == PAPER
-    best = Calibration.preset("best", {"ridge": 1e-3})
-    assert (best.residual, best.order, best.ridge) == (1.0, "sites", 1e-3)
-    with pytest.raises(BadSetting, match="paper or best"):
-        Calibration.preset("better")
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -130,6 +122,8 @@ def test_presets_take_changed_values():
         {"residual": (0.0, 2.0)},
         {"interpolation": "auto"},
         {"interpolation": 1.5},
+        {"ridge": "auto", "prior": 1.0},
+        {"ridge": "best"},
     ],
     ids=str,
 )

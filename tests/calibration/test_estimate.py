@@ -15,10 +15,10 @@ from tiny import PAPER
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 import featcal
+from featcal.calibration.choose import STREAM
 from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli.plan import meta_batch
 from featcal.models.families import plan_for
-from featcal.settings import Calibration
 
 SCRIPT = Path(__file__).parents[1] / "memory_of_a_run.py"
 D, WIDE, TOKENS = 32, 96, 5  # of tests.tiny.clip: two blocks, patches of 8 x 8 pixels
@@ -28,6 +28,7 @@ ATEN = torch.ops.aten
 LEFT_OUT = {  # of torch's own counter
     ATEN.addmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * right[1],
     ATEN.linalg_cholesky_ex: lambda left, *_, **__: left[0] ** 3 // 3,
+    ATEN.cholesky_solve: lambda right, left, *_, **__: 2 * left[0] ** 2 * right[1],
     ATEN.linalg_solve_triangular: lambda left, right, **__: right[0] ** 2 * right[1],
     ATEN._grouped_mm: lambda left, right, *_, **__: 2 * left[0] * left[1] * right[-1],
     ATEN._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
@@ -57,10 +58,10 @@ def shape(size=3, **more):
     return model_shape(model, plan_for(model), meta_batch(model, size, None, False), PAPER)
 
 
-@pytest.mark.parametrize("preset", ["paper", "best"])
+@pytest.mark.parametrize("settings", [PAPER, STREAM, "auto"], ids=["paper", "stream", "auto"])
 @pytest.mark.parametrize("name", MODELS)
-def test_operations_are_within_20_percent_of_those_that_torch_counts_in_a_run(name, preset):
-    given, settings = real_run(name), Calibration.preset(preset)
+def test_operations_are_within_20_percent_of_those_that_torch_counts_in_a_run(name, settings):
+    given = real_run(name)
     batches = next(iter(given["batches"].values()))
     with FlopCounterMode(display=False, custom_mapping=LEFT_OUT) as counted:
         featcal.calibrate(**given, settings=settings)

@@ -12,7 +12,7 @@ from featcal import calibrate, compare, merge
 from featcal.errors import FeatCalError
 from featcal.models.load import load_model
 from featcal.models.save import save_model
-from featcal.tuning.tune import distances
+from reproduction.field.tune import distances
 
 BERT = tf.BertConfig(**TEXT)
 

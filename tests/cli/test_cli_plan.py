@@ -63,14 +63,11 @@ def test_other_heads_and_vocabularies_have_the_same_shape(llama, capsys):
 
 
 def test_the_estimate_is_that_of_the_model_itself(vision, capsys):
-    found = needs([*PLAN, "--samples", "7", "--set", "batch=3", "--preset", "best"], capsys)
+    found = needs([*PLAN, "--samples", "7", "--set", "batch=3", "--preset", "paper"], capsys)
     model = tf.CLIPVisionModel(tf.CLIPVisionConfig(**VISION, intermediate_size=96)).to("meta")
-    batch, best = (
-        {"pixel_values": torch.empty(3, 3, 16, 16, device="meta")},
-        Calibration.preset("best"),
-    )
-    job = Job(2, 7, 3, best, drawn=2 * 7 * 3 * 16 * 16)
-    expected = estimate(model_shape(model.eval(), plan_for(model), batch, best), job)
+    batch, paper = {"pixel_values": torch.empty(3, 3, 16, 16, device="meta")}, Calibration()
+    job = Job(2, 7, 3, paper, drawn=2 * 7 * 3 * 16 * 16)
+    expected = estimate(model_shape(model.eval(), plan_for(model), batch, paper), job)
     assert {part: found[part] for part in expected} == expected
     assert found["host_bytes"] == sum(expected["host"].values()) and found["device_bytes"] == 0
     assert found["flops"] == sum(expected["operations"].values())

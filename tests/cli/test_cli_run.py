@@ -98,13 +98,16 @@ def test_options_are_keywords_of_the_library(models, monkeypatch):
     monkeypatch.setattr("featcal.cli.calibrate.new_folder", lambda *_: None)
     kept = {"dtype": torch.float32, "host_memory": None, "work": None, "resume": True}
     assert cli.main(CALIBRATE) == 0
-    assert kept.items() <= taken.items() and taken["settings"] == featcal.Calibration()
+    assert kept.items() <= taken.items() and taken["settings"] == "auto"
+    assert cli.main([*CALIBRATE, "--preset", "paper"]) == 0
+    assert taken["settings"] == featcal.Calibration()
     more = "--dtype bfloat16 --host-memory 1.5GiB --work w --set resume=false --set residual=0,1"
     assert cli.main([*CALIBRATE, *more.split(), "--set", "modules=fc1", "--ridge", "1e-3"]) == 0
     kept = {"dtype": torch.bfloat16, "host_memory": 3 * 2**29, "work": Path("w"), "resume": False}
     assert kept.items() <= taken.items()
     chosen = featcal.Calibration(ridge=1e-3, residual=(0.0, 1.0), modules=("fc1",))
     assert taken["settings"] == chosen
+    assert cli.main([*CALIBRATE, "--preset", "auto", "--ridge", "1e-3"]) == 2
 
 
 def test_calibrate_has_at_most_20_options_and_help_names_every_setting(capsys):

@@ -47,7 +47,7 @@ def run(part: str, skip: int = 0) -> None:
 
 def command(arguments: list[str]) -> int:
     """One command; where it draws samples, as many as there are."""
-    few = ["--samples", str(SAMPLES)] if arguments[0] in ("calibrate", "tune", "plan") else []
+    few = ["--samples", str(SAMPLES)] if arguments[0] in ("calibrate", "plan") else []
     return cli.main([*arguments, *few])
 
 

@@ -8,6 +8,7 @@ import pipeline
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Calibration
 from reproduction.experiments import Reading, shared_settings, study_run
+from reproduction.studies.beyond import BEST
 from reproduction.studies.choices import ChoicesStudy
 
 SETTINGS = pipeline.settings()
@@ -86,7 +87,7 @@ def test_a_misspelt_reading_is_refused_with_the_nearest_name():
 def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
     entry = {
         "upstreams": ["average", "ties"], "chosen_on": ["average"], "samples": 8, "few": [4, 8], "batch": 2, "seeds": [1, 2],
-        "paper": vars(Calibration.preset("paper")), "suite": {"ridge": 1e-3, "anchor_blend": 1.0, "interpolation": 0.9},
+        "paper": vars(Calibration()), "suite": {"ridge": 1e-3, "anchor_blend": 1.0, "interpolation": 0.9},
         "variants": {"both": {"residual": 1.0}},
     }  # fmt: skip
     study = study_run("beyond", "clip_b32-8", {"mini": entry}, "mini")
@@ -100,7 +101,7 @@ def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
         "both",
         "the preset best",
     ]
-    assert study.settings("the preset best") == Calibration.preset("best")
+    assert study.settings("the preset best") == Calibration(**BEST)
     more = study.further("both")
     draws = {(v, samples, seed) for u, v, samples, seed in more if u == "average"}
     assert draws == {("both", 8, 2), ("suite", 8, 2), ("the preset best", 4, 1), ("suite", 4, 1)}

@@ -4,7 +4,6 @@ import ast
 from pathlib import Path
 
 from featcal.baselines import prob_surgery, surgery
-from featcal.tuning import search
 from reference.markdown import block, docstring, escaped
 
 # heading → file; a test compares the first group with featcal.__all__
@@ -16,13 +15,13 @@ PUBLIC = {
     "featcal.surgery": "featcal/baselines/surgery.py",
     "featcal.prob_surgery": "featcal/baselines/prob_surgery.py",
     "featcal.mean_shift": "featcal/baselines/mean_shift.py",
-    "featcal.tune": "featcal/tuning/tune.py",
     "featcal.Calibration": "featcal/settings.py",
     "featcal.BlockPlan": "featcal/models/plan.py",
     "featcal.Stack": "featcal/models/plan.py",
 }
 RESULTS = {
     "Result": "featcal/calibration/report.py",
+    "Choice": "featcal/calibration/report.py",
     "BlockRecord": "featcal/calibration/report.py",
     "DriftRecord": "featcal/calibration/report.py",
     "Agreement": "featcal/evaluation/compare.py",
@@ -62,7 +61,7 @@ class _DefaultsOfSettings(ast.NodeTransformer):
     """Replace `DEFAULT.rank` by its value in a module with `DEFAULT = Surgery()`."""
 
     def __init__(self, tree: ast.Module):
-        kinds = {**vars(surgery), **vars(prob_surgery), **vars(search)}
+        kinds = {**vars(surgery), **vars(prob_surgery)}
         self.default = next(
             (
                 kinds[part.value.func.id]()

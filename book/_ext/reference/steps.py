@@ -17,7 +17,11 @@ STEPS = {
         "featcal.calibration.block.add_task_systems",
         "featcal.core.ridge.task_system",
     ],
-    "Solve them": ["featcal.calibration.block.solve_systems", "featcal.core.ridge.solve_ridge"],
+    "Solve them": [
+        "featcal.calibration.block.solve_systems",
+        "featcal.core.halves.ridge_by_halves",
+        "featcal.core.ridge.solve_ridge",
+    ],
     "Load the solutions and advance": [
         "featcal.models.modules.load_side_by_side",
         "featcal.calibration.features.advance_student",
@@ -26,7 +30,11 @@ STEPS = {
         "featcal.calibration.resume.RunFolder",
         "featcal.calibration.write.write_calibrated",
     ],
-    "Measure the result": ["featcal.calibration.report.measure_drift"],
+    "Measure the result": [
+        "featcal.calibration.choose.divergences",
+        "featcal.calibration.choose.choose",
+        "featcal.calibration.report.measure_drift",
+    ],
 }
 
 

@@ -1,1 +1,0 @@
-"""Choice of λ, ρ and α without labels."""

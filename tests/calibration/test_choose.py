@@ -1,0 +1,200 @@
+"""The choice by answers, and the calibration of several students in one pass of the teachers."""
+
+import families
+import pytest
+import torch
+from families import FAMILIES, GROUPED
+from test_mixtures import KINDS
+from test_streaming import written
+from tiny import PAPER, averaged, experiment, make, same_bits, seeded, shifted
+from torch.nn.functional import log_softmax
+
+from featcal import calibrate
+from featcal.calibration import block as block_module
+from featcal.calibration import choose
+from featcal.calibration.choose import CANDIDATES, STREAM, Part, evenly, held_out_count
+from featcal.models.load import load_as_calibrated
+from featcal.settings import Calibration
+
+FEW = {"paper": PAPER, "stream": STREAM.but(anchor_blend=2.0)}
+
+
+def noted(monkeypatch):
+    """Keep every model whose answers are compared."""
+    seen, own = [], choose.divergences
+
+    def divergences(models, handles, held_out):
+        seen.append(({name: one.module for name, one in handles.items()}, held_out))
+        return own(models, handles, held_out)
+
+    monkeypatch.setattr(choose, "divergences", divergences)
+    return seen
+
+
+@pytest.mark.parametrize("family", ["clip", "t5", "gemma2"])
+def test_students_of_one_sweep_are_those_calibrated_alone(family, monkeypatch):
+    """T5's decoder follows two encoders; Gemma 2 has nothing that writes into its stream."""
+    monkeypatch.setattr(choose, "CANDIDATES", FEW)
+    monkeypatch.setattr(choose, "FEWEST_HELD_OUT", 2)
+    monkeypatch.setattr(choose, "FEWEST", 4)
+    seen = noted(monkeypatch)
+    given = families.experiment(FAMILIES[family])
+    calibrate(**given)
+    [(models, _), *_] = seen
+    parts = {task: Part(own, few_of(own)) for task, own in given["batches"].items()}
+    for name, settings in FEW.items():
+        if family == "gemma2":
+            settings = settings.but(residual=0.0)
+        alone = calibrate(**given | {"batches": parts}, settings=settings).model
+        for p, q in zip(alone.parameters(), models[name].parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-7, atol=1e-9)
+
+
+def few_of(batches):
+    """The samples that candidates are calibrated on."""
+    n = sum(map(choose.samples_of, batches))
+    kept = ~evenly(held_out_count(n), n)
+    few = torch.zeros(n, dtype=torch.bool)
+    few[kept] = evenly(min(choose.CALIBRATED_ON, int(kept.sum())), int(kept.sum()))
+    return few
+
+
+def test_auto_in_memory_and_streamed_is_the_calibration_with_what_it_chose(tmp_path, monkeypatch):
+    monkeypatch.setattr(choose, "CANDIDATES", FEW)
+    given = experiment(torch.float32, count=16, batch=8)
+    result = calibrate(**given)
+    assert result.choice.chosen in FEW and result.settings == FEW[result.choice.chosen]
+    parts = {
+        task: Part(own, ~evenly(held_out_count(16), 16)) for task, own in given["batches"].items()
+    }
+    same = calibrate(**given | {"batches": parts}, settings=result.settings)
+    assert same_bits(same.model, result.model) and same.blocks == result.blocks
+    streamed = calibrate(**written(given, tmp_path), out=tmp_path / "out")
+    assert same_bits(load_as_calibrated(tmp_path / "out"), result.model)
+    assert streamed.choice.chosen == result.choice.chosen
+
+
+def test_merged_model_that_cannot_be_improved_is_kept(tmp_path, monkeypatch):
+    """All experts are equal to the merged model, so every change is for the worse."""
+    monkeypatch.setattr(choose, "CANDIDATES", {"far": Calibration(ridge=10.0, anchor_blend=8.0)})
+    given = experiment(torch.float32, count=16, batch=8)
+    given["experts"] = dict.fromkeys(given["experts"], given["merged"])
+    result = calibrate(**given)
+    assert same_bits(result.model, given["merged"])
+    assert result.settings is None and result.blocks == []
+    assert result.choice.sentence.startswith("Kept the merged model")
+    out = calibrate(**written(given, tmp_path), out=tmp_path / "out").folder
+    assert same_bits(load_as_calibrated(out), given["merged"])
+    assert "Kept the merged model" in (out / "README.md").read_text()
+
+
+def test_a_result_that_fails_the_last_check_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(choose, "CANDIDATES", FEW)
+    own = choose.worse
+    monkeypatch.setattr(
+        choose, "worse", lambda found, name: ["mnist"] if name == choose.FINAL else own(found, name)
+    )
+    given = experiment(torch.float32, count=16, batch=8)
+    assert same_bits(calibrate(**given).model, given["merged"])
+    calibrate(**written(given, tmp_path), out=tmp_path / "out")
+    assert same_bits(load_as_calibrated(tmp_path / "out"), given["merged"])
+
+
+def test_too_few_samples_get_the_papers_settings_and_say_so():
+    given = experiment(count=6)
+    result = calibrate(**given)
+    assert same_bits(result.model, calibrate(**given, settings=PAPER).model)
+    assert "without a check" in result.choice.sentence and not result.choice.divergence
+
+
+def test_candidates_of_a_mixture_are_those_calibrated_alone(monkeypatch):
+    monkeypatch.setattr(choose, "CANDIDATES", FEW)
+    monkeypatch.setattr(choose, "FEWEST_HELD_OUT", 2)
+    seen = noted(monkeypatch)
+    monkeypatch.setattr(choose, "FEWEST", 4)
+    monkeypatch.setattr(block_module, "FEWEST_TOKENS", 1)
+    kind, config, more = next(iter(KINDS.values()))
+    base = make(lambda: kind(config(**GROUPED, **more, num_experts_per_tok=2)), dtype=torch.float64)
+    base.config._experts_implementation = "eager"  # the others know no float64
+    experts = {task: shifted(base, i + 1) for i, task in enumerate("ab")}
+    given = {
+        "base": base,
+        "experts": experts,
+        "batches": {task: families.text(10 * i, batch=3) for i, task in enumerate("ab")},
+        "merged": averaged(list(experts.values())),
+    }
+    calibrate(**given)
+    [(models, _), *_] = seen
+    parts = {task: Part(own, few_of(own)) for task, own in given["batches"].items()}
+    alone = calibrate(**given | {"batches": parts}, settings=FEW["stream"]).model
+    assert same_bits(alone, models["stream"])
+
+
+def test_batches_that_change_from_reading_to_reading_are_read_once():
+    given, times = experiment(count=16, batch=8), []
+
+    class Shuffled:
+        def __init__(self, batches):
+            self.batches = batches
+
+        def __iter__(self):
+            times.append(1)
+            return iter(self.batches)
+
+    shuffled = {task: Shuffled(own) for task, own in given["batches"].items()}
+    monkey = {"paper": PAPER}
+    old, choose.CANDIDATES = choose.CANDIDATES, monkey
+    try:
+        calibrate(**given | {"batches": shuffled})
+    finally:
+        choose.CANDIDATES = old
+    assert len(times) == len(shuffled)
+
+
+def test_only_candidates_that_harm_no_task_are_chosen_from():
+    g = seeded(0)
+    merged = (1 + torch.rand(20, generator=g)).tolist()
+    found = {
+        "a": {
+            "merged": merged,
+            "paper": [x - 0.9 for x in merged],
+            "stream": [x - 0.2 for x in merged],
+        },
+        "b": {"merged": merged, "paper": [x + 0.1 for x in merged], "stream": merged},
+    }
+    assert choose.choose(found, FEW).chosen == "stream"
+    assert choose.choose({"b": found["b"]}, FEW).chosen == "merged"
+
+
+def test_relations_are_softmaxes_over_the_other_samples():
+    g = seeded(1)
+    f, f_exp = torch.randn(2, 6, 4, generator=g, dtype=torch.float64)
+    cos = torch.nn.functional.cosine_similarity
+    expert = [[cos(f_exp[i], f_exp[j], dim=0) for j in range(6) if j != i] for i in range(6)]
+    tau = torch.tensor(expert).std()
+    for i, kl in enumerate(choose.relational_divergence(f, f_exp)):
+        ours = torch.stack([cos(f[i], f[j], dim=0) for j in range(6) if j != i])
+        q = log_softmax(torch.stack(expert[i]) / tau, dim=0)
+        expected = (q.exp() * (q - log_softmax(ours / tau, dim=0))).sum()
+        assert float(kl) == pytest.approx(float(expected))
+    assert choose.relational_divergence(3 * f_exp, f_exp).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+def test_halves_are_of_samples_and_not_of_batches(batch):
+    given = experiment(count=16, batch=16)
+    whole = calibrate(**given, settings=STREAM).model
+    split = {
+        task: [{"pixel_values": x} for x in own[0]["pixel_values"].split(batch)]
+        for task, own in given["batches"].items()
+    }
+    for p, q in zip(
+        whole.parameters(),
+        calibrate(**given | {"batches": split}, settings=STREAM).model.parameters(),
+        strict=True,
+    ):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-10)
+
+
+def test_every_candidate_says_what_it_is():
+    assert len(set(map(str, CANDIDATES.values()))) == len(CANDIDATES)
