@@ -116,7 +116,7 @@ def adapt_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
         return
     context, seen = setup.context, dict[Drawn, dict[str, None]]()  # merged models by samples
     for model in wanted:
-        if model.settings.encode == "once":
+        if encoded_once(model.settings):
             assert model.draw is not None
             seen.setdefault((model.draw, model.damage), {})[model.upstream] = None
     with context.scratch("adapt") as folder:
@@ -124,8 +124,15 @@ def adapt_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
         shared = [setup.tasks[number::parts] for number in range(parts)]
         jobs = {", ".join(tasks): (setup, tasks, seen, folder) for tasks in shared}
         context.run(f"{label} encode", _encode, jobs)
-        wanted.sort(key=lambda m: (-m.settings.steps, m.method == "surgery"))  # longest first
+        wanted.sort(
+            key=lambda m: (-getattr(m.settings, "steps", 0), m.method == "surgery")
+        )  # longest first
         context.run(f"{label} adapt", _train, {m.name: (setup, m, folder) for m in wanted})
+
+
+def encoded_once(settings: Any) -> bool:
+    """Return whether adapters are made from kept features; a mean shift always is."""
+    return getattr(settings, "encode", "once") == "once"
 
 
 def _features(folder: Path, upstream: str, draw: Draw, damage: str, task: str) -> Path:
@@ -158,7 +165,7 @@ def _train(setup: Setup, model: ModelSpec, folder: Path) -> None:
     draw, device = model.draw, setup.context.device
     assert draw is not None and model.folder is not None
     progress = None if setup.context.suite.workers else partial(report_progress, model.name)
-    if model.settings.encode == "once":
+    if encoded_once(model.settings):
         pairs = {
             task: read_pair(_features(folder, model.upstream, draw, model.damage, task), device)
             for task in sorted(setup.tasks)
