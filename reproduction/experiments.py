@@ -1,4 +1,6 @@
-"""The schema of params.yaml and pipeline/studies.yaml: which models are made and studied, and how.
+"""The schema of params.yaml, pipeline/models.yaml and pipeline/studies.yaml.
+
+params.yaml has the main settings: the suite, FeatCal by role, mergers and tasks.
 
 An entry is called <role>-<pool> and carries one group of settings per suite; null means that the
 suite does not run it. What starts from merged models names under `from` what differs there. Knows
@@ -27,6 +29,7 @@ AdapterMethod = Surgery | ProbSurgery | MeanShift
 T = TypeVar("T")
 S = TypeVar("S", bound=Settings)
 Entry = Mapping[str, Any]
+Main = Mapping[str, Mapping[str, Any]]  # by role: samples, and settings by their word
 Pool = int | str  # of images and sentences by the number of tasks, of texts by name
 Each = Annotated[tuple[T, ...], Field(min_length=1), Distinct]
 Numbers = Annotated[tuple[float, ...], Distinct]
@@ -61,10 +64,11 @@ STREAMS = dict.fromkeys(
     ("adamerging", "surgery", "prob_surgery", "mean_shift"), "test_unlabelled"
 ) | dict.fromkeys(("regmean", "regmean_plus_plus", "lot", "mats", "fisher"), "train")
 
-MORE = "pipeline/studies.yaml"  # studies that few edit, next to params.yaml
-METHODS, EXP = "methods", "exp"  # named settings, for the experiments to share and for `dvc exp`
+MORE = ("pipeline/models.yaml", "pipeline/studies.yaml")  # settings that few edit
+METHODS = "methods"  # settings with names, for entries to share; not experiments
 STUDIED, FROM = "studied", "from"
-SECTIONS = ("suite", METHODS, EXP, STUDIED, "merge", "calibrate", "adapt", "multitask", "measure")
+MAIN = ("suite", "featcal", "mergers", "tasks")
+SECTIONS = (*MAIN, METHODS, STUDIED, "merge", "calibrate", "adapt", "multitask", "measure")
 SWEPT = ("ridge", "anchor_blend", "interpolation")
 # LibYAML's loader, where PyYAML was built with it, is six times as fast.
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -281,9 +285,13 @@ def studies() -> dict[str, type[Study]]:
 
 @dataclass(frozen=True)
 class Experiments:
-    """The experiments of params.yaml in one suite, by key; None: not run in this suite."""
+    """The experiments of params.yaml in one suite, by key; None: not run in this suite.
+
+    tasks: that are run; None: all of the suite's.
+    """
 
     suite: str
+    tasks: tuple[str, ...] | None
     merge: Mapping[str, MergeRun]
     calibrate: Mapping[str, CalibrateRun]
     adapt: Mapping[str, AdaptRun]
@@ -330,12 +338,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_all(path: Path) -> dict[str, Any]:
-    """Return params.yaml with the studies of MORE. Raises: BadSetting for a section in both."""
-    raw, more = read_yaml(path), path.parent / MORE
-    studies = read_yaml(more) if more.is_file() else {}
-    twice = sorted(raw.keys() & studies.keys())
-    require(not twice, f"{path.name}: {', '.join(twice)}", "given", f"must not be in {MORE} too")
-    return raw | studies
+    """Return params.yaml with the sections of MORE. Raises: BadSetting for a section in two."""
+    raw = read_yaml(path)
+    for name in MORE:
+        file = path.parent / name
+        more = read_yaml(file) if file.is_file() else {}
+        twice = sorted(raw.keys() & more.keys())
+        require(not twice, ", ".join(twice), "given", f"must not be in {name} and elsewhere too")
+        raw |= more
+    return raw
 
 
 def load_experiments(path: Path, suite: str | None = None) -> Experiments:
@@ -357,7 +368,12 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
         require(isinstance(raw.get(name) or {}, dict), name, raw.get(name), "must be a mapping")
         return {key: kind(key, entry, suite) for key, entry in (raw.get(name) or {}).items()}
 
-    merged = read("merge", _merge_runs)
+    mergers, main = raw.get("mergers"), _main_settings(raw.get("featcal"))
+    merged = read("merge", partial(_merge_runs, mergers=mergers))
+    for name in mergers or ():
+        require_known(
+            "mergers", name, {run.upstream for own in merged.values() for run in own.values()}
+        )
 
     def read_from(name: str, kind: Callable[..., Mapping[str, T]]) -> dict[str, T]:
         def started(key: str, entry: Any, suite: str) -> Mapping[str, T]:
@@ -366,11 +382,15 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
 
         return {k: run for runs in read(name, started).values() for k, run in runs.items()}
 
-    shared = read(STUDIED, shared_settings)
+    shared = read(STUDIED, partial(shared_settings, main=main))
+    tasks = raw.get("tasks")
+    fine = tasks is None or (isinstance(tasks, list) and bool(tasks))
+    require(fine, "tasks", tasks, "must be null, or a list of tasks")
     found = Experiments(
         suite=suite,
+        tasks=None if tasks is None else tuple(tasks),
         merge={key: run for runs in merged.values() for key, run in runs.items()},
-        calibrate=read_from("calibrate", _calibrate_runs),
+        calibrate=read_from("calibrate", partial(_calibrate_runs, main=main)),
         adapt=read_from("adapt", _adapt_runs),
         multitask=read("multitask", partial(_plain_run, MultitaskRun)),
         measure=read("measure", partial(_plain_run, MeasureRun)),
@@ -379,6 +399,19 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
     )
     _check_references(found)
     return found
+
+
+def _main_settings(raw: Any) -> Main:
+    """Return FeatCal's number of samples and settings by role."""
+    expected = "must be a mapping of settings by role"
+    require(isinstance(raw or {}, dict), "featcal", raw, expected)
+    for role, words in (raw or {}).items():
+        require(isinstance(words, dict), f"featcal.{role}", words, expected)
+        for word, own in words.items():
+            require_known(f"featcal.{role}", word, ("samples", *SETTINGS))
+            fine = word == "samples" or isinstance(own, dict)
+            require(fine, f"featcal.{role}.{word}", own, "must be a mapping of settings")
+    return dict(raw or {})
 
 
 def for_suite(place: str, entry: Any, suite: str) -> Entry | None:
@@ -397,8 +430,10 @@ def _require_group(place: str, group: Any) -> None:
     require(fine, place, group, "must be a mapping of settings, or null")
 
 
-def _merge_runs(key: str, entry: Any, suite: str) -> dict[str, MergeRun]:
-    """Return the merged models of one role and pool, by key."""
+def _merge_runs(
+    key: str, entry: Any, suite: str, mergers: Collection[str] | None = None
+) -> dict[str, MergeRun]:
+    """Return the merged models of one role and pool, by key. mergers: that are run; None: all."""
     role, pool = role_and_pool(key, "merge")
     require(isinstance(entry, dict), f"merge.{key}", entry, "must be a mapping of mergers")
     found = {}
@@ -408,6 +443,7 @@ def _merge_runs(key: str, entry: Any, suite: str) -> dict[str, MergeRun]:
             method = str(groups["method"])
             groups = {word: own for word, own in groups.items() if word != "method"}
         group = for_suite(place, groups, suite)
+        group = None if mergers is not None and upstream not in mergers else group
         named = {str(own.get("method", upstream)) for own in groups.values() if own is not None}
         expected = "must be the same in every suite"
         require(len(named) < 2, f"{place}.{suite}.method", sorted(named), expected)
@@ -467,21 +503,27 @@ def _differing(
 
 
 def _calibrate_runs(
-    key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]
+    key: str, entry: Any, suite: str, made: Mapping[str, MergeRun], main: Main
 ) -> dict[str, CalibrateRun]:
-    """Return FeatCal of one role and pool: each merged model at each setting, run or not."""
+    """Return FeatCal of one role and pool: each merged model at each setting, run or not.
+
+    main: settings by role and setting, of which a group changes some.
+    """
     role, pool = role_and_pool(key, "calibrate")
-    place, found = f"calibrate.{key}", {}
+    place, found, role_main = f"calibrate.{key}", {}, main.get(role, {})
     group, rows = _group_and_rows(place, entry, suite, made)
     for upstream, row in rows.items():
-        own, chosen = (f"{place}.{FROM}.{upstream}", row), {}
+        changes, chosen = (f"{place}.{FROM}.{upstream}", row), {}
         if group is not None and row is not None:
-            chosen = _differing((f"{place}.{suite}", group), own, SETTINGS)
+            chosen = _differing((f"{place}.{suite}", group), changes, SETTINGS)
         for setting in SETTINGS:
             words: dict[str, Any] = {"role": role, "pool": pool, "upstream": upstream}
             words |= {"setting": setting, "calibration": None}
             if setting in chosen:
-                words |= _calibration(*chosen[setting], isinstance(pool, str))
+                where, own = chosen[setting]
+                known = {"samples": role_main["samples"]} if "samples" in role_main else {}
+                known |= role_main.get(setting, {})
+                words |= _calibration(where, {**known, **own}, isinstance(pool, str))
             where = chosen.get(setting, (place,))[0]
             found[f"{key}-{upstream}-{setting}"] = CalibrateRun.from_mapping(words, where)
     return found
@@ -560,15 +602,21 @@ def _plain_run(kind: type[S], key: str, entry: Any, suite: str) -> S | None:
     return kind.from_mapping({"role": role, "pool": pool, **chosen}, f"{place}.{suite}")
 
 
-def shared_settings(key: str, entry: Any, suite: str) -> Entry:
+def shared_settings(key: str, entry: Any, suite: str, main: Main) -> Entry:
     """Return what the studies of a role and pool share: `rivals`, and the paper's settings."""
-    role_and_pool(key, STUDIED)
-    place, group = f"{STUDIED}.{key}", for_suite(f"{STUDIED}.{key}", entry, suite) or {}
+    role, _ = role_and_pool(key, STUDIED)
+    place, group = f"{STUDIED}.{key}", for_suite(f"{STUDIED}.{key}", entry, suite)
+    if not group:
+        return {}
     for word, settings in group.items():
-        require_known(f"{place}.{suite}", word, ("rivals", "paper"))
+        require_known(f"{place}.{suite}", word, ("rivals",))
         expected = "must be a mapping of settings"
         require(isinstance(settings, dict), f"{place}.{suite}.{word}", settings, expected)
-    return group
+    known = {word: own for word, own in main.get(role, {}).items() if word != "samples"}
+    rivals = dict(group.get("rivals", {}))
+    if rivals.get("setting") in known:
+        rivals = {"featcal": known[rivals["setting"]], **rivals}
+    return {"rivals": rivals, **({"paper": known["paper"]} if "paper" in known else {})}
 
 
 def study_run(

@@ -12,7 +12,7 @@ from reproduction.experiments import MORE, read_all, read_yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "pipeline/pages.yaml"  # what the stage `page` is repeated for
-SETTINGS = (ROOT / "params.yaml", ROOT / MORE)
+SETTINGS = (ROOT / "params.yaml", *(ROOT / name for name in MORE))
 
 
 def files(root: Path = ROOT, name: str = "dvc.yaml") -> list[Path]:
@@ -21,7 +21,7 @@ def files(root: Path = ROOT, name: str = "dvc.yaml") -> list[Path]:
 
 
 def settings(root: Path = ROOT) -> dict[str, Any]:
-    """Every section of params.yaml and pipeline/studies.yaml, groups written out wherever they are
+    """Every section of params.yaml, pipeline/models.yaml and pipeline/studies.yaml, groups written out wherever they are
     meant, to be changed alone.
     """
     plain: dict[str, Any] = json.loads(json.dumps(read_all(root / "params.yaml")))
@@ -29,11 +29,13 @@ def settings(root: Path = ROOT) -> dict[str, Any]:
 
 
 def write_settings(folder: Path, sections: dict[str, Any]) -> None:
-    """Write sections into a project folder, each to the file where it stands in this one."""
-    apart = read_yaml(ROOT / MORE).keys() & sections.keys()
+    """Write sections into a project folder, each to the file where it is in this one."""
+    files = {file: read_yaml(ROOT / file).keys() for file in MORE}
     (folder / "pipeline").mkdir(exist_ok=True)
-    for file in (MORE, "params.yaml"):
-        own = {k: v for k, v in sections.items() if (k in apart) == (file == MORE)}
+    for file in ("params.yaml", *MORE):
+        elsewhere = set().union(*(keys for name, keys in files.items() if name != file))
+        names = files.get(file, sections.keys() - elsewhere)
+        own = {name: value for name, value in sections.items() if name in names}
         (folder / file).write_text(yaml.dump(own, Dumper=yaml.CSafeDumper, sort_keys=False))
 
 

@@ -30,7 +30,9 @@ def marked(mark: str) -> str:
 def copy_of_featcal(tmp_path_factory) -> Path:
     """A folder with a copy of the package that has the page's merger and family."""
     folder = tmp_path_factory.mktemp("scratch")
-    shutil.copytree(ROOT / "featcal", folder / "featcal")
+    shutil.copytree(
+        ROOT / "featcal", folder / "featcal", ignore=shutil.ignore_patterns("__pycache__")
+    )
     merger, families = "featcal/merging/methods/median.py", "featcal/models/families.py"
     (folder / merger).write_text(marked(f"file: {merger}"))
     source, table = (folder / families).read_text(), "\nKNOWN = {\n"
@@ -75,8 +77,11 @@ def test_a_family_is_one_entry(copy_of_featcal, tmp_path):
 
 def test_every_path_of_the_layout_exists():
     table = PAGE.split("(layout)=")[1]
-    rows = re.findall(r"^\| (`.+?) \|", table, re.M)
-    paths = [path for row in rows for path in re.findall(r"`(.+?)`", row)]
+    paths = [
+        path
+        for row in re.findall(r"^\| (`.+?) \|", table, re.M)
+        for path in re.findall(r"`(.+?)`", row)
+    ]
     assert paths and not [path for path in paths if not (ROOT / path).exists()]
 
 

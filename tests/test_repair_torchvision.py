@@ -1,4 +1,6 @@
-"""`scripts/repair_torchvision.py`, in an environment with a tiny torch and torchvision."""
+"""`scripts/repair_torchvision.py`, in an environment whose torch and torchvision are a few lines
+each.
+"""
 
 import subprocess
 import venv

@@ -1,4 +1,6 @@
-"""`pip install .` installs the library alone, which calibrates without the reproduction's needs."""
+"""`pip install .`: the library alone, which calibrates without anything of the reproduction or of
+what that needs.
+"""
 
 import os
 import shutil
@@ -77,27 +79,45 @@ def wheel(tmp_path_factory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, folder / name)
     for package in ("featcal", "reproduction"):
-        computed = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        shutil.copytree(ROOT / package, folder / package, ignore=computed)
-    code = "from setuptools.build_meta import build_wheel; print(build_wheel('dist'))"
-    how = {"cwd": folder, "capture_output": True, "text": True}
-    how["env"] = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", code], **how)
+        shutil.copytree(
+            ROOT / package,
+            folder / package,
+            ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
+        )
+    code = (
+        "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "dist"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     return folder / "dist" / done.stdout.split()[-1]
 
 
 def test_the_wheel_holds_the_library_and_no_models(wheel):
-    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"featcal"}
+    assert wheel.stat().st_size < 2**20
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "featcal").rglob("*.py")}
-    assert names == {*sources, "featcal/card_template.md"} and wheel.stat().st_size < 2**20
+    assert {*sources, "featcal/card_template.md"} == {
+        name for name in names if ".dist-info/" not in name
+    }
 
 
 def needed() -> dict[str, Distribution]:
     """What `pip install .` brings without extras, by name, as it is installed here."""
     found: dict[str, Distribution] = {}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    asked = [Requirement(line) for line in project["dependencies"]]
+    asked = [
+        Requirement(line)
+        for line in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+            "dependencies"
+        ]
+    ]
     while asked:
         one = asked.pop()
         name = canonicalize_name(one.name)
@@ -108,12 +128,15 @@ def needed() -> dict[str, Distribution]:
 
 
 def test_with_the_wheel_alone_two_modules_are_merged_and_calibrated(wheel, tmp_path):
-    """Next to the wheel are its own dependencies, except pandas, which only `datasets` needs."""
+    """Beside the wheel lies what its own dependencies bring, but for pandas, which only `datasets`
+    wants.
+    """
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     for name, one in needed().items():
-        tops = {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}
-        for top in tops:
+        for top in {
+            file.parts[0] for file in one.files or () if file.parts[0] not in ("..", "__pycache__")
+        }:
             if name != "pandas" and not (site / top).exists():
                 (site / top).symlink_to(one.locate_file(top))
     command = [sys.executable, "-I", "-S", "-c", CALIBRATES, str(site)]

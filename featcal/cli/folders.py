@@ -64,6 +64,7 @@ def read_inputs(
     """Return base and experts: from the options, the recipe, or the recipe in the merged folder.
 
     weights: False if the configuration of models on the hub is enough.
+    Raises: BadSetting, MissingPath; as read_recipe and recipe_folder.
     """
     from featcal.interchange.mergekit import read_recipe, recipe_in
     from featcal.models.load import is_adapter
@@ -97,7 +98,10 @@ def read_inputs(
 def recipe_experts(
     recipe: "Recipe", base: Path, weights: bool
 ) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Return the experts' folders by name, and for LoRA experts the folders of their models."""
+    """Return the experts' folders by name, and for LoRA experts the folders of their models.
+
+    Raises: BadFile for two experts of one name.
+    """
     from featcal.models.load import is_adapter
 
     experts: dict[str, Path] = {}
@@ -117,7 +121,10 @@ def recipe_experts(
 
 
 def recipe_folder(model: "ModelPath", file: Path, weights: bool) -> Path:
-    """Return a model's folder: next to the recipe, in the current folder, or from the hub."""
+    """Return a model's folder: next to the recipe, in the current folder, or from the hub.
+
+    Raises: MissingPath; NotOnHub, HubUnreachable.
+    """
     for path in (file.parent / model.path, Path(model.path)):
         if path.is_dir():
             return path
@@ -161,6 +168,7 @@ def skeleton(folder: Path, like: Any = None) -> "nn.Module":
     """Return the model of config.json without weights; of a whole CLIP its vision tower.
 
     like: a class to build instead if it has the same tower.
+    Raises: MissingPath, BadFile for a config.json that makes no model.
     """
     from featcal.models import stored
 
@@ -172,6 +180,7 @@ def check_config(folder: Path) -> None:
     """Check that config.json names a class and no quantisation; note code that is not run.
 
     Imports torch only if the folder is an adapter or names code.
+    Raises: MissingPath, BadFile.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -209,7 +218,10 @@ def vocabulary_sizes(folders: Mapping[str, Path]) -> dict[str, int]:
 
 
 def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
-    """Return the model's plan, or one of the named lists of blocks."""
+    """Return the model's plan, or one of the named lists of blocks.
+
+    Raises: BadPlan with the lists that exist.
+    """
     from torch.nn import ModuleList
 
     from featcal.models.families import plan_for
@@ -228,7 +240,10 @@ def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
 
 
 def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
-    """Check the folder to write; `force` replaces a model folder or an empty one."""
+    """Check the folder to write; `force` replaces a model folder or an empty one.
+
+    Raises: BadSetting, also for a folder that is read, holds one that is read or is inside one.
+    """
 
     def check(condition: bool, expected: str) -> None:
         require(condition, "--out", str(out), expected)
@@ -285,7 +300,10 @@ def stored_bytes(folder: Path) -> int:
 
 
 def require_hub(name: str | None) -> None:
-    """Check before any work that the hub can be reached, accepts the name and knows the user."""
+    """Check before any work that the hub can be reached, accepts the name and knows the user.
+
+    Raises: BadSetting, HubUnreachable.
+    """
     if name is None:
         return
     from huggingface_hub import HfApi

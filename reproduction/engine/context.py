@@ -6,7 +6,7 @@ the same bytes between runs.
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -254,10 +254,12 @@ def load_context(root: Path | None = None) -> Context:
     root = project_root(root)
     experiments = load_experiments(root / "params.yaml")
     suite = load_suite(root, experiments.suite)
+    if experiments.tasks is not None:
+        experiments, suite = _with_tasks(experiments, suite, experiments.tasks)
     for name in suite.every_role:  # a misspelt role would quietly be a role that is not run
         require_known(f"suites/{suite.name}.yaml: roles", name, experiments.roles)
     for key, measured in experiments.measure.items():
-        if measured is not None:
+        if measured is not None and measured.role in suite.every_role:
             tasks = suite.tasks_of(measured.role, measured.pool)
             require_known(f"measure.{key}.{suite.name}.task", measured.task, tasks)
     for run in experiments.merge.values():
@@ -271,6 +273,34 @@ def load_context(root: Path | None = None) -> Context:
             pools[role][pool] = suite.tasks_of(role, pool)
     texts = dict.fromkeys(suite.sentences.roles, suite.sentences.texts)
     return Context(Layout(root, experiments.suite, pools, texts), experiments, suite)
+
+
+def _with_tasks(
+    experiments: Experiments, suite: Suite, tasks: Collection[str]
+) -> tuple[Experiments, Suite]:
+    """Leave out every task that is not named, of pools with some that are. Raises: UnknownKey."""
+    pools = {role: suite.pools_of(role) for role in suite.every_role}
+    known = {task for own in pools.values() for names in own.values() for task in names}
+    for task in tasks:
+        require_known("tasks", task, known)
+
+    def left(own: Mapping[Any, tuple[str, ...]]) -> dict[Any, tuple[str, ...]]:
+        return {pool: tuple(t for t in names if t in tasks) or names for pool, names in own.items()}
+
+    images = left(suite.pools)
+    named = max(images.values(), key=len)
+    suite = suite.but(
+        pools=images,
+        expert_steps={task: n for task, n in suite.expert_steps.items() if task in named},
+        sentences=suite.sentences.but(pools=left(suite.sentences.pools)),
+        language=suite.language.but(pools=left(suite.language.pools)),
+    )
+    measure = dict(experiments.measure)
+    for key, run in measure.items():
+        if run is not None and run.role in suite.every_role:
+            own = suite.tasks_of(run.role, run.pool)
+            measure[key] = run if run.task in own else run.but(task=own[0])
+    return replace(experiments, measure=measure), suite
 
 
 def pick(place: str, entries: Mapping[str, T], key: str) -> T:

@@ -116,7 +116,7 @@ def adapt_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
         return
     context, seen = setup.context, dict[Drawn, dict[str, None]]()  # merged models by samples
     for model in wanted:
-        if encoded_once(model.settings):
+        if _once(model):
             assert model.draw is not None
             seen.setdefault((model.draw, model.damage), {})[model.upstream] = None
     with context.scratch("adapt") as folder:
@@ -130,9 +130,9 @@ def adapt_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
         context.run(f"{label} adapt", _train, {m.name: (setup, m, folder) for m in wanted})
 
 
-def encoded_once(settings: Any) -> bool:
-    """Return whether adapters are made from kept features; a mean shift always is."""
-    return getattr(settings, "encode", "once") == "once"
+def _once(model: ModelSpec) -> bool:
+    """Return whether the frozen models see a sample once; a mean shift has no steps."""
+    return bool(getattr(model.settings, "encode", "once") == "once")
 
 
 def _features(folder: Path, upstream: str, draw: Draw, damage: str, task: str) -> Path:
@@ -165,7 +165,7 @@ def _train(setup: Setup, model: ModelSpec, folder: Path) -> None:
     draw, device = model.draw, setup.context.device
     assert draw is not None and model.folder is not None
     progress = None if setup.context.suite.workers else partial(report_progress, model.name)
-    if encoded_once(model.settings):
+    if _once(model):
         pairs = {
             task: read_pair(_features(folder, model.upstream, draw, model.damage, task), device)
             for task in sorted(setup.tasks)

@@ -1,4 +1,6 @@
-"""Write results for other programs: the headline experiment as DVC's metrics and plots, and every claim as data."""
+"""Results in a form that other programs read: the headline experiment as DVC's metrics and plots,
+and every claim as data.
+"""
 
 import math
 from typing import Any
@@ -20,7 +22,9 @@ TASKS, BLOCKS = ("task", "merged", "featcal", "expert"), ("block", "merged", "fe
 
 
 def metrics(ours: Evidence) -> dict[str, Any]:
-    """Return averages by merger, merged and calibrated at the main settings, and the experts'."""
+    """Averages over tasks: by merger `merged` and `featcal` at the suite's main settings, and the
+    experts'; only what was run.
+    """
     found = {}
     for upstream in UPSTREAMS:
         keys = ((upstream, "merged", ""), (upstream, "featcal", main_setting(ours.suite)))
@@ -34,7 +38,7 @@ def metrics(ours: Evidence) -> dict[str, Any]:
 
 
 def by_task(ours: Evidence) -> list[dict[str, Any]]:
-    """Return the scores of each task that merged, calibrated and expert models have."""
+    """Scores of each task: merged, calibrated and expert; only tasks that all three have."""
     scores = ours.table("scores")
     means = {
         method: select(scores, _of(method, ours)).groupby("task")["value"].mean()
@@ -45,7 +49,9 @@ def by_task(ours: Evidence) -> list[dict[str, Any]]:
 
 
 def by_block(ours: Evidence) -> list[dict[str, Any]]:
-    """Return relative drift after each block, mean over tasks, of merged and calibrated models."""
+    """Relative drift after each block, the mean over tasks, of the merged and the calibrated
+    model.
+    """
     drift = ours.table("drift")
     means = {
         m: select(drift, _of(m, ours)).groupby("block")["relative_drift"].mean() for m in BLOCKS[1:]
@@ -62,13 +68,13 @@ def by_block(ours: Evidence) -> list[dict[str, Any]]:
 
 
 def _of(method: str, ours: Evidence) -> dict[str, str]:
-    """Return the keys of one method at its main setting."""
+    """The rows of one method at its main setting."""
     setting = main_setting(ours.suite) if method == "featcal" else ""
     return {"upstream": "" if method == "expert" else MERGER, "method": method, "setting": setting}
 
 
 def claims_as_data(suite: str) -> dict[str, Any]:
-    """Return every claim with its verdict, margin and noise, by id, at the main settings."""
+    """Every claim with its verdict, margin and noise, by id, at the suite's main settings."""
     setting = main_setting(suite)
     return {
         "suite": suite,
@@ -78,7 +84,9 @@ def claims_as_data(suite: str) -> dict[str, Any]:
 
 
 def _entry(verdict: Verdict, suite: str) -> dict[str, Any]:
-    """Return one claim as data; of a claim about several, margin and noise of the deciding part."""
+    """One claim; what is not known is null. Of a claim about several, margin and noise are those of
+    the part that decided it.
+    """
     claim = verdict.claim
     about = {
         "place": claim.place,
@@ -101,7 +109,9 @@ def _entry(verdict: Verdict, suite: str) -> dict[str, Any]:
 
 
 def _by_source(verdict: Verdict, suite: str) -> dict[str, float | None]:
-    """Return two standard errors by source, draws and test samples; squares add up to the total."""
+    """Two standard errors of the margin by source, the draws and the test samples; their squares
+    add up to the total's.
+    """
     claim = verdict.claim
     if not _is_one_sum(claim) or not math.isfinite(verdict.noise):
         return {}
@@ -118,7 +128,7 @@ def _by_source(verdict: Verdict, suite: str) -> dict[str, float | None]:
 
 
 def _is_one_sum(claim: Claim) -> bool:
-    """Return whether the margin is one weighted sum of means with an error of its own."""
+    """Whether the margin is one weighted sum of means, with an error of its own."""
     return (
         not claim.over
         and not claim.each

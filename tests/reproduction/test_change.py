@@ -5,10 +5,12 @@ page says.
 import re
 from pathlib import Path
 
+import pytest
 from resolved import laid_out, settings_of_stages, stages_of_dvc_repro
 from test_recomputed import touched
 
 from pipeline import ROOT
+from reproduction.engine.context import load_context
 from reproduction.experiments import load_experiments, read_all
 
 TEXT = (ROOT / "book/change.md").read_text("utf-8")
@@ -17,7 +19,8 @@ EDITS = dict(re.findall(r"<!-- edit: (\w+) -->\n```diff\n(.*?)```", TEXT, re.S))
 
 def edited(name: str) -> tuple[str, str]:
     """The file that an edit of the page is made in, and its text afterwards."""
-    file = "suites/mini.yaml" if name == "task" else "params.yaml"
+    files = {"task": "suites/mini.yaml", "lambda": "params.yaml"}
+    file = files.get(name, "pipeline/models.yaml")
     lines = EDITS[name].splitlines(keepends=True)
     old, new = ("".join(line[1:] for line in lines if line.startswith(sign)) for sign in "-+")
     text = (ROOT / file).read_text("utf-8")
@@ -36,30 +39,14 @@ def changed(name: str, folder: Path) -> set[str]:
     return set(touched(read_all(folder / "params.yaml")))
 
 
-def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merger_or_adapter(
+def test_lambda_changes_calibrations_controls_and_studies_of_one_role_and_no_merger_or_adapter(
     tmp_path,
 ):
     stages = changed("lambda", tmp_path)
-    assert {
-        "calibrate@clip_b32-8",
-        "calibrate_pool@clip_l14-20",
-        "ablate@clip_b32-8",
-        "sweep@clip_b32-8",
-    } <= stages
     kinds = {stage.partition("@")[0] for stage in stages}
-    studies = {
-        "samples",
-        "corrupted",
-        "task_counts",
-        "cost",
-        "sweep",
-        "theory",
-        "tune",
-        "beyond",
-        "field",
-    }
+    studies = set("samples corrupted task_counts cost sweep theory tune beyond field".split())
     assert kinds == {"calibrate", "calibrate_pool", "ablate", *studies}
-    assert not [stage for stage in stages if "glue" in stage or "mergebench" in stage]
+    assert {stage.partition("@")[2].split("-")[0] for stage in stages} == {"clip_b32"}
 
 
 def test_samples_of_one_merged_model_change_the_calibrations_of_both_sizes_alone(tmp_path):
@@ -112,21 +99,47 @@ def test_a_task_left_out_begins_with_the_images(tmp_path):
     }
 
 
-def test_every_option_of_dvc_exp_on_the_page_reaches_every_calibration_of_images_and_nothing_else(
-    tmp_path,
-):
+OPTIONS = {  # by main setting on the page, the stages that it makes stale, and what it changes
+    "featcal.clip_b32.suite.ridge=0.01": "calibrate",
+    "featcal.clip_b32.samples=64": "calibrate",
+    "featcal.clip_b32.suite.anchor_blend=4": "calibrate",
+    "featcal.clip_b32.suite.interpolation=0.5": "calibrate",
+    "mergers=[task_arithmetic]": "merge",
+    "tasks=[mnist,svhn,dtd]": "prepare",
+}
+
+
+def test_the_page_names_an_option_of_dvc_exp_for_every_main_setting():
+    assert set(re.findall(r"-S '?([^\s'`]+)", TEXT)) == {*OPTIONS, "suite=files"}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_of_dvc_exp_reaches_the_stages_of_its_setting(tmp_path, option):
     from dvc.utils.hydra import apply_overrides
 
-    options = set(re.findall(r"-S (exp\S+)", TEXT))
-    assert options == {"exp.calibrate.ridge=0.01"}
-    apply_overrides(str(laid_out(tmp_path) / "params.yaml"), sorted(options))
-    stages = touched(read_all(tmp_path / "params.yaml"))
-    assert {stage.partition("@")[0] for stage in stages} == {"calibrate", "calibrate_pool"}
-    told = load_experiments(tmp_path / "params.yaml")
-    images = [
-        run
-        for run in told.calibrate.values()
-        if isinstance(run.pool, int) and run.calibration and run.setting == "suite"
-    ]
-    assert images and {run.calibration.ridge for run in images} == {0.01}
-    assert told.studies["ablate"]["clip_b32-8"].featcal.ridge != 0.01
+    apply_overrides(str(laid_out(tmp_path) / "params.yaml"), [option])
+    kinds = {
+        stage.partition("@")[0].partition("_")[0]
+        for stage in touched(read_all(tmp_path / "params.yaml"))
+    }
+    assert OPTIONS[option] in kinds and not kinds & {"adapt", "evaluate"}
+    context = load_context(tmp_path)
+    run = context.experiments.calibrate["clip_b32-8-task_arithmetic-suite"]
+    assert run.calibration is not None
+    name, _, value = option.rpartition("=")
+    found = {
+        "samples": run.samples,
+        "mergers": f"[{','.join(m.upstream for m in context.experiments.merged_in('clip_b32', 8).values())}]",
+        "tasks": f"[{','.join(sorted(context.suite.tasks_of('clip_b32', 20), key=('mnist', 'svhn', 'dtd').index))}]"
+        if name == "tasks"
+        else "",
+        **run.calibration.model_dump(),
+    }
+    assert str(found[name.rpartition(".")[2]]).rstrip("0").rstrip(".") == value
+
+
+def test_another_suite_is_an_option_of_dvc_exp(tmp_path):
+    from dvc.utils.hydra import apply_overrides
+
+    apply_overrides(str(laid_out(tmp_path) / "params.yaml"), ["suite=files"])
+    assert load_context(tmp_path).suite.name == "files"

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from smoke_graph import ROOT, lay_out, smoke_params, working_in
 
+import pipeline
 from featcal.errors import FeatCalError, MissingPath, UnknownKey
 from reproduction.experiments import load_experiments, role_and_pool
 from reproduction.prepare.suite import load_suite
@@ -50,7 +51,7 @@ def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
     import json
 
     choice = json.loads((ROOT / "reproduction/mini/choice.json").read_text())
-    suite, params = load_suite(ROOT, "mini"), yaml.safe_load((ROOT / "params.yaml").read_text())
+    suite, params = load_suite(ROOT, "mini"), pipeline.settings()
     assert suite.data.strength == choice["chosen"]["strength"]
     for key, mergers in params["merge"].items():
         role, pool = role_and_pool(key)

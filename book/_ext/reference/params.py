@@ -9,9 +9,9 @@ import yaml
 
 from reference.markdown import escaped, table
 
-FILES = ("params.yaml", "pipeline/studies.yaml")
+FILES = ("params.yaml", "pipeline/models.yaml", "pipeline/studies.yaml")
 SUITES = ("mini", "paper", "files")
-APART = ("suite", "methods", "exp")  # no experiments
+APART = ("suite", "featcal", "mergers", "tasks", "methods")  # no experiments
 
 
 @cache

@@ -4,9 +4,7 @@ it through DVC itself.
 
 import json
 import os
-import re
 import shutil
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -20,7 +18,7 @@ from smoke_graph import DEPTH, FEW, RUN, keep_a_chain, run_smoke_graph, smoke_pa
 
 from featcal.cli.main import main
 from featcal.data.batches import draw_indices
-from pipeline import ROOT, settings, write_settings
+from pipeline import settings, write_settings
 from reproduction.engine.context import Setup, load_context
 from reproduction.engine.make import rescale
 from reproduction.experiments import ADAPTERS, studies
@@ -548,33 +546,3 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
             "switching back trains, calibrates and evaluates nothing again"
         )
     assert read_rows(work / "results/smoke/scores/clip_b32-8/scores.csv", SCORES)
-
-
-def test_the_study_of_the_page_on_extending_is_one_file_and_its_settings(graph):
-    """In the graph's folder, which is a copy of the project, by the copy's own command."""
-    work, _ = graph
-    page, kept = (ROOT / "book/extend.md").read_text("utf-8"), (work / "params.yaml").read_text()
-    code = re.search(r"<!-- file: (reproduction/\S+) -->\n```python\n(.*?)^```$", page, re.M | re.S)
-    lines = re.search(r"<!-- lines: params.yaml -->\n```yaml\n(.*?)^```$", page, re.M | re.S)[1]
-    for old, new in (
-        ("mini", "smoke"),
-        ("samples: 256", "samples: 16"),
-        ("batch: 128", "batch: 8"),
-    ):
-        lines = lines.replace(old, new)
-    try:
-        (work / code[1]).write_text(code[2])
-        (work / "params.yaml").write_text(f"{kept.rstrip()}\n{lines}")
-        command = [sys.executable, "-m", "featcal.cli", "stage", "order", "clip_b32-8"]
-        environment = os.environ | {"PYTHONPATH": str(work)}
-        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    finally:
-        (work / code[1]).unlink()
-        (work / "params.yaml").write_text(kept)
-    rows = read_rows(work / "outputs/smoke/order/clip_b32-8/order.csv", SCORES)
-    assert {(row["method"], row["setting"]) for row in rows} == {
-        ("featcal", "forward"),
-        ("featcal", "stale"),
-    }
-    assert len(rows) == 2 * 3

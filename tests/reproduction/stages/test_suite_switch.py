@@ -12,6 +12,7 @@ from resolved import laid_out, settings_of_stages
 
 import pipeline
 from pipeline import ROOT
+from reproduction.experiments import MAIN, MORE
 
 # cheap, with files in git among their outputs, which DVC does not cache: they run again behind a
 # switch
@@ -60,21 +61,21 @@ def test_what_takes_time_depends_on_nothing_that_a_switch_writes_anew(name):
     assert all(dep.startswith("outputs/${suite}/") for dep in deps), deps
     assert not any(dep.startswith(RECORD) for dep in deps), "a record of seconds would differ"
     files = [key for entry in stage.get("params", ()) if isinstance(entry, dict) for key in entry]
-    assert set(files) <= {"suites/${suite}.yaml", "pipeline/studies.yaml"}
+    assert set(files) <= {"suites/${suite}.yaml", *MORE}
 
 
 def test_settings_of_another_suite_are_no_setting_of_a_stage():
+    """`from` and the main settings hold in every suite."""
     for name in HEAVY:
-        params = STAGES[name].get("params", ())
-        lists = (
-            [entry] if isinstance(entry, str) else entry.get("pipeline/studies.yaml", [])
-            for entry in params
-        )
-        words = [word for words in lists for word in words]
-        own = all(
-            f"{word}.".count(".${suite}.") or ".from" in word for word in words
-        )  # `from` holds in every suite
-        assert own, (name, words)
+        for entry in STAGES[name].get("params", ()):
+            words = (
+                [word for file in MORE for word in dict(entry).get(file, ())]
+                if isinstance(entry, dict)
+                else []
+            )
+            own = all(f"{word}.".count(".${suite}.") or ".from" in word for word in words)
+            main = isinstance(entry, dict) or entry.partition(".")[0] in MAIN
+            assert own and main, (name, entry)
 
 
 @pytest.mark.parametrize("suite", sorted(file.stem for file in (ROOT / "suites").glob("*.yaml")))
