@@ -137,7 +137,7 @@ def divergences(
     """Return by task and model the divergence of every held-out sample; the expert answers once for
     all models. Raises: NotFinite.
     """
-    found: dict[str, dict[str, list[float]]] = {}
+    by_task: dict[str, dict[str, list[float]]] = {}
     for task, expert in models.experts.items():
         kl: dict[str, list[float]] = {name: [] for name in students}
         features: dict[str, list[Tensor]] = {name: [] for name in (task, *students)}
@@ -162,8 +162,8 @@ def divergences(
                 kl[name] = relational_divergence(*both).tolist()
             if not torch.tensor(kl[name]).isfinite().all():
                 raise NotFinite(f"model {name}, task {task}", "its answers")
-        found[task] = kl
-    return found
+        by_task[task] = kl
+    return by_task
 
 
 def relational_divergence(f: Tensor, f_exp: Tensor) -> Tensor:
@@ -180,21 +180,21 @@ def relational_divergence(f: Tensor, f_exp: Tensor) -> Tensor:
     return kl_div(log_p, log_p_exp, reduction="none", log_target=True).sum(1).cpu()
 
 
-def means(found: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
+def means(by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
     """Return by model and task the mean over samples, from values by task and model."""
-    names = next(iter(found.values()))
+    names = next(iter(by_task.values()))
     return {
-        name: {task: round_digits(sum(own[name]) / len(own[name])) for task, own in found.items()}
+        name: {task: round_digits(sum(own[name]) / len(own[name])) for task, own in by_task.items()}
         for name in names
     }
 
 
-def worse(found: Mapping[str, Mapping[str, Sequence[float]]], name: str) -> list[str]:
+def worse(by_task: Mapping[str, Mapping[str, Sequence[float]]], name: str) -> list[str]:
     """Return the tasks on which a model is worse than the merged one by more than the paired
     standard error.
     """
     tasks = []
-    for task, own in found.items():
+    for task, own in by_task.items():
         difference = torch.tensor(own[name], dtype=SUM_DTYPE) - torch.tensor(
             own[MERGED], dtype=SUM_DTYPE
         )
@@ -204,39 +204,39 @@ def worse(found: Mapping[str, Mapping[str, Sequence[float]]], name: str) -> list
 
 
 def choose(
-    found: Mapping[str, Mapping[str, Sequence[float]]], settings: Mapping[str, Calibration]
+    by_task: Mapping[str, Mapping[str, Sequence[float]]], settings: Mapping[str, Calibration]
 ) -> Choice:
     """Choose the model of least mean divergence among those that are worse than the merged one on
-    no task. `found` is what `divergences` returns, `settings` are the candidates' by name.
+    no task. `by_task` is what `divergences` returns, `settings` are the candidates' by name.
     """
-    divergence = means(found)
+    divergence = means(by_task)
     total = {name: sum(tasks.values()) for name, tasks in divergence.items()}
-    allowed = [name for name in total if name == MERGED or not worse(found, name)]
+    allowed = [name for name in total if name == MERGED or not worse(by_task, name)]
     chosen = min(allowed, key=lambda name: total[name])
     if chosen == MERGED:
-        return kept(found)
+        return kept(by_task)
     sentence = (
         f"Calibrated with {chosen}: its answers were nearest to the experts' on held-out samples."
     )
     return Choice(chosen, sentence, settings[chosen], divergence)
 
 
-def kept(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
+def kept(by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
     """Return the choice of the merged model."""
-    tasks = ", ".join(found)
+    tasks = ", ".join(by_task)
     sentence = f"Kept the merged model: calibration did not help on held-out samples of {tasks}."
-    return Choice(MERGED, sentence, None, means(found))
+    return Choice(MERGED, sentence, None, means(by_task))
 
 
-def confirmed(choice: Choice, found: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
+def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
     """Return the choice after the calibration with all samples, or the merged model if that one is
     worse on some task or on average.
     """
-    own = means(found)
+    own = means(by_task)
     divergence = {**choice.divergence, FINAL: own[FINAL]}
     better = sum(own[FINAL].values()) < sum(own[MERGED].values())
-    if worse(found, FINAL) or not better:
-        choice = kept(found)
+    if worse(by_task, FINAL) or not better:
+        choice = kept(by_task)
     return replace(choice, divergence=divergence)
 
 
