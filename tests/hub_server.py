@@ -17,15 +17,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
-LARGE = (
-    ".safetensors",
-    ".parquet",
-    ".arrow",
-    ".tar",
-    ".zip",
-    ".png",
-    ".jpg",
-)  # what lies in git LFS on the hub
+# what lies in git LFS on the hub
+LARGE = (".safetensors", ".parquet", ".arrow", ".tar", ".zip", ".png", ".jpg")
 CONVERTER = "SFconvertbot"
 TOKEN = "hf_of_a_rehearsal"
 _KIND = "(models|datasets|spaces)"
@@ -310,9 +303,8 @@ class _Handler(BaseHTTPRequestHandler):
     def commit(self, repository: str, revision: str) -> Commit | None:
         """The commit of a branch, tag or commit id; None after an answer that there is none."""
         if repository not in self.hub.repositories:
-            return self.refuse(
-                401, "RepoNotFound"
-            )  # as to who is not logged in, and might not be told of it
+            # as to who is not logged in, and might not be told of it
+            return self.refuse(401, "RepoNotFound")
         if repository in self.hub.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.refuse(401, "GatedRepo")
         known = self.hub.repositories[repository]

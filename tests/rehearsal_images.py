@@ -26,10 +26,8 @@ from reproduction.prepare.image_tasks import TASKS, load_prompts
 ROWS = {"train": 64, "validation": 12, "test": 12}
 SIDE = 32  # of what a model reads; the hub's models read 224
 START, END = "<|startoftext|>", "<|endoftext|>"
-WIDTHS = {
-    "openai/clip-vit-base-patch32": (32, 2, 16),
-    "openai/clip-vit-large-patch14": (48, 3, 24),
-}  # width, blocks, projection
+# width, blocks, projection
+WIDTHS = {"openai/clip-vit-base-patch32": (32, 2, 16), "openai/clip-vit-large-patch14": (48, 3, 24)}
 EXTRA = {  # splits that the hub has beside those that are read
     "svhn": ("extra",), "gtsrb": ("contrast",), "eurosat": ("contrast",), "oxford_flowers102": ("validation",),
     "pcam": ("valid",), "rendered-sst2": ("validation",),
@@ -179,9 +177,8 @@ def image_models(
         name = f"openai/clip-vit-{size}"
         main = clip_folder(folder / size, name, safetensors=size != "base-patch32")
         found[name] = main
-        if (
-            size == "base-patch32"
-        ):  # its safetensors are the hub's own conversion, in a pull request
+        # its safetensors are the hub's own conversion, in a pull request
+        if size == "base-patch32":
             found[name] = {"main": main, "refs/pr/21": clip_folder(folder / f"{size}-pr", name)}
         base = clip_model(name)
         for task in (*tasks, "TA8_mtl"):

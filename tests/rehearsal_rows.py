@@ -15,11 +15,8 @@ from rehearsal_images import drawn
 from featcal.data.places import quiet_datasets
 from reproduction.prepare.text_tasks import DOMAINS, GLUE, HUB_ID
 
-TRAINED, SCORED, ASKED = (
-    24,
-    8,
-    3,
-)  # rows of a train split, of one that is scored, and of a public test
+# rows of a train split, of one that is scored, and of a public test
+TRAINED, SCORED, ASKED = (24, 8, 3)
 WORDS = "a the old red ship cat dog sees two ships and sails away from here while no one knows why it is so".split()
 SPLITS = {
     "mnli": (

@@ -36,11 +36,8 @@ FEWER: dict[str, Callable[[Any], Any]] = {
     "factors": lambda given: [0.6, 1.0],
     "trials": lambda given: 7,  # six are drawn at random, the next is proposed
 }
-SWEPT = (
-    "ridge",
-    "anchor_blend",
-    "interpolation",
-)  # of a sweep: the first value; the one that it is compared with is tried too
+# of a sweep: the first value; the one that it is compared with is tried too
+SWEPT = ("ridge", "anchor_blend", "interpolation")
 RECORD = "rehearsal.json"
 
 

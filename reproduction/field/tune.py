@@ -428,10 +428,8 @@ class RidgePath:
         """
         right = self.vectors.T @ (held_out.right - held_out.left @ self.anchor.T)  # (d, o)  r
         left = self.vectors.T @ held_out.left @ self.vectors  # (d, d)  L
-        linear, square = (
-            (self.step * right).sum(1),
-            left * (self.step @ self.step.T),
-        )  # (d,), (d, d)
+        # (d,), (d, d)
+        linear, square = ((self.step * right).sum(1), left * (self.step @ self.step.T))
         lam = torch.tensor(ridges, dtype=SUM_DTYPE, device=self.values.device)[:, None]  # (n, 1)
         f = 1 / (self.values + lam)  # (n, d)
         return 2 * f @ linear - ((f @ square) * f).sum(1)

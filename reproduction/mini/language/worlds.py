@@ -131,10 +131,8 @@ SLOTS = (
     words("mouse beetle trout snail lizard moth"),
     words("in the forest, by the lake, under the oak, along the creek"),
 )
-WEIGHTS, TOLD_WEIGHTS = (
-    (2.0, 0.5, 1.5, 1.0),
-    (0.0, 2.0, 1.5, 1.5),
-)  # what a changed slot takes from 5
+# what a changed slot takes from 5
+WEIGHTS, TOLD_WEIGHTS = ((2.0, 0.5, 1.5, 1.0), (0.0, 2.0, 1.5, 1.5))
 HIGHEST = 5.0
 
 

@@ -61,9 +61,8 @@ def test_behind_task_arithmetic_it_is_the_sources_method():
     given = experiment(tasks=("mnist", "dtd"))
     merged = featcal.merge("task_arithmetic", given["base"], given["experts"], scale=0.3)
     found = prodistill(merged, given["base"], given["experts"], given["batches"], epochs=3)
-    assert (
-        difference(found, source(given, 3, 0.01)) < 1e-7
-    )  # Adam makes whole steps of gradients that are almost zero
+    # Adam makes whole steps of gradients that are almost zero
+    assert difference(found, source(given, 3, 0.01)) < 1e-7
     assert difference(found, merged) > 0.01
 
 

@@ -92,14 +92,6 @@ def test_what_public_tests_lack_is_told_at_once(monkeypatch):
         load_public({"gsm8k": "gsm8k_strikt"})
 
 
-def test_without_the_harness_its_extra_is_named(monkeypatch):
-    monkeypatch.setattr(harness, "installed", lambda: False)
-    with pytest.raises(
-        BadEnvironment, match="lm_eval.*is not installed.\n  - install the extra: pip install"
-    ):
-        load_public()
-
-
 @installed
 def test_the_data_of_a_test_are_read_at_the_pinned_commit(monkeypatch):
     asked = []

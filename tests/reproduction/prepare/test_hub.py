@@ -62,18 +62,6 @@ def test_fetched_checkpoints_of_both_layouts_load_and_merge(cache, tmp_path):
     assert (tmp_path / "merged" / "preprocessor_config.json").is_file()
 
 
-def test_many_names_are_pinned_in_sorted_order_data_sets_apart(cache, tmp_path):
-    stored(cache, "tanganke/dtd", "4" * 40, lambda path: path.mkdir(parents=True), kind="dataset")
-    pins = tmp_path / "pins.json"
-    kinds = {EXPERT: "model", CLIP: "model", "tanganke/dtd": "dataset"}
-    commits = {name: hub.pinned(pins, name, kind) for name, kind in kinds.items()}
-    content = json.loads(pins.read_text())
-    assert commits == COMMITS | {"tanganke/dtd": "4" * 40}
-    assert list(content["models"]) == [CLIP, EXPERT] and content["datasets"] == {
-        "tanganke/dtd": "4" * 40
-    }
-
-
 def test_a_name_that_is_not_cached_is_one_error_naming_it_and_a_way_out(cache, tmp_path):
     with pytest.raises(HubUnreachable, match=r"tanganke/none[\s\S]*HF_HOME[\s\S]*HF_HUB_OFFLINE"):
         hub.fetch("tanganke/none", tmp_path / "pins.json")

@@ -38,9 +38,8 @@ def test_a_real_set_has_its_rows_its_licence_and_no_text_in_two_splits(name):
     texts = [set(table["text"].to_pylist()) for table in tables.values()]
     assert sum(map(len, texts)) == len(set.union(*texts))
     classes = read_classes(REAL / name).classes
-    assert set(tables["train"]["label"].to_pylist()) == set(
-        range(len(classes))
-    )  # an expert sees every class
+    # an expert sees every class
+    assert set(tables["train"]["label"].to_pylist()) == set(range(len(classes)))
     licence = next(
         line
         for line in (REAL / name / "README.md").read_text().splitlines()

@@ -80,9 +80,8 @@ def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(
     base = folder(tmp_path / kind, kind)
     without_float32(monkeypatch, load_model(base))
     together, alone = (read(base, texts, reading, size) for size in (8, 1))
-    assert (
-        len({batch["input_ids"].shape[1] for batch in alone["a"]}) > 2
-    )  # one by one nothing is padded
+    # one by one nothing is padded
+    assert len({batch["input_ids"].shape[1] for batch in alone["a"]}) > 2
     expected = calibrated(base, together, reading)
     wider = {task: [padded(batch, 5) for batch in batches] for task, batches in together.items()}
     for other in (alone, wider):

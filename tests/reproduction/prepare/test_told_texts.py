@@ -23,13 +23,8 @@ ROWS = {
 def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path, task, answer):
     (tmp_path / task).mkdir()
     Dataset.from_dict(ROWS[task]).to_parquet(str(tmp_path / task / "test.parquet"))
-    source = TextSource(
-        location=task,
-        kind="folder",
-        paper_name=task,
-        splits={"test": "test"},
-        description="A task.",
-    )
+    named = {"location": task, "kind": "folder", "paper_name": task, "description": "A task."}
+    source = TextSource(**named, splits={"test": "test"})
     write_text_sources(tmp_path, {task: source})
     found = told(tmp_path, task, source)
     assert found["rows"] == {"test": 1} and found["description"] == "A task."
@@ -37,18 +32,9 @@ def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path, task, answer):
 
 
 def test_of_texts_on_the_hub_nothing_is_fetched(tmp_path):
-    found = told(
-        tmp_path,
-        "cola",
-        TextSource(
-            location="nyu-mll/glue",
-            kind="hub",
-            paper_name="CoLA",
-            splits={"train": "train"},
-            revision="abc",
-            config="cola",
-        ),
-    )
+    named = {"location": "nyu-mll/glue", "kind": "hub", "paper_name": "CoLA", "config": "cola"}
+    source = TextSource(**named, splits={"train": "train"}, revision="abc")
+    found = told(tmp_path, "cola", source)
     assert "rows" not in found and found["location"] == "nyu-mll/glue"
 
 
