@@ -49,29 +49,10 @@ def test_names_are_resolved_once_pinned_and_fetched_from_the_cache(cache, tmp_pa
     assert hub.fetch(EXPERT, pins) == folder and pins.read_bytes() == before
 
 
-def test_fetched_checkpoints_of_both_layouts_load_and_merge(cache, tmp_path):
-    base, expert = (hub.fetch(name, tmp_path / "pins.json") for name in (CLIP, EXPERT))
-    assert load_clip(base).config.projection_dim == 8
-    merged = load_vision(
-        featcal.merge(
-            "task_arithmetic", base, {"mnist": expert}, scale=1.0, out=tmp_path / "merged"
-        )
-    )
-    want = checkpoints.vision(1).state_dict()
-    assert all(torch.equal(tensor, want[name]) for name, tensor in merged.state_dict().items())
-    assert (tmp_path / "merged" / "preprocessor_config.json").is_file()
-
-
 def test_a_name_that_is_not_cached_is_one_error_naming_it_and_a_way_out(cache, tmp_path):
     with pytest.raises(HubUnreachable, match=r"tanganke/none[\s\S]*HF_HOME[\s\S]*HF_HUB_OFFLINE"):
         hub.fetch("tanganke/none", tmp_path / "pins.json")
     assert not (tmp_path / "pins.json").exists()
-
-
-def test_a_pinned_commit_that_is_not_cached_names_the_commit(cache, tmp_path):
-    (tmp_path / "pins.json").write_text(json.dumps({"models": {EXPERT: "5" * 40}}))
-    with pytest.raises(HubUnreachable, match=f"{EXPERT}@{'5' * 40}"):
-        hub.fetch(EXPERT, tmp_path / "pins.json")
 
 
 @pytest.mark.parametrize(
@@ -81,23 +62,6 @@ def test_a_pins_file_that_pins_nothing_firm_is_refused(cache, tmp_path, pins):
     (tmp_path / "pins.json").write_text(pins)
     with pytest.raises(BadFile, match=r"pins\.json"):
         hub.fetch(EXPERT, tmp_path / "pins.json")
-
-
-def test_a_branch_is_not_a_revision(cache):
-    with pytest.raises(BadSetting, match="40 hexadecimal"):
-        hub.download(EXPERT, "main")
-
-
-def test_a_repository_of_pickles_only_is_refused_when_it_is_read(cache, tmp_path):
-    name = "someone/pickled"
-
-    def make(path):
-        checkpoints.vision_folder(path)
-        (path / "model.safetensors").rename(path / "pytorch_model.bin")
-
-    stored(cache, name, "6" * 40, make)
-    with pytest.raises(BadFile, match="pickle"):
-        load_vision(hub.fetch(name, tmp_path / "pins.json"))
 
 
 class Hub:
