@@ -11,7 +11,7 @@ from pathlib import Path
 from synthetic_correct import write_answers
 
 from featcal.files import write_json
-from reproduction.results import CURVES, SCORES, write_rows
+from reproduction.results import SCORES, write_rows
 
 GLUE = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"]
 TESTS = {
@@ -54,30 +54,11 @@ def write_language(folder: Path, suite: str) -> None:
         "tasks": tasks,
     }
     write_json(folder / "language.json", told)
-    write_json(
-        folder / "language_choice.json", {role: _choice(pool) for role, pool in ROLES.items()}
-    )
 
 
 def write_text_role(folder: Path, suite: str, role: str, pool: str) -> None:
     scored, scores = folder / f"scores/{role}-{pool}", list(_scores(suite, role, pool))
     write_answers(scored / "scores.csv", scores)
-    references = [row for row in scores if row["method"] in ("base", "expert", "merged")]
-    write_rows(scored / "references.csv", references, SCORES)
-    curve = {
-        "suite": suite,
-        "role": role,
-        "pool": pool,
-        "upstream": TA,
-        "method": "surgery",
-        "setting": "suite",
-        "seed": 42,
-    }
-    write_rows(
-        scored / "curves.csv",
-        [curve | {"step": step, "loss": 1 / step} for step in (10, 20)],
-        CURVES,
-    )
     shared = {"role": role, "pool": pool, "upstream": TA}
     values = {"ridge": 0.00001, "anchor_blend": 2.0, "interpolation": 0.6}
     reading = {"split": "train", "decoder": "answer", "counted": "all", "tokens": None}
@@ -148,19 +129,6 @@ def _scores(suite, role, pool):
             "value": float(value),
             "count": 400,
         }
-
-
-def _choice(pool):
-    columns = dict.fromkeys(GLUE if pool == "glue" else TESTS, 60.0)
-    experts = ("experts",) if pool == "glue" else DOMAINS
-    higher = {task: 90.0 for task in columns}
-    merged = {f"task_arithmetic {scale:g}": dict.fromkeys(columns, 70.0) for scale in (0.1, 0.3)}
-    return {
-        "base": columns,
-        **dict.fromkeys(experts, higher),
-        "average": dict.fromkeys(columns, 65.0),
-        **merged,
-    }
 
 
 def _task(description, prompt, answer):

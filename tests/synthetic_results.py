@@ -22,11 +22,9 @@ from reproduction.report.paper import REAL, texts
 from reproduction.results import (
     ALIGNMENT,
     AUDIT,
-    CURVES,
     DRIFT,
     PROJECTION,
     SAMPLES,
-    SCALES,
     SCORES,
     SIMILARITY,
     THEORY,
@@ -148,28 +146,17 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     write_seen(
         scored / "seen.csv", suite, role, 8, tasks, [(None, 42), (256, 42), (256, 43), (256, 44)]
     )
-    write_rows(
-        scored / "references.csv",
-        [r for r in scores if r["method"] in ("base", "expert", "merged")],
-        SCORES,
-    )
     write_rows(drifted / "drift.csv", list(_drift(suite, role, tasks)), DRIFT)
     write_rows(drifted / "projection.csv", list(_projection(tasks)), PROJECTION)
     write_rows(drifted / "alignment.csv", list(_alignment(suite, role, tasks)), ALIGNMENT)
     write_rows(drifted / "similarity.csv", list(_similarity(tasks)), SIMILARITY)
     write_rows(drifted / "vectors.csv", list(_vectors(suite, role, tasks)), VECTORS)
-    write_rows(scored / "curves.csv", list(_curves(suite, role)), CURVES)
-    swept = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic"}
-    factors = [
-        swept | {"factor": f, "value": 60.0 + f, "chosen": int(f == 1.5)} for f in (0.5, 1.0, 1.5)
-    ]
     controls = [
         r
         for key, n in CONTROLS.items()
         for r in _scores(suite, role, 8, ("task_arithmetic", *key), n, tasks, ("42",))
     ]
     write_answers(folder / f"ablate/{role}-8/ablate.csv", controls)
-    write_rows(folder / f"ablate/{role}-8/scales.csv", factors, SCALES)
     write_rows(folder / f"theory/{role}-8/theory.csv", list(_theory(suite, role, tasks)), THEORY)
     write_rows(
         folder / f"theory/{role}-8/theory_points.csv", list(_theory_points(tasks)), THEORY_POINTS
@@ -295,17 +282,6 @@ def _drift(suite, role, tasks, blocks=6):
                     | row
                     | {"relative_drift": drift, "l2": 3 * drift, "cosine": 1 - drift / 3}
                 )
-
-
-def _curves(suite, role):
-    shared = {"suite": suite, "role": role, "pool": 8}
-    trained = [
-        ("adamerging", "merged", "", "42"),
-        *(("task_arithmetic", "surgery", "suite", s) for s in ("42", "43")),
-    ]
-    for upstream, method, setting, seed in trained:
-        row = shared | {"upstream": upstream, "method": method, "setting": setting, "seed": seed}
-        yield from (row | {"step": step, "loss": 1.0 / step} for step in (10, 20, 30))
 
 
 EQUATIONS = ("proposition_1", "proposition_2", "proposition_4", "proposition_7", "equation_45")
@@ -464,44 +440,14 @@ def _vectors(suite, role, tasks):
 
 
 def write_suite(folder: Path, suite: str, tasks: list[str]) -> None:
-    """suite.json, choice.json and a contact sheet of coloured squares."""
+    """Write suite.json and a contact sheet."""
     counts = {"train": 10, "validation": 5, "test": 5}
     described = [
         {"task": task, "description": "Invented.", "classes": ["one", "two", "three"]} | counts
         for task in tasks
     ]
     write_json(folder / "suite.json", {"suite": suite, "pools": {"8": tasks}, "tasks": described})
-    bases = {s: {"clip_b32": 50.0, "clip_l14": 51.0} for s in ("0.5", "0.55")}
-    sweep = {
-        "0.3": {"clip_b32": 70.0, "clip_l14": 71.0},
-        "0.6": {"clip_b32": 75.0, "clip_l14": 76.0},
-    }
-    run = {
-        "base": 50.0,
-        "average": 60.0,
-        "experts": 90.0,
-        "task_arithmetic": {"0.2": 61.0, "0.3": 62.0},
-    }
-    pools = {
-        "8": {role: {"0": run, "1": run | {"experts": 91.0}} for role in ("clip_b32", "clip_l14")}
-    }
-    chosen = {
-        "strength": 0.55,
-        "scale": {role: {"8": 0.3} for role in pools["8"]},
-        "settings": {"interpolation": 0.6},
-    }
-    measured = {"base_by_strength": bases, "pools": pools}
-    write_json(
-        folder / "choice.json",
-        {"suite": measured, "settings": {"sweeps": {"interpolation": sweep}}, "chosen": chosen},
-    )
     sheet = Image.new("RGB", (320, 16 * len(tasks)))
-    for place in range(20 * len(tasks)):
-        column, row = place % 20, place // 20
-        sheet.paste(
-            (12 * column, 20 * (row % 12), 128),
-            (16 * column, 16 * row, 16 * column + 16, 16 * row + 16),
-        )
     sheet.save(folder / "contact_sheet.png")
 
 
