@@ -69,20 +69,6 @@ def test_an_answer_is_the_most_likely_token_at_every_step(kind):
     assert said == texts.batch_decode(new[:, first:], skip_special_tokens=True)
 
 
-def test_a_tokenizer_without_padding_answers_the_same():
-    model, texts = prompted(0, "llama")
-    padded = generate_texts(model, texts, PROMPTS, 3, 6)
-    texts.pad_token = None
-    assert generate_texts(model, texts, PROMPTS, 3, 6) == padded
-
-
-def test_generation_leaves_the_draws_of_others_alone():
-    model, texts = prompted()
-    before = torch.get_rng_state()
-    generate_texts(model, texts, PROMPTS, 3, 6)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize("name", ["t5", "t5_gated", "llama"])
 def test_adapters_change_every_step_of_a_generation_with_its_cache(name):
     given = experiment(FAMILIES[name])

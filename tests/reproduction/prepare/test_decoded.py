@@ -67,11 +67,6 @@ def test_what_is_found_is_what_was_decoded_to_the_bit(pets, kept, monkeypatch):
     )
 
 
-def test_chunks_join_to_the_whole(pets, kept, monkeypatch):
-    monkeypatch.setattr(decoded, "CHUNK", 1)
-    assert same(mapped_images(kept, pets), pets.load())
-
-
 def test_a_file_of_the_same_size_in_the_same_place_is_noticed_and_the_old_entry_goes(pets, kept):
     mapped_images(kept, pets)
     before, file = entries(kept), pets.source / "test.parquet"
@@ -134,37 +129,11 @@ def test_a_spoilt_or_foreign_file_is_made_again(pets, kept, spoil):
     assert same(mapped_images(kept, pets), pets.load()) and entry.read_bytes() == whole
 
 
-def test_what_somebody_began_and_was_stopped_at_is_removed(pets, kept):
-    mapped_images(kept, pets)
-    (entry,) = kept.iterdir()
-    old, new = (kept / f".{entry.stem}.{number}-0.part.safetensors" for number in (1, 2))
-    for part in (old, new):
-        part.write_bytes(b"begun")
-    os.utime(old, (0, 0))
-    entry.unlink()
-    mapped_images(kept, pets)
-    assert not old.exists() and new.exists()
-
-
 def test_a_large_split_that_is_not_read_whole_is_decoded_when_asked_for(pets, kept, monkeypatch):
     monkeypatch.setattr(decoded, "WORTHWHILE", 1)
     drawn = mapped_images(kept, replace(pets, whole=False))
     assert not kept.exists() and same(drawn, pets.load())
     assert same(mapped_images(kept, pets), pets.load()) and len(entries(kept)) == 1
-
-
-def test_mistakes_are_told_as_without_it_and_leave_nothing(kept, tmp_path):
-    broken = parquet(
-        tmp_path / "broken",
-        labels=(0, 1),
-        feature=PETS,
-        image=[encoded(picture()), {"bytes": b"no", "path": None}],
-    )
-    with pytest.raises(BadData, match="picture in row 1 cannot be decoded"):
-        mapped_images(kept, Split(broken, "test", PLAIN, whole=True))
-    with pytest.raises(MissingPath, match="nowhere"):
-        mapped_images(kept, Split(tmp_path / "nowhere", "test", PLAIN, whole=True))
-    assert not list(kept.iterdir())
 
 
 def test_pictures_of_two_sizes_are_noticed_across_chunks(kept, tmp_path, monkeypatch):

