@@ -41,7 +41,7 @@ from featcal.settings import Calibration
 
 SUM, PRODUCT = 8, 4  # bytes of a value in a sum, and in a product (half precision is widened)
 LIBRARIES = 42 << 20  # bytes of host memory that torch's code takes on its first use; measured
-EVALUATIONS = 9  # of the error of one site, while its λ is searched for
+EVALUATIONS = 10  # of the error of one site, while its λ is searched for
 
 
 @dataclass(frozen=True)
