@@ -46,7 +46,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "field": KNOWN | {"prepare", "engine"},
     "studies": KNOWN | {"engine", "field", "prepare", "stages.measure", "stages.prepare"},
     "doctor": KNOWN | {"language", "report.paper", "prepare"},
-    "stages": KNOWN | {"engine", "mini", "prepare", "report.artifact", "report.summary"},
+    "stages": KNOWN | {"engine", "mini", "prepare", "report.artifact"},
 }
 FEATCAL_IN_REPORT = {"errors", "settings", "files"}  # the library without torch
 HEAVY = {

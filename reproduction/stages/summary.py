@@ -10,19 +10,19 @@ def summary(key: str) -> None:
     """For `headline`: write results/<suite>/headline.json, .tasks.csv, .drift.csv; for `claims`:
     claims.json; for `artifact`: ARTIFACT.md.
     """
-    from reproduction.report import artifact, summary  # pandas, which other stages need not import
+    from reproduction.report import artifact  # pandas, which other stages need not import
 
     context = load_context()
     folder, suite = context.layout.results, context.suite.name
     if key == "claims":
-        write_json(folder / "claims.json", summary.claims_as_data(suite))
+        write_json(folder / "claims.json", artifact.claims_as_data(suite))
     elif key == "artifact":
         with atomic_path(context.layout.root / "ARTIFACT.md") as hidden:
             hidden.write_text(artifact.text(suite), encoding="utf-8", newline="\n")
     elif key == "headline":
-        ours = summary.Evidence(suite, summary.ROLE, summary.POOL)
-        write_json(folder / "headline.json", summary.metrics(ours))
-        write_rows(folder / "headline.tasks.csv", summary.by_task(ours), summary.TASKS)
-        write_rows(folder / "headline.drift.csv", summary.by_block(ours), summary.BLOCKS)
+        ours = artifact.Evidence(suite, artifact.ROLE, artifact.POOL)
+        write_json(folder / "headline.json", artifact.metrics(ours))
+        write_rows(folder / "headline.tasks.csv", artifact.by_task(ours), artifact.TASKS)
+        write_rows(folder / "headline.drift.csv", artifact.by_block(ours), artifact.BLOCKS)
     else:
         raise UnknownKey("summary", key, ["headline", "claims", "artifact"])

@@ -8,7 +8,7 @@ import pytest
 from synthetic_results import write_project
 
 from pipeline import ROOT
-from reproduction.report import summary
+from reproduction.report import artifact
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
 
@@ -29,7 +29,7 @@ def values(measure: str, found: list[dict[str, str]], **wanted: str) -> list[flo
 
 
 def test_metrics_are_averages_of_the_scores():
-    found, scores = summary.metrics(Evidence("mini", "clip_b32", "8")), rows("scores")
+    found, scores = artifact.metrics(Evidence("mini", "clip_b32", "8")), rows("scores")
     ours = values("value", scores, upstream="task_arithmetic", method="featcal", setting="suite")
     assert found["task_arithmetic"]["featcal"] == pytest.approx(mean(ours), abs=1e-4)
     assert found["wudi"]["merged"] == pytest.approx(
@@ -42,12 +42,12 @@ def test_metrics_are_averages_of_the_scores():
 
 def test_plots_hold_every_task_and_every_block():
     ours, drift = Evidence("mini", "clip_b32", "8"), rows("drift")
-    tasks = {row["task"]: row for row in summary.by_task(ours)}
+    tasks = {row["task"]: row for row in artifact.by_task(ours)}
     assert list(tasks) == ours.tasks
     assert tasks["mnist"]["expert"] == pytest.approx(
         mean(values("value", rows("scores"), method="expert", task="mnist")), abs=1e-4
     )
-    blocks = summary.by_block(ours)
+    blocks = artifact.by_block(ours)
     assert [row["block"] for row in blocks] == list(range(1, len(blocks) + 1))
     first = values(
         "relative_drift",
@@ -64,7 +64,7 @@ def test_claims_as_data_hold_every_claim_and_the_squares_of_noise_by_source_add_
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(write_project(tmp_path))
-    found = summary.claims_as_data("mini")["claims"]
+    found = artifact.claims_as_data("mini")["claims"]
     assert list(found) == [claim.id for claim in claims()]
     split = [entry["noise"] for entry in found.values() if entry["noise"].get("draws") is not None]
     assert split and all(
@@ -85,8 +85,10 @@ def test_a_suite_without_results_has_no_metric_and_claims_that_were_not_run(tmp_
     monkeypatch.chdir(write_project(tmp_path, empty=True))
     ours = Evidence("mini", "clip_b32", "8")
     assert (
-        summary.metrics(ours) == {} and summary.by_task(ours) == [] and summary.by_block(ours) == []
+        artifact.metrics(ours) == {}
+        and artifact.by_task(ours) == []
+        and artifact.by_block(ours) == []
     )
-    assert {entry["verdict"] for entry in summary.claims_as_data("mini")["claims"].values()} == {
+    assert {entry["verdict"] for entry in artifact.claims_as_data("mini")["claims"].values()} == {
         "not run"
     }
