@@ -75,6 +75,32 @@ def test_a_family_is_one_entry(copy_of_featcal, tmp_path):
     assert printed.splitlines()[-1] == str(names)
 
 
+def test_a_study_is_one_file_and_its_settings(tmp_path):
+    """In a copy of the project: the settings are read, and the models are those of the page."""
+    for name in ("featcal", "reproduction", "suites", "pipeline"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.parquet")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")
+    study, settings = "reproduction/studies/order.py", "pipeline/studies.yaml"
+    (tmp_path / study).write_text(marked(f"file: {study}"))
+    with (tmp_path / settings).open("a") as text:
+        text.write(
+            re.search(rf"<!-- lines: {settings} -->\n```yaml\n(.*?)^```$", PAGE, re.M | re.S)[1]
+        )
+    code = """
+from pathlib import Path
+from reproduction.experiments import load_experiments
+from reproduction.studies import order
+study = load_experiments(Path("params.yaml")).studies["order"]["clip_b32-8"]
+order.made_and_scored = lambda label, setup, models: [
+    (model.setting, model.settings.order, model.draw.samples) for model in models
+]
+print(study.found(None, Path("models")).scores)
+"""
+    printed = python(tmp_path, "-c", code, cwd=tmp_path)
+    assert printed.strip() == "[('forward', 'forward', 256), ('stale', 'stale', 256)]"
+
+
 def test_every_path_of_the_layout_exists():
     table = PAGE.split("(layout)=")[1]
     paths = [
