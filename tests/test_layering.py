@@ -1,6 +1,4 @@
-"""Who may import whom, read from the source of every file; nothing is run but the report's
-imports.
-"""
+"""Rules for imports between packages, read from the source of every file."""
 
 import ast
 import subprocess
@@ -10,6 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+import featcal
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("featcal", "reproduction")
@@ -49,17 +49,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "stages": KNOWN | {"engine", "mini", "prepare", "report.artifact"},
 }
 FEATCAL_IN_REPORT = {"errors", "settings", "files"}  # the library without torch
-HEAVY = {
-    "dvc",
-    "papermill",
-    "pandas",
-    "matplotlib",
-    "seaborn",
-    "scipy",
-    "sklearn",
-    "nbclient",
-    "lm_eval",
-}
+HEAVY = set("dvc papermill pandas matplotlib seaborn scipy sklearn nbclient lm_eval".split())
 FOREIGN = {  # what some rooms do not know, of other people's packages
     "featcal": HEAVY,
     "featcal.core": {"transformers", "datasets"},
@@ -67,12 +57,6 @@ FOREIGN = {  # what some rooms do not know, of other people's packages
     "reproduction.report": {"torch", "transformers", "datasets", "safetensors"},
     "reproduction.profiling": {"torch", "transformers"},
 }
-# the modules that featcal's public names are loaded from on first use
-LAZY = {
-    "merge": "merging.merge", "surgery": "baselines.surgery", "prob_surgery": "baselines.prob_surgery",
-    "calibrate": "calibration.calibrate", "load_batches": "data.batches", "Calibration": "settings",
-    "BlockPlan": "models.plan", "Stack": "models.plan", "mean_shift": "baselines.mean_shift", "compare": "evaluation.compare",
-}  # fmt: skip
 
 
 @cache
@@ -102,9 +86,9 @@ def imports(path: Path) -> list[tuple[int, str]]:
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and node.value.id == "featcal"
-            and node.attr in LAZY
+            and node.attr in featcal._MODULES
         ):
-            found.append((node.lineno, f"featcal.{LAZY[node.attr]}"))
+            found.append((node.lineno, featcal._MODULES[node.attr]))
     return found
 
 
@@ -141,11 +125,8 @@ def test_the_library_knows_nothing_of_the_reproduction():
         if module.startswith("featcal") and "reproduction" in there
     ]
     assert not backwards
-    named = [
-        name
-        for name, path in modules().items()
-        if name.startswith("featcal") and "reproduction" in path.read_text("utf-8")
-    ]
+    library = {name: path for name, path in modules().items() if name.startswith("featcal")}
+    named = [name for name, path in library.items() if "reproduction" in path.read_text("utf-8")]
     assert not named, "its commands come by entry points, which name it in its own pyproject.toml"
 
 

@@ -1,6 +1,4 @@
-"""The pinned versions run on the oldest Python that the project names, its first release included,
-and are those of the locks.
-"""
+"""The pinned versions support the oldest Python of the project and agree with the locks."""
 
 import re
 import tomllib
@@ -25,11 +23,8 @@ def test_no_pinned_version_needs_a_newer_python_than_the_project():
     }
     pinned = [d for d in distributions() if pins.get(canonicalize_name(d.name)) == d.version]
     assert len(pinned) > 100
-    newer = {
-        d.name: needs
-        for d in pinned
-        if oldest not in SpecifierSet(needs := d.metadata["Requires-Python"] or "")
-    }
+    needs = {d.name: d.metadata["Requires-Python"] or "" for d in pinned}
+    newer = {name: python for name, python in needs.items() if oldest not in SpecifierSet(python)}
     assert not newer, f"constraints.txt: not for Python {oldest}: {newer}"
 
 
@@ -44,17 +39,9 @@ def test_a_lock_has_the_pinned_version_of_all_that_the_project_asks_for(build):
     }
     pins = re.findall(r"^(.+)==(.+)", (ROOT / "constraints.txt").read_text(), re.M)
     pins = {canonicalize_name(name): version for name, version in pins}
-    assert {
-        name: version for name, version in lock.items() if pins.get(name, version) != version
-    } == {}
+    assert not [name for name, version in lock.items() if pins.get(name, version) != version]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = re.search(r"^EXTRAS := (\S+)", (ROOT / "Makefile").read_text(), re.M)[1].split(",")
-    asked = [
-        Requirement(one)
-        for one in sum(
-            (project["optional-dependencies"][extra] for extra in extras), project["dependencies"]
-        )
-    ]
-    assert not [
-        str(one) for one in asked if lock.get(canonicalize_name(one.name), "0") not in one.specifier
-    ]
+    lines = sum((project["optional-dependencies"][e] for e in extras), project["dependencies"])
+    versions = [(one := Requirement(line), lock.get(canonicalize_name(one.name))) for line in lines]
+    assert not [str(one) for one, version in versions if (version or "0") not in one.specifier]

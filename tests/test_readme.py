@@ -1,7 +1,9 @@
 """The README: every number is recomputed from results/, and its code runs on tiny models."""
 
+import math
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pandas as pd
 import pytest
@@ -29,7 +31,8 @@ MERGERS = {
 def accuracy(scores: pd.DataFrame, merger: str, method: str, setting: str = "") -> float:
     """Return the mean over tasks and seeds, NaN where nothing was run."""
     keys = scores[["upstream", "method", "setting"]].agg(tuple, axis=1)
-    return float(scores.value[keys == (merger, method, setting)].mean())
+    values = scores.value[keys == (merger, method, setting)]
+    return fmean(values) if len(values) else math.nan
 
 
 def expected_row(source: str, merger: str) -> list[str]:

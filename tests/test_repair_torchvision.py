@@ -1,6 +1,4 @@
-"""`scripts/repair_torchvision.py`, in an environment whose torch and torchvision are a few lines
-each.
-"""
+"""`scripts/repair_torchvision.py`, in an environment with a tiny torch and torchvision."""
 
 import subprocess
 import venv

@@ -7,15 +7,9 @@ import pytest
 from reproduction.results import SCORES, write_rows
 from scripts import accept, campaign, compare_results
 
-MODEL = {
-    "suite": "mini",
-    "role": "clip_b32",
-    "pool": 8,
-    "upstream": "average",
-    "method": "merged",
-    "setting": "",
-    "seed": "",
-}
+MODEL = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "average"}
+MODEL |= {"method": "merged", "setting": "", "seed": ""}
+CODE = {"changed deps": {"featcal/merging": "modified"}}
 
 
 def results(folder, count=500, **values):
@@ -50,12 +44,8 @@ def test_recomputed_scores_pass_within_one_point_of_the_average_and_three_of_a_t
 def test_of_a_quarter_of_the_answers_twice_as_much_passes(tmp_path):
     committed = results(tmp_path / "committed", 125, mnist=90.0, dtd=50.0, svhn=70.0)
     for moved, code in ((95.9, 0), (96.1, 1)):
-        assert (
-            compare_results.main(
-                [committed, results(tmp_path / str(moved), 125, mnist=moved, dtd=50.0, svhn=70.0)]
-            )
-            == code
-        )
+        recomputed = results(tmp_path / str(moved), 125, mnist=moved, dtd=50.0, svhn=70.0)
+        assert compare_results.main([committed, recomputed]) == code
 
 
 def test_empty_results_do_not_pass_as_equal(tmp_path):
@@ -64,7 +54,7 @@ def test_empty_results_do_not_pass_as_equal(tmp_path):
 
 def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be_made_again():
     status = {
-        "merge@a": [{"changed deps": {"featcal/merging": "modified"}}],
+        "merge@a": [CODE],
         "page@table01": [{"changed deps": {"notebooks/table01.ipynb": "modified"}}],
         "page_method": [{"changed deps": {"featcal/core": "modified"}}],
         "book": [{"changed outs": {"book/_build/html": "deleted"}}],
@@ -75,12 +65,7 @@ def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be
 @pytest.mark.parametrize(
     "entry",
     [
-        {
-            "changed deps": {
-                "featcal/merging": "modified",
-                "params.yaml": {"merge.a.mini": "modified"},
-            }
-        },
+        {"changed deps": CODE["changed deps"] | {"params.yaml": {"merge.a.mini": "modified"}}},
         {"changed deps": {"reproduction/mini/models/clip_b32": "modified"}},
         {"changed deps": {"outputs/mini/data": "modified"}},
         {"changed outs": {"results/mini/scores/clip_b32-8/scores.csv": "modified"}},
@@ -89,31 +74,21 @@ def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be
 )
 def test_a_stage_that_differs_by_more_than_its_code_is_refused_by_name(entry):
     with pytest.raises(accept.Refused, match="merge@a"):
-        accept.only_code_changed(
-            {"merge@a": [{"changed deps": {"featcal/merging": "modified"}}, entry]}
-        )
+        accept.only_code_changed({"merge@a": [CODE, entry]})
 
 
-@pytest.mark.parametrize(
-    "after", [{"a": "1", "b": "3"}, {"a": "1"}, {"a": "1", "b": "2", "c": "4"}]
-)
-def test_other_bytes_of_the_smoke_graph_stop_the_acceptance(after):
-    with pytest.raises(accept.Refused, match="  [bc]"):
-        accept.require_same({"a": "1", "b": "2"}, after)
-
-
-def test_a_smoke_graph_that_wrote_nothing_proves_nothing():
-    with pytest.raises(accept.Refused):
+def test_other_bytes_of_the_smoke_graph_stop_the_acceptance():
+    for after in ({"a": "1", "b": "3"}, {"a": "1"}, {"a": "1", "b": "2", "c": "4"}):
+        with pytest.raises(accept.Refused, match="  [bc]"):
+            accept.require_same({"a": "1", "b": "2"}, after)
+    with pytest.raises(accept.Refused):  # a graph that wrote nothing proves nothing
         accept.require_same({}, {})
 
 
 def test_the_families_in_the_book_are_what_becomes_of_them():
-    """Each is merged, calibrated and measured, or refused by one message; nothing else may
-    happen.
-    """
-    found = {name: campaign.judged(run)[0] for name, (run, _) in campaign.families().items()}
-    assert set(found.values()) == {campaign.OK, campaign.NAMED}, found
+    """Each is merged, calibrated and measured, or refused by one message."""
+    verdicts = {name: campaign.judged(run)[0] for name, (run, _) in campaign.families().items()}
+    assert set(verdicts.values()) == {campaign.OK, campaign.NAMED}, verdicts
     lines = (Path(__file__).parents[1] / "book/families.md").read_text().splitlines()
-    assert [
-        line.strip() for line in lines if line.strip() in campaign.matrix(found)
-    ] == campaign.matrix(found)
+    table = campaign.matrix(verdicts)
+    assert [line.strip() for line in lines if line.strip() in table] == table

@@ -1,6 +1,4 @@
-"""Public functions name all that they take, and batches read from files are those of the command
-line.
-"""
+"""Public functions name all their arguments; load_batches draws as the command line does."""
 
 from inspect import Parameter, signature
 
@@ -13,16 +11,14 @@ import featcal
 from featcal.data.batches import Draw, drawn, held_out
 from featcal.data.places import Location
 from featcal.errors import BadSetting, MissingPath
+from featcal.files import write_json
 from featcal.models.stored import skeleton
 
 
 @pytest.mark.parametrize("name", sorted(set(featcal.__all__) - {"__version__"}))
 def test_no_public_function_takes_just_anything(name):
-    loose = [
-        p.name
-        for p in signature(getattr(featcal, name)).parameters.values()
-        if p.kind == Parameter.VAR_KEYWORD
-    ]
+    parameters = signature(getattr(featcal, name)).parameters.values()
+    loose = [p.name for p in parameters if p.kind == Parameter.VAR_KEYWORD]
     assert loose == (["settings"] if name == "merge" else [])
 
 
@@ -32,15 +28,13 @@ def folders(tmp_path):
     base = tmp_path / "base"
     clip().save_pretrained(base)
     size = skeleton(base)[0].config.image_size
-    (base / "preprocessor_config.json").write_text(
-        f'{{"image_processor_type": "CLIPImageProcessor", "size": {{"shortest_edge": {size}}}, "crop_size": {size}}}'
-    )
+    processor = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": size}}
+    write_json(base / "preprocessor_config.json", processor | {"crop_size": size})
     for number, task in enumerate(("b", "a")):
         (tmp_path / task / "train").mkdir(parents=True)
         for i in range(6):
-            Image.new("RGB", (9, 9), (40 * i, 90 * number, 7)).save(
-                tmp_path / task / "train" / f"{i}.png"
-            )
+            image = Image.new("RGB", (9, 9), (40 * i, 90 * number, 7))
+            image.save(tmp_path / task / "train" / f"{i}.png")
     return tmp_path
 
 
@@ -54,9 +48,7 @@ def test_batches_are_those_that_the_command_draws(folders):
         for _ in range(2):  # they can be read again
             pairs = list(zip(ours[task], theirs[task], strict=True))
             assert [len(one["pixel_values"]) for one, _ in pairs] == [2, 2, 1]
-            assert all(
-                torch.equal(one["pixel_values"], other["pixel_values"]) for one, other in pairs
-            )
+            assert all(one["pixel_values"].equal(other["pixel_values"]) for one, other in pairs)
 
 
 def test_samples_held_out_are_others_than_those_drawn(folders, monkeypatch):

@@ -1,4 +1,4 @@
-"""The files around the package: what a newcomer reads and types agrees with what there is."""
+"""Makefile, versions, citation and links agree with the package."""
 
 import json
 import re
@@ -24,14 +24,9 @@ def text(name: str) -> str:
 
 
 def tracked() -> list[Path]:
-    """What git holds; of an unpacked archive, everything but what is computed or installed."""
-    done = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
+    """Return the files in git; in an unpacked archive, all that are not computed or installed."""
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode == 0 and done.stdout:
         return [path for line in done.stdout.splitlines() if (path := ROOT / line).is_file()]
     computed = {".venv", "outputs", "_build", ".featcal", "cache", "tmp", "__pycache__", ".git"}
@@ -58,16 +53,11 @@ def test_a_version_is_the_same_wherever_it_is_written_and_the_changelog_begins_w
     assert len(set(found.values())) == 1, found
 
 
-def test_zenodo_is_told_what_the_citation_says():
-    told, cited = json.loads(text(".zenodo.json")), yaml.safe_load(text("CITATION.cff"))
-    alike = {
-        "title": "title",
-        "description": "abstract",
-        "keywords": "keywords",
-        "license": "license",
-    }
-    assert {name: told[name] for name in alike} == {name: cited[key] for name, key in alike.items()}
-    assert [one["name"] for one in told["creators"]] == [one["name"] for one in cited["authors"]]
+def test_zenodo_and_the_citation_agree():
+    zenodo, cited = json.loads(text(".zenodo.json")), yaml.safe_load(text("CITATION.cff"))
+    assert zenodo["description"] == cited["abstract"]
+    assert all(zenodo[key] == cited[key] for key in ("title", "keywords", "license"))
+    assert [one["name"] for one in zenodo["creators"]] == [one["name"] for one in cited["authors"]]
 
 
 def test_every_file_that_the_readme_links_is_there():
@@ -77,9 +67,8 @@ def test_every_file_that_the_readme_links_is_there():
 
 
 def test_tracked_files_name_neither_this_machine_nor_a_registry():
-    here = [
-        re.escape(str(path)) for path in (ROOT, ROOT.parent, Path.home()) if len(path.parts) > 1
-    ]
+    folders = (ROOT, ROOT.parent, Path.home())
+    here = [re.escape(str(path)) for path in folders if len(path.parts) > 1]
     machine = re.compile(
         rf"(?<![\w.}}/-])({'|'.join(here)}|/home/\w+)/|file:///|find-links|index-url"
     )

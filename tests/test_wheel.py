@@ -1,6 +1,4 @@
-"""`pip install .`: the library alone, which calibrates without anything of the reproduction or of
-what that needs.
-"""
+"""`pip install .` installs the library alone, which calibrates without the reproduction's needs."""
 
 import os
 import shutil
@@ -79,45 +77,27 @@ def wheel(tmp_path_factory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, folder / name)
     for package in ("featcal", "reproduction"):
-        shutil.copytree(
-            ROOT / package,
-            folder / package,
-            ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
-        )
-    code = (
-        "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, "dist"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+        computed = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / package, folder / package, ignore=computed)
+    code = "from setuptools.build_meta import build_wheel; print(build_wheel('dist'))"
+    how = {"cwd": folder, "capture_output": True, "text": True}
+    how["env"] = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], **how)
     assert done.returncode == 0, done.stderr
     return folder / "dist" / done.stdout.split()[-1]
 
 
 def test_the_wheel_holds_the_library_and_no_models(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"featcal"}
-    assert wheel.stat().st_size < 2**20
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "featcal").rglob("*.py")}
-    assert {*sources, "featcal/card_template.md"} == {
-        name for name in names if ".dist-info/" not in name
-    }
+    assert names == {*sources, "featcal/card_template.md"} and wheel.stat().st_size < 2**20
 
 
 def needed() -> dict[str, Distribution]:
     """What `pip install .` brings without extras, by name, as it is installed here."""
     found: dict[str, Distribution] = {}
-    asked = [
-        Requirement(line)
-        for line in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
-            "dependencies"
-        ]
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    asked = [Requirement(line) for line in project["dependencies"]]
     while asked:
         one = asked.pop()
         name = canonicalize_name(one.name)
@@ -128,15 +108,12 @@ def needed() -> dict[str, Distribution]:
 
 
 def test_with_the_wheel_alone_two_modules_are_merged_and_calibrated(wheel, tmp_path):
-    """Beside the wheel lies what its own dependencies bring, but for pandas, which only `datasets`
-    wants.
-    """
+    """Next to the wheel are its own dependencies, except pandas, which only `datasets` needs."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     for name, one in needed().items():
-        for top in {
-            file.parts[0] for file in one.files or () if file.parts[0] not in ("..", "__pycache__")
-        }:
+        tops = {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}
+        for top in tops:
             if name != "pandas" and not (site / top).exists():
                 (site / top).symlink_to(one.locate_file(top))
     command = [sys.executable, "-I", "-S", "-c", CALIBRATES, str(site)]

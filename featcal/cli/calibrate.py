@@ -182,10 +182,7 @@ def check_configs(student: Any, merged: Path, inputs: Inputs) -> None:
 
 
 def block_count(model: Any, plan: "BlockPlan", settings: Calibration) -> int:
-    """Return the number of blocks to solve, after the checks that need no weights.
-
-    Raises: BadPlan, UnknownKey.
-    """
+    """Return the number of blocks to solve, after the checks that need no weights."""
     from featcal.models.modules import check_coverage, check_modules
     from featcal.models.plan import blocks_of
 
@@ -223,10 +220,7 @@ def show_dry_run(
     as_json: bool,
     out: Path,
 ) -> None:
-    """Print the drawn samples of every task and the estimate of `featcal plan`.
-
-    Raises: BadSetting if the disk has too little room.
-    """
+    """Print the drawn samples of every task and the estimate of `featcal plan`."""
     from featcal.calibration.estimate import Job
     from featcal.cli.plan import cannot_run, estimated, needs_as_mapping, show_needs
 

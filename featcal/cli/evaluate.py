@@ -124,11 +124,7 @@ def image_answers(
 def zero_shot_heads(
     folder: Path, clip: Any, tasks: "Mapping[str, ImageSet]", templates: list[str]
 ) -> "dict[str, Tensor]":
-    """Return by task the unit vectors of its classes.
-
-    Raises: BadFile without a tokenizer, which transformers would make up; BadSetting for a prompt
-    with an unknown word, since such prompts look alike and accuracy would be chance.
-    """
+    """Return by task the unit vectors of its classes."""
     from featcal.evaluation.zero_shot import words_known, zero_shot_head
     from featcal.models.load import load_tokenizer
 

@@ -64,7 +64,6 @@ def read_inputs(
     """Return base and experts: from the options, the recipe, or the recipe in the merged folder.
 
     weights: False if the configuration of models on the hub is enough.
-    Raises: BadSetting, MissingPath; as read_recipe and recipe_folder.
     """
     from featcal.interchange.mergekit import read_recipe, recipe_in
     from featcal.models.load import is_adapter
@@ -98,10 +97,7 @@ def read_inputs(
 def recipe_experts(
     recipe: "Recipe", base: Path, weights: bool
 ) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Return the experts' folders by name, and for LoRA experts the folders of their models.
-
-    Raises: BadFile for two experts of one name.
-    """
+    """Return the experts' folders by name, and for LoRA experts the folders of their models."""
     from featcal.models.load import is_adapter
 
     experts: dict[str, Path] = {}
@@ -121,10 +117,7 @@ def recipe_experts(
 
 
 def recipe_folder(model: "ModelPath", file: Path, weights: bool) -> Path:
-    """Return a model's folder: next to the recipe, in the current folder, or from the hub.
-
-    Raises: MissingPath; NotOnHub, HubUnreachable.
-    """
+    """Return a model's folder: next to the recipe, in the current folder, or from the hub."""
     for path in (file.parent / model.path, Path(model.path)):
         if path.is_dir():
             return path
@@ -168,7 +161,6 @@ def skeleton(folder: Path, like: Any = None) -> "nn.Module":
     """Return the model of config.json without weights; of a whole CLIP its vision tower.
 
     like: a class to build instead if it has the same tower.
-    Raises: MissingPath, BadFile for a config.json that makes no model.
     """
     from featcal.models import stored
 
@@ -180,7 +172,6 @@ def check_config(folder: Path) -> None:
     """Check that config.json names a class and no quantisation; note code that is not run.
 
     Imports torch only if the folder is an adapter or names code.
-    Raises: MissingPath, BadFile.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -218,10 +209,7 @@ def vocabulary_sizes(folders: Mapping[str, Path]) -> dict[str, int]:
 
 
 def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
-    """Return the model's plan, or one of the named lists of blocks.
-
-    Raises: BadPlan with the lists that exist.
-    """
+    """Return the model's plan, or one of the named lists of blocks."""
     from torch.nn import ModuleList
 
     from featcal.models.families import plan_for
@@ -240,10 +228,7 @@ def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
 
 
 def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
-    """Check the folder to write; `force` replaces a model folder or an empty one.
-
-    Raises: BadSetting, also for a folder that is read, holds one that is read or is inside one.
-    """
+    """Check the folder to write; `force` replaces a model folder or an empty one."""
 
     def check(condition: bool, expected: str) -> None:
         require(condition, "--out", str(out), expected)
@@ -300,10 +285,7 @@ def stored_bytes(folder: Path) -> int:
 
 
 def require_hub(name: str | None) -> None:
-    """Check before any work that the hub can be reached, accepts the name and knows the user.
-
-    Raises: BadSetting, HubUnreachable.
-    """
+    """Check before any work that the hub can be reached, accepts the name and knows the user."""
     if name is None:
         return
     from huggingface_hub import HfApi

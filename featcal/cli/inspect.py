@@ -119,8 +119,6 @@ def recipe_as_mapping(file: Path | None) -> dict[str, str | list[str]]:
 def planned(folder: Path, as_json: bool) -> Any:
     """Print what calibration solves of a model, or return it: the stacks with the modules solved in
     each block, or the reason why there are none.
-
-    Raises: WrongKeys, MissingTensor for stored tensors that do not fit config.json.
     """
     from featcal.models.checkpoint import LazyCheckpoint
     from featcal.models.families import plan_for

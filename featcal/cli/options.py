@@ -188,10 +188,7 @@ def yaml_scalar(text: str) -> Any:
 def pairs_by_name(
     option: str, pairs: Iterable[str], form: str, example: str = "mnist=path/to/it"
 ) -> dict[str, str]:
-    """Return `name=value` arguments as a dictionary.
-
-    Raises: BadSetting for another form or a repeated name.
-    """
+    """Return `name=value` arguments as a dictionary."""
     values: dict[str, str] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
@@ -209,10 +206,7 @@ def named_folders(option: str, pairs: Iterable[str]) -> dict[str, Path]:
 
 
 def named_data(pairs: Iterable[str] | None) -> "dict[str, Location]":
-    """Return the `--data` arguments: files, folders or datasets of the hub.
-
-    Raises: BadSetting; MissingPath.
-    """
+    """Return the `--data` arguments: files, folders or datasets of the hub."""
     from featcal.data.places import location_of
 
     paths = pairs_by_name("--data", pairs or (), "NAME=PATH")

@@ -17,13 +17,7 @@ from featcal.calibration.features import on_device
 from featcal.core.drift import Drift
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
-from featcal.models.batch import (
-    Batches,
-    Model,
-    check_batch,
-    check_tasks,
-    naming,
-)
+from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
 from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters

@@ -234,9 +234,7 @@ TASKS, BLOCKS = ("task", "merged", "featcal", "expert"), ("block", "merged", "fe
 
 
 def metrics(ours: Evidence) -> dict[str, Any]:
-    """Averages over tasks: by merger `merged` and `featcal` at the suite's main settings, and the
-    experts'; only what was run.
-    """
+    """Return averages by merger, merged and calibrated at the main settings, and the experts'."""
     found = {}
     for upstream in UPSTREAMS:
         keys = ((upstream, "merged", ""), (upstream, "featcal", main_setting(ours.suite)))
@@ -250,7 +248,7 @@ def metrics(ours: Evidence) -> dict[str, Any]:
 
 
 def by_task(ours: Evidence) -> list[dict[str, Any]]:
-    """Scores of each task: merged, calibrated and expert; only tasks that all three have."""
+    """Return the scores of each task that merged, calibrated and expert models have."""
     scores = ours.table("scores")
     means = {
         method: select(scores, _of(method, ours)).groupby("task")["value"].mean()
@@ -261,9 +259,7 @@ def by_task(ours: Evidence) -> list[dict[str, Any]]:
 
 
 def by_block(ours: Evidence) -> list[dict[str, Any]]:
-    """Relative drift after each block, the mean over tasks, of the merged and the calibrated
-    model.
-    """
+    """Return relative drift after each block, mean over tasks, of merged and calibrated models."""
     drift = ours.table("drift")
     means = {
         m: select(drift, _of(m, ours)).groupby("block")["relative_drift"].mean() for m in BLOCKS[1:]
@@ -280,13 +276,13 @@ def by_block(ours: Evidence) -> list[dict[str, Any]]:
 
 
 def _of(method: str, ours: Evidence) -> dict[str, str]:
-    """The rows of one method at its main setting."""
+    """Return the keys of one method at its main setting."""
     setting = main_setting(ours.suite) if method == "featcal" else ""
     return {"upstream": "" if method == "expert" else MERGER, "method": method, "setting": setting}
 
 
 def claims_as_data(suite: str) -> dict[str, Any]:
-    """Every claim with its verdict, margin and noise, by id, at the suite's main settings."""
+    """Return every claim with its verdict, margin and noise, by id, at the main settings."""
     setting = main_setting(suite)
     return {
         "suite": suite,
@@ -296,9 +292,7 @@ def claims_as_data(suite: str) -> dict[str, Any]:
 
 
 def _entry(verdict: Verdict, suite: str) -> dict[str, Any]:
-    """One claim; what is not known is null. Of a claim about several, margin and noise are those of
-    the part that decided it.
-    """
+    """Return one claim as data; of a claim about several, margin and noise of the deciding part."""
     claim = verdict.claim
     about = {
         "place": claim.place,
@@ -321,9 +315,7 @@ def _entry(verdict: Verdict, suite: str) -> dict[str, Any]:
 
 
 def _by_source(verdict: Verdict, suite: str) -> dict[str, float | None]:
-    """Two standard errors of the margin by source, the draws and the test samples; their squares
-    add up to the total's.
-    """
+    """Return two standard errors by source, draws and test samples; squares add up to the total."""
     claim = verdict.claim
     if not _is_one_sum(claim) or not math.isfinite(verdict.noise):
         return {}
@@ -340,7 +332,7 @@ def _by_source(verdict: Verdict, suite: str) -> dict[str, float | None]:
 
 
 def _is_one_sum(claim: Claim) -> bool:
-    """Whether the margin is one weighted sum of means, with an error of its own."""
+    """Return whether the margin is one weighted sum of means with an error of its own."""
     return (
         not claim.over
         and not claim.each

@@ -133,26 +133,26 @@ def figure(panel: str, role: str, suite: str) -> PageOutput:
 
 
 def sheet(panels: int, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of panels below each other, each readable at the width of a phone."""
+    """Return a figure of panels below each other."""
     figure = Figure(figsize=(WIDTH, height * panels), layout="constrained")
     return figure, list(np.atleast_1d(figure.subplots(panels, 1)))
 
 
 def by_block(rows: pd.DataFrame, method: str, quantity: str, statement: str) -> pd.Series:
-    """Means over tasks, by block in forward order."""
+    """Return means over tasks, by block in forward order."""
     found = select(rows, {"method": method, "quantity": quantity, "statement": statement})
     return found[found["block"] != ""].groupby("block", sort=True)["value"].mean()
 
 
 def numbered(axes: Axes, blocks: Any) -> list[int]:
-    """Ticks 1, 2, … for blocks 00, 01, …; the embeddings are the input."""
+    """Set ticks 1, 2, … for blocks 00, 01, …"""
     axes.set_xticks(range(len(blocks)), map(block_name, blocks))
     axes.grid(axis="x", visible=False)
     return list(range(len(blocks)))
 
 
 def decomposition(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
-    """Drift after every block, stacked from the parts of both terms of Proposition 1 along it."""
+    """Draw drift after every block, stacked from the parts of Proposition 1."""
     with drawing():
         figure, axes = sheet(2, 3.0)
         for ax, method in zip(axes, MODELS, strict=True):
@@ -172,7 +172,7 @@ def decomposition(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
 
 
 def propagation(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
-    """Where final drift comes from, and how fast the quadrature behind it converges."""
+    """Draw where final drift comes from, and how fast the quadrature converges."""
     with drawing():
         figure, (origin, nodes) = sheet(2, 3.2)
         for i, method in enumerate(MODELS):
@@ -207,9 +207,7 @@ def propagation(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
 
 
 def bounds(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
-    """What three bounds allow against what happens: growth of drift, change of scores, change of
-    loss.
-    """
+    """Draw what three bounds allow against what happens."""
     with drawing():
         figure, (growth, scores, losses) = sheet(3, 3.6)
         found = points[points["statement"] == "proposition_5"]
@@ -250,9 +248,7 @@ def bounds(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
 
 
 def margins(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
-    """The largest score change over half the expert's lead, image by image, by whether the answer
-    stayed.
-    """
+    """Draw the largest score change over half the expert's lead, by whether the answer stayed."""
     found = points[points["statement"] == "margin"]
     ratio = np.log10((found["actual"] / found["bound"].clip(lower=1e-9)).clip(1e-2, 1e3))
     edges = (
@@ -294,9 +290,7 @@ def margins(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
 
 
 def solved_inputs(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
-    """How far a linear's inputs move between its solution and the finished model, and what that
-    does to its fit.
-    """
+    """Draw how far a linear's inputs move after its solution, and what that does to its fit."""
     kinds = {
         "stale": ("stale features", COLOURS["merged"]),
         "forward": ("forward order", COLOURS["featcal"]),

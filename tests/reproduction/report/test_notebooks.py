@@ -17,7 +17,7 @@ from pages import run_page, with_parameters, without_kernels
 from synthetic_results import write_project
 
 from featcal.errors import BadFile, MissingPath
-from reproduction.report import evidence
+from reproduction.report import evidence, verdicts
 from reproduction.stages import page as execute
 from reproduction.stages.page import execute_page
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [source.stem for source in SOURCES]
 VIEWS = [name for name in NAMES if name != "method"]
-_spec = importlib.util.spec_from_file_location("pages_yaml", ROOT / "scripts" / "pages.py")
+_spec = importlib.util.spec_from_file_location("pages_yaml", ROOT / "scripts" / "page_reads.py")
 SCRIPT = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(SCRIPT)
 MOST_TABLES = 6  # folds included
@@ -116,14 +116,36 @@ def told(cell):
     )
 
 
+@pytest.fixture
+def opened(monkeypatch):
+    """The result files that are opened."""
+    found = set()
+
+    def spy(function):
+        def read(path):
+            found.update([Path(path)] if Path(path).is_file() else [])
+            return function(path)
+
+        return read
+
+    for reader in ("read_scores", "read_json"):
+        monkeypatch.setattr(evidence, reader, spy(getattr(evidence, reader)))
+    verdicts._known.cache_clear()  # known verdicts open no file
+    return found
+
+
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_page_of_the_book_run_again_on_the_results_in_git_shows_what_it_shows_there(name):
-    """As nbval asks it, without a kernel for each; in one it runs those of the Makefile's
-    KERNELS.
-    """
+def test_a_page_run_again_shows_what_git_has_and_reads_what_it_declares(name, opened):
+    """Run it as nbval does, without a kernel; in one it runs those of the Makefile's KERNELS."""
     held = nbformat.read(ROOT / "book" / "pages" / f"{name}.ipynb", as_version=4)
     page = run_page(deepcopy(held), ROOT / "book" / "pages")
     assert {output.output_type for output in outputs(page)} == {"execute_result"}
+    folder = ROOT / "results" / "mini"
+    reads = [*SCRIPT.reads_of(ROOT / "notebooks" / f"{name}.ipynb"), "suite.json"]
+    read = {path.relative_to(folder) for path in opened if path.is_relative_to(folder)}
+    assert not [path for path in read if not any(path.is_relative_to(one) for one in reads)]
+    html = "".join(output.data.get("text/html", "") for output in outputs(page))
+    assert html.count("<table") <= MOST_TABLES
     shown = [[told(cell) for cell in one.cells if cell.cell_type == "code"] for one in (held, page)]
     assert any(shown[0]) and shown[0] == shown[1]
 
@@ -140,30 +162,8 @@ def test_a_page_runs_without_results_and_says_so(name, tmp_path):
     assert any("not run" in text for text in told)
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_a_page_reads_what_it_declares_and_has_few_tables(name, monkeypatch):
-    opened = set()
-
-    def spy(function):
-        def read(path):
-            opened.update([Path(path)] if Path(path).is_file() else [])
-            return function(path)
-
-        return read
-
-    for reader in ("read_scores", "read_json"):
-        monkeypatch.setattr(evidence, reader, spy(getattr(evidence, reader)))
-    source = ROOT / "notebooks" / f"{name}.ipynb"
-    page = run_page(with_parameters(source, {"suite": "mini"}), ROOT / "notebooks")
-    folder, reads = ROOT / "results" / "mini", [*SCRIPT.reads_of(source), "suite.json"]
-    read = {path.relative_to(folder) for path in opened if path.is_relative_to(folder)}
-    assert not [path for path in read if not any(path.is_relative_to(one) for one in reads)]
-    html = "".join(output.data.get("text/html", "") for output in outputs(page))
-    assert html.count("<table") <= MOST_TABLES
-
-
 def test_the_pipeline_waits_for_what_the_pages_declare_to_read():
-    """Otherwise: python scripts/pages.py."""
+    """Otherwise: python scripts/page_reads.py."""
     assert SCRIPT.TARGET.read_text() == SCRIPT.pages_yaml()
 
 

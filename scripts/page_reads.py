@@ -1,4 +1,4 @@
-"""Write pipeline/pages.yaml from what the notebooks declare to read: python scripts/pages.py.
+"""Write pipeline/pages.yaml from what the notebooks declare to read: python scripts/page_reads.py.
 
 DVC takes no list of dependencies from a variable, so every page has five places; a place that it
 does not need is suite.json.
@@ -14,7 +14,7 @@ TARGET = ROOT / "pipeline" / "pages.yaml"
 PLACES = "abcde"
 HEAD = """\
 # Which results a page of the report reads: folders and files below results/<suite>/. Written by
-# scripts/pages.py from the first cell of each notebook; only `requested` is edited by hand.
+# scripts/page_reads.py from the first cell of each notebook; only `requested` is edited by hand.
 pages:
 """
 REST = "# Results that"  # begins the part below, which stays as it is
