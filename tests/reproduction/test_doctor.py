@@ -18,9 +18,9 @@ from hub_repositories import digits
 from hub_server import HubServer
 from rehearsal_punkt import punkt_tab
 
+import reproduction.doctor as doctor_suite
 from featcal.cli import main as cli
-from reproduction.doctor import command as doctor_suite
-from reproduction.doctor.command import Chosen, Repository, look
+from reproduction.doctor import Chosen, Repository, look
 from reproduction.experiments import load_experiments
 from reproduction.language import tests as requirements
 from reproduction.prepare import packages

@@ -1,1 +1,0 @@
-"""`featcal doctor`."""
