@@ -15,15 +15,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-import yaml
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from featcal.baselines.mean_shift import MeanShift
 from featcal.baselines.prob_surgery import ProbSurgery
 from featcal.baselines.surgery import Surgery
-from featcal.errors import BadFile, MissingPath, UnknownKey
+from featcal.errors import UnknownKey
 from featcal.merging.registry import method_names, settings_of
 from featcal.settings import Calibration, Distinct, Settings, require
+from reproduction.results import chosen_suite, read_yaml
 
 AdapterMethod = Surgery | ProbSurgery | MeanShift
 T = TypeVar("T")
@@ -70,8 +70,6 @@ STUDIED, FROM = "studied", "from"
 MAIN = ("suite", "featcal", "mergers", "tasks")
 SECTIONS = (*MAIN, METHODS, STUDIED, "merge", "calibrate", "adapt", "multitask", "measure")
 SWEPT = ("ridge", "anchor_blend", "interpolation")
-# LibYAML's loader, where PyYAML was built with it, is six times as fast.
-Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def require_known(place: str, word: Any, known: Collection[Any]) -> None:
@@ -322,21 +320,6 @@ def _of(runs: Mapping[str, Any], role: str, pool: Pool) -> list[tuple[str, Any]]
     return [(key, run) for key, run in runs.items() if (run.role, run.pool) == (role, pool)]
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML mapping. Raises: MissingPath, BadFile or BadSetting naming the file."""
-    if not path.is_file():
-        way_out = "run the command in the project's folder, the one that holds params.yaml"
-        raise MissingPath(path, "a settings file", way_out)
-    try:
-        content = yaml.load(path.read_text("utf-8"), Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = f"not valid YAML ({' '.join(str(error).split())})"
-        way_out = "fix that line; blanks, not tabs, show what belongs to what"
-        raise BadFile(path, problem, way_out) from None
-    require(isinstance(content, dict), str(path), content, "must be a mapping")
-    return dict(content)
-
-
 def read_all(path: Path) -> dict[str, Any]:
     """Return params.yaml with the sections of MORE. Raises: BadSetting for a section in two."""
     raw = read_yaml(path)
@@ -355,9 +338,7 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
     Raises: MissingPath; BadSetting for a value out of range; UnknownKey for a misspelt key.
     """
     raw = read_all(path)
-    suite = suite or raw.get("suite")
-    require(isinstance(suite, str), "suite", suite, "must name a file of suites/, such as mini")
-    assert isinstance(suite, str)
+    suite = suite or chosen_suite(path.parent)
     for key in raw:
         require_known(path.name, key, (*SECTIONS, *studies()))
     suites = sorted(file.stem for file in (path.parent / "suites").glob("*.yaml"))

@@ -14,8 +14,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from featcal.errors import BadFile, MissingPath
 from featcal.files import atomic_path
+from featcal.settings import require
+
+# LibYAML's loader, where PyYAML was built with it, is six times as fast.
+Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _MODEL = tuple("suite role pool upstream method setting".split())
 _SCORED = ("task", "metric", "seed", "value", "count")
@@ -219,3 +225,25 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML mapping. Raises: MissingPath, BadFile or BadSetting naming the file."""
+    if not path.is_file():
+        way_out = "run the command in the project's folder, the one that holds params.yaml"
+        raise MissingPath(path, "a settings file", way_out)
+    try:
+        content = yaml.load(path.read_text("utf-8"), Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = f"not valid YAML ({' '.join(str(error).split())})"
+        way_out = "fix that line; blanks, not tabs, show what belongs to what"
+        raise BadFile(path, problem, way_out) from None
+    require(isinstance(content, dict), str(path), content, "must be a mapping")
+    return dict(content)
+
+
+def chosen_suite(root: Path) -> str:
+    """Return the suite that params.yaml chooses. Raises: as `read_yaml`; BadSetting."""
+    suite = read_yaml(root / "params.yaml").get("suite")
+    require(isinstance(suite, str), "suite", suite, "must name a file of suites/, such as mini")
+    return str(suite)

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from reproduction.experiments import MORE, read_all, read_yaml
+from reproduction.experiments import MORE, read_all
+from reproduction.results import read_yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "pipeline/pages.yaml"  # what the stage `page` is repeated for

@@ -21,7 +21,8 @@ from pydantic import (
 
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Fraction, Settings, require
-from reproduction.experiments import TEXT_POOLS, Names, Pool, read_yaml, require_known
+from reproduction.experiments import TEXT_POOLS, Names, Pool, require_known
+from reproduction.results import read_yaml
 
 SECTIONS = ("language", "sentences")  # null or left out where a suite has none
 # The expert whose adapter works in each test of language models; adapters know their task.

@@ -10,7 +10,6 @@ from typing import Annotated
 from typer import Argument
 
 from featcal.settings import require
-from reproduction.experiments import require_known, studies
 
 EPILOG = """Examples:
 
@@ -46,7 +45,6 @@ def run_stage(verb: str, key: str | None) -> None:
 
     Raises: UnknownKey for an unknown verb or key; whatever the stage itself raises.
     """
-    require_known("stage", verb, (*STAGES, *studies()))
     fine = (key is None) == (verb in WITHOUT_KEY)
     expected = "takes no key" if verb in WITHOUT_KEY else "needs a key, for example clip_b32-8"
     require(fine, f"stage {verb}", key, expected)
@@ -55,5 +53,9 @@ def run_stage(verb: str, key: str | None) -> None:
         module, _, name = STAGES[verb].partition(":")
         run = getattr(import_module(f"reproduction.{module}"), name)
     else:
-        run = partial(import_module("reproduction.engine.study").run_study, verb)
+        from reproduction.engine.study import run_study
+        from reproduction.experiments import require_known, studies
+
+        require_known("stage", verb, (*STAGES, *studies()))
+        run = partial(run_study, verb)
     run(*([] if key is None else [key]))

@@ -14,7 +14,8 @@ from nbformat import NotebookNode
 
 from featcal.errors import BadFile, MissingPath
 from featcal.files import atomic_path
-from reproduction.engine.context import load_context
+from featcal.settings import project_root
+from reproduction.results import chosen_suite
 
 LARGEST = 450_000  # bytes; executed pages are kept in git
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -22,9 +23,9 @@ KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 def run(key: str) -> None:
     """Write book/pages/<key>.ipynb; the suite is given to a page that declares it."""
-    context = load_context()
-    sources, pages = context.layout.root / "notebooks", context.layout.root / "book" / "pages"
-    given = {"suite": context.suite.name} if "suite" in declared(key, sources) else {}
+    root = project_root()
+    sources, pages = root / "notebooks", root / "book" / "pages"
+    given = {"suite": chosen_suite(root)} if "suite" in declared(key, sources) else {}
     execute_page(key, given, sources, pages)
 
 

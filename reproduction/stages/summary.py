@@ -2,8 +2,8 @@
 
 from featcal.errors import UnknownKey
 from featcal.files import atomic_path, write_json
-from reproduction.engine.context import load_context
-from reproduction.results import write_rows
+from featcal.settings import project_root
+from reproduction.results import chosen_suite, write_rows
 
 
 def summary(key: str) -> None:
@@ -12,12 +12,13 @@ def summary(key: str) -> None:
     """
     from reproduction.report import artifact  # pandas, which other stages need not import
 
-    context = load_context()
-    folder, suite = context.layout.results, context.suite.name
+    root = project_root()
+    suite = chosen_suite(root)
+    folder = root / "results" / suite
     if key == "claims":
         write_json(folder / "claims.json", artifact.claims_as_data(suite))
     elif key == "artifact":
-        with atomic_path(context.layout.root / "ARTIFACT.md") as hidden:
+        with atomic_path(root / "ARTIFACT.md") as hidden:
             hidden.write_text(artifact.text(suite), encoding="utf-8", newline="\n")
     elif key == "headline":
         ours = artifact.Evidence(suite, artifact.ROLE, artifact.POOL)
