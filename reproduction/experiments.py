@@ -338,7 +338,7 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
     Raises: MissingPath; BadSetting for a value out of range; UnknownKey for a misspelt key.
     """
     raw = read_all(path)
-    suite = suite or chosen_suite(path.parent)
+    suite = suite or chosen_suite(raw)
     for key in raw:
         require_known(path.name, key, (*SECTIONS, *studies()))
     suites = sorted(file.stem for file in (path.parent / "suites").glob("*.yaml"))

@@ -242,8 +242,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def chosen_suite(root: Path) -> str:
-    """Return the suite that params.yaml chooses. Raises: as `read_yaml`; BadSetting."""
-    suite = read_yaml(root / "params.yaml").get("suite")
+def chosen_suite(params: Mapping[str, Any]) -> str:
+    """Return the suite that params.yaml chooses. Raises: BadSetting."""
+    suite = params.get("suite")
     require(isinstance(suite, str), "suite", suite, "must name a file of suites/, such as mini")
     return str(suite)

@@ -252,6 +252,7 @@ def keep_a_chain(work: Path) -> None:
             entry["from"] = {name: row for name, row in entry["from"].items() if name == merger}
     for own in ("clip_b32-8", "clip_l14-8", "minilm-8"):
         params["merge"][own] = {merger: params["merge"][own][merger]}
+    params["mergers"] = sorted({name for own in params["merge"].values() for name in own})
     for study in studies():
         params[study] = {own: entry | {"smoke": None} for own, entry in params[study].items()}
     pipeline.write_settings(work, _of_the_suite(params))

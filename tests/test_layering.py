@@ -34,7 +34,7 @@ MAY_IMPORT = {  # packages of the library, and single files where not all of a p
 KNOWN = {"experiments", "theory", "results"}
 REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may import the library
     "reproduction": set(),
-    "experiments": set(),
+    "experiments": {"results"},
     "theory": set(),
     "profiling": set(),
     "report": {"results"},

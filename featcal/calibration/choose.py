@@ -144,18 +144,17 @@ def divergences(
         with evaluation_mode([handle.module for handle in students.values()]):
             for number, given in enumerate(held_out[task]):
                 batch = on_device(given, models.device)
-                with naming(task, number):
-                    with expert.running() as teacher:
-                        theirs = answers(teacher, batch, models.plan)
+                with naming(task, number), expert.running() as teacher:
+                    theirs = answers(teacher, batch, models.plan)
                     features[task].append(theirs.pooled)
                     for name, handle in students.items():
-                        with handle.running() as student:
+                        with handle.running() as student:  # scores are made when they are compared
                             ours = answers(student, batch, models.plan)
+                            scores = ours.scores, theirs.scores
+                            if None not in scores and scores[0].width == scores[1].width:
+                                rows = kl_and_top1(*scores)[0].split(ours.sizes.tolist())
+                                kl[name] += [float(r.mean()) if len(r) else 0.0 for r in rows]
                         features[name].append(ours.pooled)
-                        scores = ours.scores, theirs.scores
-                        if None not in scores and scores[0].width == scores[1].width:
-                            rows = kl_and_top1(*scores)[0].split(ours.sizes.tolist())
-                            kl[name] += [float(row.mean()) if len(row) else 0.0 for row in rows]
         for name in students:
             if not kl[name]:
                 both = torch.cat(features[name]), torch.cat(features[task])

@@ -145,7 +145,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     def __exit__(self, *error: object) -> None:
         """Unlock the folder, and remove it if it has no solved block."""
-        if self._writes and not any(self.path.rglob("*.safetensors")):
+        if self._writes and not any(self.path.rglob("blocks/*.safetensors")):
             self.remove()
         if self._lock:
             self._lock.close()

@@ -149,7 +149,7 @@ def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator
             dense_folder(inputs.adapter_bases[name], inputs.experts[name], folder)
         yield {**inputs.experts, **made}
     finally:
-        if not any((work / "blocks").glob("*")):
+        if not any(work.rglob("blocks/*")):
             for folder in made.values():
                 shutil.rmtree(folder, ignore_errors=True)
             for folder in (work / "experts", work) if made else ():

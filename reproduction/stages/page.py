@@ -15,7 +15,7 @@ from nbformat import NotebookNode
 from featcal.errors import BadFile, MissingPath
 from featcal.files import atomic_path
 from featcal.settings import project_root
-from reproduction.results import chosen_suite
+from reproduction.results import chosen_suite, read_yaml
 
 LARGEST = 450_000  # bytes; executed pages are kept in git
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -25,7 +25,11 @@ def run(key: str) -> None:
     """Write book/pages/<key>.ipynb; the suite is given to a page that declares it."""
     root = project_root()
     sources, pages = root / "notebooks", root / "book" / "pages"
-    given = {"suite": chosen_suite(root)} if "suite" in declared(key, sources) else {}
+    given = (
+        {"suite": chosen_suite(read_yaml(root / "params.yaml"))}
+        if "suite" in declared(key, sources)
+        else {}
+    )
     execute_page(key, given, sources, pages)
 
 

@@ -3,7 +3,7 @@
 from featcal.errors import UnknownKey
 from featcal.files import atomic_path, write_json
 from featcal.settings import project_root
-from reproduction.results import chosen_suite, write_rows
+from reproduction.results import chosen_suite, read_yaml, write_rows
 
 
 def summary(key: str) -> None:
@@ -13,7 +13,7 @@ def summary(key: str) -> None:
     from reproduction.report import artifact  # pandas, which other stages need not import
 
     root = project_root()
-    suite = chosen_suite(root)
+    suite = chosen_suite(read_yaml(root / "params.yaml"))
     folder = root / "results" / suite
     if key == "claims":
         write_json(folder / "claims.json", artifact.claims_as_data(suite))

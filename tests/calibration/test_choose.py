@@ -198,3 +198,17 @@ def test_halves_are_of_samples_and_not_of_batches(batch):
 
 def test_every_candidate_says_what_it_is():
     assert len(set(map(str, CANDIDATES.values()))) == len(CANDIDATES)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_language_model_in_a_folder_is_judged_as_in_memory(family, tmp_path, monkeypatch):
+    """Its scores are made from the language head while the model has its weights."""
+    monkeypatch.setattr(choose, "CANDIDATES", FEW)
+    monkeypatch.setattr(choose, "FEWEST_HELD_OUT", 2)
+    monkeypatch.setattr(choose, "FEWEST", 4)
+    given = families.experiment(FAMILIES[family], dtype=torch.float32)
+    ours = calibrate(**given).choice.divergence
+    streamed = calibrate(**written(given, tmp_path), out=tmp_path / "out").choice.divergence
+    for name, tasks in ours.items():
+        for task, value in tasks.items():
+            assert streamed[name][task] == pytest.approx(value, rel=1e-3, abs=1e-6)

@@ -21,7 +21,7 @@ from rehearsal_punkt import punkt_tab
 import reproduction.doctor as doctor_suite
 from featcal.cli import main as cli
 from reproduction.doctor import Chosen, Repository, look
-from reproduction.experiments import load_experiments
+from reproduction.experiments import MORE, load_experiments
 from reproduction.language import tests as requirements
 from reproduction.prepare import packages
 from reproduction.prepare.suite import load_suite
@@ -36,7 +36,7 @@ def project(tmp_path):
     folder = tmp_path / "project"
     shutil.copytree(ROOT / "suites", folder / "suites")
     (folder / "pipeline").mkdir()
-    for name in ("params.yaml", "pipeline/pages.yaml"):
+    for name in ("params.yaml", "pipeline/pages.yaml", *MORE):
         shutil.copyfile(ROOT / name, folder / name)
     file = folder / "suites/paper.yaml"
     suite = yaml.safe_load(file.read_text())

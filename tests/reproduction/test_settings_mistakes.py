@@ -72,7 +72,7 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
         {"suite": {"ridge": 0}},
         "calibrate.clip_b32-8.from.average.suite.ridge: 0",
     ),
-    (f"{CALIBRATE}/smoke/suite/ridge", DROPPED, "lacks ridge"),
+    ("featcal/clip_b32/suite/ridge", DROPPED, "lacks ridge"),
     (
         f"{CALIBRATE}/smoke/suite/samples",
         True,
@@ -118,7 +118,7 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     ),
     ("task_counts/clip_b32-8/smoke/counts", [2, 2], "must name each value once"),
     ("studied/clip_b32-8/smoke/rivals/setting", "paper", "must be left out"),
-    ("studied/clip_b32-8/smoke/paper", DROPPED, "lacks paper"),
+    ("featcal/clip_b32/paper", DROPPED, "lacks ridge"),
 ]
 IN_SUITE: list[tuple[str, Any, str]] = [
     ("worker", 2, "did you mean 'workers'"),

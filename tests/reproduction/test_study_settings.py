@@ -121,7 +121,10 @@ def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
 
 
 def search(key, suite="mini", **changed):
-    section, common = SETTINGS["tune"][key], shared_settings(key, SETTINGS["studied"][key], suite)
+    section, common = (
+        SETTINGS["tune"][key],
+        shared_settings(key, SETTINGS["studied"][key], suite, SETTINGS["featcal"]),
+    )
     return study_run(
         "tune", key, {**section, "mini": section["mini"] | changed}, suite, {key: common}
     )

@@ -55,6 +55,7 @@ def short_project(folder: Path) -> Path:
         if isinstance(entries, dict):
             params[section] = {key: entries[key] for key in EXPERIMENTS.get(section, ())}
     params["merge"]["clip_b32-8"] = {MERGER: params["merge"]["clip_b32-8"][MERGER]}
+    params["mergers"] = sorted({name for own in params["merge"].values() for name in own})
     params["calibrate"]["clip_b32-8"]["from"] = {MERGER: {}}
     for key in LANGUAGE:
         params["adapt"][key] = {**params["adapt"][key], "paper": None}

@@ -21,7 +21,7 @@ from featcal.data.batches import draw_indices
 from pipeline import settings, write_settings
 from reproduction.engine.context import Setup, load_context
 from reproduction.engine.make import rescale
-from reproduction.experiments import ADAPTERS, studies
+from reproduction.experiments import ADAPTERS, MAIN, studies
 from reproduction.report.statistics import bits
 from reproduction.results import (
     ALIGNMENT,
@@ -457,7 +457,7 @@ def test_a_calibrated_folder_explains_itself_and_loads(graph):
 
     folder = work / "outputs/smoke/calibrated/clip_b32-8-task_arithmetic-suite/seed42"
     told = json.loads((folder / "featcal.json").read_text())
-    ridge = smoke_params()["calibrate"]["clip_b32-8"]["smoke"]["suite"]["ridge"]
+    ridge = smoke_params()["featcal"]["clip_b32"]["suite"]["ridge"]
     assert told["settings"]["ridge"] == ridge
     assert (
         CLIPVisionModel.from_pretrained(folder).config.num_hidden_layers
@@ -507,9 +507,8 @@ def switch_to_a_suite_without_roles(work: Path) -> None:
     start, end = text.index("roles:"), text.index("fine_tune:")
     (work / "suites/bare.yaml").write_text(text[:start] + "roles: {clip_b32: null}\n" + text[end:])
     params = settings(work)
-    sections = [
-        entries for name, entries in params.items() if name not in ("suite", "methods", "merge")
-    ]
+    apart = (*MAIN, "methods", "merge")
+    sections = [entries for name, entries in params.items() if name not in apart]
     groups = [entry for entries in sections for entry in entries.values()]
     for group in (
         *groups,
