@@ -47,6 +47,8 @@ def rehearsal_params(root: Path = ROOT) -> dict[str, Any]:
     """
     params = settings(root)
     del params["methods"]
+    for role in params["featcal"].values():
+        role["samples"] = FEWER["samples"](role["samples"])
     return {name: fewer(section) for name, section in params.items()} | {"suite": SUITE}
 
 

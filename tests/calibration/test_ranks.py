@@ -144,9 +144,10 @@ def summed_and_shared(ranks, folder):
         mine[0, 0].clone(),
     )
     norm = NormSystem(*(mine[:, 0] * (i + 1) for i in range(4)), 1.0)
-    systems = ranks.summed(Systems({QK: system}, {"norm": norm}))
-    sums = {"+".join(site): system.right.tolist() for site, system in systems.sites.items()}
-    norms = [systems.norms["norm"].right_shift.tolist(), systems.norms["norm"].tasks]
+    systems = ranks.summed(Systems({QK: [system]}, {"norm": [norm]}))
+    sums = {"+".join(site): one.right.tolist() for site, [one] in systems.sites.items()}
+    [norm] = systems.norms["norm"]
+    norms = [norm.right_shift.tolist(), norm.tasks]
     solved = {(QK, OUT)[ranks.rank]: Solution(mine, mine[:, 1], 2.0 + ranks.rank)}
     shared = {
         "+".join(s): [r.weight.tolist(), r.bias.tolist(), r.conditioning]

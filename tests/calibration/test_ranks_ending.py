@@ -29,7 +29,7 @@ from featcal.errors import BadBatches, BadSetting, RankLostError, RemoteRankErro
 
 
 def differing(ranks, folder):
-    ranks.summed(Systems({(QK, OUT)[ranks.rank]: RidgeSystem.zero(3, 2)}, {}))
+    ranks.summed(Systems({(QK, OUT)[ranks.rank]: [RidgeSystem.zero(3, 2)]}, {}))
 
 
 def failing(error, ranks, folder):

@@ -25,6 +25,7 @@ from featcal.cli import main as cli
 from featcal.data.places import quiet_datasets
 from featcal.models.load import load_model, load_vision
 from pipeline import write_settings
+from reproduction.experiments import MAIN
 from reproduction.language.tests import ANTLR, antlr_version
 from reproduction.prepare.image_tasks import POOLS, TASKS
 from reproduction.results import SCORES, read_rows
@@ -52,7 +53,7 @@ def short_project(folder: Path) -> Path:
     copied(folder)
     params = rehearsal_params()
     for section, entries in params.items():
-        if isinstance(entries, dict):
+        if isinstance(entries, dict) and section not in MAIN:
             params[section] = {key: entries[key] for key in EXPERIMENTS.get(section, ())}
     params["merge"]["clip_b32-8"] = {MERGER: params["merge"]["clip_b32-8"][MERGER]}
     params["mergers"] = sorted({name for own in params["merge"].values() for name in own})

@@ -11,12 +11,13 @@ import yaml
 
 from featcal.core.moments import PATCH_WEIGHT
 from featcal.core.ridge import EPS
+from pipeline import settings
 from reproduction.prepare.suite import FineTune
 from reproduction.report.html import compact
 
 ROOT = Path(__file__).parents[3]
 LISTS = yaml.safe_load((ROOT / "reproduction/report/differences.yaml").read_text("utf-8"))
-PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text("utf-8"))
+PARAMS = settings()
 CHOICE = json.loads((ROOT / "results/mini/choice.json").read_text("utf-8"))
 TEXTS = json.loads((ROOT / "reproduction/mini/language/settings_choice.json").read_text("utf-8"))
 
@@ -35,13 +36,13 @@ def test_the_settings_of_images_and_that_lambda_is_at_the_end_of_its_grid():
     grid = [float(value) for value in CHOICE["settings"]["sweeps"]["ridge"]]
     assert f"{compact(chosen['ridge'])} and {compact(chosen['interpolation'])}" in here
     assert chosen["ridge"] == min(grid) and "smallest value of its grid" in here
-    assert {name: PARAMS["methods"]["clip_suite"][name] for name in chosen} == chosen
+    assert {name: PARAMS["featcal"]["clip_b32"]["suite"][name] for name in chosen} == chosen
 
 
 def test_the_settings_of_texts_and_that_alpha_is_at_the_end_of_its_grid():
     here = said("mini", "λ and α", "language")[1]
-    for family, key in (("t5", "flan_t5_base-glue"), ("llama", "llama_3b-mergebench")):
-        run, best = PARAMS["methods"][f"{family}_suite"], TEXTS[key]["best"]
+    for key in ("flan_t5_base-glue", "llama_3b-mergebench"):
+        run, best = PARAMS["featcal"][key.rpartition("-")[0]]["suite"], TEXTS[key]["best"]
         assert best == f"ridge {run['ridge']:g}, interpolation {run['interpolation']:g}"
         assert f"{run['ridge']:g} and {run['interpolation']:g} for " in here
         averages = {
@@ -53,7 +54,7 @@ def test_the_settings_of_texts_and_that_alpha_is_at_the_end_of_its_grid():
 
 def test_the_settings_of_the_real_encoder_are_the_best_mean_over_the_mergers():
     found = json.loads((ROOT / "reproduction/real_text/settings_choice.json").read_text("utf-8"))
-    run = PARAMS["methods"]["minilm_suite"]
+    run = PARAMS["featcal"]["minilm"]["suite"]
     chosen = found["minilm-8"]["featcal"]
     assert chosen["best"] == ", ".join(
         f"{name} {run[name]:g}" for name in ("ridge", "anchor_blend", "interpolation")
@@ -73,7 +74,7 @@ def test_the_settings_of_the_real_encoder_are_the_best_mean_over_the_mergers():
 
 
 def test_the_stabiliser_is_the_share_of_lambda_that_is_said():
-    share = EPS / PARAMS["methods"]["clip_suite"]["ridge"]
+    share = EPS / PARAMS["featcal"]["clip_b32"]["suite"]["ridge"]
     assert (
         f"{share:.0%}".replace("%", " %") in said("mini", "stabiliser")[1]
         and compact(EPS) in said("mini", "stabiliser")[0]
@@ -85,8 +86,9 @@ def test_tokens_frozen_parts_and_norms_are_those_of_the_code():
     assert FineTune().frozen == ("embeddings", "pre_layrnorm")
     assert "embeddings and the norm before the blocks" in said("mini", "experts")[1]
     assert all(
-        PARAMS["methods"][name]["norm"] is False
-        for name in ("t5_suite", "llama_suite", "t5_paper", "llama_8b_paper")
+        PARAMS["featcal"][role][word]["norm"] is False
+        for role in ("flan_t5_base", "flan_t5_large", "llama_3b", "llama_8b")
+        for word in ("suite", "paper")
     )
 
 
