@@ -1,5 +1,6 @@
 """`scripts/repair_torchvision.py`, in an environment with a tiny torch and torchvision."""
 
+import os
 import subprocess
 import venv
 from pathlib import Path
@@ -42,8 +43,10 @@ def torchvision(site, code):
 
 
 def python(site, *words):
+    """Run the environment's Python; a PYTHONPATH would show it another torch."""
     command = [site.parents[2] / "bin" / "python", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
 def repaired(site):
