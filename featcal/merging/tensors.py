@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from featcal.merging.registry import MergeJob, NamedTensor
-from featcal.merging.sources import is_vocabulary
+from featcal.merging.sources import Source, is_vocabulary
 
 PIECE = 1 << 20  # entries processed at a time: few enough for a cache
 STACKED = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", "key", "value"))
@@ -96,6 +96,18 @@ def kth_smallest(
     return torch.tensor(prefixes, dtype=torch.int64).view(torch.float64).tolist()
 
 
+def thin_svd(matrix: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U (o, k), S (k,), Vᵀ (k, d) of a matrix (o, d) of numerical rank k.
+
+    Singular values up to max(o, d) ε of `size` are rounding, and their directions arbitrary.
+    Default of `size`: the largest singular value.
+    """
+    U, S, Vt = torch.linalg.svd(matrix, full_matrices=False)
+    rounding = (S[0] if size is None else size) * max(matrix.shape) * torch.finfo(S.dtype).eps
+    rank = int((rounding < S).sum())
+    return U[:, :rank], S[:rank], Vt[:rank]
+
+
 # Matrices, recognised by names and shapes: no module is made for it
 
 
@@ -123,15 +135,15 @@ def linear_groups(job: MergeJob, exclude: tuple[str, ...]) -> list[tuple[str, ..
     return groups
 
 
-def conv1d_names(job: MergeJob) -> frozenset[str]:
-    """Return the weights that the model stores as (d, o), as GPT-2's Conv1D does.
+def conv1d_names(model: Source) -> frozenset[str]:
+    """Return the weights that a model stores as (d, o), as GPT-2's Conv1D does.
 
     GPT-BigCode gives linears the same names; biases show which of the two a model has.
     """
-    named = [name for name in job.names if CONV1D.search(name)]
+    named = [name for name in model.names if CONV1D.search(name)]
     for name in named:
-        bias, shape = f"{name.removesuffix('weight')}bias", job.base.shape(name)
-        if bias in job.base.names and shape[0] != job.base.shape(bias)[0] == shape[1]:
+        bias, shape = f"{name.removesuffix('weight')}bias", model.shape(name)
+        if bias in model.names and shape[0] != model.shape(bias)[0] == shape[1]:
             return frozenset(named)
     return frozenset()
 
@@ -142,7 +154,7 @@ def matrix_by_matrix(
     """Yield τ of every tensor: `rule` of a matrix's task vectors (o, d) in float64, the mean of all
     others.
     """
-    matrices, turned = set(matrix_names(job, exclude)), conv1d_names(job)
+    matrices, turned = set(matrix_names(job, exclude)), conv1d_names(job.base)
     for number, name in enumerate(job.names, start=1):
         vectors = task_vectors(*job.read(name))
         if name not in matrices:

@@ -13,8 +13,7 @@ stream: h' = h + Vᵀ (W h + b − V h − c). Adam lowers |f' − f_t|₁. The 
 of CLIP and BERT; through it a mean over tokens is reached too.
 Source: Osial et al., Parameter-Efficient Interventions for Enhanced Model Merging, SDM 2025 (arXiv
 2412.17023); MarcinOsial/IntervMerge, src/main_intervmerge.py, src/models/loreft_models.py. That
-script lists each parameter three times, so its Adam steps three times per gradient; here it steps
-once.
+script lists each parameter three times, so its Adam steps three times per gradient, as here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -298,5 +297,6 @@ def train(
             )
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        for _ in range(getattr(settings, "repeat", 1)):
+            optimiser.step()
     return losses

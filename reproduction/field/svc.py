@@ -1,7 +1,8 @@
 """SVC: shrink the singular values of a merged model's change where its experts share directions.
 
 Source: Li et al., When Shared Knowledge Hurts, 2026 (arXiv 2602.05536, Eqs. 4 and 8, Algorithm 1);
-FusionBench, fusion_bench/method/singular_value_calibration/utils.py.
+FusionBench, fusion_bench/method/singular_value_calibration/utils.py. After Iso-C all singular values
+are equal, so the directions that SVC weighs are arbitrary and its result is not reproducible.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +13,15 @@ from torch import Tensor, nn
 
 from featcal.merging.registry import NamedTensor
 from featcal.merging.sources import is_vocabulary
-from featcal.merging.tensors import task_vectors
+from featcal.merging.tensors import conv1d_names, task_vectors
 from featcal.models.batch import Model
 from reproduction.field.models import Models
+from reproduction.field.settings import SVC_LEAST
 
-LEAST = 0.1  # FusionBench's smallest coefficient
 TINY = 1e-12  # FusionBench's least squared length of an expert's response
 
 
-def svc_matrix(tau: Tensor, vectors: Sequence[Tensor], least: float = LEAST) -> Tensor:
+def svc_matrix(tau: Tensor, vectors: Sequence[Tensor], least: float = SVC_LEAST) -> Tensor:
     """Return Σ γᵣ σᵣ uᵣ vᵣᵀ, where τ = Σ σᵣ uᵣ vᵣᵀ, aᵢ = uᵣᵀ τᵢ and
     γᵣ = N / Σ max(least, ⟨uᵣᵀ τ, aᵢ⟩ / ‖aᵢ‖²).
 
@@ -45,26 +46,32 @@ def svc(
     base: Model,
     experts: Mapping[str, Model],
     *,
+    least: float = SVC_LEAST,
     out: Path | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module | Path:
     """Apply SVC to every matrix but word embeddings, without data.
 
-    Args: modules or checkpoint folders.  Returns: the module, or the folder `out`.
+    Args: modules or checkpoint folders; least as for `svc_matrix`.  Returns: the module, or the folder `out`.
     Raises: MissingTensor, TensorsDiffer where the models do not fit; NotFinite; DiskFull.
     """
     models = Models.opened(merged, base, experts)
-    return models.result(calibrated_tensors(models, torch.device(device)), out)
+    return models.result(calibrated_tensors(models, least, torch.device(device)), out)
 
 
-def calibrated_tensors(models: Models, device: torch.device) -> Iterator[NamedTensor]:
+def calibrated_tensors(models: Models, least: float, device: torch.device) -> Iterator[NamedTensor]:
     """Yield every tensor in the merged model's dtype."""
+    turned = conv1d_names(models.base)
     for name in models.merged.names:
         tensor = models.merged.finite_tensor(name)
         if tensor.dim() == 2 and tensor.is_floating_point() and not is_vocabulary(name):
             start = models.base.finite_tensor(name).to(device)
             (tau,) = task_vectors(start, [tensor.to(device)])
             theirs = [expert.finite_tensor(name).to(device) for expert in models.experts.values()]
-            change = svc_matrix(tau, task_vectors(start, theirs))
+            vectors = [tau, *task_vectors(start, theirs)]
+            if name in turned:  # stored as (d, o)
+                vectors = [vector.T for vector in vectors]
+            change = svc_matrix(vectors[0], vectors[1:], least)
+            change = change.T if name in turned else change
             tensor = (start.double() + change).to(tensor.dtype).cpu()
         yield name, tensor

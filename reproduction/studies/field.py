@@ -24,7 +24,7 @@ from reproduction.engine.score import Counts, averages
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.study import Found
 from reproduction.experiments import Draw, Numbers, Rivals, Study
-from reproduction.field.settings import IntervMerge, SurgeryV2
+from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, IntervMerge, SurgeryV2
 from reproduction.results import SCORES
 from reproduction.studies.beyond import BEST
 
@@ -94,7 +94,8 @@ class FieldStudy(Study):
             return [ModelSpec(f"{name}/{part}", folder / part, part, name) for part in PARTS]
         found = [ModelSpec(name, folder / "merged", "merged", name)]
         trained = TRAINED if name in self.trained else ()
-        for method in ("featcal", "featcal_best", *OUTER, "svc", *trained):
+        after = () if name in WITHOUT_SVC else ("svc",)
+        for method in ("featcal", "featcal_best", *OUTER, *after, *trained):
             setting, seed = ("", "") if method == "svc" else (self.rivals.setting, self.seed)
             setting = "best" if method == "featcal_best" else setting
             corrects = name if method in (*OUTER, *DEEP) else ""
@@ -213,7 +214,11 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Secon
     for method in OUTER:
         adapters = clock(method, partial(getattr(rivals, method).fit, pairs, seed))
         adapters.save(out / method)
-    clock("svc", lambda: svc(merged, base, experts, out=out / "svc", device=device))
+    if name not in WITHOUT_SVC:
+        least = SVC_AFTER.get(name, SVC_LEAST)
+        clock(
+            "svc", lambda: svc(merged, base, experts, least=least, out=out / "svc", device=device)
+        )
     if name in study.trained:
         pieces = drawn(setup, study.drawn(batch=TRAINED_BATCH))
         more: dict[str, Any] = {"epochs": study.epochs, "seed": seed, "device": device}

@@ -1,6 +1,7 @@
 """The methods by their definitions in float64, at their limits, and whatever the order of experts."""
 
 import checkpoints
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -184,6 +185,19 @@ def test_iso_cts_keeps_the_leading_directions_of_the_sum():
     assert torch.allclose(torch.linalg.svdvals(merged), mean, rtol=1e-9)
 
 
+def test_directions_beyond_the_numerical_rank_take_no_part():
+    vectors = [a @ b for a, b in zip(matrices(o=10, d=2), matrices(o=2, d=12), strict=True)]
+    U, S, Vt = np.linalg.svd(sum(vectors).numpy())
+    want = S[:6].mean() * U[:, :6] @ Vt[:6]  # three adapters of rank 2
+    assert near(iso_c_matrix(vectors), torch.from_numpy(want), 1e-10)
+    # of 10 directions 4 are common and 2 every expert's; outside of the common ones each has some
+    merged = torch.linalg.svdvals(iso_cts_matrix(vectors, 0.4))
+    assert torch.allclose(merged, merged[0]) and float(merged[0]) > 0
+    one = matrices(1, 10, 2)[0] @ matrices(1, 2, 12)[0]
+    values = torch.linalg.svdvals(iso_cts_matrix([one, one], 0.8))
+    assert near(values[:2], values[0]) and float(values[2:].max()) < 1e-12 * float(values[0])
+
+
 def test_pcb_is_its_formula_on_one_long_vector():
     base, models = tiny.clip().state_dict(), experts()
     names = sorted(n for n, t in base.items() if t.is_floating_point())
@@ -298,6 +312,24 @@ def test_gradient_matching_lies_between_fisher_merging_and_task_arithmetic():
     # entry by entry: 1 + ½ ((2 + 1) 1 + (2 + 3) 2) / (2 + ½ 4) = 2.625 and
     # 1 + ½ ((2 + 2) 1 + (2 + 2) 6) / (2 + ½ 4) = 4.5
     assert matched_tensor(base, thetas, none + 2, H, 0.5).tolist() == [2.625, 4.5]
+
+
+def test_gradient_matching_divides_the_bases_curvature_by_the_number_of_tasks():
+    base, models, batches, heads = tiny.clip(), experts("ab"), images("ab"), head("ab")
+    sources = {task: ModuleSource(model, task) for task, model in models.items()}
+    wide = {key: tensor.double() for key, tensor in heads.items()}
+    origin = ModuleSource(base, "base")
+    job = MergeJob(origin, sources, tiny.clip, batches=batches, head=wide)
+
+    def curvature(model, task, purpose):
+        return squared_gradients(job, base, model, task, 42, purpose)[0][FC1].numpy()
+
+    H = [curvature(sources[task], task, "fisher") for task in "ab"]
+    H0 = sum(curvature(origin, task, "base's fisher") for task in "ab") / 2 + 1e-12
+    start, *thetas = (m.state_dict()[FC1].numpy() for m in (base, *models.values()))
+    change = sum((H0 + h) * (theta - start) for h, theta in zip(H, thetas, strict=True))
+    merged = merge("gradient_matching", base, models, batches=batches, head=heads).state_dict()
+    assert near(merged[FC1], torch.from_numpy(start + change / (H0 + sum(H))))
 
 
 def test_gradient_matching_of_models_at_its_limits():

@@ -12,6 +12,7 @@ import torch
 
 from featcal.errors import Diverged
 from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.methods.breadcrumbs import mask_row_entries
 from featcal.merging.methods.iso_cts import iso_cts_matrix
 from featcal.merging.methods.wudi import Interference, minimize
 from featcal.merging.registry import MergeJob
@@ -132,7 +133,7 @@ def test_nan_stops_with_the_matrix_and_the_step():
         minimize(problem, 5, 1e200, "fc1.weight")
 
 
-@pytest.mark.parametrize("method", ["wudi_closed_form", "iso_cts"])
+@pytest.mark.parametrize("method", ["wudi_closed_form", "iso_cts", "breadcrumbs"])
 def test_conv1d_weights_of_gpt2_are_merged_as_outputs_by_inputs(method):
     build = families.FAMILIES["gpt2"].build
     base, experts = tiny.make(build), [tiny.make(build, seed) for seed in (1, 2)]
@@ -144,6 +145,8 @@ def test_conv1d_weights_of_gpt2_are_merged_as_outputs_by_inputs(method):
         vectors = [(state[name] - start[name]).T for state in states]  # (o, d)
         if method == "iso_cts":
             tau = iso_cts_matrix(vectors, 0.8)
+        elif method == "breadcrumbs":  # scaled by its default
+            tau = 0.2 * sum(mask_row_entries(vector, 0.15, 0.006) for vector in vectors)
         else:  # the minimum of the definition by least squares: Σ (τ − τᵢ) τᵢᵀτᵢ / ‖τᵢ‖² = 0
             G = sum(v.T @ v / v.square().sum() for v in vectors)
             R = sum(v @ v.T @ v / v.square().sum() for v in vectors)

@@ -2,7 +2,7 @@
 
 Source: Davari and Belilovsky, 2024 (arXiv 2312.06795); the authors' code (rezazzr/breadcrumbs,
 src/task_vectors.py: TaskVectorMiddleKeep, its first setting to try in find_best_hyperparam.py),
-which works on rows where the paper says layers.
+which works on rows where the paper says layers; a row has the weights of one output.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featcal.merging.registry import MergeJob, NamedTensor, method
-from featcal.merging.tensors import task_vectors, tensor_sum
+from featcal.merging.tensors import conv1d_names, task_vectors, tensor_sum
 from featcal.settings import Fraction, require
 
 
@@ -41,6 +41,10 @@ def breadcrumbs(
     """
     expected = f"must be at most 1 - remove = {1 - remove:g}"
     require(keep + remove <= 1, "merge.breadcrumbs.keep", keep, expected)
+    turned = conv1d_names(job.base)
     for name in job.names:
         vectors = task_vectors(*job.read(name))
-        yield name, tensor_sum([mask_row_entries(vector, keep, remove) for vector in vectors])
+        if name in turned:
+            vectors = [vector.T for vector in vectors]
+        total = tensor_sum([mask_row_entries(vector, keep, remove) for vector in vectors])
+        yield name, total.T if name in turned else total

@@ -48,7 +48,7 @@ def gradient_matching(
     seed: NonNegativeInt = 42,
 ) -> Iterator[NamedTensor]:
     """Yield every tensor by gradient matching: Hᵢ sums expert i's squared gradients over its task's
-    samples, H₀ the base's over all samples.
+    samples, H₀ the base's over all samples, divided by the number of tasks.
 
     scale:       α of every task vector.
     base_weight: factor of the base's curvature.
@@ -65,5 +65,5 @@ def gradient_matching(
     origin = [curvature(job.base, task, "base's fisher") for task in job.experts]
     for name in job.names:
         base, experts = job.read(name)
-        H0 = base_weight * tensor_sum([each[name] for each in origin]) + floor
+        H0 = base_weight * tensor_sum([each[name] for each in origin]) / len(origin) + floor
         yield name, matched_tensor(base, experts, H0, [each[name] for each in own], scale)

@@ -6,18 +6,22 @@ fusion_bench/method/isotropic_merging.
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.sources import VOCABULARY
-from featcal.merging.tensors import matrix_by_matrix, tensor_sum
+from featcal.merging.tensors import matrix_by_matrix, tensor_sum, thin_svd
 
 
 def iso_c_matrix(vectors: Sequence[Tensor]) -> Tensor:
-    """Return τ = σ̄ U Vᵀ, (o, d), where U S Vᵀ = Σ τᵢ, (o, d) in float64, and σ̄ is the mean of S."""
-    U, S, Vt = torch.linalg.svd(tensor_sum(vectors), full_matrices=False)
-    return S.mean() * (U @ Vt)
+    """Return τ = σ̄ U Vᵀ, (o, d), where U S Vᵀ = Σ τᵢ, (o, d) in float64, and σ̄ is the mean of S.
+
+    Only directions of the numerical rank count: those beyond it, as in a sum of LoRA adapters, are
+    arbitrary.
+    """
+    U, S, Vt = thin_svd(tensor_sum(vectors))
+    mean = S.mean() if len(S) else 0.0
+    return mean * (U @ Vt)
 
 
 @method("iso_c", source="Marczak et al., 2025; defaults of FusionBench", scale=1.0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from featcal.merging.methods.tsv_merge import orthogonal
 from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.sources import VOCABULARY
-from featcal.merging.tensors import matrix_by_matrix, tensor_sum
+from featcal.merging.tensors import matrix_by_matrix, tensor_sum, thin_svd
 from featcal.settings import Fraction
 
 
@@ -21,7 +21,8 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
     """Return τ = σ̄ U⊥ V⊥ᵀ: leading directions of Σ τᵢ, then of every τᵢ − U_c U_cᵀ τᵢ.
 
     Of r = min(o, d) directions the first r − N k are common and the others the tasks' own, with
-    k = round((r − ⌊common · r⌋)/N) for each task. σ̄ is the mean of all their singular values.
+    k = round((r − ⌊common · r⌋)/N) for each task. σ̄ is the mean of all their singular values. Directions
+    beyond the numerical rank are left out, as for Iso-C.
 
     Args: vectors τᵢ (o, d) of N experts in float64; common: share of directions that are common.
     Returns: (o, d).
@@ -29,15 +30,16 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
     r, count = min(vectors[0].shape), len(vectors)
     own = round((r - int(r * common)) / count)
     first = max(0, r - own * count)
-    U, S, Vt = torch.linalg.svd(tensor_sum(vectors), full_matrices=False)
+    U, S, Vt = thin_svd(tensor_sum(vectors))
     left, values, right = [U[:, :first]], [S[:first]], [Vt[:first].T]
     for vector in vectors:
         beyond = vector - U[:, :first] @ (U[:, :first].T @ vector)
-        P, s, Qt = torch.linalg.svd(beyond, full_matrices=False)
+        P, s, Qt = thin_svd(beyond, vector.norm())
         left.append(P[:, :own])
         values.append(s[:own])
         right.append(Qt[:own].T)
-    mean = torch.cat(values).mean()
+    kept = torch.cat(values)
+    mean = kept.mean() if len(kept) else 0.0
     return mean * orthogonal(torch.cat(left, 1)) @ orthogonal(torch.cat(right, 1)).T
 
 

@@ -1,7 +1,8 @@
 """RegMean: for each linear the weight whose outputs are nearest to the experts', each on its own
 features.
 
-Source: Jin et al., 2023; FusionBench's code for CLIP.
+Source: Jin et al., 2023 (bloomberg/dataless-model-merging, src/configs/exps: 0.1 off the diagonal for
+T5 and DeBERTa); FusionBench's code for CLIP, 0.95.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ from featcal.merging.forward_order import ForwardOrder, Gram
 from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.tensors import tensor_sum
 from featcal.settings import Fraction
+
+TEXTS, IMAGES = 0.1, 0.95  # factors of the Gram matrices off their diagonal
 
 
 def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], label: str = "linear") -> Tensor:
@@ -36,20 +39,27 @@ def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], label: str = "lin
     return torch.cholesky_solve(right, factor).T.contiguous()
 
 
-def regression_mean(job: MergeJob, off_diagonal: float, own: bool) -> Iterator[NamedTensor]:
+def regression_mean(job: MergeJob, off_diagonal: float | None, own: bool) -> Iterator[NamedTensor]:
     """Yield every tensor; `own` as of ForwardOrder. Each task's G is divided by its tokens."""
 
     def solve(label: str, grams: Sequence[Gram], W0: Tensor, vectors: list[Tensor]) -> Tensor:
-        return W0 + regmean_matrix([gram.mean(off_diagonal) for gram in grams], vectors, label)
+        return W0 + regmean_matrix([gram.mean(factor) for gram in grams], vectors, label)
 
-    return ForwardOrder(job, solve, own).tensors()
+    merge = ForwardOrder(job, solve, own)
+    factor = off_diagonal
+    if factor is None:
+        config = getattr(merge.worker, "config", None)
+        sees = hasattr(config, "vision_config") or hasattr(config, "patch_size")
+        factor = IMAGES if sees else TEXTS
+        job.record["off_diagonal"] = factor
+    return merge.tensors()
 
 
-@method("regmean", source="Jin et al., 2023; defaults of FusionBench", needs=("batches",))
-def regmean(job: MergeJob, off_diagonal: Fraction = 0.95) -> Iterator[NamedTensor]:
+@method("regmean", source="Jin et al., 2023; for images FusionBench", needs=("batches",))
+def regmean(job: MergeJob, off_diagonal: Fraction | None = None) -> Iterator[NamedTensor]:
     """Yield every tensor by RegMean: linears of the blocks by regression, all others by their mean.
 
-    off_diagonal: factor of the Gram matrices off their diagonal; 0.95 for CLIP. The authors take
-                  0.1 for texts, and 0.6 for GPT-2.
+    off_diagonal: factor of the Gram matrices off their diagonal. Default: 0.1 for texts, as the
+                  authors' runs have it, and 0.95 for images, as FusionBench's.
     """
     yield from regression_mean(job, off_diagonal, own=True)

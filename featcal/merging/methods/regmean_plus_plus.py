@@ -8,7 +8,7 @@ from featcal.settings import Fraction
 
 
 @method("regmean_plus_plus", source="Nguyen et al., 2025", needs=("batches",))
-def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction = 0.95) -> Iterator[NamedTensor]:
+def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction | None = None) -> Iterator[NamedTensor]:
     """Yield every tensor by RegMean++; tensors after the last block stay the base's.
 
     off_diagonal: as for regmean.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from featcal.merging.registry import MergeJob, NamedTensor, method
 from featcal.merging.sources import VOCABULARY
-from featcal.merging.tensors import matrix_by_matrix, tensor_sum
+from featcal.merging.tensors import matrix_by_matrix, tensor_sum, thin_svd
 
 
 def orthogonal(columns: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def orthogonal(columns: Tensor) -> Tensor:
 
 def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
     """Return τ = U⊥ Σ V⊥ᵀ, where U, Σ and V concatenate the ⌊r/N⌋ leading singular triples of every
-    τᵢ, r = min(o, d). Triples with a singular value of 0 are left out.
+    τᵢ, r = min(o, d). Triples beyond a τᵢ's numerical rank are left out.
 
     Args:    vectors τᵢ (o, d) of N experts in float64.
     Returns: (o, d); the mean of the τᵢ where r < N leaves no expert a rank.
@@ -32,11 +32,10 @@ def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
         return tensor_sum(vectors) / len(vectors)
     left, values, right = [], [], []
     for vector in vectors:
-        U, S, Vt = torch.linalg.svd(vector, full_matrices=False)
-        kept = S[:rank] > S[0] * max(vector.shape) * torch.finfo(S.dtype).eps
-        left.append(U[:, :rank][:, kept])
-        values.append(S[:rank][kept])
-        right.append(Vt[:rank][kept].T)
+        U, S, Vt = thin_svd(vector)
+        left.append(U[:, :rank])
+        values.append(S[:rank])
+        right.append(Vt[:rank].T)
     U, V = orthogonal(torch.cat(left, 1)), orthogonal(torch.cat(right, 1))
     return U * torch.cat(values) @ V.T
 

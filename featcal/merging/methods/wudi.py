@@ -118,7 +118,7 @@ def wudi(
         groups = linear_groups(job, exclude)
     else:
         groups = [(name,) for name in matrix_names(job, exclude)]
-    turned = conv1d_names(job)
+    turned = conv1d_names(job.base)
     ends: dict[str, dict[str, float]] = {}
     curve: list[float] = []
     for number, names in enumerate(groups, start=1):

@@ -1,12 +1,18 @@
 """SVC: Algorithm 1 direction by direction, its limits, and folders like modules."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import checkpoints
+import families
 import tiny
 import torch
 from safetensors.torch import load_file
 
 from featcal.merging.merge import merge
+from reproduction.field.settings import SVC_AFTER
 from reproduction.field.svc import svc, svc_matrix
+from reproduction.studies.field import FieldStudy
 
 COUNT = 3
 
@@ -35,6 +41,25 @@ def test_svc_undoes_what_equal_experts_add_up_and_leaves_one_expert_as_it_is():
     expert, name = tiny.clip(1).state_dict(), "encoder.layers.0.mlp.fc1"
     assert torch.allclose(found[f"{name}.weight"], expert[f"{name}.weight"], rtol=0, atol=1e-10)
     assert torch.equal(found[f"{name}.bias"], twice.state_dict()[f"{name}.bias"])
+
+
+def test_conv1d_weights_are_calibrated_as_outputs_by_inputs():
+    build = families.FAMILIES["gpt2"].build
+    base, *models = (tiny.make(build, seed) for seed in (0, 1, 2))
+    merged, experts = tiny.averaged(models), dict(zip("ab", models, strict=True))
+    result, name = svc(merged, base, experts, least=1.0), "transformer.h.0.attn.c_attn.weight"
+    start, tau, *vectors = (m.get_parameter(name).detach().T for m in (base, merged, *models))
+    want = start + svc_matrix(tau - start, [vector - start for vector in vectors], 1.0)
+    assert torch.allclose(result.get_parameter(name), want.T, rtol=0, atol=1e-10)
+
+
+def test_svc_follows_mergers_with_their_sources_coefficient():
+    assert SVC_AFTER["tsv_merge"] == SVC_AFTER["wudi"] == 1.0 and SVC_AFTER["iso_cts"] == 0.2
+    study = SimpleNamespace(trained=(), rivals=SimpleNamespace(setting="suite"), seed=1)
+    after = {
+        m.name for name in ("ties", "lot") for m in FieldStudy.models(study, name, Path("out"))
+    }
+    assert "ties/svc" in after and "lot/svc" not in after and "lot/featcal" in after
 
 
 def test_the_folder_holds_what_the_module_does(tmp_path):
