@@ -41,6 +41,11 @@ CORRUPTED = _scored("corruption")
 SWEEP = _scored("parameter", "at", "chosen")
 CHOICES = _scored("choice", "option", "default")
 TUNE = _scored(*"trial origin chosen ridge anchor_blend interpolation divergence".split())
+DEFAULT = _scored("samples", "chosen")
+# divergence: mean over tasks of that of held-out samples from the expert
+CANDIDATES = tuple(
+    "suite role pool upstream method samples seed candidate divergence chosen".split()
+)
 # validation: percent right of validation samples
 BEYOND = (*_MODEL, *"variant chosen samples task metric seed validation".split(), *COUNTED)
 # value: among the task's own classes, union: among those of all tasks; drift: of final features

@@ -1,0 +1,358 @@
+"""What `featcal.calibrate` does by default, compared with fixed settings and with tuned adapters.
+
+Protocol, fixed before any score existed. After each merger and on the same draw of n training
+samples a task, labels unused, these are scored on the same test samples:
+
+- the merged model;
+- fixed settings: the paper's, the tuned ones of the role, the large anchor (λ .01, ρ 8, α .3), and
+  BEST. The comparison is with the one that has the highest test average after this merger with
+  this n, which favours it: nobody knows it beforehand;
+- `auto`, the library's default;
+- Surgery and ProbSurgery. They are trained on the samples that auto calibrates on, in every
+  combination of size, rate and steps, which are more trials than auto has candidates. The trial, or
+  no adapter, of least KL to the experts on the samples that auto holds out is scored. For encoders
+  that KL is taken through the tasks' heads, which auto does not see;
+- after one merger and with the first n, the search for λ, ρ and α that auto replaced
+  (reproduction/field/tune.py): the same samples to calibrate on and to hold out, KL through the
+  tasks' heads, more trials than auto has candidates.
+
+No test sample and no label chooses anything but the best of the fixed settings. The draws in
+pipeline/studies.yaml are run in their order, all mergers with one before the next; every draw that
+was finished is reported. Errors are paired over test samples.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from pathlib import Path
+from shutil import rmtree
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from featcal.files import read_json, write_json
+from featcal.merging.registry import method_named, settings_of
+from featcal.settings import Calibration, require
+from reproduction.engine.context import Setup, fingerprint
+from reproduction.engine.samples import Selection, plan_of, streams
+from reproduction.engine.score import Counts, Row, answers, generated
+from reproduction.engine.study import Found
+from reproduction.engine.workers import alone, console, keep_freed_memory
+from reproduction.experiments import ADAPTERS, Each, Reading, Study
+from reproduction.results import CANDIDATES, DEFAULT
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from featcal.baselines.adapters import Adapters, Pair
+
+# a preset of featcal until auto replaced it: what did best on validation samples of synthetic images
+BEST: dict[str, Any] = {
+    "ridge": 1e-4,
+    "anchor_blend": 1.0,
+    "interpolation": 1.0,
+    "residual": 1.0,
+    "order": "sites",
+    "affine": "joint",
+}
+MERGED, AUTO, SEARCH, NO_ADAPTER = "merged", "auto", "search", "none"
+SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # by adapter, the name of its size
+
+
+class DefaultStudy(Study):
+    """Settings of the study.
+
+    mergers:  settings by method; none looks at data.
+    draws:    number of samples and seed, in the order in which they are run.
+    scored:   test samples of each task. Default: all. Language models take all tests.
+    rank, hidden, lr, steps: every combination is a trial of an adapter.
+    searched: mergers after which the search runs, with the first number of samples.
+    trials:   of the search.
+    """
+
+    section = "default"
+    scores = DEFAULT
+    tables: ClassVar = {"default.candidates": CANDIDATES}
+    paper: Calibration
+    suite: Calibration
+    mergers: Mapping[str, Mapping[str, Any]]
+    draws: Each[tuple[PositiveInt, NonNegativeInt]]
+    batch: PositiveInt
+    rank: Each[PositiveInt]
+    hidden: Each[PositiveInt]
+    lr: Each[PositiveFloat]
+    steps: Each[PositiveInt]
+    searched: tuple[str, ...] = ()
+    trials: PositiveInt = 8
+    scored: PositiveInt | None = None
+    reading: Reading | None = None
+
+    def check(self) -> None:
+        for method, options in self.mergers.items():
+            settings_of(method, options, f"default.mergers.{method}")
+            expected = "must be a merger that looks at no data"
+            require(not method_named(method).needs, "default.mergers", method, expected)
+        for method in self.searched:
+            expected = f"must be one of {', '.join(self.mergers)}"
+            require(method in self.mergers, "default.searched", method, expected)
+
+    @property
+    def fixed(self) -> dict[str, Calibration]:
+        """Return the fixed settings by name, equal ones once."""
+        from featcal.calibration.choose import CANDIDATES as CHOICES
+
+        own = {"paper": self.paper, "suite": self.suite}
+        named = own | {"large anchor": CHOICES["large anchor"], "best": Calibration(**BEST)}
+        found: dict[str, Calibration] = {}
+        for name, settings in named.items():
+            if settings not in found.values():
+                found[name] = settings
+        return found
+
+    def found(self, setup: Setup, folder: Path) -> Found:
+        """Return rows of every draw; finished ones are kept until all are."""
+        settings = {k: v for k, v in self.model_dump().items() if k not in ("mergers", "draws")}
+        weights = [path / "model.safetensors" for path in setup.experts.values()]
+        digest = fingerprint(settings, [path for path in weights if path.is_file()])
+        store = setup.context.layout.unfinished(f"default-{self.key}-{digest}")
+        alone_jobs = {self.key: (setup, self, store)}
+        dict(alone(f"default {self.key}", run, alone_jobs, n_jobs=1, threads=1))
+        files = [file_of(store, name, draw) for draw in self.draws for name in self.mergers]
+        cells = [read_json(file) for file in files]
+        rmtree(store)
+        facts = {"fixed": {name: one.model_dump() for name, one in self.fixed.items()}}
+        return Found(
+            [row for cell in cells for row in cell["rows"]],
+            {"default.candidates": [row for cell in cells for row in cell["candidates"]]},
+            facts,
+            {"cost": [cell["cost"] for cell in cells]},
+        )
+
+
+def file_of(store: Path, merger: str, draw: Sequence[int]) -> Path:
+    """Return the file of one merger and draw."""
+    return store / f"{merger}-{draw[0]}-{draw[1]}.json"
+
+
+@dataclass
+class Cell:
+    """One merger and draw: its models, and what was chosen.
+
+    batches: of every task.   pairs: features of the merged model and the expert, by task.
+    heads:   of encoders, the class vectors times the logit scale, by task.
+    """
+
+    setup: Setup
+    study: DefaultStudy
+    base: "nn.Module"
+    experts: "Mapping[str, nn.Module]"
+    merged: "nn.Module"
+    batches: Mapping[str, Sequence[Any]]
+    pairs: "Mapping[str, Pair]"
+    heads: "Mapping[str, Tensor] | None"
+    seed: int
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def calibrated(self, name: str, settings: Any, batches: Mapping[str, Any]) -> Any:
+        """Return the result of a calibration, its seconds noted."""
+        import featcal
+
+        start = perf_counter()
+        result = featcal.calibrate(
+            self.merged,
+            base=self.base,
+            experts=self.experts,
+            batches=batches,
+            settings=settings,
+            plan=plan_of(self.setup, self.study.reading),
+            block_drift=False,
+        )
+        self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
+        return result
+
+    def held_out(self, task: str) -> "Tensor":
+        """Return which samples of a task auto holds out, (n,)."""
+        from featcal.calibration.choose import evenly, held_out_count
+
+        n = len(self.pairs[task].sizes)
+        return evenly(held_out_count(n), n)
+
+    def tuned(self, method: str) -> "tuple[Adapters | None, dict[str, float]]":
+        """Return the adapters of the best trial, and the divergence of every trial.
+
+        A training of the most steps also gives the trials with fewer.
+        """
+        start, study, trials = perf_counter(), self.study, dict[str, Any]({NO_ADAPTER: None})
+        kept = {t: pair.of((~self.held_out(t)).nonzero()[:, 0]) for t, pair in self.pairs.items()}
+        word = SIZES[method]
+        raw = {"features": "raw"} if self.setup.of_texts else {}
+        for size, rate in product(getattr(study, word), study.lr):
+            given = {word: size, "lr": rate, "steps": max(study.steps), **raw}
+            audit = {
+                steps: partial(trials.__setitem__, f"{word} {size}, rate {rate:g}, {steps} steps")
+                for steps in study.steps
+            }
+            ADAPTERS[method].from_mapping(given, method).fit(kept, self.seed, audit=audit)
+        divergence = {name: self.divergence(adapters) for name, adapters in trials.items()}
+        self.seconds[method] = perf_counter() - start
+        return trials[min(divergence, key=divergence.__getitem__)], divergence
+
+    def divergence(self, adapters: "Adapters | None") -> float:
+        """Return KL(expert ‖ adapted) on held-out samples, the mean over tasks of the mean over
+        samples; a text has the mean over its tokens.
+        """
+        import torch
+
+        from featcal.calibration.answers import Scores, kl_and_top1
+        from featcal.models.features import output_embeddings
+
+        total = 0.0
+        for task, pair in self.pairs.items():
+            own = pair.of(self.held_out(task).nonzero()[:, 0])
+            rows = adapters.apply(task, own.merged) if adapters else own.merged
+            if self.heads:
+                ours, theirs = (Scores(r, weight=self.heads[task]) for r in (rows, own.expert))
+            else:
+                ours = Scores(rows, output_embeddings(self.merged))
+                theirs = Scores(own.expert, output_embeddings(self.experts[task]))
+            with torch.no_grad():
+                kl, _ = kl_and_top1(ours, theirs)
+            samples = [sample.mean() for sample in kl.split(own.sizes.tolist()) if len(sample)]
+            total += float(torch.stack(samples).mean())
+        return total / len(self.pairs)
+
+    def searched(self) -> tuple[Any, dict[str, float]]:
+        """Return the model that the search for λ, ρ and α chooses, and every trial's divergence."""
+        from featcal.calibration.choose import Part
+        from reproduction.field.tune import (
+            Candidate,
+            Search,
+            distances,
+            path_gains,
+            proposals,
+            ridge_of,
+            rounds,
+        )
+
+        start, paper = perf_counter(), self.study.paper
+        held_out = {t: list(Part(own, self.held_out(t))) for t, own in self.batches.items()}
+        kept = {t: list(Part(own, ~self.held_out(t))) for t, own in self.batches.items()}
+        given = (self.merged, self.base, self.experts, kept, held_out, paper)
+        plan, device = plan_of(self.setup, self.study.reading), self.setup.context.device
+        path = ridge_of(path_gains(*given, plan=plan, device=device))
+        search, known = Search(trials=self.study.trials, seed=self.seed), list[Candidate]()
+        divergence, models = dict[str, float](), dict[str, Any]()
+        for numbers in rounds(search):
+            for one in proposals(search, numbers, paper, path, known):
+                model = self.calibrated("trials", one.settings, kept).model
+                projection = self.setup.projection()
+                own = distances(model, self.experts, held_out, projection, self.heads)
+                known.append(Candidate(one.number, one.origin, one.settings, own))
+                s = one.settings
+                name = f"λ {s.ridge:g}, ρ {s.anchor_blend:g}, α {s.interpolation:g}"
+                divergence[name], models[name] = known[-1].mean, model
+        self.seconds[SEARCH] = perf_counter() - start
+        del self.seconds["trials"]
+        return models[min(divergence, key=divergence.__getitem__)], divergence
+
+
+def run(setup: Setup, study: DefaultStudy, store: Path) -> None:
+    """Write a file of every merger and draw that has none yet."""
+    import featcal
+    from featcal.baselines.training import pairs_of_several
+
+    keep_freed_memory()
+    store.mkdir(parents=True, exist_ok=True)
+    base, projection = setup.load(setup.base), setup.projection()
+    experts = {task: setup.load(folder) for task, folder in setup.experts.items()}
+    merged: dict[str, Any] = {
+        name: featcal.merge(name, base, experts, device=setup.context.device, **options)
+        for name, options in study.mergers.items()
+    }
+    heads = None if setup.of_texts else scaled_heads(setup)
+    for n, seed in study.draws:
+        missing = [name for name in merged if not file_of(store, name, (n, seed)).is_file()]
+        if not missing:
+            continue
+        draw = study.drawn(samples=n, seed=seed)
+        batches = {t: list(own) for t, own in streams(setup, draw, study.reading).items()}
+        ours, pairs = {name: merged[name] for name in missing}, dict[str, Any]()
+        for task, expert in experts.items():
+            pairs[task] = pairs_of_several(task, ours, expert, batches[task], projection)
+        for name in missing:
+            start, own = perf_counter(), {task: pair[name] for task, pair in pairs.items()}
+            cell = Cell(setup, study, base, experts, merged[name], batches, own, heads, seed)
+            write_json(file_of(store, name, (n, seed)), results_of(cell, name, n))
+            seconds = perf_counter() - start
+            console.print(f"  {name}, {n} samples, seed {seed}: {seconds:.0f} s", soft_wrap=True)
+
+
+def scaled_heads(setup: Setup) -> "dict[str, Tensor]":
+    """Return the class vectors of every task times the logit scale."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(setup.heads)
+    scale = tensors["logit_scale"].exp()
+    return {task: scale * tensors[f"head/{task}"] for task in setup.tasks}
+
+
+def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
+    """Return rows of scores, candidates with their divergence, and seconds of one merger and draw."""
+    study, models, chosen = cell.study, {MERGED: cell.merged}, dict[str, str]()
+    candidates: dict[str, dict[str, float]] = {}
+    for name, settings in study.fixed.items():
+        models[name] = cell.calibrated(name, settings, cell.batches).model
+    result = cell.calibrated(AUTO, AUTO, cell.batches)
+    models[AUTO], chosen[AUTO] = result.model, result.choice.chosen
+    candidates[AUTO] = {
+        name: sum(own.values()) / len(own) for name, own in result.choice.divergence.items()
+    }
+    if merger in study.searched and n == study.draws[0][0]:
+        models[SEARCH], candidates[SEARCH] = cell.searched()
+    adapted = {}
+    for method in SIZES:
+        adapted[method], candidates[method] = cell.tuned(method)
+    for name, own in candidates.items():
+        chosen.setdefault(name, min(own, key=own.__getitem__))
+    start = perf_counter()
+    counts = scored(cell, models, adapted)
+    cell.seconds["scores"] = perf_counter() - start
+    words: Row = {**cell.setup.words, "upstream": merger}
+
+    def row(name: str, task: str, own: Row) -> Row:
+        method, setting = ("featcal", name) if name not in (MERGED, *SIZES) else (name, "")
+        keys = {"method": method, "setting": setting, "samples": n, "seed": cell.seed}
+        keys |= {"chosen": chosen.get(name, ""), "task": task}
+        return {"metric": "accuracy", **words, **keys, **own}
+
+    rows = [row(name, t, own) for name, by_task in counts.items() for t, own in by_task.items()]
+    drawn = {**words, "samples": n, "seed": cell.seed}
+    listed = [
+        {**drawn, "method": name, "candidate": one, "divergence": value}
+        | {"chosen": int(one == chosen[name])}
+        for name, own in candidates.items()
+        for one, value in own.items()
+    ]
+    cost = {name: round(value, 2) for name, value in cell.seconds.items()}
+    cost = {"upstream": merger, "samples": n, "seed": cell.seed, "seconds": cost}
+    return {"rows": rows, "candidates": listed, "cost": cost}
+
+
+def scored(
+    cell: Cell, models: "Mapping[str, nn.Module]", adapted: "Mapping[str, Adapters | None]"
+) -> dict[str, Counts]:
+    """Return what models and adapters of the merged model, the first of them, get right."""
+    setup, used = cell.setup, {name: one for name, one in adapted.items() if one}
+    if setup.of_texts:
+        changes = {MERGED: None, **{name: one.before_head for name, one in used.items()}}
+        found = generated(setup, lambda _: models[MERGED], changes)
+        for name, model in models.items():
+            if name != MERGED:
+                found |= generated(setup, lambda _, model=model: model, {name: None})
+    else:
+        read = partial(Selection("test", cell.study.scored).read, setup)
+        changes = {name: one.apply for name, one in used.items()}
+        found = answers(setup, lambda _: models, read, changes)
+    return found | {name: found[MERGED] for name in adapted if name not in used}
