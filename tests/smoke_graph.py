@@ -76,6 +76,10 @@ STUDIED: dict[str, dict] = {
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "tune": {"samples": 16, "batch": 8, "trials": 3},
+    "default": {
+        "mergers": {"average": {}, "tsv_merge": {}}, "draws": [[16, 42], [8, 42]], "batch": 8, "rank": [2], "hidden": [4],
+        "steps": [2, 3], "searched": ["average"], "trials": 2,
+    },
     "field": {
         "samples": 16, "batch": 8, "rows": 24, "mergers": {"average": {}, "iso_c": {"scale": [0.5, 1.0]}, "fisher": {}},
         "trained": ["average"], "epochs": 2, "surgery_v2": {"rank": 2, "steps": 3}, "interv_merge": {"steps": 3},
@@ -93,7 +97,7 @@ STUDIED: dict[str, dict] = {
 }  # fmt: skip
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
 RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "beyond"), ("clip_b32-8",)) | {
-    "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "tune": ("clip_b32-8", "llama_3b-mergebench"),
+    "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "tune": ("clip_b32-8", "llama_3b-mergebench"), "default": ("clip_b32-8", "llama_3b-mergebench"),
 }  # fmt: skip
 CHAIN: dict[str, Any] = {
     "key": "clip_b32-8", "merger": "task_arithmetic",

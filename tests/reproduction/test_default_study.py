@@ -1,0 +1,76 @@
+"""The study of the default: adapters tuned and the search run on the samples that auto uses."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import experiment, same_bits
+from torch.nn.functional import kl_div, log_softmax, normalize
+
+from featcal import calibrate
+from featcal.baselines.surgery import Surgery
+from featcal.baselines.training import pool_features
+from featcal.calibration import choose
+from featcal.settings import Calibration
+from reproduction.studies.default import NO_ADAPTER, Cell, DefaultStudy
+
+PAPER = Calibration()
+COUNT = 16
+
+
+@pytest.fixture
+def cell():
+    given = experiment(torch.float32, count=COUNT, batch=8)
+    settings = {"mergers": {"average": {}}, "draws": [(COUNT, 1)], "batch": 8, "rank": [2, 4]}
+    settings |= {"hidden": [4], "lr": [1e-3, 1e-2], "steps": [3, 9], "searched": ["average"]}
+    settings |= {"role": "clip_b32", "pool": 8, "paper": PAPER, "suite": PAPER, "trials": 3}
+    context = SimpleNamespace(device=torch.device("cpu"))
+    setup = SimpleNamespace(of_texts=False, context=context, projection=lambda: None)
+    pairs = pool_features(given["merged"], given["experts"], given["batches"])
+    width, draws = pairs["mnist"].merged.shape[1], torch.Generator().manual_seed(0)
+    heads = {task: 10 * torch.randn(5, width, generator=draws) for task in pairs}
+    study = DefaultStudy.from_mapping(settings, "default")
+    models = (given["base"], given["experts"], given["merged"])
+    return Cell(setup, study, *models, given["batches"], pairs, heads, seed=1)
+
+
+def test_adapters_are_trained_on_what_auto_keeps_and_chosen_on_what_it_holds_out(cell):
+    chosen, divergence = cell.tuned("surgery")
+    assert len(divergence) == 2 * 2 * 2 + 1
+    held_out = {task: cell.held_out(task) for task in cell.pairs}
+    assert all(mask.sum() == choose.held_out_count(COUNT) for mask in held_out.values())
+    kept = {t: choose.Part(own, ~held_out[t]) for t, own in cell.batches.items()}
+    expected = {NO_ADAPTER: None}
+    for rank in (2, 4):
+        for lr in (1e-3, 1e-2):
+            for steps in (3, 9):
+                pairs = pool_features(cell.merged, cell.experts, kept)
+                adapters = Surgery(rank=rank, lr=lr, steps=steps).fit(pairs, cell.seed)
+                expected[f"rank {rank}, rate {lr:g}, {steps} steps"] = adapters
+    for name, adapters in expected.items():
+        kl = []
+        for task, pair in cell.pairs.items():
+            features = adapters.apply(task, pair.merged) if adapters else pair.merged
+            log_p, log_q = (
+                log_softmax(normalize(f[held_out[task]]) @ cell.heads[task].T, dim=1)
+                for f in (features, pair.expert)
+            )
+            kl.append(kl_div(log_p, log_q, reduction="batchmean", log_target=True))
+        assert divergence[name] == pytest.approx(float(torch.stack(kl).mean()), rel=1e-4), name
+    best = expected[min(divergence, key=divergence.get)]
+    assert (chosen is None) == (best is None)
+    for task in cell.pairs if best else ():
+        for name, weight in best.of(task).items():
+            torch.testing.assert_close(chosen.of(task)[name], weight, rtol=1e-5, atol=1e-7)
+
+
+def test_the_search_calibrates_on_what_auto_keeps(cell):
+    model, divergence = cell.searched()
+    assert len(divergence) == 3
+    held_out = {task: cell.held_out(task) for task in cell.pairs}
+    kept = {t: choose.Part(own, ~held_out[t]) for t, own in cell.batches.items()}
+    words = min(divergence, key=divergence.get).replace("λ", "").replace("ρ", "").replace("α", "")
+    ridge, blend, alpha = map(float, words.split(","))
+    settings = PAPER.but(ridge=ridge, anchor_blend=blend, interpolation=alpha)
+    given = {"base": cell.base, "experts": cell.experts, "batches": kept}
+    assert same_bits(model, calibrate(cell.merged, **given, settings=settings).model)
