@@ -41,7 +41,7 @@ CORRUPTED = _scored("corruption")
 SWEEP = _scored("parameter", "at", "chosen")
 CHOICES = _scored("choice", "option", "default")
 TUNE = _scored(*"trial origin chosen ridge anchor_blend interpolation divergence".split())
-DEFAULT = _scored("samples", "chosen")
+DEFAULT = _scored("samples", "candidate")
 # divergence: mean over tasks of that of held-out samples from the expert
 CANDIDATES = tuple(
     "suite role pool upstream method samples seed candidate divergence chosen".split()

@@ -21,7 +21,7 @@ from reproduction.report.statistics import Bits, with_correct
 KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
     "pool", "corruption", "parameter", "statement", "quantity", "choice",
-    "option", "origin", "variant", "stream", "correct", "seen", "expert_seed",
+    "option", "origin", "variant", "stream", "correct", "seen", "expert_seed", "candidate",
 ]  # fmt: skip
 COLUMNS: dict[str, Sequence[str]] = {
     "scores": schema.SCORES, "references": schema.SCORES, "drift": schema.DRIFT,
@@ -30,7 +30,8 @@ COLUMNS: dict[str, Sequence[str]] = {
     "corrupted": schema.CORRUPTED, "corrupted.examples": schema.EXAMPLES, "sweep": schema.SWEEP,
     "task_counts": schema.TASK_COUNTS, "choices": schema.CHOICES, "tune": schema.TUNE,
     "theory": schema.THEORY, "theory_points": schema.THEORY_POINTS, "samples": schema.SAMPLES,
-    "cost": schema.AUDIT, "beyond": schema.BEYOND, "field": schema.SCORES, "ablate": schema.SCORES,
+    "cost": schema.AUDIT, "beyond": schema.BEYOND, "default": schema.DEFAULT,
+    "default.candidates": schema.CANDIDATES, "field": schema.SCORES, "ablate": schema.SCORES,
     "second_encoder": schema.SCORES, "expert_seeds": (*schema.SCORES, "expert_seed"),
     **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), schema.SEEN),
 }  # fmt: skip
@@ -44,6 +45,7 @@ COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 # kinds beside which it stands what was right
 KEPT = (
     "scores", "ablate", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond", "field", "second_encoder",
+    "default",
 )  # fmt: skip
 COLUMNS |= {f"{kind}.correct": schema.correct_columns(COLUMNS[kind]) for kind in KEPT}
 # tables that lie with others, by the folder; every other one begins with its folder's name

@@ -324,7 +324,7 @@ def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
     def row(name: str, task: str, own: Row) -> Row:
         method, setting = ("featcal", name) if name not in (MERGED, *SIZES) else (name, "")
         keys = {"method": method, "setting": setting, "samples": n, "seed": cell.seed}
-        keys |= {"chosen": chosen.get(name, ""), "task": task}
+        keys |= {"candidate": chosen.get(name, ""), "task": task}
         return {"metric": "accuracy", **words, **keys, **own}
 
     rows = [row(name, t, own) for name, by_task in counts.items() for t, own in by_task.items()]
