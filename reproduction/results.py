@@ -48,6 +48,9 @@ CANDIDATES = tuple(
 )
 # validation: percent right of validation samples
 BEYOND = (*_MODEL, *"variant chosen samples task metric seed validation".split(), *COUNTED)
+_CANDIDATE = tuple("choice variant interpolation anchor_blend ridge divergence".split())
+EXTRAPOLATION = _scored(*_CANDIDATE)
+EXTRAPOLATION_CANDIDATES = ("suite", "role", "pool", "upstream", *_CANDIDATE, "chosen")
 # value: among the task's own classes, union: among those of all tasks; drift: of final features
 TASK_COUNTS = (*_MODEL, *"tasks draw task metric seed value union drift mean_drift count".split())
 CURVES = (*_MODEL, "seed", "step", "loss")

@@ -72,6 +72,10 @@ STUDIED: dict[str, dict] = {
         "upstreams": ["task_arithmetic"], "samples": 16, "batch": 8,
         "around": [{"setting": "suite", "featcal": AT, "ridge": [1.0e-6, 1.0], "interpolation": [0.9]}],
     },
+    "extrapolation": {
+        "samples": 8, "held_out": 8, "batch": 8, "orders": ["stale", "forward"], "blends": [1.0, 2.0], "ridges": [0.01, 0.1],
+        "scored": 40,
+    },
     "task_counts": {"counts": [2, 3], "shuffles": 1, "samples": 16},
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
@@ -96,7 +100,7 @@ STUDIED: dict[str, dict] = {
     },
 }  # fmt: skip
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
-RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "beyond"), ("clip_b32-8",)) | {
+RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "beyond", "extrapolation"), ("clip_b32-8",)) | {
     "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "tune": ("clip_b32-8", "llama_3b-mergebench"), "default": ("clip_b32-8", "llama_3b-mergebench"),
 }  # fmt: skip
 CHAIN: dict[str, Any] = {

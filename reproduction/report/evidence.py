@@ -32,6 +32,7 @@ COLUMNS: dict[str, Sequence[str]] = {
     "theory": schema.THEORY, "theory_points": schema.THEORY_POINTS, "samples": schema.SAMPLES,
     "cost": schema.AUDIT, "beyond": schema.BEYOND, "default": schema.DEFAULT,
     "default.candidates": schema.CANDIDATES, "field": schema.SCORES, "ablate": schema.SCORES,
+    "extrapolation": schema.EXTRAPOLATION, "extrapolation.candidates": schema.EXTRAPOLATION_CANDIDATES,
     "second_encoder": schema.SCORES, "expert_seeds": (*schema.SCORES, "expert_seed"),
     **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), schema.SEEN),
 }  # fmt: skip
@@ -45,7 +46,7 @@ COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 # kinds beside which it stands what was right
 KEPT = (
     "scores", "ablate", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond", "field", "second_encoder",
-    "default",
+    "default", "extrapolation",
 )  # fmt: skip
 COLUMNS |= {f"{kind}.correct": schema.correct_columns(COLUMNS[kind]) for kind in KEPT}
 # tables that lie with others, by the folder; every other one begins with its folder's name

@@ -33,6 +33,7 @@ from reproduction.results import (
     DRIFT,
     EXAMPLES,
     EXPERT_SEEDS,
+    EXTRAPOLATION,
     PROJECTION,
     SAMPLES,
     SCALES,
@@ -94,7 +95,7 @@ def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
         "expert_seeds": EXPERT_SEEDS,
         "field": SCORES,
     }
-    columns |= {"second_encoder": SCORES}
+    columns |= {"second_encoder": SCORES, "extrapolation": EXTRAPOLATION}
     files = list((work / "results/smoke").rglob("*.correct.csv"))
     assert {path.name.split(".")[0] for path in files} == set(columns)
     for path in files:
