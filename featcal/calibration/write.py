@@ -196,15 +196,18 @@ def copy_with(student: StreamedModel, folder: Path, solved: Iterable[tuple[str, 
     """Copy the student's folder with solved parameters in place of its own; names, precision and
     configuration stay.
     """
-    whole, written = LazyCheckpoint(student.folder), set()  # of a whole CLIP both towers
+    whole, written = LazyCheckpoint(student.folder), set[str]()  # of a whole CLIP both towers
+
+    def rounded() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in solved:
+            written.update(student.sources(name))
+            yield name, tensor.to(student.stored_dtype(name))
+
     with shard_writer(folder, needed=sum(whole.bytes(name) for name in whole.names)) as writer:
         shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
         copy_other_files(whole.folder, writer.folder)
-        for name, tensor in solved:
-            rounded = tensor.to(student.stored_dtype(name))
-            for stored_name, part in student.to_sources(name, rounded).items():
-                writer.write(stored_name, part)
-            written.update(student.sources(name))
+        for name, tensor in student.to_files(rounded()):
+            writer.write(name, tensor)
         for name in whole.names:
             if whole.stored_name(name) not in written:
                 writer.write(whole.stored_name(name), whole.tensor(name))

@@ -39,6 +39,7 @@ from featcal.models.load import (
     torch_device,
 )
 from featcal.models.save import copy_other_files, shard_writer, write_config
+from featcal.models.stored import ModelCheckpoint
 from featcal.settings import require
 
 PROJECTION, LOGIT_SCALE = "visual_projection", "logit_scale"
@@ -155,6 +156,8 @@ class OpenedMerge:
         """Return a module of what `run` yielded, or write it to the folder `out`."""
         tensors = self._all_tensors(merged)
         if out is None:
+            if isinstance(self.origin, ModelCheckpoint):
+                tensors = self.origin.to_module(tensors)
             return fill(module_like(self.base, self.part), tensors)
         return write_merged(
             tensors, out, self.base, self.part, self.origin, self.job.record, self._card()
@@ -323,6 +326,8 @@ def write_merged(
     else:
         config, like = AutoConfig.from_pretrained(base, local_files_only=True), base
     size = sum(math.prod(origin.shape(n)) * origin.dtype(n).itemsize for n in origin.names)
+    if isinstance(origin, ModelCheckpoint):
+        tensors = iter(origin.to_files(tensors))
     first = next(tensors)  # checks run here, before a folder is made
     with shard_writer(out, needed=size) as writer:
         write_config(config, architecture(base, part), writer.folder)  # type: ignore[arg-type]
@@ -342,5 +347,6 @@ def fill(module: nn.Module, tensors: Iterator[NamedTensor]) -> nn.Module:
     """Copy the tensors into the module and return it."""
     state = module.state_dict()
     for name, tensor in tensors:
-        state[name].copy_(tensor)  # tied tensors share memory, so one copy reaches all their names
+        if name in state:  # a head that the class lacks is not
+            state[name].copy_(tensor)  # tied tensors share memory
     return module

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.errors import BadFile, FeatCalError, MissingTensor, TensorsDiffer
+from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyCheckpoint, check_tensor
 from featcal.models.load import (
@@ -27,7 +27,7 @@ from featcal.models.load import (
 )
 from featcal.models.lora import WEIGHTS, is_peft, merged_adapter, with_adapter, without_adapters
 from featcal.models.save import untied
-from featcal.models.stored import stored_tensors
+from featcal.models.stored import ModelCheckpoint
 
 # Tables with one row per token: models with other vocabularies differ here in shape, and a row's
 # direction says nothing about features.
@@ -54,10 +54,10 @@ class ModuleSource:
     The adapters of a PeftModel are added in float64, so that task vectors are not rounded.
     """
 
-    def __init__(self, module: nn.Module, label: str):
-        self._label = label
+    def __init__(self, module: nn.Module, label: str, like: "Source | None" = None):
+        self._label, self.module = label, module
         plain = without_adapters(module, torch.float64)
-        self._state = untied(plain)
+        self._state = in_names_of(like, untied(plain))
         self._narrow = next(module.parameters()).dtype if plain is not module else None
 
     @property
@@ -95,7 +95,7 @@ class Derived:
 
 
 # A model as merging reads it: names, shapes, dtypes, and one tensor at a time
-Source = LazyCheckpoint | ModuleSource | Derived
+Source = ModelCheckpoint | ModuleSource | Derived
 
 
 class AdapterSource(Derived):
@@ -117,7 +117,7 @@ class AdapterSource(Derived):
         dense = merged_adapter(with_adapter(model, folder), folder, torch.float64)
         changed = {
             name: tensor.detach().cpu().contiguous()
-            for name, tensor in self._in_base_names(dense).items()
+            for name, tensor in in_names_of(inner, untied(dense)).items()
             if not torch.equal(tensor.cpu(), inner.finite_tensor(name).to(tensor.dtype))
         }
         self._changed = set(changed)
@@ -132,22 +132,6 @@ class AdapterSource(Derived):
     def finite_tensor(self, name: str) -> Tensor:
         """Return a tensor on the CPU. Raises: NotFinite."""
         return (self._tensors if name in self._changed else self.inner).finite_tensor(name)
-
-    def _in_base_names(self, dense: nn.Module) -> dict[str, Tensor]:
-        """Return the state under the names of the base, as transformers renames and splits it."""
-        if not isinstance(self.inner, LazyCheckpoint):
-            return untied(dense)
-        stored, named = stored_tensors(dense, self.inner), dict[str, Tensor]()  # type: ignore[arg-type]
-        for name, tensor in dense.state_dict().items():
-            if name not in stored:  # the second name of a tied tensor
-                continue
-            parts = stored[name].to_sources(tensor.cpu(), self.inner.shape)
-            before = None if parts else stored[name].read(self.inner.finite_tensor)
-            if before is not None and not torch.equal(before.to(tensor.dtype), tensor):
-                problem = f"changes {name}, which the base stores in another form"
-                raise BadFile(self._file, problem, "save the base with transformers 5 or newer")
-            named |= parts
-        return named
 
 
 @dataclass
@@ -189,13 +173,20 @@ class Aligned(Derived):
         return table
 
 
-def source(model: Model, label: str, part: str | None = None) -> Source:
-    """Open a module or a folder as a source. Raises: BadFile for a folder of integers."""
+def in_names_of(like: "Source | None", state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a module's tensors as a source names and packs them."""
+    return like.from_module(state) if isinstance(like, ModelCheckpoint) else dict(state)
+
+
+def source(model: Model, label: str, part: str | None = None, like: Source | None = None) -> Source:
+    """Open a module or a folder as a source, with the names and packing of `like`, the base's.
+    Raises: BadFile for a folder of integers.
+    """
     if isinstance(model, nn.Module):
-        return ModuleSource(model, label)
-    checkpoint = LazyCheckpoint(model, part)
-    checkpoint.require_floating()
-    return checkpoint
+        return ModuleSource(model, label, like)
+    if isinstance(like, ModuleSource):
+        return ModelCheckpoint(model, part, like.module)
+    return ModelCheckpoint(model, part, like)
 
 
 def without(model: Source, hidden: frozenset[str]) -> Source:
@@ -210,7 +201,7 @@ def expert_sources(
     return {
         task: AdapterSource(expert, base, origin, part)  # type: ignore[arg-type]
         if is_adapter(expert := experts[task])
-        else source(expert, f"expert {task!r}")
+        else source(expert, f"expert {task!r}", like=origin)
         for task in sorted(experts)
     }
 

@@ -4,6 +4,7 @@ No code from a folder is ever run: a folder that needs it is refused, unless tra
 classes of the same names. (transformers would ask at the terminal and take "y" for consent.)
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers import (
     AutoTokenizer,
     CLIPModel,
     CLIPVisionModel,
+    PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.utils import logging
@@ -71,21 +73,46 @@ def _load(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None = 
     with quiet_transformers():
         module, info = kind.from_pretrained(
             folder,
+            config=read_config(kind, folder),
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below by name instead of by a traceback
             output_loading_info=True,
         )
-    # a tower leaves the rest of its CLIPModel out; older files store position_ids, a counter
-    unexpected = sorted(
-        n for n in info["unexpected_keys"] if not (part or n.endswith("embeddings.position_ids"))
-    )
+    # a tower leaves the rest of its CLIPModel out, as a model does with heads it lacks
+    unexpected = sorted(n for n in info["unexpected_keys"] if not (part or in_head(n, module)))
     missing = sorted(info["missing_keys"])
     misshapen = sorted(str(entry[0]) for entry in info["mismatched_keys"])
     if missing or unexpected or misshapen:
         raise WrongKeys(folder, kind.__name__, missing, unexpected, misshapen)
     return module.eval()
+
+
+def read_config(kind: Any, folder: str | Path) -> PretrainedConfig:
+    """Read the configuration of a model class. An attention other than eager and sdpa, which needs
+    packages, a GPU or half precision, is replaced by eager with a warning.
+    """
+    config: PretrainedConfig = kind.config_class.from_pretrained(folder, local_files_only=True)
+    towers = [getattr(config, name, None) for name in config.sub_configs]
+    for each in (config, *(tower for tower in towers if isinstance(tower, PretrainedConfig))):
+        named = each._attn_implementation
+        if named not in (None, "eager", "sdpa") or (named == "sdpa" and not kind._supports_sdpa):
+            each._attn_implementation = "eager"
+            warnings.warn(
+                f"attention {named!r} of config.json is not used, but eager", stacklevel=2
+            )
+    return config
+
+
+def in_head(name: str, module: PreTrainedModel) -> bool:
+    """Return whether a tensor belongs to a head or pooler, not to the tower below it."""
+    if "pooler" in name.split("."):
+        return True
+    prefix, own = f"{module.base_model_prefix}.", module.state_dict().keys()
+    if any(each.startswith(prefix) for each in own):
+        return not name.startswith(prefix)
+    return name.split(".")[0] not in dict(module.named_children()) and name not in own
 
 
 def load_tokenizer(folder: str | Path) -> Any:

@@ -23,7 +23,13 @@ from featcal.models.load import require_one_family
 from featcal.models.modules import tied_names
 from featcal.models.moe import unpacked
 from featcal.models.plan import part_of
-from featcal.models.stored import skeleton, stored_tensors
+from featcal.models.stored import (
+    NamedTensors,
+    in_files,
+    skeleton,
+    stored_tensors,
+    untied_groups,
+)
 
 Override = Callable[[str], Tensor | None]  # by name a tensor to load instead of the stored one
 
@@ -87,15 +93,11 @@ class StreamedModel:
         self.checkpoint = LazyCheckpoint(folder, part)
         self.checkpoint.require_floating()
         stored = stored_tensors(self.module, self.checkpoint, heads=like is not None)
-        for names in tied_names(self.module):  # untie different values, as from_pretrained does
-            first, *others = [name for name in names if name in stored] or [""]
-            for name in others:
-                one, other = (stored[n].read(self.checkpoint.tensor) for n in (first, name))
-                if not torch.equal(one, other):
-                    self._set(
-                        [name], nn.Parameter(self.module.get_parameter(name).detach().clone())
-                    )
-        ties = tied_names(self.module)
+        tied = {name for names in tied_names(self.module) if names[1:] for name in names}
+        ties = untied_groups(self.module, stored, self.checkpoint)
+        for name in (names[0] for names in ties if len(names) == 1 and names[0] in tied):
+            own = self.module.get_parameter(name).detach().clone()
+            self._set([name], nn.Parameter(own))
         self._names = {names[0]: names for names in ties}
         self._meta = {name: self.module.get_parameter(name) for name in self._names}
         # a head's parameters may be missing
@@ -134,10 +136,11 @@ class StreamedModel:
         """Return the names in files of the tensors that a parameter is made of."""
         return [self.checkpoint.stored_name(source) for source in self._stored[name].sources]
 
-    def to_sources(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Return a new value of a parameter as its files hold it, e.g. one tensor per expert."""
-        parts = self._stored[name].to_sources(tensor, self.checkpoint.shape)
-        return {self.checkpoint.stored_name(n): part for n, part in parts.items()} or {name: tensor}
+    def to_files(self, named: NamedTensors) -> NamedTensors:
+        """Yield new values of parameters by name as the files hold them, e.g. one per expert."""
+        stored = set(self.checkpoint.names)
+        for name, tensor in in_files(self._stored, self.checkpoint, named):
+            yield self.checkpoint.stored_name(name) if name in stored else name, tensor
 
     @contextmanager
     def block(self, path: str) -> Iterator[nn.Module]:
