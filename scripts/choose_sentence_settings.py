@@ -89,7 +89,7 @@ def calibrated(
     role, pool = role_and_pool(key)
     draw = Draw(stream="train", samples=SAMPLES, batch=64)
     result = featcal.calibrate(
-        context.layout.merged(f"{key}-{merger}"),
+        Setup(context, role, pool).merged(merger),
         base=context.layout.base(role, pool),
         experts={
             task: context.layout.expert(role, pool, task)

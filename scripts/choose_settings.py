@@ -57,7 +57,7 @@ def average(context: Context, key: str, ridge: float | None, interpolation: floa
     layout, run = context.layout, context.experiments.calibrate[f"{key}-task_arithmetic-paper"]
     base, merged, tasks = (
         layout.base(role, pool),
-        layout.merged(run.merged),
+        Setup(context, role, pool).merged("task_arithmetic"),
         context.suite.tasks_of(role, pool),
     )
     if ridge is None or interpolation is None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from featcal.errors import UnknownKey
 from featcal.files import atomic_folder, write_json
 from featcal.settings import project_root, require
 from reproduction.engine.workers import Jobs, console, fan_out
@@ -25,6 +24,7 @@ from reproduction.experiments import (
     Pool,
     load_experiments,
     require_known,
+    role_and_pool,
 )
 from reproduction.prepare.experts import HEADS
 from reproduction.prepare.suite import LanguageRole, Role, SentenceRole, Suite, load_suite
@@ -97,25 +97,8 @@ class Layout:
         sizes = [size for size in self.pools[role] if isinstance(size, int) and size <= pool]
         return min(size for size in sizes if task in self.pools[role][size])
 
-    def multitask(self, key: str) -> Path:
-        return self.outputs / "multitask" / key
-
-    def merged(self, key: str) -> Path:
-        return self.outputs / "merged" / key
-
-    def calibrated(self, key: str, seed: int) -> Path:
-        return self.outputs / "calibrated" / key / f"seed{seed}"
-
-    def adapted(self, key: str, setting: str = "", seed: int | None = None) -> Path:
-        """Return the folder of one setting and seed; of all of them without a setting."""
-        folder = self.outputs / "adapted" / key
-        return folder / setting / f"seed{seed}" if setting else folder
-
-    def ablated(self, key: str, name: str = "") -> Path:
-        return self.outputs / "ablated" / key / name
-
     def found(self, kind: str, key: str) -> Path:
-        """Return the folder of small files: scores, drift, or a study."""
+        """Return the folder of a role and pool: of its models or small files of one kind."""
         return self.outputs / kind / key
 
     def run(self, verb: str, key: str | None) -> Path:
@@ -145,27 +128,17 @@ class Context:
         require_known("role", name, self.experiments.roles)
         return self.suite.every_role.get(name)
 
-    def knows(self, name: str, pool: Pool) -> bool:
-        """Return whether the suite has a model for the role, and the pool. Raises: UnknownKey."""
-        role = self.role(name)
-        known = [f"{one}-{size}" for one, size in self.experiments.prepared]
-        require_known("merge", f"{name}-{pool}", known)
-        return role is not None and pool in self.suite.pools_of(name)
-
-    def plays(self, name: str, pool: Pool) -> bool:
-        """Return whether it has them, and could fetch a sentence encoder. Raises: UnknownKey."""
-        sentences = isinstance(self.role(name), SentenceRole)
-        return self.knows(name, pool) and (not sentences or self.layout.base(name, pool).is_dir())
-
     def run(self, label: str, function: Any, jobs: Jobs) -> dict[str, Any]:
         """Return the results of jobs in the suite's workers, by name in the order of the jobs."""
         results = dict(fan_out(label, function, jobs, self.suite.workers))
         return {name: results[name] for name in jobs}
 
-    def not_run(self, place: str, out: Path) -> None:
-        """Leave the folder `out` empty, and say that the suite runs none of it."""
-        with atomic_folder(out):
-            console.print(f"{place}: not run in suite {self.suite.name}")
+    def not_run(self, place: str, out: Path, reason: str = "") -> None:
+        """Say that nothing is made, in the folder `out` too: DVC warns of empty ones."""
+        line = reason or f"{place}: not run in suite {self.suite.name}"
+        with atomic_folder(out) as folder:
+            (folder / "not_run.txt").write_text(f"{line}\n", encoding="utf-8")
+        console.print(line)
 
     @contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
@@ -196,6 +169,20 @@ class Setup:
         return f"{self.role}-{self.pool}"
 
     @property
+    def known(self) -> bool:
+        """Return whether the suite has a model for the role, and the pool. Raises: UnknownKey."""
+        role = self.context.role(self.role)
+        keys = [f"{one}-{size}" for one, size in self.context.experiments.prepared]
+        require_known("merge", self.key, keys)
+        return role is not None and self.pool in self.context.suite.pools_of(self.role)
+
+    @property
+    def plays(self) -> bool:
+        """Return whether it has them, and could fetch a sentence encoder. Raises: UnknownKey."""
+        sentences = isinstance(self.context.role(self.role), SentenceRole)
+        return self.known and (not sentences or self.base.is_dir())
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         return self.context.suite.tasks_of(self.role, self.pool)
 
@@ -219,8 +206,12 @@ class Setup:
     def expert(self, task: str) -> Path:
         return self.context.layout.expert(self.role, self.pool, task)
 
+    def folder(self, kind: str, *parts: str) -> Path:
+        """Return a folder of its outputs of one kind, such as `merged`."""
+        return self.context.layout.found(kind, self.key).joinpath(*parts)
+
     def merged(self, upstream: str) -> Path:
-        return self.context.layout.merged(f"{self.key}-{upstream}")
+        return self.folder("merged", upstream)
 
     def projection(self) -> "torch.Tensor | None":
         """Return the projection after the encoders, where they have one."""
@@ -275,6 +266,11 @@ def load_context(root: Path | None = None) -> Context:
     return Context(Layout(root, experiments.suite, pools, texts), experiments, suite)
 
 
+def load_setup(key: str) -> Setup:
+    """Return the context of a stage of one role and pool. Raises: as load_context; UnknownKey."""
+    return Setup(load_context(), *role_and_pool(key))
+
+
 def _with_tasks(
     experiments: Experiments, suite: Suite, tasks: Collection[str]
 ) -> tuple[Experiments, Suite]:
@@ -307,15 +303,6 @@ def pick(place: str, entries: Mapping[str, T], key: str) -> T:
     """Return the entry of that name. Raises: UnknownKey with the nearest one."""
     require_known(place, key, entries)
     return entries[key]
-
-
-def runs_of(section: str, runs: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the runs of a role and pool, or of one merged model of them. Raises: UnknownKey."""
-    found = {name: run for name, run in runs.items() if key in (run.key, run.merged)}
-    if not found:
-        known = dict.fromkeys(one for run in runs.values() for one in (run.key, run.merged))
-        raise UnknownKey(section, key, list(known))
-    return found
 
 
 def fingerprint(settings: Any, files: Iterable[Path]) -> str:

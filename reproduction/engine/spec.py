@@ -57,7 +57,6 @@ def references(setup: Setup) -> Iterator[ModelSpec]:
 
     Experts are one row; of domains every expert answers all tests, and its domain is its setting.
     """
-    layout = setup.context.layout
     yield ModelSpec("base", setup.base, "base")
     if setup.pool == DOMAIN_POOL:
         for domain, folder in setup.experts.items():
@@ -65,14 +64,14 @@ def references(setup: Setup) -> Iterator[ModelSpec]:
     else:
         yield ModelSpec("expert", None, "expert")
     if setup.context.experiments.multitask.get(setup.key):
-        yield ModelSpec("multitask", layout.multitask(setup.key), "multitask")
+        yield ModelSpec("multitask", setup.folder("multitask"), "multitask")
 
 
 def merged(setup: Setup) -> Iterator[ModelSpec]:
     """Yield the merged models."""
     runs = setup.context.experiments.merged_in(setup.role, setup.pool)
     for key, run in runs.items():
-        folder = setup.context.layout.merged(key)
+        folder = setup.merged(run.upstream)
         yield ModelSpec(key, folder, "merged", run.upstream, settings=run, draw=run.draw)
 
 
@@ -83,7 +82,7 @@ def calibrated(setup: Setup) -> Iterator[ModelSpec]:
         for seed in run.seeds:
             yield ModelSpec(
                 f"{key}/{seed}",
-                setup.context.layout.calibrated(key, seed),
+                setup.folder("calibrated", f"{run.upstream}-{run.setting}", f"seed{seed}"),
                 "featcal",
                 run.upstream,
                 run.setting,
@@ -102,7 +101,7 @@ def adapted(setup: Setup) -> Iterator[ModelSpec]:
             for seed in chosen.seeds:
                 yield ModelSpec(
                     f"{key}/{setting}/{seed}",
-                    setup.context.layout.adapted(key, setting, seed),
+                    setup.folder("adapted", f"{run.upstream}-{run.method}", setting, f"seed{seed}"),
                     run.method,
                     run.upstream,
                     setting,
@@ -118,7 +117,8 @@ def anchors(setup: Setup) -> Iterator[ModelSpec]:
     runs = setup.context.experiments.calibrated_in(setup.role, setup.pool)
     for key, run in runs.items():
         assert run.calibration is not None
-        folder, factor = setup.context.layout.ablated(key, ANCHOR), run.calibration.anchor_blend
+        folder = setup.folder("calibrated", f"{run.upstream}-{run.setting}", ANCHOR)
+        factor = run.calibration.anchor_blend
         yield ModelSpec(
             f"{key}/{ANCHOR}", folder, ANCHOR, run.upstream, run.setting, settings=factor
         )

@@ -10,7 +10,7 @@ from reproduction.engine.make import make
 from reproduction.engine.score import Row, score
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.workers import console
-from reproduction.experiments import studies
+from reproduction.experiments import role_and_pool, studies
 from reproduction.results import write_rows, write_scores
 
 
@@ -38,12 +38,12 @@ def run_study(name: str, key: str) -> None:
     study, found, facts = pick(name, context.experiments.studies[name], key), Found(), {}
     out = context.layout.found(name, key)
     with context.recorded(name, key) as record, atomic_folder(out) as folder:
-        runs = context.plays if kind.from_prepared else context.knows
-        if study is None or not runs(study.role, study.pool):
+        setup = Setup(context, *role_and_pool(key))
+        if study is None or not (setup.plays if kind.from_prepared else setup.known):
             console.print(f"{name} {key}: not run in suite {context.suite.name}")
         else:
             with context.scratch(name) as models:
-                found = study.found(Setup(context, study.role, study.pool), models)
+                found = study.found(setup, models)
             facts = {"study": study.model_dump(), **found.facts}
         record |= found.record
         if kind.scores:

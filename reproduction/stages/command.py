@@ -20,10 +20,19 @@ STAGES = {
     "prepare_data": "stages.prepare_data:run",
     "prepare_texts": "stages.prepare_texts:run",
     "prepare": "stages.prepare:run",
-    **{verb: f"stages.models:{verb}" for verb in ("merge", "calibrate", "adapt", "multitask")},
     **{
         verb: f"stages.{verb}:{verb}"
-        for verb in ("pretrain", "evaluate", "measure", "gather", "summary")
+        for verb in (
+            "pretrain",
+            "merge",
+            "calibrate",
+            "adapt",
+            "multitask",
+            "evaluate",
+            "measure",
+            "gather",
+            "summary",
+        )
     },
     "page": "stages.page:run",
 }

@@ -5,10 +5,9 @@ from typing import Any
 
 from featcal.files import atomic_folder, read_json, write_json
 from reproduction.engine import spec
-from reproduction.engine.context import Setup, load_context
+from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import seen_rows
 from reproduction.engine.score import score
-from reproduction.experiments import role_and_pool
 from reproduction.results import CURVES, SCORES, SEEN, write_rows, write_scores
 
 REFERENCES = ("base", "expert", "multitask", "merged")  # methods that FeatCal is compared with
@@ -19,9 +18,9 @@ def evaluate(key: str) -> None:
     """Write outputs/<suite>/scores/<key>/: scores, which samples are right, references, loss curves
     and settings; of encoders also the test samples that mergers and adapters saw.
     """
-    setup = Setup(load_context(), *role_and_pool(key))
+    setup = load_setup(key)
     context, models = setup.context, list[spec.ModelSpec]()
-    played = context.plays(setup.role, setup.pool)
+    played = setup.plays
     with (
         context.recorded("evaluate", key),
         atomic_folder(context.layout.found("scores", key)) as out,

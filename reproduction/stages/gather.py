@@ -1,53 +1,56 @@
 """Stage `gather`: copies small files from outputs/ to results/, which is in git.
 
-They never vary between two runs; seconds, machine and costs of calibrations go to run.json.
+They never vary between two runs; seconds, machine and costs of calibrations go to run.json. It
+reads no experiments, whose schema loads torch.
 """
 
+from pathlib import Path
 from typing import Any
 
+from featcal.errors import MissingPath
 from featcal.files import atomic_path, read_json, write_json
-from reproduction.engine.context import Context, load_context, pick
-from reproduction.experiments import TEXT_POOLS, require_known, role_and_pool
-from reproduction.results import run_record
+from featcal.settings import project_root
+from reproduction.results import chosen_suite, read_yaml, run_record
 
-BEFORE_SCORES = ("prepare", "multitask", "merge", "calibrate", "adapt", "evaluate")
+# The stages before the scores of a role and pool, in the order of their seconds in run.json.
+CHAIN = ("prepare", "multitask", "merge", "calibrate", "adapt", "evaluate")
 
 
 def gather(name: str) -> None:
     """For `samples/clip_b32-8`: copy outputs/<suite>/samples/clip_b32-8/ to results/<suite>/, and
     write the run's record as run.json next to the files.
     """
-    kind, _, key = name.partition("/")
-    context = load_context()
-    experiments, layout = context.experiments, context.layout
-    scores = {f"{role}-{pool}": None for role, pool in experiments.prepared}
-    entries: Any = {"scores": scores, "drift": experiments.measure, **experiments.studies}
-    require_known("gather", kind, entries)
-    pick(kind, entries[kind], key)
-    folder = layout.results / kind / key
-    for file in sorted(layout.found(kind, key).iterdir()):
-        with atomic_path(folder / file.name) as hidden:
+    root = project_root()
+    suite = chosen_suite(read_yaml(root / "params.yaml"))
+    outputs, (kind, _, key) = root / "outputs" / suite, name.partition("/")
+    source, target = outputs / name, root / "results" / suite / name
+    if not key or not source.is_dir():
+        way_out = (
+            "name a folder of results, such as scores/clip_b32-8, and run its stage: dvc repro"
+        )
+        raise MissingPath(source, "the results to gather", way_out)
+    for file in sorted(source.iterdir()):
+        with atomic_path(target / file.name) as hidden:
             hidden.write_bytes(file.read_bytes())
     verb = "measure" if kind == "drift" else kind
     chain = kind == "scores"
-    record = _chain(context, key) if chain else read_json(layout.run(verb, key))
-    write_json(folder / "run.json", record)
+    record = (
+        _chain(outputs / "run", key) if chain else read_json(outputs / f"run/{verb}-{key}.json")
+    )
+    write_json(target / "run.json", record)
 
 
-def _chain(context: Context, key: str) -> dict[str, Any]:
+def _chain(runs: Path, key: str) -> dict[str, Any]:
     """Return seconds of every stage before scores and what each calibration cost, as recorded;
     machine and versions of this one.
     """
-    role, pool = role_and_pool(key)
-    names: list[tuple[str, str | None]] = [
-        ("prepare_texts" if pool in TEXT_POOLS else "prepare_data", None),
-        *((verb, key) for verb in BEFORE_SCORES),
-        *(("merge", merged) for merged in context.experiments.merged_in(role, pool)),
-    ]
+    merged = sorted(path.stem for path in runs.glob(f"merge-{key}-*.json"))
+    texts = not key.rpartition("-")[2].isdigit()  # pools of texts have names
+    names = ["prepare_texts" if texts else "prepare_data", *(f"{verb}-{key}" for verb in CHAIN)]
     seconds: dict[str, float] = {}
     cost: dict[str, dict[str, Any]] = {}  # by stage, by seed
-    for verb, name in names:
-        path = context.layout.run(verb, name)
+    for name in [*names, *merged]:
+        path = runs / f"{name}.json"
         if path.is_file():
             record = read_json(path)
             seconds |= record["seconds"]

@@ -14,7 +14,7 @@ from featcal.files import atomic_folder
 from reproduction.engine.context import Setup, load_context, pick
 from reproduction.engine.samples import load_split
 from reproduction.engine.spec import ModelSpec, specs
-from reproduction.experiments import MeasureRun
+from reproduction.experiments import MeasureRun, role_and_pool
 from reproduction.results import MEASURED, write_rows
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def measure(key: str) -> None:
     chosen = pick("measure", context.experiments.measure, key)
     rows: Rows = {name: [] for name in MEASURED}
     with context.recorded("measure", key):
-        if chosen is not None and context.plays(chosen.role, chosen.pool):
-            setup = Setup(context, chosen.role, chosen.pool)
+        setup = Setup(context, *role_and_pool(key))
+        if chosen is not None and setup.plays:
             jobs = {task: (setup, chosen, task) for task in setup.tasks}
             found = context.run(f"measure {key}", measure_task, jobs)
             for name in MEASURED:

@@ -11,9 +11,8 @@ from typing import Any
 
 from featcal.errors import HubUnreachable
 from featcal.files import atomic_folder
-from reproduction.engine.context import Setup, fingerprint, load_context
+from reproduction.engine.context import Setup, fingerprint, load_setup
 from reproduction.engine.workers import console, fan_out
-from reproduction.experiments import role_and_pool
 from reproduction.prepare import experts
 from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, model_folder
 from reproduction.prepare.packages import WEIGHTS
@@ -26,14 +25,14 @@ def run(key: str) -> None:
     """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors of encoders,
     adapters/ of language models.
 
-    Experts are of the tasks that no smaller pool holds. The folder is empty where nothing plays the
-    role, and, with a message, where the package of a sentence encoder cannot be fetched.
+    Experts are of the tasks that no smaller pool holds. Nothing is made where nothing plays the
+    role, nor, with a message, where the package of a sentence encoder cannot be fetched.
     """
-    setup = Setup(load_context(), *role_and_pool(key))
+    setup = load_setup(key)
     context, role = setup.context, setup.context.role(setup.role)
     out = context.layout.prepared(setup.role, setup.pool)
     with context.recorded("prepare", key) as record:
-        if not context.knows(setup.role, setup.pool):
+        if not setup.known:
             context.not_run(f"prepare {key}", out)
             return
         try:
@@ -42,11 +41,8 @@ def run(key: str) -> None:
             if not isinstance(role, SentenceRole):
                 raise
             record["not_run"] = str(error)
-            with atomic_folder(out):
-                console.print(
-                    f"prepare {key}: {setup.role} is not run, its pages will say so; later: dvc repro -f prepare@{key}"
-                )
-                console.print(str(error))
+            again = f"its pages will say so; later: dvc repro -f prepare@{key}"
+            context.not_run(key, out, f"prepare {key}: {setup.role} is not run, {again}\n{error}")
             return
         with atomic_folder(out) as folder:
             (store / "experts").mkdir(exist_ok=True)  # a pool may need no further expert

@@ -28,7 +28,7 @@ from featcal.core.draws import generator
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.models.batch import single_samples
 from featcal.models.features import rows_before_head
-from reproduction.engine.make import read_pair, write_pair
+from reproduction.engine.adapt import read_pair, write_pair
 
 SETTINGS = Surgery(rank=3, batch=8, steps=60, features="raw")
 

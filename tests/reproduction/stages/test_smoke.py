@@ -20,7 +20,7 @@ from featcal.cli.main import main
 from featcal.data.batches import draw_indices
 from pipeline import settings, write_settings
 from reproduction.engine.context import Setup, load_context
-from reproduction.engine.make import rescale
+from reproduction.engine.calibrate import rescale
 from reproduction.experiments import ADAPTERS, MAIN, studies
 from reproduction.report.statistics import bits
 from reproduction.results import (
