@@ -1,101 +1,126 @@
-"""Compares the scores of two results folders: averages within 1 point, single tasks within 3.
+"""Compare every CSV file of two results folders: scores by model, other files by column.
 
-Of fewer than 500 answers the noise of a score is larger, and so is what is let pass, in proportion.
+python scripts/compare_results.py COMMITTED RECOMPUTED
 
-python scripts/compare_results.py COMMITTED RECOMPUTED   prints the differences per model; exit code
-1 when one is too large.
+Scores may differ by 1 point in an average and by 3 in a single task, and by √(500/n) times as much
+for tests of n < 500 answers: another CPU sums in another order and trains slightly other experts.
+Other numbers may differ by a tenth of their column's size. Prints every file that is not the same
+bytes; exit code 1 when a difference is too large or a file or row is missing.
 """
 
+import csv
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from pathlib import Path
-from typing import Any
 
-from featcal.errors import FeatCalError
-from reproduction.results import SCORES, read_rows
-
-AVERAGE, TASK = (
-    1.0,
-    3.0,
-)  # points; another CPU sums in another order and trains slightly other experts
-MODEL = ("suite", "role", "pool", "upstream", "method", "setting", "metric", "seed")
-ANSWERS = 500  # of a task, on which those are meant; of n fewer √(500/n) times as much
-Scores = dict[
-    tuple[str, ...], dict[str, tuple[float, int]]
-]  # by model and task: value and number of answers
+AVERAGE, TASK = 1.0, 3.0  # points, for ANSWERS answers of a task
+ANSWERS = 500
+COLUMN = 0.1  # of the mean absolute value of a column that holds no scores
+# Columns of scores that say nothing about which model a row is of.
+MEASURED = {*"value count correct chosen union validation divergence drift mean_drift".split()}
+Rows = list[dict[str, str]]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One model's scores against the committed ones: of the average, and of the task that moved
-    most for its size.
-    """
-
-    model: str
-    average: float
-    task: str
-    worst: float
-    too_large: bool
+def read(path: Path) -> Rows:
+    """Return the rows of a CSV file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
-def scores(folder: Path) -> Scores:
-    """Per model the value of each task and its number of answers, from
-    scores/<role>-<pool>/scores.csv of every suite.
-    """
-    table: Scores = defaultdict(dict)
-    for path in sorted(folder.glob("*/scores/*/scores.csv")):
-        for row in read_rows(path, SCORES):
-            table[tuple(str(row[column]) for column in MODEL)][row["task"]] = (
-                row["value"],
-                int(row["count"]),
-            )
-    return dict(table)
+def number(text: str) -> float | None:
+    """Return a cell with a decimal point as a number; other cells name what a row is about."""
+    try:
+        return float(text) if "." in text else None
+    except ValueError:
+        return None
 
 
-def differences(committed: Scores, recomputed: Scores) -> tuple[list[Difference], list[str]]:
-    """Per model what moved, and the models and tasks that only one side has."""
-    differences, unmatched = [], []
-    for model in sorted(set(committed) | set(recomputed)):
-        here, there = committed.get(model, {}), recomputed.get(model, {})
-        name = " ".join(word for word in model if word)
-        unmatched += [f"{name} {task}" for task in sorted(set(here) ^ set(there))]
-        moved = {task: there[task][0] - here[task][0] for task in here if task in there}
+def of_scores(committed: Rows, recomputed: Rows) -> tuple[list[str], list[str]]:
+    """Compare two files of scores by model. Returns: lines to print, and problems."""
+    names = [name for name in committed[0] if name not in {*MEASURED, "task"}]
+
+    def table(rows: Rows) -> Mapping[str, dict[str, tuple[float, int]]]:
+        found: dict[str, dict[str, tuple[float, int]]] = defaultdict(dict)
+        for row in rows:
+            model = " ".join(row[name] for name in names if row[name])
+            found[model][row["task"]] = (float(row["value"]), int(row["count"]))
+        return found
+
+    lines, problems, here, there = [], [], table(committed), table(recomputed)
+    for model in sorted({*here, *there}):
+        own, other = here.get(model, {}), there.get(model, {})
+        problems += [f"only on one side: {model} {task}" for task in sorted({*own} ^ {*other})]
+        moved = {task: other[task][0] - own[task][0] for task in own if task in other}
+        if not any(moved.values()):
+            continue
+        noise = {task: sqrt(max(1.0, ANSWERS / max(own[task][1], 1))) for task in moved}
+        worst = max(moved, key=lambda task: abs(moved[task]) / noise[task])
+        average, usual = sum(moved.values()) / len(moved), sum(noise.values()) / len(moved)
+        line = f"{model}: average {average:+.2f}, {worst} {moved[worst]:+.2f}"
+        too_large = abs(average) > AVERAGE * usual or abs(moved[worst]) > TASK * noise[worst]
+        (problems if too_large else lines).append(line)
+    return lines, problems
+
+
+def of_columns(committed: Rows, recomputed: Rows) -> tuple[list[str], list[str]]:
+    """Compare two files of other numbers by column. Returns: lines to print, and problems."""
+    if len(committed) != len(recomputed):
+        return [], [f"{len(recomputed)} rows instead of {len(committed)}"]
+    lines, problems = [], []
+    for column in committed[0].keys() - {"correct", "chosen"}:
+        both = [(old[column], new[column]) for old, new in zip(committed, recomputed, strict=True)]
+        pairs = [(number(old), number(new)) for old, new in both]
+        numbers = [(old, new) for old, new in pairs if old is not None and new is not None]
+        other = sum(
+            None in pair and old != new for pair, (old, new) in zip(pairs, both, strict=True)
+        )
+        if other:
+            problems.append(f"{column}: {other} rows are about something else")
+        size = sum(abs(old) for old, _ in numbers)
+        moved = abs(sum(abs(new) for _, new in numbers) - size)
         if moved:
-            noise = {task: sqrt(max(1.0, ANSWERS / here[task][1])) for task in moved}
-            worst = max(moved, key=lambda task: abs(moved[task]) / noise[task])
-            average, usual = sum(moved.values()) / len(moved), sum(noise.values()) / len(moved)
-            too_large = abs(average) > AVERAGE * usual or abs(moved[worst]) > TASK * noise[worst]
-            differences.append(Difference(name, average, worst, moved[worst], too_large))
-    return differences, unmatched
+            line = f"{column}: {100 * moved / max(size, moved):.1f} % of its mean size"
+            (problems if moved > COLUMN * size else lines).append(line)
+    return lines, problems
 
 
-def report(differences: list[Difference], unmatched: list[str]) -> bool:
-    """Prints the table; true when every difference is small and both sides have the same rows."""
-    width = max((len(d.model) for d in differences), default=5)
-    print(f"{'model':{width}}  average  largest on one task")
-    for d in differences:
-        mark = "  too large" if d.too_large else ""
-        print(f"{d.model:{width}}  {d.average:+7.2f}  {d.worst:+7.2f} {d.task}{mark}")
-    for name in unmatched:
-        print(f"only on one side: {name}")
-    bad = sum(d.too_large for d in differences) + len(unmatched)
-    of = f"{AVERAGE:g} point of the average or {TASK:g} of a task, for {ANSWERS} answers"
-    print(f"{len(differences)} models compared, {bad} outside {of}")
-    return not bad and bool(differences)
+def compare(committed: Path, recomputed: Path) -> int:
+    """Print every CSV file that differs. Returns: the number of problems."""
+    names = {
+        str(p.relative_to(root)) for root in (committed, recomputed) for p in root.rglob("*.csv")
+    }
+    same = problems = 0
+    for name in sorted(names):
+        old, new = committed / name, recomputed / name
+        if not (old.is_file() and new.is_file()):
+            lines, wrong = [], ["only on one side"]
+        elif old.read_bytes() == new.read_bytes():
+            same += 1
+            continue
+        else:
+            rows = read(old), read(new)
+            heads = [list(own[0]) if own else [] for own in rows]
+            if heads[0] != heads[1]:
+                lines, wrong = [], ["other columns, or no rows on one side"]
+            elif {"task", "metric", "value", "count"} <= set(heads[0]):
+                lines, wrong = of_scores(*rows)
+            else:
+                lines, wrong = of_columns(*rows)
+        problems += len(wrong)
+        print(name)
+        print(*(f"  {line}" for line in lines), *(f"  TOO DIFFERENT  {w}" for w in wrong), sep="\n")
+    allowed = f"{AVERAGE:g} point of an average, {TASK:g} of a task, {COLUMN:.0%} of other columns"
+    print(f"{len(names)} CSV files, {same} the same bytes; {problems} differences beyond {allowed}")
+    return problems if names else 1
 
 
-def main(arguments: list[Any]) -> int:
+def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
         print(__doc__, file=sys.stderr)
         return 2
-    try:
-        committed, recomputed = (scores(Path(folder)) for folder in arguments)
-    except FeatCalError as error:
-        print(f"compare_results: {error}", file=sys.stderr)
-        return 2
-    return 0 if report(*differences(committed, recomputed)) else 1
+    return int(compare(*map(Path, arguments)) > 0)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ SHORT: dict[str, dict] = {
     "adamerging": BRIEFLY,
     "adamerging_1000": {"method": "adamerging", **BRIEFLY},
 }
-# One of each kind is run, the others are null: their stages run too, and leave an empty folder.
+# One of each kind is run, the others are null.
 RUN = {
     "calibrate": ("average", "task_arithmetic"),
     "adapt": {"task_arithmetic": ("surgery", "mean_shift"), "average": ("prob_surgery",)},
@@ -274,22 +274,20 @@ def keep_a_chain(work: Path) -> None:
                 kept = {"role": [key.split("-")[0]], "pool": [8], "merger": [merger]}
                 block["matrix"] = {part: kept[part] for part in block["matrix"]}
             elif "foreach" in block:
-                block["foreach"] = (
-                    {f"scores-{key}": f"scores/{key}"}
-                    if block["foreach"] == "${gathered}"
-                    else {key: {}}
-                )
-            stage = block.get("do", block)
-            for part in ("deps", "outs"):
-                stage[part] = [
-                    path
-                    for path in stage[part]
-                    if "${key}-" not in path or f"${{key}}-{merger}" in path
-                ]
+                kept = {
+                    "${gathered}": {f"scores-{key}": f"scores/{key}"},
+                    "${pools}": {key: _pools(content).get(key)},
+                }
+                block["foreach"] = kept.get(block["foreach"], {key: {}})
         if content["stages"]:
             file.write_text(yaml.safe_dump(content, sort_keys=False))
         else:
             file.unlink()
+
+
+def _pools(content: dict) -> dict:
+    """The roles and pools that a dvc.yaml names."""
+    return next((own["pools"] for own in content["vars"] if "pools" in own), {})
 
 
 def _of_the_suite(entry: Any) -> Any:
@@ -304,9 +302,7 @@ def _of_the_suite(entry: Any) -> Any:
 
 
 def commands(work: Path) -> list[list[str]]:
-    """Every command of the graph but those that make the suite itself, what it needs before it, as
-    DVC resolves them.
-    """
+    """Every command of the graph as DVC resolves it, after those that it needs."""
     from dvc.repo import Repo
 
     with Repo(str(work)) as repo:
@@ -314,7 +310,7 @@ def commands(work: Path) -> list[list[str]]:
         ordered.sort(
             key=lambda stage: stage.path_in_repo == "dvc.yaml"
         )  # pages do not wait for results on request
-        return [stage.cmd.split() for stage in ordered if not stage.name.startswith("pretrain")]
+        return [stage.cmd.split() for stage in ordered]
 
 
 @contextmanager

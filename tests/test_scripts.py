@@ -12,14 +12,15 @@ MODEL |= {"method": "merged", "setting": "", "seed": ""}
 CODE = {"changed deps": {"featcal/merging": "modified"}}
 
 
-def results(folder, count=500, **values):
+def results(folder, count=500, drift=1.5, **values):
     """A results folder with one model's score per task, and a file of another kind beside it."""
     rows = [
         {**MODEL, "task": task, "metric": "accuracy", "value": value, "count": count}
         for task, value in values.items()
     ]
     write_rows(folder / "mini" / "scores/clip_b32-8/scores.csv", rows, SCORES)
-    write_rows(folder / "mini/drift/clip_b32-8/drift.csv", [{"block": "00"}], ("block",))
+    drift = [{"block": "00", "l2": drift}]
+    write_rows(folder / "mini/drift/clip_b32-8/drift.csv", drift, ("block", "l2"))
     return str(folder)
 
 
@@ -46,6 +47,21 @@ def test_of_a_quarter_of_the_answers_twice_as_much_passes(tmp_path):
     for moved, code in ((95.9, 0), (96.1, 1)):
         recomputed = results(tmp_path / str(moved), 125, mnist=moved, dtd=50.0, svhn=70.0)
         assert compare_results.main([committed, recomputed]) == code
+
+
+@pytest.mark.parametrize(("drift", "code"), [(1.6, 0), (1.4, 0), (1.7, 1), (1.3, 1)])
+def test_columns_of_other_files_pass_within_a_tenth(tmp_path, drift, code):
+    committed = results(tmp_path / "committed", mnist=90.0)
+    recomputed = results(tmp_path / "recomputed", drift=drift, mnist=90.0)
+    assert compare_results.main([committed, recomputed]) == code
+
+
+def test_a_file_that_only_one_side_has_is_named(tmp_path, capsys):
+    committed = results(tmp_path / "committed", mnist=90.0)
+    recomputed = results(tmp_path / "recomputed", mnist=90.0)
+    (Path(recomputed) / "mini/drift/clip_b32-8/drift.csv").unlink()
+    assert compare_results.main([committed, recomputed]) == 1
+    assert "mini/drift/clip_b32-8/drift.csv\n  TOO DIFFERENT" in capsys.readouterr().out
 
 
 def test_empty_results_do_not_pass_as_equal(tmp_path):

@@ -45,7 +45,7 @@ def test_lambda_changes_calibrations_controls_and_studies_of_one_role_and_no_mer
     stages = changed("lambda", tmp_path)
     kinds = {stage.partition("@")[0] for stage in stages}
     studies = set("samples corrupted task_counts cost sweep theory tune beyond field".split())
-    assert kinds == {"calibrate", "calibrate_pool", "ablate", *studies}
+    assert kinds == {"calibrate", "ablate", *studies}
     assert {stage.partition("@")[2].split("-")[0] for stage in stages} == {"clip_b32"}
 
 

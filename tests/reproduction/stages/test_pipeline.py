@@ -20,10 +20,9 @@ from reproduction.stages import command
 
 ROOT = Path(__file__).parents[3]
 STAGES = (
-    "prepare_data", "prepare", "merge", "calibrate", "adapt", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
-    "evaluate", "evaluate_pool", "measure", *studies(), "gather", "request", "headline", "claims", "artifact", "page",
-    "prepare_texts", "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language",
-    "prepare_sentences", "merge_sentences",
+    "prepare_data", "prepare_texts", "prepare", "prepare_sentences", "prepare_language", "merge", "merge_sentences",
+    "merge_pool", "merge_language", "calibrate", "adapt", "multitask", "evaluate", "measure", *studies(), "gather", "request",
+    "headline", "claims", "artifact", "page",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the
@@ -35,7 +34,7 @@ EXEMPT = {
 }  # fmt: skip
 # How many decimals a score has is reproduction/results.py's business.
 WRITES_SCORES = (
-    "evaluate", "evaluate_pool", "evaluate_language", "measure", *studies(), "gather", "headline", "claims", "artifact",
+    "evaluate", "measure", *studies(), "gather", "headline", "claims", "artifact",
 )  # fmt: skip
 
 
@@ -140,39 +139,27 @@ MODELS = {
     "merge": "merged",
     "calibrate": "calibrated",
     "adapt": "adapted",
-}  # by what makes them, the folder they lie in
+}  # by what makes them, the kind of folder they lie in
 
 
-def stages_of(pool: object) -> str:
-    """How the names of the stages of a pool end."""
-    return "_language" if isinstance(pool, str) else "" if pool == HEADLINE_POOL else "_pool"
-
-
-def stage_of(section: str, run: Any) -> str:
-    """The stage that makes a model: one of a role and pool, but for images with 8 tasks, each
-    merger of which has one.
+def merging_stage(run: Any) -> str:
+    """Return the stage that makes a merged model: one per merger of images with 8 tasks, one per
+    role and pool otherwise.
     """
-    stages, one = stages_of(run.pool), ""
-    if section == "merge" and run.pool == HEADLINE_POOL:
-        stages, one = ("_sentences", "") if run.role == "minilm" else ("", f"-{run.upstream}")
-    return f"{section}{stages}@{run.role}-{run.pool}{one}"
+    if run.pool != HEADLINE_POOL:
+        return f"merge_{'language' if isinstance(run.pool, str) else 'pool'}@{run.key}"
+    return f"merge_sentences@{run.key}" if run.role == "minilm" else f"merge@{run.merged}"
 
 
 @pytest.mark.parametrize("section", MODELS)
 def test_every_model_of_params_yaml_is_made_by_one_stage_and_scored(section):
-    """By `evaluate`, and what of language models begins from other mergers than task arithmetic by
-    the study beyond the paper.
-    """
-    graph, folder = resolved(), f"outputs/mini/{MODELS[section]}"
-    for key, run in getattr(load_experiments(ROOT / "params.yaml"), section).items():
-        assert f"{folder}/{key}" in graph.nodes[stage_of(section, run)]["outs"], key
-        beyond = isinstance(run.pool, str) and run.upstream != "task_arithmetic"
-        evaluate = (
-            f"{'beyond' if beyond else f'evaluate{stages_of(run.pool)}'}@{run.role}-{run.pool}"
-        )
-        if beyond and run.options is None:
-            continue
-        assert f"{folder}/{key}" in graph.nodes[evaluate]["deps"], key
+    graph = resolved()
+    for run in getattr(load_experiments(ROOT / "params.yaml"), section).values():
+        folder = f"outputs/mini/{MODELS[section]}/{run.key}"
+        stage = merging_stage(run) if section == "merge" else f"{section}@{run.key}"
+        alone = f"{folder}/{run.upstream}" if stage.startswith("merge@") else folder
+        assert alone in graph.nodes[stage]["outs"], run
+        assert folder in graph.nodes[f"evaluate@{run.key}"]["deps"], run
 
 
 def test_every_study_is_gathered():
@@ -236,7 +223,7 @@ def test_claims_and_the_page_for_reviewers_are_made_anew_after_every_run():
 @cache
 def locked(kind: str) -> dict[str, str]:
     """md5 of every output (outs) or of everything read (deps) in all dvc.lock, by path; of a folder
-    that of its list of files.
+    that of its list of files; empty where it was not computed yet.
     """
     locks = pipeline.files(name="dvc.lock")
     stages = [
@@ -244,7 +231,9 @@ def locked(kind: str) -> dict[str, str]:
         for lock in locks
         for stage in yaml.load(lock.read_text(), yaml.CSafeLoader)["stages"].values()
     ]
-    return {entry["path"]: entry["md5"] for stage in stages for entry in stage.get(kind, [])}
+    return {
+        entry["path"]: entry.get("md5", "") for stage in stages for entry in stage.get(kind, [])
+    }
 
 
 def test_results_in_git_are_what_the_pipeline_wrote():

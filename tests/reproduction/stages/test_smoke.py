@@ -19,8 +19,8 @@ from smoke_graph import DEPTH, FEW, RUN, keep_a_chain, run_smoke_graph, smoke_pa
 from featcal.cli.main import main
 from featcal.data.batches import draw_indices
 from pipeline import settings, write_settings
-from reproduction.engine.context import Setup, load_context
 from reproduction.engine.calibrate import rescale
+from reproduction.engine.context import Setup, load_context
 from reproduction.experiments import ADAPTERS, MAIN, studies
 from reproduction.report.statistics import bits
 from reproduction.results import (
@@ -212,7 +212,7 @@ def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(grap
     anchor = rescale(Setup(context, "clip_b32", 8), "task_arithmetic", blend).state_dict()
     base, merged = (
         load_file(work / "outputs/smoke" / folder / "model.safetensors")
-        for folder in ("prepared/clip_b32-8/base", "merged/clip_b32-8-task_arithmetic")
+        for folder in ("prepared/clip_b32-8/base", "merged/clip_b32-8/task_arithmetic")
     )
     assert blend > 1 and base.keys() <= anchor.keys()
     for name, weight in base.items():
@@ -456,7 +456,7 @@ def test_a_calibrated_folder_explains_itself_and_loads(graph):
     work, _ = graph
     from transformers import CLIPVisionModel
 
-    folder = work / "outputs/smoke/calibrated/clip_b32-8-task_arithmetic-suite/seed42"
+    folder = work / "outputs/smoke/calibrated/clip_b32-8/task_arithmetic-suite/seed42"
     told = json.loads((folder / "featcal.json").read_text())
     ridge = smoke_params()["featcal"]["clip_b32"]["suite"]["ridge"]
     assert told["settings"]["ridge"] == ridge
@@ -536,12 +536,12 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
         params["calibrate"]["clip_b32-8"]["from"]["task_arithmetic"] = {"suite": {"ridge": 0.7}}
         write_settings(work, params)
         calibrate, *behind = run_again(target)
-        assert calibrate == "pipeline/images/dvc.yaml:calibrate@clip_b32-8" and behind[-1] == target
-        assert set(behind) == {"pipeline/images/dvc.yaml:evaluate@clip_b32-8", target}
+        assert calibrate == "pipeline/models/dvc.yaml:calibrate@clip_b32-8" and behind[-1] == target
+        assert set(behind) == {"pipeline/models/dvc.yaml:evaluate@clip_b32-8", target}
         switch_to_a_suite_without_roles(work)
-        assert "pipeline/images/dvc.yaml:evaluate@clip_b32-8" in run_again(target)
+        assert "pipeline/models/dvc.yaml:evaluate@clip_b32-8" in run_again(target)
         write_settings(work, params)
-        cheap = {"pipeline/images/dvc.yaml:prepare_data", "gather@scores-clip_b32-8"}
+        cheap = {"pipeline/prepare/dvc.yaml:prepare_data", "gather@scores-clip_b32-8"}
         assert set(run_again(target)) <= cheap, (
             "switching back trains, calibrates and evaluates nothing again"
         )
