@@ -73,8 +73,8 @@ STUDIED: dict[str, dict] = {
         "around": [{"setting": "suite", "featcal": AT, "ridge": [1.0e-6, 1.0], "interpolation": [0.9]}],
     },
     "extrapolation": {
-        "samples": 8, "held_out": 8, "batch": 8, "orders": ["stale", "forward"], "blends": [1.0, 2.0], "ridges": [0.01, 0.1],
-        "scored": 40,
+        "samples": 8, "held_out": 8, "batch": 8, "orders": ["forward"], "interpolations": [0.3],
+        "blends": [1.0, 2.0], "ridges": [0.01, 0.1], "scored": 40,
     },
     "task_counts": {"counts": [2, 3], "shuffles": 1, "samples": 16},
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},

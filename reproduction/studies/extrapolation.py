@@ -152,14 +152,19 @@ class ExtrapolationStudy(Study):
         files = [setup.heads, *setup.merged(self.upstream).glob("*.safetensors")]
         for model in (setup.base, *setup.experts.values()):
             files += model.glob("*.safetensors")
-        digest = fingerprint(self.model_dump(), sorted(files))
+        grid = ("orders", "interpolations", "blends", "ridges", "stream")
+        common = {name: value for name, value in self.model_dump().items() if name not in grid}
+        digest = fingerprint(common, sorted(files))
         store = setup.context.layout.unfinished(f"extrapolation-{self.key}-{digest}")
         store.mkdir(parents=True, exist_ok=True)
 
         def run(groups: Mapping[str, Sequence[Candidate]]) -> list[Row]:
-            jobs = {
-                name: (setup, self, group, store / f"{name}.json") for name, group in groups.items()
-            }
+            jobs = {}
+            for name, group in groups.items():
+                own = fingerprint(
+                    [(one.choice, one.variant, dict(one.settings)) for one in group], ()
+                )
+                jobs[name] = (setup, self, group, store / f"{own}.json")
             results = setup.context.run(f"extrapolation {self.key}", measured, jobs)
             below.update({k: v for result in results.values() for k, v in result["below"].items()})
             return [row for result in results.values() for row in result["rows"]]
@@ -172,14 +177,14 @@ class ExtrapolationStudy(Study):
         names = ("choice", "variant", "interpolation", "anchor_blend")
         cell = next(r for r in rows if r["chosen"] and tuple(r[n] for n in names) == wanted)
         rows += run(self.second(self.stream.but(anchor_blend=rho), float(cell["ridge"])))
-        common = {**setup.words, "upstream": self.upstream, "method": "featcal", "setting": ""}
+        words = {**setup.words, "upstream": self.upstream, "method": "featcal", "setting": ""}
         scores, candidates = [], []
         for row in rows:
             counts = row.pop("counts")
             candidates.append({**setup.words, "upstream": self.upstream, **row})
             del row["chosen"]
             scores += [
-                {**common, **row, "metric": "accuracy", "seed": self.seed, "task": task, **one}
+                {**words, **row, "metric": "accuracy", "seed": self.seed, "task": task, **one}
                 for task, one in counts.items()
             ]
         shutil.rmtree(store)

@@ -92,7 +92,7 @@ def _by_blend(suite: str) -> Figure | None:
         return figure
 
 
-def extrapolation(suite: str) -> PageOutput:
+def by_order(suite: str) -> PageOutput:
     """List scores and divergences by ρ for every order and α, and what ρ = 1 and the last ρ gain."""
     rows, blends = [], dict[float, None]()
     for name, study in cells_of(suite).items():

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, one_panel, shown
-from reproduction.report.html import PageOutput, estimated, margin, note, table
+from reproduction.report.html import PageOutput, margin, note, table
 from reproduction.report.paper import IMAGES, REAL, SIZES, paper_value
 from reproduction.report.statistics import noise
 from reproduction.report.tables import (
@@ -178,23 +178,6 @@ def _name(key: Key) -> str:
     if method == SHIFT:
         return f"{SHORT[method]}, {'train' if setting.endswith('_train') else 'unlabelled'}"
     return f"{SHORT[method]}, {SHORT[setting]}" if setting else SHORT[method]
-
-
-def controls(suite: str) -> PageOutput:
-    """List the averages of all controls after task arithmetic and after WUDI in closed form."""
-    rows = []
-    for merger in ("task_arithmetic", CLOSED):
-        for key, name in controls_of(suite, merger).items():
-            found = [average(Evidence(suite, role, "8"), key) for role in SIZES]
-            if any(found):
-                heads = key == (merger, "merged", "")
-                rows.append(("fc-merger" if heads else "", [name, *map(estimated, found)]))
-    if not rows:
-        return PageOutput(note("○ not run: no controls."))
-    caption = (
-        "Average accuracy (%) of the controls. Unlabelled: on drawn images the scored test images"
-    )
-    return PageOutput(table(["", *SIZES.values()], rows, caption, "fc-long"))
 
 
 def shares(suite: str) -> PageOutput:
