@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from packaging.requirements import Requirement
 from typer import Exit, Option
 
@@ -61,39 +62,6 @@ HF_HUB_OFFLINE=1 featcal doctor --suite paper --json   (is everything in the cac
 
 Exit code 2 when something is missing, told in a list at the end."""
 
-# Bytes to download of a model: parameters times bytes of one; a Llama is counted in half precision.
-MODEL_BYTES = {
-    "openai/clip-vit-base-patch32": 151_277_313 * 4,
-    "openai/clip-vit-large-patch14": 427_616_513 * 4,
-    "tanganke/clip-vit-base-patch32_": 87_456_000 * 4,
-    "tanganke/clip-vit-large-patch14_": 303_179_776 * 4,
-    "sentence-transformers/all-MiniLM-L6-v2": 90_868_376,
-    "google/flan-t5-base": 247_577_856 * 4,
-    "tanganke/flan-t5-base_": 247_577_856 * 4,
-    "google/flan-t5-large": 783_150_080 * 4,
-    "tanganke/flan-t5-large_": 18_900_000,  # adapters of rank 16
-    "meta-llama/Llama-3.2-3B": 6_440_000_000,
-    "MergeBench/Llama-3.2-3B": 6_440_000_000,
-    "meta-llama/Llama-3.1-8B": 16_000_000_000,
-    "MergeBench/Llama-3.1-8B": 16_000_000_000,
-}
-TEST_IMAGES = {
-    "sun397": 19850, "stanford-cars": 8041, "resisc45": 6300, "eurosat": 2700, "svhn": 26032, "gtsrb": 12630, "mnist": 10000,
-    "dtd": 1880, "oxford_flowers102": 6149, "pcam": 32768, "fer2013": 7178, "oxford-iiit-pet": 3669, "stl10": 8000,
-    "cifar100": 10000, "cifar10": 10000, "food101": 25250, "fashion_mnist": 10000, "emnist_letters": 20800, "kmnist": 10000,
-    "rendered-sst2": 1821,
-}  # fmt: skip
-# training images of the tasks that have few; of larger splits only drawn ones are decoded
-TRAIN_IMAGES = {
-    "stanford-cars": 8144, "dtd": 3760, "oxford_flowers102": 1020, "oxford-iiit-pet": 3680, "stl10": 5000, "rendered-sst2": 6920,
-}  # fmt: skip
-DECODED = 3 * 224 * 224  # bytes of one picture
-GLUE_PROMPTS = {
-    "cola": 1043, "mnli": 9815, "mrpc": 408, "qnli": 5463, "qqp": 40430, "rte": 277, "sst2": 872, "stsb": 1500,
-}  # fmt: skip
-SENTENCES = 500  # test rows of every task in reproduction/real_text
-DOMAIN_PROMPTS = 500 + 1319 + 164 + 378 + 541 + 1172  # MATH-500 … ARC-Challenge
-
 
 @dataclass(frozen=True)
 class Size:
@@ -117,60 +85,8 @@ class Size:
         return folder
 
 
-_CLIP, _T5, _LLAMA = (
-    ("clip_vision_model", "CLIPVisionModel"), ("t5", "T5ForConditionalGeneration"), ("llama", "LlamaForCausalLM")
-)  # fmt: skip
-_LARGE = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-}
-_FLAN: dict[str, Any] = {
-    "vocab_size": 32128,
-    "d_kv": 64,
-    "feed_forward_proj": "gated-gelu",
-    "tie_word_embeddings": False,
-}
-_LLAMA_3: dict[str, Any] = {
-    "vocab_size": 128256, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
-}  # fmt: skip
-_3B = {
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 24,
-}
-_8B = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-}
-_MINI = {
-    "hidden_size": 384,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 12,
-}
-SIZES = {
-    "clip_b32": Size(*_CLIP, {}, None, 87_456_000, 50, 87_456_000 * 4),
-    "clip_l14": Size(*_CLIP, _LARGE, None, 303_179_776, 257, 303_179_776 * 4),
-    "minilm": Size("bert", "BertModel", _MINI, 48, 10_645_632, 48, 90_868_376),
-    "flan_t5_base": Size(
-        *_T5, {**_FLAN, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12}, 512, 247_577_856, 128, 247_577_856 * 4
-    ),
-    "flan_t5_large": Size(
-        *_T5, {**_FLAN, "d_model": 1024, "d_ff": 2816, "num_layers": 24, "num_heads": 16}, 512, 783_150_080, 128, 783_150_080 * 4
-    ),
-    "llama_3b": Size(
-        *_LLAMA, {**_LLAMA_3, **_3B, "tie_word_embeddings": True}, 512, 3_212_749_824, 768, 6_440_000_000
-    ),
-    "llama_8b": Size(
-        *_LLAMA, {**_LLAMA_3, **_8B, "tie_word_embeddings": False}, 512, 8_030_261_248, 768, 16_000_000_000
-    ),
-}  # fmt: skip
+_FACTS = yaml.safe_load((Path(__file__).parent / "doctor.yaml").read_text(encoding="utf-8"))
+SIZES = {role: Size(**facts) for role, facts in _FACTS["sizes"].items()}
 
 
 @dataclass(frozen=True)
@@ -359,8 +275,11 @@ def checkup(chosen: Chosen, rate: float) -> Checkup:
     if suite.data.source == "hub":
         _count(chosen, rate, found)
         # once for both sizes of CLIP, whose processors prepare images alike
-        pictures = sum(TEST_IMAGES[task] + TRAIN_IMAGES.get(task, 0) for task in suite.tasks)
-        found.disk["decoded pictures"] = pictures * DECODED
+        pictures = sum(
+            _FACTS["test_images"][task] + _FACTS["train_images"].get(task, 0)
+            for task in suite.tasks
+        )
+        found.disk["decoded pictures"] = pictures * _FACTS["decoded_bytes"]
     else:
         found.disk["outputs and DVC's cache"] = SMALL
     found.disk["the hub's cache"] = sum(one.bytes or 0 for one in found.repositories)
@@ -395,8 +314,8 @@ def repositories(suite: Suite) -> list[Repository]:
         names = [base] if "/models/" not in base else []  # no folder of the project
         names += [experts.format(task=task) for task in tasks] if "{task}" in experts else []
         for name in names:
-            known = [start for start in MODEL_BYTES if name.startswith(start)]
-            size = MODEL_BYTES[max(known, key=len)] if known else None
+            known = [start for start in _FACTS["model_bytes"] if name.startswith(start)]
+            size = _FACTS["model_bytes"][max(known, key=len)] if known else None
             found.append(Repository(name, "model", part, size))
 
     def data(names: Iterable[str], part: str) -> None:
@@ -564,10 +483,10 @@ def operations(chosen: Chosen, role: str, pool: Pool) -> float:
     if calibrations:
         work += calibrations * planned(chosen, role, len(tasks))["operations"]
     if isinstance(pool, str) and pool != GLUE_POOL:
-        samples = DOMAIN_PROMPTS
+        samples = _FACTS["domain_prompts"]
     else:
-        counts = TEST_IMAGES if isinstance(pool, int) else GLUE_PROMPTS
-        samples = sum(counts.get(task, SENTENCES) for task in tasks)
+        counts = _FACTS["test_images"] if isinstance(pool, int) else _FACTS["glue_prompts"]
+        samples = sum(counts.get(task, _FACTS["sentences"]) for task in tasks)
     work += (models_kept(chosen, role, pool) + 2) * samples * per_sample  # and base and experts
     for run in ex.merged_in(role, pool).values():
         if run.method == "adamerging" and run.draw is not None:

@@ -137,7 +137,7 @@ class Results:
             wanted["task"] = next(
                 (row["task"] for row in self._csv(f"{role}-{pool}", "similarity")), None
             )
-        if wanted.get("setting") == "main":
+        if wanted.get("setting") == "studied":
             wanted["setting"] = "paper" if self.folder.name == "paper" else "suite"
         if (
             wanted.get("method") in CALIBRATED
@@ -146,6 +146,12 @@ class Results:
             and "setting" not in wanted
         ):
             wanted["setting"] = self.setting
+            run = {row["setting"] for row in found if row["method"] == wanted["method"]}
+            free = (
+                wanted["method"] != "featcal" or claim["kind"] == "checked" or file.endswith(".run")
+            )
+            if free and self.setting not in run and "suite" in run:
+                wanted["setting"] = "suite"
         blocks = wanted.pop("block", None)
         if blocks == "last":
             blocks = max(

@@ -264,7 +264,9 @@ def _scores(suite, role, pool, key, level, tasks, seeds=None):
 
 def _drift(suite, role, tasks, blocks=6):
     shared = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic", "count": 500}
-    for method, setting, seed, size in (("merged", "", "", 0.1), ("featcal", "suite", "42", 0.05)):
+    models = [("merged", "", "", 0.1), ("featcal", "suite", "42", 0.05)]
+    models.append(("featcal", "paper", "42", 0.07))
+    for method, setting, seed, size in models:
         for i, task in enumerate(tasks):
             for depth, block in enumerate(
                 ["embeddings", *(f"{b:02d}" for b in range(blocks)), "features"]

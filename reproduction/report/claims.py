@@ -32,6 +32,7 @@ DIGITS = {
     "count": 0,
 }  # of a measure in words; others have three
 CALIBRATED = ("featcal", "surgery", "prob_surgery")
+SECOND_MERGERS = ("average", "task_arithmetic", "wudi_closed_form")  # of the second encoder
 OTHER = "other_task"  # each other task's right side, against the left side's task
 GROUPS = (
     "raises its merger", "against adapters", "few samples", "cost", "what matters in the method", "language",
@@ -78,14 +79,9 @@ class Claim:
 
     @property
     def has_settings(self) -> bool:
-        """Whether a side is FeatCal or an adapter, so that the claim is another one at other
-        settings.
-        """
-        return any(
-            named(side).get("method") in CALIBRATED
-            for side in (self.left, self.right, self.than)
-            if side
-        )
+        """Return True if a side is FeatCal or an adapter, so that its settings matter."""
+        sides = [named(side) | self.where for side in (self.left, self.right, self.than) if side]
+        return any(side.get("method") in CALIBRATED and "setting" not in side for side in sides)
 
     @property
     def unit(self) -> str:
@@ -101,7 +97,7 @@ class Claim:
         return {
             "task": "tasks",
             OTHER: "other tasks",
-            "samples": "numbers of images",
+            "samples": "numbers of samples",
             "corruption": "kinds of damage",
         }[self.each]
 
@@ -143,6 +139,39 @@ class Claim:
             kept = [[REAL, pool] for role, pool in places if role == IMAGES]
             over = over | {"place": kept} if isinstance(over, dict) else kept
         return replace(self, role=REAL, left=left, right=right, than=than, over=over)
+
+    @property
+    def on_second_encoder(self) -> "Claim | None":
+        """Return the claim about the second encoder; None where nothing of the kind was run on it.
+
+        It has scores of 8 tasks from three mergers.
+        """
+        one = self.on_texts
+        if (
+            one is None
+            or self.file != "scores"
+            or self.kind not in ("above", "level", "gain", "closer")
+        ):
+            return None
+        over, known = one.over, {"", *SECOND_MERGERS}
+        lists = dict(over) if isinstance(over, dict) else {"place": over} if over else {}
+        if "upstream" in lists:
+            lists["upstream"] = [name for name in lists["upstream"] if name in known]
+        places = lists.get("place", [[one.role, one.pool]])
+        places = [place for place in places if str(place[1]) == "8"]
+        if "place" in lists:
+            lists["place"] = places
+        sides = [named(side) for side in (one.left, one.right, one.than) if side]
+        columns = {column for side in (*sides, one.where) for column in side}
+        mergers = {side.get("upstream", "") for side in sides}
+        methods = {side.get("method", "") for side in sides} - {"", *CALIBRATED}
+        fits = columns <= {"upstream", "method", "task"} and mergers <= known
+        if not (
+            fits and places and all(lists.values()) and methods <= {"base", "expert", "merged"}
+        ):
+            return None
+        kept = lists if isinstance(over, dict) else lists.get("place")
+        return replace(one, file="second_encoder", over=kept)
 
     def is_about(self, value: Any) -> bool:
         """Whether a claim about each task (or each of another column) is about this one, too."""
@@ -260,8 +289,6 @@ def combinations_of(over: Any) -> list[dict[str, Any]]:
     return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
 
-def main_setting(suite: str) -> str:
-    """Which FeatCal settings a suite's verdicts are counted at: its own, or the paper's in the
-    suite `paper`.
-    """
+def studied_setting(suite: str) -> str:
+    """Return the settings of FeatCal in studies and controls, which run it at one setting only."""
     return "paper" if suite == "paper" else "suite"

@@ -105,10 +105,10 @@ def compact(value: float) -> str:
 
 
 def arrow(change: float) -> str:
-    """Return a change with a sign that needs no colour: ↑4.2, ↓0.8, ±0.0."""
+    """Return a change with a sign that needs no colour: ↑4.2, ↓0.8, =."""
     shown = f"{abs(change):.1f}"
     if shown == "0.0":
-        return '<span class="fc-same">±0.0</span>'
+        return '<span class="fc-same">=</span>'
     return f'<span class="{"fc-up" if change > 0 else "fc-down"}">{"↑" if change > 0 else "↓"}{shown}</span>'
 
 

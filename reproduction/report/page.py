@@ -19,26 +19,19 @@ from reproduction.report.paper import (
     paper_row,
     paper_table,
 )
-from reproduction.report.tables import setting_label, settings_shown
-from reproduction.report.verdicts import WORDS, Verdict, sources
+from reproduction.report.tables import settings_shown
+from reproduction.report.verdicts import DECIDED, WORDS, Source, Verdict, sources
 
+BOTH = "At the printed settings; small: at settings tuned on validation rows, adapters not tuned."
 PAGES = ("table", "figure", "theory")  # kinds of places that have a page each
 DOUBT = '<a href="differences.html">in doubt</a>'
 Read = Callable[..., pd.DataFrame]
 
 
 def verdicts(place: str, suite: str) -> PageOutput:
-    """Return the paper's claims about one of its tables or figures, a verdict word per source."""
+    """Return the paper's claims about one of its tables or figures, with verdicts by source."""
     chosen = [claim for claim in claims() if claim.place == place]
-    columns = {source.title: source.judged(chosen) for source in sources(suite)}
-    columns = {title: found for title, found in columns.items() if any(found)}
-    rows = []
-    for claim, *found in zip(chosen, *columns.values(), strict=True):
-        words = [chip(verdict.word) if verdict else "no counterpart" for verdict in found]
-        rows.append(("", [escape(claim.sentence), escape(paper_says(claim)) or "–", *words]))
-    caption = "The paper’s claims and what each source of results says of them"
-    head = ["Claim", "The paper’s numbers", *columns]
-    return PageOutput(table(head, rows, caption, "fc-claims"))
+    return PageOutput(verdict_table(chosen, suite, "The paper’s claims"))
 
 
 def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
@@ -63,9 +56,9 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
     return PageOutput(note(" · ".join(parts)))
 
 
-def counts(found: list[Verdict]) -> str:
+def counts(found: list[Verdict | None]) -> str:
     """Return chips with the number of verdicts of each kind."""
-    number = {word: sum(v.word == word for v in found) for word in WORDS}
+    number = {word: sum(v.word == word for v in found if v) for word in WORDS}
     return " ".join(
         f'<span class="fc-count">{chip(word)} {count}</span>'
         for word, count in number.items()
@@ -74,23 +67,42 @@ def counts(found: list[Verdict]) -> str:
 
 
 def tally(suite: str) -> PageOutput:
-    """Count verdicts by source: of the headline claims by group, of the theorems, and of all claims."""
+    """Count verdicts by source: of headline claims by group, of theorems, and of all claims."""
     headline = [claim for claim in claims() if claim.headline]
     chosen = {group: [claim for claim in claims() if claim.group == group] for group in GROUPS}
-    chosen |= {
-        f"headline claims, {len(headline)}": headline,
-        f"all claims, {len(claims())}": list(claims()),
+    chosen |= {f"headline claims, {len(headline)}": headline}
+    chosen |= {f"all claims, {len(claims())}": list(claims())}
+    found = {
+        name: [_judged(source, own) for source in sources(suite)] for name, own in chosen.items()
     }
     rows = []
-    for name, own in chosen.items():
-        cells = [counts([v for v in source.judged(own) if v]) or "–" for source in sources(suite)]
+    for name, columns in found.items():
+        cells = [_both([counts(verdicts) or "–" for verdicts in own]) for own in columns]
         rows.append(("fc-total" if "claims, " in name else "", [name, *cells]))
+    fragile = [_both([_fragile(verdicts) for verdicts in own]) for own in columns]
+    rows.append(("fc-total", ["decided by less than three standard errors", *fragile]))
     head = ["Claims", *(source.title for source in sources(suite))]
-    return PageOutput(table(head, rows, "Verdicts counted", "fc-words"))
+    return PageOutput(table(head, rows, f"Verdicts counted. {BOTH}", "fc-words"))
+
+
+def _judged(source: Source, chosen: list[Claim]) -> list[list[Verdict | None]]:
+    """Return the verdicts of a source at each of its settings, the printed ones first."""
+    return [source.judged(chosen, setting) for setting in settings_shown(source.suite)]
+
+
+def _both(cells: list[str]) -> str:
+    """Return what is shown at the printed settings, and small what is at the tuned ones."""
+    return cells[0] + "".join(f"<small>tuned: {cell}</small>" for cell in cells[1:])
+
+
+def _fragile(found: list[Verdict | None]) -> str:
+    """Return how many decided verdicts would not be decided at three standard errors."""
+    decided = [verdict for verdict in found if verdict and verdict.word in DECIDED]
+    return f"{sum(verdict.fragile for verdict in decided)} of {len(decided)}"
 
 
 def board(suite: str) -> PageOutput:
-    """List all claims in the order of claims.yaml, ready for the filter of book/_static/filter.js."""
+    """List all claims in the order of claims.yaml, for the filter of book/_static/filter.js."""
     return PageOutput(
         verdict_table(list(claims()), suite, "All claims", "fc-claims fc-filtered", True)
     )
@@ -108,54 +120,38 @@ def verdict_table(
 ) -> str:
     """List claims with the paper's numbers and, by source, the verdict and what was measured.
 
-    A source in which no claim has a counterpart has no column.   places: link each claim to its page, and show
-    of a claim about several how many hold.
+    A source in which no claim has a counterpart has no column.
+    places: link each claim to its page; of a claim about several show only how many hold.
     """
-    pools = {part.pool for claim in chosen for part in (claim.parts.values() or [claim])} or {"8"}
     columns, head = [], ["Claim", "The paper’s numbers"]
-    words: list[list[str]] = [[] for _ in chosen]
     for source in sources(suite):
-        shown = settings_shown(source.suite)
-        main, *others = [
-            s for s in shown if all(s in settings_shown(source.suite, pool) for pool in pools)
-        ]
-        found = source.judged(chosen, main)
-        also = [source.judged(chosen, setting) for setting in others]
-        if any(found):
-            columns.append(
-                [_cell(c, v, list(zip(others, more, strict=True)), places)
-                 for c, v, *more in zip(chosen, found, *also, strict=True)]
-            )  # fmt: skip
-            words = [[*own, *([v.word] if v else [])] for own, v in zip(words, found, strict=True)]
-            head.append(f"{source.title}, {setting_label(main)}")
+        found = _judged(source, chosen)
+        if any(found[0]):
+            columns.append(list(zip(*found, strict=True)))
+            head.append(source.title)
     rows = []
-    for claim, said, *cells in zip(chosen, words, *columns, strict=True):
+    for claim, *found in zip(chosen, *columns, strict=True):
         where = f"{place_link(claim.place)} · " if places else ""
         sentence = f"{escape(claim.sentence)}<small>{where}{escape(claim.source)}</small>"
         printed = escape(paper_says(claim)) + (f" ({DOUBT})" if in_doubt(claim) else "")
-        name = " ".join(f"fc-is-{word.replace(' ', '-')}" for word in dict.fromkeys(said))
-        rows.append((name, [sentence, printed or "–", *cells]))
-    return table(head, rows, caption, kind)
-
-
-def _cell(
-    claim: Claim, found: Verdict | None, others: list[tuple[str, Verdict | None]], short: bool
-) -> str:
-    """Show the verdict of one source, on which pools if on fewer, and the verdict at other settings."""
-    if found is None:
-        return '<span class="fc-none">–</span>'
-    fewer = dict.fromkeys(f"{part.pool} tasks" for part in found.claim.parts.values())
-    only = (
-        f"<small>here: {', '.join(fewer)}</small>"
-        if len(found.claim.parts) < len(claim.parts)
-        else ""
-    )
-    also = ""
-    if found.word != "not run" and claim.has_settings:
-        also = "".join(
-            f"<small>{setting_label(s)}: {verdict_chip(v)}</small>" for s, v in others if v
+        words = dict.fromkeys(own[0].word for own in found if own[0])
+        name = " ".join(f"fc-is-{word.replace(' ', '-')}" for word in words)
+        rows.append(
+            (name, [sentence, printed or "–", *(_cell(claim, own, places) for own in found)])
         )
-    return f"{verdict_chip(found)}<br>{measured(found, short)}{only}{also}"
+    return table(head, rows, f"{caption}. {BOTH}", kind)
+
+
+def _cell(claim: Claim, found: Sequence[Verdict | None], short: bool) -> str:
+    """Show the verdict of one source at the printed settings, and small at the tuned ones."""
+    first, *others = found
+    if first is None:
+        return '<span class="fc-none">–</span>'
+    parts = len(first.claim.parts)
+    only = f"<small>here: {parts} of {len(claim.parts)}</small>" if parts < len(claim.parts) else ""
+    also = others if claim.has_settings else []
+    cells = [f"{verdict_chip(first)}<br>{measured(first, short)}{only}"]
+    return _both([*cells, *(verdict_chip(verdict) for verdict in also if verdict)])
 
 
 def verdict_chip(verdict: Verdict) -> str:
@@ -167,8 +163,6 @@ def verdict_chip(verdict: Verdict) -> str:
 
 def measured(verdict: Verdict, short: bool = False) -> str:
     """Return the numbers behind a verdict: both sides, the margin, two standard errors."""
-    if verdict.word == "not run":
-        return ""
     detail, _, rest = escape(verdict.detail).partition(";")
     if short and rest or math.isnan(verdict.margin):
         return detail

@@ -21,11 +21,11 @@ from reproduction.report.claims import (
     INSIDE,
     OTHER,
     Claim,
-    main_setting,
     named,
+    studied_setting,
     told,
 )
-from reproduction.report.evidence import Evidence, results_folder, select
+from reproduction.report.evidence import MEASURED, Evidence, results_folder, select
 from reproduction.report.paper import PRINTED, TEXT_PRINTED
 from reproduction.report.statistics import (
     Difference,
@@ -38,12 +38,13 @@ from reproduction.report.statistics import (
 from reproduction.report.tables import UPSTREAMS
 
 WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
+DECIDED = ("holds", "does not hold")
 _titled: dict[str, Callable[[Any], str]] = {
     "samples": "n = {:g}".format,
     "corruption": lambda kind: str(kind).replace("_", " "),
 }
 PAPER = "paper"
-TITLES = {"mini": "Drawn images and texts", PAPER: "The paper’s checkpoints"}  # of sources
+TITLES = {"mini": "Synthetic images and texts", PAPER: "The paper’s checkpoints"}  # of sources
 STATED = {  # what a theorem's numbers are, by the quantity of its rows
     "digits": "both sides share {:.1f} digits, asked for {:.0f}", "room": "the sides are {:.1f} % apart where they come closest",
 }  # fmt: skip
@@ -71,6 +72,11 @@ class Verdict:
     detail: str = ""
 
     @property
+    def fragile(self) -> bool:
+        """Return True if the verdict is decided, but by less than three standard errors."""
+        return self.word in DECIDED and 0 < abs(self.margin) < 1.5 * self.noise
+
+    @property
     def met(self) -> bool:
         """Whether the margin points the claimed way, whatever its error."""
         return self.margin > 0
@@ -78,44 +84,36 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Source:
-    """Where verdicts come from: the results of a suite, or those of its real encoder.   title: its
-    heading.
+    """The results that verdicts come from.
+
+    key: its name in claims.json.   counterpart: returns the claim about these models, or None.
     """
 
+    key: str
     title: str
     suite: str
-    real: bool = False
+    counterpart: Callable[[Claim], Claim | None] = lambda claim: claim
 
     def judged(
-        self, chosen: Iterable[Claim], setting: str = "", folder: Path | None = None
+        self, chosen: Iterable[Claim], setting: str = PAPER, folder: Path | None = None
     ) -> list[Verdict | None]:
-        """Verdicts on several claims, at the main setting or another; None of a claim that has no
-        counterpart in texts.
-        """
-        own = [claim.on_texts if self.real else claim for claim in chosen]
-        found = iter(
-            judged(
-                (claim for claim in own if claim),
-                self.suite,
-                setting or main_setting(self.suite),
-                folder,
-            )
-        )
+        """Return verdicts at one setting; None for a claim without a counterpart."""
+        own = [self.counterpart(claim) for claim in chosen]
+        found = iter(judged((claim for claim in own if claim), self.suite, setting, folder))
         return [next(found) if claim else None for claim in own]
 
 
 def sources(suite: str) -> tuple[Source, ...]:
-    """The real encoder, the suite's own models, and the paper's checkpoints where a user has run
-    them.
-    """
+    """Return both real encoders, the suite's own models, and the paper's checkpoints if run."""
     found = [
-        Source("Real encoder, real texts", suite, real=True),
-        Source(TITLES.get(suite, f"{suite} suite"), suite),
+        Source("real_encoder", "MiniLM, real texts", suite, lambda claim: claim.on_texts),
+        Source("second_encoder", "MPNet, real texts", suite, lambda claim: claim.on_second_encoder),
+        Source(suite, TITLES.get(suite, f"{suite} suite"), suite),
     ]
     run = suite != PAPER and any(
         Evidence(PAPER, role, pool).was_run for role, pool in PRINTED | TEXT_PRINTED
     )
-    return (*found, *([Source(TITLES[PAPER], PAPER)] if run else []))
+    return (*found, *([Source(PAPER, TITLES[PAPER], PAPER)] if run else []))
 
 
 def judged(
@@ -279,10 +277,10 @@ def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence
         wanted["task"] = evidence.shown
     if wanted.get("block") == "last":
         wanted["block"] = max((b for b in frame["block"].unique() if b not in INSIDE), default="")
-    if wanted.get("setting") == "main":
-        wanted["setting"] = main_setting(evidence.suite)
+    if wanted.get("setting") == "studied":
+        wanted["setting"] = studied_setting(evidence.suite)
     if wanted.get("method") in CALIBRATED and "setting" in frame:
-        wanted.setdefault("setting", setting)
+        wanted.setdefault("setting", _run_at(frame, wanted["method"], setting, claim.kind, kind))
     rows = select(frame, {column: value for column, value in wanted.items() if value != "all"})
     if wanted.get("block") == "all":
         rows = rows[~rows["block"].isin(INSIDE)]
@@ -290,6 +288,16 @@ def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence
         return rows.iloc[:0]
     measured = rows[claim.measure].notna()  # energy without a GPU: not measured
     return rows if measured.all() else rows[measured]
+
+
+def _run_at(frame: pd.DataFrame, method: str, setting: str, kind: str, file: str) -> str:
+    """Return the setting asked for, or the tuned one where it alone was run and does not matter.
+
+    λ, ρ and α change neither a time nor an exact statement; adapters then have their other size.
+    """
+    run = set(select(frame, {"method": method})["setting"])
+    free = method != "featcal" or kind == "checked" or file.endswith(MEASURED)
+    return "suite" if free and setting not in run and "suite" in run else setting
 
 
 def _word(margin: float, allowed: float) -> str:
@@ -334,7 +342,9 @@ def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
         "not run",
     )
     if whole == "not run":
-        return Verdict(claim, whole)
+        run = len(parts) - words["not run"]
+        told = f"{run} of {len(parts)} run, {words['holds']} hold" if run else ""
+        return Verdict(claim, whole, detail=told)
     deciding = {name: part for name, part in parts.items() if part.word == whole}
     sign = (
         1 if whole == "does not hold" else -1

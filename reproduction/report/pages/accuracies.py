@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
+from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import CURVES, WIDTH, drawing, shown
 from reproduction.report.html import PageOutput, margin, table
@@ -35,7 +36,6 @@ from reproduction.report.tables import (
     model_key,
     paper_recovered,
     paper_rows,
-    printed_first,
     printed_fold,
     references_of,
     rows_in_order,
@@ -80,7 +80,7 @@ def answer(
 
 def settings_of(*experiments: Evidence) -> tuple[str, ...]:
     """Return the settings that any of the experiments has, printed ones first."""
-    several = {s for ours in experiments for s in printed_first(ours.suite, ours.pool)}
+    several = {s for ours in experiments for s in settings_shown(ours.suite, ours.pool)}
     return tuple(sorted(several))
 
 
@@ -157,7 +157,7 @@ def columns_of(suite: str, role: str) -> dict[str, Evidence]:
 
 def extended_answer(suite: str) -> PageOutput:
     """Return FeatCal minus the better adapter for every column of Table 2, printed and measured."""
-    main, rows = settings_shown(suite)[0], []
+    main, rows = studied_setting(suite), []
     columns = columns_of(suite, IMAGES)
     texts = {name: Evidence(suite, REAL, EXTENDED[name][1]) for name in columns if "B/32" in name}
     for upstream in EXTENDED_MERGERS:
@@ -189,8 +189,8 @@ def extended_answer(suite: str) -> PageOutput:
 
 
 def extended(suite: str, role: str) -> PageOutput:
-    """Return Table 2: averages at the main settings, a column per experiment."""
-    main, columns = settings_shown(suite)[0], columns_of(suite, role)
+    """Return Table 2: averages at the tuned settings, a column per experiment."""
+    main, columns = studied_setting(suite), columns_of(suite, role)
 
     def look(upstream: str, method: str, setting: str) -> Cells:
         key = model_key(upstream, method, setting)
@@ -211,7 +211,7 @@ def gains_by_tasks(suite: str) -> PageOutput:
 
 def by_tasks(suite: str) -> pd.DataFrame:
     """Return the gain of each method over its merger, and two standard errors of it."""
-    main, found = settings_shown(suite)[0], []
+    main, found = studied_setting(suite), []
     for role, pool in (*((REAL, pool) for pool in POOLS), *PRINTED):
         ours = Evidence(suite, role, pool)
         for upstream in EXTENDED_MERGERS:

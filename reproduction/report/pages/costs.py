@@ -8,7 +8,7 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.report.claims import main_setting
+from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, CURVES, legend, one_panel, shown
 from reproduction.report.html import PageOutput, compact, fold, margin, note, table
@@ -58,7 +58,7 @@ def answer(*experiments: Evidence) -> PageOutput:
 
 
 def _rows(ours: Evidence, method: str) -> pd.DataFrame:
-    key = {"upstream": UPSTREAM, "setting": main_setting(ours.suite), "method": method}
+    key = {"upstream": UPSTREAM, "setting": studied_setting(ours.suite), "method": method}
     return select(ours.table("samples"), key)
 
 
@@ -202,13 +202,13 @@ def single(ours: Evidence) -> PageOutput:
 
 
 def _single(ours: Evidence) -> dict[tuple[str, str], Costs]:
-    runs = select(ours.table("cost.run"), {"setting": main_setting(ours.suite)})
+    runs = select(ours.table("cost.run"), {"setting": studied_setting(ours.suite)})
     return {(m, e): _means(select(runs, {"method": m, "encode": e})) for m, e in ROWS}
 
 
 def averages(ours: Evidence) -> PageOutput:
     """Return Table 13: means over all numbers of samples and seeds."""
-    runs = select(ours.table("samples.run"), {"setting": main_setting(ours.suite)})
+    runs = select(ours.table("samples.run"), {"setting": studied_setting(ours.suite)})
     labels = {m: ROWS[m, "once"] + settings_note(ours, "samples", m) for m in ORDER}
     found = {labels[m]: _means(select(runs, {"method": m})) for m in ORDER}
     name = model_name(ours.role, ours.suite)

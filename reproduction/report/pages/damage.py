@@ -6,7 +6,7 @@ from html import escape
 
 from matplotlib.figure import Figure
 
-from reproduction.report.claims import main_setting
+from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import CURVES, INK, WIDTH, drawing, legend, one_panel, shown
 from reproduction.report.html import PageOutput, fold, margin, note, table
@@ -15,12 +15,13 @@ from reproduction.report.paper import AVERAGE, REAL, model_name, paper_table
 from reproduction.report.statistics import Estimate, estimate, highest
 from reproduction.report.tables import (
     METHODS,
+    SETTING_LABELS,
     SHORT,
     UPSTREAMS,
     Cell,
     Row,
     accuracy_table,
-    printed_first,
+    settings_shown,
     with_best,
 )
 
@@ -46,11 +47,11 @@ def _name(kind: str) -> str:
 def found(ours: Evidence, method: str, kind: str = AVERAGE, setting: str = "") -> Estimate | None:
     """Return the mean over tasks from one kind of samples, or over all kinds.
 
-    setting: another one than the suite's main settings.
+    setting: of FeatCal. Default: the study's; adapters have one setting only.
     """
     rows = select(ours.table("corrupted"), {"upstream": UPSTREAM, "method": method})
     if method != "merged":
-        rows = select(rows, {"setting": setting or main_setting(ours.suite)})
+        rows = select(rows, {"setting": setting or studied_setting(ours.suite)})
     if kind != AVERAGE:
         return estimate(select(rows, {"corruption": kind}))
     return estimate(rows) if set(rows["corruption"]) == set(kinds(ours)) else None
@@ -58,15 +59,17 @@ def found(ours: Evidence, method: str, kind: str = AVERAGE, setting: str = "") -
 
 def answer(ours: Evidence) -> PageOutput:
     """Return FeatCal minus its merger and minus the better adapter by kind of damage."""
-    merged = found(ours, "merged", "clean")
-    rows: dict[str, list[str]] = {"its merger": [], "the better adapter": []}
-    for kind in kinds(ours):
-        featcal = found(ours, "featcal", kind)
-        best = highest(found(ours, method, kind) for method in ADAPTERS)
-        rows["its merger"].append(margin(featcal, merged))
-        rows["the better adapter"].append(margin(featcal, best))
+    merged, body = found(ours, "merged", "clean"), []
+    for setting in settings_shown(ours.suite):
+        against: dict[str, list[str]] = {"its merger": [], "the better adapter": []}
+        for kind in kinds(ours):
+            featcal = found(ours, "featcal", kind, setting)
+            best = highest(found(ours, method, kind) for method in ADAPTERS)
+            against["its merger"].append(margin(featcal, merged))
+            against["the better adapter"].append(margin(featcal, best))
+        for name, cells in against.items():
+            body.append(("", [f"{name} <small>{SETTING_LABELS[setting]}</small>", *cells]))
     caption = f"FeatCal minus each, average accuracy, points — {model_name(ours.role, ours.suite)}"
-    body = [("", [name, *cells]) for name, cells in rows.items()]
     return PageOutput(table(["FeatCal minus", *kinds(ours).values()], body, caption, "fc-long"))
 
 
@@ -76,12 +79,11 @@ def averages(ours: Evidence) -> PageOutput:
     if ours.table("corrupted").empty:
         return PageOutput(note(f"○ not run: no damaged calibration samples — {name}."))
     rows = [_row(ours, "merged", UPSTREAMS[UPSTREAM])]
-    rows += [_row(ours, method, label) for method, label in METHODS.items()]
-    others = printed_first(ours.suite)[:-1]
-    rows = with_best(rows) + [
+    rows += [
         _row(ours, "featcal", f"{METHODS['featcal']}, {SHORT[setting]}", setting)
-        for setting in others
+        for setting in settings_shown(ours.suite)
     ]
+    rows = with_best([*rows, *(_row(ours, method, METHODS[method]) for method in ADAPTERS)])
     clean, damaged = numbers(ours)
     at = f"n = {clean} clean, {damaged} damaged {ours.inputs} per task"
     caption = f"Average top-1 accuracy (%) on clean test {ours.inputs} by what calibrates — {name}; {at}. Arrows: against clean."

@@ -8,7 +8,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.report.claims import main_setting
+from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import (
     BARS,
@@ -28,13 +28,21 @@ from reproduction.report.figures import (
 from reproduction.report.html import PageOutput, margin, table
 from reproduction.report.paper import model_name, model_title
 from reproduction.report.statistics import estimate
-from reproduction.report.tables import METHODS, UPSTREAMS, model_key, rows_of
+from reproduction.report.tables import (
+    METHODS,
+    SETTING_LABELS,
+    SHORT,
+    UPSTREAMS,
+    rows_of,
+    settings_shown,
+)
 
 UPSTREAM = "task_arithmetic"
 PROJECTED = ("expert", "merged", "featcal")
 CLASSES = 10  # whose means are joined in a projection; of more, the most frequent ones
 COLUMNS = 2  # panels side by side in Figure 6; more cannot be read at 390 pixels
 MEAN = "mean"
+PRINTED = "paper"  # setting of FeatCal in the panels; projections were kept at the tuned one
 
 
 def features(evidence: Evidence) -> Figure | None:
@@ -63,9 +71,12 @@ def mark(model: str) -> dict[str, Any]:
 
 
 def mean_cosines(evidence: Evidence) -> dict[tuple[str, str], float]:
-    """Return the mean cosine of final features to the expert's by method and task."""
+    """Return the mean cosine of final features to the expert's by method and task.
+
+    FeatCal is at the setting of the projections.
+    """
     rows = evidence.table("alignment")
-    rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
+    rows = rows[(rows["method"] == "merged") | (rows["setting"] == studied_setting(evidence.suite))]
     return {(row.method, row.task): row.cosine for row in rows.itertuples()}
 
 
@@ -112,10 +123,10 @@ def drift(evidence: Evidence) -> Figure | None:
         return figure
 
 
-def drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
-    """Return rows of merged and calibrated model at the main settings, with each block's place."""
+def drift_rows(evidence: Evidence, measure: str, setting: str = PRINTED) -> pd.DataFrame:
+    """Return rows of merged and calibrated model at one setting, with each block's place."""
     rows = evidence.table("drift")
-    rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
+    rows = rows[(rows["method"] == "merged") | (rows["setting"] == setting)]
     rows = rows[rows["block"] != "features"] if measure != "cosine" else rows
     rows = rows if set(rows["method"]) >= {"merged", "featcal"} else rows.iloc[:0]
     order = sorted(rows["block"].unique(), key=depth)
@@ -146,10 +157,10 @@ _LABELS = {
 
 def accuracies(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure | None:
     """Draw accuracy per task as bars: base, merged, calibrated, expert."""
-    scores, setting = evidence.table("scores"), main_setting(evidence.suite)
+    scores = evidence.table("scores")
     sides = {
         "base": {"method": "base"}, "merged": {"upstream": upstream, "method": "merged"},
-        "featcal": {"upstream": upstream, "method": "featcal", "setting": setting}, "expert": {"method": "expert"},
+        "featcal": {"upstream": upstream, "method": "featcal", "setting": PRINTED}, "expert": {"method": "expert"},
     }  # fmt: skip
     means = {
         name: select(scores, wanted).groupby("task")["value"].mean()
@@ -193,9 +204,9 @@ def planes(evidence: Evidence) -> Figure | None:
         return figure
 
 
-def model(evidence: Evidence, method: str) -> dict[str, str]:
+def model(method: str, setting: str = PRINTED) -> dict[str, str]:
     """Return the column values that name one model."""
-    setting = "" if method == "merged" else main_setting(evidence.suite)
+    setting = "" if method == "merged" else setting
     return {"upstream": UPSTREAM, "method": method, "setting": setting}
 
 
@@ -220,7 +231,7 @@ def _cosines(
     zero: bool = False,
 ) -> Figure | None:
     """Draw dots by task from top to bottom, their mean set apart below."""
-    found = {method: select(measured, model(evidence, method)) for method in methods}
+    found = {method: select(measured, model(method)) for method in methods}
     if any(rows.empty for rows in found.values()):
         return None
     names = [*map(evidence.title, evidence.tasks), MEAN]
@@ -244,7 +255,7 @@ def images(evidence: Evidence, rival: str) -> Figure | None:
     """Draw every sample of the shown task by its cosine with the adapter and with FeatCal."""
     pair = []
     for method in (rival, "featcal"):
-        key = {"method": method, "setting": main_setting(evidence.suite)}
+        key = {"method": method, "setting": PRINTED}
         pair.append(select(evidence.table("similarity"), key).set_index("index"))
     if any(rows.empty for rows in pair):
         return None
@@ -265,7 +276,7 @@ def images(evidence: Evidence, rival: str) -> Figure | None:
 
 def both_gains(evidence: Evidence, rival: str) -> Figure | None:
     """Draw gain in cosine against gain in accuracy over the adapter, a mark per task."""
-    found = evidence.gains(model(evidence, "featcal"), model(evidence, rival))
+    found = evidence.gains(model("featcal"), model(rival))
     if found.empty:
         return None
     with one_panel(4.9) as (figure, axes):
@@ -311,20 +322,18 @@ def answer(*experiments: Evidence) -> PageOutput:
     """Return cosine, drift and accuracy before and after calibration, means over tasks."""
     rows = []
     for ours in experiments:
-        cosine, relative = drift_rows(ours, "cosine"), drift_rows(ours, "relative_drift")
-        last = relative[relative["place"] == relative["place"].max()]
-        final = cosine[cosine["block"] == "features"]
-        name = model_title(ours.role, ours.suite)
-        accuracy = [
-            estimate(rows_of(ours, model_key(UPSTREAM, method, main_setting(ours.suite))))
-            for method in ("merged", "featcal")
-        ]
-        cells = [
-            _change(final, "cosine", ".2f"),
-            _change(last, "relative_drift", ".2f"),
-            margin(accuracy[1], accuracy[0]),
-        ]
-        rows.append(("", [name, *cells]))
+        merged = estimate(rows_of(ours, (UPSTREAM, "merged", "")))
+        for setting in settings_shown(ours.suite):
+            cosine = drift_rows(ours, "cosine", setting)
+            relative = drift_rows(ours, "relative_drift", setting)
+            last = relative[relative["place"] == relative["place"].max()]
+            cells = [
+                _change(cosine[cosine["block"] == "features"], "cosine", ".2f"),
+                _change(last, "relative_drift", ".2f"),
+                margin(estimate(rows_of(ours, (UPSTREAM, "featcal", setting))), merged),
+            ]
+            name = model_title(ours.role, ours.suite)
+            rows.append(("", [f"{name} <small>{SETTING_LABELS[setting]}</small>", *cells]))
     head = ["Merged → FeatCal", "Cosine of final features to the expert’s"]
     head += ["Relative drift after the last block", "Accuracy, points"]
     caption = "Task arithmetic before and after calibration, means over tasks"
@@ -342,8 +351,10 @@ def against_answer(adapter: str, *experiments: Evidence) -> PageOutput:
     """Return accuracy and cosines of the merged model, with the adapter and with FeatCal."""
     rows = []
     for ours in experiments:
-        for method in ("merged", adapter, "featcal"):
-            one = model(ours, method)
+        models = [("merged", "")]
+        models += [(m, s) for s in settings_shown(ours.suite) for m in (adapter, "featcal")]
+        for method, setting in models:
+            one = model(method, setting)
             found = select(ours.table("alignment"), one)
             seed = {"seed": found["seed"].iloc[0]} if len(found) else {}
             accuracy = estimate(select(ours.table("scores"), one | seed))
@@ -354,7 +365,8 @@ def against_answer(adapter: str, *experiments: Evidence) -> PageOutput:
                 f"{moved['cosine'].mean():.3f}" if len(moved) else "as merged",
             ]
             name = (METHODS | {"merged": UPSTREAMS[UPSTREAM]})[method]
-            label = f"{name} <small>{model_name(ours.role, ours.suite)}</small>"
-            rows.append(("fc-merger" if method == "merged" else "", [label, *cells]))
+            words = ", ".join(filter(None, (model_name(ours.role, ours.suite), SHORT[setting])))
+            kind = "fc-merger" if method == "merged" else ""
+            rows.append((kind, [f"{name} <small>{words}</small>", *cells]))
     head = ["", "Accuracy (%)", "Cosine of final features", "Cosine of task vectors"]
     return PageOutput(table(head, rows, "Means over tasks, one seed; cosines to the expert’s"))

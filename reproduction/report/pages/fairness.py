@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
 
-from reproduction.report.claims import main_setting
+from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import PageOutput, estimated, note, standing, table
 from reproduction.report.paper import REAL, SIZES
@@ -48,7 +48,7 @@ def rows(suite: str) -> PageOutput:
 
 def _cells(ours: Evidence, merger: str, adapter: str) -> list[str]:
     """Return the cells of one adapter; of the real encoder, whose adapters see no scored text, from its own runs."""
-    main = main_setting(ours.suite)
+    main = studied_setting(ours.suite)
     trained = estimated(average(ours, (merger, adapter, f"{main}_train")))
     if ours.role == REAL:
         scored, apart = (

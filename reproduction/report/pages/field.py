@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import named, one_panel, shown
 from reproduction.report.html import PageOutput, compact, estimated, note, table
+from reproduction.report.paper import packaged
 from reproduction.report.statistics import Estimate, estimate, noise
 
 BEHIND = {
@@ -25,18 +26,6 @@ TRAINED = {
 }  # behind some
 NOTHING, TRAIN, UNLABELLED = "nothing", "training samples", "unlabelled samples"
 TANGENT = "tangent"
-MARKS = {
-    "G": "takes gradients: a training loop, and memory for it",
-    "H": "needs the tasks’ heads, so that there is an answer to look at",
-    "V": "its scale is chosen on labelled validation samples, as its source does",
-    "A": "adapts to unlabelled samples, in its source to those that are scored",
-    "T": "has to be told the task of every sample at test time",
-    "P": "adds parameters of every task to the merged model",
-    "F": "written from its published formula; no public code to compare with",
-    "L": "needs experts that were fine-tuned linearised, and runs linearised: twice the cost at test time, and no network of the "
-    "base’s form that anything could be put behind",
-    "B": "needs the base’s curvature on its own training samples; here it is taken on the tasks’ samples",
-}
 
 
 @dataclass(frozen=True)
@@ -48,61 +37,7 @@ class Known:
     marks: str = ""
 
 
-METHODS = {
-    "average": Known("Simple Averaging"),
-    "task_arithmetic": Known("Task Arithmetic", marks="V"),
-    "ties": Known("TIES-Merging", marks="V"),
-    "dare": Known("DARE, Task Arithmetic", marks="V"),
-    "dare_ties": Known("DARE, TIES", marks="V"),
-    "breadcrumbs": Known("Model Breadcrumbs", marks="V"),
-    "consensus": Known("Consensus TA", marks="V"),
-    "pcb": Known("PCB-Merging", marks="V"),
-    "tsv_merge": Known("TSV-Merge", marks="V"),
-    "iso_c": Known("Iso-C", marks="V"),
-    "iso_cts": Known("Iso-CTS", marks="V"),
-    "wudi": Known("WUDI-Merging", marks="G"),
-    "wudi_closed_form": Known("WUDI-Merging, closed form"),
-    "fisher": Known("Fisher Merging", TRAIN, "GH"),
-    "gradient_matching": Known("Gradient Matching", TRAIN, "GHB"),
-    "regmean": Known("RegMean", TRAIN),
-    "regmean_plus_plus": Known("RegMean++", TRAIN),
-    "mats": Known("MaTS", TRAIN),
-    "lot": Known("LOT Merging", TRAIN, "F"),
-    "adamerging": Known("AdaMerging", UNLABELLED, "GHA"),
-    TANGENT: Known("Task Arithmetic, tangent space", marks="VL"),
-    "featcal": Known("FeatCal", TRAIN),
-    "featcal_best": Known("FeatCal extended", TRAIN),
-    "surgery": Known("Surgery", UNLABELLED, "GTP"),
-    "prob_surgery": Known("ProbSurgery", UNLABELLED, "GTP"),
-    "svc": Known("SVC"),
-    "prodistill": Known("ProDistill", TRAIN, "G"),
-    "surgery_v2": Known("SurgeryV2", UNLABELLED, "GTP"),
-    "interv_merge": Known("IntervMerge", UNLABELLED, "GTP"),
-}
-# rows of the paper's references 1 to 18
-REFERENCES = (
-    ("average",), ("fisher",), ("task_arithmetic",), ("ties",), ("adamerging",), ("dare", "dare_ties"), ("breadcrumbs",),
-    ("mats",), ("gradient_matching",), ("wudi", "wudi_closed_form"), ("surgery",), ("prob_surgery",), ("surgery_v2",),
-    ("interv_merge",), (TANGENT,), ("regmean",), ("regmean_plus_plus",), ("lot",),
-)  # fmt: skip
-# averages over the eight tasks, printed by FusionBench for its checkpoints tanganke/clip-vit-base-patch32_<task>
-FUSION_BENCH = "FusionBench, docs/modelpool/clip_vit.md"
-TSV_RESULTS = "FusionBench, examples/task_singular_vector/results/clip-vit-base-patch32/TA8.json"
-PRINTED = {
-    "Simple Averaging": (66.5, FUSION_BENCH),
-    "Task Arithmetic, λ = 0.3": (68.0, FUSION_BENCH),
-    "Fisher Merging": (70.6, FUSION_BENCH),
-    "TIES-Merging, λ = 0.3": (72.2, FUSION_BENCH),
-    "RegMean": (82.4, FUSION_BENCH),
-    "AdaMerging, layer-wise": (82.6, FUSION_BENCH),
-    "Iso-CTS, scale 1.5": (82.7, FUSION_BENCH),
-    "Iso-C, scale 1.5": (82.8, FUSION_BENCH),
-    "TSV-Merge": (83.1, TSV_RESULTS),
-    "RegMean++": (84.4, FUSION_BENCH),
-    "Concrete AdaMerging, layer-wise": (84.4, FUSION_BENCH),
-    "WUDI-Merging": (84.5, FUSION_BENCH),
-}
-
+METHODS = {name: Known(**facts) for name, facts in packaged("field.yaml")["methods"].items()}
 ROLES = {"minilm": "real texts, MiniLM", "clip_b32": "synthetic images"}
 COLOURS = {NOTHING: "#0072B2", TRAIN: "#D55E00", UNLABELLED: "#009E73"}  # Okabe and Ito
 MARKERS = {NOTHING: "o", TRAIN: "s", UNLABELLED: "D"}
@@ -195,7 +130,11 @@ def _marks(ours: Evidence, merger: str) -> str:
     """Return the marks of a merger, V only where its scale was chosen, and the paper's reference number."""
     tried = ours.settings("field").get("tried", {})
     kept = "".join(mark for mark in METHODS[merger].marks if mark != "V" or merger in tried)
-    number = [str(n) for n, names in enumerate(REFERENCES, start=1) if merger in names]
+    number = [
+        str(n)
+        for n, names in enumerate(packaged("field.yaml")["references"], start=1)
+        if merger in names
+    ]
     return "".join([f"<sup>{kept}</sup>" if kept else "", *(f" [{n}]" for n in number)])
 
 
@@ -230,7 +169,7 @@ def _trained(ours: Evidence, name: str) -> Iterator[tuple[str, list[str]]]:
 
 def legend() -> PageOutput:
     """Explain the marks, and list what each thing after a merger looks at."""
-    rows = [("", [mark, escape(text)]) for mark, text in MARKS.items()]
+    rows = [("", [mark, escape(text)]) for mark, text in packaged("field.yaml")["marks"].items()]
     for name in (*BEHIND, *TRAINED):
         known = METHODS[name]
         rows.append(("", [escape(known.name), f"looks at {known.sees} <sup>{known.marks}</sup>"]))
@@ -243,7 +182,7 @@ def printed() -> PageOutput:
     """List averages that other authors printed for CLIP ViT-B/32 on the paper's eight tasks."""
     rows = [
         ("", [escape(name), f"{value:.1f}", escape(place)])
-        for name, (value, place) in PRINTED.items()
+        for name, value, place in packaged("field.yaml")["printed"]
     ]
     caption = "Printed elsewhere: CLIP ViT-B/32, 8 tasks, FusionBench’s checkpoints"
     return PageOutput(table(["Method", "Average (%)", "Where"], rows, caption, "fc-words"))

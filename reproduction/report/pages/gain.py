@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproduction.report.claims import main_setting
+from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, one_panel, shown
 from reproduction.report.html import PageOutput, margin, note, table
@@ -65,9 +65,11 @@ POOLS = ("8", *LARGER)
 
 def controls_of(suite: str, upstream: str) -> dict[Key, str]:
     """Return the rows next to one merger by what names them; the merger itself and FeatCal come first."""
-    main, *others = settings_shown(suite)
-    rows = {(upstream, "merged", ""): MERGERS[upstream], (upstream, "featcal", main): "w/ FeatCal"}
-    rows |= {(upstream, "featcal", name): f"w/ FeatCal, {SETTING_LABELS[name]}" for name in others}
+    main, rows = studied_setting(suite), {(upstream, "merged", ""): MERGERS[upstream]}
+    rows |= {
+        (upstream, "featcal", name): f"w/ FeatCal, {SETTING_LABELS[name]}"
+        for name in settings_shown(suite)
+    }
     if upstream in STUDIED:
         rows |= {(upstream, "anchor", ""): "The anchor alone, ρ times the merger’s change"}
         rows |= {(upstream, "rescaled", ""): f"{MERGERS[upstream]} at its best scale"}
@@ -89,7 +91,7 @@ def controls_of(suite: str, upstream: str) -> dict[Key, str]:
 def questions(suite: str) -> PageOutput:
     """Show pairs of rows with their margins, per merger and model."""
     rows = []
-    for words, *sides in _pairs(main_setting(suite)):
+    for words, *sides in _pairs(studied_setting(suite)):
         cells = [escape(words)]
         for merger in ASKED:
             for role in SIZES:
@@ -190,7 +192,7 @@ def shares(suite: str) -> PageOutput:
                 for role in (REAL, IMAGES)
                 for pool in POOLS
             ]
-            printed = method != SHIFT and setting == main_setting(suite)
+            printed = method != SHIFT and setting == studied_setting(suite)
             cells += [
                 _percent(
                     paper_recovered(number, merger, corrected=True, method=method)
@@ -212,8 +214,8 @@ def shares(suite: str) -> PageOutput:
 
 
 def _series(suite: str) -> Iterator[tuple[str, str]]:
-    main = main_setting(suite)
-    yield from (("featcal", setting) for setting in dict.fromkeys((main, "paper")))
+    main = studied_setting(suite)
+    yield from (("featcal", setting) for setting in settings_shown(suite))
     for method in ("surgery", "prob_surgery", SHIFT):
         yield from ((method, main), (method, f"{main}_train"))
 
@@ -233,7 +235,7 @@ def by_number(suite: str) -> PageOutput:
 
 
 def _by_number(suite: str) -> Figure | None:
-    main, found = main_setting(suite), []
+    main, found = studied_setting(suite), []
     for role, source, dashes in ((REAL, "real encoder", "-"), (IMAGES, "drawn images", "--")):
         study = select(
             Evidence(suite, role, "8").table("task_counts"), {"upstream": "task_arithmetic"}
@@ -272,7 +274,7 @@ def drift_parts(suite: str) -> PageOutput:
         study = Evidence(suite, role, "8").table("task_counts")
         whole = select(study, {"upstream": "task_arithmetic", "tasks": study["tasks"].max()})
         for method in ("merged", "featcal", SHIFT, "surgery", "prob_surgery"):
-            setting = "" if method == "merged" else main_setting(suite)
+            setting = "" if method == "merged" else studied_setting(suite)
             own = select(whole, {"method": method, "setting": setting})
             if len(own):
                 drift, mean = own["drift"].mean(), own["mean_drift"].mean()
@@ -299,7 +301,7 @@ def ranking(suite: str) -> PageOutput:
     columns = []
     for role in SIZES:
         ours = Evidence(suite, role, "8")
-        settings = ["" if method == "merged" else main_setting(suite) for _, method in names]
+        settings = ["" if method == "merged" else studied_setting(suite) for _, method in names]
         found = [
             average(ours, (*name, setting)) for name, setting in zip(names, settings, strict=True)
         ]

@@ -14,12 +14,18 @@ from reproduction.report.figures import INK, one_panel, shown
 from reproduction.report.html import PageOutput, estimated, note, table
 from reproduction.report.paper import IMAGES, PRINTED, REAL, TEXT_PRINTED, paper_table
 from reproduction.report.statistics import Estimate, estimate, noise
-from reproduction.report.tables import MERGERS, UPSTREAMS, average, settings_shown, share
+from reproduction.report.tables import (
+    MERGERS,
+    SETTING_LABELS,
+    UPSTREAMS,
+    average,
+    settings_shown,
+    share,
+)
 from reproduction.report.verdicts import TITLES
 
 ADAPTERS = ("surgery", "prob_surgery")
 PROCEDURES = {"each_step": "as published", "once": "features kept"}
-SETTINGS = {"paper": "printed settings", "suite": "tuned settings"}
 FEW = 8  # samples per task
 NAMES = {
     (IMAGES, "8"): "CLIP, smaller", ("clip_l14", "8"): "CLIP, larger",
@@ -63,6 +69,14 @@ class Model:
             if is_weak(self.way(merger)) == weak:
                 yield self.average(merger, "featcal", setting), self.average(merger, "merged")
 
+    def lowered(self, setting: str) -> Iterator[str]:
+        """Name each merger that FeatCal lowers by more than two standard errors, and by how much."""
+        for merger in self.mergers:
+            ours, start = self.average(merger, "featcal", setting), self.average(merger, "merged")
+            if ours and start and sum(lead(ours, start)) < 0:
+                change = f"{ours.mean - start.mean:+.1f} ± {noise(ours, start):.1f}"
+                yield f"<small>{MERGERS[merger]}, {self.name}: {change}</small>"
+
     def adapters(self, setting: str) -> Iterator[Pair]:
         """Pair FeatCal with each adapter after the same merger, of the published size where it was run."""
         for merger in self.mergers:
@@ -79,10 +93,10 @@ class Model:
             for adapter in ADAPTERS:
                 yield tuple(estimate(select(rows, {"method": m})) for m in ("featcal", adapter))  # type: ignore[misc]
 
-    def times(self, setting: str, procedure: str) -> Iterator[Pair]:
+    def times(self, procedure: str) -> Iterator[Pair]:
         """Pair the seconds of each adapter, by one procedure, with those of FeatCal."""
         if self.file == "scores":
-            runs = select(self.evidence.table("cost.run"), {"setting": setting})
+            runs = self.evidence.table("cost.run")
             ours = select(runs, {"method": "featcal"})["seconds"]
             for adapter in ADAPTERS:
                 theirs = select(runs, {"method": adapter, "encode": procedure})["seconds"]
@@ -108,24 +122,25 @@ def is_weak(way: float | None) -> bool:
 
 def words(suite: str) -> PageOutput:
     """Show the questions of the front page with a verdict word by source and setting."""
-    sources = models(suite)
-    columns = [printed_pairs()] + [
-        measured_pairs(own, setting) for own in sources.values() for setting in _settings(suite)
-    ]
-    head = ["Does FeatCal …", "The paper, as printed"]
-    head += [f"{name}, {SETTINGS[setting]}" for name in sources for setting in _settings(suite)]
+    columns, head = [printed_pairs()], ["Does FeatCal …", "The paper, as printed"]
+    weak, strong, *_ = columns[0].values()
+    clear = all(sum(lead(*pair)) >= 0 for pair in weak + strong if None not in pair)
+    lowered = ["none" if clear else "some"]
+    for name, own in models(suite).items():
+        for setting in settings_shown(suite):
+            columns.append(measured_pairs(own, setting))
+            lowered.append("".join(one for m in own for one in m.lowered(setting)) or "none")
+            head.append(f"{name}, {SETTING_LABELS[setting]}")
     rows = [
         ("", [question, *(verdict(column[question]) for column in columns)])
         for question in columns[0]
     ]
+    rows.insert(2, ("", ["lower a merger?", *lowered]))
     caption = (
         "Verdicts by source. Small: comparisons decided for FeatCal · against it · all of them."
+        " Adapters were not tuned."
     )
     return PageOutput(table(head, rows, caption, "fc-words"))
-
-
-def _settings(suite: str) -> list[str]:
-    return sorted(settings_shown(suite))
 
 
 def measured_pairs(own: list[Model], setting: str) -> dict[str, list[Pair]]:
@@ -137,7 +152,7 @@ def measured_pairs(own: list[Model], setting: str) -> dict[str, list[Pair]]:
         f"beat them with {FEW} samples?": [pair for model in own for pair in model.few(setting)],
     } | {
         f"cost less time, adapters {name}?": [
-            pair for model in own for pair in model.times(setting, procedure)
+            pair for model in own for pair in model.times(procedure)
         ]
         for procedure, name in PROCEDURES.items()
     }
@@ -206,7 +221,7 @@ def _gains(suite: str) -> Figure | None:
         for model in own:
             for merger in model.mergers:
                 way, start = model.way(merger), model.average(merger, "merged")
-                for setting in _settings(suite):
+                for setting in settings_shown(suite):
                     ours = model.average(merger, "featcal", setting)
                     if ours and start and way is not None:
                         name = model.name if source == "Real models" else ""
@@ -224,7 +239,7 @@ def _gains(suite: str) -> Figure | None:
                 "markersize": 8,
             }
             x, y, bars = zip(*several, strict=True)
-            words_of = f"{name or 'synthetic'}, {SETTINGS[setting]}"
+            words_of = f"{name or 'synthetic'}, {SETTING_LABELS[setting]}"
             face = colour if setting != "paper" else "white"
             axes.errorbar(x, y, yerr=bars, markerfacecolor=face, label=words_of, **look)
         axes.axhline(0, color=INK, lw=1.2)
@@ -243,7 +258,7 @@ def averages(suite: str) -> PageOutput:
     for own in models(suite).values():
         for model in own:
             for merger in model.mergers:
-                settings = _settings(suite)
+                settings = settings_shown(suite)
                 adapters = [model.average(merger, a, s) for a in ADAPTERS for s in settings]
                 best = max((one for one in adapters if one), key=lambda one: one.mean, default=None)
                 cells = [model.average(merger, "merged")]
@@ -256,7 +271,11 @@ def averages(suite: str) -> PageOutput:
                 )
     if not rows:
         return PageOutput(note("○ not run: no scores."))
-    head = ["Model, merged with", "Merged", *(f"FeatCal, {SETTINGS[s]}" for s in _settings(suite))]
+    head = [
+        "Model, merged with",
+        "Merged",
+        *(f"FeatCal, {SETTING_LABELS[s]}" for s in settings_shown(suite)),
+    ]
     head += ["Better adapter", "Experts"]
     return PageOutput(
         table(head, rows, "Average score (%) on test samples, by model and merger", "fc-long")

@@ -31,10 +31,10 @@ from reproduction.report.tables import (
     measured_cells,
     model_key,
     paper_rows,
-    printed_first,
     printed_fold,
     rows_in_order,
     settings_note,
+    settings_shown,
     with_best,
     with_changes,
 )
@@ -76,7 +76,7 @@ def answer(number: str, suite: str) -> PageOutput:
         cells = [f"{featcal - merged:+.1f}", f"{featcal - max(adapters):+.1f}"]
         cells.append(printed_share(number, MERGER, model))
         rows.append(("fc-merger", [f"{PAPER_NAMES[ours.role]} <small>the paper</small>", *cells]))
-        for setting in printed_first(suite):
+        for setting in settings_shown(suite):
             one = average(ours, (MERGER, "featcal", setting))
             best = highest(average(ours, (MERGER, method, setting)) for method in ADAPTERS)
             cells = [margin(one, average(ours, MERGED)), margin(one, best)]
@@ -112,7 +112,7 @@ def _accuracy_rows(ours: Evidence) -> list[Row]:
             return collected(experts(ours).values())
         return measured_cells(ours, model_key(upstream, method, setting))
 
-    return rows_in_order(look, ("base", "expert"), (MERGER,), printed_first(ours.suite))
+    return rows_in_order(look, ("base", "expert"), (MERGER,), settings_shown(ours.suite))
 
 
 def _blocks(number: str, suite: str, rows_of: Callable[[Evidence], list[Row]], legend: str) -> str:

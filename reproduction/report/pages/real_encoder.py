@@ -12,13 +12,12 @@ from reproduction.report.html import PageOutput, estimated, note, table
 from reproduction.report.paper import REAL, paper_value, texts
 from reproduction.report.statistics import estimate, noise
 from reproduction.report.tables import MERGERS, REFERENCES, SHIFT, Key, average
-from reproduction.report.verdicts import sources
+from reproduction.report.verdicts import DECIDED, sources
 
-DECIDED = ("holds", "does not hold")
 POOLS = ("8", "14", "20")
 WAYS = {
     ("featcal", "paper"): "FeatCal, printed settings",
-    ("featcal", "suite"): "FeatCal, tuned settings",
+    ("featcal", "suite"): "FeatCal, tuned on validation rows",
     ("surgery", "paper"): "Surgery, published size",
     ("surgery", "suite"): "Surgery, in proportion",
     ("prob_surgery", "paper"): "ProbSurgery, published size",
@@ -90,7 +89,8 @@ def seeds(suite: str) -> PageOutput:
 
 def agreement(suite: str) -> PageOutput:
     """Count the claims that real encoder and synthetic models decide alike, and differently."""
-    real, drawn = (source.judged(claims()) for source in sources(suite)[:2])
+    judged = {source.key: source.judged(claims()) for source in sources(suite)}
+    real, drawn = judged["real_encoder"], judged[suite]
     words = Counter((r.word, d.word) for r, d in zip(real, drawn, strict=True) if r and d)
     rows = [
         ("", [f"real: {one}", *(str(words[one, other]) for other in DECIDED)]) for one in DECIDED

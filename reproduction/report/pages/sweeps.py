@@ -7,12 +7,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import hovering, legend, one_panel, shown
 from reproduction.report.html import PageOutput, compact, note, table
 from reproduction.report.paper import REAL, model_name
-from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, average, printed_first
+from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, average, settings_shown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -60,7 +59,7 @@ def curve(ours: Evidence, parameter: str, upstream: str, setting: str) -> pd.Dat
 def _curves(ours: Evidence, parameter: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """Yield merger, setting and points of every curve that was run."""
     for upstream in MERGERS:
-        for setting in printed_first(ours.suite):
+        for setting in settings_shown(ours.suite):
             points = curve(ours, parameter, upstream, setting)
             if not points.empty:
                 yield upstream, setting, points
@@ -114,7 +113,7 @@ def _panel(ours: Evidence, parameter: str) -> Figure | None:
         return None
     with one_panel(4.0) as (figure, axes):
         for upstream, setting, points in _curves(ours, parameter):
-            _line(axes, points, upstream, setting, setting == main_setting(ours.suite))
+            _line(axes, points, upstream, setting, setting == "paper")
         for upstream, merged in _merged(ours, parameter).items():
             axes.axhline(merged, color=COLOURS[upstream], ls=(0, (1, 2)), lw=1.6, zorder=1)
         if parameter == "ridge":
@@ -132,7 +131,7 @@ def _merged(ours: Evidence, parameter: str) -> dict[str, float]:
 
 
 def _line(axes: Axes, points: pd.DataFrame, upstream: str, setting: str, main: bool) -> None:
-    """Draw a curve with its chosen value ringed; other settings than the main are hollow."""
+    """Draw a curve with its chosen value ringed; those around other settings than the printed are hollow."""
     colour = COLOURS[upstream]
     look: dict[str, Any] = {"color": colour, "marker": MARKERS[upstream], "markersize": 8, "lw": 2}
     look |= (
@@ -152,7 +151,7 @@ def _interactive(ours: Evidence, parameter: str) -> "go.Figure":
     tried: list[float] = []
     for upstream, setting, points in _curves(ours, parameter):
         tried += [float(at) for at in points.index]
-        main, colour = setting == main_setting(ours.suite), COLOURS[upstream]
+        main, colour = setting == "paper", COLOURS[upstream]
         mark = {
             "symbol": {"o": "circle", "s": "square"}[MARKERS[upstream]],
             "size": 8,

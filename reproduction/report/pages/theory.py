@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.report.claims import claims, main_setting
+from reproduction.report.claims import claims, studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import (
     COLOURS,
@@ -55,7 +55,7 @@ CLOUD: dict[str, Any] = {
 def rows(suite: str, role: str) -> pd.DataFrame:
     """Return all lines of the study, of the calibrated model only those at the suite's main setting."""
     found = Evidence(suite, role, "8").table("theory")
-    return found[found["setting"].isin(["", main_setting(suite)])]
+    return found[found["setting"].isin(["", studied_setting(suite)])]
 
 
 def checks(suite: str) -> PageOutput:
@@ -66,7 +66,8 @@ def checks(suite: str) -> PageOutput:
             name: v.word if v else "not run"
             for name, v in zip(chosen, source.judged(chosen.values()), strict=True)
         }
-        for source in sources(suite)[:2]
+        for source in sources(suite)
+        if source.key in ("real_encoder", suite)
     ]
     body = []
     for name, facts in packaged("statements.yaml").items():
@@ -126,7 +127,7 @@ def worst_case(own: pd.DataFrame, method: str, quantity: str) -> str:
 def figure(panel: str, role: str, suite: str) -> PageOutput:
     """Draw one figure of the page, or note that it was not run."""
     points = Evidence(suite, role, "8").table("theory_points")
-    own = points[points["setting"].isin(["", main_setting(suite)])]
+    own = points[points["setting"].isin(["", studied_setting(suite)])]
     lines = rows(suite, role)
     ran = len(lines) and len(own)
     return shown(PANELS[panel](lines, own) if ran else None, panel)

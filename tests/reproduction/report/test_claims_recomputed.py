@@ -18,7 +18,7 @@ from synthetic_results import write_project
 from reproduction.report.claims import claims
 from reproduction.report.page import tally
 from reproduction.report.paper import IMAGES, REAL, texts
-from reproduction.report.verdicts import WORDS, judge
+from reproduction.report.verdicts import WORDS, judge, sources
 
 ROOT = Path(__file__).parents[3]
 YAML = ROOT / "reproduction" / "report" / "claims.yaml"
@@ -77,18 +77,34 @@ def test_every_verdict_is_the_same_where_correctness_is_kept(tmp_path):
 
 
 def test_the_counts_on_the_page_of_claims_are_those_of_the_other_code():
-    again, counted = Results(ROOT / "results" / "mini", "suite"), {}
-    for entry in all_claims(YAML):
-        if entry.get("group"):
-            counted.setdefault(entry["group"], Counter())[again.verdict(entry)[0]] += 1
-    lines = {one.split("  ")[0]: one.split("  ")[-1] for one in tally("mini").text.splitlines()}
-    for group, words in counted.items():
-        shown = {
-            word: int(found[1])
-            for word in WORDS
-            if (found := re.search(rf"{word} (\d+)", lines[group]))
-        }
-        assert shown == dict(words), group
+    """The last column is that of the suite's own models, the printed settings before the tuned."""
+    lines = {one.split("  ")[0]: one for one in tally("mini").text.splitlines()}
+    for place, setting in enumerate(("paper", "suite")):
+        again, counted = Results(ROOT / "results" / "mini", setting), {}
+        for entry in all_claims(YAML):
+            if entry.get("group"):
+                counted.setdefault(entry["group"], Counter())[again.verdict(entry)[0]] += 1
+        for group, words in counted.items():
+            cell = lines[group].split("tuned: ")[-2 + place]
+            cell = cell.rsplit("  ", 1)[-1] if place else cell.rstrip().rsplit("  ", 1)[-1]
+            shown = {w: int(one[1]) for w in WORDS if (one := re.search(rf"{w} (\d+)", cell))}
+            assert shown == dict(words), (group, setting)
+
+
+@pytest.mark.parametrize("setting", ["paper", "suite"])
+@pytest.mark.parametrize("name", ["t1_upstreams", "t1_adapters", "t1_ta_upstream", "f1_every_task"])
+def test_verdicts_on_the_second_encoder_are_what_other_code_computes(name, setting):
+    """Of the four mergers it has averaging and task arithmetic."""
+    entry = next(entry for entry in all_claims(YAML) if entry["id"] == name)
+    entry |= {"role": REAL, "file": "second_encoder"}
+    if isinstance(entry["over"], dict):
+        entry["over"] = entry["over"] | {"upstream": ["average", "task_arithmetic"]}
+    word, margin, noise = Results(ROOT / "results" / "mini", setting).verdict(entry)
+    (source,) = (one for one in sources("mini") if one.key == "second_encoder")
+    (ours,) = source.judged([next(claim for claim in claims() if claim.id == name)], setting)
+    assert (ours.word, ours.margin, ours.noise) == (
+        word, pytest.approx(margin), pytest.approx(noise)
+    )  # fmt: skip
 
 
 def test_a_claim_is_judged_on_texts_as_on_images_that_have_the_same_numbers(tmp_path):

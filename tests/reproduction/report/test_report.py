@@ -11,7 +11,7 @@ from reproduction.report.html import SIGNS, arrow, compact, plain
 
 
 def test_signs_can_be_read_without_colour():
-    assert [plain(arrow(change)) for change in (4.25, -0.81, 0.04)] == ["↑4.2", "↓0.8", "±0.0"]
+    assert [plain(arrow(change)) for change in (4.25, -0.81, 0.04)] == ["↑4.2", "↓0.8", "="]
     assert len(set(SIGNS.values())) == len(SIGNS)
 
 

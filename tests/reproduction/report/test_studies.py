@@ -118,7 +118,7 @@ def test_the_clean_column_has_the_scores_of_the_same_seed(results):
     clean = rows[rows["corruption"] == "clean"]
     assert set(clean["seed"]) == {"", "42"}
     lines = damage.averages(Evidence("mini", "clip_b32", "8")).text.splitlines()
-    tuned = next(line for line in lines if line.startswith("w/ FeatCal  "))
+    tuned = next(line for line in lines if line.startswith("w/ FeatCal, tuned"))
     printed = next(line for line in lines if line.startswith("w/ FeatCal, printed"))
     assert tuned.split("  ")[1:4] == ["81.8", "77.8", "↓4.0"]
     assert printed.split("  ")[1:4] == ["73.8", "72.8", "↓1.0"]
@@ -297,7 +297,7 @@ def test_every_axis_is_labelled_and_a_panel_without_results_says_so(project):
 def test_panels_show_the_numbers_of_the_tables(project):
     axes = drift.alignment(project, "surgery").axes[0]
     dots = {d.get_label(): list(map(float, d.get_offsets()[:, 0])) for d in axes.collections}
-    values = [0.74 + 0.02 * i for i in range(len(TASKS))]
+    values = [0.71] * len(TASKS)  # at the printed settings
     assert dots["Surgery"] == pytest.approx([*values, sum(values) / len(values)])
     bars = drift.accuracies(project).axes[0].containers[1]
     assert [bar.get_width() for bar in bars] == pytest.approx([64 + 0.5 * i for i in range(8)])

@@ -14,7 +14,7 @@ from featcal.merging.registry import method_named, method_names
 from pipeline import ROOT
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import default, differences, field, gain, real_encoder, resources
-from reproduction.report.paper import errata, paper_table
+from reproduction.report.paper import errata, packaged, paper_table
 from reproduction.results import BEYOND
 
 RESULTS = ROOT / "results" / "mini"
@@ -31,10 +31,11 @@ def line(page, start):
 def test_every_method_of_the_field_has_its_facts():
     known = field.METHODS
     assert set(known) == {*method_names(), *field.BEHIND, *field.TRAINED, field.TANGENT}
-    assert {mark for one in known.values() for mark in one.marks} <= set(field.MARKS)
-    assert len(field.REFERENCES) == 18 and {n for names in field.REFERENCES for n in names} <= set(
-        known
+    assert {mark for one in known.values() for mark in one.marks} <= set(
+        packaged("field.yaml")["marks"]
     )
+    references = packaged("field.yaml")["references"]
+    assert len(references) == 18 and {n for names in references for n in names} <= set(known)
     for name in method_names():
         needs = method_named(name).needs
         looks = known[name].sees != field.NOTHING
