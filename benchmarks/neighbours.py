@@ -78,7 +78,7 @@ def job(
         words += ["--expert", f"task{t}=task{t}", "--data", f"task{t}=pictures{t}"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ABOUT_THREADS)}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "featcal.cli", "--quiet", "calibrate", *words]
+    command = [sys.executable, "-m", "featcal", "--quiet", "calibrate", *words]
     return subprocess.Popen(
         command, cwd=root, env=kept | {"PYTHONPATH": path} | policy, stdout=subprocess.DEVNULL
     )

@@ -631,7 +631,7 @@ def interrupted(sign: signal.Signals, good: Path, place: Path) -> tuple[str, str
     with chdir(place):
         assert command(CALIBRATE)[0] == 0
         whole = Path("new").rename("whole")
-        words = [sys.executable, "-m", "featcal.cli", *CALIBRATE]
+        words = [sys.executable, "-m", "featcal", *CALIBRATE]
         with subprocess.Popen(
             words, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
         ) as run:

@@ -56,7 +56,7 @@ def test_a_merger_is_one_file(copy_of_featcal, tmp_path):
     for seed, task in enumerate(("mnist", "dtd"), start=1):
         checkpoints.vision_folder(tmp_path / "models" / task, seed)
     command = re.search(r"^featcal (merge median .*)$", PAGE, re.M)[1]
-    python(copy_of_featcal, "-m", "featcal.cli", *shlex.split(command), cwd=tmp_path)
+    python(copy_of_featcal, "-m", "featcal", *shlex.split(command), cwd=tmp_path)
     base, one, two, merged = (
         load_vision(tmp_path / name).state_dict()["encoder.layers.0.mlp.fc1.weight"]
         for name in ("base", "models/mnist", "models/dtd", "merged")

@@ -13,13 +13,14 @@ import featcal
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("featcal", "reproduction")
-FOUNDATION = {"errors", "settings", "files", "card", "core", "models"}
+FOUNDATION = {"errors", "settings", "files", "card", "record", "core", "models"}
 MAY_IMPORT = {  # packages of the library, and single files where not all of a package is meant
     "featcal": set(),
     "errors": set(),
     "settings": {"errors"},
     "files": {"errors"},
     "card": {"errors", "files"},
+    "record": {"card", "files"},
     "core": {"errors"},
     "models": {"errors", "settings", "files", "core"},
     "data": FOUNDATION,

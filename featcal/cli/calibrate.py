@@ -1,7 +1,8 @@
 """`featcal calibrate`: calibrate a merged model, write it and report its drift from the experts."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,6 @@ from featcal.card import licences_differ, write_card
 from featcal.cli import options
 from featcal.cli.folders import (
     Inputs,
-    check_config,
     new_folder,
     plan_with,
     push,
@@ -26,17 +26,19 @@ from featcal.cli.folders import (
 )
 from featcal.cli.start import return_large_blocks
 from featcal.cli.terminal import bytes_of, note, progress_bar, say, say_json, table
+from featcal.record import add_to_record, models_record
 from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
 
     from featcal.calibration.choose import Method
     from featcal.calibration.report import Result
-    from featcal.data.batches import DrawnBatches
-    from featcal.data.places import Location
+    from featcal.data.batches import Draw, DrawnBatches
     from featcal.models.plan import BlockPlan
 
+MOST = 256  # samples of a task by default
+FEWEST, SPARE = 4, 64  # samples of a task that are left for a comparison
 WORK = "Scratch folder for activations and finished blocks. Default: next to --out."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
 RIDGE = "λ > 0, the pull to the anchor (paper: 0.05)."
@@ -53,7 +55,7 @@ featcal calibrate --base base --merged merged --expert code=c --data code=code.j
 
 featcal calibrate --base base --merged merged --expert dtd=d --data dtd=tanganke/dtd@main --out new --dtype bfloat16
 
-featcal calibrate --merged merged --data math=math.jsonl --data code=code.jsonl --out new --set recipe=merge.yaml
+featcal calibrate --merged merged --data math=math.jsonl --data code=code.jsonl --out new
 
 Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted (the same command continues
 after the last finished block)."""
@@ -64,12 +66,12 @@ def calibrate(
     data: options.Data,
     out: options.Out,
     base: options.Base = None,
-    expert: options.RecipeExperts = None,
+    expert: options.Experts = None,
     preset: options.Preset = None,
     ridge: Annotated[float | None, Option(help=RIDGE)] = None,
     anchor_blend: Annotated[float | None, Option(help=BLEND)] = None,
     interpolation: Annotated[float | None, Option(help=INTERPOLATION)] = None,
-    samples: options.Samples = 256,
+    samples: options.Samples = None,
     seed: options.Seed = 42,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
     device: options.Device = "auto",
@@ -84,70 +86,136 @@ def calibrate(
     """Calibrate a merged model to its experts' features, block by block in closed form, and write
     the result as a folder of the same format.
     """
-    import featcal
-    from featcal.calibration.ranks import current, own_device
-    from featcal.calibration.resume import scratch_folder
-    from featcal.data.batches import drawn, held_out
-    from featcal.models.batch import check_tasks
-
     given = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
     given = {key: value for key, value in given.items() if value is not None}
     own = Calibration.from_mapping(given, "calibrate")
     own, keys = options.read_set(setting, "calibrate", own, options.Running())
     settings = options.method_of(preset, own, bool(given) or options.changes_method(setting))
-    inputs = read_inputs(base, expert, keys.recipe, merged)
-    datasets = options.named_data(data)
-    folders = [merged, *inputs.folders, *options.local_paths(datasets)]
-    new_folder(out, force, folders)
-    require_hub(push_to_hub)
     memory = bytes_of("--host-memory", host_memory)
-    where, precision = own_device(options.device_named(device)), options.dtype_named(dtype)
-    require_work_folder(work, [*folders, out])
-    check_tasks(inputs.experts, {name: [dataset] for name, dataset in datasets.items()})
-    student = skeleton(merged)
-    check_configs(student, merged, inputs)
-    plan = plan_with(student, keys.stack)
-    blocks = block_count(student, plan, own)
-    blocks *= 2 if settings == "auto" else 1  # once for the candidates
-    mine = list(inputs.experts) if dry_run else current().mine(inputs.experts)
-    mine_data = {name: datasets[name] for name in mine}
-    sources = (inputs.base, merged)
-    draw = keys.draw(samples, seed, dtype)
-    batches = drawn(student, sources, mine_data, draw)
-    size = stored_bytes(merged)  # of the result, and of the finished blocks
-    apart = work is not None and work.absolute().parent != out.absolute().parent
-    require_space("--out", out, size if apart else 2 * size)
-    if work is not None and apart:
-        require_space("--work", work, size)
-    how: dict[str, Any] = {"device": where, "dtype": precision, "plan": plan}
+    inputs = read_inputs(merged, base, expert, data, keys.recipe)
+    new_folder(out, force, inputs.folders)
+    require_hub(push_to_hub)
+    require_work_folder(work, [*inputs.folders, out])
+    require_room(inputs, out, work)
+    draw = keys.draw(samples or MOST, seed, dtype)
+    request = Request(inputs, out, settings, keys, draw, options.device_named(device), memory, work)
+    draws = task_draws(request, samples)
     if dry_run:
-        check_inputs(merged, inputs, batches, settings, how)
-        job = {"settings": settings, "on_gpu": where.type == "cuda", "host_memory": memory}
-        return show_dry_run(student.to(precision), plan, batches, keys.batch, job, as_json, out)
-    how |= {"host_memory": memory, "work": work, "resume": keys.resume}
-    # each process reads the batches of its own tasks only
-    how["batches"] = dict.fromkeys(datasets, ()) | batches
-    how["held_out"] = held_out(student, sources, mine_data, draw)
-    if where.type == "cpu":
+        return show_dry_run(request, draws, as_json)
+    result = run(request, draws)
+    if result is not None:
+        show_result(result, as_json)
+        push(out, push_to_hub)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One calibration of folders to a folder, after the checks that read no weights.
+
+    draw: of a task that has enough samples.
+    """
+
+    inputs: Inputs
+    out: Path
+    settings: "Method"
+    keys: options.Running
+    draw: "Draw"
+    device: "torch.device"
+    host_memory: int | None = None
+    work: Path | None = None
+
+    @cached_property
+    def student(self) -> Any:
+        """Return the merged model without weights, after the checks of the plan."""
+        student = skeleton(self.inputs.merged)
+        note_differences(student, self.inputs)
+        return student
+
+    @cached_property
+    def plan(self) -> "BlockPlan":
+        """Return the blocks to calibrate."""
+        return plan_with(self.student, self.keys.stack)
+
+    def batches(self, tasks: Iterable[str], draws: "Mapping[str, Draw]", of: Any) -> dict[str, Any]:
+        """Return the batches that `of` (drawn, held_out) makes of these tasks."""
+        sources, made = (self.inputs.base, self.inputs.merged), {}
+        for task in tasks:
+            made |= of(self.student, sources, {task: self.inputs.data[task]}, draws[task])
+        return made
+
+
+def task_draws(request: Request, samples: int | None, spare: float = 0) -> "dict[str, Draw]":
+    """Return the draw of every task: `samples`, else as many as there are, at most MOST.
+
+    spare: share of a task that is left for a comparison, SPARE samples at most.
+    """
+    from featcal.data.batches import count_samples
+
+    draws = dict.fromkeys(request.inputs.experts, request.draw)
+    for task in draws if samples is None else ():
+        count = count_samples(request.student, request.inputs.data[task], request.draw.split)
+        left = count - min(SPARE, max(FEWEST, int(spare * count))) if spare else count
+        expected = f"must hold more than {FEWEST} samples; it has {count}"
+        require(left > 0, f"--data {task}", str(request.inputs.data[task].source), expected)
+        draws[task] = replace(request.draw, samples=min(MOST, left))
+    return draws
+
+
+def run(request: Request, draws: "Mapping[str, Draw]") -> "Result | None":
+    """Calibrate, write the folder with its card and record, and return the result; None in a
+    process of several that is not the first.
+    """
+    import featcal
+    from featcal.calibration.ranks import current, own_device
+    from featcal.calibration.resume import scratch_folder
+    from featcal.data.batches import drawn, held_out
+
+    inputs, auto = request.inputs, request.settings == "auto"
+    own = Calibration() if auto else request.settings
+    blocks = block_count(request.student, request.plan, own) * (
+        2 if auto else 1
+    )  # once for the candidates
+    mine = current().mine(inputs.experts)  # each process reads the batches of its own tasks only
+    batches = request.batches(sorted(mine), draws, drawn)
+    unseen = request.batches(sorted(mine), draws, held_out)
+    device = own_device(request.device)
+    if device.type == "cpu":
         return_large_blocks()
     with (
-        whole_experts(inputs, work or scratch_folder(out), mine) as experts,
+        whole_experts(inputs, request.work or scratch_folder(request.out), mine) as experts,
         progress_bar(blocks, "calibrating") as progress,
     ):
-        how |= {"base": inputs.base, "experts": experts, "settings": settings}
         try:
-            result = featcal.calibrate(merged, out=out, progress=progress, **how)
+            result = featcal.calibrate(
+                inputs.merged,
+                base=inputs.base,
+                experts=experts,
+                batches=dict.fromkeys(inputs.experts, ()) | batches,
+                settings=request.settings,
+                out=request.out,
+                held_out=unseen,
+                plan=request.plan,
+                device=device,
+                dtype=request.draw.dtype,
+                host_memory=request.host_memory,
+                work=request.work,
+                resume=request.keys.resume,
+                progress=progress,
+            )
         except KeyboardInterrupt:
             note("the same command continues after the last finished block")
             raise
-    if current().first:
-        drawing = {"samples of each task": samples, "split": keys.split, "seed": seed}
-        drawing |= {"precision": dtype}
-        if keys.tokens:
-            drawing["maximum tokens of a sample"] = keys.tokens
-        write_samples_card(out, merged, inputs, result, datasets, drawing)
-        show_result(result, as_json)
-        push(out, push_to_hub)
+    if not current().first:
+        return None
+    write_samples_card(request, draws, result)
+    add_to_record(
+        request.out,
+        **models_record(inputs.base, inputs.experts, request.out),
+        samples={task: draws[task].samples for task in sorted(draws)},
+        seed=request.draw.seed,
+        split=request.draw.split,
+    )
+    return result
 
 
 def require_work_folder(work: Path | None, folders: list[Path]) -> None:
@@ -162,17 +230,24 @@ def require_work_folder(work: Path | None, folders: list[Path]) -> None:
     require_writable("--work", work / "run")
 
 
-def check_configs(student: Any, merged: Path, inputs: Inputs) -> None:
-    """Check every config.json; note heads that are not used and vocabularies that differ."""
+def require_room(inputs: Inputs, out: Path, work: Path | None) -> None:
+    """Raise BadSetting unless the disks have room for the result and for finished blocks."""
+    size = stored_bytes(inputs.merged)
+    apart = work is not None and work.absolute().parent != out.absolute().parent
+    require_space("--out", out, size if apart else 2 * size)
+    if work is not None and apart:
+        require_space("--work", work, size)
+
+
+def note_differences(student: Any, inputs: Inputs) -> None:
+    """Note heads that are not used and vocabularies that differ."""
     from featcal.models.load import model_class
 
     for name, folder in inputs.configured.items():
         own, kind = model_class(folder), type(student)
         if own is not kind and own.base_model_prefix == kind.base_model_prefix:
             note(f"{name}: a {own.__name__}; its head is not used (merged: {kind.__name__})")
-    folders = {"base": inputs.base, "merged": merged} | inputs.configured
-    for folder in folders.values():
-        check_config(folder)
+    folders = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
     if sizes := vocabulary_sizes(folders):
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
         note(
@@ -192,47 +267,56 @@ def block_count(model: Any, plan: "BlockPlan", settings: Calibration) -> int:
     return sum(len(blocks_of(model, stack)) for stack in plan.stacks)
 
 
-def check_inputs(
-    merged: Path,
-    inputs: Inputs,
-    batches: "Mapping[str, DrawnBatches]",
-    settings: "Method",
-    how: Mapping[str, Any],
-) -> None:
+def check_inputs(request: Request, batches: "Mapping[str, DrawnBatches]") -> None:
     """Check models and batches as the run does; adapters are checked against their base alone."""
     from featcal.calibration.calibrate import check
     from featcal.models.lora import with_adapter
 
+    inputs = request.inputs
     for name, folder in inputs.adapter_bases.items():
         with_adapter(skeleton(folder), inputs.experts[name])
     whole = {n: f for n, f in inputs.experts.items() if n not in inputs.adapter_bases}
-    experts = whole or {"merged": merged}
+    experts = whole or {"merged": inputs.merged}
     own = {name: batches.get(name, next(iter(batches.values()))) for name in experts}
-    check(merged, base=inputs.base, experts=experts, batches=own, settings=settings, **how)
+    how: dict[str, Any] = {
+        "device": request.device,
+        "dtype": request.draw.dtype,
+        "plan": request.plan,
+    }
+    how |= {"experts": experts, "batches": own, "settings": request.settings}
+    check(inputs.merged, base=inputs.base, **how)
 
 
-def show_dry_run(
-    model: "nn.Module",
-    plan: "BlockPlan",
-    batches: "Mapping[str, DrawnBatches]",
-    batch: int,
-    how: Mapping[str, Any],
-    as_json: bool,
-    out: Path,
-) -> None:
-    """Print the drawn samples of every task and the estimate of `featcal plan`."""
-    from featcal.calibration.estimate import Job
+def show_dry_run(request: Request, draws: "Mapping[str, Draw]", as_json: bool) -> None:
+    """Check all inputs; print the drawn samples of every task and the estimate of `featcal plan`."""
+    from featcal.calibration import estimate
     from featcal.cli.plan import cannot_run, estimated, needs_as_mapping, show_needs
+    from featcal.data.batches import drawn
 
+    block_count(
+        request.student,
+        request.plan,
+        Calibration() if request.settings == "auto" else request.settings,
+    )
+    batches = request.batches(sorted(draws), draws, drawn)
+    check_inputs(request, batches)
     most = max(task.samples for task in batches.values())
     longest = max(task.longest for task in batches.values())
-    job = Job(len(batches), most, min(batch, most), **how)
+    own = estimate.Job(
+        len(batches),
+        most,
+        min(request.keys.batch, most),
+        settings=request.settings,
+        on_gpu=request.device.type == "cuda",
+        host_memory=request.host_memory,
+    )
     # a model that cannot run without weights can still be calibrated
     with cannot_run() as reasons:
-        needs = estimated(model, job, longest or None, longest > 0, plan)
+        model = request.student.to(request.draw.dtype)
+        needs = estimated(model, own, longest or None, longest > 0, request.plan)
     if reasons:
         return say(f"all inputs fit and the model replays; no estimate is possible ({reasons[0]})")
-    require_space("--out", out, sum(needs["disk"].values()))
+    require_space("--out", request.out, sum(needs["disk"].values()))
     if as_json:
         samples = {
             task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()
@@ -242,34 +326,38 @@ def show_dry_run(
     rows = [[task, str(of.samples), str(of.longest)] for task, of in batches.items()]
     title = "all inputs fit; each model replays one sample of its task"
     table(title, columns, [row[: len(columns)] for row in rows])
-    show_needs(needs, job)
+    show_needs(needs, own)
     say("nothing was computed and nothing written (--dry-run)")
 
 
-def write_samples_card(
-    out: Path,
-    merged: Path,
-    inputs: Inputs,
-    result: "Result",
-    datasets: "Mapping[str, Location]",
-    drawing: Mapping[str, object],
-) -> None:
+def write_samples_card(request: Request, draws: "Mapping[str, Draw]", result: "Result") -> None:
     """Replace the card of a written folder by one that also names the source of the samples."""
     from featcal.calibration.write import calibration_card
 
-    names, on_hub = {}, []
-    for task, dataset in sorted(datasets.items()):
+    counts = {task: draw.samples for task, draw in sorted(draws.items())}
+    same = len(set(counts.values())) == 1
+    listed = ", ".join(f"{task} {count}" for task, count in counts.items())
+    rows: dict[str, object] = {
+        "samples of each task": next(iter(counts.values())) if same else listed,
+        "split": request.draw.split,
+        "seed": request.draw.seed,
+        "precision": str(request.draw.dtype).removeprefix("torch."),
+    }
+    if request.draw.tokens:
+        rows["maximum tokens of a sample"] = request.draw.tokens
+    on_hub, inputs = [], request.inputs
+    for task, dataset in sorted(inputs.data.items()):
         name = Path(dataset.source).resolve().name
         if dataset.on_hub:
             on_hub.append(str(dataset.source))
             config = f":{dataset.config}" if dataset.config else ""
             name = f"{dataset.source}@{dataset.revision}{config}"
-        names[f"samples of {task}"] = name
-    models = merged, inputs.base, inputs.experts
-    card = calibration_card(*models, result, {**drawing, **names}, on_hub)
-    write_card(out, card)
-    if licences_differ({"base": inputs.base, "merged": merged, **inputs.experts}):
-        note(f"{out / 'README.md'}: the inputs have different licences; decide which terms apply")
+        rows[f"samples of {task}"] = name
+    models = inputs.merged, inputs.base, inputs.experts
+    write_card(request.out, calibration_card(*models, result, rows, on_hub))
+    if licences_differ({"base": inputs.base, "merged": inputs.merged, **inputs.experts}):
+        file = request.out / "README.md"
+        note(f"{file}: the inputs have different licences; decide which terms apply")
 
 
 def show_result(result: "Result", as_json: bool) -> None:

@@ -1,51 +1,63 @@
 """`featcal compare`: measure how closely models match their experts on unseen samples."""
 
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from featcal.cli import options
 from featcal.cli.evaluate import add_to_card
-from featcal.cli.folders import Inputs, plan_with, skeleton, vocabulary_sizes, whole_experts
-from featcal.cli.terminal import say_json, table
-from featcal.errors import BadSetting
+from featcal.cli.folders import Inputs, plan_with, read_compared, skeleton, whole_experts
+from featcal.cli.terminal import note, say_json, table
+from featcal.record import read_record
+from featcal.settings import require
 
 if TYPE_CHECKING:
+    import torch
+
+    from featcal.data.batches import Draw
     from featcal.evaluation.compare import Agreement
+    from featcal.models.plan import BlockPlan
 
 MODEL = "Model to compare; the first is the reference. Repeatable."
-BASE = "Folder of the base; needed if experts are LoRA adapters or vocabularies differ."
-SKIP = "Number of first samples to skip, because calibration used them."
+BASE = "Model whose tokenizer is used. Default: as recorded in one of the models, else the first."
+EXPERT = f"{options.EXPERT} Default: as recorded in one of the models."
+SKIP = "First samples to leave out. Default: those that calibration used."
+SEED = "Random seed for drawing samples. Default: as in the calibration, else 42."
+SAMPLES = "Samples per task. Default: 64, or what is left."
+MOST = 64  # samples of a task by default
 KEYS = options.SamplingAndBlocks()
 # by field of Agreement: column, number format, factor, and its name in the model card
 MEASURES = {
     "relative_drift": ("drift", ".3f", 1, "relative drift from the expert's features"),
     "cosine": ("cosine", ".3f", 1, "cosine to the expert's features"),
     "kl": ("KL", ".4f", 1, "KL from the expert's answers"),
+    "relations": ("relations", ".4f", 1, "KL from the expert's relations between samples"),
     "top1": ("top-1", ".1f", 100, "top-1 agreement with the expert"),
 }
 EPILOG = """Drift and cosine compare the features after the last block. KL and top-1 agreement
-compare the answers of models with a head. With several models, ± is the standard error
-of the difference to the first one, paired by sample.
+compare the answers of models with a head; relations compare how similar the samples are to each
+other, for models without one. With several models, ± is the standard error of the difference to the
+first one, paired by sample.
 
 Examples:
 
-featcal compare --model merged=merged --model calibrated=new --expert math=m --data math=math.jsonl
+featcal compare --model merged=merged --model calibrated=new --data math=math.jsonl --data code=code.jsonl
 
-featcal compare --model calibrated=new --expert mnist=m --data mnist=images/mnist --skip 0 --json --set split=test"""
+featcal compare --model calibrated=new --data mnist=images/mnist --skip 0 --json --set split=test"""
 
 
 def compare(
-    model: Annotated[list[str], Option(metavar="NAME=FOLDER", help=MODEL)],
-    expert: options.Experts,
+    model: Annotated[list[str], Option(**options.NAMED_MODEL, help=MODEL)],
     data: options.Data,
-    base: Annotated[Path | None, Option(callback=options.must_exist, help=BASE)] = None,
-    samples: Annotated[int, Option(min=2, help="Samples per task.")] = 64,
-    skip: Annotated[int, Option(min=0, help=SKIP)] = 256,
-    seed: options.Seed = 42,
+    expert: Annotated[list[str] | None, Option(**options.NAMED_MODEL, help=EXPERT)] = None,
+    base: Annotated[str | None, Option(**options.MODEL, help=BASE)] = None,
+    samples: Annotated[int | None, Option(min=2, help=SAMPLES)] = None,
+    skip: Annotated[int | None, Option(min=0, help=SKIP)] = None,
+    seed: Annotated[int | None, Option(min=0, help=SEED)] = None,
     setting: Annotated[list[str] | None, options.set_option(KEYS)] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
@@ -56,49 +68,78 @@ def compare(
     labels are needed.
     """
     (keys,) = options.read_set(setting, "compare", KEYS)
-    models = options.named_folders("--model", model)
-    experts = options.named_folders("--expert", expert)
-    datasets = options.named_data(data)
-    import featcal
-    from featcal.data.batches import drawn
-    from featcal.models.batch import check_tasks
-    from featcal.models.load import is_adapter
-
-    adapters = [name for name, folder in experts.items() if is_adapter(folder)]
-    whole = {name: folder for name, folder in experts.items() if name not in adapters}
-    if base is None and adapters:
-        expected = f"must be given: {adapters[0]!r} is a LoRA adapter of that model"
-        raise BadSetting("--base", None, expected)
-    check_tasks(experts, {name: [dataset] for name, dataset in datasets.items()})
-    sizes = vocabulary_sizes({f"model {n!r}": folder for n, folder in models.items()} | whole)
-    if base is None and sizes:
-        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        expected = f"must be given, because vocabularies differ in size ({listed})"
-        raise BadSetting("--base", None, expected)
-    first = next(iter(models.values()))
-    sources = [*([base] if base else []), *models.values(), *whole.values()]
-    where, precision = options.device_named(device), options.dtype_named(dtype)
-    student = skeleton(first)
+    models, inputs = read_compared(model, base, expert, data, keys.recipe)
+    where = options.device_named(device)
+    student = skeleton(inputs.merged)
     plan = plan_with(student, keys.stack)
-    batches = drawn(student, sources, datasets, keys.draw(samples, seed, dtype, skip))
-    inputs = Inputs(base or first, experts, dict.fromkeys(adapters, base or first))
-    with TemporaryDirectory() as work, whole_experts(inputs, Path(work), experts) as folders:
-        agreements = featcal.compare(
-            models, folders, batches, plan=plan, device=where, dtype=precision
-        )
+    used = [record for folder in models.values() if "samples" in (record := read_record(folder))]
+    seeds = [record["seed"] for record in used if record.get("split") == keys.split]
+    draw = keys.draw(MOST, next(iter(seeds), 42) if seed is None else seed, dtype)
+    draws = {}
+    for task in inputs.experts:
+        first = [one["samples"].get(task, 0) for one in used if same_draw(one, draw)]
+        left_out = max(first, default=0) if skip is None else skip
+        own = replace(draw, skip=left_out, samples=samples or MOST)
+        draws[task] = own if samples else fewer(student, inputs, task, own)
+    if skip is None and any(own.skip for own in draws.values()):
+        listed = ", ".join(f"{task} {own.skip}" for task, own in draws.items())
+        note(f"left out, because calibration used them: the first samples of {listed}")
+    agreements = agreements_of(models, inputs, student, plan, draws, where)
     if as_json:
         say_json({"agreement": [asdict(one) for one in agreements]})
     else:
         show_agreements(agreements)
     if card:
         for name, folder in models.items():
-            own = [one for one in agreements if one.model == name]
-            results = [
-                (one.expert, field, MEASURES[field][3], float(f"{value:.6g}"))
-                for one in own
-                for field, value in measured(one).items()
-            ]
-            add_to_card(folder, datasets, keys.split, "feature-extraction", results)
+            own_rows = [one for one in agreements if one.model == name]
+            add_agreements(folder, inputs, keys.split, own_rows)
+
+
+def same_draw(record: Mapping[str, Any], draw: "Draw") -> bool:
+    """Return whether a calibration drew its samples in the same order."""
+    return (record.get("seed"), record.get("split")) == (draw.seed, draw.split)
+
+
+def fewer(student: Any, inputs: Inputs, task: str, draw: "Draw") -> "Draw":
+    """Return the draw of a task, of no more samples than are left. Raises: BadSetting for none."""
+    from featcal.data.batches import count_samples
+
+    count = count_samples(student, inputs.data[task], draw.split)
+    expected = f"must hold more than the {draw.skip} samples that are left out; it has {count}"
+    require(count - draw.skip > 1, f"--data {task}", str(inputs.data[task].source), expected)
+    return replace(draw, samples=min(draw.samples, count - draw.skip))
+
+
+def agreements_of(
+    models: Mapping[str, Path],
+    inputs: Inputs,
+    student: Any,
+    plan: "BlockPlan",
+    draws: "Mapping[str, Draw]",
+    device: "torch.device",
+) -> "list[Agreement]":
+    """Compare models with the experts on the drawn samples."""
+    import featcal
+    from featcal.data.batches import drawn
+
+    sources, batches = [inputs.base, *models.values()], {}
+    for task, draw in sorted(draws.items()):
+        batches |= drawn(student, sources, {task: inputs.data[task]}, draw)
+    dtype = next(iter(draws.values())).dtype
+    with TemporaryDirectory() as work, whole_experts(inputs, Path(work), inputs.experts) as experts:
+        return featcal.compare(models, experts, batches, plan=plan, device=device, dtype=dtype)
+
+
+def add_agreements(
+    folder: Path, inputs: Inputs, split: str, agreements: "Iterable[Agreement]"
+) -> None:
+    """Add the measures of one model to its card."""
+    results = [
+        (one.expert, field, MEASURES[field][3], float(f"{value:.6g}"))
+        for one in agreements
+        for field, value in measured(one).items()
+    ]
+    add_to_card(folder, inputs.data, split, "feature-extraction", results)
 
 
 def measured(one: "Agreement") -> dict[str, float]:

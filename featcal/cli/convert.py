@@ -22,10 +22,16 @@ featcal convert calibrated --clip base --out open_clip_folder"""
 def convert(
     source: Annotated[
         Path,
-        Argument(callback=options.must_exist, help="Model folder of transformers or open_clip."),
+        Argument(
+            callback=options.folder_option,
+            **options.MODEL,
+            help="Model folder of transformers or open_clip.",
+        ),
     ],
     out: Annotated[Path, Option(help="Folder to write, in the other format.")],
-    clip: Annotated[Path | None, Option(callback=options.must_exist, help=CLIP)] = None,
+    clip: Annotated[
+        Path | None, Option(callback=options.folder_option, **options.MODEL, help=CLIP)
+    ] = None,
     as_json: options.Json = False,
     force: options.Force = False,
 ) -> None:

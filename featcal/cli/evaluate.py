@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.folders import skeleton
+from featcal.cli.folders import check_config, located, names_in, skeleton
 from featcal.cli.terminal import note, say_json, table
 from featcal.errors import BadFile, BadSetting, TensorsDiffer
+from featcal.files import read_json
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     Answers = Mapping[str, tuple[Tensor, int | None]]
 
 SAMPLING = options.Sampling(batch=64, split="test")
-MODEL = "Folder of the model to evaluate."
-CLIP = "Whole CLIP model, for images."
+MODEL = "Model to evaluate."
+CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
 LABELLED = "Labelled images or texts of a task. Repeatable."
 CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."
 TOKENIZERS = ("tokenizer.json", "vocab.json")
@@ -45,9 +46,11 @@ featcal evaluate --model new --data reviews=reviews --classes reviews=bad,good -
 
 
 def evaluate(
-    model: Annotated[Path, Option(callback=options.must_exist, help=MODEL)],
+    model: Annotated[Path, Option(callback=options.folder_option, **options.MODEL, help=MODEL)],
     data: Annotated[list[str], Option(metavar="NAME=PATH", help=LABELLED)],
-    clip: Annotated[Path | None, Option(callback=options.must_exist, help=CLIP)] = None,
+    clip: Annotated[
+        Path | None, Option(callback=options.folder_option, **options.MODEL, help=CLIP)
+    ] = None,
     template: options.Template = None,
     classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)] = None,
     setting: Annotated[list[str] | None, options.set_option(SAMPLING)] = None,
@@ -60,22 +63,22 @@ def evaluate(
     prompts, classes = template or [], classes or []
     for prompt in prompts:
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
-    if clip is None:
-        from featcal.data.texts import input_of
+    collect = options.AllAtOnce()
+    collect(check_config, model)
+    datasets = options.named_data(data, collect)
+    collect.report()
+    where = options.device_named(device)
+    from featcal.data.texts import input_of
 
-        if input_of(skeleton(model)).kind == "pictures":
-            expected = "must be the whole CLIP, which makes the heads for images"
-            raise BadSetting("--clip", None, expected)
-        kind, unit, datasets = "text-classification", "texts", options.named_data(data)
-        where = options.device_named(device)
+    if clip is None and input_of(skeleton(model)).kind != "pictures":
+        kind, unit = "text-classification", "texts"
         answers = text_answers(model, datasets, prompts, classes, sampling, where)
     else:
-        expected = "is for images; --classes and --set tokens are for texts"
-        require(not classes and sampling.tokens is None, "--clip", str(clip), expected)
-        options.named_folders("--data", data)
-        kind, unit, datasets = "zero-shot-image-classification", "images", options.named_data(data)
-        where, prompts = options.device_named(device), prompts or ["a photo of a {}."]
-        answers = image_answers(model, clip, datasets, prompts, sampling, where)
+        expected = "are images; --classes and --set tokens are for texts"
+        require(not classes and sampling.tokens is None, "--data", data, expected)
+        kind, unit = "zero-shot-image-classification", "images"
+        whole, prompts = clip or whole_clip(model), prompts or ["a photo of a {}."]
+        answers = image_answers(model, whole, datasets, prompts, sampling, where)
     from featcal.evaluation.zero_shot import percent
 
     accuracy = {task: percent(right) for task, (right, _) in answers.items()}
@@ -91,6 +94,16 @@ def evaluate(
             (task, "accuracy", "accuracy", round(v / 100, 4)) for task, v in accuracy.items()
         ]
         add_to_card(model, datasets, sampling.split, kind, results)
+
+
+def whole_clip(model: Path) -> Path:
+    """Return the CLIP with both towers: the model, or the base that its folder records."""
+    names = names_in(model)
+    folders = [model, *([located(names.base, names.file, True)] if names and names.base else [])]
+    for folder in folders:
+        if read_json(folder / "config.json").get("architectures") == ["CLIPModel"]:
+            return folder
+    raise BadSetting("--clip", None, "must be the whole CLIP, which makes the heads for images")
 
 
 def image_answers(

@@ -1,47 +1,56 @@
 """Folders of a command: the models it reads, and the folder it writes and may push to the hub.
 
-All are checked before any work. Base and experts come from options or from a mergekit recipe. A
-LoRA expert is a model and an adapter; where a whole model is needed, one is written for as long as
-the command runs.
+All are checked before any work. A LoRA expert is a model and an adapter; where a whole model is
+needed, one is written for as long as the command runs.
 """
 
-import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from featcal.cli.options import named_folders
+from featcal.cli.options import (
+    HUB_MODEL,
+    AllAtOnce,
+    from_hub,
+    model_folder,
+    named_data,
+    named_folders,
+)
 from featcal.cli.terminal import note, size_text
-from featcal.errors import BadFile, BadPlan, BadSetting, HubUnreachable, MissingPath
+from featcal.errors import BadFile, BadPlan, BadSetting, HubUnreachable, MissingPath, nearest
 from featcal.files import read_json
+from featcal.interchange.mergekit import read_recipe, recipe_in
+from featcal.record import RECORD, read_record
 from featcal.settings import require
 
 if TYPE_CHECKING:
-    from mergekit.common import ModelPath
     from torch import nn
 
+    from featcal.data.places import Location
     from featcal.interchange.mergekit import Recipe
     from featcal.models.plan import BlockPlan
 
-CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "README.md"]
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 MODEL_CONFIGS = ("config.json", "open_clip_config.json")  # what makes a folder a model folder
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Base and experts of a command.
+    """Models and samples of a command.
 
+    merged: folder of the merged model; the base's for a command without one.
     experts: folders by name.  adapter_bases: for LoRA experts, the folders of their models.
+    data: samples by name of the expert.
     """
 
+    merged: Path
     base: Path
     experts: Mapping[str, Path]
     adapter_bases: Mapping[str, Path] = field(default_factory=dict)
+    data: "Mapping[str, Location]" = field(default_factory=dict)
 
     @property
     def configured(self) -> dict[str, Path]:
@@ -50,87 +59,196 @@ class Inputs:
 
     @property
     def folders(self) -> list[Path]:
-        """Return every folder that is read."""
-        return [self.base, *self.experts.values(), *self.adapter_bases.values()]
+        """Return every folder and file that is read."""
+        models = [self.merged, self.base, *self.experts.values(), *self.adapter_bases.values()]
+        return models + [one.source for one in self.data.values() if isinstance(one.source, Path)]
+
+
+@dataclass(frozen=True)
+class Name:
+    """A model as a record or a recipe names it: a path or a repository of the hub."""
+
+    path: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Names:
+    """Base and experts as a file names them; an expert is a model, or a model and an adapter."""
+
+    file: Path
+    base: Name | None
+    experts: Mapping[str, tuple[Name, ...]]
+    no_base: str = ""  # why the file does not say which model the experts were fine-tuned from
 
 
 def read_inputs(
-    base: Path | None,
+    merged: str | None,
+    base: str | None,
     expert: Collection[str] | None,
-    recipe_file: Path | None = None,
-    merged: Path | None = None,
+    data: Collection[str] | None = None,
+    recipe: Path | None = None,
+    *,
     weights: bool = True,
+    needs_base: bool = True,
 ) -> Inputs:
-    """Return base and experts: from the options, the recipe, or the recipe in the merged folder.
+    """Return the inputs of a command. Base and experts come from the options, else the recipe, else
+    what the merged folder records.
 
     weights: False if the configuration of models on the hub is enough.
+    needs_base: False if the merged model can take the place of a base that is not known.
+    Raises: one FeatCalError with all mistakes.
     """
-    from featcal.interchange.mergekit import read_recipe, recipe_in
-    from featcal.models.load import is_adapter
+    collect = AllAtOnce()
+    folder = collect(model_folder, "--merged", merged, weights) if merged else None
+    origin = collect(model_folder, "--base", base, weights) if base else None
+    experts = named_folders("--expert", expert or (), collect, weights)
+    datasets = named_data(data or (), collect)
+    names = None
+    if not (base and expert) and (folder or recipe):
+        names = collect(names_in, folder, recipe)
+    if not collect.mistakes and names is None:
+        needed = (("--base", base or not needs_base), ("--expert", expert))
+        missing = [option for option, given in needed if not given]
+        expected = f"must be given: {merged} does not record it (featcal.json, mergekit's recipe)"
+        if missing:
+            collect.mistakes.append(BadSetting(", ".join(missing), None, expected))
+    collect.report()
+    adapter_bases = dict[str, Path]()
+    if names is not None:
+        if origin is None and (needs_base or names.base):
+            origin = named_base(names, weights)
+        for name, (model, *adapter) in names.experts.items() if not expert else ():
+            experts[name] = located((*adapter, model)[0], names.file, weights)
+            if adapter:
+                adapter_bases[name] = located(model, names.file, weights)
+    origin = origin or folder
+    assert origin is not None
+    adapter_bases |= {
+        name: origin
+        for name, path in experts.items()
+        if name not in adapter_bases and is_adapter(path)
+    }
+    if names is not None:
+        listed = ", ".join(f"{name}={path}" for name, path in experts.items())
+        note(f"{names.file}: base {origin}; experts {listed}")
+    inputs = Inputs(folder or origin, origin, experts, adapter_bases, datasets)
+    for model in dict.fromkeys((inputs.base, inputs.merged, *inputs.configured.values())):
+        collect(check_config, model)
+    if data:
+        collect(require_samples, experts, datasets)
+    collect.report()
+    return inputs
 
-    experts = named_folders("--expert", expert or ())
-    if recipe_file is None and merged is not None and not (base and experts):
-        recipe_file = recipe_in(merged)
-    recipe = None if recipe_file is None else read_recipe(recipe_file)
-    for option, given in (("--base", base), ("--expert", experts)):
-        if not given and recipe is None:
-            other = f", or with --set recipe=FILE; {merged} holds no mergekit recipe"
-            raise BadSetting(option, None, f"must be given{other if merged else ''}")
-    if recipe is not None and base is None:
-        if recipe.base is None or recipe.base.lora:
-            problem = f"its base_model is {recipe.base}, a LoRA on top of a model"
-            if recipe.base is None:
-                problem = f"names no base_model from which the models of {recipe.method} come"
-            way_out = "save the model they were fine-tuned from and name it with --base FOLDER"
-            raise BadFile(recipe.file, problem, way_out)
-        base = recipe_folder(recipe.base.model, recipe.file, weights)
-    assert base is not None
-    adapter_bases = {name: base for name, path in experts.items() if is_adapter(path)}
-    if recipe is not None:
-        if not experts:
-            experts, adapter_bases = recipe_experts(recipe, base, weights)
-        names = ", ".join(f"{name}={path}" for name, path in experts.items())
-        note(f"{recipe.file}: base {base}; experts {names}")
-    return Inputs(base, experts, adapter_bases)
+
+def read_compared(
+    model: Collection[str],
+    base: str | None,
+    expert: Collection[str] | None,
+    data: Collection[str],
+    recipe: Path | None,
+) -> tuple[dict[str, Path], Inputs]:
+    """Return the models to compare by name, and inputs with the first of them as merged model.
+
+    Base and experts may be recorded in any of the models. The base is needed where an expert is a
+    LoRA adapter of it, or vocabularies differ. Raises: as read_inputs.
+    """
+    collect = AllAtOnce()
+    models = named_folders("--model", model, collect)
+    collect.report()
+    first, *_ = models.values()
+    recording = next(filter(records_models, models.values()), first)
+    inputs = read_inputs(str(recording), base, expert, data, recipe, needs_base=False)
+    for folder in models.values():
+        check_config(folder)
+    if inputs.base == recording:
+        if inputs.adapter_bases:
+            expected = f"must be given: {min(inputs.adapter_bases)!r} is a LoRA adapter of it"
+            raise BadSetting("--base", None, expected)
+        experts = {f"expert {name!r}": folder for name, folder in inputs.experts.items()}
+        sizes = vocabulary_sizes({f"model {n!r}": f for n, f in models.items()} | experts)
+        if sizes and base is None:
+            listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            expected = f"must be given, because vocabularies differ in size ({listed})"
+            raise BadSetting("--base", None, expected)
+    return models, replace(inputs, merged=first)
 
 
-def recipe_experts(
-    recipe: "Recipe", base: Path, weights: bool
-) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Return the experts' folders by name, and for LoRA experts the folders of their models."""
-    from featcal.models.load import is_adapter
+def require_samples(experts: Collection[str], data: Collection[str]) -> None:
+    """Raise BadSetting unless there are samples of every expert, and of no other."""
+    if lacking := [name for name in experts if name not in data]:
+        way_out = ", ".join(f"--data {name}=PATH" for name in lacking)
+        raise BadSetting("--data", None, f"must hold samples of every expert: add {way_out}")
+    for name in data:
+        expected = f"has no expert of that name; {nearest(name, experts)}"
+        require(name in experts, "--data", name, expected)
 
-    experts: dict[str, Path] = {}
-    adapter_bases: dict[str, Path] = {}
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether the folder has an adapter only."""
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+
+
+def names_in(folder: Path | None, recipe: Path | None = None) -> Names | None:
+    """Return base and experts as the recipe names them, else as the folder records them."""
+    record = read_record(folder) if folder and not recipe else {}
+    if folder and isinstance(record.get("experts"), dict) and "base" in record:
+        experts = {task: (recorded_name(model),) for task, model in record["experts"].items()}
+        return Names(folder / RECORD, recorded_name(record["base"]), experts)
+    file = recipe or (recipe_in(folder) if folder else None)
+    return None if file is None else names_of(read_recipe(file))
+
+
+def records_models(folder: Path) -> bool:
+    """Return whether a merged folder says what it was merged from."""
+    return "experts" in read_record(folder) or recipe_in(folder) is not None
+
+
+def recorded_name(text: str) -> Name:
+    """Return a path, or owner/name@commit as a repository."""
+    path, _, commit = text.rpartition("@")
+    return Name(path, commit) if HUB_MODEL.fullmatch(text) and path else Name(text)
+
+
+def names_of(recipe: "Recipe") -> Names:
+    """Return the models of mergekit's recipe, named by the last part of their paths."""
+    experts: dict[str, tuple[Name, ...]] = {}
     for model in recipe.experts:
-        own = model.lora or model.model
-        name = Path(own.path).name
+        parts = [Name(one.path, one.revision) for one in (model.model, model.lora) if one]
+        name = Path(parts[-1].path).name
         if name in experts:
             way_out = f"name the experts with --expert, for example --expert {name}-1=FOLDER"
             raise BadFile(recipe.file, f"two of its models are called {name!r}", way_out)
-        experts[name] = recipe_folder(own, recipe.file, weights)
-        if model.lora:
-            adapter_bases[name] = recipe_folder(model.model, recipe.file, weights)
-        elif is_adapter(experts[name]):
-            adapter_bases[name] = base
-    return experts, adapter_bases
+        experts[name] = tuple(parts)
+    if recipe.base is None:
+        no_base = f"names no base_model from which the models of {recipe.method} come"
+    elif recipe.base.lora:
+        no_base = f"its base_model is {recipe.base}, a LoRA on top of a model"
+    else:
+        base = Name(recipe.base.model.path, recipe.base.model.revision)
+        return Names(recipe.file, base, experts)
+    return Names(recipe.file, None, experts, no_base)
 
 
-def recipe_folder(model: "ModelPath", file: Path, weights: bool) -> Path:
-    """Return a model's folder: next to the recipe, in the current folder, or from the hub."""
+def named_base(names: Names, weights: bool) -> Path:
+    """Return the base's folder. Raises: BadFile if the file does not name it; as located."""
+    if names.base is None:
+        way_out = "save the model they were fine-tuned from and name it with --base FOLDER"
+        raise BadFile(names.file, names.no_base, way_out)
+    return located(names.base, names.file, weights)
+
+
+def located(model: Name, file: Path, weights: bool) -> Path:
+    """Return a model's folder: next to the file that names it, in the current folder, or from the
+    hub.
+    """
     for path in (file.parent / model.path, Path(model.path)):
         if path.is_dir():
             return path
     way_out = f"searched next to {file} and in the current folder; use --base and --expert"
-    if HUB_NAME.fullmatch(model.path) is None:
+    if HUB_MODEL.fullmatch(model.path) is None:
         raise MissingPath(model.path, f"named in {file}", way_out)
-    from huggingface_hub import snapshot_download
-
-    from featcal.data.places import reaching
-
-    files = CONFIGURATION + (["*.safetensors"] if weights else [])
-    with reaching(model.path, model.revision, f"; {way_out}"):
-        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=files))
+    return from_hub(model.path, model.revision, f"; {way_out}", weights)
 
 
 @contextmanager
@@ -164,7 +282,6 @@ def skeleton(folder: Path, like: Any = None) -> "nn.Module":
     """
     from featcal.models import stored
 
-    check_config(folder)
     return stored.skeleton(folder, like=like)[0]
 
 
@@ -172,6 +289,7 @@ def check_config(folder: Path) -> None:
     """Check that config.json names a class and no quantisation; note code that is not run.
 
     Imports torch only if the folder is an adapter or names code.
+    Raises: MissingPath, BadFile.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -228,7 +346,9 @@ def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
 
 
 def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
-    """Check the folder to write; `force` replaces a model folder or an empty one."""
+    """Check the folder to write; `force` replaces a model folder or an empty one. Raises:
+    BadSetting.
+    """
 
     def check(condition: bool, expected: str) -> None:
         require(condition, "--out", str(out), expected)

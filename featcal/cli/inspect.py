@@ -38,7 +38,7 @@ featcal inspect merged --plan --json"""
 
 
 def inspect(
-    folder: Annotated[Path, Argument(callback=options.must_exist, help=FOLDER)],
+    folder: Annotated[Path, Argument(callback=options.folder_option, **options.MODEL, help=FOLDER)],
     plan: Annotated[bool | None, Option("--plan/--tensors", show_default=False, help=PLAN)] = None,
     as_json: options.Json = False,
 ) -> None:

@@ -22,12 +22,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from featcal.cli import terminal
+from featcal.cli.folders import records_models
 from featcal.errors import FeatCalError, RemoteRankError
 
 MISTAKE, INTERRUPTED = 2, 130
 # by name one line of help; the function is `featcal.cli.<name>.<name>`
 COMMANDS = {
     "merge": "Merge fine-tuned models into one.",
+    "fix": "Calibrate a merged model and check on held-out samples that it is better.",
     "calibrate": "Calibrate a merged model to its experts' features.",
     "compare": "Measure how closely models match their experts, without labels.",
     "evaluate": "Measure accuracy on labelled images or texts.",
@@ -35,6 +37,7 @@ COMMANDS = {
     "plan": "Estimate the memory, disk and operations of a calibration.",
     "convert": "Convert a CLIP model between transformers and open_clip.",
 }
+HELP = {"help_option_names": ["-h", "--help"]}
 METAVARS = {Path: "PATH", int: "N", float: "X", str: "NAME"}
 GROUP = "featcal.commands"  # entry points of other packages: functions for typer
 PATH_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
@@ -55,6 +58,27 @@ featcal calibrate --help
 {EXIT_CODES}"""
 
 
+class Command(TyperCommand):
+    """A command that names all missing options in one message."""
+
+    def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
+        """Raise FeatCalError if required options are missing."""
+        given, _, _ = self.make_parser(context).parse_args(list(arguments))
+        missing = [one for one in self.params if one.required and not given.get(one.name)]
+        if missing and not given.get("help"):
+            options = [
+                one.opts[0] if one.opts[0][0] == "-" else one.name.upper() for one in missing
+            ]
+            merged = given.get("merged")
+            if any(one.name == "merged" for one in self.params) and not (
+                merged and records_models(Path(merged))
+            ):
+                options += [f"--{name}" for name in ("base", "expert") if not given.get(name)]
+            way_out = f"{context.command_path} --help lists all options"
+            raise FeatCalError(context.command_path, f"also needs {', '.join(options)}", way_out)
+        return super().parse_args(context, arguments)
+
+
 @cache
 def foreign_commands() -> dict[str, EntryPoint]:
     """Return the commands of other packages by name."""
@@ -71,7 +95,7 @@ def load_command(name: str) -> Any:
     if "Exit codes" not in epilog:
         epilog = f"{epilog.strip()}\n\n{EXIT_CODES}"
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, epilog=epilog)(function)
+    single.command(name, cls=Command, epilog=epilog, context_settings=HELP)(function)
     command: Any = typer.main.get_command(single)
     for option in command.params:
         if option.param_type_name == "argument":
@@ -109,6 +133,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich takes half of the time of `featcal --help`
     help="FeatCal: calibrate a merged model to its experts' features, in closed form.",
     epilog=EPILOG,
+    context_settings=HELP,
 )
 
 

@@ -7,7 +7,6 @@ from typer import Argument, Option
 
 from featcal.cli import options
 from featcal.cli.folders import (
-    check_config,
     new_folder,
     push,
     read_inputs,
@@ -53,8 +52,8 @@ featcal merge regmean --base base --expert mnist=m --expert dtd=d --data mnist=i
 
 def merge(
     method: Annotated[str, Argument(help=f"{', '.join(method_names())}.")],
-    base: Annotated[Path, Option(callback=options.must_exist, help=options.BASE)],
-    expert: options.Experts,
+    base: Annotated[str, Option(**options.MODEL, help=options.BASE)],
+    expert: Annotated[list[str], Option(**options.NAMED_MODEL, help=options.EXPERT)],
     out: options.Out,
     scale: Annotated[float | None, Option(help=SCALE)] = None,
     setting: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
@@ -74,21 +73,18 @@ def merge(
     settings = {name: options.yaml_scalar(text) for name, text in pairs.items()}
     settings |= {} if scale is None else {"scale": scale}
     settings_of(method, settings)
-    inputs = read_inputs(base, expert)
-    datasets = options.named_data(data)
-    new_folder(out, force, [*inputs.folders, *options.local_paths(datasets)])
+    inputs = read_inputs(None, base, expert, data)
+    new_folder(out, force, inputs.folders)
     require_space("--out", out, stored_bytes(inputs.base))
     require_hub(push_to_hub)
-    method_named(method).check_needs({"batches": datasets or None, "head": head})
-    for folder in inputs.configured.values():
-        check_config(folder)
+    method_named(method).check_needs({"batches": inputs.data or None, "head": head})
     student = skeleton(inputs.base)
     from featcal.data.batches import drawn
     from featcal.merging.merge import merge as merge_folders
 
     batches = None
-    if datasets:
-        batches = drawn(student, (inputs.base,), datasets, keys.draw(samples, seed))
+    if inputs.data:
+        batches = drawn(student, (inputs.base,), inputs.data, keys.draw(samples, seed))
     merge_folders(
         method,
         inputs.base,

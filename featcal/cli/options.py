@@ -1,6 +1,7 @@
 """Options that several commands share, the keys of `--set`, and how their values are read."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -8,7 +9,7 @@ import yaml
 from pydantic import PositiveInt
 from typer import CallbackParam, Option
 
-from featcal.errors import MissingPath, UnknownKey
+from featcal.errors import FeatCalError, MissingPath, UnknownKey
 from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
     from featcal.data.places import Location
 
 S = TypeVar("S", bound=Settings)
+T = TypeVar("T")
 
-EXPERT = "Folder of an expert: a model or a LoRA adapter. Repeatable."
+CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "*.yml", "README.md"]
+HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
+
+EXPERT = "An expert: a model or a LoRA adapter. Repeatable."
 DATA = "Samples of a task: a folder, a file or a hub dataset; no labels needed. Repeatable."
 DEVICE = "cpu, cuda, or auto (the GPU if there is one)."
 HOST_MEMORY = "Cap on cached activations in RAM, e.g. 8GiB; the rest goes to disk. Default: no cap."
@@ -28,28 +33,52 @@ PUSH = "Upload the written folder to this hub repository, which is created if ne
 CARD = "Add the results to the model card (README.md), as text and as the hub's model-index."
 
 
-def existing_folder(option: str, folder: Path) -> Path:
-    """Return the folder. Raises: MissingPath; BadSetting for a file."""
+def model_folder(option: str, given: str | Path, weights: bool = True) -> Path:
+    """Return a model's folder: a local one, else a repository of the hub, from the cache or the
+    hub.
+
+    weights: False if its configuration is enough.
+    Raises: MissingPath; BadSetting for a file; HubUnreachable, NotOnHub.
+    """
+    folder = Path(given)
     expected = "names a file; give the folder that holds it"
     require(not folder.is_file(), option, str(folder), expected)
-    if not folder.is_dir():
-        way_out = "check the path; download models of the hub first"
+    if folder.is_dir():
+        return folder
+    hub = HUB_MODEL.fullmatch(str(given))
+    if hub is None:
+        way_out = "check the path; a model of the hub is owner/name or owner/name@revision"
         raise MissingPath(folder, f"given with {option}", way_out)
-    return folder
+    return from_hub(hub["name"], hub["revision"], "; no folder of this name is here", weights)
 
 
-def must_exist(parameter: CallbackParam, folder: Path | None) -> Path | None:
-    """Check the folder of an option or argument, for its declaration."""
-    return None if folder is None else existing_folder(parameter.opts[0], folder)
+def from_hub(name: str, revision: str | None, more: str, weights: bool) -> Path:
+    """Return the folder of a repository in the hub's cache, after downloading what it lacks.
+
+    more: added to the reason where the hub does not give it. Raises: HubUnreachable, NotOnHub.
+    """
+    from huggingface_hub import snapshot_download
+
+    from featcal.data.places import reaching
+
+    files = CONFIGURATION + (["*.safetensors"] if weights else [])
+    with reaching(name, revision, more):
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
 
 
-Merged = Annotated[Path, Option(callback=must_exist, help="Folder of the merged model.")]
-BASE = "Folder of the model the experts were fine-tuned from."
-Base = Annotated[Path | None, Option(callback=must_exist, help=f"{BASE} Default: the recipe's.")]
-Experts = Annotated[list[str], Option(metavar="NAME=FOLDER", help=EXPERT)]
-RecipeExperts = Annotated[
-    list[str] | None,
-    Option("--expert", metavar="NAME=FOLDER", help=f"{EXPERT} Default: the recipe's."),
+def folder_option(parameter: CallbackParam, given: Path | None) -> Path | None:
+    """Return the folder of an option or argument, for its declaration."""
+    return None if given is None else model_folder(parameter.opts[0], given)
+
+
+RECORDED = "Default: as recorded in the merged folder."
+BASE = "Model the experts were fine-tuned from."
+MODEL = {"metavar": "MODEL"}
+NAMED_MODEL = {"metavar": "NAME=MODEL"}
+Merged = Annotated[str, Option(**MODEL, help="Merged model.")]
+Base = Annotated[str | None, Option(**MODEL, help=f"{BASE} {RECORDED}")]
+Experts = Annotated[
+    list[str] | None, Option("--expert", **NAMED_MODEL, help=f"{EXPERT} {RECORDED}")
 ]
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
 Out = Annotated[Path, Option(help="Folder to write.")]
@@ -58,7 +87,9 @@ PRESET = (
     "Default: auto, or paper where an option changes a setting of the method."
 )
 Preset = Annotated[str | None, Option(help=PRESET)]
-Samples = Annotated[int, Option(min=1, help="Samples per task.")]
+Samples = Annotated[
+    int | None, Option(min=1, help="Samples per task. Default: 256, or all there are.")
+]
 Seed = Annotated[int, Option(min=0, help="Random seed for drawing samples.")]
 Device = Annotated[str, Option(help=DEVICE)]
 Dtype = Annotated[str, Option(help="Precision of the models: float32 or bfloat16.")]
@@ -95,15 +126,15 @@ class Sampling(Settings):
 
 
 class SamplingAndBlocks(Sampling):
-    """Keys of --set for samples and lists of blocks."""
+    """Keys of --set for samples, lists of blocks and a recipe with base and experts."""
 
     stack: tuple[str, ...] | None = None
+    recipe: Path | None = None
 
 
 class Running(SamplingAndBlocks):
     """Keys of --set of a calibration that are not settings of the method."""
 
-    recipe: Path | None = None
     resume: bool = True
 
 
@@ -199,36 +230,59 @@ def pairs_by_name(
     return values
 
 
-def named_folders(option: str, pairs: Iterable[str]) -> dict[str, Path]:
-    """Return `name=FOLDER` arguments. Raises: BadSetting; MissingPath."""
-    folders = pairs_by_name(option, pairs, "NAME=FOLDER")
-    return {name: existing_folder(option, Path(folder)) for name, folder in folders.items()}
+class AllAtOnce:
+    """Collect the mistakes of several arguments, to report them in one message.
+
+    A call returns what the function returns, or None after a mistake.
+    """
+
+    def __init__(self) -> None:
+        self.mistakes: list[FeatCalError] = []
+
+    def __call__(self, function: Callable[..., T], *arguments: Any) -> T | None:  # noqa: D102
+        try:
+            return function(*arguments)
+        except FeatCalError as mistake:
+            self.mistakes.append(mistake)
+            return None
+
+    def report(self) -> None:
+        """Raise the mistakes, if there are any."""
+        if len(self.mistakes) == 1:
+            raise self.mistakes[0]
+        if self.mistakes:
+            raise FeatCalError("\n".join(map(str, self.mistakes)))
 
 
-def named_data(pairs: Iterable[str] | None) -> "dict[str, Location]":
+def named_folders(
+    option: str, pairs: Iterable[str], collect: AllAtOnce, weights: bool = True
+) -> dict[str, Path]:
+    """Return `name=MODEL` arguments as folders, without those that have a mistake."""
+    given = collect(pairs_by_name, option, pairs, "NAME=MODEL") or {}
+    folders = {name: collect(model_folder, option, one, weights) for name, one in given.items()}
+    return {name: folder for name, folder in folders.items() if folder is not None}
+
+
+def named_data(pairs: Iterable[str], collect: AllAtOnce) -> "dict[str, Location]":
     """Return the `--data` arguments: files, folders or datasets of the hub."""
     from featcal.data.places import location_of
 
-    paths = pairs_by_name("--data", pairs or (), "NAME=PATH")
-    return {name: location_of("--data", path) for name, path in paths.items()}
-
-
-def local_paths(data: "Mapping[str, Location]") -> list[Path]:
-    """Return the files and folders among the data."""
-    return [one.source for one in data.values() if isinstance(one.source, Path)]
+    paths = collect(pairs_by_name, "--data", pairs, "NAME=PATH") or {}
+    data = {name: collect(location_of, "--data", path) for name, path in paths.items()}
+    return {name: location for name, location in data.items() if location is not None}
 
 
 def device_named(name: str) -> "torch.device":
     """Return the device of --device. Raises: BadSetting."""
+    require(name in ("cpu", "cuda", "auto"), "--device", name, "must be cpu, cuda or auto")
     from featcal.models.load import torch_device
 
-    require(name in ("cpu", "cuda", "auto"), "--device", name, "must be cpu, cuda or auto")
     return torch_device(name)
 
 
 def dtype_named(name: str) -> "torch.dtype":
     """Return the dtype of --dtype. Raises: BadSetting."""
+    require(name in ("float32", "bfloat16"), "--dtype", name, "must be float32 or bfloat16")
     import torch
 
-    require(name in ("float32", "bfloat16"), "--dtype", name, "must be float32 or bfloat16")
     return getattr(torch, name)

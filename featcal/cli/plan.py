@@ -44,15 +44,15 @@ Examples:
 
 featcal plan --base base --merged merged --expert math=models/math --expert code=models/code --set tokens=512
 
-featcal plan --merged merged --set recipe=merge.yaml --set tokens=512 --device cuda --json"""
+featcal plan --merged merged --set tokens=512 --device cuda --json"""
 
 
 def plan(
     merged: options.Merged,
     base: options.Base = None,
-    expert: options.RecipeExperts = None,
+    expert: options.Experts = None,
     preset: options.Preset = None,
-    samples: options.Samples = 256,
+    samples: Annotated[int, Option(min=1, help="Samples per task.")] = 256,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
     device: Annotated[str, Option(help="cpu or cuda; no GPU is needed for the estimate.")] = "cpu",
     dtype: options.Dtype = "float32",
@@ -60,25 +60,27 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Estimate the memory, disk and operations of a calibration. Reads only config.json files."""
-    from featcal.calibration.estimate import Job
-    from featcal.models.streamed import InMemoryModel, require_same_tensors
-
     keys, own = options.read_set(setting, "plan", Planning(), Calibration())
     settings = options.method_of(preset, own, options.changes_method(setting))
     require(device in ("cpu", "cuda"), "--device", device, "must be cpu or cuda")
     on_device = bytes_of("plan.device_memory", str(keys.device_memory)) or 0
     on_host = bytes_of("--host-memory", host_memory)
+    inputs = read_inputs(merged, base, expert, recipe=keys.recipe, weights=False)
     precision = options.dtype_named(dtype)
-    inputs = read_inputs(base, expert, keys.recipe, merged, weights=False)
     tasks = len(inputs.experts)
     expected = f"must be at most the number of experts, {tasks}"
     require(keys.ranks <= tasks, "plan.ranks", keys.ranks, expected)
+    from featcal.calibration.estimate import Job
+    from featcal.models.streamed import InMemoryModel, require_same_tensors
+
     model = skeleton(inputs.base)
     blocks = plan_with(model, keys.stack)
     check_tokens(model, keys.tokens)
     towers = {
         f"{role} ({folder})": InMemoryModel(skeleton(folder, like=type(model)))
-        for role, folder in ({"base": inputs.base, "merged": merged} | inputs.configured).items()
+        for role, folder in (
+            {"base": inputs.base, "merged": inputs.merged} | inputs.configured
+        ).items()
     }
     require_same_tensors(towers, [stack.blocks for stack in blocks.stacks])
     batch, on_gpu = min(keys.batch, samples), device == "cuda"

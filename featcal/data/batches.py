@@ -141,6 +141,12 @@ def drawn(
     return batches
 
 
+def count_samples(model: nn.Module, location: Location, split: str) -> int:
+    """Return how many samples a task has. Raises: as open_images and load_text."""
+    pictures = input_of(model).kind == "pictures"
+    return len(open_images(location, split, False) if pictures else load_text(location, split))
+
+
 def held_out(
     model: nn.Module, folders: Sequence[Path], locations: Mapping[str, Location], draw: Draw
 ) -> dict[str, DrawnBatches]:
@@ -148,11 +154,9 @@ def held_out(
 
     Tasks with fewer than LEAST_HELD_OUT left are skipped. Raises: as drawn.
     """
-    pictures, batches = input_of(model).kind == "pictures", {}
+    batches = {}
     for task, location in sorted(locations.items()):
-        split = location, draw.split
-        count = len(open_images(*split, False) if pictures else load_text(*split))
-        left = min(HELD_OUT, count - draw.samples)
+        left = min(HELD_OUT, count_samples(model, location, draw.split) - draw.samples)
         if left >= LEAST_HELD_OUT:
             rest = replace(draw, samples=left, skip=draw.samples)
             batches |= drawn(model, folders, {task: location}, rest)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from featcal.calibration.answers import Answers, answers, kl_and_top1
+from featcal.calibration.choose import relational_divergence
 from featcal.calibration.features import on_device
 from featcal.core.drift import Drift
 from featcal.core.precision import exact_products
@@ -44,6 +45,8 @@ class Agreement:
     cosine:     mean over tokens.
     kl:         mean over rows of KL(p_exp ‖ p); None without a head.
     top1:       share of rows with the same largest score; None without a head.
+    relations:  without a head, mean over samples of the divergence of the softmax of each sample's
+                cosines to the others (`calibration/choose.py`); else None.
     than_first: by measure, the paired difference to the first model; empty for that one.
     """
 
@@ -54,6 +57,7 @@ class Agreement:
     cosine: float
     kl: float | None
     top1: float | None
+    relations: float | None = None
     than_first: Mapping[str, Difference] = field(default_factory=dict)
 
 
@@ -119,8 +123,9 @@ class Totals:
 
     drift: Drift = field(default_factory=Drift)
     by_sample: dict[str, list[float]] = field(
-        default_factory=lambda: {"relative_drift": [], "kl": [], "top1": []}
+        default_factory=lambda: {"relative_drift": [], "kl": [], "top1": [], "relations": []}
     )
+    pooled: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # without scores
     rows: int = 0
     kl: float = 0.0
     top1: float = 0.0
@@ -133,6 +138,7 @@ class Totals:
             own.add(ours.hidden[i], theirs.hidden[i], None if ours.mask is None else ours.mask[i])
             self.by_sample["relative_drift"].append(own.relative)
         if ours.scores is None or theirs.scores is None or ours.scores.width != theirs.scores.width:
+            self.pooled.append((ours.pooled, theirs.pooled))
             return
         kl, same = kl_and_top1(ours.scores, theirs.scores)
         self.rows += len(kl)
@@ -141,6 +147,12 @@ class Totals:
         for name, values in (("kl", kl), ("top1", same)):
             parts = values.split(ours.sizes.tolist())
             self.by_sample[name] += [float(part.mean()) for part in parts if len(part)]
+
+    def finish(self) -> None:
+        """Compare relations between samples, once all are there; three are needed."""
+        if len(self.by_sample["relative_drift"]) > 2 and self.pooled and not self.rows:
+            ours, theirs = (torch.cat(side) for side in zip(*self.pooled, strict=True))
+            self.by_sample["relations"] = relational_divergence(ours, theirs).tolist()
 
     def minus(self, first: "Totals") -> dict[str, Difference]:
         """Return the paired differences to another model, by measure."""
@@ -177,7 +189,10 @@ def task_agreements(
     samples = len(first.by_sample["relative_drift"])
     if not samples:
         raise BadBatches(task, "is empty; at least one batch is needed")
+    for own in totals.values():
+        own.finish()
     for name, own in totals.items():
+        relations = own.by_sample["relations"]
         if not torch.tensor(own.drift.relative).isfinite():
             raise NotFinite(f"model {name}, task {task}", "its features")
         yield Agreement(
@@ -188,5 +203,6 @@ def task_agreements(
             own.drift.cosine,
             own.kl / own.rows if own.rows else None,
             own.top1 / own.rows if own.rows else None,
+            sum(relations) / len(relations) if relations else None,
             {} if own is first else own.minus(first),
         )

@@ -1,5 +1,6 @@
 """Read base and experts from a mergekit recipe with mergekit's own configuration classes."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from mergekit.common import ModelReference
 
 WRITTEN = "mergekit_config.yml"  # the recipe that mergekit writes into the merged folder
+CARD = "README.md"  # mergekit shows the recipe there too, and some folders have only this
+SHOWN = re.compile(r"^```ya?ml\n((?:(?!^```).)*^merge_method:(?:(?!^```).)*)^```", re.S | re.M)
 # the base_model of these methods is one of the merged models, not the one they were fine-tuned from
 BASE_IS_MERGED = ("slerp", "arcee_fusion", "nearswap")
 OWN_BLOCKS = (
@@ -30,8 +33,12 @@ class Recipe:
 
 
 def recipe_in(folder: Path) -> Path | None:
-    """Return the path of the recipe in a merged folder, None without one."""
-    return folder / WRITTEN if (folder / WRITTEN).is_file() else None
+    """Return the recipe in a merged folder, or the card that shows it; None without one."""
+    if (folder / WRITTEN).is_file():
+        return folder / WRITTEN
+    card = folder / CARD
+    shown = card.is_file() and SHOWN.search(card.read_text("utf-8", "replace"))
+    return card if shown else None
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -50,7 +57,9 @@ def read_recipe(file: Path) -> Recipe:
         way_out = "install it: pip install 'featcal[mergekit]', or use --base and --expert"
         raise BadEnvironment("mergekit", problem, way_out) from None
     try:
-        config = MergeConfiguration.model_validate(yaml.safe_load(file.read_text("utf-8")))
+        text = file.read_text("utf-8")
+        shown = SHOWN.search(text) if file.name == CARD else None
+        config = MergeConfiguration.model_validate(yaml.safe_load(shown[1] if shown else text))
     except (yaml.YAMLError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         problem = f"mergekit does not read it ({' '.join(str(error).split())[:300]})"
         raise BadFile(file, problem, "give the YAML file that mergekit-yaml was given") from None

@@ -40,6 +40,7 @@ from featcal.models.load import (
 )
 from featcal.models.save import copy_other_files, shard_writer, write_config
 from featcal.models.stored import ModelCheckpoint
+from featcal.record import RECORD, models_record
 from featcal.settings import require
 
 PROJECTION, LOGIT_SCALE = "visual_projection", "logit_scale"
@@ -159,8 +160,10 @@ class OpenedMerge:
             if isinstance(self.origin, ModelCheckpoint):
                 tensors = self.origin.to_module(tensors)
             return fill(module_like(self.base, self.part), tensors)
+        made = {"method": self.method.name, "settings": self.settings}
+        about = {**made, **models_record(self.base, self.experts, out)}
         return write_merged(
-            tensors, out, self.base, self.part, self.origin, self.job.record, self._card()
+            tensors, out, self.base, self.part, self.origin, self.job.record, self._card(), about
         )
 
     def _all_tensors(self, merged: Iterator[NamedTensor]) -> Iterator[NamedTensor]:
@@ -315,10 +318,12 @@ def write_merged(
     origin: Source,
     record: Mapping[str, Any],
     text: str = "",
+    about: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write tensors as a Hugging Face folder like the base, complete or not at all.
 
     origin: the base as a source.   record: becomes merge.json, unless empty.   text: of the card.
+    about: becomes featcal.json, unless empty.
     Raises: DiskFull.
     """
     if isinstance(base, nn.Module):
@@ -337,6 +342,8 @@ def write_merged(
             writer.write(name, tensor)
         if record:  # filled while the tensors came
             write_json(writer.folder / "merge.json", record)
+        if about:
+            write_json(writer.folder / RECORD, about)
         if text:
             write_card(writer.folder, text)
     return Path(out)

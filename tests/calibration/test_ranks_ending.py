@@ -150,7 +150,7 @@ def test_torchrun_writes_the_folder_of_one_process(models, capsys):  # noqa: F81
         "--nproc-per-node",
         "2",
         "-m",
-        "featcal.cli",
+        "featcal",
     ]
     done = subprocess.run(
         [*program, *CALIBRATE], cwd=models, capture_output=True, text=True, timeout=120, check=False

@@ -30,7 +30,7 @@ def test_the_module_shares_the_machine_as_the_program_does():
 import atexit, os, runpy, sys
 atexit.register(lambda: print(os.environ["OMP_WAIT_POLICY"]))
 sys.argv[1:] = ["--version"]
-runpy.run_module("featcal.cli", run_name="__main__")
+runpy.run_module("featcal", run_name="__main__")
 """
     environment = {name: value for name, value in os.environ.items() if name not in threads.WAITING}
     done = subprocess.run(

@@ -53,7 +53,7 @@ def chosen(folder: Path) -> Chosen:
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "featcal.cli", "doctor", *arguments]
+    command = [sys.executable, "-m", "featcal", "doctor", *arguments]
     env = {
         name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"
     } | environment

@@ -1,4 +1,4 @@
-"""`python -m featcal.cli`, as torchrun starts it."""
+"""`python -m featcal`, also as torchrun starts it."""
 
 import sys
 
