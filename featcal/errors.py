@@ -184,9 +184,8 @@ class SingularGram(FeatCalError):
 
     def __init__(self, site: str, ridge: float, width: int, *ways_out: str):
         default = (
-            "raise calibrate.ridge"
-            " (paper: 0.05 for CLIP, 1e-5 for T5 and Llama-3B, 3.0 for Llama-8B), or",
-            "use more calibration samples, or",
+            "leave the settings out, so that they are chosen on held-out samples, or",
+            "use more samples, or a larger ridge, or",
             "look for activations that overflow: NaN or infinite features have this effect too.",
         )
         problem = f"the Gram matrix of {width} features has no Cholesky factor at ridge={ridge:g}"

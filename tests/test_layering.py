@@ -16,6 +16,7 @@ PACKAGES = ("featcal", "reproduction")
 FOUNDATION = {"errors", "settings", "files", "card", "record", "core", "models"}
 MAY_IMPORT = {  # packages of the library, and single files where not all of a package is meant
     "featcal": set(),
+    "__main__": {"cli"},
     "errors": set(),
     "settings": {"errors"},
     "files": {"errors"},

@@ -101,7 +101,7 @@ def worse(drift: Sequence[DriftRecord]) -> list[str]:
         return []
     return [
         f"Calibration increased the drift from these experts: {', '.join(names)}."
-        " More samples or a larger ridge (λ) may help."
+        " featcal compare shows whether their answers are worse too."
     ]
 
 

@@ -4,6 +4,7 @@ All are checked before any work. A LoRA expert is a model and an adapter; where 
 needed, one is written for as long as the command runs.
 """
 
+import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,15 @@ from featcal.cli.options import (
     named_folders,
 )
 from featcal.cli.terminal import note, size_text
-from featcal.errors import BadFile, BadPlan, BadSetting, HubUnreachable, MissingPath, nearest
+from featcal.errors import (
+    BadFile,
+    BadPlan,
+    BadSetting,
+    FeatCalError,
+    HubUnreachable,
+    MissingPath,
+    nearest,
+)
 from featcal.files import read_json
 from featcal.interchange.mergekit import read_recipe, recipe_in
 from featcal.record import RECORD, read_record
@@ -110,9 +119,10 @@ def read_inputs(
     if not collect.mistakes and names is None:
         needed = (("--base", base or not needs_base), ("--expert", expert))
         missing = [option for option, given in needed if not given]
-        expected = f"must be given: {merged} does not record it (featcal.json, mergekit's recipe)"
         if missing:
-            collect.mistakes.append(BadSetting(", ".join(missing), None, expected))
+            problem = f"must be given: {merged} holds no featcal.json or recipe that names them"
+            way_out = "name them, or mergekit's recipe with --set recipe=FILE"
+            collect.mistakes.append(FeatCalError(", ".join(missing), problem, way_out))
     collect.report()
     adapter_bases = dict[str, Path]()
     if names is not None:
@@ -244,7 +254,7 @@ def located(model: Name, file: Path, weights: bool) -> Path:
     """
     for path in (file.parent / model.path, Path(model.path)):
         if path.is_dir():
-            return path
+            return Path(os.path.relpath(path.resolve()))
     way_out = f"searched next to {file} and in the current folder; use --base and --expert"
     if HUB_MODEL.fullmatch(model.path) is None:
         raise MissingPath(model.path, f"named in {file}", way_out)

@@ -22,7 +22,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from featcal.cli import terminal
-from featcal.cli.folders import records_models
 from featcal.errors import FeatCalError, RemoteRankError
 
 MISTAKE, INTERRUPTED = 2, 130
@@ -69,6 +68,8 @@ class Command(TyperCommand):
             options = [
                 one.opts[0] if one.opts[0][0] == "-" else one.name.upper() for one in missing
             ]
+            from featcal.cli.folders import records_models
+
             merged = given.get("merged")
             if any(one.name == "merged" for one in self.params) and not (
                 merged and records_models(Path(merged))

@@ -16,6 +16,7 @@ from featcal.cli.folders import (
     stored_bytes,
 )
 from featcal.cli.terminal import note, say, say_json
+from featcal.errors import UnknownKey
 from featcal.merging.registry import method_named, method_names, methods_table, settings_of
 
 
@@ -72,11 +73,13 @@ def merge(
     (keys,) = options.read_set(common, "merge", KEYS)
     settings = {name: options.yaml_scalar(text) for name, text in pairs.items()}
     settings |= {} if scale is None else {"scale": scale}
-    settings_of(method, settings)
+    if method not in method_names():
+        raise UnknownKey("METHOD", method, method_names())
     inputs = read_inputs(None, base, expert, data)
     new_folder(out, force, inputs.folders)
     require_space("--out", out, stored_bytes(inputs.base))
     require_hub(push_to_hub)
+    settings_of(method, settings)  # imports torch
     method_named(method).check_needs({"batches": inputs.data or None, "head": head})
     student = skeleton(inputs.base)
     from featcal.data.batches import drawn

@@ -6,11 +6,13 @@ The function's parameters after the job are the method's settings.
 
 from __future__ import annotations  # listing methods loads no torch
 
+import ast
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
@@ -144,15 +146,22 @@ def settings_of(name: object, given: Mapping[str, Any], section: str = "") -> di
 
 
 def methods_table() -> list[tuple[str, str, str]]:
-    """Return name, settings with their defaults, and source of every method."""
+    """Return name, settings with their defaults, and source of every method, from the sources of
+    their files.
+    """
     rows = []
-    for entry in map(method_named, method_names()):
-        settings = []
-        for name, setting in entry.settings.model_fields.items():
-            value = setting.default
-            if isinstance(value, tuple):  # as the command line takes it; long lists shortened
-                value = f"[{', '.join(value if len(value) < 3 else (value[0], '...'))}]"
-            settings.append(f"{name}={value}")
-        needs = "".join(f"; needs {key}" for key in entry.needs)
-        rows.append((entry.name, ", ".join(settings), entry.source + needs))
+    for name in method_names():
+        tree = ast.parse(Path(methods.__path__[0], f"{name}.py").read_text("utf-8"))
+        function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+        (call,) = function.decorator_list
+        assert isinstance(call, ast.Call)
+        given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        own = zip(function.args.args[1:], function.args.defaults, strict=True)
+        settings = {
+            setting.arg: ast.unparse(default).lower().strip("'") for setting, default in own
+        }
+        settings |= {"scale": given["scale"]} if given.get("scale") is not None else {}
+        needs = "".join(f"; needs {key}" for key in given.get("needs", ()))
+        listed = ", ".join(f"{setting}={value}" for setting, value in settings.items())
+        rows.append((name, listed, given["source"] + needs))
     return rows
