@@ -9,15 +9,14 @@ ANTLR  := antlr4-python3-runtime==4.11.1
 # Named after the content of pip's inputs, so a checkout that only changes dates installs nothing again.
 STAMP  := $(VENV)/.installed-$(firstword $(shell (cat pyproject.toml reproduction/pyproject.toml constraints.txt; echo '$(ANTLR)') | cksum))
 
-# Results of Table 1 and Figure 1 on drawn images and their metrics; the same results on the real encoder.
+# Results of Table 1 and Figure 1 on synthetic images, and their metrics; the same results on the real encoder.
 HEADLINE := gather@scores-clip_b32-8 headline
 REAL     := $(addprefix pipeline/request/dvc.yaml:request@,scores-minilm-8 drift-minilm-8)
-BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 \
-            language/dvc.yaml:pretrain_t5@flan_t5_base language/dvc.yaml:pretrain_t5@flan_t5_large \
-            language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
+# Base models of the synthetic suite, which are in git.
+BASES    := clip_b32 clip_l14 flan_t5_base flan_t5_large llama_3b llama_8b
 
-# Parts of the tests, the slowest first, each without the parts in folders below it; and the page that computes, which nbval executes
-# in a kernel. The tests execute all other pages.
+# Parts of the tests, the slowest first, each without the parts in folders below it. nbval executes the page that computes in a kernel;
+# the tests execute all other pages.
 PARTS   := tests/reproduction/report/test_book.py tests tests/reproduction tests/reproduction/stages/test_smoke.py tests/calibration \
            tests/cli tests/reproduction/report tests/test_container.py
 KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,method))
@@ -68,7 +67,7 @@ project: setup
 	then ! grep -qs no_scm .dvc/config.local || $(BIN)/dvc config --quiet --local --unset core.no_scm; \
 	else grep -qs no_scm .dvc/config.local || $(BIN)/dvc config --quiet --local core.no_scm true; fi
 
-repro: project  ## recompute the headline chain on drawn images (Table 1, Figure 1) and build the book
+repro: project  ## recompute the headline chain on synthetic images (Table 1, Figure 1) and build the book
 	$(BIN)/dvc repro $(HEADLINE)
 	@$(MAKE) --no-print-directory book
 
@@ -93,13 +92,13 @@ test: project  ## run the tests, and execute the pages of the book and compare t
 	@bash scripts/system_packages.sh
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(PARTS:%=run/%) run/pages
 
-# Each part's report is printed in one piece at its end; a part that fails makes the target fail.
-RUN = echo 'started: pytest $(1)'; report=$$(MAKEFLAGS= $(BIN)/python -m pytest $(1) 2>&1); code=$$?; printf '%s\n' '' 'pytest $(1)' "$$report"; exit $$code
+# A part that fails makes the target fail.
+RUN = MAKEFLAGS= bash scripts/test_part.sh
 .PHONY: $(PARTS:%=run/%) run/pages
 $(PARTS:%=run/%): run/%:
-	@$(call RUN,$* $(addprefix --ignore=,$(filter $*/%,$(PARTS))))
+	@$(RUN) $* $(addprefix --ignore=,$(filter $*/%,$(PARTS)))
 run/pages:
-	@$(call RUN,--nbval-lax --nbval-current-env $(KERNELS))
+	@$(RUN) $(KERNELS) --nbval-lax --nbval-current-env
 
 # The kernels of torch, oneDNN and MKL for other processors: with AVX2, then the plainest. MKL_CBWR works on every processor,
 # MKL_ENABLE_INSTRUCTIONS only on Intel's.
@@ -109,10 +108,10 @@ processors: project  ## run make test twice more, with the rounding of processor
 	  env $$kind ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) --no-print-directory test || failed=1; \
 	done; exit $$failed
 
-pretrain: project  ## train the mini suite's base models again (frozen otherwise; up to an hour)
-	set -e; for base in $(BASES); do $(BIN)/featcal stage pretrain $${base#*@}; $(BIN)/dvc commit --force pipeline/$$base; done
+pretrain: project  ## train the synthetic suite's base models again (up to an hour)
+	set -e; for base in $(BASES); do $(BIN)/featcal stage pretrain $$base; done
 
-verify: project  ## run dvc repro in a temporary clone and compare with the committed results
+verify: project  ## run dvc repro in a temporary clone and compare every CSV file with the committed one
 	VENV='$(abspath $(VENV))' bash scripts/recompute.sh dvc repro --force
 
 rehearsal: setup  ## run all of `suite: paper` with tiny random models on a local hub (about six minutes of one core)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs a command in a temporary clone of HEAD and compares the scores it leaves with the committed ones.
+# Runs a command in a temporary clone of HEAD and compares every CSV file it leaves with the committed one.
 #   bash scripts/recompute.sh make repro            what a newcomer runs
-#   bash scripts/recompute.sh dvc repro --force     what the paper shows, on drawn images and texts
+#   bash scripts/recompute.sh dvc repro --force     what the paper shows, on synthetic images and texts
 # The environment of VENV (default .venv) is used; PYTHONPATH makes it run the clone's code. The clone goes when the command ends.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -41,6 +42,13 @@ def _context() -> Any:
     if hasattr(context, "set_forkserver_preload"):
         context.set_forkserver_preload(IMPORTS)
     return context
+
+
+def start_early() -> None:
+    """Start the fork server now: it imports torch while the stage itself reads settings."""
+    context = _context()
+    if context.get_start_method() == "forkserver":
+        forkserver.ensure_running()
 
 
 def keep_freed_memory() -> None:

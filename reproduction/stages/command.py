@@ -36,6 +36,7 @@ STAGES = {
     },
     "page": "stages.page:run",
 }
+LIGHT = ("pretrain", "gather", "summary", "page")  # have no workers
 WITHOUT_KEY = ("prepare_data", "prepare_texts")
 
 
@@ -46,6 +47,10 @@ def stage(
     ] = None,
 ) -> None:
     """Run one stage of dvc.yaml; `dvc repro` calls this in the right order."""
+    if verb not in LIGHT:
+        from reproduction.engine.workers import start_early
+
+        start_early()
     run_stage(verb, key)
 
 

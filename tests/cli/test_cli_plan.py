@@ -128,6 +128,7 @@ def test_a_mistake_in_the_arguments_is_one_message_that_names_it(vision, capsys,
     assert said in refused(arguments, Path(), capsys)
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
 @pytest.mark.parametrize(
     "text",
     [

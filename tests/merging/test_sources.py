@@ -121,6 +121,8 @@ def test_regmean_of_one_lora_folder_is_that_expert(tmp_path):
     assert tiny.difference(merged, expert.merge_and_unload()) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 @pytest.mark.parametrize(
     "how", [{"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens"]}]
 )
