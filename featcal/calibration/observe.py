@@ -46,6 +46,7 @@ class BlockSpec:
     residual: float = 0.0  # β
     settings: Calibration = PAPER
     writers: tuple[str, ...] = ()  # linears that write into the residual stream, where β > 0
+    scales: Mapping[str, Tensor] = field(default_factory=dict)  # γ (o,) of scaled writers
     moves_teacher: bool = True  # the teacher's features move on while this part is observed
 
 
@@ -128,6 +129,11 @@ def observe(
             gaps = {
                 name: own.residual * (wide(r_exp[name]) - wide(r_cal[name])) for name in own.writers
             }
+            for (
+                name,
+                scale,
+            ) in own.scales.items():  # γ y is added: an output with γ = 0 is never seen
+                gaps[name] = torch.where(scale == 0, 0, gaps[name] / wide(scale))
             add_batch(sums, own, student, teacher, x_cal, x_exp, y_exp, gaps, masks, before)
             del x_cal, r_cal, gaps
         before += len(batch[0])
@@ -218,7 +224,8 @@ def capture(
         if outputs:
             y = opened.enter_context(module_outputs(block, outputs, enough))
         if spec.writers:
-            r = opened.enter_context(residual_streams(block, spec.writers, features[0], enough))
+            streams = residual_streams(block, spec.writers, features[0], enough, spec.scales)
+            r = opened.enter_context(streams)
         result = step(block, spec.stack, *features)
     # plain copies break the cycle through `enough`, which would keep a batch's tensors until gc
     x, y, r = dict(x), dict(y), dict(r)
@@ -349,7 +356,9 @@ def block_parts(
     if spec.residual:
         with residual_streams(student, solved_modules(student)[0], hidden) as streams:
             step(student, spec.stack, hidden, arguments)
-        spec = replace(spec, writers=tuple(name for name in spec.linears if name in streams))
+        writers = tuple(name for name in spec.linears if name in streams)
+        scales = {name: scale for name, scale in streams.scales.items() if name in writers}
+        spec = replace(spec, writers=writers, scales=scales)
         if not spec.writers:
             reason = "no linear that is solved here puts its output into the residual stream"
             expected = f"must be 0 for {spec.name} of this model: {reason} as it is"
@@ -379,6 +388,7 @@ def block_parts(
             linears=among(spec.linears, group),
             norms=among(spec.norms, group),
             writers=among(spec.writers, group),
+            scales={name: spec.scales[name] for name in spec.scales if name in group},
             moves_teacher=number == last,
         )
         for number, group in enumerate(groups)

@@ -339,45 +339,88 @@ def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str,
         yield features
 
 
+class ResidualStreams(Captured):
+    """Residual streams by the linear that writes into them. scales: γ (d,) of each linear whose
+    output is scaled first (layer scale), by name.
+    """
+
+    def __init__(self, enough: Enough | None):
+        super().__init__(enough)
+        self.scales: dict[str, Tensor] = {}
+
+
 class Additions(TorchFunctionMode):
-    """Capture the tensors that named outputs of linears are added to.
+    """Capture the tensors that named outputs of linears, or these times a factor, are added to.
 
     An addition counts if both tensors have the rows of `like` and only one is a named output.
     """
 
-    FUNCTIONS = (torch.Tensor.add, torch.Tensor.add_, torch.add)
+    ADD = (torch.Tensor.add, torch.Tensor.add_, torch.add)
+    SCALE = (torch.Tensor.mul, torch.mul)
 
-    def __init__(self, outputs: Mapping[str, Tensor], like: Tensor, streams: Captured):
+    def __init__(
+        self,
+        outputs: Mapping[str, Tensor],
+        like: Tensor,
+        streams: ResidualStreams,
+        scales: Mapping[str, Tensor],
+    ):
         super().__init__()
-        self.outputs, self.like, self.streams = outputs, like, streams
+        self.outputs, self.like, self.streams, self.scales = outputs, like, streams, scales
+        self.scaled: dict[str, tuple[Tensor, Tensor]] = {}  # γ y and γ
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = len(args) == 2 and all(isinstance(each, Tensor) for each in args)
-        if func in self.FUNCTIONS and tensors and not kwargs and args[0].shape == args[1].shape:
-            # an inactive dropout returns the same tensor
-            names = [next((n for n, own in self.outputs.items() if own is x), None) for x in args]
-            for name, other, others in zip(names, reversed(args), reversed(names), strict=True):
-                rows = other.shape[-1:] == self.like.shape[-1:]  # (batch, tokens, d) or (rows, d)
-                if name and not others and rows and other.numel() == self.like.numel():
-                    changes = func is torch.Tensor.add_ and other is args[0]
-                    self.streams.add(name, other.clone() if changes else other)
-        return func(*args, **(kwargs or {}))
+        two = len(args) == 2 and not kwargs
+        tensors = two and all(isinstance(each, Tensor) for each in args)
+        if func in self.ADD and tensors and args[0].shape == args[1].shape:
+            self._note(args, func is torch.Tensor.add_)
+        result = func(*args, **(kwargs or {}))
+        for x, factor in (args, args[::-1]) if func in self.SCALE and two else ():
+            name = next((n for n, own in self.outputs.items() if own is x), None)
+            if name and x.shape[-1:] == self.like.shape[-1:]:
+                scale = torch.as_tensor(factor)
+                if scale.shape in ((), x.shape[-1:]):
+                    self.scaled[name] = result, scale.to(x).expand(x.shape[-1:])
+        return result
+
+    def _note(self, args: tuple[Tensor, Tensor], in_place: bool) -> None:
+        # an inactive dropout returns the same tensor
+        named = [*self.outputs.items(), *((name, y) for name, (y, _) in self.scaled.items())]
+        names = [next((n for n, own in named if own is x), None) for x in args]
+        for name, x, other, others in zip(names, args, args[::-1], names[::-1], strict=True):
+            rows = other.shape[-1:] == self.like.shape[-1:]  # (batch, tokens, d) or (rows, d)
+            if not name or others or not rows or other.numel() != self.like.numel():
+                continue
+            if name in self.scaled and x is self.scaled[name][0]:
+                self.streams.scales[name] = self.scaled[name][1]
+            if name in self.scales:  # with another γ here, the difference belongs to the stream
+                other = other + (x - self.scales[name] * self.outputs[name])
+            elif in_place and other is args[0]:
+                other = other.clone()
+            self.streams.add(name, other)
 
 
 @contextmanager
 def residual_streams(
-    block: nn.Module, names: Sequence[str], hidden: Tensor, enough: Enough | None = None
-) -> Iterator[dict[str, Tensor]]:
+    block: nn.Module,
+    names: Sequence[str],
+    hidden: Tensor,
+    enough: Enough | None = None,
+    scales: Mapping[str, Tensor] = {},
+) -> Iterator[ResidualStreams]:
     """Capture the residual streams that outputs of named linears are added to in the next forward.
 
-    A linear is left out if its output is scaled, normed or added to another linear's first, or is
-    never added to something with the rows of `hidden`. The `with` ends as in `module_inputs`.
+    A linear is left out if its output is normed or added to another linear's first, or is never
+    added to something with the rows of `hidden`. With `scales` γ, a stream is the sum minus γ y,
+    for an output y of this block. The `with` ends as in `module_inputs`.
     Raises: BadCapture for a stream that was overwritten in place afterwards.
     """
-    streams, outputs = Captured(enough), dict[str, Tensor]()
+    streams, outputs = ResidualStreams(enough), dict[str, Tensor]()
     handles = _output_hooks(block, names, outputs.__setitem__)
-    with suppress(StopForward), hooked(handles), Additions(outputs, hidden, streams):
+    additions = Additions(outputs, hidden, streams, scales)
+    with suppress(StopForward), hooked(handles), additions:
         yield streams
     outputs.clear()
+    additions.scaled.clear()
     if changed := streams.overwritten:
         raise BadCapture(changed, "the residual stream was overwritten after the addition to it")

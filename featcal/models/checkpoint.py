@@ -4,7 +4,7 @@ Tensors are read, not mapped: every touched page of a map would count as memory 
 torch is imported only where tensors are read, so that headers can be checked first.
 """
 
-import json
+import re
 from math import prod
 from os import PathLike
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -21,11 +21,13 @@ from featcal.errors import (
     NotFinite,
     TruncatedFile,
 )
+from featcal.files import read_json
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+VARIANT = re.compile(r"model\.[^.]+\.safetensors")  # such as model.fp16.safetensors
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 KINDS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -60,8 +62,11 @@ def no_safetensors(folder: Path, wanted: str = SINGLE) -> BadFile:
     """Return the error of a folder without safetensors, with a way out if it holds a pickle."""
     files = sorted(path.name for path in folder.iterdir())
     pickles = [name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    variants = [name for name in files if VARIANT.fullmatch(name)]
     way_out = f"give the folder that holds {wanted}, or its shards with their index"
-    if pickles:
+    if variants:
+        way_out = f"to use the variant {variants[0]}, copy it to {SINGLE}"
+    elif pickles:
         way_out = (
             f"{pickles[0]} is a pickle, which can run code when opened and is not read here; where "
             "you trust it, load it and write it with save_pretrained(folder), or its state dict "
@@ -179,26 +184,38 @@ class LazyCheckpoint:
         return self._entries[name]
 
     def _stored_entries(self) -> dict[str, _Entry]:
-        """Return the tensors of all files by stored name, after a check against the index."""
-        index, single = self.folder / INDEX, self.folder / SINGLE
-        if index.is_file():
-            entries = {}
-            for shard, names in _shards(index).items():
-                path = self.folder / shard
-                if not path.is_file():
-                    way_out = "copy or download the missing shard"
-                    raise MissingPath(path, f"a shard named in {INDEX}", way_out)
-                stored = _entries_of(path)
-                for name in names:
-                    if name not in stored:
-                        raise MissingTensor(path, name, stored)
-                    entries[name] = stored[name]
-        elif single.is_file():
-            entries = _entries_of(single)
-        else:
+        """Return the tensors by stored name, of the files that transformers would read."""
+        config = self.folder / "config.json"
+        named = read_json(config) if config.is_file() else {}
+        chosen = named.get("transformers_weights") if isinstance(named, dict) else None
+        present = (name for name in (SINGLE, INDEX) if (self.folder / name).is_file())
+        file = chosen or next(present, None)  # an index beside a single file is an older model's
+        if file is None:
             raise no_safetensors(self.folder)
+        path = _inside(self.folder, file, config)
+        if not path.name.endswith(".index.json"):
+            entries = _entries_of(path)
+        else:
+            shards, entries = _shards(path), {}
+            for shard in shards:
+                entries |= _entries_of(_inside(self.folder, shard, path))
+            for shard, names in shards.items():
+                if lost := next((name for name in names if name not in entries), None):
+                    raise MissingTensor(self.folder / shard, lost, entries)
         # older files store this counter 0, 1, 2, … although every model builds it itself
         return {n: e for n, e in entries.items() if not n.endswith("embeddings.position_ids")}
+
+
+def _inside(folder: Path, name: object, source: Path) -> Path:
+    """Return a file of the folder that `source` names. Raises: BadFile for a path; MissingPath."""
+    plain = isinstance(name, str) and name not in ("", "..")
+    if not (plain and name == PurePosixPath(name).name == PureWindowsPath(name).name):
+        problem = f"names {name!r}, which is no name of a file in this folder"
+        raise BadFile(source, problem, "get the checkpoint from a source you trust")
+    if not (folder / name).is_file():
+        way_out = "copy or download it"
+        raise MissingPath(folder / name, f"a file of weights named in {source.name}", way_out)
+    return folder / name
 
 
 def all_finite(tensor: "Tensor") -> bool:
@@ -225,17 +242,12 @@ def check_tensor(source: str, name: str, tensor: "Tensor", weight: bool = True) 
 
 
 def _shards(index: Path) -> dict[str, list[str]]:
-    """Return the tensor names of each shard. Raises: BadFile for files outside the folder."""
+    """Return the tensor names of each shard. Raises: BadFile."""
     try:
-        weight_map = dict(json.loads(index.read_text("utf-8"))["weight_map"])
+        shards: dict[str, list[str]] = {}
+        for name, shard in sorted(dict(read_json(index)["weight_map"]).items()):
+            shards.setdefault(shard, []).append(name)
     except (ValueError, KeyError, TypeError) as error:
         way_out = "copy or download it again"
         raise BadFile(index, f"not a safetensors index ({error!r})", way_out) from None
-    shards: dict[str, list[str]] = {}
-    for name, shard in sorted(weight_map.items()):
-        plain = isinstance(shard, str) and shard not in ("", "..")
-        if not (plain and shard == PurePosixPath(shard).name == PureWindowsPath(shard).name):
-            problem = f"the shard of {name}, {shard!r}, is no name of a file in this folder"
-            raise BadFile(index, problem, "get the checkpoint from a source you trust")
-        shards.setdefault(shard, []).append(name)
     return shards

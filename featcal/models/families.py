@@ -8,11 +8,6 @@ from torch import nn
 from featcal.core.moments import class_token_last
 from featcal.models.plan import BlockPlan, Stack, infer_plan
 
-CLIP_VISION = BlockPlan(Stack("vision", "encoder.layers"), token_rule=class_token_last)
-CLIP_VISION_PROJECTED = BlockPlan(
-    Stack("vision", "vision_model.encoder.layers"), token_rule=class_token_last
-)
-CLIP_TEXT_PROJECTED = BlockPlan(Stack("text", "text_model.encoder.layers"))
 # neither tower feeds the other, and the attention mask belongs to the text
 CLIP = BlockPlan(
     Stack("vision", "vision_model.encoder.layers", mask="", token_rule=class_token_last),
@@ -44,15 +39,20 @@ def bart(prefix: str = "model.", norm: bool = False) -> BlockPlan:
     )
 
 
+def class_token(blocks: str) -> BlockPlan:
+    """Return the plan of a vision model whose last block is read at the class token only."""
+    return BlockPlan(Stack("vision", blocks), token_rule=class_token_last)
+
+
 T5_ENCODER = BlockPlan(Stack("encoder", "encoder.block", carry={1: "position_bias"}))
 T5 = t5({1: "position_bias"}, {1: "position_bias", 2: "encoder_decoder_position_bias"})
 UMT5 = t5({}, {})  # every block has its own position bias
 
 KNOWN = {
-    "CLIPVisionModel": CLIP_VISION,
-    "CLIPVisionModelWithProjection": CLIP_VISION_PROJECTED,
+    "CLIPVisionModel": class_token("encoder.layers"),
+    "CLIPVisionModelWithProjection": class_token("vision_model.encoder.layers"),
     "CLIPTextModel": BlockPlan(Stack("text", "encoder.layers")),
-    "CLIPTextModelWithProjection": CLIP_TEXT_PROJECTED,
+    "CLIPTextModelWithProjection": BlockPlan(Stack("text", "text_model.encoder.layers")),
     "CLIPModel": CLIP,
     "T5EncoderModel": T5_ENCODER,
     "T5Model": T5,
@@ -74,6 +74,13 @@ KNOWN = {
     "M2M100Model": bart("", norm=True),
     "M2M100ForConditionalGeneration": bart(norm=True),
     "SiglipModel": SIGLIP,
+    "ViTModel": class_token("layers"),
+    "ViTForImageClassification": class_token("vit.layers"),
+    "DeiTModel": class_token("layers"),
+    "DeiTForImageClassification": class_token("deit.layers"),
+    "Dinov2Model": class_token("encoder.layer"),  # not its classifier, which reads patches
+    "Dinov2WithRegistersModel": class_token("encoder.layer"),
+    "DINOv3ViTModel": class_token("model.layer"),
     "LlamaModel": BlockPlan(Stack("decoder", "layers")),
     "LlamaForCausalLM": BlockPlan(Stack("decoder", "model.layers")),
 }

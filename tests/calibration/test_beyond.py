@@ -1,14 +1,15 @@
-"""Settings beyond the paper: residual writers are result in every family; limits."""
+"""Settings beyond the paper: residual targets in every family, priors, resumed runs."""
 
 from dataclasses import replace
 
 import families
 import pytest
 import torch
+import transformers as tf
 from families import FAMILIES
 from test_resume import deep, finished, killed_after
 from test_streaming import written
-from tiny import PAPER, clip, experiment, same_bits, shifted
+from tiny import PAPER, VISION, clip, experiment, make, same_bits, shifted
 
 from featcal import calibrate
 from featcal.core.moments import every_token
@@ -35,6 +36,7 @@ WRITERS = {
     "t5_encoder": ("layer.0.SelfAttention.o", "layer.1.DenseReluDense.wo"),
     "vit": ("attention.o_proj", "mlp.fc2"),
     "opt": ("self_attn.out_proj", "fc2"),
+    "dinov2": ("attention.o_proj", "mlp.fc2"),
 }
 
 
@@ -64,16 +66,20 @@ def test_residual_target_changes_only_linears_that_write_into_the_stream(family)
     assert changed == set(WRITERS[family])
 
 
-@pytest.mark.parametrize(
-    "family", ["gemma2", "dinov2"]
-)  # outputs are normed or scaled before they are added
-def test_models_without_residual_writers_are_refused(family):
+def test_a_model_whose_outputs_are_normed_before_the_addition_is_refused():
     with pytest.raises(BadSetting, match=r"calibrate\.residual"):
-        calibrate(**families.experiment(FAMILIES[family]), settings=PAPER.but(residual=1.0))
+        calibrate(**families.experiment(FAMILIES["gemma2"]), settings=PAPER.but(residual=1.0))
 
 
-def test_residual_target_reduces_the_drift_of_a_wrong_residual_stream():
-    given = one_block(count=400)
+def shallow_dinov2(dtype):
+    return make(
+        lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION | {"num_hidden_layers": 1})), 0, dtype
+    )
+
+
+@pytest.mark.parametrize("build", [shallow, shallow_dinov2])
+def test_residual_target_reduces_the_drift_of_a_wrong_residual_stream(build):
+    given = experiment(build=build, count=400) | {"token_weights": every_token}
     task = next(iter(given["experts"]))
     given |= {part: {task: given[part][task]} for part in ("experts", "batches")}
     lagging = shifted(

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tiny import PAPER, clip, experiment, images
+from families import FAMILIES
+from tiny import PAPER, clip, experiment, images, make
 from torch import nn
 
 from featcal import calibrate
@@ -13,6 +14,7 @@ from featcal.models.blocks import (
     in_place,
     module_inputs,
     module_outputs,
+    residual_streams,
     step,
 )
 from featcal.models.plan import Stack
@@ -136,3 +138,21 @@ def test_block_that_overwrites_its_own_input_is_an_error():
     block = Block(lambda fc, x: x.add_(1))
     with torch.no_grad(), pytest.raises(BadCapture, match="Block"):
         step(block, Stack("s", "blocks"), torch.zeros(1, 2, 3), ({},))
+
+
+def test_the_stream_of_a_scaled_output_completes_it_to_the_blocks_output():
+    """DINOv2 adds γ y: with the student's γ, its stream and the teacher's y make the teacher's sum."""
+    models = [make(FAMILIES["dinov2"].build, seed) for seed in (0, 1)]
+    student, teacher = (model.encoder.layer[0] for model in models)
+    x, scale = torch.randn(2, 5, 32, dtype=torch.float64), student.layer_scale2.lambda1
+    with torch.no_grad(), residual_streams(student, ["mlp.fc2"], x) as streams:
+        student(x)
+    assert torch.equal(streams.scales["mlp.fc2"], scale)
+    names = ["mlp.fc2"]
+    with (
+        torch.no_grad(),
+        residual_streams(teacher, names, x, None, streams.scales) as theirs,
+        module_outputs(teacher, names) as y,
+    ):
+        whole = teacher(x)
+    assert torch.allclose(theirs["mlp.fc2"] + scale * y["mlp.fc2"], whole)

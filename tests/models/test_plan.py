@@ -10,15 +10,15 @@ from torch import nn
 from featcal import BlockPlan, Stack, calibrate
 from featcal.errors import BadCapture, BadPlan, BadSetting
 from featcal.models.blocks import check_replay, first_inputs
-from featcal.models.families import CLIP_VISION, plan_for
+from featcal.models.families import KNOWN, plan_for
 from featcal.models.families import T5 as T5_PLAN
 from featcal.models.plan import blocks_of, infer_plan
 
 
 def test_a_given_plan_wins_over_the_known_one_and_that_over_the_inferred_one():
     given = BlockPlan(Stack("mine", "encoder.layers"))
-    assert plan_for(clip()) is CLIP_VISION and plan_for(clip(), given) is given
-    assert infer_plan(clip()).stacks[0].blocks == CLIP_VISION.stacks[0].blocks
+    assert plan_for(clip()) is KNOWN["CLIPVisionModel"] and plan_for(clip(), given) is given
+    assert infer_plan(clip()).stacks[0].blocks == KNOWN["CLIPVisionModel"].stacks[0].blocks
 
 
 @pytest.mark.parametrize("path", ["encoder.layer", "encoder", "encoder.layers.0"])
