@@ -1,303 +1,277 @@
-"""Build the page on settings: what goes beyond the paper, what was dropped, and choosing without labels.
+"""Build the page on the library's default: against fixed settings, adapters and the earlier search.
 
-Of each adapter the best setting by test labels is shown among those not trained on scored rows: that favours the adapter.
+The best fixed setting of a merger and number of samples is the one with the highest test average
+there, which favours it.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from reproduction.report.evidence import Evidence, read_scores, select
-from reproduction.report.figures import COLOURS, INK, WIDTH, drawing, one_panel, shown
-from reproduction.report.html import PageOutput, compact, note, table
-from reproduction.report.paper import IMAGES, REAL
-from reproduction.report.statistics import Estimate, estimate, noise
-from reproduction.report.tables import MERGERS, NAMES
+from reproduction.report.figures import COLOURS, INK, MARKERS, WIDTH, drawing, shown
+from reproduction.report.html import PageOutput, estimated, note, table
+from reproduction.report.paper import IMAGES, REAL, model_title
+from reproduction.report.statistics import Estimate, estimate, highest, noise
+from reproduction.report.tables import MERGERS as PAPERS
+from reproduction.report.tables import NAMES
 
-MODELS = {
-    (REAL, "8"): "MiniLM, 8 text tasks", (IMAGES, "8"): "Smaller CLIP, 8 image tasks",
-    ("clip_l14", "8"): "Larger CLIP, 8 image tasks", (IMAGES, "14"): "Smaller CLIP, 14 image tasks",
-    (IMAGES, "20"): "Smaller CLIP, 20 image tasks", ("flan_t5_base", "glue"): "Smaller T5, 8 text tasks",
-    ("llama_3b", "mergebench"): "Smaller Llama, 6 tests",
+SOURCES = ((REAL, "8"), (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"))
+SETTINGS = {
+    "paper": "printed settings", "suite": "tuned settings", "large anchor": "λ .01, ρ 8, α .3",
+    "best": "former preset best",
 }  # fmt: skip
 ADAPTERS = ("surgery", "prob_surgery")
-PRESET = "the preset best"
-OWN = {"paper": "FeatCal, printed settings", "suite": "FeatCal, tuned settings"}
-SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α"}
+MERGERS = PAPERS | {"tsv_merge": "TSV-Merge"}
+SHORT = {REAL: "MiniLM", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama"}
+CLOSE = 0.5  # points that the default may be below the best fixed setting
+NOT_RUN = "○ not run: no scores of the default."
 # rows of ideas that the library no longer has, and of the settings that each was added to
 DROPPED = Path(__file__).parents[1] / "dropped.csv"
 IDEAS = ("held-out α", "no harm", "two sweeps", "attention", "Ledoit–Wolf λ")
 
 
 @dataclass(frozen=True)
-class Study:
-    """What one model was run with beyond the paper's method."""
+class Place:
+    """One model, merger and number of samples."""
 
     ours: Evidence
-    chosen: str
-    seed: str
+    merger: str
     samples: int
-    chosen_on: tuple[str, ...]
-    few: tuple[int, ...]
-    variants: tuple[str, ...]
 
-    def score(
-        self, merger: str, variant: str, samples: int = 0, one_draw: bool = False
-    ) -> Estimate | None:
-        """Return the average of a variant on test samples, over all draws or the first one."""
-        number = 0 if variant == "merged" else samples or self.samples
-        wanted: dict[str, Any] = {"upstream": merger, "variant": variant, "samples": number}
-        if one_draw and variant != "merged":
-            wanted["seed"] = self.seed
-        return estimate(select(self.ours.table("beyond"), wanted))
+    def score(self, method: str, setting: str = "") -> Estimate | None:
+        """Return the average over tasks and draws."""
+        wanted = {"upstream": self.merger, "samples": self.samples, "method": method}
+        return estimate(select(self.ours.table("default"), wanted | {"setting": setting}))
 
-    def adapter(self, merger: str, method: str) -> Estimate | None:
-        """Return the best setting of an adapter whose training rows are not scored."""
-        scores = select(self.ours.table("scores"), {"upstream": merger, "method": method})
-        images = self.ours.role.startswith(
-            "clip"
-        )  # whose unmarked settings see the scored test images
-        apart = [
-            setting
-            for setting in dict.fromkeys(scores["setting"])
-            if (setting.endswith("_train") if images else not setting.endswith("_scored"))
-        ]
-        found = [estimate(select(scores, {"setting": setting})) for setting in apart]
-        return max((one for one in found if one), key=lambda one: one.mean, default=None)
+    @property
+    def merged(self) -> Estimate | None:
+        return self.score("merged")
+
+    @property
+    def auto(self) -> Estimate | None:
+        return self.score("featcal", "auto")
+
+    @property
+    def fixed(self) -> tuple[str, Estimate | None]:
+        """Return the best fixed setting and its average."""
+        found = {name: self.score("featcal", name) for name in SETTINGS}
+        best = highest(found.values())
+        return next((SETTINGS[name] for name, one in found.items() if one is best), ""), best
+
+    @property
+    def adapter(self) -> tuple[str, Estimate | None]:
+        """Return the better tuned adapter and its average."""
+        found = {name: self.score(name) for name in ADAPTERS}
+        best = highest(found.values())
+        return next((NAMES[name] for name, one in found.items() if one is best), ""), best
+
+    @property
+    def title(self) -> str:
+        return f"{MERGERS.get(self.merger, self.merger)}<small>{model_title(self.ours.role, self.ours.suite)}</small>"
 
 
-def studies(suite: str) -> dict[str, Study]:
-    """Return the studies that were run, by the name of the model."""
-    found = {}
-    for place, name in MODELS.items():
-        ours = Evidence(suite, *place)
-        facts = ours.settings("beyond")
-        if facts and len(ours.table("beyond")):
-            used = facts["study"]
-            seed, few, on = str(used["seeds"][0]), tuple(used["few"]), tuple(used["chosen_on"])
-            found[name] = Study(
-                ours, facts["chosen"], seed, used["samples"], on, few, tuple(facts["validation"])
-            )
+def places(suite: str, most_drawn: bool = False) -> list[Place]:
+    """Return what was run; most_drawn: with the number of samples that has most draws."""
+    found = []
+    for source in SOURCES:
+        ours = Evidence(suite, *source)
+        rows = ours.table("default")
+        for merger in dict.fromkeys(rows["upstream"]):
+            own = rows[rows["upstream"] == merger].groupby("samples")["seed"].nunique()
+            several = [int(own.idxmax())] if most_drawn else [int(n) for n in own.index]
+            found += [Place(ours, merger, n) for n in several]
     return found
 
 
+def answer(suite: str) -> PageOutput:
+    """Compare the default with the merged model, fixed settings and adapters, by merger and model."""
+    rows = []
+    for one in places(suite, most_drawn=True):
+        (fixed, best), (adapter, other) = one.fixed, one.adapter
+        cells = [estimated(one.merged), estimated(one.score("featcal", "paper"))]
+        cells += [estimated(one.auto), lead(one.auto, one.merged)]
+        cells += [f"{estimated(best)}<small>{fixed}</small>", lead(one.auto, best)]
+        cells += [f"{estimated(other)}<small>{adapter}</small>", lead(one.auto, other)]
+        rows.append(("", [one.title, *cells]))
+    head = ["Merged with", "Merged", "Printed settings", "Default", "Default − merged"]
+    head += ["Best fixed setting", "Default − it", "Better adapter", "Default − it"]
+    caption = (
+        "Average score (%), 32 samples per task, mean over draws. Differences: points ± two standard"
+        " errors, test samples paired."
+    )
+    return PageOutput(table(head, rows, caption, "fc-long")) if rows else PageOutput(note(NOT_RUN))
+
+
+def expected(suite: str) -> PageOutput:
+    """Count how often the default does what is expected of it, over mergers and numbers of samples."""
+    rows = []
+    for source in SOURCES:
+        own = [one for one in places(suite) if (one.ours.role, one.ours.pool) == source]
+        own = [one for one in own if one.auto]
+        if not own:
+            continue
+        close = [_lead(one.auto, one.fixed[1])[0] >= -CLOSE for one in own]
+        harmed = [sum(pair) < 0 for pair in (_lead(one.auto, one.merged) for one in own)]
+        above = [_lead(one.auto, one.adapter[1]) for one in own]
+        cells = [str(len(own)), str(sum(close)), str(sum(harmed))]
+        cells += [str(sum(gap > error for gap, error in above))]
+        cells += [str(sum(gap < -error for gap, error in above))]
+        rows.append(("", [model_title(source[0], suite), *cells]))
+    head = ["Model", "Mergers × samples", "At most half a point below the best fixed setting"]
+    head += ["Below the merged model", "Above the better adapter", "Below the better adapter"]
+    caption = (
+        "Number of mergers and numbers of samples where it is so. Above, below: by more than two"
+        " standard errors."
+    )
+    return PageOutput(table(head, rows, caption)) if rows else PageOutput(note(NOT_RUN))
+
+
 def lead(left: Estimate | None, right: Estimate | None) -> str:
-    """Return left minus right with two standard errors, or a dash."""
+    """Return left minus right and two standard errors, or a dash."""
     if left is None or right is None:
         return "–"
-    return f"{round(left.mean - right.mean, 1) + 0.0:+.1f} ± {noise(left, right):.1f}"
+    gap, error = _lead(left, right)
+    return f"{round(gap, 1) + 0.0:+.1f} ± {error:.1f}"
 
 
-def _mean(value: Estimate | None) -> str:
-    return f"{value.mean:.1f}" if value else "–"
+def _lead(left: Estimate | None, right: Estimate | None) -> tuple[float, float]:
+    """Return left minus right, and two standard errors."""
+    assert left is not None and right is not None  # every draw has all models
+    return left.mean - right.mean, noise(left, right)
 
 
-def against(suite: str) -> PageOutput:
-    """List, by model and merger, the extended variant that validation chose next to the paper's method and adapters."""
-    rows = []
-    for name, it in studies(suite).items():
-        for merger in dict.fromkeys(it.ours.table("beyond")["upstream"]):
-            ours, paper = it.score(merger, it.chosen), it.score(merger, "suite")
-            adapters = [it.adapter(merger, method) for method in ADAPTERS]
-            preset = it.score(merger, PRESET, one_draw=True)
-            answers = (
-                paper if paper and paper.mean > 1 else None
-            )  # no gain over a model that answers nothing
-            cells = [
-                _mean(it.score(merger, "merged")),
-                _mean(paper),
-                _mean(preset),
-                _mean(ours),
-                lead(ours, answers),
-            ]
-            cells += [lead(ours, one) for one in adapters]
-            rows.append(("", [f"{MERGERS.get(merger, merger)}<small>{name}</small>", *cells]))
-    if not rows:
-        return PageOutput(note("○ not run: nothing beyond the paper."))
-    head = [
-        "Model, merged with",
-        "Merged",
-        "Paper’s method, tuned",
-        "Preset best",
-        "Chosen variant",
-    ]
-    head += ["over the paper’s method", *(f"over {NAMES[method]}" for method in ADAPTERS)]
-    return PageOutput(
-        table(head, rows, "Average score (%) on test samples; ± two standard errors", "fc-long")
-    )
+def chosen(suite: str) -> PageOutput:
+    """Draw how often the default chose each candidate, by model and merger."""
+    counts: dict[str, dict[str, int]] = {}
+    names = dict[str, None]()
+    for one in places(suite):
+        listed = select(one.ours.table("default.candidates"), {"method": "auto"})
+        names |= dict.fromkeys(listed["candidate"])
+        rows = select(one.ours.table("default"), {"upstream": one.merger, "samples": one.samples})
+        draws = select(rows, {"setting": "auto"}).drop_duplicates("seed")["candidate"]
+        name = f"{MERGERS.get(one.merger, one.merger)}, {SHORT[one.ours.role]}"
+        for word in draws:
+            own = counts.setdefault(name, {})
+            own[word] = own.get(word, 0) + 1
+    names.pop("calibrated", None)  # the chosen one once more, with all samples
+    return shown(_dots(counts, list(names)) if counts else None, "choices of the default")
 
 
-def few(suite: str) -> PageOutput:
-    """Compare the preset and the paper's method by the number of samples, after one merger."""
-    rows = []
-    for name, it in studies(suite).items():
-        for number in sorted({*it.few, it.samples}):
-            ours, paper = (it.score(it.chosen_on[0], v, number, True) for v in (PRESET, "suite"))
-            cells = [str(number), _mean(paper), _mean(ours), lead(ours, paper)]
-            rows.append(("", [f"{name}<small>{MERGERS[it.chosen_on[0]]}</small>", *cells]))
-    head = [
-        "Model, merged with",
-        "Samples per task",
-        "Paper’s method, tuned",
-        "Preset best",
-        "Difference",
-    ]
-    caption = "By samples per task, one draw: average score (%)"
-    return PageOutput(
-        table(head, rows, caption) if rows else note("○ not run: nothing beyond the paper.")
-    )
-
-
-def figure(role: str, pool: str, suite: str) -> PageOutput:
-    """Draw the lead of every variant over the paper's method, from every merger it was run from."""
-    it = studies(suite).get(MODELS[role, pool])
-    if it is None:
-        return PageOutput(note(f"○ not run: {MODELS[role, pool]}."))
-    with one_panel(0.42 * len(it.variants) + 1.5) as (picture, axes):
-        for number, merger in enumerate(it.chosen_on):
-            points = []
-            for place, variant in enumerate(it.variants):
-                ours, paper = (it.score(merger, v, one_draw=True) for v in (variant, "suite"))
-                if ours and paper:
-                    y = place + 0.18 * (number - (len(it.chosen_on) - 1) / 2)
-                    points.append((ours.mean - paper.mean, y, noise(ours, paper)))
-            leads, places, errors = zip(*points, strict=True)
-            colour = (COLOURS["featcal"], COLOURS["merged"])[number % 2]
-            look: dict[str, Any] = {
-                "fmt": "os^D"[number % 4],
-                "color": colour,
-                "lw": 1.2,
-                "markersize": 6,
-            }
-            axes.errorbar(leads, places, xerr=errors, label=MERGERS.get(merger, merger), **look)
-        axes.axvline(0, color=INK, lw=1)
-        axes.set_yticks(range(len(it.variants)), it.variants)
+def _dots(counts: dict[str, dict[str, int]], names: list[str]) -> Figure:
+    with drawing():
+        picture = Figure(figsize=(WIDTH, 0.34 * len(counts) + 1.8), layout="constrained")
+        axes = picture.subplots()
+        for y, own in enumerate(counts.values()):
+            for word, times in own.items():
+                x = names.index(word)
+                axes.plot(x, y, "o", color=COLOURS["featcal"], markersize=9 + 3 * times)
+                axes.annotate(str(times), (x, y), ha="center", va="center", color="white", size=10)
+        axes.set_xticks(range(len(names)), names, rotation=35, ha="right")
+        axes.set_yticks(range(len(counts)), list(counts))
+        axes.set(xlim=(-0.5, len(names) - 0.5))
         axes.invert_yaxis()
-        axes.set(xlabel="over the paper’s method (points)")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.3, 1.0), ncols=2)
-    return shown(picture, "variants over the paper's method")
+        return picture
+
+
+def by_samples(suite: str) -> PageOutput:
+    """Draw the gain over the merged model by the number of samples, a panel for each model."""
+    known = [one for one in places(suite) if one.auto and one.merged]
+    return shown(_panels(known, suite) if known else None, "gains by the number of samples")
+
+
+def _panels(known: list[Place], suite: str) -> Figure:
+    several = [s for s in SOURCES if any((one.ours.role, one.ours.pool) == s for one in known)]
+    looks = {"Default": "featcal", "Best fixed setting": "merged", "Better adapter": "surgery"}
+    with drawing():
+        picture = Figure(figsize=(WIDTH, 2.6 * len(several) + 0.5), layout="constrained")
+        spots = picture.subplots(len(several), 1, squeeze=False)[:, 0]
+        for axes, source in zip(spots, several, strict=True):
+            own = [one for one in known if (one.ours.role, one.ours.pool) == source]
+            numbers = sorted({one.samples for one in own})
+            for name, look in looks.items():
+                lines: dict[int, list[float]] = {}
+                for one in own:
+                    model = {"Default": one.auto, "Better adapter": one.adapter[1]}
+                    gain = _lead(model.get(name, one.fixed[1]), one.merged)[0]
+                    lines.setdefault(one.samples, []).append(gain)
+                style: dict[str, Any] = {"color": COLOURS[look], "marker": MARKERS[look]}
+                axes.plot(numbers, [mean(lines[n]) for n in numbers], label=name, **style)
+            axes.axhline(0, color=INK, lw=1)
+            axes.set(xscale="log", title=model_title(source[0], suite), ylabel="gain (points)")
+            axes.set_xticks(numbers, [str(n) for n in numbers])
+            axes.minorticks_off()
+        spots[-1].set(xlabel="samples per task")
+        spots[0].legend(loc="lower center", bbox_to_anchor=(0.45, 1.15), ncols=3)
+        return picture
+
+
+def costs(suite: str) -> PageOutput:
+    """List seconds of every way to calibrate, and the default against the search before it."""
+    rows = []
+    for role, pool in SOURCES:
+        ours = Evidence(suite, role, pool)
+        for n in dict.fromkeys(one["samples"] for one in ours.record("default").get("cost", ())):
+            own = [one for one in ours.record("default")["cost"] if one["samples"] == n]
+
+            def seconds(name: str, own: list[Any] = own) -> float | None:
+                found = [one["seconds"][name] for one in own if name in one["seconds"]]
+                return mean(found) if found else None
+
+            merger = next((one["upstream"] for one in own if "search" in one["seconds"]), "")
+            place = Place(ours, merger, n)
+            paper, auto, search = (seconds(name) for name in ("paper", "auto", "search"))
+            cells = [str(n), *(f"{s:.0f}" if s else "–" for s in (paper, auto, search))]
+            cells += [f"{auto / paper:.1f}" if auto and paper else "–"]
+            cells += [f"{sum(seconds(name) or 0 for name in ADAPTERS):.0f}"]
+            found = place.score("featcal", "search")
+            cells += [estimated(found) if found else "–"]
+            cells += [lead(place.auto, found) if found else "–"]
+            rows.append(("", [model_title(role, suite), *cells]))
+    head = ["Model", "Samples per task", "Printed settings", "Default", "Earlier search"]
+    head += ["Default ÷ printed", "Both adapters, all trials", "Score of the search"]
+    head += ["Default − search"]
+    caption = (
+        "Seconds on one core, mean over mergers and draws. The search was run after task"
+        " arithmetic; its score is an average (%) over tasks and draws."
+    )
+    return PageOutput(table(head, rows, caption, "fc-long")) if rows else PageOutput(note(NOT_RUN))
 
 
 def dropped() -> PageOutput:
     """Show the scores of the ideas that were tried and dropped, from the rows kept with the report."""
     frozen = read_scores(DROPPED)
-    places = [
-        (place, m) for place in MODELS for m in MERGERS if len(_kept(frozen, place, m, "suite"))
+    columns = [
+        (role, merger)
+        for role, pool in SOURCES
+        for merger in MERGERS
+        if len(_kept(frozen, role, pool, merger, "suite"))
     ]
-    rows = []
+    pools, rows = dict(SOURCES), []
     for variant in dict.fromkeys(frozen["variant"]):
-        if variant.endswith(IDEAS):
-            without = variant.rpartition(", ")[0] or "suite"
-            cells = []
-            for place, merger in places:
-                ours, before = (
-                    estimate(_kept(frozen, place, merger, name)) for name in (variant, without)
-                )
-                cells.append(f"{ours.mean:.1f}<small>{lead(ours, before)}</small>" if ours else "–")
-            rows.append(("", [variant, *cells]))
-    head = [
-        "Variant",
-        *(f"{MODELS[place].split(',')[0]}, {MERGERS[merger]}" for place, merger in places),
-    ]
-    caption = "Tried and dropped: average score (%), one draw; small: change from the same settings without the idea"
+        if not variant.endswith(IDEAS):
+            continue
+        without = variant.rpartition(", ")[0] or "suite"
+        cells = []
+        for role, merger in columns:
+            pair = (variant, without)
+            ours, before = (estimate(_kept(frozen, role, pools[role], merger, v)) for v in pair)
+            if ours and before:
+                cells.append(f"{ours.mean:.1f}<small>{lead(ours, before)}</small>")
+            else:
+                cells.append("–")
+        rows.append(("", [variant, *cells]))
+    head = ["Variant", *(f"{SHORT[role]}, {MERGERS[merger]}" for role, merger in columns)]
+    caption = (
+        "Tried and dropped: average score (%), one draw; small: change from the same settings"
+        " without the idea"
+    )
     return PageOutput(table(head, rows, caption, "fc-long"))
 
 
-def _kept(frozen: Any, place: tuple[str, str], merger: str, variant: str) -> Any:
-    wanted = {"role": place[0], "pool": place[1], "upstream": merger, "variant": variant}
+def _kept(frozen: Any, role: str, pool: str, merger: str, variant: str) -> Any:
+    wanted = {"role": role, "pool": pool, "upstream": merger, "variant": variant}
     return select(frozen, wanted)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One calibrated candidate of a search without labels."""
-
-    origin: str
-    chosen: bool
-    settings: str
-    divergence: float
-    score: Estimate
-
-
-def trials(ours: Evidence) -> list[Trial]:
-    """Return the candidates in order, then the settings that labels chose; empty where not run."""
-    found = []
-    for _, rows in ours.table("tune").groupby("trial", sort=True):
-        first, score = rows.iloc[0], estimate(rows)
-        words = ", ".join(
-            f"{symbol} {compact(float(first[name]))}" for name, symbol in SYMBOLS.items()
-        )
-        if score:
-            found.append(
-                Trial(
-                    first["origin"], bool(first["chosen"]), words, float(first["divergence"]), score
-                )
-            )
-    return found
-
-
-def searches(suite: str) -> PageOutput:
-    """Compare what each search without labels chose with the printed settings and with the best by test labels."""
-    rows = []
-    for place, name in MODELS.items():
-        every = trials(Evidence(suite, *place))
-        if every:
-            tried = [one for one in every if one.origin != "reference"]
-            chosen, best = (
-                next(t for t in tried if t.chosen),
-                max(tried, key=lambda one: one.score.mean),
-            )
-            labels = next((one for one in every if one.origin == "reference"), None)
-            spent = Evidence(suite, *place).record("tune").get("cost", {})
-            cells = [_scored(chosen), _scored(tried[0]), lead(chosen.score, tried[0].score)]
-            same = chosen is best  # a model against itself has no error
-            cells += [
-                _scored(best),
-                "the same" if same else lead(chosen.score, best.score),
-                _scored(labels),
-            ]
-            cells += [str(len(tried)), f"{sum(spent.values()):.0f}" if spent else "–"]
-            rows.append(("", [name, *cells]))
-    if not rows:
-        return PageOutput(note("○ not run: no search without labels."))
-    head = [
-        "Model",
-        "Chosen without labels",
-        "Printed settings",
-        "Gain",
-        "Best by test labels",
-        "Chosen minus best",
-    ]
-    head += ["Chosen with labels", "Trials", "Seconds"]
-    caption = "Average score (%) on test samples, all calibrated on the same samples; ± two standard errors"
-    return PageOutput(table(head, rows, caption, "fc-long"))
-
-
-def _scored(one: Trial | None) -> str:
-    return f"{one.score.mean:.1f}<small>{one.settings}</small>" if one else "–"
-
-
-def panel(suite: str) -> PageOutput:
-    """Draw every candidate of two searches: divergence without labels against test score."""
-    places = {place: trials(Evidence(suite, *place)) for place in ((REAL, "8"), (IMAGES, "8"))}
-    known = {MODELS[place]: every for place, every in places.items() if every}
-    return shown(_panel(known) if known else None, "searches without labels")
-
-
-def _panel(known: dict[str, list[Trial]]) -> Figure:
-    with drawing():
-        picture = Figure(figsize=(WIDTH, 3.2 * len(known)), layout="constrained")
-        spots = picture.subplots(len(known), 1, squeeze=False)[:, 0]
-        for axes, (name, every) in zip(spots, known.items(), strict=True):
-            for one in every:
-                marker = "D" if one.origin == "reference" else "X" if one.chosen else "o"
-                colour = {"D": COLOURS["merged"], "X": INK, "o": COLOURS["featcal"]}[marker]
-                axes.plot(
-                    one.divergence, one.score.mean, marker, color=colour, markersize=8, ls="none"
-                )
-            axes.set(xscale="log", title=name, ylabel="average score (%)")
-            axes.minorticks_off()
-        spots[-1].set(xlabel="divergence from the experts (nats), without labels")
-        return picture
