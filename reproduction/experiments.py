@@ -617,8 +617,6 @@ def study_run(
     words: dict[str, Any] = {"rivals": rivals, "setting": setting, "featcal": featcal}
     words |= {"paper": paper, "suite": featcal}
     found = {name: words[name] for name in studies()[kind].model_fields if words.get(name)}
-    if kind == "tune" and setting == "paper":
-        found["suite"] = None  # nothing was chosen with labels
     found |= {"role": role, "pool": pool, **own}
     if isinstance(own.get("rivals"), dict):
         found["rivals"] = {**rivals, **own["rivals"]}

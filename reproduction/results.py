@@ -40,14 +40,11 @@ AUDIT = (*_MODEL, "encode", "task", "metric", "seed", "samples", "step", *COUNTE
 CORRUPTED = _scored("corruption")
 SWEEP = _scored("parameter", "at", "chosen")
 CHOICES = _scored("choice", "option", "default")
-TUNE = _scored(*"trial origin chosen ridge anchor_blend interpolation divergence".split())
 DEFAULT = _scored("samples", "candidate")
 # divergence: mean over tasks of that of held-out samples from the expert
 CANDIDATES = tuple(
     "suite role pool upstream method samples seed candidate divergence chosen".split()
 )
-# validation: percent right of validation samples
-BEYOND = (*_MODEL, *"variant chosen samples task metric seed validation".split(), *COUNTED)
 _CANDIDATE = tuple("choice variant interpolation anchor_blend ridge divergence".split())
 EXTRAPOLATION = _scored(*_CANDIDATE)
 EXTRAPOLATION_CANDIDATES = ("suite", "role", "pool", "upstream", *_CANDIDATE, "chosen")

@@ -79,7 +79,6 @@ STUDIED: dict[str, dict] = {
     "task_counts": {"counts": [2, 3], "shuffles": 1, "samples": 16},
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
-    "tune": {"samples": 16, "batch": 8, "trials": 3},
     "default": {
         "mergers": {"average": {}, "tsv_merge": {}}, "draws": [[16, 42], [8, 42]], "batch": 8, "rank": [2], "hidden": [4],
         "steps": [2, 3], "searched": ["average"], "trials": 2,
@@ -89,10 +88,6 @@ STUDIED: dict[str, dict] = {
         "trained": ["average"], "epochs": 2, "surgery_v2": {"rank": 2, "steps": 3}, "interv_merge": {"steps": 3},
         "tangent": [0.3, 0.5], "scored": 40,
     },
-    "beyond": {
-        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": [8], "batch": 8,
-        "seeds": [42, 43], "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
-    },
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
     "second_encoder": {
         "model": "data/encoder", "upstreams": ["task_arithmetic"], "samples": 16, "scored": 40, "rivals": RIVALS,
@@ -100,8 +95,8 @@ STUDIED: dict[str, dict] = {
     },
 }  # fmt: skip
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
-RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "beyond", "extrapolation"), ("clip_b32-8",)) | {
-    "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "tune": ("clip_b32-8", "llama_3b-mergebench"), "default": ("clip_b32-8", "llama_3b-mergebench"),
+RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "extrapolation"), ("clip_b32-8",)) | {
+    "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "default": ("clip_b32-8", "llama_3b-mergebench"),
 }  # fmt: skip
 CHAIN: dict[str, Any] = {
     "key": "clip_b32-8", "merger": "task_arithmetic",

@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 from synthetic_correct import COUNT, adapted, write_answers, write_seen
 from synthetic_language import write_language
-from synthetic_studies import write_choices, write_studies, write_tune
+from synthetic_studies import write_choices, write_studies
 
 from featcal.files import write_json
 from reproduction.report.paper import REAL, texts
@@ -130,7 +130,6 @@ def write_results(folder: Path, suite: str, tasks: list[str]) -> None:
         write_role(folder, suite, role, tasks)
     write_suite(folder, suite, tasks)
     write_choices(folder, suite)
-    write_tune(folder, suite)
     write_language(folder, suite)
 
 

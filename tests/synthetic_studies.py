@@ -15,7 +15,6 @@ from reproduction.results import (
     SCORES,
     SWEEP,
     TASK_COUNTS,
-    TUNE,
     write_rows,
 )
 
@@ -46,8 +45,6 @@ DRIFTS = {  # squared, and the part of the mean
     "merged": (0.4, 0.3), "featcal": (0.2, 0.15), "surgery": (0.1, 0.0), "prob_surgery": (0.06, 0.0), "mean_shift": (0.1, 0.0),
     "expert": (0.0, 0.0),
 }  # fmt: skip
-
-TRIED = [("start", 0.4, 60.0), ("path", 0.2, 75.0), ("search", 0.1, 74.0), ("reference", 0.3, 70.0)]
 
 
 def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
@@ -234,49 +231,6 @@ def write_choices(folder: Path, suite: str) -> None:
         write_json(
             folder / f"choices/{key}/run.json",
             {"seconds": {f"choices@{key}": 30.0}, "host": {"cpu": "invented"}},
-        )
-
-
-def write_tune(folder: Path, suite: str) -> None:
-    """Searches of six models: less divergence is a better score but for the last candidate, which
-    is chosen and second best.
-    """
-    texts = {"flan_t5_base-glue": ("rte",), "llama_3b-mergebench": ("gsm8k",)}
-    for key in ("minilm-8", "clip_b32-8", "clip_l14-8", "clip_b32-14", "clip_b32-20", *texts):
-        (role, pool), rows = key.split("-"), []
-        for trial, (origin, divergence, value) in enumerate(TRIED):
-            one = {
-                "suite": suite,
-                "role": role,
-                "pool": pool,
-                "upstream": "task_arithmetic",
-                "method": "featcal",
-            }
-            one |= {
-                "setting": "tuned",
-                "trial": trial,
-                "origin": origin,
-                "chosen": int(trial == 2),
-                "divergence": divergence,
-            }
-            one |= {
-                "ridge": 10.0**-trial,
-                "anchor_blend": 2,
-                "interpolation": 0.3,
-                "metric": "accuracy",
-                "seed": 42,
-            }
-            rows += [
-                one | {"task": task, "value": value, "count": 400}
-                for task in texts.get(key, ("mnist", "dtd"))
-            ]
-        write_answers(folder / f"tune/{key}/tune.csv", rows, TUNE)
-        used = {"samples": 256, "holdout": 0.25, "trials": 3, "seed": 42}
-        write_json(folder / f"tune/{key}/tune.settings.json", {"study": used, "path": 1e-3})
-        cost = {"path": 5.0, "0": 4.0, "1": 4.0, "2": 7.0}
-        write_json(
-            folder / f"tune/{key}/run.json",
-            {"seconds": {f"tune@{key}": 30.0}, "host": {"cpu": "invented"}, "cost": cost},
         )
 
 

@@ -28,9 +28,9 @@ COLUMNS: dict[str, Sequence[str]] = {
     "projection": schema.PROJECTION, "alignment": schema.ALIGNMENT, "similarity": schema.SIMILARITY,
     "vectors": schema.VECTORS, "curves": schema.CURVES, "scales": schema.SCALES,
     "corrupted": schema.CORRUPTED, "corrupted.examples": schema.EXAMPLES, "sweep": schema.SWEEP,
-    "task_counts": schema.TASK_COUNTS, "choices": schema.CHOICES, "tune": schema.TUNE,
+    "task_counts": schema.TASK_COUNTS, "choices": schema.CHOICES,
     "theory": schema.THEORY, "theory_points": schema.THEORY_POINTS, "samples": schema.SAMPLES,
-    "cost": schema.AUDIT, "beyond": schema.BEYOND, "default": schema.DEFAULT,
+    "cost": schema.AUDIT, "default": schema.DEFAULT,
     "default.candidates": schema.CANDIDATES, "field": schema.SCORES, "ablate": schema.SCORES,
     "extrapolation": schema.EXTRAPOLATION, "extrapolation.candidates": schema.EXTRAPOLATION_CANDIDATES,
     "second_encoder": schema.SCORES, "expert_seeds": (*schema.SCORES, "expert_seed"),
@@ -45,7 +45,7 @@ COSTS = (
 COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 # kinds beside which it stands what was right
 KEPT = (
-    "scores", "ablate", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond", "field", "second_encoder",
+    "scores", "ablate", "corrupted", "sweep", "choices", "samples", "cost", "field", "second_encoder",
     "default", "extrapolation",
 )  # fmt: skip
 COLUMNS |= {f"{kind}.correct": schema.correct_columns(COLUMNS[kind]) for kind in KEPT}

@@ -26,7 +26,7 @@ from reproduction.engine.study import Found
 from reproduction.experiments import Draw, Numbers, Rivals, Study
 from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, IntervMerge, SurgeryV2
 from reproduction.results import SCORES
-from reproduction.studies.beyond import BEST
+from reproduction.studies.default import BEST
 
 T = TypeVar("T")
 OUTER = ("surgery", "prob_surgery")  # adapters after the last feature

@@ -1,4 +1,4 @@
-"""Settings of the studies of choices, of what goes beyond the paper, and of searches: variants and refusals."""
+"""Settings of the studies of choices and of the default: variants and refusals."""
 
 from pathlib import Path
 
@@ -8,7 +8,6 @@ import pipeline
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Calibration
 from reproduction.experiments import Reading, shared_settings, study_run
-from reproduction.studies.beyond import BEST
 from reproduction.studies.choices import ChoicesStudy
 
 SETTINGS = pipeline.settings()
@@ -84,77 +83,33 @@ def test_a_misspelt_reading_is_refused_with_the_nearest_name():
         choices(reading={"decodr": "start"})
 
 
-def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
-    entry = {
-        "upstreams": ["average", "ties"], "chosen_on": ["average"], "samples": 8, "few": [4, 8], "batch": 2, "seeds": [1, 2],
-        "paper": vars(Calibration()), "suite": {"ridge": 1e-3, "anchor_blend": 1.0, "interpolation": 0.9},
-        "variants": {"both": {"residual": 1.0}},
-    }  # fmt: skip
-    study = study_run("beyond", "clip_b32-8", {"mini": entry}, "mini")
-    assert study.settings("both") == Calibration(
-        ridge=1e-3, anchor_blend=1.0, interpolation=0.9, residual=1.0
-    )
-    assert [variant for _, variant, _, _ in study.first()] == [
-        "merged",
-        "paper",
-        "suite",
-        "both",
-        "the preset best",
-    ]
-    assert study.settings("the preset best") == Calibration(**BEST)
-    more = study.further("both")
-    draws = {(v, samples, seed) for u, v, samples, seed in more if u == "average"}
-    assert draws == {("both", 8, 2), ("suite", 8, 2), ("the preset best", 4, 1), ("suite", 4, 1)}
-    others = [(v, seed) for u, v, _, seed in more if u == "ties"]
-    assert others == [
-        *((v, 1) for v in ("merged", "paper", "suite", "the preset best", "both")),
-        ("both", 2),
-        ("suite", 2),
-    ]
-    with pytest.raises(Exception, match=r"residul|residual"):
-        study_run(
-            "beyond",
-            "clip_b32-8",
-            {"mini": entry | {"variants": {"both": {"residul": 1.0}}}},
-            "mini",
-        )
+def default(key, suite="mini", **changed):
+    section = SETTINGS["default"][key]
+    common = shared_settings(key, SETTINGS["studied"][key], suite, SETTINGS["featcal"])
+    section = {**section, suite: section[suite] | changed}
+    return study_run("default", key, section, suite, {key: common})
 
 
-def search(key, suite="mini", **changed):
-    section, common = (
-        SETTINGS["tune"][key],
-        shared_settings(key, SETTINGS["studied"][key], suite, SETTINGS["featcal"]),
-    )
-    return study_run(
-        "tune", key, {**section, "mini": section["mini"] | changed}, suite, {key: common}
-    )
-
-
-def test_the_studies_of_params_begin_at_the_papers_settings_and_read_texts_as_the_calibration_does():
-    for key in ("clip_b32-8", "flan_t5_base-glue"):
-        made = search(key)
-        assert (made.paper.ridge, made.suite.ridge) == (
-            (0.05, 1e-6) if "clip" in key else (1e-5, 1.0)
-        )
-        assert (made.reading is None) == ("clip" in key)
-        assert search(key, "paper").suite is None
-        assert search(key, "files") is None
+@pytest.mark.parametrize("key", ["clip_b32-8", "minilm-8", "flan_t5_base-glue"])
+def test_fixed_settings_of_the_default_are_the_roles_and_two_more_each_once(key):
+    study, role = default(key), SETTINGS["featcal"][key.rpartition("-")[0]]
+    assert study.fixed["paper"] == Calibration(**role["paper"])
+    assert study.fixed["suite"] == Calibration(**role["suite"])
+    assert len({one.model_dump_json() for one in study.fixed.values()}) == len(study.fixed)
+    assert ("large anchor" in study.fixed) == (key != "minilm-8")  # whose tuned settings they are
+    assert (study.reading is None) == (study.pool == 8)
 
 
 @pytest.mark.parametrize(
-    ("key", "changed", "words"),
+    ("changed", "said"),
     [
-        ("clip_b32-8", {"holdout": 1}, "holdout"),
-        ("clip_b32-8", {"trials": 0}, "trials"),
-        ("clip_b32-8", {"reading": {"split": "train"}}, "texts alone"),
-        ("llama_3b-mergebench", {"reading": None}, "must be given for texts"),
-        (
-            "clip_b32-8",
-            {"paper": {"ridge": 0.0, "anchor_blend": 1.0, "interpolation": 0.3}},
-            "tune.clip_b32-8.mini.paper.ridge",
-        ),
+        ({"mergers": {"regmean": {}}}, "must be a merger that looks at no data"),
+        ({"mergers": {"average": {"scale": 1.0}}}, "default.mergers.average"),
+        ({"searched": ["ties"]}, "must be one of task_arithmetic, tsv_merge"),
+        ({"draws": [[32, 42], [32, 42]]}, "default.clip_b32-8.mini.draws"),
     ],
 )
-def test_what_a_study_cannot_be_is_refused_by_name(key, changed, words):
-    with pytest.raises(BadSetting, match=words):
-        search(key, **changed)
+def test_a_study_of_the_default_that_cannot_be_is_refused(changed, said):
+    with pytest.raises((BadSetting, UnknownKey)) as refused:
+        default("clip_b32-8", **changed)
+    assert said in str(refused.value)

@@ -26,10 +26,11 @@ from reproduction.report.statistics import bits
 from reproduction.results import (
     ALIGNMENT,
     AUDIT,
-    BEYOND,
+    CANDIDATES,
     CHOICES,
     CORRUPTED,
     CURVES,
+    DEFAULT,
     DRIFT,
     EXAMPLES,
     EXPERT_SEEDS,
@@ -43,11 +44,12 @@ from reproduction.results import (
     SWEEP,
     TASK_COUNTS,
     THEORY,
-    TUNE,
     VECTORS,
     correct_columns,
     read_rows,
 )  # fmt: skip
+
+OUTER = ("surgery", "prob_surgery")  # adapters after the last feature
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +92,7 @@ def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
     }
     columns |= {
         "choices": CHOICES,
-        "tune": TUNE,
-        "beyond": BEYOND,
+        "default": DEFAULT,
         "expert_seeds": EXPERT_SEEDS,
         "field": SCORES,
     }
@@ -309,20 +310,27 @@ def test_one_choice_after_the_other_is_scored_beside_two_draws_of_the_default(gr
     assert told == [("", "", "1", "42"), ("", "", "1", "43"), *changed]
 
 
-def test_settings_are_searched_for_without_labels_and_every_candidate_is_scored(graph):
+def test_the_default_is_scored_with_what_it_is_compared_with(graph):
     work, _ = graph
     for key, task in (("clip_b32-8", "dtd"), ("llama_3b-mergebench", "gsm8k")):
-        rows = [
-            row
-            for row in read_rows(work / f"results/smoke/tune/{key}/tune.csv", TUNE)
-            if row["task"] == task
-        ]
-        assert [(row["trial"], row["origin"]) for row in rows] == [
-            *zip("0123", ("start", "path", "search", "reference"), strict=True)
-        ]
-        chosen = min(rows[:3], key=lambda row: float(row["divergence"]))
-        assert [row["chosen"] for row in rows] == [str(int(row is chosen)) for row in rows]
-    assert read_rows(work / "results/smoke/tune/clip_l14-8/tune.csv", TUNE) == []
+        folder = work / f"results/smoke/default/{key}"
+        rows = [r for r in read_rows(folder / "default.csv", DEFAULT) if r["task"] == task]
+        draws = [("16", "average"), ("16", "tsv_merge"), ("8", "average"), ("8", "tsv_merge")]
+        assert list(dict.fromkeys((row["samples"], row["upstream"]) for row in rows)) == draws
+        for n, merger in draws:
+            own = [r for r in rows if (r["samples"], r["upstream"]) == (n, merger)]
+            named = {row["setting"] or row["method"] for row in own}
+            searched = {"search"} if (n, merger) == draws[0] else set()
+            assert {"merged", "paper", "auto", *OUTER} | searched <= named
+            assert ("search" in named) == bool(searched) and len(named) == len(own)
+        found = read_rows(folder / "default.candidates.csv", CANDIDATES)
+        keys = ("upstream", "method", "samples")
+        for one in {tuple(row[key] for key in keys) for row in found}:
+            tried = [row for row in found if tuple(row[key] for key in keys) == one]
+            [chosen] = [row for row in tried if row["chosen"] == "1"]
+            if one[1] != "auto":  # which also refuses what is worse on some task
+                assert float(chosen["divergence"]) == min(float(r["divergence"]) for r in tried)
+    assert read_rows(work / "results/smoke/default/minilm-8/default.csv", DEFAULT) == []
 
 
 def test_final_features_of_models_and_adapters_are_held_against_the_experts(graph):

@@ -15,7 +15,8 @@ from pipeline import ROOT
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import default, differences, field, gain, real_encoder, resources
 from reproduction.report.paper import errata, packaged, paper_table
-from reproduction.results import BEYOND
+from reproduction.report.statistics import noise
+from reproduction.results import CANDIDATES, DEFAULT, write_rows
 
 RESULTS = ROOT / "results" / "mini"
 
@@ -64,87 +65,53 @@ def test_only_a_chosen_scale_is_marked_and_an_end_of_its_range_is_told(ours):
     assert "an end" in field._scale(ours, "iso_c") and field._scale(ours, "average") == ""
 
 
-# settings
-
-
-def test_a_search_shows_paired_differences(results):
-    """Two tasks of 400 samples, which every candidate saw."""
-    right = defaultdict(dict)
-    with (results / "tune/clip_b32-8/tune.correct.csv").open() as text:
-        for row in csv.DictReader(text):
-            right[int(row["trial"])][row["task"]] = [
-                int(bit) for bit in f"{int(row['correct'], 16):0400b}"
-            ]
-
-    def paired(one, other):
-        pairs = [zip(right[one][t], right[other][t], strict=True) for t in ("mnist", "dtd")]
-        apart = [[100 * (a - b) for a, b in pair] for pair in pairs]
-        return 2 * math.sqrt(sum(variance(each) / 400 for each in apart) / 4)
-
-    cells = line(default.searches("mini"), "Smaller CLIP, 8")
-    assert [cells[1], cells[3], cells[6]] == ["74.0", "60.0", "75.0"]
-    assert (cells[5], cells[8]) == (f"+14.0 ± {paired(2, 0):.1f}", f"-1.0 ± {paired(2, 1):.1f}")
-    forget_answers(results)
-    alone = {v: v * (100 - v) / 400 / 2 for v in (60.0, 74.0, 75.0)}
-    cells = line(default.searches("mini"), "Smaller CLIP, 8")
-    assert cells[5] == f"+14.0 ± {2 * math.sqrt(alone[60.0] + alone[74.0]):.1f}"
+# the default
 
 
 @pytest.fixture
-def beyond(results):
-    """Invented results of variants: one merger, two tasks, two draws."""
+def invented(results):
+    """Invented results of the default after two mergers: two tasks of 400 samples, two draws."""
+    shared = {"suite": "mini", "role": "clip_b32", "pool": 8, "metric": "accuracy", "count": 400}
     values = {
-        "merged": 60.0,
-        "paper": 70.0,
-        "suite": 75.0,
-        "sites": 74.0,
-        "both": 90.0,
-        default.PRESET: 60.0,
+        "average": {"merged": 60, "paper": 70, "suite": 80, "auto": 79.5, "surgery": 65},
+        "tsv_merge": {"merged": 80, "paper": 82, "suite": 75, "auto": 70, "surgery": 85},
     }
-    shared = {
-        "suite": "mini",
-        "role": "clip_b32",
-        "pool": 8,
-        "upstream": "task_arithmetic",
-        "metric": "accuracy",
-    }
-    rows = []
-    for variant, value in values.items():
-        for samples, seed in ((256, 42), (256, 43), (32, 42)):
-            one = {
-                "variant": variant,
-                "method": "featcal",
-                "setting": "beyond",
-                "samples": samples,
-                "seed": seed,
-            }
-            if variant == "merged":
-                one |= {"samples": 0, "seed": "", "method": "merged", "setting": ""}
-            one |= {"count": 400, "chosen": int(variant == "both"), "validation": value}
-            rows += [
-                shared | one | {"task": t, "value": value - 10 * (samples == 32)}
-                for t in ("mnist", "dtd")
-            ]
-            if variant == "merged":
-                break
-    rows = [row | {"value": 60.0} if row["variant"] == "merged" else row for row in rows]
-    write_answers(results / "beyond/clip_b32-8/beyond.csv", rows, BEYOND)
-    study = {"seeds": [42, 43], "samples": 256, "few": [32, 256], "chosen_on": ["task_arithmetic"]}
-    facts = {"study": study, "chosen": "both", "validation": {"sites": 74.0, "both": 90.0}}
-    (results / "beyond/clip_b32-8/beyond.settings.json").write_text(json.dumps(facts))
-    return default.studies("mini")["Smaller CLIP, 8 image tasks"]
+    rows, cost = [], []
+    for merger, own in values.items():
+        for seed in (42, 43):
+            for name, value in own.items():
+                featcal = name not in ("merged", "surgery")
+                one = {"upstream": merger, "method": "featcal" if featcal else name, "seed": seed}
+                one |= {"setting": name if featcal else "", "samples": 32, "value": value}
+                one |= {"candidate": "stream 4" if name == "auto" else ""}
+                rows += [shared | one | {"task": task} for task in ("mnist", "dtd")]
+            seconds = {"paper": 2.0, "auto": 6.0, "surgery": 3.0, "prob_surgery": 4.0}
+            cost += [{"upstream": merger, "samples": 32, "seed": seed, "seconds": seconds}]
+    folder = results / "default/clip_b32-8"
+    write_answers(folder / "default.csv", rows, DEFAULT)
+    listed = {name: shared[name] for name in ("suite", "role", "pool")}
+    listed |= {"upstream": "average", "method": "auto", "samples": 32, "seed": 42}
+    candidates = [
+        listed | {"candidate": name, "divergence": 0.1, "chosen": int(name == "stream 4")}
+        for name in ("merged", "stream 4")
+    ]
+    write_rows(folder / "default.candidates.csv", candidates, CANDIDATES)
+    (folder / "run.json").write_text(json.dumps({"cost": cost, "host": {}}))
+    return Evidence("mini", "clip_b32", "8")
 
 
-def test_the_chosen_variant_is_compared_with_the_papers_method_and_adapters_apart_from_scored_rows(
-    beyond,
-):
-    cells = line(default.against("mini"), "Task Arithmetic  Smaller CLIP")
-    assert cells[2:6] == ["60.0", "75.0", "60.0", "90.0"] and cells[6].startswith("+15.0 ±")
-    found = beyond.adapter("task_arithmetic", "surgery")
-    assert found is None or set(found.rows["setting"]) <= {"suite_train", "paper_train"}
-    rows = [one.split("  ")[2:5] for one in default.few("mini").text.splitlines()[2:]]
-    assert rows == [["32", "65.0", "50.0"], ["256", "75.0", "60.0"]]
-    assert "image/svg+xml" in default.figure("clip_b32", "8", "mini").bundle
+def test_the_default_is_compared_with_the_best_fixed_setting_and_the_better_adapter(invented):
+    one = default.Place(invented, "average", 32)
+    error = noise(one.auto, one.merged)
+    cells = line(default.answer("mini"), "Simple Averaging")
+    assert {"79.5", "60.0", "70.0", f"+19.5 ± {error:.1f}"} <= {
+        cell.split(" sd")[0] for cell in cells
+    }
+    assert one.fixed[0] == "tuned settings" and one.adapter[0] == "Surgery"
+    assert line(default.expected("mini"), "Synthetic")[1:] == ["2", "1", "1", "1", "1"]
+    assert "image/svg+xml" in default.chosen("mini").bundle
+    assert "image/svg+xml" in default.by_samples("mini").bundle
+    assert line(default.costs("mini"), "Synthetic")[2:7] == ["2", "6", "–", "3.0", "7"]
 
 
 def test_dropped_ideas_are_compared_with_the_same_settings_without_them():
@@ -159,16 +126,6 @@ def test_dropped_ideas_are_compared_with_the_same_settings_without_them():
     assert f"{means[name]:.1f}  {round(means[name] - together, 1) + 0.0:+.1f} ±" in shown[name]
 
 
-def test_the_preset_best_ends_alike_from_every_merger_as_the_page_says():
-    table = pd.read_csv(RESULTS / "beyond/minilm-8/beyond.csv")
-    one_draw = table[table.seed.isna() | ((table.samples == 64) & (table.seed == 42))]
-    mean = one_draw.groupby(["variant", "upstream"])["value"].mean()
-    best, paper, merged = (mean[variant] for variant in (default.PRESET, "paper", "merged"))
-    assert best.max() - best.min() < 1 < merged.max() - merged.min()
-    weak = merged < merged.mean()
-    assert weak.any() and (best > paper)[weak].all() and (best < paper)[~weak].all()
-
-
 # cost
 
 
@@ -178,10 +135,10 @@ def test_a_choice_is_compared_with_what_another_draw_and_other_test_texts_may_do
     }
     assert [round(change, 6) for _, change, _ in found.values()] == [-10.0, -0.5, 2.0]
     drawn = 1 + 1 / 3  # the draws deviate by 1 around 80; unpaired, 400 texts of one task add
-    for mean, _, noise in found.values():
+    for mean, _, room in found.values():
         assert (
             2 * math.sqrt(drawn)
-            <= noise
+            <= room
             < 2 * math.sqrt(drawn + (80 * 20 + mean * (100 - mean)) / 400)
         )
     path = results / "choices/llama_3b-mergebench/choices.csv"
