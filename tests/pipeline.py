@@ -1,6 +1,4 @@
-"""The stages of the project as its dvc.yaml files define them: one in the project's folder, the
-others below pipeline/.
-"""
+"""Read the stages that the project's dvc.yaml files define, and the settings that they use."""
 
 import json
 from pathlib import Path
@@ -17,20 +15,18 @@ SETTINGS = (ROOT / "params.yaml", *(ROOT / name for name in MORE))
 
 
 def files(root: Path = ROOT, name: str = "dvc.yaml") -> list[Path]:
-    """Every dvc.yaml, or every dvc.lock beside them."""
+    """Return every dvc.yaml, or every dvc.lock."""
     return [root / name, *sorted(root.glob(f"pipeline/*/{name}"))]
 
 
 def settings(root: Path = ROOT) -> dict[str, Any]:
-    """Every section of params.yaml, pipeline/models.yaml and pipeline/studies.yaml, groups written out wherever they are
-    meant, to be changed alone.
-    """
+    """Return every section of the settings without shared groups, so that each can be changed."""
     plain: dict[str, Any] = json.loads(json.dumps(read_all(root / "params.yaml")))
     return plain
 
 
 def write_settings(folder: Path, sections: dict[str, Any]) -> None:
-    """Write sections into a project folder, each to the file where it is in this one."""
+    """Write sections into a project folder, each into the file that has it in this project."""
     files = {file: read_yaml(ROOT / file).keys() for file in MORE}
     (folder / "pipeline").mkdir(exist_ok=True)
     for file in ("params.yaml", *MORE):
@@ -41,18 +37,16 @@ def write_settings(folder: Path, sections: dict[str, Any]) -> None:
 
 
 def blocks(root: Path = ROOT) -> dict[str, dict]:
-    """Every stage block by name; a block with a list of what it is repeated for holds the stage
-    under `do`.
-    """
+    """Return every block of stages by name; a repeated block has its stage under `do`."""
     found = [
         block
         for file in files(root)
         for block in yaml.safe_load(file.read_text())["stages"].items()
     ]
-    assert len(dict(found)) == len(found), "a name stands for one stage, whichever file it is in"
+    assert len(dict(found)) == len(found), "two files define a stage of the same name"
     return dict(found)
 
 
 def stages(root: Path = ROOT) -> dict[str, dict]:
-    """Every stage by the name of its block, before parts are filled in per experiment."""
+    """Return the stage of every block, with its variables unresolved."""
     return {name: block.get("do", block) for name, block in blocks(root).items()}

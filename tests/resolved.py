@@ -1,6 +1,4 @@
-"""The stages of all dvc.yaml files as DVC resolves them from params.yaml; nothing is run, and
-nothing needs to have been.
-"""
+"""Resolve the stages of all dvc.yaml files with DVC; nothing is run."""
 
 import shutil
 import tempfile
@@ -18,8 +16,8 @@ from pipeline import PAGES, ROOT, SETTINGS, files
 
 @cache
 def resolved() -> networkx.DiGraph:
-    """The names of all stages, each with an edge to those it needs, with its command, file, paths
-    and entries of the settings.
+    """Return the graph of all stages by name, with edges to the stages they need; nodes have
+    command, file, paths and the settings they read.
     """
     from dvc.repo import Repo
 
@@ -53,21 +51,19 @@ def resolved() -> networkx.DiGraph:
 
 
 def stages_of_dvc_repro() -> set[str]:
-    """What `dvc repro` looks at: the stages of the project's own dvc.yaml, and all that those
-    need.
-    """
+    """Return the stages of the project's own dvc.yaml and everything that they need."""
     graph = resolved()
     own = [name for name, file in graph.nodes.data("file") if file == "dvc.yaml"]
     return set(own).union(*(networkx.descendants(graph, name) for name in own))
 
 
 def _paths(stage: Any) -> list[str]:
-    """The file that a stage stands in, what it writes, and what it reads."""
+    """Return the file that defines a stage, its outputs and its dependencies."""
     return [stage.path, *(out.fs_path for out in stage.outs), *(dep.fs_path for dep in stage.deps)]
 
 
 def laid_out(folder: Path) -> Path:
-    """A DVC repository of the definitions and settings alone."""
+    """Make a DVC repository that has only definitions and settings."""
     from dvc.repo import Repo
 
     for file in (*files(), PAGES, *SETTINGS, *(ROOT / "suites").glob("*.yaml")):
@@ -78,8 +74,9 @@ def laid_out(folder: Path) -> Path:
 
 
 def entry(settings: Any, path: str, separator: str) -> Any:
-    """What dpath.get finds at a path without a pattern; it looks at every entry of the settings for
-    each. Raises: KeyError.
+    """Return what dpath.get does at a path without a pattern, without its walk through all entries.
+
+    Raises: KeyError.
     """
     for name in path.split(separator):
         if not isinstance(settings, dict):
@@ -90,9 +87,7 @@ def entry(settings: Any, path: str, separator: str) -> Any:
 
 @contextmanager
 def settings_of_stages(folder: Path) -> Iterator[list[tuple[str, Any]]]:
-    """Stages by name, each with a file of settings that DVC compares of it; a file is read once,
-    and not once per stage.
-    """
+    """Give the settings files that DVC compares, by stage; each file is read once."""
     from dvc.dependency import param
     from dvc.repo import Repo
 

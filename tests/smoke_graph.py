@@ -1,6 +1,4 @@
-"""The graph of dvc.yaml on the smoke suite: the same stages, resolved by DVC itself, run one after
-the other in this process.
-"""
+"""Run the stages of dvc.yaml, as DVC resolves them, on the smoke suite in one process."""
 
 import os
 import re
@@ -58,8 +56,7 @@ RIVALS = {
     "prob_surgery": {"hidden": 32, "kl_weight": 1.0e-4, **BRIEF},
 }
 AT = {"ridge": 1.0e-6, "anchor_blend": 2.0, "interpolation": 0.9}
-# By study, what replaces the mini group's values; a study that is left out is not run. FEW holds
-# one of its numbers and seeds.
+# Values that replace those of the mini group, by study.
 STUDIED: dict[str, dict] = {
     "ablate": {
         "upstreams": ["task_arithmetic"], "samples": 16, "batch": 8,
@@ -110,9 +107,7 @@ ADAPTED = {**UNTRAINED, "steps": 3}
 
 
 def smoke_params(root: Path = ROOT) -> dict:
-    """Every section of the settings, with a smoke group in every entry, made from the mini
-    group.
-    """
+    """Return all settings with a smoke group in every entry, made from the mini group."""
     params = pipeline.settings(root)
     params["suite"] = "smoke"
     for key, mergers in params["merge"].items():
@@ -142,7 +137,7 @@ def smoke_params(root: Path = ROOT) -> dict:
 
 
 def _merger(key: str, name: str, group: dict | None) -> dict | None:
-    """The smoke group of a merger."""
+    """Return the smoke group of a merger."""
     if key.endswith("-14"):
         scale = (
             {"scale": 0.3} if name == "task_arithmetic" else {}
@@ -154,7 +149,7 @@ def _merger(key: str, name: str, group: dict | None) -> dict | None:
 
 
 def _calibrations(key: str, group: dict) -> dict:
-    """The smoke group of FeatCal; of texts at one setting."""
+    """Return the smoke group of FeatCal; texts have one setting."""
     if key.endswith(("-8", "-14")):
         return {
             word: {**own, **FEW, "seeds": FEW["seeds"] if key.endswith("-8") else [42]}
@@ -164,7 +159,7 @@ def _calibrations(key: str, group: dict) -> dict:
 
 
 def _adapters(key: str, group: dict) -> dict:
-    """The smoke group of adapters; of texts at one setting."""
+    """Return the smoke group of adapters; texts have one setting."""
     words = ADAPTER_SETTINGS if key.endswith(("-8", "-14")) else ("paper",)
     return {
         method: _few(method, {word: own[word] for word in words if word in own})
@@ -178,9 +173,7 @@ def _few(method: str, settings: dict) -> dict:
 
 
 def _adapted(name: str, row: dict | None) -> dict | None:
-    """The row of a merged model: adapters behind each of two, with the settings that are the row's
-    alone.
-    """
+    """Return the adapters of a merged model, with the settings that only its row has."""
     run, left_out = RUN["adapt"].get(name), dict.fromkeys(ADAPTER_SETTINGS)
     if run is None or row is None:
         return None
@@ -198,7 +191,7 @@ ROWS = {"calibrate": lambda name, row: {} if name in RUN["calibrate"] else None,
 
 
 def copied(work: Path, root: Path = ROOT) -> None:
-    """What a project folder without results needs of the files of `root`."""
+    """Copy the files of `root` that a project folder without results needs."""
     ignored = shutil.ignore_patterns("__pycache__", "_build", "pages", "dvc.lock")
     for name in LAID_OUT:
         source = root / name
@@ -209,14 +202,14 @@ def copied(work: Path, root: Path = ROOT) -> None:
 
 
 def cut_down(folder: Path, depth: int) -> None:
-    """A base of the package with its first blocks alone."""
+    """Cut a base model of the package down to its first blocks."""
     config, kept = folder / "config.json", re.compile(r"\.(?:layers|block)\.(\d+)\.")
-    told = re.sub(
+    smaller = re.sub(
         r'("num_(?:hidden_|decoder_)?layers": )(\d+)',
         lambda m: f"{m[1]}{min(int(m[2]), depth)}",
         config.read_text(),
     )
-    config.write_text(told)
+    config.write_text(smaller)
     tensors = load_file(folder / "model.safetensors")
     few = {
         name: tensor
@@ -227,9 +220,7 @@ def cut_down(folder: Path, depth: int) -> None:
 
 
 def lay_out(work: Path, root: Path = ROOT) -> None:
-    """A project folder without results: files of `root`, models cut down, the smoke suite, and a
-    DVC repository without git.
-    """
+    """Make a project folder with small models, the smoke suite and a DVC repository without git."""
     copied(work, root)
     for name, depth in DEPTH.items():
         cut_down(work / "reproduction" / "mini" / "models" / name, depth)
@@ -244,10 +235,9 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
 
 
 def keep_a_chain(work: Path) -> None:
-    """Leave, of params.yaml and of the pipeline, what leads to the results of one role and merger
-    in this suite.
+    """Reduce settings and pipeline to the stages of one role and merger.
 
-    DVC looks at every stage, and reads the settings again for each of them.
+    DVC looks at every stage and reads the settings again for each.
     """
     key, merger, params = CHAIN["key"], CHAIN["merger"], pipeline.settings(work)
     for section in ("calibrate", "adapt"):
@@ -281,12 +271,12 @@ def keep_a_chain(work: Path) -> None:
 
 
 def _pools(content: dict) -> dict:
-    """The roles and pools that a dvc.yaml names."""
+    """Return the roles and pools that a dvc.yaml lists."""
     return next((own["pools"] for own in content["vars"] if "pools" in own), {})
 
 
 def _of_the_suite(entry: Any) -> Any:
-    """An entry whose groups are the suite's alone, and what holds for all of them."""
+    """Return an entry without the groups of other suites."""
     if not isinstance(entry, dict):
         return entry
     return {
@@ -297,7 +287,7 @@ def _of_the_suite(entry: Any) -> Any:
 
 
 def commands(work: Path) -> list[list[str]]:
-    """Every command of the graph as DVC resolves it, after those that it needs."""
+    """Return every command of the graph as DVC resolves it, after those that it needs."""
     from dvc.repo import Repo
 
     with Repo(str(work)) as repo:
@@ -310,7 +300,7 @@ def commands(work: Path) -> list[list[str]]:
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """The current folder for the length of the block."""
+    """Change the current folder for the length of the block."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -320,7 +310,7 @@ def working_in(folder: Path) -> Iterator[None]:
 
 
 def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:
-    """Run the graph in the empty folder `work`; sha256 of every weight and score file, by path."""
+    """Run the graph in the new folder `work`; return the sha256 of every weight and score file."""
     lay_out(work, root)
     once = patch.object(
         context, "load_experiments", cache(context.load_experiments)

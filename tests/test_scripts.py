@@ -1,5 +1,8 @@
-"""The scripts behind make verify and make accept: what they let pass, and what they stop."""
+"""The scripts behind make test, verify and accept: what they let pass, and what they stop."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,18 @@ def test_a_file_that_only_one_side_has_is_named(tmp_path, capsys):
 
 def test_empty_results_do_not_pass_as_equal(tmp_path):
     assert compare_results.main([str(tmp_path), str(tmp_path)]) == 1
+
+
+@pytest.mark.parametrize(("claim", "code"), [("True", 0), ("False", 1)])
+def test_a_part_of_the_tests_ends_with_its_report_and_pytest_s_exit_code(tmp_path, claim, code):
+    part = tmp_path / "test_part.py"
+    part.write_text(f"def test_claim():\n    assert {claim}\n")
+    script = Path(__file__).parents[1] / "scripts/test_part.sh"
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = ["bash", str(script), str(part), "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    report = ("1 passed", "1 failed")[code]
+    assert done.returncode == code and report in done.stdout and not done.stderr
 
 
 def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be_made_again():

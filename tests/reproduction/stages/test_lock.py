@@ -1,6 +1,4 @@
-"""Every dvc.lock has an entry for each stage of the dvc.yaml beside it, and none of a stage that is
-gone.
-"""
+"""Every dvc.lock has exactly the stages of its dvc.yaml."""
 
 import pytest
 import yaml
@@ -18,6 +16,6 @@ def test_the_stages_in_a_lock_are_those_of_its_part_of_the_pipeline(file):
     }
     assert stages
     assert locked - stages == set(), (
-        f"{file}: the lock beside it has stages that are gone; delete them there"
+        f"{file}: its lock has stages that no longer exist; delete them there"
     )
     assert stages - locked == set(), f"{file}: stages that were never run; run `dvc repro`"

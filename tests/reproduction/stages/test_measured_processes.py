@@ -1,6 +1,4 @@
-"""Jobs in processes of their own: each has a fresh one, at most so many at a time, and whatever
-ends badly is told by name.
-"""
+"""Jobs in processes of their own: at most `n_jobs` at a time; failures name their job."""
 
 import os
 import time

@@ -1,6 +1,4 @@
-"""The pipeline: every stage depends on the code that can change its numbers, and the results in git
-are the ones it made.
-"""
+"""Stages depend on the code that can change their numbers, and results in git are what they wrote."""
 
 import ast
 import json
@@ -25,21 +23,21 @@ STAGES = (
     "headline", "claims", "artifact", "page",
 )  # fmt: skip
 
-# What no number depends on: messages, settings (their values are params), paths, processes, the
-# record of the run, and files that appear complete or not at all.
+# No number depends on these: messages, settings (their values are params), paths, processes, run
+# records, and atomic writes.
 EXEMPT = {
     "featcal/__init__.py", "featcal/errors.py", "featcal/settings.py", "featcal/files.py", "featcal/card.py",
     "reproduction/experiments.py", "reproduction/results.py", "reproduction/prepare/suite.py",
     "reproduction/engine/context.py", "reproduction/engine/workers.py",
 }  # fmt: skip
-# How many decimals a score has is reproduction/results.py's business.
+# reproduction/results.py rounds scores.
 WRITES_SCORES = (
     "evaluate", "measure", *studies(), "gather", "headline", "claims", "artifact",
 )  # fmt: skip
 
 
 def module_file(name: str) -> str | None:
-    """The file of a module of ours, below the root; None for anybody else's."""
+    """Return the file of a module of this project, or None for other modules."""
     path = ROOT / Path(*name.split("."))
     for file in (path.with_suffix(".py"), path / "__init__.py"):
         if name.split(".")[0] in ("featcal", "reproduction") and file.is_file():
@@ -49,7 +47,7 @@ def module_file(name: str) -> str | None:
 
 @cache
 def imported(file: str) -> frozenset[str]:
-    """Files of ours that a file imports, anywhere in it."""
+    """Return the files of this project that a file imports."""
     found = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         names = []
@@ -74,13 +72,13 @@ def imported(file: str) -> frozenset[str]:
 
 
 def only_a_docstring(file: str) -> bool:
-    """Whether a file holds nothing that could be run."""
+    """Return whether a file has no code."""
     body = ast.parse((ROOT / file).read_text()).body
     return all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body)
 
 
 def closure(file: str, stop: frozenset[str] = frozenset()) -> set[str]:
-    """Every file of ours that running `file` can reach, not looking behind those of `stop`."""
+    """Return the files of this project that `file` imports, without the imports of `stop`."""
     reached, open_ = set(), [file]
     while open_:
         current = open_.pop()
@@ -94,12 +92,12 @@ BLOCKS, DEFINED = pipeline.blocks(), pipeline.stages()
 
 
 def definition(stage: str) -> dict:
-    """What the pipeline says of a stage, before parts are filled in per experiment."""
+    """Return a stage with its variables unresolved."""
     return DEFINED[stage]
 
 
 def dependencies(stage: str) -> list[str]:
-    """The deps of a stage that are files of the package."""
+    """Return the dependencies of a stage on code."""
     return [
         dep for dep in definition(stage)["deps"] if dep.startswith(("featcal/", "reproduction/"))
     ]
@@ -163,9 +161,6 @@ def test_every_model_of_params_yaml_is_made_by_one_stage_and_scored(section):
 
 
 def test_every_study_is_gathered():
-    """A study by its key is made by the stage of its name, and its files go to results by one that
-    gathers them.
-    """
     graph = resolved()
     cmds = {cmd: name for name, cmd in graph.nodes.data("cmd")}
     for study, runs in load_experiments(ROOT / "params.yaml").studies.items():
@@ -222,8 +217,8 @@ def test_claims_and_the_page_for_reviewers_are_made_anew_after_every_run():
 
 @cache
 def locked(kind: str) -> dict[str, str]:
-    """md5 of every output (outs) or of everything read (deps) in all dvc.lock, by path; of a folder
-    that of its list of files; empty where it was not computed yet.
+    """Return the md5 of all outputs (outs) or dependencies (deps) in the locks, by path; empty for
+    a folder that was not computed yet.
     """
     locks = pipeline.files(name="dvc.lock")
     stages = [
@@ -248,7 +243,7 @@ def test_results_in_git_are_what_the_pipeline_wrote():
 
 
 def test_results_in_git_are_the_files_that_were_gathered():
-    """Those on request too, which are outputs of a stage that takes them as they are."""
+    """Including those on request, which are outputs of a stage that leaves them as they are."""
     gathered = {
         path: digest for name in ("gather", "request") for path, digest in read_by(name).items()
     }
@@ -262,7 +257,7 @@ def test_results_in_git_are_the_files_that_were_gathered():
 
 
 def read_by(name: str) -> dict[str, str]:
-    """md5 of the folders that a block's stages read."""
+    """Return the md5 of the folders that the stages of a block read."""
     folders = {
         dep
         for stage in resolved()
@@ -273,7 +268,7 @@ def read_by(name: str) -> dict[str, str]:
 
 
 def digest_of(path: Path, apart: str = "") -> str:
-    """What DVC calls a file or a folder.   apart: the name of a file that does not count."""
+    """Return the hash that DVC gives a file or folder. apart: name of a file to leave out."""
     if path.is_file():
         return md5(path.read_bytes()).hexdigest()
     files = {

@@ -1,4 +1,4 @@
-"""Stage `prepare`, interrupted: what is finished stays finished."""
+"""Stage `prepare` keeps finished experts when it is interrupted."""
 
 import pytest
 from smoke_graph import lay_out, working_in
@@ -10,7 +10,7 @@ from reproduction.stages.command import run_stage
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A smoke project with its images."""
+    """Make a smoke project with its images."""
     work = tmp_path_factory.mktemp("prepare")
     lay_out(work)
     with working_in(work):
@@ -19,7 +19,7 @@ def project(tmp_path_factory):
 
 
 def expert_bytes(work) -> dict[str, bytes]:
-    """Weights of every expert, by task."""
+    """Return the weights of every expert by task."""
     experts = work / "outputs/smoke/prepared/clip_b32-8/experts"
     return {path.parent.name: path.read_bytes() for path in experts.glob("*/model.safetensors")}
 
@@ -78,7 +78,7 @@ def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project,
 
 
 def write_nothing(store):
-    """A base and heads without numbers."""
+    """Write an empty base and empty heads."""
     (store / "base").mkdir(parents=True)
     (store / "heads.safetensors").touch()
 

@@ -1,6 +1,4 @@
-"""What stages hold of their images: bytes of the pictures that are drawn, never whole splits as
-numbers.
-"""
+"""Stages keep drawn images as bytes in memory, never whole splits as floats."""
 
 import tracemalloc
 from dataclasses import replace
@@ -35,7 +33,7 @@ PICTURE = 3 * SIDE * SIDE  # bytes
 
 @pytest.fixture
 def context(monkeypatch):
-    """Two tasks of 40 pictures."""
+    """Return two tasks of 40 pictures."""
     pixels = np.random.default_rng(0).integers(0, 256, (40, 3, SIDE, SIDE), dtype=np.uint8)
     images = ImageSet(pixels, PLAIN, np.zeros(40, np.int64), ("a",))
     monkeypatch.setattr(sources, "load_task", lambda *_: images)

@@ -1,8 +1,7 @@
-"""Switching the suite and back, as DVC sees it: what was trained, calibrated and scored lies under
-the suite's name in the cache.
+"""After a switch of the suite and back, DVC takes trained, calibrated and scored models from its
+cache.
 
-That DVC then runs none of it again is tried on a chain of stages in test_smoke.py; here every stage
-is held to its conditions.
+test_smoke.py does it with a chain of stages; here every stage is checked for the conditions.
 """
 
 import re
@@ -14,8 +13,7 @@ import pipeline
 from pipeline import ROOT
 from reproduction.experiments import MAIN, MORE
 
-# cheap, with files in git among their outputs, which DVC does not cache: they run again behind a
-# switch
+# Cheap stages with outputs in git, which DVC does not cache: they run again after a switch.
 LIGHT = (
     "prepare_data",
     "prepare_texts",
@@ -27,14 +25,14 @@ LIGHT = (
     "page",
     "book",
 )
-# outputs that no other stage's numbers are made from: a switch may bring new seconds into them
+# Run records: their seconds may change, but no stage depends on them.
 RECORD = "outputs/${suite}/run/"
 STAGES = pipeline.stages()
 HEAVY = [name for name in STAGES if not name.startswith(LIGHT)]
 
 
 def paths(entries: list) -> dict[str, dict]:
-    """Outputs with their flags."""
+    """Return outputs with their flags."""
     return {next(iter(e)): next(iter(e.values())) for e in entries if isinstance(e, dict)} | {
         e: {} for e in entries if isinstance(e, str)
     }
@@ -49,7 +47,7 @@ def test_what_takes_time_writes_into_its_suite_s_folder_only_and_every_output_is
 
 @pytest.mark.parametrize("name", HEAVY)
 def test_what_takes_time_depends_on_nothing_that_a_switch_writes_anew(name):
-    """On files and settings of its own suite, and on code: all as they were after a switch back."""
+    """Only on code and on files and settings of its suite, which a switch leaves as they were."""
     stage = STAGES[name]
     deps = [
         dep
@@ -63,7 +61,7 @@ def test_what_takes_time_depends_on_nothing_that_a_switch_writes_anew(name):
 
 
 def test_settings_of_another_suite_are_no_setting_of_a_stage():
-    """`from` and the main settings hold in every suite."""
+    """`from` and the main settings apply to every suite."""
     for name in HEAVY:
         for entry in STAGES[name].get("params", ()):
             words = (
@@ -78,9 +76,7 @@ def test_settings_of_another_suite_are_no_setting_of_a_stage():
 
 @pytest.mark.parametrize("suite", sorted(file.stem for file in (ROOT / "suites").glob("*.yaml")))
 def test_dvc_finds_every_setting_that_a_stage_names_whatever_the_suite(suite, tmp_path):
-    """DVC ends where a key is missing, in params.yaml or in the suite's file; a role that is not
-    played is there as null.
-    """
+    """DVC fails at a missing key of params.yaml or of the suite's file; an unused role is null."""
     from dvc.dependency.param import MissingParamsError
 
     params = laid_out(tmp_path) / "params.yaml"

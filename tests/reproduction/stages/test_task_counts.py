@@ -1,6 +1,4 @@
-"""Parts of a pool that are merged anew: how they are drawn, and how what was made of them is
-scored.
-"""
+"""Random subsets of a pool's tasks: how they are drawn, and how their models are scored."""
 
 from collections import Counter
 from dataclasses import replace
