@@ -14,7 +14,7 @@ from reproduction.report.pages import resources
 from reproduction.report.paper import packaged
 from reproduction.report.statistics import estimate
 from reproduction.report.tables import SETTING_LABELS, SHORT, UPSTREAMS, average, settings_shown
-from reproduction.report.verdicts import Verdict, rows_of, sources
+from reproduction.report.verdicts import Source, Verdict, rows_of, sources
 
 REQUEST = "pipeline/request/dvc.yaml"  # what `dvc repro` leaves as it is in git
 REPRO = ["gather@scores-clip_b32-8", "headline"]  # what `make repro` computes
@@ -108,21 +108,26 @@ def _kinds(claim: Claim, side: dict[str, Any]) -> list[str]:
 
 
 def _table(suite: str) -> str:
-    """Return the headline claims in the paper's order with their verdicts, a command and its minutes."""
+    """Return the headline claims in the paper's order with verdicts, a command and its minutes."""
     headline = [claim for claim in claims() if claim.headline]
-    judged = {source.title: source.judged(headline) for source in sources(suite)}
-    lines = [
-        f"| {' | '.join(['claim of the paper', *judged, 'command', 'minutes'])} |",
-        "|---" * (len(judged) + 3) + "|",
-    ]
-    for claim, *found in zip(headline, *judged.values(), strict=True):
-        words, stages = (
-            [verdict.word if verdict else "–" for verdict in found],
-            stages_of(claim, suite),
-        )
+    columns = {source.title: _words(source, headline) for source in sources(suite)}
+    lines = [f"| {' | '.join(['claim of the paper', *columns, 'command', 'minutes'])} |"]
+    lines.append("|---" * (len(columns) + 3) + "|")
+    for claim, *words in zip(headline, *columns.values(), strict=True):
+        stages = stages_of(claim, suite)
         cells = [" ".join(claim.sentence.split()), *words, f"`dvc repro {' '.join(stages)}`"]
         lines.append(f"| {' | '.join([*cells, minutes(suite, stages)])} |")
     return "\n".join(lines) + "\n\n"
+
+
+def _words(source: Source, chosen: list[Claim]) -> list[str]:
+    """Return each verdict at the printed settings, with the one at the tuned settings behind it."""
+    found = [source.judged(chosen, setting) for setting in settings_shown(source.suite)]
+    words = []
+    for claim, first, *others in zip(chosen, *found, strict=True):
+        also = [f" (tuned: {one.word})" for one in others if one and claim.has_settings]
+        words.append("".join([first.word, *also]) if first else "–")
+    return words
 
 
 def _licences() -> str:

@@ -1,12 +1,13 @@
-"""What every page shows of the paper's claims, and the line on where its numbers come from."""
+"""Show the paper's claims on a page, and the line on where its numbers come from."""
 
 import math
 from collections.abc import Callable, Sequence
 from html import escape
+from typing import Any
 
 import pandas as pd
 
-from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, column_of, told
+from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, told
 from reproduction.report.evidence import read_json, results_folder
 from reproduction.report.html import PageOutput, chip, link, note, table
 from reproduction.report.paper import (
@@ -155,7 +156,7 @@ def _cell(claim: Claim, found: Sequence[Verdict | None], short: bool) -> str:
 
 
 def verdict_chip(verdict: Verdict) -> str:
-    """Return a verdict as a chip; of a single run which way it points, or that one side has one seed."""
+    """Return a verdict as a chip, with its direction if measured once, or a note on a single seed."""
     if verdict.word == "one run":
         return chip(verdict.word, "as claimed" if verdict.met else "not as claimed")
     return chip(verdict.word, "one seed" if verdict.one_run and verdict.word != "not run" else "")
@@ -174,45 +175,43 @@ def measured(verdict: Verdict, short: bool = False) -> str:
 
 
 def is_printed(claim: Claim) -> bool:
-    """Whether printed tables of single models have a claim's numbers, so that none are typed."""
+    """Return True if printed tables of single models have a claim's numbers, so none are typed."""
     return claim.kind in SUMS and claim.file == "scores" and not claim.paper
 
 
 def paper_says(claim: Claim) -> str:
-    """The paper's own numbers for a claim; where a correction changes them, both. Typed words where
-    no table has the numbers.
+    """Return the paper's numbers for a claim, and the corrected ones where they differ.
+
+    The numbers are typed in claims.yaml where no table has them.
     """
     if not is_printed(claim):
         return claim.paper
-    said, mended = (_said(claim, read) for read in (paper_table, corrected_table))
-    return said if said == mended else f"{said} as printed, {mended} corrected"
+    said, fixed = (_said(claim, read) for read in (paper_table, corrected_table))
+    return said if said == fixed else f"{said} as printed, {fixed} corrected"
 
 
 def paper_margin(claim: Claim, read: Read = paper_table) -> float:
-    """By how much the paper's own averages meet a claim; the least of all tasks or columns where it
-    is about each.
-    """
+    """Return by how much the paper's averages meet a claim; the least of its parts."""
     return min(_margin(part, read) for part in _parts(claim))
 
 
 def in_doubt(claim: Claim) -> list[str]:
-    """Why printed cells that this claim rests on are in doubt, of those for which nothing better
-    can be told.
-    """
-    found: list[str] = []
+    """Return why printed cells behind a claim are in doubt, where no correction is known."""
+    found: dict[str, None] = {}
     for one in _parts(claim) if is_printed(claim) else []:
         for _, side in one.terms:
-            table, key = _place(one, side), (side["upstream"], side["method"])
-            for entry in (e for e in errata() if e.kind != "change"):  # an arrow, not a value
-                meant = (entry.table, *entry.row) == (table, *key) and entry.model in (
-                    "",
-                    _model(one, side),
-                )
-                reason = f"Table {int(table[-2:])}: {entry.reason}"
-                read = {column_of(one.where | side)} & set(entry.cells)
-                if meant and read - set(entry.corrected) and reason not in found:
-                    found.append(reason)
-    return found
+            table, key = _table(one, side), [side["upstream"], side["method"]]
+            models, cell = ("", PAPER_MODELS[_role(one, side)]), _column(one, side)
+            for entry in errata():
+                here = entry.table == table and entry.row == key and entry.model in models
+                # of a change the arrow is wrong, not the value
+                if (
+                    here
+                    and entry.kind != "change"
+                    and cell in set(entry.cells) - {*entry.corrected}
+                ):
+                    found[f"Table {int(table[-2:])}: {entry.reason}"] = None
+    return list(found)
 
 
 def _said(claim: Claim, read: Read) -> str:
@@ -223,46 +222,43 @@ def _said(claim: Claim, read: Read) -> str:
 
 
 def _margin(claim: Claim, read: Read) -> float:
-    """The margin of one part of a claim, positive where it is met."""
     return sum(weight * _value(claim, side, read) for weight, side in claim.terms) - claim.by
 
 
 def _parts(claim: Claim) -> list[Claim]:
-    """One claim about each experiment, model or task that a claim is about."""
-    found = list(claim.parts.values()) or [claim]
-    return [part for one in found for part in _by_task(one)]
+    """Return one claim about each experiment, model and task."""
+    found = []
+    for part in list(claim.parts.values()) or [claim]:
+        if part.each:
+            tasks = _row(part, part.terms[0][1], paper_table).index.drop(AVERAGE)
+            found += [part.of(task) for task in tasks if part.is_about(task)]
+        else:
+            found.append(part)
+    return found
 
 
-def _by_task(claim: Claim) -> list[Claim]:
-    if not claim.each:
-        return [claim]
-    tasks = _row(claim, claim.terms[0][1], paper_table).index.drop(AVERAGE)
-    return [claim.of(task) for task in tasks if claim.is_about(task)]
+def _role(claim: Claim, side: dict[str, Any]) -> str:
+    return str(side.get("role", claim.role))
 
 
-def _place(claim: Claim, side: dict[str, object]) -> str:
-    """The printed table of one side."""
-    place = (str(side.get("role", claim.role)), str(side.get("pool", claim.pool)))
-    return (
-        claim.table
-        if claim.table and place == (claim.role, claim.pool)
-        else (PRINTED | TEXT_PRINTED)[place]
-    )
+def _table(claim: Claim, side: dict[str, Any]) -> str:
+    """Return the printed table of one side."""
+    place = (_role(claim, side), str(side.get("pool", claim.pool)))
+    own = claim.table and place == (claim.role, claim.pool)
+    return claim.table if own else (PRINTED | TEXT_PRINTED)[place]
 
 
-def _model(claim: Claim, side: dict[str, object]) -> str:
-    """How the printed tables call the model of one side."""
-    return PAPER_MODELS[str(side.get("role", claim.role))]
+def _column(claim: Claim, side: dict[str, Any]) -> str:
+    return str((claim.where | side).get("task", AVERAGE))
 
 
-def _value(claim: Claim, side: dict[str, object], read: Read) -> float:
-    return float(_row(claim, side, read)[column_of(claim.where | side)])
+def _value(claim: Claim, side: dict[str, Any], read: Read) -> float:
+    return float(_row(claim, side, read)[_column(claim, side)])
 
 
-def _row(claim: Claim, side: dict[str, object], read: Read) -> pd.Series:
-    """The printed row of one side, by task."""
+def _row(claim: Claim, side: dict[str, Any], read: Read) -> pd.Series:
+    """Return the printed row of one side by task; of an expert that of its own domain."""
     upstream, method = str(side["upstream"]), str(side["method"])
-    setting = (
-        str(side.get("setting", "")) if method == "expert" else ""
-    )  # a domain's own expert, or the row of all
-    return paper_row(_place(claim, side), upstream, method, _model(claim, side), setting, read)
+    setting = str(side.get("setting", "")) if method == "expert" else ""
+    model = PAPER_MODELS[_role(claim, side)]
+    return paper_row(_table(claim, side), upstream, method, model, setting, read)

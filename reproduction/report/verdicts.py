@@ -1,8 +1,7 @@
-"""What the results say of each claim: holds, does not hold, within noise, one run, not run; of a
-theorem also vacuous.
+"""Judge the paper's claims by the results: holds, does not hold, within noise, one run, not run.
 
-A margin decides only when it exceeds two standard errors (estimate.py). Our numbers are never
-compared with the paper's.
+A theorem may also be vacuous. A margin decides only when it exceeds two standard errors
+(statistics.py). Our numbers are never compared with the paper's.
 """
 
 from collections import Counter
@@ -54,13 +53,12 @@ SHARE = 0.1
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the results say of one claim.
+    """The verdict on one claim.
 
-    margin: positive where the claim is met.   noise: two standard errors.   one_run: whether a side
-    was drawn with one seed only.
-    pairing: says where errors of models with the same test rows were added as if the rows were
-    others.   detail: the numbers.
-    Of the word `one run` no error is known; which way the margin points is all there is.
+    margin: positive where the claim is met.   noise: two standard errors.
+    one_run: True if a side was drawn with one seed only.   detail: the numbers.
+    pairing: says where errors were added as if models had different test rows.
+    For the word `one run` no error is known, only the direction of the margin.
     """
 
     claim: Claim
@@ -78,7 +76,7 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        """Whether the margin points the claimed way, whatever its error."""
+        """Return True if the margin points the claimed way, whatever its error."""
         return self.margin > 0
 
 
@@ -119,22 +117,13 @@ def sources(suite: str) -> tuple[Source, ...]:
 def judged(
     chosen: Iterable[Claim], suite: str, setting: str, folder: Path | None = None
 ) -> list[Verdict]:
-    """Verdicts on several claims; a page asks of the same ones several times, so each is judged
-    once while no file changes.
-    """
+    """Return verdicts on several claims; each claim is judged once while no result file changes."""
     folder = (folder or results_folder(suite)).resolve()
     stats = {file: file.stat() for file in folder.glob("*/*/*")}  # of every experiment's folder
-    known = _known(
-        folder,
-        frozenset((file, one.st_mtime_ns, one.st_size) for file, one in stats.items()),
-        suite,
-        setting,
-    )
-    found = []
+    files = frozenset((file, one.st_mtime_ns, one.st_size) for file, one in stats.items())
+    known, found = _known(folder, files, suite, setting), []
     for claim in chosen:
-        words = repr(
-            claim
-        )  # a claim about texts is put together anew each time, and holds dictionaries
+        words = repr(claim)  # claims hold dictionaries, and some are put together anew each time
         if words not in known:
             known[words] = judge(claim, suite, setting, folder)
         found.append(known[words])
@@ -145,19 +134,15 @@ def judged(
 def _known(
     folder: Path, files: frozenset[tuple[Path, int, int]], suite: str, setting: str
 ) -> dict[str, Verdict]:
-    """Verdicts by claim, of one state of the result files."""
+    """Return verdicts by claim, for one state of the result files."""
     return {}
 
 
 def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) -> Verdict:
-    """The verdict on one claim from the result files of one suite, with FeatCal at one of its
-    settings.
-    """
+    """Return the verdict on one claim from the results of a suite, with FeatCal at one setting."""
     parts = _parts(claim, suite, setting, folder)
     if parts is not None:
-        return _every(
-            claim, {name: judge(part, suite, setting, folder) for name, part in parts.items()}
-        )
+        return _every(claim, {n: judge(part, suite, setting, folder) for n, part in parts.items()})
     evidence = Evidence(suite, claim.role, claim.pool, folder)
     if claim.kind == "spreads":
         return _spreads(claim, rows_of(claim, named(claim.left), setting, evidence))
@@ -166,105 +151,91 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     compared = measured_sum(claim, setting, evidence)
     if compared is None:
         return Verdict(claim, "not run")
-    margin = (
-        (claim.within - abs(compared.value)) if claim.kind == "level" else compared.value - claim.by
-    )
+    margin = compared.value - claim.by
+    if claim.kind == "level":
+        margin = claim.within - abs(compared.value)
     if claim.kind == "checked":
-        word = (
-            "vacuous"
-            if _never_applies(claim, evidence)
-            else "holds"
-            if margin >= 0
-            else "does not hold"
-        )
+        word = "holds" if margin >= 0 else "does not hold"
+        word = "vacuous" if _never_applies(claim, evidence) else word
     else:
         word = _word(margin, compared.noise) if compared.known else "one run"
-    detail = _told(claim, compared, evidence.machine(claim.file))
+    detail = _detail(claim, compared, evidence.machine(claim.file))
     drawn = compared.one_run and claim.kind != "checked"
     return Verdict(claim, word, margin, compared.noise, drawn, compared.pairing, detail)
 
 
 def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim] | None:
-    """A claim about several as one claim about each, by name; None for a claim about one thing."""
+    """Return one claim about each, by name, of a claim about several; None for any other claim."""
     if claim.over:
-        inner = {
-            name: (part, _parts(part, suite, setting, folder)) for name, part in claim.parts.items()
-        }
-        return {
-            ", ".join(filter(None, (name, n))): p
-            for name, (part, own) in inner.items()
-            for n, p in (own or {"": part}).items()
-        }
+        found = {}
+        for name, part in claim.parts.items():
+            inner = _parts(part, suite, setting, folder) or {"": part}
+            found |= {", ".join(filter(None, (name, n))): one for n, one in inner.items()}
+        return found
     evidence = Evidence(suite, claim.role, claim.pool, folder)
     if claim.kind in ("order", "weaker"):
         return _pairs(claim, suite, setting, folder)
     if not claim.each:
         return None
+    values: list[Any]
+    title: Callable[[Any], str]
     if claim.each in ("task", OTHER):
-        values, title = evidence.tasks, evidence.title  # type: list[Any], Callable[[Any], str]
+        values, title = evidence.tasks, evidence.title
     else:
-        rows = [
-            rows_of(claim, side, setting, evidence)
-            for _, side in claim.terms
-            if claim.each not in side
-        ]
+        sides = [side for _, side in claim.terms if claim.each not in side]
+        rows = [rows_of(claim, side, setting, evidence) for side in sides]
         values, title = (
-            list(dict.fromkeys(v for one in rows for v in one[claim.each])),
+            list(dict.fromkeys(v for r in rows for v in r[claim.each])),
             _titled[claim.each],
         )
     return {title(value): claim.of(value) for value in values if claim.is_about(value)}
 
 
 def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim]:
-    """Pairs of mergers that are clearly unequal before calibration, each with what is claimed of
-    it; none where one was not run.
+    """Return a claim for each two mergers that are clearly unequal; none where one was not run.
 
-    order: the better merger is the better one after calibration.   weaker: the worse one gains
-    more.
+    order: the better merger is the better one after calibration.
+    weaker: the worse merger gains more.
     """
     found = {}
     for one, other in combinations(UPSTREAMS, 2):
-        before = judge(
-            replace(claim, kind="above", left=[one, "merged"], right=[other, "merged"]),
-            suite,
-            setting,
-            folder,
-        )
+        merged = replace(claim, kind="above", left=[one, "merged"], right=[other, "merged"])
+        before = judge(merged, suite, setting, folder)
         if before.word == "not run":
             return {}
-        better, worse = ((u, "featcal") for u in ((one, other) if before.met else (other, one)))
-        left, right = (better, worse) if claim.kind == "order" else (worse, better)
+        first, second = (one, other) if before.met == (claim.kind == "order") else (other, one)
         if before.word != "within noise":
             kind = "above" if claim.kind == "order" else "gain"
-            found[f"{UPSTREAMS[left[0]]} over {UPSTREAMS[right[0]]}"] = replace(
-                claim, kind=kind, left=left, right=right
-            )
+            sides = {"left": (first, "featcal"), "right": (second, "featcal")}
+            name = f"{UPSTREAMS[first]} over {UPSTREAMS[second]}"
+            found[name] = replace(claim, kind=kind, **sides)
     return found
 
 
 def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> Difference | None:
-    """The claim's weighted sum of means; None where a model has no rows, or two of an experiment
-    have other tasks.
+    """Return the claim's weighted sum of means.
+
+    None where a model has no rows, or two models of an experiment have different tasks.
     """
     found: list[tuple[float, Estimate]] = []
     tasks: dict[Any, set[str]] = {}
     for weight, side in claim.terms:
         rows = rows_of(claim, side, setting, evidence)
-        place = (side.get("role"), side.get("pool"), "task" in rows and "task" not in side)
         one = estimate(rows, claim.measure)
-        if one is None or (
-            place[2] and tasks.setdefault(place, set(rows["task"])) != set(rows["task"])
-        ):
+        if one is None:
             return None
+        if "task" in rows and "task" not in side:
+            own = set(rows["task"])
+            if tasks.setdefault((side.get("role"), side.get("pool")), own) != own:
+                return None
         found.append((weight, one))
     return difference(found)
 
 
 def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence) -> pd.DataFrame:
-    """The rows of one side, of the experiment and file it names (default: the claim's).
+    """Return the rows of one side, from the experiment and file that it names, or the claim's.
 
-    FeatCal and adapters are told apart by their settings where the file has them, unless the side
-    or the claim names one.
+    setting: of FeatCal and adapters, unless the side or the claim names one.
     """
     own = dict(side)
     place = (own.pop("role", evidence.role), own.pop("pool", evidence.pool))
@@ -304,8 +275,8 @@ def _word(margin: float, allowed: float) -> str:
     return "holds" if margin > allowed else "does not hold" if margin < -allowed else "within noise"
 
 
-def _told(claim: Claim, compared: Difference, machine: str) -> str:
-    """The means in words, what was asked for beyond them, and the machine of a measured file."""
+def _detail(claim: Claim, compared: Difference, machine: str) -> str:
+    """Return the means in words, the claimed size, and the machine of a measured file."""
     if claim.where.get("quantity") in STATED:
         return STATED[claim.where["quantity"]].format(*compared.means)
     detail = told(claim.kind, compared.means, DIGITS.get(claim.measure, 3))
@@ -322,48 +293,41 @@ def _told(claim: Claim, compared: Difference, machine: str) -> str:
 
 
 def _never_applies(claim: Claim, evidence: Evidence) -> bool:
-    """Whether a statement's condition was looked for and met in no case at all."""
-    wanted = {
-        "statement": claim.where.get("statement", ""),
-        "quantity": "applies",
-        "method": named(claim.left).get("method"),
-    }
+    """Return True if a statement's condition was checked and met in no case at all."""
+    wanted = {"statement": claim.where.get("statement", ""), "quantity": "applies"}
+    wanted["method"] = named(claim.left).get("method")
     share = select(evidence.table(claim.file), wanted)
     return bool(len(share)) and not share["value"].any()
 
 
 def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
-    """Holds when it holds in every part, does not hold when one part clearly says so; shown is the
-    part that decided it.
+    """Return the verdict on a claim about several, with the numbers of the part that decides it.
+
+    It holds if it holds in every part, and does not hold as soon as one part clearly says so.
     """
-    words = Counter(part.word for part in parts.values())
-    whole = next(
-        (w for w in ("not run", "does not hold", "within noise", "one run", "holds") if words[w]),
-        "not run",
-    )
+    words, count = Counter(part.word for part in parts.values()), len(parts)
+    order = ("not run", "does not hold", "within noise", "one run", "holds")
+    whole = next((word for word in order if words[word]), "not run")
     if whole == "not run":
-        run = len(parts) - words["not run"]
-        told = f"{run} of {len(parts)} run, {words['holds']} hold" if run else ""
-        return Verdict(claim, whole, detail=told)
+        run = count - words["not run"]
+        return Verdict(
+            claim, whole, detail=f"{run} of {count} run, {words['holds']} hold" if run else ""
+        )
+    # the clearest failure, or the part that is least clear
+    sign = 1 if whole == "does not hold" else -1
     deciding = {name: part for name, part in parts.items() if part.word == whole}
-    sign = (
-        1 if whole == "does not hold" else -1
-    )  # the clearest failure, or the part that is least clear
     name, part = min(deciding.items(), key=lambda item: item[1].margin + sign * item[1].noise)
     unit = "pairs of mergers" if claim.kind in ("order", "weaker") else claim.unit
-    counted = (
-        [f"{words['holds']} of {len(parts)} {unit}"]
-        if words["holds"] or not words["one run"]
-        else []
-    )
-    counted += (
-        [f"as claimed on {sum(v.met for v in parts.values())} of {len(parts)} {unit}"]
-        if words["one run"]
-        else []
-    )
-    counted += [f"fails on {words['does not hold']}"] if words["does not hold"] else []
-    counted += [f"{words['within noise']} within noise"] if words["within noise"] else []
-    least = "least clear" if whole == "holds" else "least" if whole == "one run" else "decided by"
+    counted = []
+    if words["holds"] or not words["one run"]:
+        counted.append(f"{words['holds']} of {count} {unit}")
+    if words["one run"]:
+        counted.append(f"as claimed on {sum(v.met for v in parts.values())} of {count} {unit}")
+    if words["does not hold"]:
+        counted.append(f"fails on {words['does not hold']}")
+    if words["within noise"]:
+        counted.append(f"{words['within noise']} within noise")
+    least = {"holds": "least clear", "one run": "least"}.get(whole, "decided by")
     detail = f"{', '.join(counted)}; {least}: {name}"
     one_run, pairings = any(v.one_run for v in parts.values()), {v.pairing for v in parts.values()}
     pairing = pairings.pop() if len(pairings) == 1 else "partly unpaired"
@@ -371,25 +335,20 @@ def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
 
 
 def _spreads(claim: Claim, rows: pd.DataFrame) -> Verdict:
-    """Whether more than half of the blocks have at least a tenth of the largest block's drift."""
+    """Judge if more than half of the blocks have at least a tenth of the largest block's drift."""
     if rows.empty:
         return Verdict(claim, "not run")
     blocks = rows.groupby("block")[claim.measure].mean()
-    seen = int((blocks >= SHARE * blocks.max()).sum())
-    return Verdict(
-        claim, "one run", seen - len(blocks) / 2, 0.0, False, "", f"{seen} of {len(blocks)} blocks"
-    )
+    seen, count = int((blocks >= SHARE * blocks.max()).sum()), len(blocks)
+    detail = f"{seen} of {count} blocks"
+    return Verdict(claim, "one run", seen - count / 2, 0.0, False, "", detail)
 
 
 def _gains(claim: Claim, evidence: Evidence, setting: str) -> Verdict:
-    """Of two gains, cosine and accuracy: whether they go together over tasks, or one comes without
-    the other.
-    """
-    sides = (named(side) | {"setting": setting} for side in (claim.left, claim.right))
-    found = evidence.gains(*sides)
+    """Judge if gains in cosine and accuracy go together over tasks, or one comes without the other."""
+    found = evidence.gains(*(named(s) | {"setting": setting} for s in (claim.left, claim.right)))
     if found.empty:
         return Verdict(claim, "not run")
-    word, margin, allowed, detail = (
-        together(found) if claim.kind == "together" else apart(found, evidence.title)
-    )
+    both = together(found) if claim.kind == "together" else apart(found, evidence.title)
+    word, margin, allowed, detail = both
     return Verdict(claim, word, margin, allowed, True, "", detail)

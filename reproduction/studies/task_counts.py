@@ -21,21 +21,15 @@ from reproduction.engine.context import Setup
 from reproduction.engine.samples import load_split, stream
 from reproduction.engine.score import Row
 from reproduction.engine.study import Found
-from reproduction.experiments import (
-    ADAPTER_BATCH,
-    SPLITS,
-    Counts,
-    Rivals,
-    Study,
-    at_papers_once,
-)
+from reproduction.experiments import ADAPTER_BATCH, SPLITS, Counts, Rivals, Study, at_papers_once
 from reproduction.results import TASK_COUNTS
 from reproduction.stages.measure import projected
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 UNSEEN = "unseen"  # test samples that are in no adapter's draw
+Features = Mapping[str, "Tensor"]  # (n, p) by the samples' name
 
 
 @dataclass(frozen=True)
@@ -95,33 +89,36 @@ class TaskCountsStudy(Study):
 
     def found(self, setup: Setup, folder: Path) -> Found:
         """Return rows of the experts and of every model on every part."""
+        from safetensors.torch import load_file
+
         context, label = setup.context, f"task_counts {self.key}"
         merges = {u: context.experiments.merge[f"{self.key}-{u}"] for u in self.upstreams}
         for upstream, run in merges.items():
-            place, expected = f"{label}.upstreams", "must be mergers that look at no data"
-            require(run.draw is None, place, upstream, expected)
+            expected = "must be mergers that look at no data"
+            require(run.draw is None, f"{label}.upstreams", upstream, expected)
         parts = self.parts(setup.tasks)
         jobs = {task: (setup, self, task, folder / f"{task}.safetensors") for task in setup.tasks}
         experts = context.run(f"{label} experts", encode_expert, jobs)
         named = {
-            f"{len(p.tasks)} tasks, draw {p.draw}, {u}": (setup, self, p, u, folder)
+            f"{len(p.tasks)} tasks, draw {p.draw}, {u}": (setup, self, p.tasks, u, folder)
             for p in parts
             for u in self.upstreams
         }
-        longest_first = dict(sorted(named.items(), key=lambda item: -len(item[1][2].tasks)))
-        models = context.run(label, recover, longest_first)
-        words = setup.words | {"metric": "accuracy"}
-
-        def row(part: Part, own: Row) -> Row:
-            return words | {"tasks": len(part.tasks), "draw": part.draw} | own
-
-        rows = [row(part, experts[task]) for part in parts for task in part.tasks]
-        rows += [row(job[2], own) for name, job in named.items() for own in models[name]]
-        spans = spans_of(setup)[1]
+        longest_first = dict(sorted(named.items(), key=lambda item: -len(item[1][2])))
+        models, rows = context.run(label, recover, longest_first), list[Row]()
+        words = [
+            setup.words | {"metric": "accuracy", "tasks": len(p.tasks), "draw": p.draw}
+            for p in parts
+        ]
+        for shared, part in zip(words, parts, strict=True):
+            rows += [shared | experts[task] for task in part.tasks]
+        for number, name in enumerate(named):
+            rows += [words[number // len(self.upstreams)] | own for own in models[name]]
+        heads = load_file(setup.heads)
         facts = {
             "parts": {f"{len(p.tasks)}-{p.draw}": p.tasks for p in parts},
             "mergers": {upstream: run.options for upstream, run in merges.items()},
-            "classes": {task: end - start for task, (start, end) in spans.items()},
+            "classes": {task: len(heads[f"head/{task}"]) for task in setup.tasks},
         }
         return Found(tables={"task_counts": rows}, facts=facts)
 
@@ -173,8 +170,7 @@ def samples_of(setup: Setup, study: TaskCountsStudy, task: str) -> dict[str, Any
     found, test = {}, load_split(setup, task, "test")
     left, count = np.arange(len(test.labels)), len(test.labels)
     for name in study.streams:
-        split = SPLITS[name]
-        samples = test if split == "test" else load_split(setup, task, split)
+        samples = test if SPLITS[name] == "test" else load_split(setup, task, SPLITS[name])
         drawn = draw_indices(task, len(samples.labels), study.samples, study.seed)
         found[name] = samples.take(drawn)
         left = np.setdiff1d(left, drawn) if samples is test else left
@@ -184,38 +180,26 @@ def samples_of(setup: Setup, study: TaskCountsStudy, task: str) -> dict[str, Any
 
 
 def encoded(
-    setup: Setup, model: "nn.Module", samples: Mapping[str, Any], place: str
+    setup: Setup, model: Any, samples: Mapping[str, Any], place: str
 ) -> dict[str, "Tensor"]:
-    """Return features (n, p) of a model as they leave the projection, by the samples' name."""
-    projection = setup.projection()
-    return {
-        name: projected(model, projection, own, ADAPTER_BATCH, place)
-        for name, own in samples.items()
-    }
+    """Return features of a model as they leave the projection."""
+    head = setup.projection()
+    return {n: projected(model, head, own, ADAPTER_BATCH, place) for n, own in samples.items()}
 
 
 def judge_of(setup: Setup, study: TaskCountsStudy, task: str, expert: "Tensor") -> Judge:
     """Return what scores features of a task. expert: its own features, (n, p)."""
     import torch
+    from safetensors.torch import load_file
 
     from featcal.evaluation.zero_shot import unit_length
 
-    head, spans = spans_of(setup)
+    tensors = load_file(setup.heads)
+    heads = {name: tensors[f"head/{name}"] for name in setup.tasks}
+    start = sum(len(heads[name]) for name in setup.tasks[: setup.tasks.index(task)])
     labels = torch.as_tensor(samples_of(setup, study, task)[UNSEEN].labels)
-    return Judge(task, head, spans[task], labels, unit_length(expert.cpu()))
-
-
-def spans_of(setup: Setup) -> tuple["Tensor", dict[str, tuple[int, int]]]:
-    """Return the class vectors of all tasks below each other, and which rows are a task's."""
-    import torch
-    from safetensors.torch import load_file
-
-    tensors, spans, start = load_file(setup.heads), {}, 0
-    heads = [tensors[f"head/{task}"] for task in setup.tasks]
-    for task, head in zip(setup.tasks, heads, strict=True):
-        spans[task] = (start, start + len(head))
-        start += len(head)
-    return torch.cat(heads), spans
+    whole, span = torch.cat(list(heads.values())), (start, start + len(heads[task]))
+    return Judge(task, whole, span, labels, unit_length(expert.cpu()))
 
 
 def encode_expert(setup: Setup, study: TaskCountsStudy, task: str, out: Path) -> Row:
@@ -230,26 +214,25 @@ def encode_expert(setup: Setup, study: TaskCountsStudy, task: str, out: Path) ->
 
 
 def recover(
-    setup: Setup, study: TaskCountsStudy, part: Part, upstream: str, folder: Path
+    setup: Setup, study: TaskCountsStudy, tasks: tuple[str, ...], upstream: str, folder: Path
 ) -> list[Row]:
-    """Return rows of one part merged in one way: the merged model, FeatCal at every setting, and
+    """Return rows of some tasks merged in one way: the merged model, FeatCal at every setting, and
     adapters from every stream.
     """
     from safetensors.torch import load_file
 
     import featcal
 
-    rivals, tasks, device = study.rivals, part.tasks, setup.context.device
+    rivals, device, place = study.rivals, setup.context.device, f"{upstream} of {', '.join(tasks)}"
     base, experts = setup.base, {task: setup.expert(task) for task in tasks}
-    run = setup.context.experiments.merge[f"{setup.key}-{upstream}"]
+    run, rows = setup.context.experiments.merge[f"{setup.key}-{upstream}"], list[Row]()
     theirs = {task: load_file(folder / f"{task}.safetensors") for task in tasks}
     judges = {task: judge_of(setup, study, task, theirs[task][UNSEEN]) for task in tasks}
     draw = rivals.draw("featcal", study.samples, study.seed)
-    rows, place = [], f"{upstream} of {', '.join(tasks)}"
 
-    def add(task: str, features: "Tensor", method: str, setting: str, seed: int | str) -> None:
+    def add(features: Mapping[str, "Tensor"], method: str, setting: str, seed: int | str) -> None:
         words = {"upstream": upstream, "method": method, "setting": setting, "seed": seed}
-        rows.append(words | judges[task].row(features))
+        rows.extend(words | judges[task].row(own) for task, own in features.items())
 
     with TemporaryDirectory(dir=folder) as models:
         start = Path(models, "merged")
@@ -259,32 +242,29 @@ def recover(
             task: encoded(setup, merged, samples_of(setup, study, task), f"{place}, on {task}")
             for task in tasks
         }
-        for task in tasks:
-            add(task, ours[task][UNSEEN], "merged", "", "")
+        add({task: own[UNSEEN] for task, own in ours.items()}, "merged", "", "")
         settings = {rivals.setting: rivals.featcal}
         settings |= {"paper": study.at_papers} if study.at_papers else {}
         for setting, calibration in settings.items():
-            out = Path(models, setting)
-            batches = {task: stream(setup, task, draw) for task in tasks}
+            out, batches = Path(models, setting), {t: stream(setup, t, draw) for t in tasks}
             given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches}
             given |= {"settings": calibration, "device": device, "out": out, "resume": False}
             featcal.calibrate(start, **given)
-            model = setup.load(out)
+            model, unseen = setup.load(out), dict[str, Any]()
             for task in tasks:
-                unseen = {UNSEEN: samples_of(setup, study, task)[UNSEEN]}
-                features = encoded(setup, model, unseen, f"FeatCal on {place}, on {task}")
-                add(task, features[UNSEEN], "featcal", setting, study.seed)
+                own = {UNSEEN: samples_of(setup, study, task)[UNSEEN]}
+                unseen |= {task: encoded(setup, model, own, f"{place}, on {task}")[UNSEEN]}
+            add(unseen, "featcal", setting, study.seed)
     for method, setting, adapters in _trained(study, ours, theirs, device):
-        for task in tasks:
-            adapted = adapters.apply(task, ours[task][UNSEEN])
-            add(task, adapted, method, setting, study.seed)
+        fixed = {task: adapters.apply(task, ours[task][UNSEEN]) for task in tasks}
+        add(fixed, method, setting, study.seed)
     return rows
 
 
 def _trained(
     study: TaskCountsStudy,
-    ours: Mapping[str, Mapping[str, "Tensor"]],
-    theirs: Mapping[str, Mapping[str, "Tensor"]],
+    ours: Mapping[str, Features],
+    theirs: Mapping[str, Features],
     device: Any,
 ) -> Iterator[tuple[str, str, Any]]:
     """Yield method, setting and adapters of all tasks, by every method from every stream."""
