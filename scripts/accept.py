@@ -1,9 +1,8 @@
-"""Records a code change that alters no number: `dvc commit` for every stage whose code alone has
-changed.
+"""Record a code change that alters no number: `dvc commit` every stage of which only code changed.
 
-First the smoke graph (tests/smoke_graph.py) runs in a clone of HEAD and in the working tree; any
-weight or score file with other bytes stops it. So does a stage with changed settings or outputs:
-those have to be run again, not accepted.
+First the smoke graph (tests/smoke_graph.py) runs in a clone of HEAD and in the working tree. The
+change is refused if a weight or score file has other bytes, or if settings or outputs of a stage
+have changed: that stage must run again.
 """
 
 import json
@@ -34,7 +33,7 @@ class Refused(Exception):
 
 
 def output(*words: str, **more: Any) -> str:
-    """What a command prints; its errors go to the terminal."""
+    """Return what a command prints; its errors go to the terminal."""
     done: subprocess.CompletedProcess[str] = subprocess.run(
         words, stdout=subprocess.PIPE, text=True, check=False, **more
     )
@@ -44,8 +43,9 @@ def output(*words: str, **more: Any) -> str:
 
 
 def only_code_changed(status: dict[str, list[Any]]) -> list[str]:
-    """The stages that may be recorded. Raises: Refused for one with changed settings, data, command
-    or outputs.
+    """Return the stages to record.
+
+    Raises: Refused for a stage with changed settings, data, command or outputs.
     """
     stages = sorted(stage for stage in status if re.split("[@_]", stage)[0] not in REMADE)
     for stage in stages:
@@ -61,9 +61,7 @@ def only_code_changed(status: dict[str, list[Any]]) -> list[str]:
 
 
 def smoke(tree: Path, folder: Path) -> dict[str, str]:
-    """File -> sha256 of the smoke graph, run in `folder` by the code of `tree` in a process of its
-    own.
-    """
+    """Return the sha256 of every file of the smoke graph, run by the code of `tree` in `folder`."""
     environment = os.environ | {
         "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}",
         "OMP_NUM_THREADS": "1",
@@ -75,7 +73,7 @@ def smoke(tree: Path, folder: Path) -> dict[str, str]:
 
 
 def require_same(before: dict[str, str], after: dict[str, str]) -> None:
-    """Raises Refused naming the files whose bytes changed."""
+    """Raise Refused, with their names, if files have other bytes."""
     changed = sorted(
         name for name in set(before) | set(after) if before.get(name) != after.get(name)
     )

@@ -4,7 +4,7 @@ build and with its CUDA build.
     python scripts/lock.py     needs `uv`, and UV_EXTRA_INDEX_URL or UV_FIND_LINKS where PyTorch's
     CPU wheels are
 
-What both builds share stands once, in linux.txt, which the other two name.
+linux.txt has what both builds share; the other two include it.
 """
 
 import os

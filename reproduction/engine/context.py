@@ -1,4 +1,4 @@
-"""What every stage starts from: experiments, suite, paths, and a record of the run.
+"""Load experiments, suite and paths for a stage, and write the record of its run.
 
 The record (seconds, machine, versions) goes to a file of its own, so that weights and scores stay
 the same bytes between runs.
@@ -75,7 +75,7 @@ class Layout:
         return self.outputs / "texts"
 
     def data_of(self, role: str) -> Path:
-        """Return the folder that `load_task` reads: images, or texts of sentence encoders."""
+        """Return the folder that `load_task` reads: images, or texts for sentence encoders."""
         return self.root / self.sentences[role] if role in self.sentences else self.data
 
     def prepared(self, role: str, pool: Pool) -> Path:
@@ -91,7 +91,7 @@ class Layout:
         return self.prepared(role, self.home(role, pool, task)) / "experts" / task
 
     def home(self, role: str, pool: Pool, task: str) -> Pool:
-        """Return the smallest pool of a role that holds a task of this pool."""
+        """Return the smallest pool of a role that has a task of this pool."""
         if isinstance(pool, str):
             return pool
         sizes = [size for size in self.pools[role] if isinstance(size, int) and size <= pool]
@@ -111,7 +111,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Context:
-    """The experiments in the chosen suite, and where their files lie."""
+    """Experiments in the chosen suite, and the paths of their files."""
 
     layout: Layout
     experiments: Experiments
@@ -134,7 +134,7 @@ class Context:
         return {name: results[name] for name in jobs}
 
     def not_run(self, place: str, out: Path, reason: str = "") -> None:
-        """Say that nothing is made, in the folder `out` too: DVC warns of empty ones."""
+        """Print that nothing is made, and write it into the folder: DVC warns of empty ones."""
         line = reason or f"{place}: not run in suite {self.suite.name}"
         with atomic_folder(out) as folder:
             (folder / "not_run.txt").write_text(f"{line}\n", encoding="utf-8")
@@ -178,7 +178,7 @@ class Setup:
 
     @property
     def plays(self) -> bool:
-        """Return whether it has them, and could fetch a sentence encoder. Raises: UnknownKey."""
+        """Return whether the suite has them and a sentence encoder was fetched. Raises: UnknownKey."""
         sentences = isinstance(self.context.role(self.role), SentenceRole)
         return self.known and (not sentences or self.base.is_dir())
 
@@ -230,18 +230,18 @@ class Setup:
 
     @property
     def words(self) -> dict[str, Any]:
-        """Return the keys that all rows of the role and pool share."""
+        """Return the columns that all rows of the role and pool share."""
         return {"suite": self.context.suite.name, "role": self.role, "pool": self.pool}
 
     def moved(self, aside: Path, experiments: Experiments) -> "Setup":
-        """Return the same with other experiments in a folder that replaces the outputs."""
+        """Return a copy with other experiments, whose outputs go to another folder."""
         layout = replace(self.context.layout, aside=aside)
         context = replace(self.context, layout=layout, experiments=experiments)
         return replace(self, context=context)
 
 
 def load_context(root: Path | None = None) -> Context:
-    """Return everything a stage reads before it starts. Raises: errors of the settings files."""
+    """Return experiments, suite and paths. Raises: errors of the settings files."""
     root = project_root(root)
     experiments = load_experiments(root / "params.yaml")
     suite = load_suite(root, experiments.suite)
@@ -267,14 +267,14 @@ def load_context(root: Path | None = None) -> Context:
 
 
 def load_setup(key: str) -> Setup:
-    """Return the context of a stage of one role and pool. Raises: as load_context; UnknownKey."""
+    """Return the setup of a role and pool. Raises: as load_context; UnknownKey."""
     return Setup(load_context(), *role_and_pool(key))
 
 
 def _with_tasks(
     experiments: Experiments, suite: Suite, tasks: Collection[str]
 ) -> tuple[Experiments, Suite]:
-    """Leave out every task that is not named, of pools with some that are. Raises: UnknownKey."""
+    """Remove all other tasks from pools that have some of `tasks`. Raises: UnknownKey."""
     pools = {role: suite.pools_of(role) for role in suite.every_role}
     known = {task for own in pools.values() for names in own.values() for task in names}
     for task in tasks:

@@ -1,4 +1,4 @@
-"""The specification of a model: how it is made, where it lies, and what its rows say."""
+"""Specify models: how each is made, its folder, and the columns of its rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,7 @@ class ModelSpec:
 
     @property
     def words(self) -> dict[str, Any]:
-        """Return the keys of its rows."""
+        """Return the columns that name the model in its rows."""
         names = ("upstream", "method", "setting", "seed")
         return {name: getattr(self, name) for name in names} | dict(self.columns)
 

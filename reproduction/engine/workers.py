@@ -115,8 +115,8 @@ def alone(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the results of `function(*jobs[name])` by name, each from a process of its own.
 
-    No job profits from memory that another one left behind. n_jobs: jobs side by side, started in
-    their order.   threads: of torch in each; None: torch's own number.
+    No job reuses memory of another. n_jobs: jobs at the same time, started in their order.
+    threads: of torch in each; None: torch's own number.
     Raises: what a job raises; FeatCalError for one that ends without a result.
     """
     context, waiting, done = _context(), deque(jobs.items()), 0

@@ -1,3 +1,1 @@
-"""The stages of dvc.yaml: each reads its settings, calls one function of the package, and writes
-its outputs.
-"""
+"""Stages of dvc.yaml: each reads its settings, calls the engine, and writes its outputs."""

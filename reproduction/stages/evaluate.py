@@ -15,8 +15,8 @@ POINTS = 20  # of a loss curve
 
 
 def evaluate(key: str) -> None:
-    """Write outputs/<suite>/scores/<key>/: scores, which samples are right, references, loss curves
-    and settings; of encoders also the test samples that mergers and adapters saw.
+    """Write outputs/<suite>/scores/<key>/: scores, correct samples, references, loss curves and
+    settings; for encoders also the test samples that mergers and adapters saw.
     """
     setup = load_setup(key)
     context, models = setup.context, list[spec.ModelSpec]()
@@ -30,8 +30,8 @@ def evaluate(key: str) -> None:
         scores = score(f"evaluate {key}", setup, models) if played else {}
         rows = [row for own in scores.values() for row in own]
         write_scores(out / "scores.csv", rows)
-        held = [{c: row[c] for c in SCORES} for row in rows if row["method"] in REFERENCES]
-        write_rows(out / "references.csv", held, SCORES)
+        shown = [{c: row[c] for c in SCORES} for row in rows if row["method"] in REFERENCES]
+        write_rows(out / "references.csv", shown, SCORES)
         if not setup.of_texts:
             draws = [m.draw for m in models if m.draw is not None and m.method != "featcal"]
             write_rows(out / "seen.csv", seen_rows(setup, draws, rows), SEEN)
@@ -40,8 +40,8 @@ def evaluate(key: str) -> None:
 
 
 def _curves(setup: Setup, models: Sequence[spec.ModelSpec]) -> Iterator[dict[str, Any]]:
-    """Yield means of the loss over consecutive steps: of a merger summed over tasks, as it is
-    minimised; of adapters their mean.
+    """Yield the loss averaged over consecutive steps: the sum over tasks that a merger minimises, or
+    the mean over tasks of adapters.
     """
     for model in models:
         loss, words = None, {name: value for name, value in model.words.items()}
@@ -62,7 +62,7 @@ def _curves(setup: Setup, models: Sequence[spec.ModelSpec]) -> Iterator[dict[str
 
 
 def _settings(setup: Setup) -> dict[str, Any]:
-    """Return the resolved settings behind the scores, so that a results file explains itself."""
+    """Return the resolved settings of all scored models."""
     experiments, suite, words = (
         setup.context.experiments,
         setup.context.suite,
