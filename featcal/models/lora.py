@@ -1,13 +1,15 @@
-"""LoRA adapters, added to the weights of their base by peft, which is imported only when needed.
+"""Adapters of peft, such as LoRA, added to the weights of their base by peft itself.
 
-The dense weight is W + (α / r) B A with A (r, inputs) and B (outputs, r). The base is read in
-float32 or wider, so that the sum is not rounded to bfloat16.
+LoRA's dense weight is W + (α / r) B A with A (r, inputs) and B (outputs, r). The base is read in
+float32 or wider, so that the sum is not rounded to bfloat16. peft is imported only when needed.
 """
 
 import copy
 import os
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +20,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from featcal.errors import BadEnvironment, BadFile, TruncatedFile
-from featcal.files import read_json
 from featcal.models.batch import Model
 from featcal.models.checkpoint import LazyCheckpoint, check_tensor, folder_path, no_safetensors
 from featcal.models.load import ADAPTER as CONFIG
@@ -28,14 +29,30 @@ from featcal.models.save import save_model
 
 WEIGHTS = "adapter_model.safetensors"
 # what peft adds to the names of a model's own parameters
-PEFT_NAMES = re.compile(r"^base_model\.model\.|\b(base_layer|original_module)\.")
+PEFT_NAMES = re.compile(r"^base_model\.model\.|\b(base_layer|original_module|token_adapter)\.")
+# settings of adapters that are no change of the base's weights
+NO_WEIGHTS = {
+    "layer_replication": "repeats layers of the base",
+    "alora_invocation_tokens": "acts only after certain tokens",
+    "arrow_config": "chooses between adapters at every token",
+}
+SHARED = re.compile(r"\.(vblora_vector_bank|tinylora_v)\.")  # stored once for all layers
+MERGEABLE = "only adapters that peft merges into weights, such as LoRA, can be used"
+FITTING = "give the base that it was trained on"
+CONVERTED = (
+    "write it as a plain LoRA where it was trained: "
+    "model.save_pretrained(folder, path_initial_model_for_weight_conversion=...)"
+)
+PEFT_ERRORS = (  # what peft raises for adapters that it cannot add or merge
+    ValueError, TypeError, LookupError, RuntimeError, AttributeError, ImportError, AssertionError,
+)  # fmt: skip
 
 
 def dense_model(base: Model, adapter: str | Path) -> Any:
     """Return a copy of the base with the adapter of a folder added, in float32 or wider.
 
     base: a module, or a model folder. Raises: BadEnvironment without peft; MissingPath, BadFile,
-    TruncatedFile for anything but a LoRA adapter of this base.
+    TruncatedFile for anything but an adapter of this base that changes its weights.
     """
     if isinstance(base, nn.Module):
         model = copy.deepcopy(base)
@@ -66,42 +83,45 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     """
     config, state = _read_adapter(Path(folder))
     peft, first = peft_package(), next(model.parameters())
-    base, way_out = type(model).__name__, "give the base that it was trained on"
-    mismatch = f"the adapter does not fit the base, a {base}"
     model = model.to(torch.promote_types(first.dtype, torch.float32))
-    try:
-        # peft draws an adapter before it is loaded, and warns of what is checked below
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+    problem, way_out = f"does not fit the base, a {type(model).__name__}", FITTING
+    start = getattr(config, "init_lora_weights", True)
+    if isinstance(start, str):
+        problem, way_out = f"peft cannot repeat its start, init_lora_weights={start!r}", CONVERTED
+        if start.startswith("pissa_niter"):
+            raise BadFile(folder, f"{problem} (it is drawn at random)", way_out)
+        if first.is_meta:  # nothing to decompose, as PiSSA and OLoRA do
+            config.init_lora_weights = False
+    # peft draws an adapter before it is loaded, and warns of what is checked below
+    with _as_bad_file(folder, problem, way_out):
+        with torch.random.fork_rng(devices=[]):
             adapted = peft.get_peft_model(model, config, low_cpu_mem_usage=first.is_meta)
         if not any("vision_model." in name for name in adapted.state_dict()):
             # the prefix of a CLIP vision tower before transformers 5
             state = {name.replace("vision_model.", "", 1): t for name, t in state.items()}
         loaded = peft.set_peft_model_state_dict(adapted, state, low_cpu_mem_usage=first.is_meta)
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:
-        reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
-        raise BadFile(folder, f"{mismatch} ({reason[:300]})", way_out) from None
-    heads = tuple(f".{name}." for name in config.modules_to_save or ())  # a base may lack them
+    saved = getattr(config, "modules_to_save", None) or ()  # a base may lack these heads
+    heads = tuple(f".{name}." for name in saved)
     surplus = [n for n in loaded.unexpected_keys if not any(head in n for head in heads)]
-    missing = [n for n in loaded.missing_keys if ".lora_" in n]
+    prefix = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
+    missing = [n for n in loaded.missing_keys if f".{prefix}" in n and not SHARED.search(n)]
     for names, reason in ((surplus, "the base has no"), (missing, "the file has no")):
         if names:
-            raise BadFile(folder, f"{mismatch} ({reason} {', '.join(sorted(names)[:3])})", way_out)
+            named = ", ".join(sorted(names)[:3])
+            raise BadFile(folder, f"{problem} ({reason} {named})", way_out)
     return adapted
 
 
 def _read_adapter(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return peft's configuration and the tensors of an adapter folder. Raises: as dense_model."""
     file = folder_path(folder) / WEIGHTS
-    kind = read_json(folder / CONFIG).get("peft_type")
-    if kind != "LORA":
-        raise BadFile(folder / CONFIG, f"peft_type is {kind!r}", "only LoRA adapters are read here")
+    with _as_bad_file(folder / CONFIG, "cannot be read", "save the adapter again with peft"):
+        config = peft_package().PeftConfig.from_pretrained(str(folder))
+    _require_mergeable(config, folder / CONFIG)
     if not file.is_file():
         raise no_safetensors(folder, WEIGHTS)
     try:
-        config = peft_package().PeftConfig.from_pretrained(str(folder))
         state = load_file(file)
-    except (ValueError, TypeError, KeyError) as error:
-        raise BadFile(folder / CONFIG, str(error), "save the adapter again with peft") from None
     except SafetensorError as error:
         raise TruncatedFile(file, error) from None
     config.base_model_name_or_path = config.task_type = None  # the base is given
@@ -110,35 +130,92 @@ def _read_adapter(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     return config, state
 
 
+def _require_mergeable(config: Any, source: str | Path) -> None:
+    """Raise BadFile for an adapter that does more than change the base's weights."""
+    tuner = peft_package().mapping.PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
+    if not hasattr(tuner, "merge_and_unload"):
+        raise BadFile(source, f"an adapter of the kind {config.peft_type.value}", MERGEABLE)
+    for key, problem in NO_WEIGHTS.items():
+        if getattr(config, key, None):
+            raise BadFile(source, f"{key} is set: the adapter {problem}", MERGEABLE)
+
+
+@contextmanager
+def _as_bad_file(file: str | Path, problem: str, way_out: str) -> Iterator[None]:
+    """Raise peft's errors inside the `with` as BadFile, and silence its warnings."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    except PEFT_ERRORS as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BadFile(file, f"{problem} ({reason})", way_out) from None
+
+
 def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | None = None) -> Any:
     """Return the plain model of a PeftModel, which is used up.
 
+    An adapter of one of two tied tables parts them, and the configuration then says so.
+
     precision: dtype in which the layers that have an adapter are computed and returned.
-    Raises: BadFile for an adapter of one of two tied tensors.
+    Raises: BadFile for an adapter that peft cannot merge, or of tables that must stay tied.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
+    for name in adapted.active_adapters:
+        _require_mergeable(adapted.peft_config[name], source)
+    layers = [module for module in adapted.modules() if isinstance(module, BaseTunerLayer)]
     ties = [names for names in tied_names(adapted) if len(names) > 1]
-    if precision is not None:
-        for layer in [each for each in adapted.modules() if isinstance(each, BaseTunerLayer)]:
+    tied = {id(adapted.get_parameter(names[0])) for names in ties}
+    for layer in layers:
+        base = layer.get_base_layer()
+        for name, p in list(base.named_parameters(recurse=False)):
+            if id(p) in tied:  # merging must not change the other one
+                setattr(base, name, nn.Parameter(p.detach().clone(), requires_grad=False))
+        if precision is not None:
             layer.to(precision)  # type: ignore[attr-defined]
-    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+    way_out = "merge it with peft, save the model, and give its folder"
+    with torch.no_grad(), _as_bad_file(source, "peft cannot merge it into the base", way_out):
+        config = copy.deepcopy(adapted.get_base_model().config)
         dense = adapted.merge_and_unload().eval()
-    kept = {frozenset(names) for names in tied_names(dense)}
+    dense.config = config  # peft may have changed tie_word_embeddings
+    own = dict(dense.named_parameters(remove_duplicate=False))
     for names in ties:
-        plain = [PEFT_NAMES.sub("", name) for name in names]
-        if frozenset(plain) not in kept or any(".base_layer." in name for name in names):
-            problem = f"changes one of {' and '.join(plain)}, which the base ties to each other"
-            way_out = "save the base with tie_word_embeddings=False, or train the adapter without"
-            raise BadFile(source, problem, way_out)
+        plain = [name for name in (PEFT_NAMES.sub("", name) for name in names) if name in own]
+        if len(plain) > 1:
+            _tie_or_part(dense, plain, source)
     return dense
+
+
+def _tie_or_part(dense: Any, names: list[str], source: str | Path) -> None:
+    """Tie equal tensors of these names again; let the configuration part a table and its head.
+
+    Raises: BadFile where the model's class cannot have them apart.
+    """
+    first, *others = (dense.get_parameter(name) for name in names)
+    if all(torch.equal(first, other.to(first.dtype)) for other in others):
+        for name in names[1:]:
+            parent, _, own = name.rpartition(".")
+            setattr(dense.get_submodule(parent), own, first)
+        return
+    config = copy.deepcopy(dense.config)
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        free = type(dense)._from_config(config)
+    if len(names) > 2 or tied_names(free) != tied_names(dense):
+        problem = f"changes one of {' and '.join(names)}, which the base ties to each other"
+        way_out = "save the base with tie_word_embeddings=False, or train the adapter without"
+        raise BadFile(source, problem, way_out)
+    dense.config = config
 
 
 def without_adapters(model: Any, precision: torch.dtype | None = None) -> Any:
     """Return the plain model of a PeftModel in memory, as a copy; other models as they are."""
     if not is_peft(model):
         return model
-    return merged_adapter(copy.deepcopy(model), type(model).__name__, precision)
+    name = type(model).__name__
+    with _as_bad_file(name, "cannot be copied", "save it, and give its folder"):
+        copied = copy.deepcopy(model)
+    return merged_adapter(copied, name, precision)
 
 
 def is_peft(model: object) -> bool:
@@ -151,7 +228,7 @@ def peft_package() -> ModuleType:
     try:
         import peft
     except ImportError:
-        problem = "the package that reads LoRA adapters is not installed"
+        problem = "the package that reads adapters is not installed"
         way_out = "install it: pip install 'featcal[lora]'"
         raise BadEnvironment("peft", problem, way_out) from None
     return peft

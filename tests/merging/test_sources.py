@@ -157,7 +157,8 @@ def test_adapters_that_do_not_fit_are_refused_with_file_and_tensor(tmp_path):
         merge("average", base, [folder])
     save_file(state, file)
     for changes, said in (
-        ({"peft_type": "IA3"}, "IA3"),
+        ({"peft_type": "PROMPT_TUNING"}, "PROMPT_TUNING"),
+        ({"peft_type": "OWN"}, "OWN"),
         ({"target_modules": ["nothing"]}, "nothing"),
     ):
         config.write_text(json.dumps(told | changes))
