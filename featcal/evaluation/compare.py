@@ -19,6 +19,7 @@ from featcal.core.drift import Drift
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
 from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
+from featcal.models.configs import require_same_configs
 from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
@@ -111,6 +112,7 @@ def compare(
         expert = opened(experts[task])
         # only blocks must be alike: experts may have heads with their own numbers of classes
         handles = {f"expert {task!r}": expert, **ours}
+        require_same_configs({n: getattr(m.module, "config", None) for n, m in handles.items()})
         require_same_tensors({label: blocks_alone(handle) for label, handle in handles.items()})
         with evaluation_mode([handle.module for handle in handles.values()]), exact_products():
             agreements += task_agreements(task, ours, expert, batches[task], plan, target)

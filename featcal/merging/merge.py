@@ -25,12 +25,15 @@ from featcal.merging.sources import (
     class_of,
     expert_sources,
     is_vocabulary,
+    part_ties,
     require_alike,
     source,
+    with_both,
     without,
 )
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
+from featcal.models.configs import require_same_configs
 from featcal.models.load import (
     VISION,
     is_adapter,
@@ -117,17 +120,20 @@ def merge_recorded(
 class OpenedMerge:
     """One merge, opened and checked, before anything is computed.
 
-    kept: tensors that stay the base's.   origin: the base as a source, with those.
+    kept:   tensors that stay the base's, each with its name there.
+    origin: the base as a source, with those.
+    parted: tensors that the base ties and an expert does not, as `part_ties`.
     """
 
     method: Method
     settings: dict[str, Any]
     job: MergeJob
-    kept: Sequence[str]
+    kept: Mapping[str, str]
     origin: Source
     base: Model
     part: str | None
     experts: Mapping[str, Model]
+    parted: Mapping[str, str]
 
     def run(self) -> Iterator[NamedTensor]:
         """Yield the merged tensors, or task vectors of a scaled method."""
@@ -159,11 +165,12 @@ class OpenedMerge:
         if out is None:
             if isinstance(self.origin, ModelCheckpoint):
                 tensors = self.origin.to_module(tensors)
-            return fill(module_like(self.base, self.part), tensors)
+            return fill(module_like(self.base, self.part, self.parted), tensors)
         made = {"method": self.method.name, "settings": self.settings}
         about = {**made, **models_record(self.base, self.experts, out)}
+        more: dict[str, Any] = {"text": self._card(), "about": about, "parted": bool(self.parted)}
         return write_merged(
-            tensors, out, self.base, self.part, self.origin, self.job.record, self._card(), about
+            tensors, out, self.base, self.part, self.origin, self.job.record, **more
         )
 
     def _all_tensors(self, merged: Iterator[NamedTensor]) -> Iterator[NamedTensor]:
@@ -183,7 +190,8 @@ class OpenedMerge:
                     job.base.finite_tensor(name).to(tensor.device), tensor, self.settings["scale"]
                 )
             yield name, tensor
-        yield from ((name, self.origin.finite_tensor(name)) for name in self.kept)
+        for name, own in self.kept.items():
+            yield name, self.origin.finite_tensor(own)
         if job.record:
             about = {"method": self.method.name, "source": self.method.source}
             about |= {"note": self.method.note} if self.method.note else {}
@@ -235,26 +243,40 @@ def open_merge(
     base, part = matching_part(base, experts)
     origin = source(base, "base", part)
     sources = expert_sources(experts, base, origin, part)
-    theirs, hidden = align(origin, sources, base, experts, progress)
-    ours: Source = origin
+    named = {f"expert {task!r}": expert for task, expert in sources.items()}
+    require_same_configs(configurations({"base": origin, **named}))
+    parted = part_ties(origin, sources)
+    ours = with_both(origin, parted)
+    sources = {task: with_both(expert, parted) for task, expert in sources.items()}
+    theirs, hidden = align(ours, sources, base, experts, progress)
     if embeddings == "base":
         every = (name for model in (origin, *theirs.values()) for name in model.names)
         hidden |= {name for name in every if is_vocabulary(name)}
     if hidden:
-        ours = without(origin, hidden)
+        ours = without(ours, hidden)
         theirs = {task: without(expert, hidden) for task, expert in theirs.items()}
     job = MergeJob(
         base=ours,
         experts=theirs,
-        structure=partial(module_like, base, part),
+        structure=partial(module_like, base, part, parted),
         batches=batches or {},
         head=read_head(head, theirs) if head is not None else {},
         device=torch_device(device),
         progress=progress,
         n_jobs=n_jobs,
     )
-    kept = [name for name in origin.names if name in hidden]
-    return OpenedMerge(entry, checked_settings, job, kept, origin, base, part, experts)
+    kept = {name: parted.get(name, name) for name in sorted(hidden)}
+    kept = {name: own for name, own in kept.items() if own in origin.names}
+    return OpenedMerge(entry, checked_settings, job, kept, origin, base, part, experts, parted)
+
+
+def configurations(models: Mapping[str, Source]) -> dict[str, Any]:
+    """Return the configuration of every model by its label in errors."""
+    labels = {
+        f"{name} ({each.files.folder})" if isinstance(each, ModelCheckpoint) else name: each
+        for name, each in models.items()
+    }
+    return {label: getattr(each.module, "config", None) for label, each in labels.items()}
 
 
 def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> dict[str, Tensor]:
@@ -298,11 +320,25 @@ def matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Model, str
     return (base.get_submodule(VISION), None) if isinstance(base, nn.Module) else (base, VISION)
 
 
-def module_like(base: Model, part: str | None) -> nn.Module:
-    """Return a new module like the base."""
+def module_like(
+    base: Model, part: str | None, parted: Mapping[str, str] | None = None
+) -> nn.Module:
+    """Return a new module like the base; `parted` names are no longer tied."""
     if isinstance(base, nn.Module):
-        return copy.deepcopy(base)
-    return load_vision(base) if part else load_model(base)
+        module: Any = copy.deepcopy(base)
+    else:
+        module = load_vision(base) if part else load_model(base)
+    for name in parted or ():
+        path, _, own = name.rpartition(".")
+        table = nn.Parameter(module.get_parameter(name).detach().clone())
+        setattr(module.get_submodule(path), own, table)
+        part_config(module.config)
+    return module
+
+
+def part_config(config: Any) -> None:
+    """Say in a configuration that the table and head of a language model are not tied."""
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
 
 
 def architecture(base: Model, part: str | None) -> str:
@@ -319,17 +355,21 @@ def write_merged(
     record: Mapping[str, Any],
     text: str = "",
     about: Mapping[str, Any] | None = None,
+    parted: bool = False,
 ) -> Path:
     """Write tensors as a Hugging Face folder like the base, complete or not at all.
 
     origin: the base as a source.   record: becomes merge.json, unless empty.   text: of the card.
     about: becomes featcal.json, unless empty.
+    parted: the table and head of a language model are not tied.
     Raises: DiskFull.
     """
     if isinstance(base, nn.Module):
         config, like = base.config, None
     else:
         config, like = AutoConfig.from_pretrained(base, local_files_only=True), base
+    if parted:
+        part_config(config := copy.deepcopy(config))
     size = sum(math.prod(origin.shape(n)) * origin.dtype(n).itemsize for n in origin.names)
     if isinstance(origin, ModelCheckpoint):
         tensors = iter(origin.to_files(tensors))

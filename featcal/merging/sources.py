@@ -26,6 +26,7 @@ from featcal.models.load import (
     require_one_family,
 )
 from featcal.models.lora import WEIGHTS, is_peft, merged_adapter, with_adapter, without_adapters
+from featcal.models.modules import tied_names
 from featcal.models.save import untied
 from featcal.models.stored import ModelCheckpoint
 
@@ -99,7 +100,7 @@ Source = ModelCheckpoint | ModuleSource | Derived
 
 
 class AdapterSource(Derived):
-    """A LoRA folder as a source of the base's tensors, under the base's names.
+    """A folder of an adapter as a source of the base's tensors, under the base's names.
 
     peft adds the adapter in float64. The changed tensors wait in a temporary file, so that one
     dense model at a time is in memory; they stay float64, so that task vectors are not rounded.
@@ -118,12 +119,27 @@ class AdapterSource(Derived):
         changed = {
             name: tensor.detach().cpu().contiguous()
             for name, tensor in in_names_of(inner, untied(dense)).items()
-            if not torch.equal(tensor.cpu(), inner.finite_tensor(name).to(tensor.dtype))
+            if name not in inner.names  # the base ties it to another tensor
+            or not torch.equal(tensor.cpu(), inner.finite_tensor(name).to(tensor.dtype))
         }
         self._changed = set(changed)
         self._folder = TemporaryDirectory(prefix="featcal-lora-")  # removed with this object
         save_file(changed, Path(self._folder.name) / SINGLE)
         self._tensors = LazyCheckpoint(self._folder.name)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors, sorted."""
+        return sorted({*self.inner.names, *self._changed})
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return (self._tensors if name in self._changed else self.inner).shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of the base's tensor; `finite_tensor` may be wider."""
+        names = self.inner.names
+        return self.inner.dtype(name if name in names else next(filter(is_vocabulary, names)))
 
     def file_of(self, name: str) -> object:
         """Return the adapter's file for a tensor that it changes, else the base's."""
@@ -192,6 +208,28 @@ def source(model: Model, label: str, part: str | None = None, like: Source | Non
 def without(model: Source, hidden: frozenset[str]) -> Source:
     """Return a source with some of its tensors hidden."""
     return Aligned(model, model, {name: name for name in model.names if name not in hidden})
+
+
+def part_ties(base: Source, experts: Mapping[str, Source]) -> dict[str, str]:
+    """Return the tensors that the base ties and an expert does not, each with its name in the base.
+
+    Only the table and head of a language model: others cannot be apart by tie_word_embeddings.
+    """
+    parted = {}
+    groups = base.groups if isinstance(base, ModelCheckpoint) else tied_names(base.module)
+    for names in groups:
+        kept = [name for name in names if name in base.names]
+        if len(names) == 2 and len(kept) == 1:
+            (other,) = set(names) - set(kept)
+            if any(other in expert.names for expert in experts.values()):
+                parted[other] = kept[0]
+    return parted
+
+
+def with_both(model: Source, parted: Mapping[str, str]) -> Source:
+    """Return a source that also has the other name of tied tensors."""
+    known = {name: name for name in model.names}
+    return Aligned(model, model, {**parted, **known}) if parted.keys() - known.keys() else model
 
 
 def expert_sources(

@@ -355,16 +355,16 @@ class ModelCheckpoint:
     def to_files(self, named: NamedTensors) -> NamedTensors:
         """Return tensors by our names under the names of the folder's files."""
         held = self.stored | {each.name: each for each, _ in self._named.values()}
-        named = ((self._named[n][1] or self._named[n][0].name, tensor) for n, tensor in named)
-        return in_files(held, self.files, named)
+        own = {n: part or each.name for n, (each, part) in self._named.items()}
+        return in_files(held, self.files, ((own.get(n, n), tensor) for n, tensor in named))
 
     def to_module(self, named: NamedTensors) -> NamedTensors:
         """Yield tensors by our names under the names of the model's state."""
         waiting: dict[tuple[str, ...], dict[str, Tensor]] = {}
         for name, tensor in named:
-            each, part = self._named[name]
-            if part is None or each.convert is None:
-                yield each.name, tensor
+            each, part = self._named.get(name, (None, None))
+            if each is None or part is None or each.convert is None:
+                yield each.name if each else name, tensor
                 continue
             parts = waiting.setdefault(each.sources, {})
             parts[part] = tensor

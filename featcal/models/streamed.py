@@ -19,6 +19,7 @@ from featcal.errors import MissingTensor, TensorsDiffer
 from featcal.files import Ledger
 from featcal.models.blocks import replaced_forwards
 from featcal.models.checkpoint import LazyCheckpoint, check_tensor, folder_path
+from featcal.models.configs import require_same_configs
 from featcal.models.load import require_one_family
 from featcal.models.modules import tied_names
 from featcal.models.moe import unpacked
@@ -303,11 +304,13 @@ def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str,
 def require_same_tensors(
     models: Mapping[str, ModelHandle], blocks: Sequence[str] | None = None
 ) -> None:
-    """Raise MissingTensor or TensorsDiffer unless all models have one family, names and shapes.
+    """Raise MissingTensor, TensorsDiffer or FeatCalError unless all models have one family, one
+    configuration, names and shapes.
 
     models: by label in errors. blocks: paths outside of which the number of rows may differ.
     """
     require_one_family({label: type(handle.module) for label, handle in models.items()})
+    require_same_configs({n: getattr(m.module, "config", None) for n, m in models.items()})
     (here, reference), *others = (
         (label, {n: [*p.shape] for n, p in handle.module.named_parameters(remove_duplicate=False)})
         for label, handle in models.items()

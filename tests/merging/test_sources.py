@@ -19,9 +19,14 @@ from featcal.cli.options import yaml_scalar
 from featcal.errors import BadEnvironment, BadFile, NotFinite, TruncatedFile
 from featcal.merging.merge import merge
 from featcal.merging.sources import expert_sources, source
-from featcal.models.lora import CONFIG, WEIGHTS, dense_model
+from featcal.models.lora import CONFIG, WEIGHTS, dense_model, without_adapters
 from featcal.models.save import save_model
 
+pytestmark = [  # peft's words on adapters of tables
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning"),
+    pytest.mark.filterwarnings("ignore:aLoRA is currently:UserWarning"),
+]
 LORA = {"r": 2, "lora_alpha": 6, "target_modules": ["q_proj", "fc1"]}
 
 
@@ -35,6 +40,10 @@ def adapted(model, seed=5, **how):
             if "modules_to_save" in name or (parameter.requires_grad and name.endswith(".bias")):
                 parameter += torch.randn(parameter.shape)
     return made
+
+
+def near(one, other, tolerance=1e-6):
+    return torch.allclose(one, other, rtol=0, atol=tolerance)
 
 
 def same(one, other):
@@ -121,19 +130,110 @@ def test_regmean_of_one_lora_folder_is_that_expert(tmp_path):
     assert tiny.difference(merged, expert.merge_and_unload()) < 1e-6
 
 
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
-@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
-@pytest.mark.parametrize(
-    "how", [{"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens"]}]
-)
-def test_an_adapter_of_one_of_two_tied_tables_is_refused(tmp_path, how):
+def tied_llama(seed=0):
     config = families.tf.LlamaConfig(**families.GROUPED | {"tie_word_embeddings": True})
-    base = tiny.make(lambda: families.tf.LlamaForCausalLM(config), 0, torch.float32)
+    return tiny.make(lambda: families.tf.LlamaForCausalLM(config), seed, torch.float32)
+
+
+def logits(model):
+    ids = families.tokens(3)[0].clamp_max(93)
+    with torch.no_grad():
+        return model(input_ids=ids).logits
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"modules_to_save": ["embed_tokens", "lm_head"]},
+        {"modules_to_save": ["lm_head"]},
+        {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["embed_tokens"], "ensure_weight_tying": True},
+        {"target_modules": ["lm_head", "q_proj"]},
+        {"trainable_token_indices": [5, 6]},
+    ],
+)
+def test_an_adapter_may_part_tied_tables(tmp_path, how):
+    base, other = tied_llama(), tied_llama(1)
     expert = adapted(base, **{"target_modules": ["q_proj"]} | how)
     expert.save_pretrained(tmp_path / "lora")
-    for form in (tmp_path / "lora", expert):
-        with pytest.raises(BadFile, match="embed_tokens.weight.*ties"):
-            merge("average", base, [form])
+    own = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "lora").eval()
+    folder = save_model(base, tmp_path / "base")
+    for form in (tmp_path / "lora", own):
+        for given in (base, folder):
+            assert near(logits(merge("average", given, [form])), logits(own), 1e-4)
+        out = merge("average", folder, [form], out=tmp_path / type(form).__name__)
+        assert near(logits(families.tf.LlamaForCausalLM.from_pretrained(out)), logits(own), 1e-4)
+    merged = merge("average", folder, {"a": tmp_path / "lora", "b": other})
+    dense = without_adapters(own)
+    for name, p in merged.named_parameters(remove_duplicate=False):
+        want = (dense.get_parameter(name) + other.get_parameter(name)) / 2
+        assert near(p, want), name
+
+
+def test_tables_that_a_class_cannot_have_apart_are_refused_by_name(tmp_path):
+    base = tiny.make(families.FAMILIES["t5"].build, dtype=torch.float32)
+    adapted(base, target_modules=["q"], modules_to_save=["lm_head"]).save_pretrained(tmp_path)
+    with pytest.raises(BadFile, match="lm_head.weight.*ties"):
+        merge("average", base, [tmp_path])
+
+
+STARTS = {
+    **{start: {"init_lora_weights": start} for start in ("pissa", "olora", "mica", "orthogonal")},
+    "vera": peft.VeraConfig(r=2, target_modules=["q_proj"]),
+    "ia3": peft.IA3Config(target_modules=["k_proj", "fc2"], feedforward_modules=["fc2"]),
+    "loha": peft.LoHaConfig(r=2, target_modules=["fc1"]),
+    "layer norms": peft.LNTuningConfig(target_modules=["layer_norm1"]),
+}
+
+
+@pytest.mark.parametrize("how", STARTS.values(), ids=STARTS)
+def test_what_peft_loads_is_merged_as_peft_loads_it(tmp_path, how):
+    base, config = checkpoints.vision(), peft.LoraConfig(**LORA | how) if type(how) is dict else how
+    expert = peft.get_peft_model(copy.deepcopy(base), config).eval()
+    tuned = [p for p in expert.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for p in tuned:
+            p += 0.05 * torch.randn(p.shape, generator=tiny.seeded(4))
+    expert.save_pretrained(tmp_path / "adapter")
+    own = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "adapter").eval()
+    merged = merge("average", checkpoints.vision_folder(tmp_path / "base"), [tmp_path / "adapter"])
+    x = tiny.images(1, dtype=torch.float32, size=32)[0]
+    with torch.no_grad():
+        want, ours, before = (model(**x).last_hidden_state for model in (own, merged, base))
+    assert near(ours, want, 1e-5) and not near(ours, before, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4.*drawn at random"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
+        ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens"),
+    ],
+)
+def test_adapters_that_are_no_change_of_weights_are_refused_by_name(tmp_path, how, said):
+    adapted(llama(97, 0), target_modules=["q_proj"], **how).save_pretrained(tmp_path)
+    with pytest.raises(BadFile, match=said):
+        merge("average", llama(97, 0), [tmp_path])
+
+
+def test_an_adapter_of_a_vision_language_model_is_added_to_the_folder_that_it_was_trained_on(
+    tmp_path,
+):
+    tf = families.tf
+    text = families.GROUPED | {"num_hidden_layers": 1, "model_type": "gemma3_text"}
+    vision = tiny.VISION | {"intermediate_size": 48, "model_type": "siglip_vision_model"}
+    tokens = {"image_token_index": 94, "boi_token_index": 95, "eoi_token_index": 96}
+    config = tf.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, **tokens
+    )
+    base = tiny.make(lambda: tf.Gemma3ForConditionalGeneration(config), 0, torch.float32)
+    base.save_pretrained(tmp_path / "base")
+    expert = adapted(base, target_modules=r".*language_model.*(q_proj|v_proj)")
+    expert.save_pretrained(tmp_path / "lora")
+    out = merge("average", tmp_path / "base", [tmp_path / "lora"], out=tmp_path / "out")
+    merged = tf.Gemma3ForConditionalGeneration.from_pretrained(out)
+    assert near(logits(merged), logits(expert), 1e-4)
 
 
 def test_adapters_that_do_not_fit_are_refused_with_file_and_tensor(tmp_path):
