@@ -26,6 +26,7 @@ pytestmark = [  # peft's words on adapters of tables
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
     pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning"),
     pytest.mark.filterwarnings("ignore:aLoRA is currently:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning"),
 ]
 LORA = {"r": 2, "lora_alpha": 6, "target_modules": ["q_proj", "fc1"]}
 
