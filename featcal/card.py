@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("card_template.md")
+SENTENCE_CLASS = "SentenceTransformer"  # what loads a folder with a modules.json
 LICENCE_KEYS = ("license", "license_name", "license_link")  # as the hub spells them
 Licence = tuple[tuple[str, str], ...]  # keys and values of a card's licence; () if it has none
 
@@ -84,6 +85,8 @@ def render_card(
     """
     from huggingface_hub import ModelCard, ModelCardData
 
+    if sections.get("class_name") == SENTENCE_CLASS:
+        front = {"library_name": "sentence-transformers", **front}
     licences = licences_of(models)
     stated = [dict(licence) for licence in licences if licence]
     on_hub = sorted({hub[0] for hub in map(hub_checkpoint, models.values()) if hub})

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from featcal.errors import BadFile, DiskFull, MissingPath
 
@@ -28,7 +28,7 @@ def atomic_path(path: str | Path, needed: int | None = None) -> Iterator[Path]:
     """
     with _replacing(Path(path), needed) as hidden:
         yield hidden
-        os.replace(hidden, path)
+        _move(hidden, path)
 
 
 @contextmanager
@@ -44,18 +44,17 @@ def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]
         hidden.mkdir()
         lock = os.open(hidden, os.O_RDONLY)
         try:
-            with suppress(OSError):  # some file systems have no locks
-                fcntl.flock(lock, fcntl.LOCK_EX)  # released by the system if this process dies
+            locked(lock)  # released by the system if this process dies
             yield hidden
             if not path.exists():
-                hidden.rename(path)
+                _move(hidden, path)
                 return
             old = _hidden(path, "old")
-            path.rename(old)
+            _move(path, old, path)
             try:
-                hidden.rename(path)
+                _move(hidden, path)
             except BaseException:
-                old.rename(path)
+                _move(old, path)
                 raise
             _remove(old)
         finally:
@@ -96,10 +95,53 @@ def remove_abandoned(path: Path) -> None:
             with suppress(OSError):  # a folder in use is locked
                 lock = os.open(folder, os.O_RDONLY)
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
+                    if locked(lock, without=False):
+                        shutil.rmtree(folder, ignore_errors=True)
                 finally:
                     os.close(lock)
+
+
+@contextmanager
+def claimed(path: str | Path) -> Iterator[None]:
+    """Let no other process write this file or folder inside the `with`.
+
+    Without locks in the file system nothing is checked. Raises: BadFile if another process does.
+    """
+    path = Path(path).absolute()
+    file = path.with_name(f".{path.name}.lock")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as lock:
+        if not locked(lock):
+            problem = "another featcal process is writing it"
+            raise BadFile(path, problem, "wait until it has ended, or name another path")
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def locked(file: int | IO[Any], without: bool = True) -> bool:
+    """Lock an open file until it is closed; return False if another process has locked it.
+
+    without: the answer on a file system without locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return without and error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
+
+
+def _move(source: Path, target: Path, named: Path | None = None) -> None:
+    """Rename a file or folder. Raises: BadFile naming the target, or `named`."""
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if _is_disk_full(error):
+            raise
+        problem = f"its file system cannot rename what was written ({error.strerror})"
+        way_out = "name a path on a local disk, and copy the result from there"
+        raise BadFile(named or target, problem, way_out) from None
 
 
 def _hidden(path: Path, kind: str = "part") -> Path:

@@ -4,6 +4,7 @@ A system holds the normal equations of one site or of one norm, summed over task
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from math import inf
 
 from torch import Tensor, nn
@@ -78,33 +79,41 @@ def calibrate_block(
             stale[number, task] = advanced_copy(block, spec.stack, track)
     expert_tokens: dict[str, dict[str, int]] = {}
     conditioning: list[list[float]] = [[] for _ in students]
-    pending = [Systems() for _ in students]
-    by_site = any(spec.settings.order == "sites" for _, spec in students)
+    by_site = [spec.settings.order == "sites" for _, spec in students]
     tracks = next(iter(features.values())).students
-    each_parts = [
-        block_parts(block, track[0], spec, by_site)
-        for (block, spec), track in zip(students, tracks, strict=True)
-    ]
+    parts_of: list[list[BlockSpec]] = []
+    known: dict[
+        tuple[bool, float], list[BlockSpec]
+    ] = {}  # students of equal order have equal parts
+    for (block, spec), track, in_parts in zip(students, tracks, by_site, strict=True):
+        key = in_parts, spec.residual
+        known[key] = known.get(key) or block_parts(block, track[0], spec, in_parts)
+        parts_of.append([replace(part, settings=spec.settings) for part in known[key]])
     with ExitStack() as opened:
         prior = any(spec.settings.prior for _, spec in students)
         base = opened.enter_context(models.base.block(path)) if prior else None
-        for index, parts in enumerate(zip(*each_parts, strict=True)):
-            systems = [Systems() for _ in students]
+        for index, turn in enumerate(max(parts_of, key=len)):
+            # a student that is observed as a whole is so while the teacher passes the block
+            parts = {
+                number: own[index if by_site[number] else 0]
+                for number, own in enumerate(parts_of)
+                if by_site[number] or turn.moves_teacher
+            }
+            systems = {number: Systems() for number in parts}
             # tasks come sorted by name, so that sums do not depend on the caller's order
             for task, teacher in in_turn(models.experts, path):
                 first = not expert_tokens
                 moments = observe(blocks, teacher, features[task], parts, check_inputs=first)
-                expert_tokens.setdefault(task, {}).update(moments[0].expert_tokens)
-                for total, own, part in zip(systems, moments, parts, strict=True):
-                    add_task_systems(total, own, teacher, part.settings, base)
+                counts = next(iter(moments.values())).expert_tokens
+                expert_tokens.setdefault(task, {}).update(counts)
+                for number, part in parts.items():
+                    own = systems[number], moments[number], teacher
+                    add_task_systems(*own, part.settings, base)
             if base is None:
                 base = opened.enter_context(models.base.block(path))
-            for number, part in enumerate(parts):
-                pending[number].sites |= systems[number].sites
-                pending[number].norms |= systems[number].norms
-                if part.settings.order == "sites" or index + 1 == len(each_parts[0]):
-                    solved, pending[number] = pending[number], Systems()
-                    conditioning[number] += solve_systems(solved, blocks[number], base, part, ranks)
+            for number, part in parts.items():
+                own = systems[number], blocks[number], base
+                conditioning[number] += solve_systems(*own, part, ranks)
     records = []
     for number, (block, spec) in enumerate(students):
         models.round_to_stored_dtype(path, block)

@@ -33,6 +33,7 @@ from featcal.calibration.write import calibration_card, write_calibrated
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadFile, BadSetting
+from featcal.files import claimed
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
 from featcal.models.load import load_as_calibrated
 from featcal.models.lora import without_adapters
@@ -119,6 +120,8 @@ def calibrate(
     scratch = Path(work or default)
     with removed_scratch(scratch, out), ranks.fail_together(), ExitStack() as opened:
         check_arguments(experts, batches, settings, out, held_out, host_memory, scratch)
+        if out is not None and ranks.first:
+            opened.enter_context(claimed(out))
         own = {task: experts[task] for task in ranks.mine(experts)}
         given = PAPER if settings == "auto" else settings
         models = open_models(
@@ -145,7 +148,9 @@ def calibrate(
                 choice = choose.too_few()
             else:
                 few, many, unseen = ({t: p[i] for t, p in parts.items()} for i in range(3))
-                choice = best_candidate(models, merged, folder, few, unseen, spool, ranks, how)
+                choice, before_kl = best_candidate(
+                    models, merged, folder, few, unseen, spool, ranks, how
+                )
                 batches = {**batches, **many}
             student.settings = choice.settings or given
         if choice is None or choice.settings:
@@ -153,9 +158,8 @@ def calibrate(
         after = calibrated_handle(models, merged, student)
         before = merged_handle(models, merged)
         if choice and choice.settings and choice.divergence:
-            pair = {choose.MERGED: before, choose.FINAL: after}
-            found = ranks.gathered(choose.divergences(models, pair, unseen))
-            choice = choose.confirmed(choice, found)
+            final = ranks.gathered(choose.divergences(models, {choose.FINAL: after}, unseen))
+            choice = choose.confirmed(choice, {t: before_kl[t] | final[t] for t in final})
         if choice and not choice.settings:
             student.blocks, after = [], before
             if isinstance(models.student, InMemoryModel):
@@ -190,10 +194,13 @@ def best_candidate(
     spool: Spool,
     ranks: Ranks,
     how: Mapping[str, Any],
-) -> choose.Choice:
+) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
     """Calibrate every candidate on few samples and choose among them and the merged model by their
     answers to unseen ones.
+
+    Returns: the choice, and by task the merged model's divergence on every unseen sample.
     """
+    how = {**how, "block_drift": False}
     with ExitStack() as opened:
         students = {}
         for number, (name, settings) in enumerate(choose.CANDIDATES.items()):
@@ -217,8 +224,9 @@ def best_candidate(
         handles = {choose.MERGED: merged_handle(models, merged)}
         for name, student in students.items():
             handles[name] = calibrated_handle(models, merged, student)
-        found = ranks.gathered(choose.divergences(models, handles, unseen))
-    return choose.choose(found, {name: one.settings for name, one in students.items()})
+        by_task = ranks.gathered(choose.divergences(models, handles, unseen))
+    choice = choose.choose(by_task, {name: one.settings for name, one in students.items()})
+    return choice, {task: {choose.MERGED: own[choose.MERGED]} for task, own in by_task.items()}
 
 
 def check(
@@ -256,7 +264,7 @@ def check(
                 first = next(iter(features.values())).students[0][0]
                 for part in block_parts(block, first, spec, given.order == "sites"):
                     for task, teacher in in_turn(models.experts, path):
-                        observe([block], teacher, features[task], [part])
+                        observe([block], teacher, features[task], {0: part})
                 for own in features.values():
                     advance(block, stack, own.students[0])
             encoder = encoder_outputs(models, handles, stack, features)

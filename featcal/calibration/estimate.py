@@ -41,7 +41,7 @@ from featcal.settings import Calibration
 
 SUM, PRODUCT = 8, 4  # bytes of a value in a sum, and in a product (half precision is widened)
 LIBRARIES = 42 << 20  # bytes of host memory that torch's code takes on its first use; measured
-EVALUATIONS = 10  # of the error of one site, while its λ is searched for
+EVALUATIONS = 7  # of the error of one site, while its λ is searched for
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     )
     operations = [_operations(shape, *stage) for stage in stages]
     total = {name: sum(one[name] for one in operations) for name in operations[0]}
-    if held_out:  # the expert, the merged model and candidates; later those two and the result
+    if held_out:  # the expert, the merged model and candidates; later the expert and the result
         whole = shape.entry + sum(block.forward for block in shape.blocks)
-        models = len(CANDIDATES) + 2 + 3
+        models = len(CANDIDATES) + 2 + 2
         total["answers"] = models * job.tasks * held_out * whole // job.batch
     solved = sum(block.weights for block in shape.blocks) * max(len(who) for who, _ in stages)
     disk = {"waiting features": largest.pop("rest")["features"], "solved blocks": solved}
@@ -164,12 +164,17 @@ def _peak(
     """Return the parts of the working memory at the moment when their sum is largest."""
     prior = any(settings.prior for settings in students)
     value, count = PRODUCT if job.on_gpu else PRODUCT + SUM, len(students)
-    sums = sum(2 if settings.ridge == "auto" else 1 for settings in students)  # halves count
+    sums = {"sites": 0, "block": 0}  # of each site at a time, and of a whole block; halves count
+    for one in students:
+        sums["sites" if one.order == "sites" else "block"] += 2 if one.ridge == "auto" else 1
     moments = [{"weights": 2 * shape.outside, "batch": 2 * shape.features}]
     for block in shape.blocks:
-        apart = all(settings.order == "sites" for settings in students)
-        for sites in zip(block.sites) if apart else [block.sites] if block.sites else []:
-            systems = sums * SUM * sum(s.d * (s.d + s.o) for s in sites)
+        for turn in zip(block.sites) if sums["sites"] else [()] if block.sites else []:
+            held = [(site, sums["sites"]) for site in turn]
+            if turn in ((), block.sites[-1:]):
+                held += [(site, sums["block"]) for site in block.sites if sums["block"]]
+            sites = [site for site, _ in held]
+            systems = SUM * sum(n * s.d * (s.d + s.o) for s, n in held)
             W = max(s.d * s.o for s in sites)  # values of the largest weight
             product = max(value * s.d * max(s.d // 16, s.width) for s in sites)
             seeing = 2 * block.inputs + max(2 * block.widest, block.features + product)
@@ -177,7 +182,7 @@ def _peak(
             adding += prior * SUM * max(s.d * s.d + 3 * s.d * s.o for s in sites)
             for seen in {max(tasks - 2, 0), tasks - 1}:  # tasks before; one block is read ahead
                 parts = {"weights": (count + 1 + (seen + 1 < tasks) + prior) * block.weights}
-                parts["moments"] = sums * SUM * sum(s.d * (s.d + s.width) for s in sites)
+                parts["moments"] = SUM * sum(n * s.d * (s.d + s.width) for s, n in held)
                 parts |= {"systems": systems * bool(seen), "batch": max(seeing, adding)}
                 moments.append(parts)
             solving = (2 * PRODUCT + 4 * SUM) * W  # weight and anchor; the step, twice
@@ -196,10 +201,13 @@ def _operations(shape: ModelShape, students: Sequence[Calibration], job: Job) ->
     by_site = any(settings.order == "sites" for settings in students)
     for block in shape.blocks:
         reach = [site.reach for site in block.sites]
-        student, teacher, turns = max((*reach, *block.norms), default=0.0), 1.0, 1
-        if by_site:  # a pass for each norm and site, up to its input
-            student, teacher, turns = sum((*reach, *block.norms)), sum(reach[:-1]) + 1, len(reach)
-        after = sum(student + 1 + (settings.order == "stale") for settings in students)
+        whole, apart = max((*reach, *block.norms), default=0.0), sum((*reach, *block.norms))
+        # by site: a pass for each norm and site, up to its input
+        teacher, turns = (sum(reach[:-1]) + 1, len(reach)) if by_site else (1, 1)
+        after = sum(
+            (apart if one.order == "sites" else whole) + 1 + (one.order == "stale")
+            for one in students
+        )
         passes += (after + teacher) * block.forward + turns * block.routed
         for d, o, n, width in ((s.d, s.o, s.n, s.width) for s in block.sites):
             gram = sum((b - a) * (d - a) for a, b in stripes(d, job.on_gpu))

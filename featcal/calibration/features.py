@@ -4,7 +4,6 @@ block to block.
 A tensor that was kept comes back with the same bits. It also has the same strides if it fills its
 memory without gaps, in any order of axes, or is expanded; otherwise it comes back contiguous."""
 
-import fcntl
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from featcal.core.drift import Drift
 from featcal.errors import BadBatches
-from featcal.files import Ledger, atomic_path
+from featcal.files import Ledger, atomic_path, locked
 from featcal.models.batch import Batch, Batches, check_batch, naming, pad_token, padding_mask
 from featcal.models.blocks import feeding, first_inputs, stack_output, step
 from featcal.models.plan import Stack, blocks_of
@@ -60,10 +59,10 @@ class Spool(AbstractContextManager["Spool"]):
         self._files: Path | None = None
         self._written = 0
         for abandoned in sorted(self.folder.glob(f"{PREFIX}*")):
-            # a spool in use holds its lock, which then raises OSError here
+            # a spool in use holds its lock
             with suppress(OSError), (abandoned / "lock").open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(abandoned, ignore_errors=True)
+                if locked(lock, without=False):
+                    shutil.rmtree(abandoned, ignore_errors=True)
 
     def keep(self, tensor: Tensor) -> Handle:
         """Keep a tensor. Raises: DiskFull naming the file."""
@@ -134,7 +133,7 @@ class Spool(AbstractContextManager["Spool"]):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._files = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.folder))
             self._lock = (self._files / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)  # the system drops it when this process ends
+            locked(self._lock)  # the system drops it when this process ends
         self._written += 1
         file = self._files / f"{self._written}.raw"
         host = dense.cpu().contiguous()

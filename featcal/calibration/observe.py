@@ -73,19 +73,24 @@ def observe(
     students: Sequence[nn.Module],
     teacher: nn.Module,
     features: StudentTeacherFeatures,
-    specs: Sequence[BlockSpec],
+    specs: Mapping[int, BlockSpec],
     check_inputs: bool = True,
-) -> list[BlockMoments]:
+) -> dict[int, BlockMoments]:
     """Run the students' and the teacher's block on the features of one task and return the moments
     of every site and norm, by student.
 
-    The students' specs name the same modules. A forward stops once everything is captured, except
-    where the teacher's features move on. With `check_inputs` the first batch runs through the first
-    student's whole block, which shows inputs that are overwritten later. Raises: BadCapture for an
-    input that cannot be trusted.
+    specs: by number of the student; others wait. The modules of one contain those of the others.
+    check_inputs: run the first batch through the first student's whole block, which shows inputs
+        that are overwritten later. Other passes stop once everything is captured, except where the
+        teacher's features move on.
+    Raises: BadCapture for an input that cannot be trusted.
     """
-    moments, before = [BlockMoments() for _ in specs], 0
-    spec = max(specs, key=lambda one: len(one.writers))  # what the teacher is asked for
+    moments, before = {number: BlockMoments() for number in specs}, 0
+    leader = next(iter(specs))
+    spec = replace(  # what the teacher is asked for
+        max(specs.values(), key=lambda one: len(one.writers)),
+        linears=max((one.linears for one in specs.values()), key=len),
+    )
     linears, writers = spec.linears, spec.writers
     weights = {name: weight_of(teacher.get_submodule(name)) for name in linears}  # (o, d)
     # rounded outputs of models in half precision are computed again, in float32
@@ -96,13 +101,10 @@ def observe(
     ]
     for number, mask in enumerate(features.masks):
         x_exp, y_exp, r_exp, teacher_output = None, {}, {}, None
-        for student, own, sums, track in zip(
-            students, specs, moments, features.students, strict=True
-        ):
-            batch = track[number]
-            whole = check_inputs and number == 0 and sums is moments[0]
-            wanted = linears + own.norms
-            x_cal, _, r_cal, _ = capture(student, own, batch, wanted, (), whole)
+        for which, own in specs.items():
+            student, batch = students[which], features.students[which][number]
+            whole = check_inputs and number == 0 and which == leader
+            x_cal, _, r_cal, _ = capture(student, own, batch, own.linears + own.norms, (), whole)
             if x_exp is None:  # experts of a mixture see the tokens of the first student's
                 x_exp = {}
                 if linears or spec.moves_teacher:
@@ -134,6 +136,7 @@ def observe(
                 scale,
             ) in own.scales.items():  # γ y is added: an output with γ = 0 is never seen
                 gaps[name] = torch.where(scale == 0, 0, gaps[name] / wide(scale))
+            sums = moments[which]
             add_batch(sums, own, student, teacher, x_cal, x_exp, y_exp, gaps, masks, before)
             del x_cal, r_cal, gaps
         before += len(batch[0])

@@ -3,7 +3,6 @@
 A fingerprint covers everything that the result depends on: two runs with the same one give the same
 bytes on the same machine, and only then are blocks of the earlier run used."""
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -23,7 +22,7 @@ from featcal.calibration.models import Models
 from featcal.calibration.report import BlockRecord
 from featcal.core.moments import TokenRule
 from featcal.errors import BadSetting
-from featcal.files import atomic_path, read_json, write_json
+from featcal.files import atomic_path, locked, read_json, write_json
 from featcal.models.plan import BlockPlan, Stack
 from featcal.settings import Calibration
 
@@ -133,12 +132,10 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             return self
         self._blocks.mkdir(parents=True, exist_ok=True)
         self._lock = (self.path / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not locked(self._lock):
             self._lock.close()
             expected = "is in use by another calibration; wait for it or name another folder"
-            raise BadSetting("work", str(self.path), expected) from None
+            raise BadSetting("work", str(self.path), expected)
         for unfinished in self._blocks.glob(".*"):  # of a process that was killed while it wrote
             unfinished.unlink()
         return self

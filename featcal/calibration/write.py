@@ -15,12 +15,13 @@ from featcal import __version__
 from featcal.calibration.models import Models
 from featcal.calibration.report import BlockRecord, DriftRecord, Result
 from featcal.calibration.resume import RunFolder, block_name
-from featcal.card import front_matter, name_of, render_card, write_card
+from featcal.card import SENTENCE_CLASS, front_matter, name_of, render_card, write_card
 from featcal.errors import BadFile
 from featcal.files import atomic_folder
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.plan import blocks_of
 from featcal.models.save import copy_other_files, save_model, shard_writer
+from featcal.models.sentences import modules_of
 from featcal.models.streamed import StreamedModel
 
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β", "prior": "κ"}
@@ -141,9 +142,11 @@ def merge_method(merged: object) -> str | None:
 
 
 def class_name(merged: object) -> str:
-    """The class of transformers that loads the result."""
+    """Return the class that loads the result."""
     if not isinstance(merged, str | Path):
         return type(merged).__name__
+    if modules_of(Path(merged)):
+        return SENTENCE_CLASS
     return str(json.loads((Path(merged) / "config.json").read_text("utf-8"))["architectures"][0])
 
 

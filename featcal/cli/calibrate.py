@@ -153,7 +153,7 @@ def task_draws(request: Request, samples: int | None, spare: float = 0) -> "dict
 
     draws = dict.fromkeys(request.inputs.experts, request.draw)
     for task in draws if samples is None else ():
-        count = count_samples(request.student, request.inputs.data[task], request.draw.split)
+        count = count_samples(request.student, request.inputs.data[task], request.draw)
         left = count - min(SPARE, max(FEWEST, int(spare * count))) if spare else count
         expected = f"must hold more than {FEWEST} samples; it has {count}"
         require(left > 0, f"--data {task}", str(request.inputs.data[task].source), expected)

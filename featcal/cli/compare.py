@@ -104,7 +104,7 @@ def fewer(student: Any, inputs: Inputs, task: str, draw: "Draw") -> "Draw":
     """Return the draw of a task, of no more samples than are left. Raises: BadSetting for none."""
     from featcal.data.batches import count_samples
 
-    count = count_samples(student, inputs.data[task], draw.split)
+    count = count_samples(student, inputs.data[task], draw)
     expected = f"must hold more than the {draw.skip} samples that are left out; it has {count}"
     require(count - draw.skip > 1, f"--data {task}", str(inputs.data[task].source), expected)
     return replace(draw, samples=min(draw.samples, count - draw.skip))

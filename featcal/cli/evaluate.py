@@ -176,14 +176,14 @@ def text_answers(
         expected = f"must name a task of --data: {', '.join(datasets)}"
         require(task in datasets, "--classes", task, expected)
     model = load_model(folder).to(device)
-    way, sentences = way_of(model), Sentences.of_folder(folder)
+    way, reader = way_of(model), reader_for([folder], input_of(model), sampling.tokens)
+    sentences = Sentences.of_folder(folder, reader.tokenizer)
     one = way != "likelihood" or len(templates) < 2
     require(one, "--template", templates, "must be one for likelihoods")
     expected = "is not used by a model with a head of classes"
     require(way != "head" or not templates, "--template", templates, expected)
     mean = ", the mean over its tokens" if way == "vectors" and not sentences.given else ""
     note(f"{folder}: {WAYS[way]}{mean}")
-    reader = reader_for([folder], input_of(model), sampling.tokens)
     asked, answers = TextModel(model, reader, sampling.batch, sentences), {}
     for task, dataset in datasets.items():
         labelled = load_labelled(dataset, sampling.split, names.get(task))

@@ -62,7 +62,7 @@ def fix(
 
     held_out = {}
     for task, draw in draws.items():
-        count = count_samples(request.student, inputs.data[task], draw.split)
+        count = count_samples(request.student, inputs.data[task], draw)
         left = min(SPARE, count - draw.samples)
         held_out[task] = replace(draw, skip=draw.samples, samples=left)
     models = {BEFORE: inputs.merged, AFTER: out}

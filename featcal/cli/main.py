@@ -40,7 +40,13 @@ HELP = {"help_option_names": ["-h", "--help"]}
 METAVARS = {Path: "PATH", int: "N", float: "X", str: "NAME"}
 GROUP = "featcal.commands"  # entry points of other packages: functions for typer
 PATH_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
-OTHER_PATH_ERRORS = (errno.EROFS, errno.ENAMETOOLONG)
+OTHER_PATH_ERRORS = {  # of mounted buckets and file servers, and of paths
+    getattr(errno, name)
+    for name in (
+        "EBUSY", "EIO", "ENAMETOOLONG", "ENODEV", "ENOLCK", "ENOSYS", "ENOTCONN", "EROFS", "ESTALE",
+        "EXDEV",
+    )
+}  # fmt: skip
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 a mistake in arguments, files or settings, explained in one message; "

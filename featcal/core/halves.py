@@ -18,6 +18,7 @@ from featcal.core.ridge import RidgeSystem, cholesky
 
 LOWEST, HIGHEST = -6.0, 2.0  # log₁₀ λ; a task's whole Gram matrix has norm 1
 START, STEPS = -2.0, (1.0, 0.5, 0.25)
+WELL_CONDITIONED = 1e-4  # λ from which float32 measures errors to 1 in 1,000 or better
 PROJECTIONS = 128  # of the outputs, on which the error of a site with more is estimated
 
 
@@ -64,9 +65,11 @@ def ridge_by_halves(halves: Sequence[RidgeSystem], A: Tensor, a: Tensor, affine:
             Y = torch.cat([Y, half.y[None]])
         parts.append((S, Y @ P - S @ (A.T @ P)))  # (d, d), (d, o or 128)
 
+    narrow = [(S.float(), R.float()) for S, R in parts]
+
     def error(ridge: float) -> float:
-        total = 0.0
-        for (S, R), (S_held_out, R_held_out) in (parts, parts[::-1]):
+        total, precise = 0.0, parts if ridge < WELL_CONDITIONED else narrow
+        for (S, R), (S_held_out, R_held_out) in (precise, precise[::-1]):
             left = S.clone()
             left.diagonal().add_(ridge)
             factor = cholesky(left)
@@ -106,7 +109,11 @@ def norm_ridge_by_halves(halves: Sequence[NormSystem], gain: Tensor, shift: Tens
 
 
 def lowest(error: Callable[[float], float]) -> float:
-    """Return the λ of least error by pattern search over log₁₀ λ, or infinity if none is below 0."""
+    """Return the λ of least error by pattern search over log₁₀ λ, or infinity if none is below 0.
+
+    The error falls towards its minimum from both sides, so one lower neighbour is enough to move
+    there. First comes the side whose farther neighbour was lower.
+    """
     known: dict[float, float] = {}
 
     def at(log_ridge: float) -> float:
@@ -117,6 +124,10 @@ def lowest(error: Callable[[float], float]) -> float:
 
     best = START
     for step in STEPS:
-        while at(near := min(best - step, best + step, key=at)) < at(best):
-            best = near
+        moved = True
+        while moved:
+            sides = sorted((-step, step), key=lambda side: known.get(best + 2 * side, inf))
+            lower = next((best + side for side in sides if at(best + side) < at(best)), None)
+            moved = lower is not None
+            best = best if lower is None else lower
     return 10**best if at(best) < 0 else inf

@@ -67,6 +67,7 @@ class Draw:
     samples: of each task, drawn by `seed`.   batch: samples in memory at a time.
     split: of the data to draw from.   tokens: maximum per text; None for the default.
     dtype: of floating-point inputs.   skip: so many of the drawn order are left out first.
+    columns: the column of a key of a sample, where its name differs.
     """
 
     samples: int
@@ -76,6 +77,7 @@ class Draw:
     tokens: int | None = None
     dtype: torch.dtype = torch.float32
     skip: int = 0
+    columns: Mapping[str, str] | None = None
 
     def indices(self, task: str, count: int) -> list[int]:
         """Return the drawn samples of a task that has `count`. Raises: BadSetting for too few."""
@@ -92,6 +94,7 @@ def load_batches(
     split: str = "train",
     tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
+    columns: Mapping[str, str] | None = None,
 ) -> dict[str, DrawnBatches]:
     """Draw samples of every task and prepare them for one model, as `featcal calibrate` does.
 
@@ -105,6 +108,7 @@ def load_batches(
         split: split to draw from.
         tokens: maximum tokens per text. Default: 512, or the model's limit.
         dtype: of pixel values.
+        columns: the column of a key, where its name differs, such as {"text": "question"}.
     Returns: per task an iterable of keyword dictionaries for the model's forward, the same ones
         in every iteration.
     Raises: MissingPath; BadSetting for fewer samples than asked for; BadData, BadFile;
@@ -115,7 +119,7 @@ def load_batches(
     for name, number, least in (("samples", samples, 1), ("batch", batch, 1), ("seed", seed, 0)):
         require(number >= least, f"load_batches.{name}", number, f"must be at least {least}")
     locations = {task: location_of("load_batches", str(path)) for task, path in data.items()}
-    draw = Draw(samples, seed, batch, split, tokens, dtype)
+    draw = Draw(samples, seed, batch, split, tokens, dtype, columns=columns)
     return drawn(skeleton(model)[0], [Path(model)], locations, draw)
 
 
@@ -135,16 +139,17 @@ def drawn(
         return {task: _picture_batches(task, at, preprocess, draw) for task, at in tasks}
     reader, batches = reader_for(folders, takes, draw.tokens), {}
     for task, location in tasks:
-        samples = load_text(location, draw.split)
+        samples = load_text(location, draw.split, draw.columns)
         chosen = draw.indices(task, len(samples))
         batches[task] = token_batches(samples, chosen, reader, draw.batch)
     return batches
 
 
-def count_samples(model: nn.Module, location: Location, split: str) -> int:
+def count_samples(model: nn.Module, location: Location, draw: Draw) -> int:
     """Return how many samples a task has. Raises: as open_images and load_text."""
-    pictures = input_of(model).kind == "pictures"
-    return len(open_images(location, split, False) if pictures else load_text(location, split))
+    if input_of(model).kind == "pictures":
+        return len(open_images(location, draw.split, False, draw.columns))
+    return len(load_text(location, draw.split, draw.columns))
 
 
 def held_out(
@@ -156,7 +161,7 @@ def held_out(
     """
     batches = {}
     for task, location in sorted(locations.items()):
-        left = min(HELD_OUT, count_samples(model, location, draw.split) - draw.samples)
+        left = min(HELD_OUT, count_samples(model, location, draw) - draw.samples)
         if left >= LEAST_HELD_OUT:
             rest = replace(draw, samples=left, skip=draw.samples)
             batches |= drawn(model, folders, {task: location}, rest)
@@ -167,7 +172,7 @@ def _picture_batches(
     task: str, location: Location, preprocess: Preprocess, draw: Draw
 ) -> DrawnBatches:
     """Decode the drawn pictures of one task now; normalise them batch by batch."""
-    table = open_images(location, draw.split, False)
+    table = open_images(location, draw.split, False, draw.columns)
     rows = EncodedRows(location, draw.split, table, preprocess)
     pictures = ImageSet(rows[draw.indices(task, len(rows))], preprocess)
 

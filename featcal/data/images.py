@@ -73,7 +73,7 @@ class Preprocess:
         except Exception as error:  # whatever a wrong entry of the file makes the processor raise
             raise BadFile(
                 path,
-                f"this image processor cannot be used ({first_line(error)[:300]})",
+                f"this image processor cannot be used ({first_line(error)})",
                 "use the file that was saved with this model, or",
                 "prepare the pictures with transformers' AutoImageProcessor and call "
                 "featcal.calibrate from Python with such batches",
@@ -191,7 +191,8 @@ def load_images(
         row), or classes without names.
     """
     location, at = Location(source, revision, config), f"{source} ({split})"
-    table = open_images(location, split, True, columns)
+    renamed = {name: column for column, name in (columns or {}).items()}
+    table = open_images(location, split, True, renamed)
     names = _names(at, table.features[LABEL], classes, Path(source))
     labels = _labels(at, table, len(names))
     rows: Rows = EncodedRows(location, split, table, preprocess)
@@ -254,7 +255,7 @@ class EncodedRows:
                 encoded = {"bytes": None, "path": path}
             pixels = self._preprocess.pixels(datasets.Image().decode_example(encoded))
         except UNDECODABLE as error:
-            problem = f"the picture in row {row} cannot be decoded ({first_line(error)[:300]})"
+            problem = f"the picture in row {row} cannot be decoded ({first_line(error)})"
             way_out = "store a PNG or JPEG there or its path inside the folder, or drop the row"
             raise BadData(self._at, problem, way_out) from None
         self._first = self._first or (row, pixels.shape)

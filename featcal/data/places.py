@@ -97,7 +97,7 @@ def open_images(
 ) -> "Dataset":
     """Return the columns image (encoded) and, if `labelled`, label of one split.
 
-    columns: names of the source -> image, label, where they differ.
+    columns: the column of image or label, where its name differs.
     Raises: as open_table; BadData for a missing column or one without pictures.
     """
     import datasets
@@ -109,15 +109,17 @@ def open_images(
         table = open_table(location, split)
     else:
         table = _picture_folder(path, split, labelled)
-    renamed = {own: new for own, new in (columns or {}).items() if own in table.column_names}
-    table = table.rename_columns(renamed) if renamed else table
     wanted = [IMAGE, LABEL] if labelled else [IMAGE]
-    for name in wanted:
-        if name not in table.column_names:
-            problem = f"no column {name!r}; it has {', '.join(table.column_names)}"
-            raise BadData(at, problem, f"rename the column that is the {name}")
+    own = {name: (columns or {}).get(name, name) for name in wanted}
+    for name, column in own.items():
+        if column not in table.column_names:
+            problem = f"no column {column!r}; it has {cut_off(', '.join(table.column_names), 200)}"
+            raise BadData(at, problem, f"name the column with --column {name}=COLUMN")
+    table = table.select_columns(list(own.values()))
+    renamed = {column: name for name, column in own.items() if column != name}
+    table = table.rename_columns(renamed) if renamed else table
     try:
-        return table.select_columns(wanted).cast_column(IMAGE, datasets.Image(decode=False))
+        return table.cast_column(IMAGE, datasets.Image(decode=False))
     except (pyarrow.ArrowInvalid, TypeError, ValueError) as error:
         way_out = "store encoded pictures (PNG, JPEG) as the Image feature of `datasets` does"
         problem = f"the column image holds no pictures ({first_line(error)})"
@@ -180,7 +182,7 @@ def _read(at: str, builder: str, **options: Any) -> "Dataset":
                 options |= {"cache_dir": cache, "keep_in_memory": True}
             return datasets.load_dataset(builder, **options)
     except (*refused, ValueError, RuntimeError, FileNotFoundError) as error:
-        reason = first_line(error.__cause__ or error).rstrip(".")[:300]
+        reason = first_line(error.__cause__ or error).rstrip(".")
         way_out = (
             "check that it is a readable file (UTF-8, parquet, JSON lines or pictures) with at "
             "least one row, and on the hub also its split and configuration"
@@ -251,9 +253,15 @@ def reaching(
         ) from None
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its class where it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def first_line(error: BaseException, most: int = 200) -> str:
+    """Return the first line of an error's message, cut off, or its class where it has none."""
+    return cut_off((str(error).splitlines() or [type(error).__name__])[0], most)
+
+
+def cut_off(text: str, most: int) -> str:
+    """Return a text of a message, its middle left out where it is long."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
 
 
 def _require_split(split: str) -> None:

@@ -19,9 +19,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-from featcal.data.places import LABEL, Location, open_table, split_files
+from featcal.data.places import LABEL, Location, cut_off, open_table, split_files
 from featcal.errors import BadData, BadFile, BadSetting
 from featcal.models.load import load_tokenizer
+from featcal.models.sentences import Texts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,6 +33,7 @@ WANTED = (
     'give "text", or "messages" (a list of {"role": "user", "content": "..."}), or "prompt" and '
     '"completion", or "input" and "target"'
 )
+CHARACTERS = 64  # per token that is kept; more of a text is tokenised where that is too few
 DEFAULT_TOKENS = 512  # BERT and T5 were trained on no longer texts
 VOCABULARIES = (
     "tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model",
@@ -54,10 +56,18 @@ class TextRows(Sequence[Sample]):
     """Rows of a table as samples, each checked when it is read.
 
     suffix: of the file: rows of .txt and .jsonl are lines, others have columns.
+    columns: the column of a key, where its name differs, such as text -> question.
     """
 
-    def __init__(self, table: "Dataset", origin: str, suffix: str):
+    def __init__(
+        self,
+        table: "Dataset",
+        origin: str,
+        suffix: str,
+        columns: Mapping[str, str] | None = None,
+    ):
         self._table, self._origin, self._suffix = table, origin, suffix
+        self._columns = columns = columns or {}
         self._rows: Sequence[int] = range(len(table))
         self.classes: Sequence[str] | None = None
         if suffix in (".txt", ".jsonl"):  # empty lines are no samples
@@ -66,11 +76,12 @@ class TextRows(Sequence[Sample]):
                 way_out = "put at least one sample there, one per line"
                 raise BadData(origin, "holds no text", way_out)
             return
-        keys = [*_form(origin, table.column_names)]
-        if LABEL in table.column_names:
-            keys.append(LABEL)
-            self.classes = getattr(table.features[LABEL], "names", None)
-        self._table = table.select_columns(keys)
+        keys = [*_form(origin, table.column_names, columns)]
+        own = [columns.get(key, key) for key in keys]
+        if (label := columns.get(LABEL, LABEL)) in table.column_names:
+            own.append(label)
+            self.classes = getattr(table.features[label], "names", None)
+        self._table = table.select_columns(own)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -79,27 +90,28 @@ class TextRows(Sequence[Sample]):
         number = self._rows[index]
         row: Mapping[str, Any] = self._table[number]
         if self._suffix not in (".txt", ".jsonl"):
-            return _sample(f"{self._origin}, row {number}", row)
+            return _sample(f"{self._origin}, row {number}", row, self._columns)
         origin, line = f"{self._origin}, line {number + 1}", row["text"].rstrip("\r")
         if self._suffix == ".txt":
             return Sample(origin, line)
         try:
-            return _sample(origin, json.loads(line))
+            return _sample(origin, json.loads(line), self._columns)
         except (json.JSONDecodeError, RecursionError) as error:
             raise BadData(origin, f"not JSON ({error})", "put one object on each line") from None
 
 
-def load_text(location: Location, split: str) -> TextRows:
+def load_text(location: Location, split: str, columns: Mapping[str, str] | None = None) -> TextRows:
     """Read the samples of a file, of one split of a folder, or of a data set of the hub.
 
+    columns: the column of a key, where its name differs, such as text -> question.
     Raises: as open_table; BadData for columns that make no sample.
     """
     table = open_table(location, split)
     if location.on_hub:
-        return TextRows(table, f"{location.source} ({split})", ".parquet")
+        return TextRows(table, f"{location.source} ({split})", ".parquet", columns)
     path = Path(location.source)
     path = split_files(path, split)[0] if path.is_dir() else path
-    return TextRows(table, str(path), path.suffix)
+    return TextRows(table, str(path), path.suffix, columns)
 
 
 @dataclass(frozen=True)
@@ -112,13 +124,19 @@ class Labelled:
     classes: Sequence[str]
 
 
-def load_labelled(location: Location, split: str, classes: Sequence[str] | None = None) -> Labelled:
+def load_labelled(
+    location: Location,
+    split: str,
+    classes: Sequence[str] | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Labelled:
     """Read the samples of one split with labels: a row's "label" (name or number) or its target.
 
     classes: names by number. Default: those of the data set, else the labels that occur, sorted.
+    columns: as for load_text.
     Raises: as load_text; BadData for a row without a label, or whose label is no class.
     """
-    rows, origin = load_text(location, split), f"{location.source} ({split})"
+    rows, origin = load_text(location, split, columns), f"{location.source} ({split})"
     samples = list(rows)
     values: list[Any] = [s.target if s.label is None else s.label for s in samples]
     names, numeric = classes or rows.classes, all(isinstance(value, int) for value in values)
@@ -141,24 +159,28 @@ def load_labelled(location: Location, split: str, classes: Sequence[str] | None 
     return Labelled(origin, samples, labels, names)
 
 
-def _form(origin: str, keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys of a row that make the sample. Raises: BadData naming those it has."""
+def _form(origin: str, keys: Sequence[str], columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys that make the sample of a row. Raises: BadData naming the row's own keys."""
+    absent = [column for column in columns.values() if column not in keys]
+    named = set(columns) - {LABEL}
     for form in FORMS:
-        if set(form) <= set(keys):
+        if not absent and named <= set(form) <= {*keys, *columns}:
             return form
-    problem = f"holds {', '.join(keys) or 'nothing'}, which makes no text sample"
-    raise BadData(origin, problem, WANTED)
+    listed = cut_off(", ".join(keys), 200) or "nothing"
+    problem = f"holds {listed}, which makes no text sample"
+    problem = f"has no column {absent[0]!r}; it holds {listed}" if absent else problem
+    raise BadData(origin, problem, WANTED, "name other columns with --column text=QUESTION")
 
 
-def _sample(origin: str, row: object) -> Sample:
+def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
     """Return one row as a sample. Raises: BadData naming the row and the key."""
     if not isinstance(row, Mapping):
         raise BadData(origin, f"is a {type(row).__name__}, not an object", WANTED)
-    form, label, messages = _form(origin, list(row)), row.get(LABEL), None
-    texts = {key: row[key] for key in form}
+    form, messages = _form(origin, list(row), columns), None
+    label, texts = row.get(columns.get(LABEL, LABEL)), {k: row[columns.get(k, k)] for k in form}
     if form == ("messages",):
         try:
-            messages = [{key: m[key] for key in ("role", "content")} for m in row["messages"]]
+            messages = [{k: m[k] for k in ("role", "content")} for m in texts["messages"]]
         except (TypeError, KeyError):
             messages = []
         if not messages:
@@ -259,12 +281,16 @@ class TokenizedText:
 
 @dataclass(frozen=True)
 class Reader:
-    """A tokenizer of a folder, the model's input, and the maximum number of tokens per text."""
+    """A tokenizer of a folder, the model's input, and the maximum number of tokens per text.
+
+    texts: how a sentence encoder's folder prepares them.
+    """
 
     tokenizer: Any
     takes: ModelInput
     length: int
     folder: Path
+    texts: Texts = Texts()
 
     @property
     def pad(self) -> int:
@@ -282,7 +308,8 @@ class Reader:
             return TokenizedText(self.ids(sample, sample.text), target)
         if sample.messages is None:
             completion = sample.target if self.takes.continued else None
-            return TokenizedText(self.ids(sample, sample.text + (completion or "")))
+            text = self.texts.prepared(sample.text + (completion or ""))
+            return TokenizedText(self.ids(sample, text))
         if not self.tokenizer.chat_template:
             problem = f"its tokenizer has no chat template, but {sample.origin} is a chat"
             way_out = 'put chat_template.jinja there, or give the samples as "text"'
@@ -296,8 +323,9 @@ class Reader:
 
     def ids(self, sample: Sample, text: str, target: bool = False, **more: bool) -> list[int]:
         """Return the first `length` token ids of a text. Raises: BadData for no token; BadFile."""
-        given: dict[str, Any] = {"text_target" if target else "text": text, **more}
-        ids = self.tokenizer(**given, truncation=True, max_length=self.length)["input_ids"]
+        key = "text_target" if target else "text"
+        how: dict[str, Any] = {"truncation": True, "max_length": self.length, **more}
+        ids = self.tokenizer(**{key: self.shortened(text)}, **how)["input_ids"]
         if not ids:
             raise BadData(sample.origin, "holds no text", "leave it out, or fill it")
         known = self.takes.vocabulary
@@ -307,16 +335,25 @@ class Reader:
             raise BadFile(self.folder, problem, "give the tokenizer that belongs to this model")
         return ids
 
-    def plain_ids(self, text: str, length: int | None = None) -> list[int]:
-        """Return the token ids of one text, cut to `length` where it is given."""
-        how = {} if length is None else {"truncation": True, "max_length": min(length, self.length)}
-        return self.tokenizer(text, **how)["input_ids"]
+    def shortened(self, text: str, end: bool | None = None) -> str:
+        """Return a text, or a part of a very long one with more tokens than are kept: its
+        beginning, or its end where the tokenizer truncates on the left.
+        """
+        size = CHARACTERS * self.length
+        end = getattr(self.tokenizer, "truncation_side", "right") == "left" if end is None else end
+        while size < len(text):
+            part = text[-size:] if end else text[:size]
+            if len(self.tokenizer(part, add_special_tokens=False)["input_ids"]) > 2 * self.length:
+                return part
+            size *= 2
+        return text
 
 
 def reader_for(folders: Sequence[Path], takes: ModelInput, tokens: int | None) -> Reader:
     """Load the tokenizer of the first folder that has one.
 
-    tokens: maximum per text. Default: 512, or the model's limit.
+    tokens: maximum per text. Default: what a sentence encoder's folder says, or 512, and at most
+        the model's limit.
     Raises: BadFile where no folder has a tokenizer; BadSetting for more tokens than positions.
     """
     folder = next((f for f in folders if any((f / name).is_file() for name in VOCABULARIES)), None)
@@ -329,4 +366,6 @@ def reader_for(folders: Sequence[Path], takes: ModelInput, tokens: int | None) -
         if tokens is not None and tokens > limit:
             expected = f"must be at most {limit}, the positions that the model has"
             raise BadSetting("tokens", tokens, expected)
-    return Reader(tokenizer, takes, tokens or min(DEFAULT_TOKENS, limit or DEFAULT_TOKENS), folder)
+    texts = Texts.of_folder(folder)
+    default = texts.longest or DEFAULT_TOKENS
+    return Reader(tokenizer, takes, tokens or min(default, limit or default), folder, texts)

@@ -15,14 +15,14 @@ from torch.nn.functional import log_softmax, normalize
 
 from featcal.core.precision import wide
 from featcal.data.batches import IGNORED, padded
-from featcal.data.texts import Labelled, Reader, input_of
+from featcal.data.texts import Labelled, Reader, Sample, input_of
 from featcal.errors import BadData, BadFile, BadSetting, NotFinite
-from featcal.files import read_json
 from featcal.models.blocks import model_call
 from featcal.models.features import output_embeddings
-from featcal.models.load import MODULES, evaluation_mode
+from featcal.models.load import evaluation_mode
+from featcal.models.sentences import MODULES, Texts, modules_of, optional_json
 
-MODES = ("mean", "cls", "max", "lasttoken")
+MODES = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len", "weightedmean")
 ACTIVATIONS: Any = {"Tanh": torch.tanh, "Identity": nn.Identity(), "ReLU": torch.relu}
 USE_LIBRARY = "encode with sentence-transformers itself"
 
@@ -31,24 +31,22 @@ USE_LIBRARY = "encode with sentence-transformers itself"
 class Sentences:
     """Settings that turn texts into vectors.
 
-    modes:   of pooling over tokens (MODES); several are concatenated.
-    layers:  applied to the pooled vectors, in turn.
-    prompt:  put before every text.   lower: lower-case texts.
-    longest: maximum number of tokens. Default: the model's limit.
-    given:   True if the folder defines all this; otherwise it is the mean over tokens.
+    modes:    of pooling over tokens (MODES); several are concatenated.
+    layers:   applied to the pooled vectors, in turn.
+    unpooled: number of first tokens, of the prompt, that pooling leaves out.
+    given:    True if the folder defines all this; otherwise it is the mean over tokens.
     """
 
     modes: tuple[str, ...] = ("mean",)
     layers: tuple[Callable[[Tensor], Tensor], ...] = ()
-    prompt: str = ""
-    lower: bool = False
-    longest: int | None = None
+    unpooled: int = 0
     given: bool = False
 
     @classmethod
-    def of_folder(cls, folder: str | Path) -> "Sentences":
+    def of_folder(cls, folder: str | Path, tokenizer: Any = None) -> "Sentences":
         """Read modules.json of a SentenceTransformer; without one, use the mean over tokens.
 
+        tokenizer: counts the tokens of a prompt that pooling leaves out.
         Raises: BadFile for a module that is not supported.
         """
         folder = Path(folder)
@@ -56,22 +54,22 @@ class Sentences:
             return cls()
         modes: tuple[str, ...] = ("mean",)
         layers: list[Callable[[Tensor], Tensor]] = []
-        for module in read_json(folder / MODULES)[1:]:
-            kind, path = str(module["type"]).rsplit(".", 1)[-1], folder / module["path"]
+        unpooled, prompt = 0, Texts.of_folder(folder).prompt
+        for path, kind in modules_of(folder).items():
             if kind == "Pooling":
-                modes = pooling_modes(path / "config.json")
+                modes = pooling_modes(folder / path / "config.json")
+                whole = optional_json(folder / path / "config.json").get("include_prompt", True)
+                if prompt and not whole and tokenizer is not None:
+                    ids = tokenizer(prompt)["input_ids"]
+                    unpooled = len(ids) - (ids[-1] in tokenizer.all_special_ids)
             elif kind == "Dense":
-                layers.append(dense_layer(path))
+                layers.append(dense_layer(folder / path))
             elif kind == "Normalize":
                 layers.append(lambda vectors: normalize(vectors, dim=-1))
-            else:
-                problem = f"its module {module['type']} is not supported"
+            elif kind != "Dropout":
+                problem = f"its module {kind} ({path}) is not supported"
                 raise BadFile(folder / MODULES, problem, USE_LIBRARY)
-        limits = optional_json(folder / "sentence_bert_config.json")
-        prompts = optional_json(folder / "config_sentence_transformers.json")
-        prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name"), "")
-        lower, longest = bool(limits.get("do_lower_case")), limits.get("max_seq_length")
-        return cls(modes, tuple(layers), prompt, lower, longest, True)
+        return cls(modes, tuple(layers), unpooled, True)
 
     @torch.no_grad()
     def vectors(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
@@ -79,7 +77,11 @@ class Sentences:
         output = model(**model_call(model, batch))
         hidden = getattr(output, "last_hidden_state", None)
         hidden = output[0] if hidden is None else hidden  # (n, tokens, d)
-        vectors = pool(hidden, batch["attention_mask"].to(hidden.device), self.modes)
+        mask = batch["attention_mask"].to(hidden.device)
+        if self.unpooled:
+            mask = mask.clone()
+            mask[:, : self.unpooled] = 0
+        vectors = pool(hidden, mask, self.modes)
         for layer in self.layers:
             vectors = layer(vectors)
         return vectors
@@ -90,12 +92,17 @@ def pool(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
     (n, d · number of modes).
     """
     counted = mask[..., None].to(hidden.dtype)
-    last = mask.sum(1).long() - 1
+    rows = torch.arange(len(hidden), device=hidden.device)
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    first, last = mask.argmax(1), (mask * places).argmax(1)
+    weights = counted * places[None, :, None]
     pools: Mapping[str, Callable[[], Tensor]] = {
-        "cls": lambda: hidden[:, 0],
+        "cls": lambda: hidden[rows, first],
         "max": lambda: hidden.masked_fill(counted == 0, float("-inf")).amax(1),
         "mean": lambda: (hidden * counted).sum(1) / counted.sum(1).clamp_min(1e-9),
-        "lasttoken": lambda: hidden[torch.arange(len(hidden), device=hidden.device), last],
+        "lasttoken": lambda: hidden[rows, last],
+        "mean_sqrt_len": lambda: (hidden * counted).sum(1) / counted.sum(1).clamp_min(1e-9).sqrt(),
+        "weightedmean": lambda: (hidden * weights).sum(1) / weights.sum(1).clamp_min(1e-9),
     }
     return torch.cat([pools[mode]() for mode in modes], dim=-1)
 
@@ -105,6 +112,7 @@ def pooling_modes(file: Path) -> tuple[str, ...]:
     config = optional_json(file)
     mode = config.get("pooling_mode")
     modes = [mode] if isinstance(mode, str) else list(mode or ())
+    modes = [mode.removesuffix("_tokens") for mode in modes]
     modes = modes or [
         key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
         for key, on in config.items()
@@ -128,12 +136,6 @@ def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
     W = tensors["linear.weight"]
     b = tensors.get("linear.bias", torch.zeros(len(W)))
     return lambda vectors: activation(vectors @ W.to(vectors).T + b.to(vectors))
-
-
-def optional_json(file: Path) -> dict[str, Any]:
-    """Return the mapping in a JSON file; an empty one if there is none."""
-    content = read_json(file) if file.is_file() else {}
-    return content if isinstance(content, dict) else {}
 
 
 WAYS = {
@@ -229,14 +231,11 @@ def similarities(texts: TextModel, data: Labelled, templates: Sequence[str]) -> 
     encoder: Any = texts.model
     if output_embeddings(encoder) is not None:
         encoder = encoder.base_model
-    reader, sentences = texts.reader, texts.sentences
-
-    def prepared(line: str) -> str:
-        return sentences.prompt + (line.lower() if sentences.lower else line)
 
     def vectors(lines: Sequence[str]) -> Tensor:
-        rows = [reader.plain_ids(line, sentences.longest) for line in map(prepared, lines)]
-        return normalize(texts.run(rows, lambda batch: sentences.vectors(encoder, batch)), dim=-1)
+        rows = [texts.reader.tokens(Sample("a text", line)).ids for line in lines]
+        own = texts.run(rows, lambda batch: texts.sentences.vectors(encoder, batch))
+        return normalize(own, dim=-1)
 
     prompts = [template.replace("{}", name) for name in data.classes for template in templates]
     heads = vectors(prompts).reshape(len(data.classes), len(templates), -1).mean(1)  # (K, p)
@@ -250,12 +249,13 @@ def likelihoods(texts: TextModel, data: Labelled, template: str) -> Tensor:
     labels = [template.replace("{}", name) for name in data.classes]
     rows: list[tuple[list[int], list[int], int]] = []  # ids, decoder's ids, first scored position
     for sample in data.samples:
-        context = reader.plain_ids(sample.text)
+        text = reader.shortened(sample.text, end=not has_decoder)
+        context = reader.tokenizer(text)["input_ids"]
         for label in labels:
             if has_decoder:
-                rows.append((context[: reader.length], reader.plain_ids(label), 0))
+                rows.append((context[: reader.length], reader.tokenizer(label)["input_ids"], 0))
                 continue
-            whole = reader.plain_ids(sample.text + label)
+            whole = reader.tokenizer(text + label)["input_ids"]
             shared = min(len(whole), len(context))
             first = next((i for i in range(shared) if whole[i] != context[i]), shared)
             cut = max(0, len(whole) - reader.length)

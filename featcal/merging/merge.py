@@ -3,9 +3,11 @@
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,9 +17,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal import __version__
-from featcal.card import name_of, render_card, write_card
+from featcal.card import SENTENCE_CLASS, name_of, render_card, write_card
 from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer, TruncatedFile
-from featcal.files import write_json
+from featcal.files import claimed, write_json
 from featcal.merging.registry import MergeJob, Method, NamedTensor, method_named, settings_of
 from featcal.merging.sources import (
     Source,
@@ -42,6 +44,7 @@ from featcal.models.load import (
     torch_device,
 )
 from featcal.models.save import copy_other_files, shard_writer, write_config
+from featcal.models.sentences import merge_modules, modules_of
 from featcal.models.stored import ModelCheckpoint
 from featcal.record import RECORD, models_record
 from featcal.settings import require
@@ -112,8 +115,9 @@ def merge_recorded(
     **given: Any,
 ) -> Merged:
     """Merge as `merge` does, and return the record of the run as well."""
-    opened = open_merge(method, base, experts, **given)
-    return Merged(opened.finish(opened.run(), out), opened.job.record)
+    with nullcontext() if out is None else claimed(out):
+        opened = open_merge(method, base, experts, **given)
+        return Merged(opened.finish(opened.run(), out), opened.job.record)
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,7 @@ class OpenedMerge:
         made = {"method": self.method.name, "settings": self.settings}
         about = {**made, **models_record(self.base, self.experts, out)}
         more: dict[str, Any] = {"text": self._card(), "about": about, "parted": bool(self.parted)}
+        more["experts"] = self._folders
         return write_merged(
             tensors, out, self.base, self.part, self.origin, self.job.record, **more
         )
@@ -199,17 +204,28 @@ class OpenedMerge:
             job.record.clear()
             job.record.update(about, **of_run)
 
+    @property
+    def _folders(self) -> dict[str, Path]:
+        """Return the experts that are folders."""
+        return {n: Path(e) for n, e in self.experts.items() if not isinstance(e, nn.Module)}
+
     def _card(self) -> str:
-        """Return the text of the model card."""
+        """Return the text of the model card. Raises: BadFile for modules that cannot be merged."""
         name, experts = self.method.name, self.experts
+        modules = modules_of_merge(self.base, self._folders)
+        for line in modules if self.job.progress else ():
+            self.job.progress(line)
+        encoder = not isinstance(self.base, nn.Module) and modules_of(Path(self.base))
         return render_card(
             f"{name_of(self.base)}: {len(experts)} experts merged",
             f"{len(experts)} fine-tuned models merged into one by `{name}` (featcal {__version__}).",
             {"base": self.base} | {f"expert {task}": experts[task] for task in sorted(experts)},
             list(self.settings.items()),
             {"merge_method": name},
-            method=f"`{name}`, {self.method.source}. {self.method.note}".rstrip(),
-            class_name=architecture(self.base, self.part),
+            method=" ".join(
+                [f"`{name}`, {self.method.source}. {self.method.note}", *modules]
+            ).strip(),
+            class_name=SENTENCE_CLASS if encoder else architecture(self.base, self.part),
         )
 
 
@@ -320,6 +336,13 @@ def matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Model, str
     return (base.get_submodule(VISION), None) if isinstance(base, nn.Module) else (base, VISION)
 
 
+def modules_of_merge(
+    base: Model, experts: Mapping[str, Path], out: Path | None = None
+) -> list[str]:
+    """Return what becomes of further modules, and average them in `out`; see `merge_modules`."""
+    return [] if isinstance(base, nn.Module) else merge_modules(Path(base), experts, out)
+
+
 def module_like(
     base: Model, part: str | None, parted: Mapping[str, str] | None = None
 ) -> nn.Module:
@@ -356,12 +379,14 @@ def write_merged(
     text: str = "",
     about: Mapping[str, Any] | None = None,
     parted: bool = False,
+    experts: Mapping[str, Path] = MappingProxyType({}),
 ) -> Path:
     """Write tensors as a Hugging Face folder like the base, complete or not at all.
 
     origin: the base as a source.   record: becomes merge.json, unless empty.   text: of the card.
     about: becomes featcal.json, unless empty.
     parted: the table and head of a language model are not tied.
+    experts: folders whose further modules, such as a sentence encoder's Dense, are averaged.
     Raises: DiskFull.
     """
     if isinstance(base, nn.Module):
@@ -377,6 +402,7 @@ def write_merged(
     with shard_writer(out, needed=size) as writer:
         write_config(config, architecture(base, part), writer.folder)  # type: ignore[arg-type]
         copy_other_files(like, writer.folder)
+        modules_of_merge(base, experts, writer.folder)
         writer.write(*first)
         for name, tensor in tensors:
             writer.write(name, tensor)

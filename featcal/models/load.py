@@ -32,7 +32,7 @@ from featcal.errors import (
 )
 from featcal.files import read_json
 from featcal.models.checkpoint import LazyCheckpoint, folder_path
-from featcal.models.save import MODULES
+from featcal.models.sentences import MODULES
 
 CONFIG, TOKENIZER, ADAPTER = "config.json", "tokenizer_config.json", "adapter_config.json"
 VISION = "vision_model"  # a CLIPModel's vision tower

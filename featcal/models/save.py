@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ from transformers import CLIPConfig, PretrainedConfig
 from featcal.errors import BadFile
 from featcal.files import atomic_folder
 from featcal.models.checkpoint import INDEX, KINDS, SINGLE
+from featcal.models.sentences import modules_of
 
 LIMIT = 5 * 10**9  # bytes per file, as transformers shards
-MODULES = "modules.json"  # the parts of a SentenceTransformer, each in a sub-folder
 _KINDS = {getattr(torch, name): kind for kind, name in KINDS.items()}
 # files of weights and training states; an index lists shards
 WEIGHTS = (
@@ -179,7 +179,7 @@ def other_files(like: Path) -> Iterator[Path]:
     out, unless modules.json lists it as a part of the model, such as a dense layer after pooling.
     Hidden files and links to folders are left out.
     """
-    parts = _module_folders(like)
+    parts = modules_of(like)
     for path, folders, files in os.walk(like):
         inside = Path(path).relative_to(like)
         top, part = not inside.name, inside.as_posix() in parts
@@ -193,16 +193,3 @@ def other_files(like: Path) -> Iterator[Path]:
             left_out = name.startswith(".") or own or (name in weights and not part)
             if not left_out and (like / inside / name).is_file():
                 yield inside / name
-
-
-def _module_folders(like: Path) -> set[str]:
-    """Return the sub-folders of a SentenceTransformer's parts besides the model itself."""
-    file = like / MODULES
-    if not file.is_file():
-        return set()
-    try:
-        parts = json.loads(file.read_text("utf-8"))
-        return {PurePosixPath(part["path"]).as_posix() for part in parts} - {"."}
-    except (ValueError, TypeError, KeyError):
-        problem = "is not the list of a SentenceTransformer's parts"
-        raise BadFile(file, problem, "copy or download it again, or remove it") from None

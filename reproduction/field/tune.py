@@ -381,7 +381,7 @@ def block_gains(
     gains, ours, others = Gains(), Systems(), Systems()
     for task, teacher in in_turn(models.experts, path):
         for systems, features in ((ours, kept), (others, held_out)):
-            [moments] = observe([block], teacher, features[task], [spec])
+            moments = observe([block], teacher, features[task], {0: spec})[0]
             add_task_systems(systems, moments, teacher, spec.settings)
     for site, [system] in ours.sites.items():  # the block still has the merged weights
         W, W_base = (
