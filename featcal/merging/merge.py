@@ -20,19 +20,9 @@ from featcal import __version__
 from featcal.card import SENTENCE_CLASS, name_of, render_card, write_card
 from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer, TruncatedFile
 from featcal.files import claimed, write_json
+from featcal.merging.align import align, class_of, part_ties, require_alike, with_both
 from featcal.merging.registry import MergeJob, Method, NamedTensor, method_named, settings_of
-from featcal.merging.sources import (
-    Source,
-    align,
-    class_of,
-    expert_sources,
-    is_vocabulary,
-    part_ties,
-    require_alike,
-    source,
-    with_both,
-    without,
-)
+from featcal.merging.sources import Source, expert_sources, is_vocabulary, source, without
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.configs import require_same_configs

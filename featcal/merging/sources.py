@@ -3,7 +3,7 @@ with another vocabulary or head.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,19 +14,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyCheckpoint, check_tensor
 from featcal.models.load import (
     is_adapter,
     load_model,
-    load_tokenizer,
     load_vision,
-    model_class,
-    require_one_family,
 )
-from featcal.models.lora import WEIGHTS, is_peft, merged_adapter, with_adapter, without_adapters
-from featcal.models.modules import tied_names
+from featcal.models.lora import WEIGHTS, merged_adapter, with_adapter, without_adapters
 from featcal.models.save import untied
 from featcal.models.stored import ModelCheckpoint
 
@@ -41,7 +36,6 @@ VOCABULARY = (
     "*lm_head.weight",
     "*lm_head.bias",
 )
-POOLER = "pooler"  # after the tower, but under its name: some heads use it, some do not
 
 
 def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
@@ -210,28 +204,6 @@ def without(model: Source, hidden: frozenset[str]) -> Source:
     return Aligned(model, model, {name: name for name in model.names if name not in hidden})
 
 
-def part_ties(base: Source, experts: Mapping[str, Source]) -> dict[str, str]:
-    """Return the tensors that the base ties and an expert does not, each with its name in the base.
-
-    Only the table and head of a language model: others cannot be apart by tie_word_embeddings.
-    """
-    parted = {}
-    groups = base.groups if isinstance(base, ModelCheckpoint) else tied_names(base.module)
-    for names in groups:
-        kept = [name for name in names if name in base.names]
-        if len(names) == 2 and len(kept) == 1:
-            (other,) = set(names) - set(kept)
-            if any(other in expert.names for expert in experts.values()):
-                parted[other] = kept[0]
-    return parted
-
-
-def with_both(model: Source, parted: Mapping[str, str]) -> Source:
-    """Return a source that also has the other name of tied tensors."""
-    known = {name: name for name in model.names}
-    return Aligned(model, model, {**parted, **known}) if parted.keys() - known.keys() else model
-
-
 def expert_sources(
     experts: Mapping[str, Model], base: Model, origin: Source, part: str | None
 ) -> dict[str, Source]:
@@ -242,148 +214,3 @@ def expert_sources(
         else source(expert, f"expert {task!r}", like=origin)
         for task in sorted(experts)
     }
-
-
-def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
-    """Require the same tensor names, shapes and dtypes. Raises: MissingTensor, TensorsDiffer."""
-    for expert in experts.values():
-        for has, lacks in ((base, expert), (expert, base)):
-            missing = sorted(set(has.names) - set(lacks.names))
-            if missing:
-                files = f"{lacks.file_of(lacks.names[0])} (compared with {has.file_of(missing[0])})"
-                raise MissingTensor(files, missing[0], lacks.names)
-        for name in base.names:
-            ours, theirs = base.file_of(name), expert.file_of(name)
-            if base.shape(name) != expert.shape(name):
-                raise TensorsDiffer(name, ours, base.shape(name), theirs, expert.shape(name))
-            this, that = base.dtype(name), expert.dtype(name)
-            if this != that:
-                dtype = str(this).removeprefix("torch.")
-                way_out = (
-                    "save the second model in the dtype of the first, with its own class:\n"
-                    f"    model = AutoModel.from_pretrained(folder, dtype={dtype!r})\n"
-                    "    model.save_pretrained(new_folder)"
-                )
-                raise TensorsDiffer(name, ours, this, theirs, that, way_out)
-
-
-# Experts with other vocabularies or heads
-
-
-def align(
-    base: Source,
-    experts: Mapping[str, Source],
-    base_model: Model,
-    models: Mapping[str, Model],
-    progress: Callable[[str], None],
-) -> tuple[dict[str, Source], frozenset[str]]:
-    """Align experts that share the base's tower; experts like the base stay as they are.
-
-    Embedding rows are matched by token; a token that an expert lacks keeps the base's row. Tensors
-    outside the shared tower, such as classifiers with other label counts, stay the base's.
-
-    base_model, models: base and experts as given, for their classes and tokenizers.
-    progress: called with what is not merged of an expert.
-    Returns: the experts, and the tensors that stay the base's.
-    Raises: TensorsDiffer for an expert of another family.
-    """
-    ours = class_of(base_model)
-    # a LoRA folder has the base's tensors
-    kinds = {task: class_of(models[task]) for task in experts if not is_adapter(models[task])}
-    require_one_family({"base": ours} | {f"expert {task!r}": kind for task, kind in kinds.items()})
-    aligned, kept = dict(experts), set[str]()
-    tower = tower_prefix(ours, base)
-    token_counts = {base.shape(name)[0] for name in base.names if is_vocabulary(name)}
-    for task, kind in kinds.items():
-        expert = experts[task]
-        known = match_names(base, expert, tower, tower_prefix(kind, expert), kind is ours)
-        if known is None:
-            continue
-        rows, shared = {}, dict(known)
-        for name, theirs in known.items():
-            here, there = base.shape(name), expert.shape(theirs)
-            if here == there:
-                continue
-            # a table has one row per token: by its name, or a head's by its number of rows
-            if (len(here) == len(there) > 0 and here[1:] == there[1:]) and (
-                is_vocabulary(name)
-                or (here[0] in token_counts and "embed" not in name and "prediction" in name)
-            ):
-                rows[name] = match_rows(here[0], there[0], base_model, models[task])
-            elif is_outside(name, tower):
-                del shared[name]
-        names = set(base.names)
-        if names == set(expert.names) and shared == {name: name for name in names} and not rows:
-            continue
-        kept |= set(base.names) - set(shared)
-        aligned[task] = Aligned(expert, base, shared, rows)
-        if left := sorted(set(expert.names) - set(shared.values())):
-            more = ", ..." if len(left) > 4 else ""
-            progress(f"{task}: its own head is not merged ({', '.join(left[:4])}{more})")
-        for name in list(rows)[:1]:
-            matched, there = int((rows[name] >= 0).sum()), expert.shape(known[name])[0]
-            here = base.shape(name)[0]
-            progress(f"{task}: {matched} of its {there} embedding rows match the base's {here}")
-    return aligned, frozenset(kept)
-
-
-def match_names(
-    base: Source, expert: Source, tower: str, theirs: str, same: bool
-) -> dict[str, str] | None:
-    """Return base name -> expert name if everything missing on either side is outside the tower.
-
-    tower, theirs: prefix of the tower in base and expert, with a dot; empty for a bare tower.
-    same: both have one class, so a missing token table is tied, and no head of a task.
-    """
-    known, ours = {}, set(base.names)
-    for name in expert.names:
-        in_base = tower + name.removeprefix(theirs) if name.startswith(theirs) else name
-        if in_base in ours:
-            known[in_base] = name
-
-    def inside(names: set[str], prefix: str) -> bool:
-        return any((same and is_vocabulary(n)) or not is_outside(n, prefix) for n in names)
-
-    missing, surplus = ours.difference(known), set(expert.names).difference(known.values())
-    return None if inside(missing, tower) or inside(surplus, theirs) else known or None
-
-
-def is_outside(name: str, tower: str) -> bool:
-    """Return whether a tensor is outside the tower; a pooler always is."""
-    return bool(tower and not name.startswith(tower)) or POOLER in name.split(".")
-
-
-def class_of(model: Any) -> type:
-    """Return the class of a model, or of a PeftModel's base. Raises: MissingPath, BadFile."""
-    if isinstance(model, nn.Module):
-        return type(model.get_base_model() if is_peft(model) else model)
-    return model_class(model)
-
-
-def tower_prefix(kind: type, source: Source) -> str:
-    """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
-    prefix = f"{getattr(kind, 'base_model_prefix', '')}."
-    return prefix if prefix != "." and any(n.startswith(prefix) for n in source.names) else ""
-
-
-def match_rows(here: int, there: int, base: Model, expert: Model) -> Tensor:
-    """Return the expert's row for each row of the base, (here,); -1 for none.
-
-    Rows match by token where both models have a tokenizer, else by index.
-    """
-    rows = torch.arange(here)
-    rows[rows >= there] = -1
-    ours, theirs = vocabulary(base), vocabulary(expert)
-    if ours and theirs:
-        for token, index in ours.items():
-            if index < here:
-                rows[index] = theirs[token] if theirs.get(token, there) < there else -1
-    return rows
-
-
-def vocabulary(model: Model) -> dict[str, int]:
-    """Return token -> index of a folder's tokenizer; empty without one."""
-    try:
-        return {} if isinstance(model, nn.Module) else dict(load_tokenizer(model).get_vocab())
-    except FeatCalError:
-        return {}

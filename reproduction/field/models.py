@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from featcal.merging.align import require_alike
 from featcal.merging.merge import fill, matching_part, module_like, write_merged
 from featcal.merging.registry import NamedTensor
-from featcal.merging.sources import Source, require_alike, source
+from featcal.merging.sources import Source, source
 from featcal.models.batch import Model
 
 

@@ -286,60 +286,6 @@ def llama(words, seed):
     return tiny.make(lambda: families.tf.LlamaForCausalLM(config), seed, torch.float32)
 
 
-def test_rows_that_an_expert_lacks_are_the_bases():
-    base, experts = llama(97, 0), {"code": llama(100, 1), "maths": llama(90, 2)}
-    merged = merge("average", base, experts)
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        own, code, maths = (m.get_parameter(name) for m in (base, *experts.values()))
-        filled = torch.cat([maths, own[90:]])
-        want = (code[:97] + filled) / 2
-        assert torch.allclose(merged.get_parameter(name), want, rtol=0, atol=1e-7)
-
-
-def test_embedding_rows_are_matched_by_token(tmp_path):
-    """The expert's tokenizer has another order."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    order = [[*range(97)], [96, *range(96), 97]]
-    for folder, numbers in zip(("base", "code"), order, strict=True):
-        save_model(llama(len(numbers), 0), tmp_path / folder)
-        words = Tokenizer(
-            models.WordLevel({f"word{w}": i for i, w in enumerate(numbers)}, unk_token="word0")
-        )
-        PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / folder)
-    table = load_file(tmp_path / "code/model.safetensors")["model.embed_tokens.weight"]
-    merged = merge(
-        "average", tmp_path / "base", {"code": tmp_path / "code"}
-    ).model.embed_tokens.weight
-    assert torch.equal(merged, torch.cat([table[1:97], table[:1]]))
-
-
-def test_the_bases_tables_are_kept_where_asked_for(tmp_path):
-    base, experts = llama(97, 0), {"code": llama(100, 1), "maths": llama(97, 2)}
-    merged = merge("average", base, experts, embeddings="base")
-    for name, p in merged.named_parameters():
-        if name in ("model.embed_tokens.weight", "lm_head.weight"):
-            assert torch.equal(p, base.get_parameter(name))
-        else:
-            mean = sum(expert.get_parameter(name) for expert in experts.values()) / 2
-            assert torch.allclose(p, mean, rtol=0, atol=1e-7), name
-    folders = {task: save_model(expert, tmp_path / task) for task, expert in experts.items()}
-    kept = {"embeddings": "base", "out": tmp_path / "out"}
-    out = merge("average", save_model(base, tmp_path / "base"), folders, **kept)
-    written = load_file(out / "model.safetensors")
-    assert all(torch.equal(tensor, written[name]) for name, tensor in merged.state_dict().items())
-
-
-def test_data_dependent_methods_run_with_the_bases_tables():
-    base, experts = llama(97, 0), {"code": llama(100, 1), "maths": llama(97, 2)}
-    batches = {task: families.text(i) for i, task in enumerate(experts)}
-    merged = merge("regmean", base, experts, batches=batches, embeddings="base").model
-    assert torch.equal(merged.embed_tokens.weight, base.model.embed_tokens.weight)
-    up, own = (model.layers[0].mlp.up_proj.weight for model in (merged, base.model))
-    assert not torch.equal(up, own)
-
-
 @pytest.fixture
 def models(tmp_path, monkeypatch):
     checkpoints.clip_folder(tmp_path / "base")

@@ -1,0 +1,232 @@
+"""Make experts comparable with the base: table and head that one of them has apart, other
+vocabularies, other heads.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
+from featcal.merging.sources import Aligned, Source, is_vocabulary
+from featcal.models.batch import Model
+from featcal.models.load import is_adapter, load_tokenizer, model_class, require_one_family
+from featcal.models.lora import is_peft
+from featcal.models.modules import tied_names
+from featcal.models.stored import ModelCheckpoint
+
+POOLER = "pooler"  # after the tower, but under its name: some heads use it, some do not
+TOKENIZERS = (
+    "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "added_tokens.json",
+)  # fmt: skip
+
+
+def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
+    """Require the same tensor names, shapes and dtypes. Raises: MissingTensor, TensorsDiffer."""
+    for expert in experts.values():
+        for has, lacks in ((base, expert), (expert, base)):
+            missing = sorted(set(has.names) - set(lacks.names))
+            if missing:
+                files = f"{lacks.file_of(lacks.names[0])} (compared with {has.file_of(missing[0])})"
+                raise MissingTensor(files, missing[0], lacks.names)
+        for name in base.names:
+            ours, theirs = base.file_of(name), expert.file_of(name)
+            if base.shape(name) != expert.shape(name):
+                raise TensorsDiffer(name, ours, base.shape(name), theirs, expert.shape(name))
+            this, that = base.dtype(name), expert.dtype(name)
+            if this != that:
+                dtype = str(this).removeprefix("torch.")
+                way_out = (
+                    "save the second model in the dtype of the first, with its own class:\n"
+                    f"    model = AutoModel.from_pretrained(folder, dtype={dtype!r})\n"
+                    "    model.save_pretrained(new_folder)"
+                )
+                raise TensorsDiffer(name, ours, this, theirs, that, way_out)
+
+
+def part_ties(base: Source, experts: Mapping[str, Source]) -> dict[str, str]:
+    """Return the tensors that the base ties and an expert does not, each with its name in the base.
+
+    Only the table and head of a language model: others cannot be apart by tie_word_embeddings.
+    """
+    parted = {}
+    groups = base.groups if isinstance(base, ModelCheckpoint) else tied_names(base.module)
+    for names in groups:
+        kept = [name for name in names if name in base.names]
+        if len(names) == 2 and len(kept) == 1:
+            (other,) = set(names) - set(kept)
+            if any(other in expert.names for expert in experts.values()):
+                parted[other] = kept[0]
+    return parted
+
+
+def with_both(model: Source, parted: Mapping[str, str]) -> Source:
+    """Return a source that also has the other name of tied tensors."""
+    known = {name: name for name in model.names}
+    return Aligned(model, model, {**parted, **known}) if parted.keys() - known.keys() else model
+
+
+def align(
+    base: Source,
+    experts: Mapping[str, Source],
+    base_model: Model,
+    models: Mapping[str, Model],
+    progress: Callable[[str], None],
+) -> tuple[dict[str, Source], frozenset[str]]:
+    """Align experts that share the base's tower; experts like the base stay as they are.
+
+    Embedding rows are matched by token; a token that an expert lacks keeps the base's row. Tensors
+    outside the shared tower, such as classifiers with other label counts, stay the base's.
+
+    base_model, models: base and experts as given, for their classes and tokenizers.
+    progress: called with what is not merged of an expert.
+    Returns: the experts, and the tensors that stay the base's.
+    Raises: TensorsDiffer for an expert of another family.
+    """
+    ours = class_of(base_model)
+    # an adapter has the base's tensors
+    kinds = {task: ours if is_adapter(m) else class_of(m) for task, m in models.items()}
+    require_one_family({"base": ours} | {f"expert {task!r}": kind for task, kind in kinds.items()})
+    aligned, kept = dict(experts), set[str]()
+    tower, names = tower_prefix(ours, base), set(base.names)
+    tables = [name for name in base.names if is_vocabulary(name)]
+    counts = {base.shape(name)[0] for name in tables}
+    words = vocabularies(base_model, models, max(counts, default=0), progress)
+    for task, expert in experts.items():
+        prefix = tower_prefix(kinds[task], expert)
+        known = match_names(base, expert, tower, prefix, kinds[task] is ours)
+        if known is None:
+            continue
+        rows, shared = {}, dict(known)
+        for name, theirs in known.items():
+            here, there = base.shape(name), expert.shape(theirs)
+            # a table has one row per token: by its name, or a head's by its number of rows
+            if (len(here) == len(there) > 0 and here[1:] == there[1:]) and (
+                is_vocabulary(name)
+                or (here[0] in counts and "embed" not in name and "prediction" in name)
+            ):
+                matched = match_rows(here[0], there[0], words.get("", {}), words.get(task, {}))
+                if here != there or not torch.equal(matched, torch.arange(here[0])):
+                    rows[name] = matched
+            elif here != there and is_outside(name, tower):
+                del shared[name]
+        if names == set(expert.names) and shared == {name: name for name in names} and not rows:
+            continue
+        kept |= names - set(shared)
+        aligned[task] = Aligned(expert, base, shared, rows)
+        if left := sorted(set(expert.names) - set(shared.values())):
+            more = ", ..." if len(left) > 4 else ""
+            progress(f"{task}: its own head is not merged ({', '.join(left[:4])}{more})")
+        for name in list(rows)[:1]:
+            matched, there = int((rows[name] >= 0).sum()), expert.shape(known[name])[0]
+            here = base.shape(name)[0]
+            progress(f"{task}: {matched} of its {there} embedding rows match the base's {here}")
+    return aligned, frozenset(kept)
+
+
+def match_names(
+    base: Source, expert: Source, tower: str, theirs: str, same: bool
+) -> dict[str, str] | None:
+    """Return base name -> expert name if everything missing on either side is outside the tower.
+
+    tower, theirs: prefix of the tower in base and expert, with a dot; empty for a bare tower.
+    same: both have one class, so a missing token table is tied, and no head of a task.
+    """
+    known, ours = {}, set(base.names)
+    for name in expert.names:
+        in_base = tower + name.removeprefix(theirs) if name.startswith(theirs) else name
+        if in_base in ours:
+            known[in_base] = name
+
+    def inside(names: set[str], prefix: str) -> bool:
+        return any((same and is_vocabulary(n)) or not is_outside(n, prefix) for n in names)
+
+    missing, surplus = ours.difference(known), set(expert.names).difference(known.values())
+    return None if inside(missing, tower) or inside(surplus, theirs) else known or None
+
+
+def is_outside(name: str, tower: str) -> bool:
+    """Return whether a tensor is outside the tower; a pooler always is."""
+    return bool(tower and not name.startswith(tower)) or POOLER in name.split(".")
+
+
+def class_of(model: Any) -> type:
+    """Return the class of a model, or of a PeftModel's base. Raises: MissingPath, BadFile."""
+    if isinstance(model, nn.Module):
+        return type(model.get_base_model() if is_peft(model) else model)
+    return model_class(model)
+
+
+def tower_prefix(kind: type, source: Source) -> str:
+    """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
+    prefix = f"{getattr(kind, 'base_model_prefix', '')}."
+    return prefix if prefix != "." and any(n.startswith(prefix) for n in source.names) else ""
+
+
+# Rows of words
+
+
+def vocabularies(
+    base: Model, experts: Mapping[str, Model], rows: int, progress: Callable[[str], None]
+) -> dict[str, dict[str, int]]:
+    """Return token -> row of every model with a tokenizer of its own, the base's under "".
+
+    The base's has rows for tokens that it lacks where all experts mean the same token. A row that
+    two experts use for different tokens belongs to none of them.
+
+    rows: of the base's tables.   Returns: {} where all models have the base's tokenizer.
+    """
+    folders = {"": base, **experts} if rows else {}
+    files = {name: tokenizer_files(model) for name, model in folders.items()}
+    if len({own for own in files.values() if own}) < 2:
+        return {}
+    words = {name: vocabulary(folders[name]) for name, own in files.items() if own}
+    ours = words.setdefault("", {})
+    used, spare = set(ours.values()), dict[int, dict[str, str]]()  # by row: task by token
+    for task in experts:
+        for token, row in words.get(task, {}).items():
+            if row < rows and row not in used and token not in ours:
+                spare.setdefault(row, {}).setdefault(token, task)
+    for row, tasks in sorted(spare.items()):
+        token, *others = tasks
+        if others:
+            named = " and ".join(f"{token} for {task}" for token, task in tasks.items())
+            progress(f"embedding row {row} is {named}: the base's row is kept")
+            token = f"\0{row}"  # a token of none of them
+        else:
+            progress(f"embedding row {row} is {token}, which the base's tokenizer lacks")
+        ours[token] = row
+    return words
+
+
+def match_rows(here: int, there: int, ours: Mapping[str, int], theirs: Mapping[str, int]) -> Tensor:
+    """Return the expert's row for each row of the base, (here,); -1 for none.
+
+    Rows match by token where both models have a tokenizer, else by index.
+    """
+    rows = torch.arange(here)
+    rows[rows >= there] = -1
+    if theirs:
+        for token, index in ours.items():
+            if index < here:
+                rows[index] = theirs[token] if theirs.get(token, there) < there else -1
+    return rows
+
+
+def tokenizer_files(model: Model) -> tuple[bytes, ...]:
+    """Return the content of the files of a folder's vocabulary; nothing for a module."""
+    if isinstance(model, nn.Module):
+        return ()
+    files = (Path(model) / name for name in TOKENIZERS)
+    return tuple(file.read_bytes() for file in files if file.is_file())
+
+
+def vocabulary(model: Any) -> dict[str, int]:
+    """Return token -> row of a folder's tokenizer; empty where it cannot be read."""
+    try:
+        return dict(load_tokenizer(model).get_vocab())
+    except FeatCalError:
+        return {}

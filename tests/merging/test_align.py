@@ -1,0 +1,107 @@
+"""Experts with other vocabularies: rows by token, rows that stay the base's."""
+
+import families
+import tiny
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from featcal.merging.merge import merge
+from featcal.models.save import save_model
+
+
+def llama(words, seed):
+    config = families.tf.LlamaConfig(**families.GROUPED | {"vocab_size": words})
+    return tiny.make(lambda: families.tf.LlamaForCausalLM(config), seed, torch.float32)
+
+
+def test_rows_that_an_expert_lacks_are_the_bases():
+    base, experts = llama(97, 0), {"code": llama(100, 1), "maths": llama(90, 2)}
+    merged = merge("average", base, experts)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        own, code, maths = (m.get_parameter(name) for m in (base, *experts.values()))
+        filled = torch.cat([maths, own[90:]])
+        want = (code[:97] + filled) / 2
+        assert torch.allclose(merged.get_parameter(name), want, rtol=0, atol=1e-7)
+
+
+def folder_with_words(path, words, seed, rows=None):
+    """A model's folder with a tokenizer of these words, in this order."""
+    numbers = {word: row for row, word in enumerate(words)}
+    own = Tokenizer(models.WordLevel(numbers, unk_token=words[0]))
+    folder = save_model(llama(rows or len(words), seed), path)
+    PreTrainedTokenizerFast(tokenizer_object=own).save_pretrained(folder)
+    return folder
+
+
+def tables(folder):
+    state = load_file(folder / "model.safetensors")
+    return [state[name] for name in ("model.embed_tokens.weight", "lm_head.weight")]
+
+
+def merged_tables(tmp_path, base, **experts):
+    """Tables of base, experts and their average, which is also what is said of them."""
+    folders = {
+        n: folder_with_words(tmp_path / n, w, i, 100) for i, (n, w) in enumerate(experts.items(), 1)
+    }
+    start, said = folder_with_words(tmp_path / "base", base, 0, 100), []
+    out = merge("average", start, folders, out=tmp_path / "out", progress=said.append)
+    return zip(*(tables(f) for f in (start, *folders.values(), out)), strict=True), "\n".join(said)
+
+
+WORDS = [f"word{i}" for i in range(97)]
+
+
+def test_embedding_rows_are_matched_by_token(tmp_path):
+    found, _ = merged_tables(tmp_path, WORDS, code=[WORDS[96], *WORDS[:96], "own"])
+    for base, code, merged in found:
+        assert torch.equal(merged[:97], torch.cat([code[1:97], code[:1]]))
+        assert torch.equal(merged[98:], code[98:]) and not torch.equal(merged[98:], base[98:])
+
+
+def test_two_words_are_never_merged_in_one_row(tmp_path):
+    words = {"a": [*WORDS, "<tool>", "<one>"], "b": [*WORDS, "<think>", "<two>", "<tool>"]}
+    found, said = merged_tables(tmp_path, WORDS, **words)
+    for base, a, b, merged in found:
+        mean = torch.stack([a, b]).double().mean(0).float()
+        assert torch.equal(merged[:97], mean[:97]) and torch.equal(merged[97:99], base[97:99])
+        own = torch.stack([a[97], b[99]]).double().mean(0).float()
+        assert torch.equal(merged[99], own)  # <tool> of both, in the one row that is free
+    assert "row 97 is <tool> for a and <think> for b" in said and "row 99 is <tool>" in said
+
+
+def test_a_word_that_all_experts_have_in_one_row_is_merged_there(tmp_path):
+    found, said = merged_tables(
+        tmp_path, WORDS, a=[*WORDS, "<tool>"], b=[*WORDS, "<tool>"], c=WORDS
+    )
+    for base, a, b, c, merged in found:
+        mean = torch.stack([a[97], b[97], base[97]]).double().mean(0).float()
+        assert torch.equal(merged[97], mean)
+        assert torch.equal(merged[:97], torch.stack([a, b, c]).double().mean(0).float()[:97])
+    assert "row 97 is <tool>, which the base's tokenizer lacks" in said
+
+
+def test_the_bases_tables_are_kept_where_asked_for(tmp_path):
+    base, experts = llama(97, 0), {"code": llama(100, 1), "maths": llama(97, 2)}
+    merged = merge("average", base, experts, embeddings="base")
+    for name, p in merged.named_parameters():
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            assert torch.equal(p, base.get_parameter(name))
+        else:
+            mean = sum(expert.get_parameter(name) for expert in experts.values()) / 2
+            assert torch.allclose(p, mean, rtol=0, atol=1e-7), name
+    folders = {task: save_model(expert, tmp_path / task) for task, expert in experts.items()}
+    kept = {"embeddings": "base", "out": tmp_path / "out"}
+    out = merge("average", save_model(base, tmp_path / "base"), folders, **kept)
+    written = load_file(out / "model.safetensors")
+    assert all(torch.equal(tensor, written[name]) for name, tensor in merged.state_dict().items())
+
+
+def test_data_dependent_methods_run_with_the_bases_tables():
+    base, experts = llama(97, 0), {"code": llama(100, 1), "maths": llama(97, 2)}
+    batches = {task: families.text(i) for i, task in enumerate(experts)}
+    merged = merge("regmean", base, experts, batches=batches, embeddings="base").model
+    assert torch.equal(merged.embed_tokens.weight, base.model.embed_tokens.weight)
+    up, own = (model.layers[0].mlp.up_proj.weight for model in (merged, base.model))
+    assert not torch.equal(up, own)
