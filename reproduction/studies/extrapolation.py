@@ -28,8 +28,10 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.files import read_json, write_json
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
+from reproduction.engine.make import make
 from reproduction.engine.samples import Drawn, Selection, load_split
 from reproduction.engine.score import Row, answers
+from reproduction.engine.spec import ModelSpec
 from reproduction.engine.study import Found
 from reproduction.experiments import Each, Study
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
@@ -149,7 +151,10 @@ class ExtrapolationStudy(Study):
 
     def found(self, setup: Setup, folder: Path) -> Found:
         """Return rows of the candidates that are scored, and the divergence of all."""
-        files = [setup.heads, *setup.merged(self.upstream).glob("*.safetensors")]
+        label, merged = f"extrapolation {self.key}", folder / "merged"
+        merger = setup.context.experiments.merge[f"{self.key}-{self.upstream}"]
+        make(label, setup, [ModelSpec("merged", merged, "merged", self.upstream, settings=merger)])
+        files = [setup.heads, *merged.glob("*.safetensors")]
         for model in (setup.base, *setup.experts.values()):
             files += model.glob("*.safetensors")
         grid = ("orders", "interpolations", "blends", "ridges", "stream")
@@ -164,8 +169,8 @@ class ExtrapolationStudy(Study):
                 own = fingerprint(
                     [(one.choice, one.variant, dict(one.settings)) for one in group], ()
                 )
-                jobs[name] = (setup, self, group, store / f"{own}.json")
-            results = setup.context.run(f"extrapolation {self.key}", measured, jobs)
+                jobs[name] = (setup, self, merged, group, store / f"{own}.json")
+            results = setup.context.run(label, measured, jobs)
             below.update({k: v for result in results.values() for k, v in result["below"].items()})
             return [row for result in results.values() for row in result["rows"]]
 
@@ -193,7 +198,11 @@ class ExtrapolationStudy(Study):
 
 
 def measured(
-    setup: Setup, study: ExtrapolationStudy, candidates: Sequence[Candidate], file: Path
+    setup: Setup,
+    study: ExtrapolationStudy,
+    merged: Path,
+    candidates: Sequence[Candidate],
+    file: Path,
 ) -> dict[str, Any]:
     """Calibrate candidates together and return rows with their divergence, and with scores where λ
     is chosen; they are kept in a file for an interrupted run.
@@ -209,7 +218,7 @@ def measured(
     from featcal.core.precision import exact_products
     from featcal.data.batches import draw_indices
 
-    kept, held_out, merged = {}, {}, setup.merged(study.upstream)
+    kept, held_out = {}, {}
     for task in setup.tasks:
         samples = load_split(setup, task, "train")
         count = study.samples + study.held_out
