@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -14,6 +15,7 @@ from reproduction.report.paper import IMAGES, REAL
 from reproduction.report.statistics import Estimate, estimate, noise
 
 NOT_RUN = "○ not run: no study of extrapolation."
+ALONE = "anchor alone"
 PARTS = ("residual target", "order", "joint bias", "α", "ρ", "λ")
 SOURCES = {REAL: "MiniLM, real texts", IMAGES: "smaller CLIP, synthetic images"}
 ORDERS = {"stale": "merger’s features", "forward": "forward order", "sites": "site by site"}
@@ -44,21 +46,40 @@ class Cells:
         wanted = {"choice": choice, "variant": variant, **numbers}
         return select(self.ours.table("extrapolation"), wanted)
 
-    def lines(self) -> dict[tuple[str, float], dict[float, pd.DataFrame]]:
-        """Return by order and α the rows at every ρ; the anchor alone has no order."""
-        settings, blends = self.settings, self.settings.get("blends", ())
-        found = {("", 0.0): {rho: self.rows("anchor", anchor_blend=rho) for rho in blends}}
-        for order in settings.get("orders", ()):
-            for alpha in settings["interpolations"]:
-                found[order, alpha] = {
-                    rho: self.rows("cell", order, interpolation=alpha, anchor_blend=rho)
-                    for rho in blends
-                }
-        return found if blends else {}
+    def lines(self) -> dict[str, dict[float, pd.DataFrame]]:
+        """Return by order and α the rows at every ρ, those of the anchor alone first."""
+        settings = self.settings
+        if not settings:
+            return self.swept()
+        blends = settings["blends"]
+        found = {ALONE: {rho: self.rows("anchor", anchor_blend=rho) for rho in blends}}
+        for order, alpha in product(settings["orders"], settings["interpolations"]):
+            rows = {
+                rho: self.rows("cell", order, interpolation=alpha, anchor_blend=rho)
+                for rho in blends
+            }
+            found[f"{ORDERS[order]}, α {alpha:g}"] = rows
+        return found
+
+    def swept(self) -> dict[str, dict[float, pd.DataFrame]]:
+        """Return the same where only ρ was varied (Figure 5), at the tuned λ and α."""
+        wanted = {"upstream": "task_arithmetic", "setting": "suite", "parameter": "anchor_blend"}
+        sweep = select(self.ours.table("sweep"), wanted)
+        by_rho = {float(rho): select(sweep, {"at": rho}) for rho in sorted(set(sweep["at"]))}
+        if not by_rho:
+            return {}
+        own = float(sweep[sweep["chosen"] == 1]["at"].iloc[0])
+        both = {
+            rho: select(
+                self.ours.table("scores"), {"upstream": "task_arithmetic", "method": method}
+            )
+            for rho, method in ((1.0, "merged"), (own, "anchor"))
+        }
+        return {ALONE: both, f"{ORDERS['forward']}, λ and α fixed": by_rho}
 
 
 def cells_of(suite: str) -> dict[str, Cells]:
-    """Return the studies that were run, by the name of the model."""
+    """Return what was run of the study, by the name of the model."""
     found = {name: Cells(Evidence(suite, role, "8")) for role, name in SOURCES.items()}
     return {name: one for name, one in found.items() if one.settings}
 
@@ -69,57 +90,65 @@ def by_blend(suite: str) -> PageOutput:
 
 
 def _by_blend(suite: str) -> Figure | None:
-    studies = cells_of(suite)
-    if not studies:
+    known = lines_of(suite)
+    if not known:
         return None
     with drawing():
-        figure = Figure(figsize=(WIDTH, 3.4 * len(studies) + 0.9), layout="constrained")
-        spots = figure.subplots(len(studies), 1, squeeze=False)[:, 0]
-        for axes, (name, study) in zip(spots, studies.items(), strict=True):
-            for (order, alpha), by_rho in study.lines().items():
-                colour, marker = ORDER_LOOKS.get(order, ("#777777", "x"))
-                words = f"{ORDERS[order]}, α = {alpha:g}" if order else "anchor alone"
-                solid = not order or alpha == 1
-                look: dict[str, Any] = {"ls": "-" if solid else "--", "marker": marker}
+        figure = Figure(figsize=(WIDTH, 3.6 * len(known) + 1.0), layout="constrained")
+        spots = figure.subplots(len(known), 1, squeeze=False)[:, 0]
+        for axes, (name, lines) in zip(spots, known.items(), strict=True):
+            for words, by_rho in lines.items():
                 means = [rows["value"].mean() for rows in by_rho.values()]
-                axes.plot(list(by_rho), means, color=colour, label=words, **look)
+                axes.plot(list(by_rho), means, label=words, **look_of(words))
             axes.set_xscale("log", base=2)
-            axes.set_xticks(list(by_rho), [f"{rho:g}" for rho in by_rho])
+            blends = list(dict.fromkeys(rho for by_rho in lines.values() for rho in by_rho))
+            axes.set_xticks(blends, [f"{rho:g}" for rho in blends])
             axes.minorticks_off()
             axes.set(title=name, xlabel="ρ", ylabel="average score (%)")
-        handles, labels = spots[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize="small")
+        drawn = [line for axes in spots for line in axes.get_lines()]
+        once = {str(line.get_label()): line for line in drawn}
+        figure.legend(once.values(), once, loc="outside upper center", ncols=2, fontsize="small")
         return figure
+
+
+def look_of(words: str) -> dict[str, Any]:
+    """Return colour and marker of an order; a line with α below 1 is dashed."""
+    looks = {ORDERS[order]: look for order, look in ORDER_LOOKS.items()}
+    colour, marker = looks.get(words.split(",")[0], ("#777777", "x"))
+    return {"color": colour, "marker": marker, "ls": "--" if "α 0." in words else "-"}
 
 
 def by_order(suite: str) -> PageOutput:
     """List scores and divergences by ρ for every order and α, and what ρ = 1 and the last ρ gain."""
-    rows, blends = [], dict[float, None]()
-    for name, study in cells_of(suite).items():
-        lines = study.lines()
-        merged = estimate(lines["", 0.0][1.0])
-        for (order, alpha), by_rho in lines.items():
-            words = f"{ORDERS[order]}, α {alpha:g}" if order else "anchor alone"
-            blends |= dict.fromkeys(by_rho)
-            known = [estimate(one) for one in by_rho.values()]
-            cells = [_scored(one, own) for one, own in zip(known, by_rho.values(), strict=True)]
-            cells += [_lead(known[0], merged) if order else "–", _lead(known[-1], known[0])]
-            rows.append(("" if order else "fc-merger", [f"{words}<small>{name}</small>", *cells]))
-    if not rows:
+    rows, known = [], lines_of(suite)
+    if not known:
         return PageOutput(note(NOT_RUN))
-    head = [
-        "",
-        *(f"ρ = {rho:g}" for rho in blends),
-        "ρ = 1 over merged",
-        f"ρ = {max(blends):g} over 1",
-    ]
-    caption = "Average score (%) after task arithmetic, 32 samples per task; small: λ and divergence from the experts; ± two standard errors"
+    blends = sorted({rho for own in known.values() for line in own.values() for rho in line})
+    for name, lines in known.items():
+        merged = estimate(lines[ALONE][1.0])
+        for words, by_rho in lines.items():
+            first, last = (estimate(by_rho[rho]) for rho in (min(by_rho), max(by_rho)))
+            cells = [_scored(by_rho[rho]) if rho in by_rho else "–" for rho in blends]
+            cells += ["–" if words == ALONE else _lead(first, merged), _lead(last, first)]
+            kind = "fc-merger" if words == ALONE else ""
+            rows.append((kind, [f"{words}<small>{name}</small>", *cells]))
+    head = ["", *(f"ρ = {rho:g}" for rho in blends), "ρ = 1 over merged", "largest ρ over 1"]
+    caption = "Average score (%) after task arithmetic; small: λ and divergence from the experts; ± two standard errors"
     return PageOutput(table(head, rows, caption, "fc-long"))
 
 
-def _scored(one: Estimate | None, rows: pd.DataFrame) -> str:
+def lines_of(suite: str) -> dict[str, dict[str, dict[float, pd.DataFrame]]]:
+    """Return the rows of every model that has some, by name, line and ρ."""
+    found = {name: Cells(Evidence(suite, role, "8")).lines() for role, name in SOURCES.items()}
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def _scored(rows: pd.DataFrame) -> str:
+    one = estimate(rows)
     if one is None:
         return "–"
+    if "divergence" not in rows:
+        return f"{one.mean:.1f}"
     ridge = float(rows["ridge"].iloc[0])
     chosen = "by halves" if math.isnan(ridge) else compact(ridge)
     told = "" if ridge > 1e6 else f"λ {chosen}, "
@@ -170,7 +199,7 @@ def parts(suite: str) -> PageOutput:
         for (_, cells), name in zip(rows, ("", *PARTS), strict=True):
             for choice, first in (("alone", start), ("left out", whole)):
                 if not name:
-                    cells.append(_scored(estimate(first), first))
+                    cells.append(_scored(first))
                 else:
                     cells.append(_lead(estimate(study.rows(choice, name)), estimate(first)))
     head = [""]

@@ -1,6 +1,7 @@
 """Calibration or extrapolation, on invented results whose differences are known."""
 
 import math
+import shutil
 from itertools import product
 from statistics import variance
 
@@ -8,6 +9,7 @@ import pytest
 from synthetic_correct import write_answers
 
 from featcal.files import write_json
+from reproduction.report.evidence import select
 from reproduction.report.pages import extrapolation
 from reproduction.report.statistics import bits
 from reproduction.results import EXTRAPOLATION, read_rows
@@ -20,6 +22,7 @@ TASKS = ("mnist", "dtd")
 @pytest.fixture
 def study(results):
     """Two tasks of 400 samples; the anchor has 60 and loses 20 at the larger ρ."""
+    shutil.rmtree(results / "sweep")
     folder = results / "extrapolation/clip_b32-8"
     models = [("anchor", "", 0.3, 1, 1e9, 60.0), ("anchor", "", 0.3, 8, 1e9, 40.0)]
     for (order, value), alpha, (rho, more) in product(ORDERS.items(), (0.3, 1), BLENDS.items()):
@@ -85,7 +88,18 @@ def test_rho_on_a_part_of_the_weights_is_compared_with_rho_1(study):
     assert "directions below λ 90 %" in page.text
 
 
+def test_a_model_without_the_study_shows_the_sweep_of_rho_at_the_tuned_settings(ours):
+    swept = select(ours.table("sweep"), {"setting": "suite", "parameter": "anchor_blend"})
+    swept = swept[(swept["upstream"] == "task_arithmetic") & (swept["at"] > 0)]
+    means = swept.groupby("at")["value"].mean()
+    lines = extrapolation.lines_of("mini")["smaller CLIP, synthetic images"]
+    shown = lines["forward order, λ and α fixed"]
+    assert {rho: shown[rho]["value"].mean() for rho in means.index} == dict(means)
+    assert {name: set(by_rho) for name, by_rho in lines.items()}["anchor alone"] == {1.0, 2.0}
+
+
 def test_a_study_that_was_not_run_is_said_to_be_so(results):
+    shutil.rmtree(results / "sweep")
     for show in (extrapolation.by_order, extrapolation.parts, extrapolation.spectrum):
         assert extrapolation.NOT_RUN in show("mini").text
     assert "not run" in extrapolation.by_blend("mini").text
