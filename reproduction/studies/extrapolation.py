@@ -10,7 +10,8 @@ solved; ρ = 1 is the merged model), the paper's settings with one part of `stre
 Last, ρ at the cell of forward order, the first α and the last ρ acts on some weights only. With
 S = Σ ωG of a site, its eigenvectors v with eigenvalues g, and the anchors A at ρ and A₁ at ρ = 1,
 the anchor is A₁ + (A − A₁) Σ vvᵀ over those with g < λ, those with g ≥ λ, none, or all; biases and
-norms keep ρ = 1. λ is that of the cell.
+norms keep ρ = 1. λ is that of the cell. Added once the cells of the synthetic images were seen, where
+the least λ was chosen everywhere and ρ has no effect: the same at the paper's λ.
 
 What is run is limited by time alone; pipeline/studies.yaml says what was left out.
 """
@@ -66,7 +67,9 @@ class Candidate:
     @property
     def cell(self) -> tuple[Any, ...]:
         """Return what candidates share of which one λ is chosen."""
-        return self.choice, self.variant, self.settings.interpolation, self.settings.anchor_blend
+        settings = self.settings
+        ridge = None if self.choice == CELL else settings.ridge
+        return self.choice, self.variant, settings.interpolation, settings.anchor_blend, ridge
 
     @property
     def columns(self) -> Row:
@@ -136,12 +139,16 @@ class ExtrapolationStudy(Study):
             changed.append(Candidate(LEFT_OUT, name, stream.but(**removed)))
         by_site = [one for one in changed if one.settings.order == "sites"]
         rho = self.blends[-1]
-        at = self.at("forward", self.interpolations[0], rho, ridge)
-        variants = (NOWHERE, BELOW, ABOVE, WEIGHTS, EVERYTHING)
+        places = (NOWHERE, BELOW, ABOVE, WEIGHTS, EVERYTHING)
+        spectrum = [
+            Candidate(SPECTRUM, place, self.at("forward", self.interpolations[0], rho, value))
+            for value in dict.fromkeys((ridge, self.paper.ridge))
+            for place in places
+        ]
         return {
             "parts in forward order": [one for one in changed if one not in by_site],
             "parts by site": by_site,
-            SPECTRUM: [Candidate(SPECTRUM, variant, at) for variant in variants],
+            SPECTRUM: spectrum,
         }
 
     def at(self, order: str, alpha: float, rho: float, ridge: float) -> Calibration:
@@ -174,7 +181,7 @@ class ExtrapolationStudy(Study):
             below.update({k: v for result in results.values() for k, v in result["below"].items()})
             return [row for result in results.values() for row in result["rows"]]
 
-        below: dict[str, float] = {}
+        below: dict[str, Row] = {}
         rows = run(self.first())
         streams = [row for row in rows if row["choice"] == STREAM]
         rho = float(min(streams, key=lambda row: row["divergence"])["anchor_blend"])
@@ -225,7 +232,7 @@ def measured(
         drawn = draw_indices(task, len(samples.labels), count, study.seed)
         kept[task] = Drawn(samples.take(drawn[: study.samples]), study.batch)
         held_out[task] = samples.take(drawn[study.samples :])
-    below: dict[str, float] = {}
+    below: dict[str, Row] = {}
     with ExitStack() as opened:
         given = (merged, setup.base, setup.experts, None, candidates[0].settings)
         device = setup.context.device
@@ -289,13 +296,13 @@ def calibrate_by_spectrum(
     variants: Sequence[str],
     batches: "TaskBatches",
     spool: "Spool",
-) -> dict[str, float]:
+) -> dict[str, dict[str, float]]:
     """Calibrate students in forward order, each with ρ on its variant's part of the weights.
 
     A solution with ρ = 1 is pulled to the student's own weights. So those are replaced by the
     variant's anchor once the block is observed, and then solved with ρ = 1.
 
-    Returns: shares that lie below λ, means over sites: of the directions, of the inputs'
+    Returns: by λ the shares that lie below it, means over sites: of the directions, of the inputs'
     energy tr S, and of the squared change ‖A − A₁‖².
     """
     import torch
@@ -308,19 +315,21 @@ def calibrate_by_spectrum(
     from featcal.models.modules import load_side_by_side
     from featcal.models.streamed import in_turn
 
-    handles, shares = [student.handle for student in students], []
+    handles = [student.handle for student in students]
+    shares: dict[str, list[Any]] = {}
     [(source, stack)] = models.plan.in_order
     features = features_by_task(models, handles, stack, batches, spool, source, {})
     for path, blocks in student_blocks(models, students, stack, source):
         systems = [Systems() for _ in blocks]
         for task, teacher in in_turn(models.experts, path):
-            specs = [spec for _, spec in blocks]
+            specs = {number: spec for number, (_, spec) in enumerate(blocks)}
             moments = observe([block for block, _ in blocks], teacher, features[task], specs)
-            for total, own, spec in zip(systems, moments, specs, strict=True):
-                add_task_systems(total, own, teacher, spec.settings)
+            for number, own in moments.items():
+                add_task_systems(systems[number], own, teacher, specs[number].settings)
         with models.base.block(path) as base:
             for number, (block, spec) in enumerate(blocks):
                 variant, rho = variants[number], spec.settings.anchor_blend
+                ridge = spec.settings.ridge
                 for site, [system] in systems[number].sites.items():
                     A, a = anchors(block, base, site, 1.0)  # (o, d), (o,)
                     change = anchors(block, base, site, rho)[0] - A
@@ -328,12 +337,13 @@ def calibrate_by_spectrum(
                         change.zero_()
                     elif variant in (BELOW, ABOVE):
                         g, V = torch.linalg.eigh(system.left)  # (d,), (d, d)
-                        below = g < spec.settings.ridge
+                        below = g < ridge
                         V = V[:, below if variant == BELOW else ~below]
                         part = change @ V @ V.T
                         if variant == BELOW:
                             energy, moved = g[below].sum() / g.sum(), part.norm() / change.norm()
-                            shares.append((below.double().mean(), energy, moved**2))
+                            own_shares = below.double().mean(), energy, moved**2
+                            shares.setdefault(f"{ridge:g}", []).append(own_shares)
                         change = part
                     if variant != EVERYTHING:
                         linears = [block.get_submodule(name) for name in site]
@@ -343,5 +353,6 @@ def calibrate_by_spectrum(
                 solve_systems(systems[number], block, base, own, Ranks())
                 for track in features.values():
                     advance(block, stack, track.students[number])
-    means = torch.tensor(shares, dtype=torch.float64).mean(0).tolist()
-    return dict(zip(("directions", "energy", "change"), means, strict=True))
+    names = ("directions", "energy", "change")
+    means = {ridge: torch.tensor(own).mean(0).tolist() for ridge, own in shares.items()}
+    return {ridge: dict(zip(names, own, strict=True)) for ridge, own in means.items()}

@@ -25,8 +25,7 @@ PLACES = {
     "weights": "all weights", "everything": "weights, biases and norms",
 }  # fmt: skip
 BELOW = {
-    "directions": "Directions below λ", "energy": "Energy of the inputs below λ",
-    "change": "Squared change of the merger below λ",
+    "directions": "directions", "energy": "energy of the inputs", "change": "squared change of the merger",
 }  # fmt: skip
 
 
@@ -165,23 +164,24 @@ def spectrum(suite: str) -> PageOutput:
     """List scores with ρ on a part of the weights, and how much lies below λ."""
     rows, below = [], []
     for name, study in cells_of(suite).items():
-        found = {place: study.rows("spectrum", place) for place in PLACES}
-        start = estimate(found["nowhere"])
-        for place, own in found.items():
-            one = estimate(own)
-            score = "–" if one is None else f"{one.mean:.1f}"
-            divergence = f"{own['divergence'].iloc[0]:.3f}" if one else "–"
-            lead = "–" if place == "nowhere" else _lead(one, start)
-            kind = "fc-merger" if place == "nowhere" else ""
-            rows.append((kind, [f"{PLACES[place]}<small>{name}</small>", score, divergence, lead]))
-        shares = study.ours.settings("extrapolation")["below"]
-        told = (f"{words.lower()} {100 * shares[key]:.0f} %" for key, words in BELOW.items())
-        below.append(f"{name}: {', '.join(told)}.")
+        for ridge, shares in study.ours.settings("extrapolation")["below"].items():
+            words = f"{name}, λ {compact(float(ridge))}"
+            found = {place: study.rows("spectrum", place, ridge=float(ridge)) for place in PLACES}
+            start = estimate(found["nowhere"])
+            for place, own in found.items():
+                one, first = estimate(own), place == "nowhere"
+                score = f"{one.mean:.1f}" if one else "–"
+                divergence = f"{own['divergence'].iloc[0]:.3f}" if one else "–"
+                cells = [score, divergence, "–" if first else _lead(one, start)]
+                kind = "fc-merger" if first else ""
+                rows.append((kind, [f"{PLACES[place]}<small>{words}</small>", *cells]))
+            told = (f"{part} {100 * shares[key]:.0f} %" for key, part in BELOW.items())
+            below.append(f"Below λ, {words}: {', '.join(told)}.")
     if not rows:
         return PageOutput(note(NOT_RUN))
-    head = ["ρ above 1 acts on", "Score (%)", "Divergence", "Over no weight"]
+    head = ["ρ = 8 acts on", "Score (%)", "Divergence", "Over no weight"]
     caption = (
-        "Forward order, α 0.3, the largest ρ and its λ; ρ = 1 elsewhere; ± two standard errors"
+        "ρ on a part of the weights and 1 elsewhere; forward order, α 0.3; ± two standard errors"
     )
     return PageOutput(table(head, rows, caption) + note(" ".join(below)))
 

@@ -42,7 +42,7 @@ def study(results):
     ]
     write_answers(folder / "extrapolation.csv", rows, EXTRAPOLATION)
     settings = {"orders": list(ORDERS), "interpolations": [0.3, 1.0], "blends": list(BLENDS)}
-    below = {"directions": 0.9, "energy": 0.05, "change": 0.6}
+    below = {"0.01": {"directions": 0.9, "energy": 0.05, "change": 0.6}}
     facts = {"study": settings, "below": below, "stream_blend": 8.0}
     write_json(folder / "extrapolation.settings.json", facts)
     return folder
@@ -85,7 +85,7 @@ def test_rho_on_a_part_of_the_weights_is_compared_with_rho_1(study):
     page = extrapolation.spectrum("mini")
     assert line(page, "weights, directions below λ")[2:4] == ["69.0", "0.250"]
     assert line(page, "weights, directions below λ")[4].startswith("+5.0 ±")
-    assert "directions below λ 90 %" in page.text
+    assert "λ 0.01: directions 90 %" in page.text
 
 
 def test_a_model_without_the_study_shows_the_sweep_of_rho_at_the_tuned_settings(ours):
