@@ -64,10 +64,13 @@ class Place:
 
     @property
     def adapter(self) -> tuple[str, Estimate | None]:
-        """Return the better tuned adapter and its average."""
+        """Return the better tuned adapter with the trials that were chosen, and its average."""
         found = {name: self.score(name) for name in ADAPTERS}
         best = highest(found.values())
-        return next((NAMES[name] for name, one in found.items() if one is best), ""), best
+        name = next((name for name, one in found.items() if one is best), "")
+        if best is None or best.rows is None:
+            return "", best
+        return "; ".join([NAMES[name], *dict.fromkeys(best.rows["candidate"])]), best
 
     @property
     def title(self) -> str:
@@ -235,8 +238,8 @@ def costs(suite: str) -> PageOutput:
     head += ["Default ÷ printed", "Both adapters, all trials", "Score of the search"]
     head += ["Default − search"]
     caption = (
-        "Seconds on one core, mean over mergers and draws. The search was run after task"
-        " arithmetic; its score is an average (%) over tasks and draws."
+        "Seconds on a machine with other work, mean over mergers and draws: compare within a row."
+        " The search was run after task arithmetic; its score is an average (%) over tasks."
     )
     return PageOutput(table(head, rows, caption, "fc-long")) if rows else PageOutput(note(NOT_RUN))
 

@@ -83,7 +83,7 @@ def invented(results):
                 featcal = name not in ("merged", "surgery")
                 one = {"upstream": merger, "method": "featcal" if featcal else name, "seed": seed}
                 one |= {"setting": name if featcal else "", "samples": 32, "value": value}
-                one |= {"candidate": "stream 4" if name == "auto" else ""}
+                one |= {"candidate": {"auto": "stream 4", "surgery": "rank 4"}.get(name, "")}
                 rows += [shared | one | {"task": task} for task in ("mnist", "dtd")]
             seconds = {"paper": 2.0, "auto": 6.0, "surgery": 3.0, "prob_surgery": 4.0}
             cost += [{"upstream": merger, "samples": 32, "seed": seed, "seconds": seconds}]
@@ -107,7 +107,7 @@ def test_the_default_is_compared_with_the_best_fixed_setting_and_the_better_adap
     assert {"79.5", "60.0", "70.0", f"+19.5 ± {error:.1f}"} <= {
         cell.split(" sd")[0] for cell in cells
     }
-    assert one.fixed[0] == "tuned settings" and one.adapter[0] == "Surgery"
+    assert one.fixed[0] == "tuned settings" and one.adapter[0] == "Surgery; rank 4"
     assert line(default.expected("mini"), "Synthetic")[1:] == ["2", "1", "1", "1", "1"]
     assert "image/svg+xml" in default.chosen("mini").bundle
     assert "image/svg+xml" in default.by_samples("mini").bundle
