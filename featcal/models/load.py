@@ -198,10 +198,12 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
 
 
 def is_adapter(model: object) -> bool:
-    """Return whether a model is given as a folder with an adapter only."""
+    """Return whether a model is given as a folder of an adapter, without weights of a model; some
+    tools put the base's config.json there.
+    """
     if not isinstance(model, str | Path):
         return False
-    return (Path(model) / ADAPTER).is_file() and not (Path(model) / CONFIG).is_file()
+    return (Path(model) / ADAPTER).is_file() and not any(Path(model).glob("model*.safetensors"))
 
 
 def refuse_adapter(folder: str | Path) -> None:
