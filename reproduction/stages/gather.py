@@ -4,11 +4,12 @@ They never vary between two runs; seconds, machine and costs of calibrations go 
 reads no experiments, whose schema loads torch.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from featcal.errors import MissingPath
-from featcal.files import atomic_path, read_json, write_json
+from featcal.files import atomic_folder, read_json, write_json
 from featcal.settings import project_root
 from reproduction.results import chosen_suite, read_yaml, run_record
 
@@ -29,15 +30,14 @@ def gather(name: str) -> None:
             "name a folder of results, such as scores/clip_b32-8, and run its stage: dvc repro"
         )
         raise MissingPath(source, "the results to gather", way_out)
-    for file in sorted(source.iterdir()):
-        with atomic_path(target / file.name) as hidden:
-            hidden.write_bytes(file.read_bytes())
-    verb = "measure" if kind == "drift" else kind
-    chain = kind == "scores"
+    verb, chain = "measure" if kind == "drift" else kind, kind == "scores"
     record = (
         _chain(outputs / "run", key) if chain else read_json(outputs / f"run/{verb}-{key}.json")
     )
-    write_json(target / "run.json", record)
+    with atomic_folder(target) as folder:
+        for file in sorted(source.iterdir()):
+            shutil.copyfile(file, folder / file.name)
+        write_json(folder / "run.json", record)
 
 
 def _chain(runs: Path, key: str) -> dict[str, Any]:
