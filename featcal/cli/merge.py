@@ -82,11 +82,12 @@ def merge(
     settings_of(method, settings)  # imports torch
     method_named(method).check_needs({"batches": inputs.data or None, "head": head})
     student = skeleton(inputs.base)
-    from featcal.data.batches import drawn
     from featcal.merging.merge import merge as merge_folders
 
     batches = None
     if inputs.data:
+        from featcal.data.batches import drawn
+
         batches = drawn(student, (inputs.base,), inputs.data, keys.draw(samples, seed))
     merge_folders(
         method,

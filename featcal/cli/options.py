@@ -265,9 +265,11 @@ def named_folders(
 
 def named_data(pairs: Iterable[str], collect: AllAtOnce) -> "dict[str, Location]":
     """Return the `--data` arguments: files, folders or datasets of the hub."""
+    paths = collect(pairs_by_name, "--data", pairs, "NAME=PATH") or {}
+    if not paths:
+        return {}
     from featcal.data.places import location_of
 
-    paths = collect(pairs_by_name, "--data", pairs, "NAME=PATH") or {}
     data = {name: collect(location_of, "--data", path) for name, path in paths.items()}
     return {name: location for name, location in data.items() if location is not None}
 

@@ -17,9 +17,12 @@ MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on
 def main() -> int:
     """Run this process's arguments and return the exit code."""
     share_machine()
-    from featcal.cli.main import main
+    try:
+        from featcal.cli.main import main
 
-    return main()
+        return main()
+    except KeyboardInterrupt:  # while the command line itself is imported
+        return 130
 
 
 def share_machine() -> None:

@@ -142,6 +142,7 @@ def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys
     part = section("use-mergekit")
     assert commands(part)[0] == ["mergekit-yaml", "merge.yaml", "merged"]
     run(part, skip=1)
+    assert "samples of each task" in Path("calibrated/README.md").read_text()
     assert {name.split(".")[1] for name in solved(Path("calibrated"), Path("merged"))} == {"layers"}
     experts = "--base base --expert math=models/math --expert code=models/code"
     assert command(f"calibrate {experts} --merged merged {DATA} --out named".split()) == 0
@@ -163,8 +164,8 @@ def test_a_merge_of_mergekit_itself_is_calibrated_by_the_recipe_it_leaves(llamas
     merged_as_mergekit_does(Path("merge.yaml"), expected)
     for name, value in tensors(expected).items():
         torch.testing.assert_close(merged[name], value, rtol=0, atol=1e-6)
-    (found,) = [words for words in commands(section("use-mergekit")) if words[-1] == "--force"]
-    assert "recipe=merge.yaml" not in found and command(found[1:-1]) == 0
+    (found,) = [words for words in commands(section("use-mergekit")) if "fix" in words]
+    assert command(found[1:]) == 0
     assert solved(Path("calibrated"), Path("merged"))
 
 

@@ -1,0 +1,170 @@
+"""Models are named once: what merge records serves fix, compare, evaluate and plan."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoints
+import huggingface_hub
+import pytest
+from test_cli import refused
+from test_worked_paths import llamas, merged_as_mergekit_does, pictures, recipe_of_the_page  # noqa: F401
+
+import featcal
+from featcal.cli import main as cli
+from featcal.data.batches import load_batches
+
+EXPERTS = {"math": "models/math", "code": "models/code"}
+DATA = {"math": "math.jsonl", "code": "code.jsonl"}
+BY_NAME = [part for task, path in DATA.items() for part in ("--data", f"{task}={path}")]
+
+
+@pytest.fixture
+def merged(llamas) -> Path:
+    """A merged folder with the record of its base and experts."""
+    return Path(featcal.merge("average", "base", EXPERTS, out="merged"))
+
+
+def told(capsys, *arguments) -> dict:
+    """Return what a command prints as JSON."""
+    capsys.readouterr()
+    assert cli.main(["--quiet", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(merged, capsys):
+    """The oracle is featcal.compare on the samples after the first four of each task's eight."""
+    rows = told(capsys, "fix", "merged", *BY_NAME)["experts"]
+    drawn = load_batches(DATA, "base", samples=8)
+    assert {task: one.samples for task, one in drawn.items()} == {"math": 8, "code": 8}
+    record = json.loads(Path("merged-calibrated/featcal.json").read_text())
+    assert record["samples"] == {"math": 4, "code": 4}
+    from featcal.data.batches import Draw, drawn as drawn_batches
+    from featcal.data.places import Location
+    from featcal.models.stored import skeleton
+
+    locations = {task: Location(Path(path)) for task, path in DATA.items()}
+    unseen = drawn_batches(skeleton("base")[0], [Path("base")], locations, Draw(4, 42, 32, skip=4))
+    models = {"before": "merged", "after": "merged-calibrated"}
+    measured = featcal.compare(models, EXPERTS, unseen)
+    for row, before, after in zip(rows, measured[::2], measured[1::2], strict=True):
+        assert (
+            (row["expert"], row["samples"]) == (after.expert, after.samples) == (row["expert"], 4)
+        )
+        assert row["before"] == pytest.approx(before.kl, rel=1e-3)
+        assert row["after"] == pytest.approx(after.kl, rel=1e-3)
+        difference = after.than_first["kl"]
+        beyond = abs(difference.mean) > 2 * difference.error
+        expected = ("better" if difference.mean < 0 else "worse") if beyond else "same"
+        assert row["verdict"] == expected
+    assert "KL from the expert's answers" in Path("merged-calibrated/README.md").read_text()
+
+
+def test_a_record_holds_no_path_of_the_machine_and_moves_with_its_models(merged, tmp_path, capsys):
+    text = (merged / "featcal.json").read_text()
+    assert json.loads(text)["base"] == "../base" and str(tmp_path) not in text
+    Path("moved").mkdir()
+    for name in ("base", "models", "merged", "math.jsonl", "code.jsonl"):
+        shutil.move(name, f"moved/{name}")
+    assert told(capsys, "plan", "--merged", "moved/merged", "--set", "tokens=8")["host_bytes"] > 0
+
+
+def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged, capsys):
+    arguments = ["calibrate", "--merged", "merged", *BY_NAME, "--preset", "paper", "--samples", "5"]
+    assert cli.main([*arguments, "--out", "new"]) == 0
+    compared = ["compare", "--model", "merged=merged", "--model", "new=new", *BY_NAME]
+    rows = told(capsys, *compared)["agreement"]
+    assert {row["samples"] for row in rows} == {3}
+    assert cli.main([*arguments[:-1], "8", "--out", "all"]) == 0
+    message = refused([*compared[:-5], "new=all", *BY_NAME], Path(), capsys)
+    assert "more than the 8 samples that are left out" in message
+
+
+def test_base_and_experts_are_read_from_the_recipe_that_a_card_shows(llamas, capsys):
+    recipe = recipe_of_the_page()
+    merged_as_mergekit_does(recipe, Path("merged"))
+    Path("merged/mergekit_config.yml").unlink()
+    Path("merged/README.md").write_text(f"# merged\n\n```yaml\n{recipe.read_text()}```\n")
+    recipe.unlink()
+    plan = told(capsys, "plan", "--merged", "merged", "--set", "tokens=8")
+    assert plan["host_bytes"] > 0
+
+
+def test_models_of_the_hub_are_taken_wherever_folders_are(llamas, tmp_path, monkeypatch, capsys):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    for name, folder in {"base": "base", "math": "models/math", "code": "models/code"}.items():
+        cached = tmp_path / f"hub/models--owner--{name}"
+        shutil.copytree(folder, cached / "snapshots" / commit)
+        (cached / "refs").mkdir()
+        (cached / "refs/main").write_text(commit)
+        shutil.rmtree(folder)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    experts = ["--expert", "math=owner/math", "--expert", "code=owner/code@main"]
+    assert cli.main(["merge", "average", "--base", "owner/base", *experts, "--out", "merged"]) == 0
+    record = json.loads(Path("merged/featcal.json").read_text())
+    assert record["experts"]["code"] == f"owner/code@{commit}"
+    assert cli.main(["fix", "merged", *BY_NAME]) == 0
+    assert "merged-calibrated" in capsys.readouterr().out
+    assert "owner/none" in refused(["inspect", "owner/none"], Path(), capsys)
+
+
+def test_a_whole_clip_is_evaluated_without_naming_it_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    checkpoints.clip_folder(Path("clip"))
+    checkpoints.vision_folder(Path("mnist"), 1)
+    pictures(Path("images"), 0)
+    assert cli.main("merge average --base clip --expert mnist=mnist --out merged".split()) == 0
+    asked = ["--data", "mnist=images", "--template", "a photo of a {}"]
+    for model in ("clip", "merged"):
+        own = told(capsys, "evaluate", "--model", model, *asked)
+        named = told(capsys, "evaluate", "--model", model, "--clip", "clip", *asked)
+        assert own == named
+    assert "--clip" in refused(["evaluate", "--model", "mnist", *asked], Path(), capsys)
+
+
+def test_a_message_names_all_that_is_missing(merged, capsys):
+    Path("merged/featcal.json").unlink()
+    lacking = refused(["calibrate", "--merged", "merged"], Path(), capsys)
+    assert "--data, --out, --base, --expert" in lacking
+    wrong = "fix nowhere --base gone --expert math=lost --data math=away.jsonl".split()
+    message = refused(wrong, Path(), capsys)
+    assert all(name in message for name in ("nowhere", "gone", "lost", "away.jsonl"))
+    named = [*"--base base --expert math=models/math --expert code=models/code".split()]
+    assert "--data code=PATH" in refused(["fix", "merged", *named, *BY_NAME[:2]], Path(), capsys)
+
+
+SLOW = {"torch", "transformers", "datasets"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-h"],
+        ["merge", "-h"],
+        ["fix", "-h"],
+        [
+            "calibrate",
+            "--merged",
+            "no",
+            "--base",
+            "no",
+            "--expert",
+            "a=no",
+            "--data",
+            "a=x",
+            "--out",
+            "y",
+        ],
+        ["merge", "averge", "--base", "base", "--expert", "a=b", "--out", "c"],
+    ],
+)
+def test_help_and_mistakes_need_no_torch(tmp_path, arguments):
+    code = f"import sys; from featcal.cli.main import main; code = main({arguments}); print(code, {SLOW} & {{*sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    expected = 0 if "-h" in arguments else cli.MISTAKE
+    assert done.stdout.endswith(f"{expected} set()\n"), done.stderr
