@@ -41,7 +41,8 @@ def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(m
     assert {task: one.samples for task, one in drawn.items()} == {"math": 8, "code": 8}
     record = json.loads(Path("merged-calibrated/featcal.json").read_text())
     assert record["samples"] == {"math": 4, "code": 4}
-    from featcal.data.batches import Draw, drawn as drawn_batches
+    from featcal.data.batches import Draw
+    from featcal.data.batches import drawn as drawn_batches
     from featcal.data.places import Location
     from featcal.models.stored import skeleton
 
