@@ -77,7 +77,7 @@ def calibration_card(
 
 
 def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
-    """The cells of `DRIFT_COLUMNS`, a row for each expert and stack."""
+    """Return the cells of `DRIFT_COLUMNS`, one row per expert and stack."""
     several = len({one.stack for one in drift}) > 1
     rows = []
     for one in drift:
@@ -94,7 +94,7 @@ def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
 
 
 def worse(drift: Sequence[DriftRecord]) -> list[str]:
-    """A sentence that names the experts from which calibration has led away; none where there are
+    """Return a sentence naming the experts whose drift calibration increased; [] if there are
     none.
     """
     names = list(dict.fromkeys(one.expert for one in drift if one.worse))
@@ -122,9 +122,7 @@ def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
 
 
 def merge_method(merged: object) -> str | None:
-    """How a merged folder says it was merged: mergekit's recipe in it, or the card that featcal
-    wrote.
-    """
+    """Return the merge method that a folder's mergekit recipe or card states, or None."""
     if not isinstance(merged, str | Path):
         return None
     try:
@@ -133,7 +131,7 @@ def merge_method(merged: object) -> str | None:
         OSError,
         UnicodeDecodeError,
         yaml.YAMLError,
-    ):  # nothing is told, which is no fault of the merged model
+    ):  # the folder states no method
         recipe = None
     if isinstance(recipe, dict) and isinstance(recipe.get("merge_method"), str):
         return f"mergekit's {recipe['merge_method']}"

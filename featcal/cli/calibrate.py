@@ -10,19 +10,21 @@ from typer import Option
 
 from featcal.card import licences_differ, write_card
 from featcal.cli import options
-from featcal.cli.folders import (
+from featcal.cli.inputs import (
     Inputs,
-    new_folder,
     plan_with,
-    push,
     read_inputs,
-    require_hub,
-    require_space,
-    require_writable,
     skeleton,
-    stored_bytes,
     vocabulary_sizes,
     whole_experts,
+)
+from featcal.cli.output import (
+    new_folder,
+    push,
+    require_hub,
+    require_room,
+    require_space,
+    require_writable,
 )
 from featcal.cli.start import return_large_blocks
 from featcal.cli.terminal import bytes_of, note, progress_bar, say, say_json, table
@@ -41,24 +43,21 @@ MOST = 256  # samples of a task by default
 FEWEST, SPARE = 4, 64  # samples of a task that are left for a comparison
 WORK = "Scratch folder for activations and finished blocks. Default: next to --out."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
-RIDGE = "λ > 0, the pull to the anchor (paper: 0.05)."
-BLEND = "ρ: 1 anchors at the merged weight, above 1 extrapolates away from the base (paper: 2)."
-INTERPOLATION = "α in [0, 1]: 1 targets the experts' features (paper: 0.3)."
+RIDGE = "λ > 0: how strongly weights are pulled to the anchor (paper: 0.05)."
+BLEND = "ρ: 1 anchors at the merged weight; above 1 extrapolates away from the base (paper: 2)."
+INTERPOLATION = "α in [0, 1]: 1 targets the experts' features, 0 the student's own (paper: 0.3)."
 SETTINGS = (Calibration(), options.Running())
 EPILOG = f"""{options.DATA_FORMATS}
 
 Examples:
 
-featcal calibrate --base base --merged merged --expert mnist=m --data mnist=images/mnist --out new --dry-run
-
-featcal calibrate --base base --merged merged --expert code=c --data code=code.jsonl --out new --ridge 1e-5 --set tokens=512
-
-featcal calibrate --base base --merged merged --expert dtd=d --data dtd=tanganke/dtd@main --out new --dtype bfloat16
-
 featcal calibrate --merged merged --data math=math.jsonl --data code=code.jsonl --out new
 
-Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted (the same command continues
-after the last finished block)."""
+featcal calibrate --merged merged --data mnist=images/mnist --data dtd=tanganke/dtd@main --out new --dry-run
+
+featcal calibrate --merged merged --base base --expert code=owner/code --data code=code.jsonl --out new --set tokens=512
+
+After an interruption the same command continues after the last finished block."""
 
 
 def calibrate(
@@ -96,7 +95,7 @@ def calibrate(
     new_folder(out, force, inputs.folders)
     require_hub(push_to_hub)
     require_work_folder(work, [*inputs.folders, out])
-    require_room(inputs, out, work)
+    require_room(inputs.merged, out, work)
     draw = keys.draw(samples or MOST, seed, dtype)
     request = Request(inputs, out, settings, keys, draw, options.device_named(device), memory, work)
     draws = task_draws(request, samples)
@@ -228,15 +227,6 @@ def require_work_folder(work: Path | None, folders: list[Path]) -> None:
         expected = f"lies in {folder}, which is read or written as a whole; name another folder"
         require(not inside, "--work", str(work), expected)
     require_writable("--work", work / "run")
-
-
-def require_room(inputs: Inputs, out: Path, work: Path | None) -> None:
-    """Raise BadSetting unless the disks have room for the result and for finished blocks."""
-    size = stored_bytes(inputs.merged)
-    apart = work is not None and work.absolute().parent != out.absolute().parent
-    require_space("--out", out, size if apart else 2 * size)
-    if work is not None and apart:
-        require_space("--work", work, size)
 
 
 def note_differences(student: Any, inputs: Inputs) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.evaluate import add_to_card
-from featcal.cli.folders import Inputs, plan_with, read_compared, skeleton, whole_experts
+from featcal.cli.inputs import Inputs, plan_with, read_compared, skeleton, whole_experts
+from featcal.cli.output import add_to_card
 from featcal.cli.terminal import note, say_json, table
 from featcal.record import read_record
 from featcal.settings import require

@@ -7,11 +7,11 @@ from typer import Argument, Option
 
 from featcal.cli import options
 from featcal.cli.evaluate import has_tokenizer
-from featcal.cli.folders import new_folder, require_space, stored_bytes
+from featcal.cli.output import new_folder, require_space, stored_bytes
 from featcal.cli.terminal import say, say_json
 from featcal.settings import require
 
-CLIP = "Whole CLIP that provides the text tower, if SOURCE is only a vision model."
+CLIP = "Whole CLIP that provides the text tower, if MODEL is a vision model only."
 EPILOG = """Examples:
 
 featcal convert open_clip_folder --out transformers_folder

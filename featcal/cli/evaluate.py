@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.folders import check_config, located, names_in, skeleton
+from featcal.cli.inputs import check_config, located, names_in, skeleton
+from featcal.cli.output import add_to_card
 from featcal.cli.terminal import note, say_json, table
 from featcal.errors import BadFile, BadSetting, TensorsDiffer
 from featcal.files import read_json
@@ -30,7 +31,7 @@ CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder 
 LABELLED = "Labelled images or texts of a task. Repeatable."
 CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."
 TOKENIZERS = ("tokenizer.json", "vocab.json")
-EPILOG = """Images need the whole CLIP model: its text tower makes the zero-shot heads.
+EPILOG = """Images need the whole CLIP: its text tower makes the zero-shot heads.
 
 Texts are classified by the model's own head. Without one, a causal model or T5 chooses the label
 with the highest likelihood, and an encoder the label with the nearest vector (a SentenceTransformer
@@ -39,7 +40,7 @@ by its own modules, others by the mean over tokens). A row of texts is
 
 Examples:
 
-featcal evaluate --model new --clip base --data mnist=images/mnist --template "a photo of the number {}."
+featcal evaluate --model new --data mnist=images/mnist --template "a photo of the number {}."
 
 featcal evaluate --model new --data reviews=reviews --classes reviews=bad,good --template "This film is {}."
 """
@@ -209,35 +210,3 @@ def show_accuracy(
 def has_tokenizer(folder: Path) -> bool:
     """Return whether the folder has the files of a tokenizer."""
     return any((folder / name).is_file() for name in TOKENIZERS)
-
-
-def add_to_card(
-    folder: Path,
-    datasets: "Mapping[str, Location]",
-    split: str,
-    kind: str,
-    results: list[tuple[str, str, str, float]],
-) -> None:
-    """Add results (task, metric, name of the metric, value) to a model's card.
-
-    kind: task type, as the hub names it. Raises: BadFile for a folder without a card.
-    """
-    from huggingface_hub import EvalResult
-
-    from featcal.card import add_results
-
-    entries = [
-        EvalResult(
-            task_type=kind,
-            dataset_type=str(datasets[task].source) if datasets[task].on_hub else task,
-            dataset_name=task,
-            dataset_revision=datasets[task].revision,
-            dataset_config=datasets[task].config,
-            dataset_split=split,
-            metric_type=metric,
-            metric_name=name,
-            metric_value=value,
-        )
-        for task, metric, name, value in results
-    ]
-    add_results(folder, entries)

@@ -8,9 +8,10 @@ from typer import Argument, Option
 
 from featcal.card import hub_checkpoint
 from featcal.cli import options
-from featcal.cli.calibrate import SPARE, Request, require_room, run, task_draws
+from featcal.cli.calibrate import FEWEST, SPARE, Request, run, task_draws
 from featcal.cli.compare import add_agreements, agreements_of
-from featcal.cli.folders import new_folder, read_inputs
+from featcal.cli.inputs import read_inputs
+from featcal.cli.output import new_folder, require_room
 from featcal.cli.terminal import say, say_json, table
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ LEFT = 0.25  # share of a task's samples that are held out
 ERRORS = 2  # standard errors beyond which a difference counts
 BEFORE, AFTER = "before", "after"
 VERDICTS = ("better", "worse", "same")
-EPILOG = f"""The settings are chosen as by featcal calibrate. A quarter of each task's samples, at
-most {SPARE}, is held out from that and used to compare the model before and after.
+EPILOG = f"""A quarter of each task's samples ({FEWEST} to {SPARE}) is held out and used to compare the
+model before and after. The others calibrate it, with settings chosen as by featcal calibrate.
 
 {options.DATA_FORMATS}
 
@@ -34,7 +35,7 @@ featcal fix owner/merged --base owner/base --expert mnist=owner/mnist --data mni
 
 
 def fix(
-    merged: Annotated[str, Argument(help="Merged model.")],
+    merged: Annotated[str, Argument(metavar="MERGED", help="Merged model.")],
     data: options.Data,
     base: options.Base = None,
     expert: options.Experts = None,
@@ -50,7 +51,7 @@ def fix(
         own = Path(hub[0].split("/")[1]) if hub else inputs.merged
         out = own.with_name(f"{own.resolve().name}-calibrated")
     new_folder(out, force, inputs.folders)
-    require_room(inputs, out, None)
+    require_room(inputs.merged, out, None)
     keys = options.Running()
     where = options.device_named(device)
     request = Request(inputs, out, "auto", keys, keys.draw(1, 42), where)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from featcal.cli import options
-from featcal.cli.folders import check_config
+from featcal.cli.inputs import check_config
 from featcal.cli.terminal import say, say_json, table
 from featcal.errors import BadPlan, FeatCalError
 from featcal.interchange.mergekit import read_recipe, recipe_in

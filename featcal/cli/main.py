@@ -56,7 +56,7 @@ EPILOG = f"""Examples:
 
 featcal merge task_arithmetic --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
 
-featcal calibrate --base base --merged merged --expert mnist=models/mnist --data mnist=images/mnist --out new
+featcal fix merged --data mnist=images/mnist --data dtd=images/dtd
 
 featcal calibrate --help
 
@@ -74,7 +74,7 @@ class Command(TyperCommand):
             options = [
                 one.opts[0] if one.opts[0][0] == "-" else one.name.upper() for one in missing
             ]
-            from featcal.cli.folders import records_models
+            from featcal.cli.inputs import records_models
 
             merged = given.get("merged")
             if any(one.name == "merged" for one in self.params) and not (
@@ -98,9 +98,7 @@ def load_command(name: str) -> Any:
     point = foreign_commands().get(name)
     function = point.load() if point else getattr(import_module(f"featcal.cli.{name}"), name)
     module = sys.modules[function.__module__]
-    epilog = getattr(module, "EPILOG", "")
-    if "Exit codes" not in epilog:
-        epilog = f"{epilog.strip()}\n\n{EXIT_CODES}"
+    epilog = f"{getattr(module, 'EPILOG', '').strip()}\n\n{EXIT_CODES}"
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, cls=Command, epilog=epilog, context_settings=HELP)(function)
     command: Any = typer.main.get_command(single)

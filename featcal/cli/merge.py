@@ -6,15 +6,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from featcal.cli import options
-from featcal.cli.folders import (
-    new_folder,
-    push,
-    read_inputs,
-    require_hub,
-    require_space,
-    skeleton,
-    stored_bytes,
-)
+from featcal.cli.inputs import read_inputs, skeleton
+from featcal.cli.output import new_folder, push, require_hub, require_space, stored_bytes
 from featcal.cli.terminal import note, say, say_json
 from featcal.errors import UnknownKey
 from featcal.merging.registry import method_named, method_names, methods_table, settings_of
@@ -29,7 +22,7 @@ class MergeSampling(options.Sampling):
 KEYS = MergeSampling(batch=16)
 SCALE = "Scale of the task vectors. Default: the method's."
 DATA = "Samples of a task, if the method needs any. Repeatable."
-HEAD = "heads.safetensors, if the method needs it."
+HEAD = "Zero-shot heads (heads.safetensors), if the method needs them."
 SET = (
     "A setting of the method. Repeatable. With every method: batch=16 (samples per batch; for "
     "adamerging per step), split=train, tokens (maximum per text), embeddings=merge (base keeps "
@@ -38,7 +31,7 @@ SET = (
 METHODS = "\n\n".join(
     f"{name}: {keys or 'no settings'}. {source}." for name, keys, source in methods_table()
 )
-EPILOG = f"""Methods and their settings, with defaults:
+EPILOG = f"""Methods and their settings, with defaults (vocabulary: token embeddings and language heads):
 
 {METHODS}
 
@@ -52,7 +45,7 @@ featcal merge regmean --base base --expert mnist=m --expert dtd=d --data mnist=i
 
 
 def merge(
-    method: Annotated[str, Argument(help=f"{', '.join(method_names())}.")],
+    method: Annotated[str, Argument(metavar="METHOD", help=f"{', '.join(method_names())}.")],
     base: Annotated[str, Option(**options.MODEL, help=options.BASE)],
     expert: Annotated[list[str], Option(**options.NAMED_MODEL, help=options.EXPERT)],
     out: options.Out,

@@ -83,8 +83,8 @@ Experts = Annotated[
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
 Out = Annotated[Path, Option(help="Folder to write.")]
 PRESET = (
-    "auto: choose by answers to held-out samples. paper: its settings for CLIP. "
-    "Default: auto, or paper where an option changes a setting of the method."
+    "auto chooses settings by answers to held-out samples; paper takes the paper's for CLIP. "
+    "Default: auto, or paper if another option sets one of them."
 )
 Preset = Annotated[str | None, Option(help=PRESET)]
 Samples = Annotated[
@@ -117,12 +117,12 @@ class Sampling(Settings):
     split: str = "train"
     tokens: PositiveInt | None = None
 
-    def draw(self, samples: int, seed: int, dtype: str = "float32", skip: int = 0) -> "Draw":
+    def draw(self, samples: int, seed: int, dtype: str = "float32") -> "Draw":
         """Return which samples to draw. Raises: BadSetting for the dtype."""
         from featcal.data.batches import Draw
 
         precision = dtype_named(dtype)
-        return Draw(samples, seed, self.batch, self.split, self.tokens, precision, skip)
+        return Draw(samples, seed, self.batch, self.split, self.tokens, precision)
 
 
 class SamplingAndBlocks(Sampling):
@@ -142,7 +142,7 @@ MEANINGS = {
     "batch": "samples per batch",
     "split": "split of the data",
     "tokens": "maximum per text, default 512 or the model's limit",
-    "recipe": "mergekit YAML with base and experts, default MERGED/mergekit_config.yml",
+    "recipe": "mergekit YAML that names base and experts",
     "stack": "list of blocks, such as encoder.layers",
     "resume": "false starts from the first block",
     "padded": "texts of a batch differ in length",

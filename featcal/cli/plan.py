@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.folders import plan_with, read_inputs, skeleton
+from featcal.cli.inputs import plan_with, read_inputs, skeleton
 from featcal.cli.terminal import bytes_of, say, say_json, size_text, table
 from featcal.errors import BadSetting, FeatCalError
 from featcal.settings import Calibration, Settings, require
@@ -42,9 +42,9 @@ EPILOG = """Text models need --set tokens=N, the number of tokens per sample.
 
 Examples:
 
-featcal plan --base base --merged merged --expert math=models/math --expert code=models/code --set tokens=512
+featcal plan --merged merged --set tokens=512 --device cuda
 
-featcal plan --merged merged --set tokens=512 --device cuda --json"""
+featcal plan --merged merged --base owner/base --expert math=owner/math --set tokens=512 --json"""
 
 
 def plan(

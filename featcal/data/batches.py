@@ -190,7 +190,7 @@ def token_batches(
     size: int,
     most: float = PADDED,
 ) -> DrawnBatches:
-    """Tokenise the chosen samples; batch them longest first, so that memory runs out at once.
+    """Tokenise the chosen samples; batch them longest first, so that a lack of memory shows at once.
 
     size: samples per batch, at most.   most: computed tokens per token that counts, at most.
     """

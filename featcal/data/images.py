@@ -82,7 +82,7 @@ class Preprocess:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The processor's settings and backend, which decide the pixels."""
+        """Return the processor's settings and backend, which decide the pixels."""
         return json.loads(self.processor.to_json_string()) | {"backend": self.processor.backend}
 
     def pixels(self, image: Image.Image) -> Pixels:

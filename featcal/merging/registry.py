@@ -55,7 +55,7 @@ class MergeJob:
 
     @property
     def names(self) -> list[str]:
-        """The tensors to merge: floating point only, no counters."""
+        """Return the names of the tensors to merge: floating point only, no counters."""
         return [name for name in self.base.names if self.base.dtype(name).is_floating_point]
 
     def read(self, name: str) -> tuple[Tensor, list[Tensor]]:

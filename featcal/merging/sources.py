@@ -57,7 +57,7 @@ class ModuleSource:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors, sorted."""
+        """Return the names of all tensors, sorted."""
         return sorted(self._state)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ class Aligned(Derived):
 
     @property
     def names(self) -> list[str]:
-        """The base's names of the shared tensors, sorted."""
+        """Return the base's names of the shared tensors, sorted."""
         return sorted(self.known)
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -35,7 +35,9 @@ def test_a_dry_run_finds_what_a_run_would_stumble_over(models, capsys):
     for broken in (torch.zeros(48, 32), None, torch.full((64, 32), float("nan"))):
         checkpoints.with_tensors(models / "dtd", {WEIGHT: broken})
         assert WEIGHT in refused([*CALIBRATE, "--dry-run"], models, capsys)
-    checkpoints.with_tensors(models / "dtd", {WEIGHT: whole, "more.weight": torch.zeros(2)})
+    checkpoints.with_tensors(
+        models / "dtd", {WEIGHT: whole, "encoder.layers.0.more.weight": torch.zeros(2)}
+    )
     assert "more.weight" in refused([*CALIBRATE, "--dry-run"], models, capsys)
 
 

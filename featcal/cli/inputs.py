@@ -1,16 +1,15 @@
-"""Folders of a command: the models it reads, and the folder it writes and may push to the hub.
+"""The models and samples that a command reads, all checked before any work.
 
-All are checked before any work. A LoRA expert is a model and an adapter; where a whole model is
+A LoRA expert is a model and an adapter; where a whole model is
 needed, one is written for as long as the command runs.
 """
 
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from featcal.cli.options import (
@@ -21,13 +20,12 @@ from featcal.cli.options import (
     named_data,
     named_folders,
 )
-from featcal.cli.terminal import note, size_text
+from featcal.cli.terminal import note
 from featcal.errors import (
     BadFile,
     BadPlan,
     BadSetting,
     FeatCalError,
-    HubUnreachable,
     MissingPath,
     nearest,
 )
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
     from featcal.data.places import Location
     from featcal.interchange.mergekit import Recipe
     from featcal.models.plan import BlockPlan
-
-MODEL_CONFIGS = ("config.json", "open_clip_config.json")  # what makes a folder a model folder
 
 
 @dataclass(frozen=True)
@@ -353,107 +349,3 @@ def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
         choices = f"name one with --set stack=PATH: {', '.join(lists) or 'there is none'}"
         raise BadPlan(type(model).__name__, error.problem, choices) from None
     return plan
-
-
-def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
-    """Check the folder to write; `force` replaces a model folder or an empty one. Raises:
-    BadSetting.
-    """
-
-    def check(condition: bool, expected: str) -> None:
-        require(condition, "--out", str(out), expected)
-
-    if out.is_symlink() and not out.exists():
-        check(False, f"is a link to {out.readlink()}, which does not exist; remove it")
-    path = out.resolve()
-    for folder in (folder.resolve() for folder in inputs):
-        holds = path in (folder, *folder.parents)
-        check(not holds, "names, or holds, a folder that is read; name another one")
-        inside = folder in path.parents
-        check(not inside, f"lies inside {folder}, which is read; name another one")
-    if not out.exists():
-        return require_writable("--out", out)
-    check(force, "names something that exists; name a new folder, or replace it with --force")
-    # replacing a folder is safe only if it is clearly a model folder
-    ours = out.is_dir() and (
-        not any(out.iterdir()) or any((out / name).is_file() for name in MODEL_CONFIGS)
-    )
-    check(ours, "is not a model folder, so --force does not replace it; remove it by hand")
-
-
-def require_space(option: str, folder: Path, needed: int) -> None:
-    """Raise BadSetting unless so many bytes are free on the folder's disk."""
-    parent = nearest_existing(folder)
-    free = shutil.disk_usage(parent).free
-    expected = (
-        f"must be on a disk with {size_text(needed)} free; {parent} has {size_text(free)}; "
-        "free some space, or name another folder"
-    )
-    require(free >= needed, option, str(folder), expected)
-
-
-def require_writable(option: str, folder: Path) -> None:
-    """Raise BadSetting unless a folder can be made here, by making one and removing it."""
-    parent = nearest_existing(folder.absolute().parent)
-    try:
-        Path(mkdtemp(prefix=".featcal-", dir=parent)).rmdir()
-    except OSError as error:
-        reason = (error.strerror or "it cannot be used").lower()
-        expected = f"must be a path that can be written ({parent}: {reason})"
-        raise BadSetting(option, str(folder), expected) from None
-
-
-def nearest_existing(folder: Path) -> Path:
-    """Return the folder or the nearest of its parents that exists."""
-    folder = folder.absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())
-
-
-def stored_bytes(folder: Path) -> int:
-    """Return the bytes of a folder's weights."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-def require_hub(name: str | None) -> None:
-    """Check before any work that the hub can be reached, accepts the name and knows the user."""
-    if name is None:
-        return
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
-    from huggingface_hub.utils import validate_repo_id
-
-    from featcal.data.places import first_line
-
-    try:
-        validate_repo_id(name)
-        HfApi().whoami()
-    except HFValidationError:
-        expected = "must be owner/name: letters, digits, dots, dashes, underscores"
-        raise BadSetting("--push-to-hub", name, expected) from None
-    except (HTTPError, OSError) as error:  # OSError: also a machine without a token
-        raise HubUnreachable(
-            name,
-            f"the hub cannot be reached or does not know this user ({first_line(error)})",
-            "run `hf auth login` with a token that may write (or set HF_TOKEN), or",
-            "run again with network access and without HF_HUB_OFFLINE, or without the push",
-        ) from None
-
-
-def push(folder: Path, name: str | None) -> None:
-    """Upload the folder if a name is given. Raises: HubUnreachable; the folder is complete then."""
-    if name is None:
-        return
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
-
-    from featcal.data.places import first_line
-
-    try:
-        url = HfApi().create_repo(name, exist_ok=True)
-        message = f"featcal: {folder.name}"
-        HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message=message)
-    except (HTTPError, OSError, ValueError, RuntimeError) as error:
-        problem = f"{folder} is complete, but the hub did not accept it ({first_line(error)})"
-        way_out = f"upload it without computing it again: hf upload {name} {folder}"
-        raise HubUnreachable(name, problem, way_out) from None
-    note(f"on the hub: {url}")
