@@ -105,7 +105,7 @@ def test_masks_of_padded_text_are_planned_for(llama, capsys):
     ("arguments", "said"),
     [
         ([*PLAN, "--base", "nowhere"], "nowhere: no such file or folder"),
-        ([*PLAN, "--expert", "new"], "NAME=FOLDER"),
+        ([*PLAN, "--expert", "new"], "NAME=MODEL"),
         ([*PLAN, "--expert", "dtd=dtd"], "second time"),
         ([*PLAN, "--set", "tokens=50"], "plan.tokens: 50 cannot be used; it is for text models"),
         (
