@@ -27,7 +27,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from shutil import rmtree
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
@@ -159,7 +159,7 @@ class Cell:
         """Return the result of a calibration, its seconds noted."""
         import featcal
 
-        start = perf_counter()
+        start = process_time()
         result = featcal.calibrate(
             self.merged,
             base=self.base,
@@ -169,7 +169,7 @@ class Cell:
             plan=plan_of(self.setup, self.study.reading),
             block_drift=False,
         )
-        self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + process_time() - start
         return result
 
     def held_out(self, task: str) -> "Tensor":
@@ -184,7 +184,7 @@ class Cell:
 
         A training of the most steps also gives the trials with fewer.
         """
-        start, study, trials = perf_counter(), self.study, dict[str, Any]({NO_ADAPTER: None})
+        start, study, trials = process_time(), self.study, dict[str, Any]({NO_ADAPTER: None})
         kept = {t: pair.of((~self.held_out(t)).nonzero()[:, 0]) for t, pair in self.pairs.items()}
         word = SIZES[method]
         raw = {"features": "raw"} if self.setup.of_texts else {}
@@ -196,7 +196,7 @@ class Cell:
             }
             ADAPTERS[method].from_mapping(given, method).fit(kept, self.seed, audit=audit)
         divergence = {name: self.divergence(adapters) for name, adapters in trials.items()}
-        self.seconds[method] = perf_counter() - start
+        self.seconds[method] = process_time() - start
         return trials[min(divergence, key=divergence.__getitem__)], divergence
 
     def divergence(self, adapters: "Adapters | None") -> float:
@@ -236,7 +236,7 @@ class Cell:
             rounds,
         )
 
-        start, paper = perf_counter(), self.study.paper
+        start, paper = process_time(), self.study.paper
         held_out = {t: list(Part(own, self.held_out(t))) for t, own in self.batches.items()}
         kept = {t: list(Part(own, ~self.held_out(t))) for t, own in self.batches.items()}
         given = (self.merged, self.base, self.experts, kept, held_out, paper)
@@ -253,7 +253,7 @@ class Cell:
                 s = one.settings
                 name = f"λ {s.ridge:g}, ρ {s.anchor_blend:g}, α {s.interpolation:g}"
                 divergence[name], models[name] = known[-1].mean, model
-        self.seconds[SEARCH] = perf_counter() - start
+        self.seconds[SEARCH] = process_time() - start
         del self.seconds["trials"]
         return models[min(divergence, key=divergence.__getitem__)], divergence
 
@@ -316,9 +316,9 @@ def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
         adapted[method], candidates[method] = cell.tuned(method)
     for name, own in candidates.items():
         chosen.setdefault(name, min(own, key=own.__getitem__))
-    start = perf_counter()
+    start = process_time()
     counts = scored(cell, models, adapted)
-    cell.seconds["scores"] = perf_counter() - start
+    cell.seconds["scores"] = process_time() - start
     words: Row = {**cell.setup.words, "upstream": merger}
 
     def row(name: str, task: str, own: Row) -> Row:

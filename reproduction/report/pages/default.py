@@ -238,8 +238,8 @@ def costs(suite: str) -> PageOutput:
     head += ["Default ÷ printed", "Both adapters, all trials", "Score of the search"]
     head += ["Default − search"]
     caption = (
-        "Seconds on a machine with other work, mean over mergers and draws: compare within a row."
-        " The search was run after task arithmetic; its score is an average (%) over tasks."
+        "Seconds of one core, mean over mergers and draws. The search was run after task arithmetic;"
+        " its score is an average (%) over tasks."
     )
     return PageOutput(table(head, rows, caption, "fc-long")) if rows else PageOutput(note(NOT_RUN))
 
