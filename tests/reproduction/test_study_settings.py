@@ -83,20 +83,22 @@ def test_a_misspelt_reading_is_refused_with_the_nearest_name():
         choices(reading={"decodr": "start"})
 
 
-def default(key, suite="mini", **changed):
+def default(key, **changed):
     section = SETTINGS["default"][key]
-    common = shared_settings(key, SETTINGS["studied"][key], suite, SETTINGS["featcal"])
-    section = {**section, suite: section[suite] | changed}
-    return study_run("default", key, section, suite, {key: common})
+    common = shared_settings(key, SETTINGS["studied"][key], "mini", SETTINGS["featcal"])
+    section = {**section, "mini": section["mini"] | changed}
+    return study_run("default", key, section, "mini", {key: common})
 
 
-@pytest.mark.parametrize("key", ["clip_b32-8", "minilm-8", "flan_t5_base-glue"])
+@pytest.mark.parametrize("key", ["clip_b32-8", "flan_t5_base-glue"])
 def test_fixed_settings_of_the_default_are_the_roles_and_two_more_each_once(key):
     study, role = default(key), SETTINGS["featcal"][key.rpartition("-")[0]]
     assert study.fixed["paper"] == Calibration(**role["paper"])
     assert study.fixed["suite"] == Calibration(**role["suite"])
     assert len({one.model_dump_json() for one in study.fixed.values()}) == len(study.fixed)
-    assert ("large anchor" in study.fixed) == (key != "minilm-8")  # whose tuned settings they are
+    assert list(study.fixed) == ["paper", "suite", "large anchor", "best"]
+    once = default(key, suite=dict(study.fixed["large anchor"]))  # as MiniLM's tuned settings are
+    assert list(once.fixed) == ["paper", "suite", "best"]
     assert (study.reading is None) == (study.pool == 8)
 
 

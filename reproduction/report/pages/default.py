@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reproduction.report.evidence import Evidence, read_scores, select
-from reproduction.report.figures import COLOURS, INK, MARKERS, WIDTH, drawing, shown
+from reproduction.report.figures import COLOURS, WIDTH, drawing, shown
 from reproduction.report.html import PageOutput, estimated, note, table
 from reproduction.report.paper import IMAGES, REAL, model_title
 from reproduction.report.statistics import Estimate, estimate, highest, noise
@@ -177,38 +177,6 @@ def _dots(counts: dict[str, dict[str, int]], names: list[str]) -> Figure:
         axes.set_yticks(range(len(counts)), list(counts))
         axes.set(xlim=(-0.5, len(names) - 0.5))
         axes.invert_yaxis()
-        return picture
-
-
-def by_samples(suite: str) -> PageOutput:
-    """Draw the gain over the merged model by the number of samples, a panel for each model."""
-    known = [one for one in places(suite) if one.auto and one.merged]
-    return shown(_panels(known, suite) if known else None, "gains by the number of samples")
-
-
-def _panels(known: list[Place], suite: str) -> Figure:
-    several = [s for s in SOURCES if any((one.ours.role, one.ours.pool) == s for one in known)]
-    looks = {"Default": "featcal", "Best fixed setting": "merged", "Better adapter": "surgery"}
-    with drawing():
-        picture = Figure(figsize=(WIDTH, 2.6 * len(several) + 0.5), layout="constrained")
-        spots = picture.subplots(len(several), 1, squeeze=False)[:, 0]
-        for axes, source in zip(spots, several, strict=True):
-            own = [one for one in known if (one.ours.role, one.ours.pool) == source]
-            numbers = sorted({one.samples for one in own})
-            for name, look in looks.items():
-                lines: dict[int, list[float]] = {}
-                for one in own:
-                    model = {"Default": one.auto, "Better adapter": one.adapter[1]}
-                    gain = _lead(model.get(name, one.fixed[1]), one.merged)[0]
-                    lines.setdefault(one.samples, []).append(gain)
-                style: dict[str, Any] = {"color": COLOURS[look], "marker": MARKERS[look]}
-                axes.plot(numbers, [mean(lines[n]) for n in numbers], label=name, **style)
-            axes.axhline(0, color=INK, lw=1)
-            axes.set(xscale="log", title=model_title(source[0], suite), ylabel="gain (points)")
-            axes.set_xticks(numbers, [str(n) for n in numbers])
-            axes.minorticks_off()
-        spots[-1].set(xlabel="samples per task")
-        spots[0].legend(loc="lower center", bbox_to_anchor=(0.45, 1.15), ncols=3)
         return picture
 
 

@@ -283,9 +283,9 @@ def test_one_choice_after_the_other_is_scored_next_to_two_draws_of_the_default(r
     assert named == [("", "", "1", "42"), ("", "", "1", "43"), *changed]
 
 
-def test_the_default_is_scored_with_what_it_is_compared_with(graph, read):
+def test_the_default_is_scored_with_what_it_is_compared_with(graph):
     work, _ = graph
-    for key, task in (("clip_b32-8", "dtd"), ("llama_3b-mergebench", "gsm8k")):
+    for key, task in (("clip_b32-8", "dtd"), ("flan_t5_base-glue", "sst2")):
         folder = work / f"results/smoke/default/{key}"
         rows = [r for r in read_rows(folder / "default.csv", results.DEFAULT) if r["task"] == task]
         draws = [("16", "average"), ("16", "tsv_merge"), ("8", "average"), ("8", "tsv_merge")]
@@ -303,7 +303,6 @@ def test_the_default_is_scored_with_what_it_is_compared_with(graph, read):
             [chosen] = [row for row in tried if row["chosen"] == "1"]
             if one[1] != "auto":  # which also refuses what is worse on some task
                 assert float(chosen["divergence"]) == min(float(r["divergence"]) for r in tried)
-    assert read("default/minilm-8/default.csv", results.DEFAULT) == []
 
 
 def test_final_features_of_models_and_adapters_are_compared_with_the_experts(read):
