@@ -13,6 +13,7 @@ from processes import together
 from safetensors.torch import load_file, save_file
 
 from featcal import calibrate
+from featcal.calibration import choose
 from featcal.calibration.observe import Systems
 from featcal.calibration.ranks import Ranks, current, owners
 from featcal.calibration.resume import RunFolder
@@ -41,11 +42,18 @@ def beyond():
     return tiny.experiment(count=20) | {"settings": tiny.PAPER.but(**more)}
 
 
+def auto():
+    return tiny.experiment(count=16, batch=8) | {"settings": "auto"}
+
+
 def calibrated(given):
     """Tensors and records; T5's norms compute in float64 throughout."""
     with pytest.MonkeyPatch.context() as patch:
         families.without_float32(patch, given["base"])
+        few = {"paper": tiny.PAPER, "stream": choose.STREAM}
+        patch.setattr(choose, "CANDIDATES", few)
         result = calibrate(**{"settings": tiny.PAPER} | given)
+    assert result.blocks
     return dict(result.model.named_parameters()), [asdict(block) for block in result.blocks]
 
 
@@ -55,9 +63,7 @@ def untouched():
 
 
 def calibrate_own(build, ranks, folder):
-    """Calibrates with the models and batches of this process's tasks alone; the tensors into a
-    file.
-    """
+    """Calibrate with the models and batches of this process's tasks; write the tensors to a file."""
     given = build()
     for task in set(given["experts"]) - set(ranks.mine(given["experts"])):
         given["experts"][task], given["batches"][task] = Path("is not there"), untouched()
@@ -81,7 +87,7 @@ def assert_same_records(records, expected):
 
 @pytest.mark.parametrize(
     ("build", "world"),
-    [(clip, 3), (t5, 2), (beyond, 2)],
+    [(clip, 3), (t5, 2), (beyond, 2), (auto, 2)],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_several_processes_agree_bit_by_bit_and_with_one_process(build, world, tmp_path):

@@ -16,8 +16,10 @@ from safetensors.torch import load_file, save_file
 from tiny import PAPER, clip, images
 
 from featcal import calibrate
+from featcal.calibration import choose
 from featcal.calibration.resume import RunFolder
 from featcal.errors import BadBatches, BadFile, BadSetting
+from featcal.files import claimed
 from featcal.models.save import save_model
 
 DEEP = {"num_hidden_layers": 4}
@@ -69,6 +71,24 @@ def test_killed_run_resumes_with_the_same_bytes(tmp_path, monkeypatch, blocks, o
     again, lines = finished(tmp_path / "out", experiment(), settings)
     assert again == undisturbed
     assert [line.endswith("(solved before)") for line in lines] == [n < blocks for n in range(4)]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "whole"]
+
+
+@pytest.mark.parametrize("blocks", [3, 6])  # among the candidates, and in the last calibration
+def test_killed_choice_resumes_with_the_same_bytes(tmp_path, monkeypatch, blocks):
+    few = {"paper": PAPER, "stream": choose.STREAM}
+    monkeypatch.setattr(choose, "CANDIDATES", few)
+
+    def given():
+        return tiny.experiment(torch.float32, count=16, batch=8)
+
+    undisturbed, lines = finished(tmp_path / "whole", given(), "auto")
+    with monkeypatch.context() as patch:
+        killed_after(patch, blocks - 1, tmp_path / "out", given(), "auto")
+    again, resumed = finished(tmp_path / "out", given(), "auto")
+    assert again == undisturbed and len(resumed) == len(lines) == 4
+    done = [line.endswith("(solved before)") for line in resumed]
+    assert done == ([True, False, False, False] if blocks == 3 else [True, True, True, False])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "whole"]
 
 
@@ -202,12 +222,15 @@ def test_sigkill_leaves_only_what_resuming_needs(tmp_path):
     assert not work.exists()
 
 
-def test_two_runs_in_one_folder_are_refused(tmp_path):
+def test_two_runs_with_one_result_or_in_one_folder_are_refused(tmp_path):
     with (
         RunFolder(tmp_path / "work"),
         pytest.raises(BadSetting, match="in use by another calibration"),
     ):
         finished(tmp_path / "out", experiment(), work=tmp_path / "work")
+    with claimed(tmp_path / "out"), pytest.raises(BadFile, match="another featcal process"):
+        finished(tmp_path / "out", experiment(), work=tmp_path / "elsewhere")
+    assert [path.name for path in tmp_path.iterdir()] == []
 
 
 def test_a_run_that_fails_before_its_first_block_leaves_nothing(tmp_path):
