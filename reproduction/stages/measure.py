@@ -61,8 +61,8 @@ def measured(setup: Setup, chosen: MeasureRun) -> list[ModelSpec]:
 def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
     """Return the rows of one task, by file; those of single samples of the task to show only."""
     from featcal.baselines.adapters import Adapters
-    from featcal.calibration.report import model_drift
     from featcal.evaluation.zero_shot import unit_length
+    from reproduction.engine.drift import model_drift
 
     projection, samples = setup.projection(), load_split(setup, task, "test")
     base, expert = setup.load(setup.base), setup.load(setup.expert(task))

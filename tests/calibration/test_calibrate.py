@@ -12,9 +12,9 @@ import torch
 from tiny import PAPER, TASKS, clip, difference, experiment, images, same_bits, shifted
 
 from featcal import BlockPlan, Stack, calibrate
-from featcal.calibration.report import features_by_stack, model_drift
 from featcal.core.moments import every_token
 from featcal.models.families import plan_for
+from reproduction.engine.drift import features_by_stack, model_drift
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 

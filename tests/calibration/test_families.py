@@ -13,11 +13,11 @@ from families import FAMILIES, experiment, tokens, without_float32
 from tiny import PAPER, difference, make, same_bits
 
 from featcal import calibrate
-from featcal.calibration.report import model_drift
 from featcal.models.batch import PROVING
 from featcal.models.blocks import block_outputs, check_replay, replay
 from featcal.models.families import plan_for
 from featcal.models.plan import blocks_of
+from reproduction.engine.drift import model_drift
 
 
 @pytest.mark.parametrize("name", FAMILIES)
