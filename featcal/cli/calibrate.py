@@ -71,6 +71,7 @@ def calibrate(
     anchor_blend: Annotated[float | None, Option(help=BLEND)] = None,
     interpolation: Annotated[float | None, Option(help=INTERPOLATION)] = None,
     samples: options.Samples = None,
+    column: options.Column = None,
     seed: options.Seed = 42,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
     device: options.Device = "auto",
@@ -96,7 +97,7 @@ def calibrate(
     require_hub(push_to_hub)
     require_work_folder(work, [*inputs.folders, out])
     require_room(inputs.merged, out, work)
-    draw = keys.draw(samples or MOST, seed, dtype)
+    draw = keys.draw(samples or MOST, seed, dtype, column)
     request = Request(inputs, out, settings, keys, draw, options.device_named(device), memory, work)
     draws = task_draws(request, samples)
     if dry_run:

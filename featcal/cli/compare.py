@@ -55,6 +55,7 @@ def compare(
     data: options.Data,
     expert: Annotated[list[str] | None, Option(**options.NAMED_MODEL, help=EXPERT)] = None,
     base: Annotated[str | None, Option(**options.MODEL, help=BASE)] = None,
+    column: options.Column = None,
     samples: Annotated[int | None, Option(min=2, help=SAMPLES)] = None,
     skip: Annotated[int | None, Option(min=0, help=SKIP)] = None,
     seed: Annotated[int | None, Option(min=0, help=SEED)] = None,
@@ -74,7 +75,7 @@ def compare(
     plan = plan_with(student, keys.stack)
     used = [record for folder in models.values() if "samples" in (record := read_record(folder))]
     seeds = [record["seed"] for record in used if record.get("split") == keys.split]
-    draw = keys.draw(MOST, next(iter(seeds), 42) if seed is None else seed, dtype)
+    draw = keys.draw(MOST, next(iter(seeds), 42) if seed is None else seed, dtype, column)
     draws = {}
     for task in inputs.experts:
         first = [one["samples"].get(task, 0) for one in used if same_draw(one, draw)]

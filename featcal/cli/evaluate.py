@@ -54,6 +54,7 @@ def evaluate(
     ] = None,
     template: options.Template = None,
     classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)] = None,
+    column: options.Column = None,
     setting: Annotated[list[str] | None, options.set_option(SAMPLING)] = None,
     device: options.Device = "auto",
     card: options.Card = False,
@@ -62,6 +63,7 @@ def evaluate(
     """Measure the accuracy of a model on labelled images or texts, task by task."""
     (sampling,) = options.read_set(setting, "evaluate", SAMPLING)
     prompts, classes = template or [], classes or []
+    columns = options.columns_named(column)
     for prompt in prompts:
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
     collect = options.AllAtOnce()
@@ -73,13 +75,13 @@ def evaluate(
 
     if clip is None and input_of(skeleton(model)).kind != "pictures":
         kind, unit = "text-classification", "texts"
-        answers = text_answers(model, datasets, prompts, classes, sampling, where)
+        answers = text_answers(model, datasets, prompts, classes, sampling, where, columns)
     else:
         expected = "are images; --classes and --set tokens are for texts"
         require(not classes and sampling.tokens is None, "--data", data, expected)
         kind, unit = "zero-shot-image-classification", "images"
         whole, prompts = clip or whole_clip(model), prompts or ["a photo of a {}."]
-        answers = image_answers(model, whole, datasets, prompts, sampling, where)
+        answers = image_answers(model, whole, datasets, prompts, sampling, where, columns)
     from featcal.evaluation.zero_shot import percent
 
     accuracy = {task: percent(right) for task, (right, _) in answers.items()}
@@ -114,6 +116,7 @@ def image_answers(
     templates: list[str],
     sampling: options.Sampling,
     device: "torch.device",
+    columns: Mapping[str, str],
 ) -> "Answers":
     """Return the zero-shot answers of a vision tower."""
     from featcal.data.images import Preprocess, load_images
@@ -126,7 +129,10 @@ def image_answers(
         raise TensorsDiffer("vision width", model, ours, clip, theirs)
     preprocess, split = Preprocess.from_folder(clip), sampling.split
     tasks = {
-        name: load_images(dataset.source, split, preprocess) for name, dataset in datasets.items()
+        name: load_images(
+            dataset.source, split, preprocess, columns={v: k for k, v in columns.items()}
+        )
+        for name, dataset in datasets.items()
     }
     heads = zero_shot_heads(clip, whole, tasks, templates)
     projection = whole.visual_projection.weight.detach()
@@ -165,6 +171,7 @@ def text_answers(
     classes: list[str],
     sampling: options.Sampling,
     device: "torch.device",
+    columns: Mapping[str, str],
 ) -> "Answers":
     """Return the answers on labelled texts, by the head, likelihoods or vectors of the model."""
     from featcal.data.texts import input_of, load_labelled, reader_for
@@ -187,7 +194,7 @@ def text_answers(
     note(f"{folder}: {WAYS[way]}{mean}")
     asked, answers = TextModel(model, reader, sampling.batch, sentences), {}
     for task, dataset in datasets.items():
-        labelled = load_labelled(dataset, sampling.split, names.get(task))
+        labelled = load_labelled(dataset, sampling.split, names.get(task), columns)
         named = labelled.samples[0].label is not None and way == "likelihood"
         prompts = templates or [" {}" if named else "{}"]
         answers[task] = (right_answers(asked, labelled, prompts), None)

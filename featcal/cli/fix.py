@@ -37,6 +37,7 @@ featcal fix owner/merged --base owner/base --expert mnist=owner/mnist --data mni
 def fix(
     merged: Annotated[str, Argument(metavar="MERGED", help="Merged model.")],
     data: options.Data,
+    column: options.Column = None,
     base: options.Base = None,
     expert: options.Experts = None,
     out: Annotated[Path | None, Option(help=OUT)] = None,
@@ -54,7 +55,7 @@ def fix(
     require_room(inputs.merged, out, None)
     keys = options.Running()
     where = options.device_named(device)
-    request = Request(inputs, out, "auto", keys, keys.draw(1, 42), where)
+    request = Request(inputs, out, "auto", keys, keys.draw(1, 42, column=column), where)
     draws = task_draws(request, None, LEFT)
     result = run(request, draws)
     if result is None:  # another process of this run reports it

@@ -52,6 +52,7 @@ def merge(
     scale: Annotated[float | None, Option(help=SCALE)] = None,
     setting: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
     data: Annotated[list[str] | None, Option(metavar="NAME=PATH", help=DATA)] = None,
+    column: options.Column = None,
     head: Annotated[Path | None, Option(help=HEAD)] = None,
     samples: Annotated[int, Option(min=1, help="Samples per task (lot: 16 to 64).")] = 256,
     seed: options.Seed = 42,
@@ -81,7 +82,8 @@ def merge(
     if inputs.data:
         from featcal.data.batches import drawn
 
-        batches = drawn(student, (inputs.base,), inputs.data, keys.draw(samples, seed))
+        draw = keys.draw(samples, seed, column=column)
+        batches = drawn(student, (inputs.base,), inputs.data, draw)
     merge_folders(
         method,
         inputs.base,

@@ -81,6 +81,8 @@ Experts = Annotated[
     list[str] | None, Option("--expert", **NAMED_MODEL, help=f"{EXPERT} {RECORDED}")
 ]
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
+COLUMN = "The data's name of a column, e.g. text=question or image=picture. Repeatable."
+Column = Annotated[list[str] | None, Option("--column", metavar="KEY=COLUMN", help=COLUMN)]
 Out = Annotated[Path, Option(help="Folder to write.")]
 PRESET = (
     "auto chooses settings by answers to held-out samples; paper takes the paper's for CLIP. "
@@ -117,12 +119,14 @@ class Sampling(Settings):
     split: str = "train"
     tokens: PositiveInt | None = None
 
-    def draw(self, samples: int, seed: int, dtype: str = "float32") -> "Draw":
+    def draw(
+        self, samples: int, seed: int, dtype: str = "float32", column: Iterable[str] | None = None
+    ) -> "Draw":
         """Return which samples to draw. Raises: BadSetting for the dtype."""
         from featcal.data.batches import Draw
 
-        precision = dtype_named(dtype)
-        return Draw(samples, seed, self.batch, self.split, self.tokens, precision)
+        how: dict[str, Any] = {"dtype": dtype_named(dtype), "columns": columns_named(column)}
+        return Draw(samples, seed, self.batch, self.split, self.tokens, **how)
 
 
 class SamplingAndBlocks(Sampling):
@@ -272,6 +276,15 @@ def named_data(pairs: Iterable[str], collect: AllAtOnce) -> "dict[str, Location]
 
     data = {name: collect(location_of, "--data", path) for name, path in paths.items()}
     return {name: location for name, location in data.items() if location is not None}
+
+
+def columns_named(pairs: Iterable[str] | None) -> dict[str, str]:
+    """Return the `--column` arguments."""
+    columns = pairs_by_name("--column", pairs or (), "KEY=COLUMN", "text=question")
+    keys = ("text", "prompt", "completion", "input", "target", "messages", "image", "label")
+    for key in columns:
+        require(key in keys, "--column", key, f"must begin with one of {', '.join(keys)}")
+    return columns
 
 
 def device_named(name: str) -> "torch.device":

@@ -249,14 +249,19 @@ class EncodedRows:
             if encoded is None:
                 raise ValueError("there is none")
             if encoded["bytes"] is None and encoded["path"]:
-                path = os.path.normpath(self._root / encoded["path"])
+                path, shown = os.path.normpath(self._root / encoded["path"]), encoded["path"][:40]
                 if "://" in encoded["path"] or not Path(path).is_relative_to(self._root):
-                    raise ValueError(f"{encoded['path'][:80]!r} is outside of {self._root}")
+                    raise ValueError(f"{shown!r} is outside of {self._root}")
+                if not os.path.isfile(path):
+                    raise ValueError(f"it is the text {shown!r}, which is the path of no file")
                 encoded = {"bytes": None, "path": path}
             pixels = self._preprocess.pixels(datasets.Image().decode_example(encoded))
         except UNDECODABLE as error:
             problem = f"the picture in row {row} cannot be decoded ({first_line(error)})"
-            way_out = "store a PNG or JPEG there or its path inside the folder, or drop the row"
+            way_out = (
+                "store the bytes of a PNG or JPEG there (no base64), or its path inside the folder, "
+                "or drop the row"
+            )
             raise BadData(self._at, problem, way_out) from None
         self._first = self._first or (row, pixels.shape)
         first, shape = self._first

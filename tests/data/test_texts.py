@@ -1,5 +1,7 @@
 """Text samples from files to tokens, what a model of each kind is given, and clear messages."""
 
+import json
+
 import datasets
 import language
 import pytest
@@ -149,6 +151,44 @@ def test_a_tokenizer_without_padding_pads_with_its_end_token_behind_the_mask(tmp
 def test_texts_are_cut_as_the_tokenizer_cuts_all_of_them(text):
     want = tokenizer()(text, truncation=True, max_length=4)["input_ids"]
     assert ids_of(Sample("row 0", text), tokens=4) == want
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_of_a_very_long_text_a_part_is_tokenised(side):
+    reader = Reader(tokenizer(), TEXT, 4, "folder")
+    reader.tokenizer.truncation_side = side
+    text = "".join(WORDS) * 99 + " " * 9999 + "end"
+    want = reader.tokenizer(text, truncation=True, max_length=4)["input_ids"]
+    assert reader.tokens(Sample("row 0", text)).ids == want
+    assert len(reader.shortened(text)) < len(text) / 2
+
+
+def test_a_sentence_encoder_s_folder_says_prompt_case_and_length(tmp_path):
+    tokenizer().save_pretrained(tmp_path)
+    prompts = {"prompts": {"query": "find: "}, "default_prompt_name": "query"}
+    limits = {"max_seq_length": 10, "do_lower_case": True}
+    contents = {"config_sentence_transformers": prompts, "sentence_bert_config": limits}
+    for name, content in (contents | {"modules": []}).items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    reader = reader_for([tmp_path], ModelInput("text", positions=64), None)
+    want = tokenizer()("find: a red box", truncation=True, max_length=10)["input_ids"]
+    assert reader.tokens(Sample("row 0", "A red BOX")).ids == want
+    assert reader_for([tmp_path], ModelInput("text", positions=64), 12).length == 12
+    (tmp_path / "modules.json").unlink()
+    assert reader_for([tmp_path], ModelInput("text", positions=64), None).length == 64
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_columns_have_the_names_that_are_given(tmp_path, suffix):
+    rows = [{"question": "one", "text": "not this", "mark": 1}] * 2
+    jsonl(tmp_path / "a.jsonl", rows)
+    with quiet_datasets():
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
+    columns = {"text": "question", "label": "mark"}
+    sample = load_text(Location(tmp_path / f"a.{suffix}"), "train", columns)[1]
+    assert (sample.text, sample.label) == ("one", 1)
+    with pytest.raises(BadData, match=r"no column 'answer'; it holds question, text, mark"):
+        load_text(Location(tmp_path / f"a.{suffix}"), "train", {"text": "answer"})[0]
 
 
 def test_samples_that_do_not_fit_the_model_are_refused():

@@ -22,9 +22,10 @@ import featcal
 from featcal.cli import main as cli
 from featcal.errors import BadFile, DiskFull
 from featcal.evaluation.texts import Sentences
-from featcal.files import atomic_folder, atomic_path
+from featcal.files import atomic_folder, atomic_path, write_json
 from featcal.models.load import load_model, load_tokenizer
 from featcal.models.save import copy_other_files, other_files, save_model, shard_writer
+from featcal.models.sentences import merge_modules
 
 TENSORS = {
     "b.weight": torch.randn(5, 3, generator=torch.Generator().manual_seed(0)),
@@ -240,6 +241,8 @@ def sentence_folder(folder: Path, pooling: dict) -> None:
         {"pooling_mode_cls_token": True},
         {"pooling_mode_mean_tokens": True},
         {"pooling_mode": ["max", "mean"]},
+        {"pooling_mode_weightedmean_tokens": True},
+        {"pooling_mode_mean_sqrt_len_tokens": True},
         {"pooling_mode": "lasttoken"},
     ],
 )
@@ -258,10 +261,50 @@ def test_a_sentence_transformer_keeps_its_modules_and_encodes_with_them(pooling,
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_weights_of_further_modules_are_averaged_or_refused(tmp_path):
+    dense = "2_Dense/model.safetensors"
+    folders = {name: tmp_path / name for name in ("base", "a", "b", "merged")}
+    for i, (name, folder) in enumerate(folders.items()):
+        folder.mkdir()
+        sentence_folder(folder, {"pooling_mode": "cls" if name == "b" else "mean"})
+        save_file({"linear.weight": torch.full((8, 32), float(i))}, folder / dense)
+    base, merged, experts = folders["base"], folders["merged"], {n: folders[n] for n in "ab"}
+    sentences = merge_modules(base, experts, merged)
+    assert (load_file(merged / dense)["linear.weight"] == 1.5).all()
+    assert "Pooling" in sentences[0] and "differs in b" in sentences[0] and "Dense" in sentences[1]
+    save_file({"linear.weight": torch.ones(9, 32)}, folders["b"] / dense)
+    with pytest.raises(BadFile, match=r"'b' has no tensor linear\.weight of shape \[8, 32\]"):
+        merge_modules(base, experts)
+    (base / "modules.json").unlink()
+    with pytest.raises(BadFile, match="expert 'a' has the module Dense"):
+        merge_modules(base, experts)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EXDEV, errno.ESTALE])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_file_system_without_rename_is_one_message_and_leaves_nothing(
+    tmp_path, monkeypatch, code, there
+):
+    names = ["out"] if there else []
+    for name in names:
+        (tmp_path / name).mkdir()
+
+    def refused(*_):
+        raise OSError(code, "no rename")
+
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(BadFile, match=r"out: its file system cannot rename"):  # noqa: SIM117
+        with atomic_folder(tmp_path / "out") as folder:
+            (folder / "file").write_text("x")
+    with pytest.raises(BadFile, match="record.json: its file system cannot rename"):
+        write_json(tmp_path / "record.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == names
+
+
 def test_an_unknown_pooling_is_an_error(folders):
     folders()
-    sentence_folder(Path("base"), {"pooling_mode_weightedmean_tokens": True})
-    with pytest.raises(BadFile, match="weightedmean"):
+    sentence_folder(Path("base"), {"pooling_mode_strange_tokens": True})
+    with pytest.raises(BadFile, match="strange"):
         Sentences.of_folder("base")
 
 
