@@ -17,28 +17,18 @@ import yaml
 
 MERGERS = ("average", "task_arithmetic", "adamerging", "wudi")
 NO_BLOCKS = ("embeddings", "features")
-LIES_WITH = {
-    "references": "scores",
-    "similarity": "drift",
-    "alignment": "drift",
-    "vectors": "drift",
-    "projection": "drift",
-}
+LIES_WITH = dict(
+    references="scores", similarity="drift", alignment="drift", vectors="drift", projection="drift"
+)
 CALIBRATED = ("featcal", "surgery", "prob_surgery")
 
 
 def all_claims(path: Path) -> list[dict]:
     """Entries of claims.yaml with what their section says of all of them."""
     sections = yaml.safe_load(path.read_text(encoding="utf-8"))
-    shared = {
-        "kind": "above",
-        "file": "scores",
-        "measure": "value",
-        "direction": "higher",
-        "times": 1,
-        "by": 0,
-        "within": 0,
-    }
+    shared = dict(
+        kind="above", file="scores", measure="value", direction="higher", times=1, by=0, within=0
+    )
     shared |= {"each": "", "beside": [], "where": {}, "over": None, "than": None}
     return [
         shared | {"role": s["role"], "pool": str(s["pool"]), "place": place} | claim
@@ -276,13 +266,7 @@ class Results:
                     left["upstream"] = right["upstream"] = pick["upstream"]
                 if "against" in pick:
                     right["method"] = pick["against"]
-                one = claim | {
-                    "over": None,
-                    "role": role,
-                    "pool": str(pool),
-                    "left": left,
-                    "right": right,
-                }
+                one = claim | dict(over=None, role=role, pool=str(pool), left=left, right=right)
                 inner = self.several(one)
                 found += [one] if inner is None else inner
             return found
@@ -297,11 +281,7 @@ class Results:
                 if word != "within noise" and claim["kind"] == "order":
                     found.append(
                         claim
-                        | {
-                            "kind": "above",
-                            "left": [better, "featcal"],
-                            "right": [worse, "featcal"],
-                        }
+                        | dict(kind="above", left=[better, "featcal"], right=[worse, "featcal"])
                     )
                 elif word != "within noise":
                     found.append(

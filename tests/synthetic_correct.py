@@ -90,13 +90,7 @@ def write_seen(
             shown[
                 draw_indices(task, count, count if samples is None else min(samples, count), seed)
             ] = True
-            words = {
-                "suite": suite,
-                "role": role,
-                "pool": pool,
-                "task": task,
-                "stream": "test_unlabelled",
-            }
+            words = dict(suite=suite, role=role, pool=pool, task=task, stream="test_unlabelled")
             rows.append(
                 words | {"samples": samples, "seed": seed, "count": count, "seen": packed(shown)}
             )
@@ -114,9 +108,9 @@ def adapted(role: str, pool: int) -> dict:
     merged = {
         f"{role}-{pool}-adamerging": {"method": "adamerging", "draw": draw | {"samples": None}}
     }
-    return {
-        "merge": merged,
-        "adapt": {
+    return dict(
+        merge=merged,
+        adapt={
             key: {"settings": {name: {"draw": draw} for name in ("suite", "paper")}} for key in keys
         },
-    }
+    )

@@ -27,12 +27,9 @@ LEVELS |= {
     for method, level in AVERAGES.items()
     for setting in ("suite", "paper")
 }
-ROLES = {
-    "flan_t5_base": "glue",
-    "flan_t5_large": "glue",
-    "llama_3b": "mergebench",
-    "llama_8b": "mergebench",
-}
+ROLES = dict(
+    flan_t5_base="glue", flan_t5_large="glue", llama_3b="mergebench", llama_8b="mergebench"
+)
 
 
 def write_language(folder: Path, suite: str) -> None:
@@ -46,13 +43,7 @@ def write_language(folder: Path, suite: str) -> None:
     }
     counts = {"train": 10, "validation": 5, "test": 5}
     pools = {"glue": GLUE, "mergebench": list(DOMAINS)}
-    told = {
-        "suite": suite,
-        "texts": counts,
-        "pools": pools,
-        "tests": {t: t for t in TESTS},
-        "tasks": tasks,
-    }
+    told = dict(suite=suite, texts=counts, pools=pools, tests={t: t for t in TESTS}, tasks=tasks)
     write_json(folder / "language.json", told)
 
 
@@ -62,19 +53,12 @@ def write_text_role(folder: Path, suite: str, role: str, pool: str) -> None:
     shared = {"role": role, "pool": pool, "upstream": TA}
     values = {"ridge": 0.00001, "anchor_blend": 2.0, "interpolation": 0.6}
     reading = {"split": "train", "decoder": "answer", "counted": "all", "tokens": None}
-    run = shared | {
-        "setting": "paper",
-        "samples": 256,
-        "batch": 32,
-        "seeds": [42],
-        "calibration": values,
-        "reading": reading,
-    }
-    trained = {
-        "training": {"rank": 3, "steps": 1000, "features": "raw"},
-        "draw": {"samples": 256},
-        "seeds": [42],
-    }
+    run = shared | dict(
+        setting="paper", samples=256, batch=32, seeds=[42], calibration=values, reading=reading
+    )
+    trained = dict(
+        training={"rank": 3, "steps": 1000, "features": "raw"}, draw={"samples": 256}, seeds=[42]
+    )
     adapted = {
         f"{role}-{pool}-{TA}-surgery": shared
         | {"method": "surgery", "settings": {"suite": trained}}
@@ -83,11 +67,7 @@ def write_text_role(folder: Path, suite: str, role: str, pool: str) -> None:
         scored / "settings.json",
         {"calibrate": {f"{role}-{pool}-{TA}-paper": run}, "adapt": adapted},
     )
-    record = {
-        "seconds": {"calibrate_language": 4.0},
-        "host": {"cpu": "invented"},
-        "commit": "0" * 40,
-    }
+    record = dict(seconds={"calibrate_language": 4.0}, host={"cpu": "invented"}, commit="0" * 40)
     write_json(scored / "run.json", record)
 
 
@@ -113,29 +93,20 @@ def _scores(suite, role, pool):
         ]
     for (upstream, method, setting), task, value in rows:
         drawn = method in ("featcal", "surgery", "prob_surgery")
-        words = {
-            "suite": suite,
-            "role": role,
-            "pool": pool,
-            "upstream": upstream,
-            "method": method,
-            "setting": setting,
-        }
+        words = dict(
+            suite=suite, role=role, pool=pool, upstream=upstream, method=method, setting=setting
+        )
         metric = "spearman" if task == "stsb" else "accuracy"
-        yield words | {
-            "task": task,
-            "metric": metric,
-            "seed": 42 if drawn else "",
-            "value": float(value),
-            "count": 400,
-        }
+        yield words | dict(
+            task=task, metric=metric, seed=42 if drawn else "", value=float(value), count=400
+        )
 
 
 def _task(description, prompt, answer):
     rows = {"train": 10, "validation": 5, "test": 5}
-    return {
-        "kind": "folder",
-        "description": description,
-        "rows": rows,
-        "example": {"prompt": prompt, "answer": answer},
-    }
+    return dict(
+        kind="folder",
+        description=description,
+        rows=rows,
+        example={"prompt": prompt, "answer": answer},
+    )

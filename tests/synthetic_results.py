@@ -161,26 +161,21 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
         folder / f"theory/{role}-8/theory_points.csv", list(_theory_points(tasks)), THEORY_POINTS
     )
     write_studies(folder, suite, role, tasks)
-    run = {
-        "role": role,
-        "pool": 8,
-        "upstream": "task_arithmetic",
-        "samples": 256,
-        "batch": 128,
-        "seeds": [42, 43, 44],
-    }
+    run = dict(
+        role=role, pool=8, upstream="task_arithmetic", samples=256, batch=128, seeds=[42, 43, 44]
+    )
     values = {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}
     used = {f"{role}-8-task_arithmetic-suite": run | {"setting": "suite", "calibration": values}}
     write_json(
         scored / "settings.json", {"suite": {"name": suite}, "calibrate": used} | adapted(role, 8)
     )
     host = {"cpu": "invented", "cores": 2}
-    record = {
-        "seconds": {"prepare": 60.0, "calibrate": 4.0},
-        "host": host,
-        "versions": {"python": "3.11"},
-        "commit": "0" * 40,
-    }
+    record = dict(
+        seconds={"prepare": 60.0, "calibrate": 4.0},
+        host=host,
+        versions={"python": "3.11"},
+        commit="0" * 40,
+    )
     write_json(scored / "run.json", record)
     budgets = list(_budgets(suite, role, tasks))
     write_answers(folder / f"samples/{role}-8/samples.csv", budgets, SAMPLES)
@@ -188,16 +183,12 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     write_seen(folder / f"samples/{role}-8/samples.seen.csv", suite, role, 8, tasks, drawn, 500)
     write_answers(folder / f"cost/{role}-8/cost.csv", list(_audit(suite, role, tasks)), AUDIT)
     adapters = {"steps": 1000, "batch": 16, "lr": 0.001}
-    rivals = {
-        "featcal": values,
-        "surgery": adapters | {"rank": 4},
-        "prob_surgery": adapters | {"hidden": 32},
-    }
-    studied = {
-        "at_once": 2,
-        "threads": 1,
-        "settings": {"rivals": rivals | {"stream": "test_unlabelled"}},
-    }
+    rivals = dict(
+        featcal=values, surgery=adapters | {"rank": 4}, prob_surgery=adapters | {"hidden": 32}
+    )
+    studied = dict(
+        at_once=2, threads=1, settings={"rivals": rivals | {"stream": "test_unlabelled"}}
+    )
     write_json(
         folder / f"samples/{role}-8/run.json",
         record | studied | {"cost": list(_costs(("42", "43", "44"), (8, 64, 512)))},
@@ -220,15 +211,9 @@ def write_larger_pool(folder: Path, suite: str, role: str, pool: int, tasks: lis
     ]
     write_answers(scored / "scores.csv", scores)
     write_seen(scored / "seen.csv", suite, role, pool, tasks, [(None, 42), (256, 42)])
-    run = {
-        "role": role,
-        "pool": pool,
-        "upstream": "wudi",
-        "samples": 256,
-        "batch": 128,
-        "seeds": [42],
-        "setting": "suite",
-    }
+    run = dict(
+        role=role, pool=pool, upstream="wudi", samples=256, batch=128, seeds=[42], setting="suite"
+    )
     used = {
         f"{role}-{pool}-wudi": run
         | {"calibration": {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}}
@@ -250,14 +235,9 @@ def _scores(suite, role, pool, key, level, tasks, seeds=None):
     for step, seed in enumerate((seeds or SEEDS[upstream]) if drawn else ("",)):
         for i, task in enumerate(tasks):
             value = float(level + 0.5 * i + 0.2 * step)
-            row = {
-                "upstream": upstream,
-                "method": method,
-                "setting": setting,
-                "task": task,
-                "seed": seed,
-                "value": value,
-            }
+            row = dict(
+                upstream=upstream, method=method, setting=setting, task=task, seed=seed, value=value
+            )
             yield shared | row
 
 
@@ -271,13 +251,7 @@ def _drift(suite, role, tasks, blocks=6):
                 ["embeddings", *(f"{b:02d}" for b in range(blocks)), "features"]
             ):
                 drift = size * depth * (1 + 0.05 * i)
-                row = {
-                    "method": method,
-                    "setting": setting,
-                    "seed": seed,
-                    "task": task,
-                    "block": block,
-                }
+                row = dict(method=method, setting=setting, seed=seed, task=task, block=block)
                 yield (
                     shared
                     | row
@@ -293,15 +267,9 @@ PER_BLOCK = {"proposition_1": ("drift", "from_mismatch", "from_upstream"), "prop
 
 
 def _theory(suite, role, tasks):
-    empty = {
-        "suite": suite,
-        "role": role,
-        "pool": 8,
-        "upstream": "task_arithmetic",
-        "block": "",
-        "nodes": "",
-        "count": 40,
-    }
+    empty = dict(
+        suite=suite, role=role, pool=8, upstream="task_arithmetic", block="", nodes="", count=40
+    )
     for method, setting, level in (
         ("merged", "", 12.0),
         ("featcal", "suite", 13.0),
@@ -342,20 +310,10 @@ def _theory_points(tasks):
     for method, setting in (("merged", ""), ("featcal", "suite")):
         for i, task in enumerate(tasks):
             for index in range(4):
-                row = {
-                    "method": method,
-                    "setting": setting,
-                    "task": task,
-                    "block": "",
-                    "index": index,
-                    "kept": index % 2,
-                }
-                bounds = {
-                    "proposition_5": 0.8,
-                    "margin": 0.7,
-                    "proposition_3": 1.3,
-                    "proposition_6": 3.0,
-                }
+                row = dict(
+                    method=method, setting=setting, task=task, block="", index=index, kept=index % 2
+                )
+                bounds = dict(proposition_5=0.8, margin=0.7, proposition_3=1.3, proposition_6=3.0)
                 bounds |= {"proposition_7": 4.0, "corollary_2": 9.0}
                 actual = 1.0 + 0.1 * i + 0.05 * index
                 yield from (
@@ -386,35 +344,25 @@ COSINES |= {("prob_surgery", "paper"): (0.72, 0.0), ("prob_surgery", "suite"): (
 
 
 def _alignment(suite, role, tasks):
-    shared = {
-        "suite": suite,
-        "role": role,
-        "pool": 8,
-        "upstream": "task_arithmetic",
-        "cosine_sd": 0.05,
-        "l2": 0.5,
-        "count": 500,
-    }
+    shared = dict(
+        suite=suite,
+        role=role,
+        pool=8,
+        upstream="task_arithmetic",
+        cosine_sd=0.05,
+        l2=0.5,
+        count=500,
+    )
     for (method, setting), (level, step) in COSINES.items():
         for i, task in enumerate(tasks):
-            row = {
-                "method": method,
-                "setting": setting,
-                "seed": "42" if setting else "",
-                "task": task,
-            }
+            row = dict(method=method, setting=setting, seed="42" if setting else "", task=task)
             yield shared | row | {"cosine": level + step * i}
 
 
 def _similarity(tasks, images=60):
     for (method, setting), (level, _) in COSINES.items():
         for i in range(images):
-            row = {
-                "task": tasks[min(1, len(tasks) - 1)],
-                "method": method,
-                "setting": setting,
-                "index": i,
-            }
+            row = dict(task=tasks[min(1, len(tasks) - 1)], method=method, setting=setting, index=i)
             yield row | {"similarity": level + 0.001 * (i % 9) * (2 if method == "featcal" else 1)}
 
 
@@ -427,12 +375,7 @@ def _vectors(suite, role, tasks):
     ):
         for i, task in enumerate(tasks):
             for part, count in (("backbone", 1000), ("linear", 900)):
-                row = {
-                    "method": method,
-                    "setting": setting,
-                    "seed": "42" if setting else "",
-                    "task": task,
-                }
+                row = dict(method=method, setting=setting, seed="42" if setting else "", task=task)
                 yield (
                     shared
                     | row
@@ -460,14 +403,9 @@ SECONDS = {
 
 
 def _budgets(suite, role, tasks):
-    shared = {
-        "suite": suite,
-        "role": role,
-        "pool": 8,
-        "metric": "accuracy",
-        "count": 500,
-        "upstream": "task_arithmetic",
-    }
+    shared = dict(
+        suite=suite, role=role, pool=8, metric="accuracy", count=500, upstream="task_arithmetic"
+    )
     runs = [("merged", "", 0, "", 64.0)]
     for step, samples in enumerate((8, 64, 512)):
         for seed in (42, 43, 44):
@@ -477,25 +415,16 @@ def _budgets(suite, role, tasks):
                 for m, (at, gain) in starts.items()
             ]
     for method, setting, samples, seed, value in runs:
-        row = shared | {
-            "method": method,
-            "setting": setting,
-            "samples": samples,
-            "seed": seed,
-            "value": float(value),
-        }
+        row = shared | dict(
+            method=method, setting=setting, samples=samples, seed=seed, value=float(value)
+        )
         yield from (row | {"task": task} for task in tasks)
 
 
 def _audit(suite, role, tasks):
-    shared = {
-        "suite": suite,
-        "role": role,
-        "pool": 8,
-        "metric": "accuracy",
-        "count": 500,
-        "upstream": "task_arithmetic",
-    }
+    shared = dict(
+        suite=suite, role=role, pool=8, metric="accuracy", count=500, upstream="task_arithmetic"
+    )
     shared |= {"setting": "suite", "encode": "each_step", "seed": 42, "samples": 256}
     for method in ("surgery", "prob_surgery"):
         for step in (200, 1000):
@@ -511,16 +440,11 @@ def _costs(seeds, budgets, published=False):
         for encode in ("once", "each_step")[: 2 if published and method != "featcal" else 1]:
             for samples in budgets:
                 for i, seed in enumerate(seeds):
-                    times = {
-                        "seconds": seconds * (20 if encode == "each_step" else 1) + 0.1 * i,
-                        "memory_mib": 10 * seconds,
-                    }
-                    words = {
-                        "method": method,
-                        "encode": encode,
-                        "seed": int(seed),
-                        "samples": samples,
-                    }
+                    times = dict(
+                        seconds=seconds * (20 if encode == "each_step" else 1) + 0.1 * i,
+                        memory_mib=10 * seconds,
+                    )
+                    words = dict(method=method, encode=encode, seed=int(seed), samples=samples)
                     yield (
                         shared
                         | words

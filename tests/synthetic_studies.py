@@ -19,11 +19,11 @@ from reproduction.results import (
 )
 
 DAMAGE = ("gaussian_noise", "motion_blur", "fog")
-SWEPT = {
-    "ridge": (1e-6, (1e-6, 1e-4, 0.05, 100)),
-    "anchor_blend": (2, (0, 1, 2, 10)),
-    "interpolation": (0.9, (0, 0.3, 0.6, 0.9, 1)),
-}
+SWEPT = dict(
+    ridge=(1e-6, (1e-6, 1e-4, 0.05, 100)),
+    anchor_blend=(2, (0, 1, 2, 10)),
+    interpolation=(0.9, (0, 0.3, 0.6, 0.9, 1)),
+)
 
 CHOSEN = [
     (("", ""), str(seed), value) for seed, value in ((42, 79.0), (43, 80.0), (44, 81.0))
@@ -73,10 +73,9 @@ def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None
         {"strengths": dict.fromkeys(DAMAGE, "Invented.")},
     )
     write_answers(folder / f"sweep/{role}-8/sweep.csv", list(_sweep(suite, role, tasks)), SWEEP)
-    around = {
-        "setting": "suite",
-        "featcal": {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9},
-    }
+    around = dict(
+        setting="suite", featcal={"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9}
+    )
     write_json(
         folder / f"sweep/{role}-8/sweep.settings.json",
         {"study": {"samples": 256, "seed": 42, "around": [around]}},
@@ -90,10 +89,10 @@ def write_task_counts(folder: Path, suite: str, role: str, tasks: list[str]) -> 
         list(_task_counts(suite, role, tasks)),
         TASK_COUNTS,
     )
-    told = {
-        "study": {"samples": 256, "seed": 42},
-        "classes": {task: 10 + 2 * i for i, task in enumerate(tasks)},
-    }
+    told = dict(
+        study={"samples": 256, "seed": 42},
+        classes={task: 10 + 2 * i for i, task in enumerate(tasks)},
+    )
     write_json(folder / f"task_counts/{role}-8/task_counts.settings.json", told)
     write_json(
         folder / f"task_counts/{role}-8/run.json",
@@ -103,11 +102,11 @@ def write_task_counts(folder: Path, suite: str, role: str, tasks: list[str]) -> 
 
 # Of each merger: as it is, with FeatCal, Surgery and SVC behind it, its seconds, the scales that
 # were tried.
-FIELD = {
-    "average": ((60.0, 80.0, 70.0, 58.0), 0.5, []),
-    "iso_c": ((75.0, 82.0, 74.0, 76.0), 2.0, [0.5, 1.0, 1.5]),
-    "wudi_closed_form": ((83.0, 85.0, 84.0, 81.0), 1.0, []),
-}
+FIELD = dict(
+    average=((60.0, 80.0, 70.0, 58.0), 0.5, []),
+    iso_c=((75.0, 82.0, 74.0, 76.0), 2.0, [0.5, 1.0, 1.5]),
+    wudi_closed_form=((83.0, 85.0, 84.0, 81.0), 1.0, []),
+)
 
 
 def write_field(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
@@ -116,13 +115,9 @@ def write_field(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     for merger, (levels, _, _) in FIELD.items():
         for method, level in zip(("merged", "featcal", "surgery", "svc"), levels, strict=True):
             setting, seed = ("suite", "42") if method in ("featcal", "surgery") else ("", "")
-            words = {
-                "upstream": merger,
-                "method": method,
-                "setting": setting,
-                "seed": seed,
-                "metric": "accuracy",
-            }
+            words = dict(
+                upstream=merger, method=method, setting=setting, seed=seed, metric="accuracy"
+            )
             rows += [
                 {
                     "suite": suite,
@@ -135,13 +130,9 @@ def write_field(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
                 }
                 for t in tasks
             ]
-    behind = {
-        "prodistill": 81.0,
-        "surgery_v2": 78.0,
-        "interv_merge": 72.0,
-        "featcal_best": 82.5,
-        "prob_surgery": 71.0,
-    }
+    behind = dict(
+        prodistill=81.0, surgery_v2=78.0, interv_merge=72.0, featcal_best=82.5, prob_surgery=71.0
+    )
     alone = [
         ("average", method, level) for method, level in behind.items()
     ]  # of the mergers the first
@@ -150,13 +141,9 @@ def write_field(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
         ("tangent", "merged", 65.0),
         ("tangent", "expert", 88.0),
     ]:
-        words = {
-            "upstream": upstream,
-            "method": method,
-            "setting": "suite",
-            "seed": "42",
-            "metric": "accuracy",
-        }
+        words = dict(
+            upstream=upstream, method=method, setting="suite", seed="42", metric="accuracy"
+        )
         rows += [
             {
                 "suite": suite,
@@ -201,23 +188,19 @@ def write_choices(folder: Path, suite: str) -> None:
     """
     reading = {"split": "train", "decoder": "answer", "counted": "all", "tokens": None}
     values = {"ridge": 1e-5, "anchor_blend": 2.0, "interpolation": 0.6, "modules": None}
-    used = {
-        "upstream": "task_arithmetic",
-        "featcal": values,
-        "reading": reading,
-        "samples": 256,
-        "seeds": [42, 43, 44],
-    }
+    used = dict(
+        upstream="task_arithmetic", featcal=values, reading=reading, samples=256, seeds=[42, 43, 44]
+    )
     for role, pool, task in (("flan_t5_base", "glue", "rte"), ("llama_3b", "mergebench", "gsm8k")):
         key = f"{role}-{pool}"
-        shared = {
-            "suite": suite,
-            "role": role,
-            "pool": pool,
-            "upstream": "task_arithmetic",
-            "method": "featcal",
-            "setting": "paper",
-        }
+        shared = dict(
+            suite=suite,
+            role=role,
+            pool=pool,
+            upstream="task_arithmetic",
+            method="featcal",
+            setting="paper",
+        )
         shared |= {"task": task, "metric": "accuracy", "count": 400}
         rows = [
             shared | {"choice": c, "option": o, "default": int(not c), "seed": seed, "value": value}
@@ -238,14 +221,9 @@ def _corrupted(suite, role, tasks):
     """FeatCal loses 4 points in every kind of damage, 1 at the paper's settings; Surgery 12, on
     training images 13.
     """
-    shared = {
-        "suite": suite,
-        "role": role,
-        "pool": 8,
-        "upstream": "task_arithmetic",
-        "metric": "accuracy",
-        "count": COUNT,
-    }
+    shared = dict(
+        suite=suite, role=role, pool=8, upstream="task_arithmetic", metric="accuracy", count=COUNT
+    )
     levels = {("featcal", "suite"): 76.0, ("featcal", "paper"): 71.0}
     levels |= {("surgery", "suite"): 58.0, ("surgery", "suite_train"): 57.0}
     for (method, setting), level in levels.items():
@@ -269,20 +247,15 @@ def _task_counts(suite, role, tasks):
                 for (method, setting), levels in models.items():
                     better = 4.0 if method == "featcal" and draw and draw == len(parts) - 1 else 0.0
                     value = levels[count] + better
-                    own = {
-                        "method": method,
-                        "setting": setting,
-                        "seed": "42" if setting else "",
-                        "tasks": count,
-                        "draw": draw,
-                    }
+                    own = dict(
+                        method=method,
+                        setting=setting,
+                        seed="42" if setting else "",
+                        tasks=count,
+                        draw=draw,
+                    )
                     drift, mean = DRIFTS[method]
-                    own |= {
-                        "upstream": upstream,
-                        "value": value,
-                        "drift": drift,
-                        "mean_drift": mean,
-                    }
+                    own |= dict(upstream=upstream, value=value, drift=drift, mean_drift=mean)
                     own |= {"union": value - (0 if method in ("surgery", "prob_surgery") else 20)}
                     yield from (shared | own | {"task": task} for task in part)
 
@@ -291,25 +264,16 @@ def _sweep(suite, role, tasks):
     """Accuracy 80 where chosen, elsewhere 4 points lower on task arithmetic and 8 on WUDI; the
     small λ all do alike.
     """
-    shared = {
-        "suite": suite,
-        "role": role,
-        "pool": 8,
-        "method": "featcal",
-        "metric": "accuracy",
-        "seed": "42",
-        "count": COUNT,
-    }
+    shared = dict(
+        suite=suite, role=role, pool=8, method="featcal", metric="accuracy", seed="42", count=COUNT
+    )
     for upstream, lost in (("task_arithmetic", 4.0), ("wudi", 8.0)):
         for parameter, (chosen, values) in SWEPT.items():
             for at in values:
                 level = 80.0 if at == chosen or (parameter == "ridge" and at < 1) else 80.0 - lost
-                row = shared | {
-                    "upstream": upstream,
-                    "parameter": parameter,
-                    "at": f"{at:g}",
-                    "chosen": int(at == chosen),
-                }
+                row = shared | dict(
+                    upstream=upstream, parameter=parameter, at=f"{at:g}", chosen=int(at == chosen)
+                )
                 for setting in ("suite", "paper"):
                     values_of = {"setting": setting}
                     yield from (

@@ -91,15 +91,15 @@ def test_padding_is_not_fitted():
 
 
 def test_both_stacks_of_t5_come_nearer_to_the_expert():
-    sizes = {
-        "d_model": 32,
-        "d_ff": 64,
-        "d_kv": 8,
-        "num_layers": 2,
-        "num_heads": 4,
-        "vocab_size": 97,
-        "decoder_start_token_id": 0,
-    }
+    sizes = dict(
+        d_model=32,
+        d_ff=64,
+        d_kv=8,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=97,
+        decoder_start_token_id=0,
+    )
     base = tiny.make(lambda: T5ForConditionalGeneration(T5Config(**sizes)))
     expert, batch = tiny.shifted(base, 1, 0.03), texts(3, decoder=True)
 

@@ -29,11 +29,11 @@ TINY = llama.Size(hidden=16, layers=2, heads=2, groups=1, mlp=32, tied=True)
 CLIP = clip.Recipe(clip.Size(16, 2, 2, projection=8), steps=6, batch=16, pictures=8, every=2)
 T5 = t5.T5Recipe(t5.T5Size(16, 1, 2, 8, 24), steps=6, rows=2, every=2)
 LLAMA = llama.Recipe(TINY, steps=6, batch=8, facts=2, read=30, every=2)
-PRETRAININGS = {
-    "clip_b32": (clip, clip.pretrain, CLIP),
-    "flan_t5_base": (t5, t5.pretrain_t5, T5),
-    "llama_3b": (llama, llama.pretrain_llama, LLAMA),
-}
+PRETRAININGS = dict(
+    clip_b32=(clip, clip.pretrain, CLIP),
+    flan_t5_base=(t5, t5.pretrain_t5, T5),
+    llama_3b=(llama, llama.pretrain_llama, LLAMA),
+)
 
 
 @pytest.mark.parametrize("role", PRETRAININGS)

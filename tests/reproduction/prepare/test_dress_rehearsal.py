@@ -32,12 +32,9 @@ from reproduction.results import SCORES, read_rows
 
 LANGUAGE = ["flan_t5_large-glue", "llama_3b-mergebench"]
 ONE = ["clip_b32-8"]
-EXPERIMENTS = {
-    "merge": [*ONE, *LANGUAGE],
-    "calibrate": [*ONE, *LANGUAGE],
-    "adapt": LANGUAGE,
-    "multitask": ONE,
-}
+EXPERIMENTS = dict(
+    merge=[*ONE, *LANGUAGE], calibrate=[*ONE, *LANGUAGE], adapt=LANGUAGE, multitask=ONE
+)
 MERGER = "task_arithmetic"
 ROLES = ("clip_b32", "flan_t5_large", "llama_3b")
 # One loads a metric from the hub and runs programs, one needs nltk's data, and one the antlr4 that
@@ -149,10 +146,9 @@ def rehearsal(tmp_path_factory):
         folder / "hub", POOLS[8], ("base-patch32",), ("large",), ("Llama-3.2-3B-Instruct",)
     )
     with HubServer(repositories, gated(repositories)) as hub:
-        environment = hub.environment(folder / "home") | {
-            "HF_ALLOW_CODE_EVAL": "1",
-            "OMP_NUM_THREADS": "1",
-        }
+        environment = hub.environment(folder / "home") | dict(
+            HF_ALLOW_CODE_EVAL="1", OMP_NUM_THREADS="1"
+        )
         environment |= punkt_tab(folder / "nltk_data")
         with Client(environment, project) as client:
             yield Rehearsal(hub, project, client)

@@ -10,11 +10,11 @@ from datasets import Dataset
 from reproduction.mini.language.domains import MEASURED, measured
 from reproduction.prepare.texts import TextSource, told, write_text_sources
 
-ROWS = {
-    "sst2": {"sentence": ["fine"], "label": [1], "idx": [0]},
-    "math": {"prompt": ["1+1="], "completion": ["2\n"]},
-    "gsm8k": {"prompt": ["one and one?\n"], "target": ["1+1=2"]},
-}
+ROWS = dict(
+    sst2={"sentence": ["fine"], "label": [1], "idx": [0]},
+    math={"prompt": ["1+1="], "completion": ["2\n"]},
+    gsm8k={"prompt": ["one and one?\n"], "target": ["1+1=2"]},
+)
 
 
 @pytest.mark.parametrize(

@@ -111,13 +111,13 @@ def test_plots_are_vector_graphics(site, name):
 
 
 def test_generated_pages_are_filled(site):
-    told = {
-        "api": "anchor_blend",
-        "commands": "--interpolation",
-        "mergers": "tsv_merge",
-        "params": "upstream",
-        "results": "relative_drift",
-    }
+    told = dict(
+        api="anchor_blend",
+        commands="--interpolation",
+        mergers="tsv_merge",
+        params="upstream",
+        results="relative_drift",
+    )
     for name, word in told.items():
         assert word in (site / "reference" / f"{name}.html").read_text(), name
     assert "no space left on the disk" in (site / "troubleshooting.html").read_text()

@@ -63,13 +63,7 @@ def test_the_variance_of_a_rank_correlation_is_that_of_simulated_pairs(true):
     y = true * x + math.sqrt(1 - true**2) * other
     places = [np.argsort(np.argsort(side, axis=1), axis=1) - 149.5 for side in (x, y)]
     values = 100 * (places[0] * places[1]).sum(1) / (places[0] ** 2).sum(1)
-    row = {
-        "task": "stsb",
-        "seed": "",
-        "metric": "spearman",
-        "value": float(values.mean()),
-        "count": 300,
-    }
+    row = dict(task="stsb", seed="", metric="spearman", value=float(values.mean()), count=300)
     assert estimate(pd.DataFrame([row])).variance == pytest.approx(float(values.var()), rel=0.12)
 
 

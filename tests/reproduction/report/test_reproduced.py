@@ -51,24 +51,19 @@ def write_as_printed(
         if number in ("table04", "table14") and method == "expert" and not cell["setting"]:
             continue  # a row of the highest values, which no model has
         value = cell["value"] + (moved or {}).get((upstream, method, task), 0.0)
-        words = {
-            "suite": "paper",
-            "role": role,
-            "pool": pool,
-            "upstream": upstream,
-            "method": method,
-            "metric": "accuracy",
-        }
+        words = dict(
+            suite="paper", role=role, pool=pool, upstream=upstream, method=method, metric="accuracy"
+        )
         setting = "paper" if calibrated else cell["setting"]
         rows.append(
             words
-            | {
-                "setting": setting,
-                "task": task,
-                "seed": "42" if calibrated else "",
-                "value": value,
-                "count": 10**7,
-            }
+            | dict(
+                setting=setting,
+                task=task,
+                seed="42" if calibrated else "",
+                value=value,
+                count=10**7,
+            )
         )
     write_rows(folder / f"scores/{role}-{pool}/scores.csv", rows, SCORES)
 

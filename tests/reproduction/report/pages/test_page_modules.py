@@ -72,10 +72,10 @@ def test_only_a_chosen_scale_is_marked_and_an_end_of_its_range_is_told(ours):
 def invented(results):
     """Invented results of the default after two mergers: two tasks of 400 samples, two draws."""
     shared = {"suite": "mini", "role": "clip_b32", "pool": 8, "metric": "accuracy", "count": 400}
-    values = {
-        "average": {"merged": 60, "paper": 70, "suite": 80, "auto": 79.5, "surgery": 65},
-        "tsv_merge": {"merged": 80, "paper": 82, "suite": 75, "auto": 70, "surgery": 85},
-    }
+    values = dict(
+        average={"merged": 60, "paper": 70, "suite": 80, "auto": 79.5, "surgery": 65},
+        tsv_merge={"merged": 80, "paper": 82, "suite": 75, "auto": 70, "surgery": 85},
+    )
     rows, cost = [], []
     for merger, own in values.items():
         for seed in (42, 43):
