@@ -233,11 +233,10 @@ class Setup:
         """Return the columns that all rows of the role and pool share."""
         return {"suite": self.context.suite.name, "role": self.role, "pool": self.pool}
 
-    def moved(self, aside: Path, experiments: Experiments) -> "Setup":
-        """Return a copy with other experiments, whose outputs go to another folder."""
+    def moved(self, aside: Path) -> "Setup":
+        """Return a copy whose outputs go to another folder."""
         layout = replace(self.context.layout, aside=aside)
-        context = replace(self.context, layout=layout, experiments=experiments)
-        return replace(self, context=context)
+        return replace(self, context=replace(self.context, layout=layout))
 
 
 def load_context(root: Path | None = None) -> Context:

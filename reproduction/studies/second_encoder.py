@@ -4,7 +4,7 @@ Its experts stay with the parts of unfinished stages, so that an interrupted run
 made from them is deleted once it is scored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,9 @@ from featcal.settings import Calibration
 from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.samples import Selection
 from reproduction.engine.score import evaluate_model
+from reproduction.engine.spec import ModelSpec, merged, references
 from reproduction.engine.study import Found
-from reproduction.experiments import (
-    AdapterSetting,
-    AdaptRun,
-    CalibrateRun,
-    Experiments,
-    Rivals,
-    Study,
-)
+from reproduction.experiments import Rivals, Study
 from reproduction.prepare.experts import model_folder
 from reproduction.prepare.suite import FineTuneSentences
 from reproduction.results import SCORES
@@ -62,8 +56,8 @@ class SecondEncoderStudy(Study):
         store = self.trained(setup)
         parts = {name: store / name for name in ("base", "experts", HEADS)}
         evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
-        here = setup.moved(folder / "outputs", self.experiments(setup.context.experiments))
-        return Found(compared(f"second encoder {self.key}", here, parts, evaluate))
+        here, label = setup.moved(folder / "outputs"), f"second encoder {self.key}"
+        return Found(compared(label, here, parts, list(self.models(here)), evaluate))
 
     def trained(self, setup: Setup) -> Path:
         """Return a folder with base/, heads and experts/<task>/, those that are missing trained."""
@@ -81,23 +75,21 @@ class SecondEncoderStudy(Study):
         make_sentence_experts(here, store, outs)
         return store
 
-    def experiments(self, known: Experiments) -> Experiments:
-        """Return the study's mergers, each with FeatCal at both settings and both adapters."""
-        rivals, seeds, calibrate, adapt = self.rivals, (self.seed,), {}, {}
-        runs = known.merged_in(self.role, self.pool).items()
-        merge = {key: one for key, one in runs if one.upstream in self.upstreams}
-        for key, one in merge.items():
-            start: dict[str, Any] = {"role": self.role, "pool": self.pool, "upstream": one.upstream}
-            drawn = {"samples": self.samples, "batch": rivals.batch, "seeds": seeds}
-            for setting, own in ((rivals.setting, rivals.featcal), ("paper", self.paper)):
-                run = CalibrateRun(**start, setting=setting, calibration=own, **drawn)
-                calibrate[f"{key}-{setting}"] = run
-            for method in ("surgery", "prob_surgery"):
-                draw, training = (
-                    rivals.draw(method, self.samples, self.seed),
-                    getattr(rivals, method),
-                )
-                chosen = AdapterSetting(training=training, draw=draw, seeds=seeds)
-                settings = {rivals.setting: chosen}
-                adapt[f"{key}-{method}"] = AdaptRun(**start, method=method, settings=settings)
-        return replace(known, merge=merge, calibrate=calibrate, adapt=adapt, multitask={})
+    def models(self, setup: Setup) -> Iterator[ModelSpec]:
+        """Yield the references and the study's mergers, with FeatCal at both settings and adapters."""
+        rivals = self.rivals
+        mergers = [model for model in merged(setup) if model.upstream in self.upstreams]
+        yield from (model for model in references(setup) if model.method != "multitask")
+        yield from mergers
+        ways = {rivals.setting: rivals.featcal, "paper": self.paper}
+        featcal = [("featcal", setting, settings) for setting, settings in ways.items()]
+        adapters = [(m, rivals.setting, getattr(rivals, m)) for m in ("surgery", "prob_surgery")]
+        for group in (featcal, adapters):
+            for model in mergers:
+                for method, setting, settings in group:
+                    name = f"{model.name}-{method}-{setting}"
+                    words = (method, model.upstream, setting, self.seed, settings)
+                    draw = rivals.draw(method, self.samples, self.seed)
+                    corrects = model.name if group is adapters else ""
+                    folder = setup.folder("studied", name)
+                    yield ModelSpec(name, folder, *words, draw, corrects=corrects)
