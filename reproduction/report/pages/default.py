@@ -181,33 +181,30 @@ def _dots(counts: dict[str, dict[str, int]], names: list[str]) -> Figure:
 
 
 def costs(suite: str) -> PageOutput:
-    """List seconds of every way to calibrate, and the default against the search before it."""
+    """Compare the default with the earlier search, and list seconds of every way to calibrate."""
     rows = []
     for role, pool in SOURCES:
         ours = Evidence(suite, role, pool)
-        for n in dict.fromkeys(one["samples"] for one in ours.record("default").get("cost", ())):
-            own = [one for one in ours.record("default")["cost"] if one["samples"] == n]
-
-            def seconds(name: str, own: list[Any] = own) -> float | None:
-                found = [one["seconds"][name] for one in own if name in one["seconds"]]
-                return mean(found) if found else None
-
-            merger = next((one["upstream"] for one in own if "search" in one["seconds"]), "")
-            place = Place(ours, merger, n)
-            paper, auto, search = (seconds(name) for name in ("paper", "auto", "search"))
-            cells = [str(n), *(f"{s:.0f}" if s else "–" for s in (paper, auto, search))]
-            cells += [f"{auto / paper:.1f}" if auto and paper else "–"]
-            cells += [f"{sum(seconds(name) or 0 for name in ADAPTERS):.0f}"]
+        scores, records = ours.table("default"), ours.record("default").get("cost", [])
+        for n in dict.fromkeys(scores["samples"]):
+            merger = next(iter(select(scores, {"setting": "search", "samples": n})["upstream"]), "")
+            place, spent = Place(ours, merger, int(n)), dict[str, float]()
+            for name in ("paper", "auto", "search", *ADAPTERS):
+                own = [one["seconds"] for one in records if one["samples"] == n]
+                if found := [one[name] for one in own if name in one]:
+                    spent[name] = mean(found)
             found = place.score("featcal", "search")
-            cells += [estimated(found) if found else "–"]
-            cells += [lead(place.auto, found) if found else "–"]
+            cells = [str(n), estimated(place.auto) if found else "–", estimated(found)]
+            cells += [lead(place.auto, found)]
+            cells += [f"{spent[one]:.0f}" if one in spent else "–" for one in ("paper", "auto")]
+            cells += [f"{spent['search']:.0f}" if "search" in spent else "–"]
+            cells += [f"{sum(spent[one] for one in ADAPTERS):.0f}" if "surgery" in spent else "–"]
             rows.append(("", [model_title(role, suite), *cells]))
-    head = ["Model", "Samples per task", "Printed settings", "Default", "Earlier search"]
-    head += ["Default ÷ printed", "Both adapters, all trials", "Score of the search"]
-    head += ["Default − search"]
+    head = ["Model", "Samples per task", "Default", "Earlier search", "Default − search"]
+    head += ["Seconds: printed", "Seconds: default", "Seconds: search", "Seconds: both adapters"]
     caption = (
-        "Seconds of one core, mean over mergers and draws. The search was run after task arithmetic;"
-        " its score is an average (%) over tasks."
+        "Average score (%) after task arithmetic, where the search was run. Seconds of one core,"
+        " mean over mergers and draws, adapters with all trials; –: not measured."
     )
     return PageOutput(table(head, rows, caption, "fc-long")) if rows else PageOutput(note(NOT_RUN))
 
