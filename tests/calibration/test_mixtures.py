@@ -62,6 +62,31 @@ def test_equal_experts_stay_as_they_are(given):
     assert result.blocks[-1].relative_drift < 1e-6  # norms compute in float32
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"order": "sites"},
+        {"order": "stale"},
+        {"order": "sites", "residual": 1.0},
+        {"order": "sites", "affine": "joint", "prior": 0.1},
+        {"order": "sites", "norm": False},
+        {"modules": ("q_proj",)},
+        {"order": "sites", "modules": ("down_proj",)},
+    ],
+    ids=str,
+)
+def test_the_result_does_not_depend_on_how_samples_are_batched(given, changes):
+    one, other = (
+        calibrated(
+            given | {"batches": {task: text(10 * i, batch=size) for i, task in enumerate("ab")}},
+            PLAIN.but(**changes),
+        ).model
+        for size in (4, 6)
+    )
+    assert difference(one, other) < 1e-4  # norms and routers compute in float32
+    assert difference(one, given["merged"]) > 1e-2
+
+
 def routed(model, batches):
     """Of each batch what reaches the first block's experts, the router's choice, and which rows are
     no padding.

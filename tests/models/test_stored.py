@@ -8,7 +8,7 @@ import language
 import pytest
 import torch
 import transformers as tf
-from families import text
+from families import FAMILIES, GROUPED, text
 from folders import batch_for, folder_of, outputs, same, whole
 from safetensors.torch import load_file, save_file
 from tiny import TEXT, VISION, images, make
@@ -145,7 +145,102 @@ def test_an_embedding_that_a_model_reads_without_running_it_is_loaded(tmp_path):
         assert torch.allclose(ours, model(**batch).last_hidden_state, atol=1e-6)
 
 
+NOMIC = tf.NomicBertConfig(**TEXT)
+MOE = tf.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)
+KINDS = {
+    "bert": FAMILIES["bert"].build,
+    "masked": lambda: tf.BertForMaskedLM(tf.BertConfig(**TEXT)),
+    "gpt2": FAMILIES["gpt2"].build,
+    "llama": FAMILIES["llama"].build,
+    "tied": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED, tie_word_embeddings=True)),
+    "t5": FAMILIES["t5"].build,
+    "vit": FAMILIES["vit"].build,
+    "swiglu": lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, use_swiglu_ffn=True)),
+    "nomic": lambda: tf.NomicBertModel(NOMIC),
+    "mixtral": lambda: tf.MixtralForCausalLM(MOE),
+}
+TABLE = "model.embed_tokens.weight"
+# what a file on the hub holds, made of what transformers writes today
+FORMS = {
+    "bert": lambda s: {
+        n.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): t
+        for n, t in s.items()
+    },
+    "masked": lambda s: (
+        s
+        | {"bert.embeddings.position_ids": torch.arange(512)[None], "bert.pooler.dense.bias": ONES}
+        | {"cls.seq_relationship.bias": ONES[:2]}
+    ),
+    "gpt2": lambda s: (
+        {n.removeprefix("transformer."): t for n, t in s.items()}
+        | {f"h.{i}.attn.bias": torch.ones(1, 1, 8, 8).tril() for i in range(2)}
+    ),
+    "llama": lambda s: s | {"model.layers.0.self_attn.rotary_emb.inv_freq": ONES[:4]},
+    "tied": lambda s: s | {"lm_head.weight": s[TABLE].clone()},
+    "t5": lambda s: (
+        s
+        | {f"{part}.embed_tokens.weight": s[SHARED].clone() for part in ("encoder", "decoder")}
+        | {"lm_head.weight": s[SHARED].clone()}
+    ),
+}
+ONES = torch.ones(32)
 HEAD, SHARED = "lm_head.weight", "shared.weight"
+
+
+def of_the_hub(folder, form):
+    """Rewrite the single file of a folder."""
+    file = folder / "model.safetensors"
+    changed = {name: tensor.clone() for name, tensor in form(load_file(file)).items()}
+    save_file(changed, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("whose", ["base", "a"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_folders_of_any_form_are_merged_as_transformers_loads_them(tmp_path, kind, whose):
+    paths = {name: tmp_path / name for name in ("base", "a", "b")}
+    models = [make(KINDS[kind], seed, torch.float32) for seed in range(3)]
+    for path, model in zip(paths.values(), models, strict=True):
+        model.save_pretrained(path)
+    if kind in FORMS:
+        of_the_hub(paths[whose], FORMS[kind])
+    else:  # fused or packed: one folder as the model has it, the others as transformers writes it
+        save_model(models[[*paths].index(whose)], paths[whose])
+    base, *experts = paths.values()
+    module = featcal.merge("average", base, experts)
+    out = featcal.merge("average", base, experts, out=tmp_path / "out")
+    written, info = type(module).from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"]
+    one, two = (type(module).from_pretrained(path).state_dict() for path in experts)
+    for name, tensor in written.state_dict().items():
+        assert torch.equal(tensor, module.state_dict()[name]), name
+        assert torch.allclose(tensor, (one[name] + two[name]) / 2, rtol=0, atol=1e-6), name
+
+
+def test_one_stored_tensor_of_three_parameters_is_written_whole_when_one_is_solved(tmp_path):
+    """NomicBERT's file holds q, k and v of a block as one matrix."""
+    paths = {name: tmp_path / name for name in ("base", "merged", "a")}
+    for seed, path in enumerate(paths.values()):
+        make(KINDS["nomic"], seed, torch.float32).save_pretrained(path)
+    given = {"base": paths["base"], "experts": {"a": paths["a"]}, "batches": {"a": text(1)}}
+    some = featcal.Calibration(modules=("q_proj",), norm=False)
+    featcal.calibrate(paths["merged"], **given, settings=some, out=tmp_path / "out")
+    new, info = tf.NomicBertModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info.values())
+    old = tf.NomicBertModel.from_pretrained(paths["merged"])
+    changed = {n for n, p in new.named_parameters() if not torch.equal(p, old.get_parameter(n))}
+    assert changed == {n for n, _ in new.named_parameters() if n.endswith("q_proj.weight")}
+
+
+def test_an_attention_that_is_not_installed_is_replaced_once_by_eager(tmp_path):
+    folder = folder_of(tmp_path / "m", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    named = config | {"attn_implementation": "flash_attention_2"}
+    (folder / "config.json").write_text(json.dumps(named))
+    with pytest.warns(UserWarning, match="flash_attention_2") as warned:
+        eager = featcal.merge("average", folder, [folder])
+        streamed = StreamedModel(folder).module
+    assert len({str(each.message) for each in warned}) == 1
+    assert {m.config._attn_implementation for m in (eager, streamed)} == {"eager"}
 
 
 def flan_folder(folder, seed):
