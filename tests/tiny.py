@@ -3,6 +3,7 @@ imports featcal first).
 """
 
 import copy
+from types import SimpleNamespace
 
 import torch
 import transformers as tf
@@ -87,3 +88,11 @@ def difference(a, b):
 def same_bits(a, b):
     """Whether two models hold the same numbers to the bit."""
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def merged_with_record(method, base, experts, out=None, **given):
+    """The result of a merge as `featcal.merge` makes it, and the content of its merge.json."""
+    from featcal.merging.merge import open_merge
+
+    opened = open_merge(method, base, experts, **given)
+    return SimpleNamespace(result=opened.finish(opened.run(), out), record=opened.job.record)

@@ -57,12 +57,8 @@ class Gram:
 
     def mean(self, off_diagonal: float) -> Tensor:
         """Return the Gram matrix per token, entries off its diagonal times a factor."""
-        return shrink(self.total / self.tokens, off_diagonal)
-
-
-def shrink(G: Tensor, factor: float) -> Tensor:
-    """Return G (d, d) with everything off its diagonal multiplied by the factor."""
-    return factor * G + (1 - factor) * torch.diag(G.diagonal())
+        G = self.total / self.tokens
+        return off_diagonal * G + (1 - off_diagonal) * torch.diag(G.diagonal())
 
 
 @dataclass

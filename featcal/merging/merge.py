@@ -26,13 +26,7 @@ from featcal.merging.sources import Source, expert_sources, is_vocabulary, sourc
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.configs import require_same_configs
-from featcal.models.load import (
-    VISION,
-    is_adapter,
-    load_model,
-    load_vision,
-    torch_device,
-)
+from featcal.models.load import VISION, is_adapter, load_model, load_vision, torch_device
 from featcal.models.save import copy_other_files, shard_writer, write_config
 from featcal.models.sentences import merge_modules, modules_of
 from featcal.models.stored import ModelCheckpoint
@@ -40,14 +34,6 @@ from featcal.record import RECORD, models_record
 from featcal.settings import require
 
 PROJECTION, LOGIT_SCALE = "visual_projection", "logit_scale"
-
-
-@dataclass(frozen=True)
-class Merged:
-    """A merged model, a module or the folder it was written to, and the content of merge.json."""
-
-    result: nn.Module | Path
-    record: dict[str, Any]
 
 
 def merge(
@@ -86,28 +72,16 @@ def merge(
             each; the result is bit-identical.
         settings: the method's own, such as scale=0.3. Default: the paper's.
 
-    Returns: the merged module, or the path `out`. `merge_recorded` returns the record as well.
+    Returns: the merged module, or the path `out`.
     Raises: UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit;
         NotFinite; Diverged; DiskFull.
     """
     more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, **settings}
-    return merge_recorded(
-        method, base, experts, out=out, device=device, progress=progress, n_jobs=n_jobs, **more
-    ).result
-
-
-def merge_recorded(
-    method: str,
-    base: Model,
-    experts: Mapping[str, Model] | Sequence[Model],
-    *,
-    out: str | Path | None = None,
-    **given: Any,
-) -> Merged:
-    """Merge as `merge` does, and return the record of the run as well."""
     with nullcontext() if out is None else claimed(out):
-        opened = open_merge(method, base, experts, **given)
-        return Merged(opened.finish(opened.run(), out), opened.job.record)
+        run = open_merge(
+            method, base, experts, device=device, progress=progress, n_jobs=n_jobs, **more
+        )
+        return run.finish(run.run(), out)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,7 @@ from torch import Tensor, nn
 
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyCheckpoint, check_tensor
-from featcal.models.load import (
-    is_adapter,
-    load_model,
-    load_vision,
-)
+from featcal.models.load import is_adapter, load_model, load_vision
 from featcal.models.lora import WEIGHTS, merged_adapter, with_adapter, without_adapters
 from featcal.models.save import untied
 from featcal.models.stored import ModelCheckpoint

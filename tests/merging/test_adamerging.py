@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from featcal.errors import BadBatches, BadSetting, Diverged, MissingPath, MissingTensor
-from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.merge import merge
 from featcal.merging.methods.adamerging import Mixture, endless, entropy, entropy_gradients, learn
 from featcal.merging.registry import MergeJob
 from featcal.merging.sources import ModuleSource
@@ -46,7 +46,7 @@ def adamerging(base=None, experts=None, record=False, **settings):
     if experts is None:
         base, experts = models()
     given = {"batches": data(), "head": head()} | settings
-    return (merge_recorded if record else merge)("adamerging", base, experts, **given)
+    return (tiny.merged_with_record if record else merge)("adamerging", base, experts, **given)
 
 
 def job():

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from featcal.errors import BadBatches, BadSetting, SingularGram
-from featcal.merging.forward_order import shrink
-from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.forward_order import Gram
+from featcal.merging.merge import merge
 from featcal.merging.methods.lot import lot_matrix, lot_scale
 from featcal.merging.methods.regmean import regmean_matrix
 from featcal.models.blocks import hooked
@@ -164,7 +164,7 @@ def double(*rows):
 
 def test_regmean_and_lot_of_two_by_two_by_hand():
     grams = [double([2, 1], [1, 1]), double([1, 0], [0, 3])]
-    assert torch.equal(shrink(grams[0], 0.5), double([2, 0.5], [0.5, 1]))
+    assert torch.equal(Gram(2 * grams[0], 2).mean(0.5), double([2, 0.5], [0.5, 1]))
     vectors = [double([1, 0]), double([0, 1])]
     # ΣG = [[3, 1], [1, 4]], Σ τG = [2, 1] + [0, 3] = [2, 4]; its inverse is [[4, −1], [−1, 3]] / 11
     want = double([4, 10]) / 11
@@ -218,7 +218,7 @@ def test_folders_equal_modules_and_batches_may_come_from_a_generator(tmp_path, m
     }
     lines: list[str] = []
     given = {task: iter(of) for task, of in batches.items()}
-    streamed = merge_recorded(
+    streamed = tiny.merged_with_record(
         method, base, folders, batches=given, out=tmp_path / "out", progress=lines.append
     )
     in_memory = merge(method, checkpoints.vision(), modules, batches=batches)

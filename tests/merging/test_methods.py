@@ -7,7 +7,7 @@ import tiny
 import torch
 from test_adamerging import head
 
-from featcal.merging.merge import merge, merge_recorded, open_merge
+from featcal.merging.merge import merge, open_merge
 from featcal.merging.methods.breadcrumbs import mask_row_entries
 from featcal.merging.methods.consensus import tall_masks
 from featcal.merging.methods.dare import drop_entries
@@ -253,7 +253,8 @@ def test_mats_goes_from_task_arithmetic_to_regmean():
     assert near(start, state("task_arithmetic")[name])
     far, nearer, nearest = (float((weight - goal).norm()) for weight in (start, few, many))
     assert far > nearer > nearest and nearest < 0.05 * far
-    steps = merge_recorded("mats", tiny.clip(), experts(), batches=batches, steps=5).record["steps"]
+    done = tiny.merged_with_record("mats", tiny.clip(), experts(), batches=batches, steps=5)
+    steps = done.record["steps"]
     assert set(steps.values()) <= set(range(6)) and len(steps) == 8  # four sites in two blocks
 
 

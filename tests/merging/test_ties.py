@@ -5,11 +5,12 @@ leaves as it is.
 import checkpoints
 import numpy as np
 import pytest
+import tiny
 import torch
 from safetensors.torch import load_file
 
 from featcal.merging import tensors
-from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.merge import merge
 from featcal.merging.methods.ties import ties_tensor as merged_vector
 from featcal.merging.tensors import kth_smallest
 
@@ -87,8 +88,8 @@ def test_folders_equal_modules_and_the_record_has_the_cuts(tmp_path):
     base = checkpoints.vision_folder(tmp_path / "base")
     folders = {str(seed): checkpoints.vision_folder(tmp_path / str(seed), seed) for seed in (1, 2)}
     modules = {str(seed): checkpoints.vision(seed) for seed in (1, 2)}
-    in_memory = merge_recorded("ties", checkpoints.vision(), modules)
-    streamed = merge_recorded("ties", base, folders, out=tmp_path / "out")
+    in_memory = tiny.merged_with_record("ties", checkpoints.vision(), modules)
+    streamed = tiny.merged_with_record("ties", base, folders, out=tmp_path / "out")
     state = in_memory.result.state_dict()
     written = load_file(streamed.result / "model.safetensors")
     assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())

@@ -11,7 +11,7 @@ import tiny
 import torch
 
 from featcal.errors import Diverged
-from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.merge import merge
 from featcal.merging.methods.breadcrumbs import mask_row_entries
 from featcal.merging.methods.iso_cts import iso_cts_matrix
 from featcal.merging.methods.wudi import Interference, minimize
@@ -120,7 +120,7 @@ def test_merge_json_is_the_record_with_the_losses(tmp_path):
     base, experts = checkpoints.vision(), [checkpoints.vision(1), checkpoints.vision(2)]
     lines: list[str] = []
     more = {"out": tmp_path / "out", "progress": lines.append}
-    done = merge_recorded("wudi", base, experts, steps=5, **more)
+    done = tiny.merged_with_record("wudi", base, experts, steps=5, **more)
     written = json.loads((tmp_path / "out/merge.json").read_text())
     assert written == json.loads(json.dumps(done.record))
     assert len(done.record["loss"]) == 6 and done.record["loss"][-1] < done.record["loss"][0]

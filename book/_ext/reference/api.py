@@ -31,7 +31,6 @@ HELPERS = {
     "featcal.data.images.Preprocess": "featcal/data/images.py",
     "featcal.data.images.load_images": "featcal/data/images.py",
     "featcal.data.batches.draw_indices": "featcal/data/batches.py",
-    "featcal.merging.merge.merge_recorded": "featcal/merging/merge.py",
     "featcal.errors.FeatCalError": "featcal/errors.py",
 }
 
