@@ -191,8 +191,9 @@ def require_samples(experts: Collection[str], data: Collection[str]) -> None:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether the folder has an adapter only."""
-    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+    """Return whether the folder has an adapter, and no weights of a model."""
+    adapter = (folder / "adapter_config.json").is_file()
+    return adapter and not any(folder.glob("model*.safetensors"))
 
 
 def names_in(folder: Path | None, recipe: Path | None = None) -> Names | None:
