@@ -1,4 +1,4 @@
-"""The search for λ, ρ and α without labels that the study `tune` runs.
+"""The search for λ, ρ and α without labels that the study of the default compares with.
 
 TPE (optuna) proposes settings. A trial calibrates on a share of the samples; its divergence from
 the experts on the rest is
@@ -16,15 +16,14 @@ Legend: T tasks · n_t rows of task t · K scores · p width of a feature · d i
 
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 from zlib import crc32
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
@@ -43,14 +42,14 @@ from featcal.calibration.ranks import Ranks
 from featcal.calibration.sweep import Student, encoder_outputs, features_by_task, student_blocks
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.core.ridge import RidgeSystem, anchor
-from featcal.errors import BadBatches, NotFinite, SingularGram
-from featcal.models.batch import Batch, Batches, Model, TaskBatches, naming
+from featcal.errors import NotFinite, SingularGram
+from featcal.models.batch import Batches, Model, TaskBatches, naming
 from featcal.models.features import Head, output_embeddings, rows_before_head
 from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.models.modules import side_by_side
 from featcal.models.plan import BlockPlan
 from featcal.models.streamed import in_turn
-from featcal.settings import OFF, Calibration, Settings
+from featcal.settings import OFF, Calibration
 
 Origin = Literal["start", "path", "search"]
 
@@ -68,22 +67,6 @@ ATTEMPTS = 20  # to propose settings that were not tried
 LOWEST, HIGHEST, STEP = LOG_RIDGE
 RIDGES = tuple(10 ** (LOWEST + STEP * n) for n in range(round((HIGHEST - LOWEST) / STEP) + 1))
 Gains = dict[str, Tensor]  # by site, for every λ of RIDGES
-
-
-class Search(Settings):
-    """How λ, ρ and α are searched for.
-
-    trials:  number of calibrated models.   holdout: share of every task's samples that no
-             calibration sees.
-    n_jobs:  trials that are proposed together and can run in parallel; each knows only trials of
-             earlier rounds.
-    """
-
-    section = "tune"
-    trials: PositiveInt = 16
-    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    seed: NonNegativeInt = 42
-    n_jobs: PositiveInt = 1
 
 
 @dataclass(frozen=True)
@@ -109,88 +92,20 @@ class Candidate(Proposal):
         return sum(self.divergence.values()) / len(self.divergence)
 
 
-def best(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the candidate nearest to the experts; of equals the first."""
-    return min(candidates, key=lambda candidate: (candidate.mean, candidate.number))
+def proposal(
+    seed: int, number: int, start: Calibration, path_ridge: float, known: list[Candidate]
+) -> Proposal:
+    """Return one trial: the start, then λ of the regularisation path, then the sampler's.
 
-
-Split = tuple[dict[str, list[Batch]], dict[str, list[Batch]]]  # kept and held out, by task
-
-
-def split_all(batches: TaskBatches, share: float, seed: int) -> Split:
-    """Split every task's samples into batches to keep and batches to hold out."""
-    parts = {task: split(task, batches[task], share, seed) for task in sorted(batches)}
-    kept, held_out = ({task: pair[i] for task, pair in parts.items()} for i in (0, 1))
-    return kept, held_out
-
-
-def split(task: str, batches: Batches, share: float, seed: int) -> tuple[list[Batch], list[Batch]]:
-    """Split one task; at least one sample on either side. Raises: BadBatches for fewer than two
-    samples, or for a batch that is no mapping.
+    start: settings other than λ, ρ and α stay as there.   known: all earlier trials.
     """
-    batches = list(batches)
-    sizes = [sample_count(task, number, batch) for number, batch in enumerate(batches)]
-    count = sum(sizes)
-    if count < 2:
-        samples = f"{count} sample{'s' * (count != 1)}"
-        raise BadBatches(task, f"has {samples}; two are needed, as one is held out")
-    draws = np.random.default_rng([seed, crc32(task.encode()), crc32(b"holdout")])
-    chosen = draws.permutation(count)[: min(max(1, round(share * count)), count - 1)]
-    is_held_out = torch.zeros(count, dtype=torch.bool)
-    is_held_out[torch.from_numpy(chosen)] = True
-    kept, held_out = [], []
-    for batch, mask in zip(batches, is_held_out.split(sizes), strict=True):
-        kept += [select_samples(batch, ~mask)] if not mask.all() else []
-        held_out += [select_samples(batch, mask)] if mask.any() else []
-    return kept, held_out
-
-
-def sample_count(task: str, number: int, batch: Batch) -> int:
-    """Return the number of samples of a batch. Raises: BadBatches for one without a tensor."""
-    values = batch.values() if isinstance(batch, Mapping) else ()
-    for value in values:
-        if isinstance(value, Tensor):
-            return len(value)
-    expected = "expected a mapping such as {'pixel_values': tensor}"
-    raise BadBatches(task, f"batch {number} holds no tensor; {expected}")
-
-
-def select_samples(batch: Batch, chosen: Tensor) -> Batch:
-    """Return some samples of a batch; values that are no tensor with one row per sample stay."""
-    return {
-        name: value[chosen.to(value.device)]
-        if isinstance(value, Tensor) and len(value) == len(chosen)
-        else value
-        for name, value in batch.items()
-    }
-
-
-def rounds(search: Search) -> Iterator[range]:
-    """Yield the numbers of the trials that are proposed together."""
-    for first in range(0, search.trials, search.n_jobs):
-        yield range(first, min(first + search.n_jobs, search.trials))
-
-
-def proposals(
-    search: Search, indices: range, start: Calibration, path_ridge: float, known: list[Candidate]
-) -> list[Proposal]:
-    """Return the trials with these indices.
-
-    start: where the search begins; settings other than λ, ρ and α stay as there.
-    path_ridge: λ of the regularisation path.   known: all trials of earlier rounds.
-    """
-    proposed: list[Proposal] = []
-    for number in indices:
-        if number == 0:
-            proposed.append(Proposal(0, "start", start))
-        elif number == 1:
-            settings = rounded(start, path_ridge, start.anchor_blend, start.interpolation)
-            proposed.append(Proposal(1, "path", settings))
-        else:
-            tried = {one.settings for one in (*known, *proposed)}
-            settings = sampled(search.seed, number, start, known, tried)
-            proposed.append(Proposal(number, "search", settings))
-    return proposed
+    if number == 0:
+        return Proposal(0, "start", start)
+    if number == 1:
+        settings = rounded(start, path_ridge, start.anchor_blend, start.interpolation)
+        return Proposal(1, "path", settings)
+    tried = {one.settings for one in known}
+    return Proposal(number, "search", sampled(seed, number, start, known, tried))
 
 
 def sampled(

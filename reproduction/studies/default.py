@@ -228,12 +228,10 @@ class Cell:
         from featcal.calibration.choose import Part
         from reproduction.field.tune import (
             Candidate,
-            Search,
             distances,
             path_gains,
-            proposals,
+            proposal,
             ridge_of,
-            rounds,
         )
 
         start, paper = process_time(), self.study.paper
@@ -242,17 +240,16 @@ class Cell:
         given = (self.merged, self.base, self.experts, kept, held_out, paper)
         plan, device = plan_of(self.setup, self.study.reading), self.setup.context.device
         path = ridge_of(path_gains(*given, plan=plan, device=device))
-        search, known = Search(trials=self.study.trials, seed=self.seed), list[Candidate]()
-        divergence, models = dict[str, float](), dict[str, Any]()
-        for numbers in rounds(search):
-            for one in proposals(search, numbers, paper, path, known):
-                model = self.calibrated("trials", one.settings, kept).model
-                projection = self.setup.projection()
-                own = distances(model, self.experts, held_out, projection, self.heads)
-                known.append(Candidate(one.number, one.origin, one.settings, own))
-                s = one.settings
-                name = f"λ {s.ridge:g}, ρ {s.anchor_blend:g}, α {s.interpolation:g}"
-                divergence[name], models[name] = known[-1].mean, model
+        known, divergence, models = list[Candidate](), dict[str, float](), dict[str, Any]()
+        projection = self.setup.projection()
+        for number in range(self.study.trials):
+            one = proposal(self.seed, number, paper, path, known)
+            model = self.calibrated("trials", one.settings, kept).model
+            own = distances(model, self.experts, held_out, projection, self.heads)
+            known.append(Candidate(number, one.origin, one.settings, own))
+            s = one.settings
+            name = f"λ {s.ridge:g}, ρ {s.anchor_blend:g}, α {s.interpolation:g}"
+            divergence[name], models[name] = known[-1].mean, model
         self.seconds[SEARCH] = process_time() - start
         del self.seconds["trials"]
         return models[min(divergence, key=divergence.__getitem__)], divergence
