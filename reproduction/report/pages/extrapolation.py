@@ -157,6 +157,8 @@ def _scored(rows: pd.DataFrame) -> str:
 def _lead(left: Estimate | None, right: Estimate | None) -> str:
     if left is None or right is None:
         return "–"
+    if f"{abs(left.mean - right.mean):.1f} {noise(left, right):.1f}" == "0.0 0.0":
+        return "no change"
     return f"{round(left.mean - right.mean, 1) + 0.0:+.1f} ± {noise(left, right):.1f}"
 
 

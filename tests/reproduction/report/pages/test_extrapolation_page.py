@@ -9,7 +9,8 @@ import pytest
 from synthetic_correct import write_answers
 
 from featcal.files import write_json
-from reproduction.report.evidence import select
+from pipeline import ROOT
+from reproduction.report.evidence import Evidence, select
 from reproduction.report.pages import extrapolation
 from reproduction.report.statistics import bits
 from reproduction.results import EXTRAPOLATION, read_rows
@@ -103,3 +104,19 @@ def test_a_study_that_was_not_run_is_said_to_be_so(results):
     for show in (extrapolation.by_order, extrapolation.parts, extrapolation.spectrum):
         assert extrapolation.NOT_RUN in show("mini").text
     assert "not run" in extrapolation.by_blend("mini").text
+
+
+def test_what_the_pages_say_of_synthetic_images_is_in_the_rows():
+    """Five of six rows with the least λ and a ρ that changes nothing; directions above λ gain more."""
+    study = extrapolation.Cells(Evidence("mini", "clip_b32", "8", ROOT / "results" / "mini"))
+    lines = study.lines()
+    anchor = {rho: rows["value"].mean() for rho, rows in lines.pop(extrapolation.ALONE).items()}
+    assert anchor[2] < anchor[1] and anchor[8] < anchor[1] - 40
+    *most, other = lines.values()
+    assert all(set(rows["ridge"]) == {1e-6} for by_rho in most for rows in by_rho.values())
+    assert all(set(rows["ridge"]) != {1e-6} for rows in other.values())
+    below, above = (
+        study.rows("spectrum", p, ridge=0.05)["value"].mean() for p in ("below", "above")
+    )
+    assert above > below > study.rows("spectrum", "nowhere", ridge=0.05)["value"].mean()
+    assert set(study.rows("spectrum", "everything", ridge=1e-6)["anchor_blend"]) == {8}
