@@ -100,7 +100,7 @@ def read_config(kind: Any, folder: str | Path) -> PretrainedConfig:
         if named not in (None, "eager", "sdpa") or (named == "sdpa" and not kind._supports_sdpa):
             each._attn_implementation = "eager"
             warnings.warn(
-                f"attention {named!r} of config.json is not used, but eager", stacklevel=2
+                f"attention {named!r} of config.json is not used, but eager", stacklevel=1
             )
     return config
 
