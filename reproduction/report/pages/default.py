@@ -175,8 +175,7 @@ def _dots(counts: dict[str, dict[str, int]], names: list[str]) -> Figure:
                 axes.annotate(str(times), (x, y), ha="center", va="center", color="white", size=10)
         axes.set_xticks(range(len(names)), names, rotation=35, ha="right")
         axes.set_yticks(range(len(counts)), list(counts))
-        axes.set(xlim=(-0.5, len(names) - 0.5))
-        axes.invert_yaxis()
+        axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(counts) - 0.5, -0.5))
         return picture
 
 
