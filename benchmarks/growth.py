@@ -32,9 +32,9 @@ from benchmarks.measure import arguments, images, machine, memory
 from benchmarks.scaling import exponent
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.estimate import Job, estimate
+from featcal.cli.calibrate import return_large_blocks
 from featcal.cli.inputs import skeleton
 from featcal.cli.plan import shape_of
-from featcal.cli.start import return_large_blocks
 from featcal.files import write_json
 
 SIZES = {

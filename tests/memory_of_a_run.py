@@ -20,9 +20,9 @@ import featcal
 from benchmarks.measure import memory
 from featcal.calibration.calibrate import calibrate  # imported before the measurement
 from featcal.calibration.estimate import Job, estimate
+from featcal.cli.calibrate import return_large_blocks
 from featcal.cli.inputs import skeleton
 from featcal.cli.plan import shape_of
-from featcal.cli.start import return_large_blocks
 from featcal.models.save import save_model
 
 

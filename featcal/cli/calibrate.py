@@ -1,5 +1,7 @@
 """`featcal calibrate`: calibrate a merged model, write it and report its drift from the experts."""
 
+import ctypes
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -26,7 +28,6 @@ from featcal.cli.output import (
     require_space,
     require_writable,
 )
-from featcal.cli.start import return_large_blocks
 from featcal.cli.terminal import bytes_of, note, progress_bar, say, say_json, table
 from featcal.record import add_to_record, models_record
 from featcal.settings import Calibration, require
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 MOST = 256  # samples of a task by default
 FEWEST, SPARE = 4, 64  # samples of a task that are left for a comparison
+MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
 WORK = "Scratch folder for activations and finished blocks. Default: next to --out."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
 RIDGE = "λ > 0: how strongly weights are pulled to the anchor (paper: 0.05)."
@@ -319,6 +321,17 @@ def show_dry_run(request: Request, draws: "Mapping[str, Draw]", as_json: bool) -
     table(title, columns, [row[: len(columns)] for row in rows])
     show_needs(needs, own)
     say("nothing was computed and nothing written (--dry-run)")
+
+
+def return_large_blocks() -> None:
+    """Return freed blocks of 2 MiB and more to the system at once, unless the environment differs.
+
+    Otherwise the memory of a run cannot be predicted. New pages cost up to a quarter more time on a
+    CPU, so only processes of our own do this.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        mallopt(MMAP_THRESHOLD, 2 << 20)
 
 
 def write_samples_card(request: Request, draws: "Mapping[str, Draw]", result: "Result") -> None:

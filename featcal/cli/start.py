@@ -1,28 +1,27 @@
 """Entry point of the program `featcal`, which imports as little as possible.
 
-A command shares the machine: its threads sleep while they wait, and freed memory is returned.
-torch's libraries read the variables for this when they are loaded, so they are set first.
+A command shares the machine: its threads sleep while they wait. torch's libraries read the variables
+for this when they are loaded, so they are set first.
 """
 
-import ctypes
-import math
 import os
-from pathlib import Path
+import signal
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds per period, and the period
+QUOTA = "/sys/fs/cgroup/cpu.max"  # of a container: microseconds per period, and the period
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}  # of GNU's and of Intel's OpenMP
-MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
 
 
 def main() -> int:
     """Run this process's arguments and return the exit code."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:  # without a traceback while the command line is imported
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     share_machine()
-    try:
-        from featcal.cli.main import main
+    from featcal.cli.main import main
 
-        return main()
-    except KeyboardInterrupt:  # while the command line itself is imported
-        return 130
+    if ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return main()
 
 
 def share_machine() -> None:
@@ -34,20 +33,10 @@ def share_machine() -> None:
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)
     try:
-        share, period = QUOTA.read_text().split()
+        with open(QUOTA) as file:
+            share, period = file.read().split()
     except (OSError, ValueError):
         return
     if share != "max":
-        allowed = max(1, math.ceil(int(share) / int(period)))
+        allowed = max(1, -(-int(share) // int(period)))  # rounded up
         os.environ.setdefault("OMP_NUM_THREADS", str(min(allowed, len(os.sched_getaffinity(0)))))
-
-
-def return_large_blocks() -> None:
-    """Return freed blocks of 2 MiB and more to the system at once, unless the environment differs.
-
-    Otherwise the memory of a run cannot be predicted. New pages cost up to a quarter more time on a
-    CPU, so only processes of our own do this.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        mallopt(MMAP_THRESHOLD, 2 << 20)
