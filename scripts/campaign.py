@@ -509,7 +509,7 @@ ADDED = """
 --set order=none | --set affine=none | --set affine=joint --set bias=false | --set prior=-1 | --preset none |
 --samples 0 | --samples 10 | --samples x | --set tokens=0 | --set tokens=100000 | --seed -1 | --set batch=0 |
 --set modules=nowhere | --set modules=query,query | --set stack=nowhere | --set stack=encoder | --device tpu | --device cuda |
---dtype float16 | --host-memory much | --host-memory -1GiB | --work a.jsonl | --work base/in | --out base --force |
+--dtype float16 | --host-memory much | --host-memory -1GiB | --set work=a.jsonl | --set work=base/in | --out base --force |
 --out base/in | --out /proc/new | --out a.jsonl --force | --expert a=a | --expert c=a | --expert a | --expert =a |
 --data c=a.jsonl | --data a | --data a= | --set recipe=nowhere.yaml | --set recipe=a | --set recipe=a.jsonl |
 --push-to-hub x | --push-to-hub x/y/z | --nonsense | more | --merged nowhere |

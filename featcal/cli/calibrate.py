@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 MOST = 256  # samples of a task by default
 FEWEST, SPARE = 4, 64  # samples of a task that are left for a comparison
 MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
-WORK = "Scratch folder for activations and finished blocks. Default: next to --out."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
 RIDGE = "λ > 0: how strongly weights are pulled to the anchor (paper: 0.05)."
 BLEND = "ρ: 1 anchors at the merged weight; above 1 extrapolates away from the base (paper: 2)."
@@ -79,7 +78,6 @@ def calibrate(
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     host_memory: options.HostMemory = "",
-    work: Annotated[Path | None, Option(help=WORK)] = None,
     dry_run: Annotated[bool, Option("--dry-run", help=DRY_RUN)] = False,
     push_to_hub: options.Push = None,
     as_json: options.Json = False,
@@ -97,10 +95,10 @@ def calibrate(
     inputs = read_inputs(merged, base, expert, data, keys.recipe)
     new_folder(out, force, inputs.folders)
     require_hub(push_to_hub)
-    require_work_folder(work, [*inputs.folders, out])
-    require_room(inputs.merged, out, work)
+    require_work_folder(keys.work, [*inputs.folders, out])
+    require_room(inputs.merged, out, keys.work)
     draw = keys.draw(samples or MOST, seed, dtype, column)
-    request = Request(inputs, out, settings, keys, draw, options.device_named(device), memory, work)
+    request = Request(inputs, out, settings, keys, draw, options.device_named(device), memory)
     draws = task_draws(request, samples)
     if dry_run:
         return show_dry_run(request, draws, as_json)
@@ -124,7 +122,6 @@ class Request:
     draw: "Draw"
     device: "torch.device"
     host_memory: int | None = None
-    work: Path | None = None
 
     @cached_property
     def student(self) -> Any:
@@ -184,7 +181,7 @@ def run(request: Request, draws: "Mapping[str, Draw]") -> "Result | None":
     if device.type == "cpu":
         return_large_blocks()
     with (
-        whole_experts(inputs, request.work or scratch_folder(request.out), mine) as experts,
+        whole_experts(inputs, request.keys.work or scratch_folder(request.out), mine) as experts,
         progress_bar(blocks, "calibrating") as progress,
     ):
         try:
@@ -200,7 +197,7 @@ def run(request: Request, draws: "Mapping[str, Draw]") -> "Result | None":
                 device=device,
                 dtype=request.draw.dtype,
                 host_memory=request.host_memory,
-                work=request.work,
+                work=request.keys.work,
                 resume=request.keys.resume,
                 progress=progress,
             )
@@ -224,12 +221,12 @@ def require_work_folder(work: Path | None, folders: list[Path]) -> None:
     """Check the scratch folder. Raises: BadSetting for a file or a folder used otherwise."""
     if work is None:
         return
-    require(not work.is_file(), "--work", str(work), "names a file; name a folder")
+    require(not work.is_file(), "calibrate.work", str(work), "names a file; name a folder")
     for folder in (folder.resolve() for folder in folders):
         inside = folder in (work.resolve(), *work.resolve().parents)
         expected = f"lies in {folder}, which is read or written as a whole; name another folder"
-        require(not inside, "--work", str(work), expected)
-    require_writable("--work", work / "run")
+        require(not inside, "calibrate.work", str(work), expected)
+    require_writable("calibrate.work", work / "run")
 
 
 def note_differences(student: Any, inputs: Inputs) -> None:

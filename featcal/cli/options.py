@@ -140,6 +140,7 @@ class Running(SamplingAndBlocks):
     """Keys of --set of a calibration that are not settings of the method."""
 
     resume: bool = True
+    work: Path | None = None
 
 
 MEANINGS = {
@@ -148,6 +149,7 @@ MEANINGS = {
     "tokens": "maximum per text, default 512 or the model's limit",
     "recipe": "mergekit YAML that names base and experts",
     "stack": "list of blocks, such as encoder.layers",
+    "work": "scratch folder for activations and finished blocks, default next to --out",
     "resume": "false starts from the first block",
     "padded": "texts of a batch differ in length",
     "device_memory": "cap on cached activations on the GPU",

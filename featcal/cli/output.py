@@ -126,7 +126,7 @@ def require_room(merged: Path, out: Path, work: Path | None) -> None:
     apart = work is not None and work.absolute().parent != out.absolute().parent
     require_space("--out", out, size if apart else 2 * size)
     if work is not None and apart:
-        require_space("--work", work, size)
+        require_space("calibrate.work", work, size)
 
 
 def add_to_card(
