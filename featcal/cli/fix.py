@@ -41,7 +41,6 @@ def fix(
     base: options.Base = None,
     expert: options.Experts = None,
     out: Annotated[Path | None, Option(help=OUT)] = None,
-    column: options.Column = None,
     device: options.Device = "auto",
     as_json: options.Json = False,
     force: options.Force = False,
