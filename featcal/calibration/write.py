@@ -81,15 +81,10 @@ def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
     several = len({one.stack for one in drift}) > 1
     rows = []
     for one in drift:
-        numbers = (one.merged, one.calibrated, one.cosine_merged, one.cosine_calibrated)
+        values = (one.merged, one.calibrated, one.cosine_merged, one.cosine_calibrated)
         name = f"{one.expert}, {one.stack}" if several else one.expert
-        rows.append(
-            [
-                name,
-                *(f"{value:.3f}" for value in numbers),
-                f"{one.samples}{', held out' * one.held_out}",
-            ]
-        )
+        samples = f"{one.samples}{', held out' * one.held_out}"
+        rows.append([name, *(f"{value:.3f}" for value in values), samples])
     return rows
 
 
@@ -127,11 +122,7 @@ def merge_method(merged: object) -> str | None:
         return None
     try:
         recipe = yaml.safe_load((Path(merged) / RECIPE).read_text("utf-8"))
-    except (
-        OSError,
-        UnicodeDecodeError,
-        yaml.YAMLError,
-    ):  # the folder states no method
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):  # the folder states no method
         recipe = None
     if isinstance(recipe, dict) and isinstance(recipe.get("merge_method"), str):
         return f"mergekit's {recipe['merge_method']}"

@@ -254,6 +254,8 @@ def test_a_sentence_transformer_keeps_its_modules_and_encodes_with_them(pooling,
     kept = [*SENTENCES, "2_Dense/model.safetensors", "1_Pooling/config.json", "vocab.txt"]
     for out in (Path("merged"), Path("new")):
         assert all((out / name).read_bytes() == (Path("base") / name).read_bytes() for name in kept)
+        card = (out / "README.md").read_text()
+        assert 'SentenceTransformer("path' in card and "library_name: sentence-trans" in card
     texts = [SAID, "a dog", "red the end of it"]
     batch = dict(load_tokenizer("new")(texts, padding=True, return_tensors="pt"))
     ours = Sentences.of_folder("new").vectors(load_model("new"), batch)
