@@ -102,3 +102,23 @@ def test_nan_and_infinity_are_found_and_the_largest_values_are_not(tmp_path, dty
     for check in (checkpoint.check_finite, lambda: checkpoint.finite_tensor("bad")):
         with pytest.raises(NotFinite, match=r"model\.safetensors: bad"):
             check()
+
+
+def test_the_files_that_transformers_reads_are_read(tmp_path):
+    folder = written(tmp_path, limit=70)  # shards with their index
+    new = {name: tensor + 1 for name, tensor in TENSORS.items()}
+    save_file(new, folder / "model.safetensors")
+    (folder / "model-00001-of-00002.safetensors").unlink(missing_ok=True)  # the index is stale
+    assert torch.equal(LazyCheckpoint(folder).tensor("a.bias"), new["a.bias"])
+    save_file({"other": torch.ones(1)}, folder / "own.safetensors")
+    (folder / "config.json").write_text('{"transformers_weights": "own.safetensors"}')
+    assert LazyCheckpoint(folder).names == ["other"]
+    (folder / "config.json").write_text('{"transformers_weights": "../own.safetensors"}')
+    with pytest.raises(BadFile, match="no name of a file in this folder"):
+        LazyCheckpoint(folder)
+
+
+def test_a_folder_with_a_variant_only_is_refused_with_its_name(tmp_path):
+    save_file(TENSORS, tmp_path / "model.fp16.safetensors")
+    with pytest.raises(BadFile, match=r"variant model\.fp16\.safetensors, copy it"):
+        LazyCheckpoint(tmp_path)
