@@ -145,9 +145,12 @@ FAMILIES = {
         text,
         "model.decoder.layers",
     ),
-    "vit": one(lambda: tf.ViTModel(tf.ViTConfig(**WIDE)), images, "layers"),
+    "vit": one(lambda: tf.ViTModel(tf.ViTConfig(**WIDE)), images, "layers", "vision"),
     "dinov2": one(
-        lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, mlp_ratio=2)), images, "encoder.layer"
+        lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, mlp_ratio=2)),
+        images,
+        "encoder.layer",
+        "vision",
     ),
     "siglip": one(
         lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**WIDE)), images, "encoder.layers"

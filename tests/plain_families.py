@@ -34,9 +34,8 @@ def kept(batch, name, x, last, swapped):
     """Features (n, d) of the tokens that are none of padding, and the weight of each row."""
     if "pixel_values" in batch and "text_model" not in name:
         p = np.ones(x.shape[:2])
-        if (
-            last and "vision_model" in name and not name.endswith(("k_proj", "v_proj"))
-        ):  # a tower of CLIP
+        class_token = name.startswith(("vision_model.", "layers.", "encoder.layer."))  # not SigLIP
+        if last and class_token and not name.endswith(("k_proj", "v_proj")):
             p[:, 1:] = 0.01
         return x.flatten(0, 1).numpy(), p.ravel()
     decoder = name.startswith("decoder") and not name.endswith(
