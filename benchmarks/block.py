@@ -29,11 +29,12 @@ from featcal.calibration.observe import BlockSpec
 from featcal.calibration.ranks import Ranks
 from featcal.core.moments import add_gram, stripes
 from featcal.core.precision import SUM_DTYPE, exact_products
-from featcal.models.families import CLIP_VISION
+from featcal.models.families import KNOWN
 from featcal.models.modules import solved_modules
 from featcal.models.streamed import InMemoryModel
 from featcal.settings import Calibration
 
+PLAN = KNOWN["CLIPVisionModel"]
 SETTINGS = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)  # the paper's for CLIP
 TOLERANCE = (
     1e-4  # relative, of every parameter: what float32 sums and solves cost the plain version
@@ -76,14 +77,14 @@ def contestants(width: int, tasks: int, samples: int, batch: int, device: str):
             t: StudentTeacherFeatures([student], teacher, unmasked, unmasked)
             for t, (student, teacher) in tracks.items()
         }
-        stack, (linears, norms) = CLIP_VISION.stacks[0], solved_modules(block, SETTINGS.norm)
-        rule = CLIP_VISION.token_rule
+        stack, (linears, norms) = PLAN.stacks[0], solved_modules(block, SETTINGS.norm)
+        rule = PLAN.token_rule
         spec = BlockSpec(
             "block", stack, tuple(linears), tuple(norms), rule, last=False, settings=SETTINGS
         )
         experts = {name: InMemoryModel(teacher) for name, teacher in teachers.items()}
         student, where = InMemoryModel(block), torch.device(device)
-        models = Models(student, InMemoryModel(base), experts, CLIP_VISION, where, torch.float32)
+        models = Models(student, InMemoryModel(base), experts, PLAN, where, torch.float32)
         calibrate_block(models, "", [(block, spec)], tracks, Ranks())
         return block
 
