@@ -52,21 +52,21 @@ def part_ties(base: Source, experts: Mapping[str, Source]) -> dict[str, str]:
 
     Only the table and head of a language model: others cannot be apart by tie_word_embeddings.
     """
-    parted = {}
+    untied = {}
     groups = base.groups if isinstance(base, ModelCheckpoint) else tied_names(base.module)
     for names in groups:
         kept = [name for name in names if name in base.names]
         if len(names) == 2 and len(kept) == 1:
             (other,) = set(names) - set(kept)
             if any(other in expert.names for expert in experts.values()):
-                parted[other] = kept[0]
-    return parted
+                untied[other] = kept[0]
+    return untied
 
 
-def with_both(model: Source, parted: Mapping[str, str]) -> Source:
+def with_both(model: Source, untied: Mapping[str, str]) -> Source:
     """Return a source that also has the other name of tied tensors."""
     known = {name: name for name in model.names}
-    return Aligned(model, model, {**parted, **known}) if parted.keys() - known.keys() else model
+    return Aligned(model, model, {**untied, **known}) if untied.keys() - known.keys() else model
 
 
 def align(

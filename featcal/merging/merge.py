@@ -90,7 +90,7 @@ class OpenedMerge:
 
     kept:   tensors that stay the base's, each with its name there.
     origin: the base as a source, with those.
-    parted: tensors that the base ties and an expert does not, as `part_ties`.
+    untied: tensors that the base ties and an expert does not, as `part_ties`.
     """
 
     method: Method
@@ -101,7 +101,7 @@ class OpenedMerge:
     base: Model
     part: str | None
     experts: Mapping[str, Model]
-    parted: Mapping[str, str]
+    untied: Mapping[str, str]
 
     def run(self) -> Iterator[NamedTensor]:
         """Yield the merged tensors, or task vectors of a scaled method."""
@@ -133,10 +133,10 @@ class OpenedMerge:
         if out is None:
             if isinstance(self.origin, ModelCheckpoint):
                 tensors = self.origin.to_module(tensors)
-            return fill(module_like(self.base, self.part, self.parted), tensors)
+            return fill(module_like(self.base, self.part, self.untied), tensors)
         made = {"method": self.method.name, "settings": self.settings}
         about = {**made, **models_record(self.base, self.experts, out)}
-        more: dict[str, Any] = {"text": self._card(), "about": about, "parted": bool(self.parted)}
+        more: dict[str, Any] = {"text": self._card(), "about": about, "untied": bool(self.untied)}
         more["experts"] = self._folders
         return write_merged(
             tensors, out, self.base, self.part, self.origin, self.job.record, **more
@@ -225,9 +225,9 @@ def open_merge(
     sources = expert_sources(experts, base, origin, part)
     named = {f"expert {task!r}": expert for task, expert in sources.items()}
     require_same_configs(configurations({"base": origin, **named}))
-    parted = part_ties(origin, sources)
-    ours = with_both(origin, parted)
-    sources = {task: with_both(expert, parted) for task, expert in sources.items()}
+    untied = part_ties(origin, sources)
+    ours = with_both(origin, untied)
+    sources = {task: with_both(expert, untied) for task, expert in sources.items()}
     theirs, hidden = align(ours, sources, base, experts, progress)
     if embeddings == "base":
         every = (name for model in (origin, *theirs.values()) for name in model.names)
@@ -238,16 +238,16 @@ def open_merge(
     job = MergeJob(
         base=ours,
         experts=theirs,
-        structure=partial(module_like, base, part, parted),
+        structure=partial(module_like, base, part, untied),
         batches=batches or {},
         head=read_head(head, theirs) if head is not None else {},
         device=torch_device(device),
         progress=progress,
         n_jobs=n_jobs,
     )
-    kept = {name: parted.get(name, name) for name in sorted(hidden)}
+    kept = {name: untied.get(name, name) for name in sorted(hidden)}
     kept = {name: own for name, own in kept.items() if own in origin.names}
-    return OpenedMerge(entry, checked_settings, job, kept, origin, base, part, experts, parted)
+    return OpenedMerge(entry, checked_settings, job, kept, origin, base, part, experts, untied)
 
 
 def configurations(models: Mapping[str, Source]) -> dict[str, Any]:
@@ -308,14 +308,14 @@ def modules_of_merge(
 
 
 def module_like(
-    base: Model, part: str | None, parted: Mapping[str, str] | None = None
+    base: Model, part: str | None, untied: Mapping[str, str] | None = None
 ) -> nn.Module:
-    """Return a new module like the base; `parted` names are no longer tied."""
+    """Return a new module like the base; `untied` names are no longer tied."""
     if isinstance(base, nn.Module):
         module: Any = copy.deepcopy(base)
     else:
         module = load_vision(base) if part else load_model(base)
-    for name in parted or ():
+    for name in untied or ():
         path, _, own = name.rpartition(".")
         table = nn.Parameter(module.get_parameter(name).detach().clone())
         setattr(module.get_submodule(path), own, table)
@@ -342,14 +342,14 @@ def write_merged(
     record: Mapping[str, Any],
     text: str = "",
     about: Mapping[str, Any] | None = None,
-    parted: bool = False,
+    untied: bool = False,
     experts: Mapping[str, Path] = MappingProxyType({}),
 ) -> Path:
     """Write tensors as a Hugging Face folder like the base, complete or not at all.
 
     origin: the base as a source.   record: becomes merge.json, unless empty.   text: of the card.
     about: becomes featcal.json, unless empty.
-    parted: the table and head of a language model are not tied.
+    untied: the table and head of a language model are not tied.
     experts: folders whose further modules, such as a sentence encoder's Dense, are averaged.
     Raises: DiskFull.
     """
@@ -357,7 +357,7 @@ def write_merged(
         config, like = base.config, None
     else:
         config, like = AutoConfig.from_pretrained(base, local_files_only=True), base
-    if parted:
+    if untied:
         part_config(config := copy.deepcopy(config))
     size = sum(math.prod(origin.shape(n)) * origin.dtype(n).itemsize for n in origin.names)
     if isinstance(origin, ModelCheckpoint):
