@@ -522,4 +522,4 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
         assert set(run_again(target)) <= cheap, (
             "switching back trains, calibrates and evaluates nothing again"
         )
-    assert read("scores/clip_b32-8/scores.csv", results.SCORES)
+    assert read_rows(work / "results/smoke/scores/clip_b32-8/scores.csv", results.SCORES)
