@@ -39,10 +39,8 @@ def test_a_stage_with_an_unknown_key_names_the_nearest_one(tmp_path):
     from reproduction.stages.command import run_stage
 
     lay_out(tmp_path)
-    with working_in(tmp_path), pytest.raises(UnknownKey, match="did you mean 'clip_b32-8-average'"):
-        run_stage("calibrate", "clip_b32-8-averag")
     with working_in(tmp_path), pytest.raises(UnknownKey, match="did you mean 'clip_b32-8'"):
-        run_stage("merge", "clip_b3-8")
+        run_stage("calibrate", "clip_b3-8")
     with working_in(tmp_path), pytest.raises(FeatCalError, match="did you mean 'calibrate'"):
         run_stage("calibrat", "x")
 
