@@ -40,7 +40,7 @@ def test_a_stage_with_an_unknown_key_names_the_nearest_one(tmp_path):
 
     lay_out(tmp_path)
     with working_in(tmp_path), pytest.raises(UnknownKey, match="did you mean 'clip_b32-8'"):
-        run_stage("calibrate", "clip_b3-8")
+        run_stage("calibrate", "clip_b32-9")
     with working_in(tmp_path), pytest.raises(FeatCalError, match="did you mean 'calibrate'"):
         run_stage("calibrat", "x")
 
