@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tiny import VISION, clip, make
-from transformers import ViTConfig, ViTModel
+from transformers import BeitConfig, BeitModel, ViTConfig, ViTModel
 
 from featcal.core.moments import class_token_last, every_token, token_weights
 from featcal.models.families import plan_for
@@ -36,7 +36,9 @@ def test_padding_counts_nothing_whatever_the_rule():
         assert torch.equal(w.eq(0), mask.eq(0))
 
 
-def test_clip_has_the_class_token_rule_and_an_inferred_plan_counts_every_token():
+def test_vision_towers_have_the_class_token_rule_and_an_inferred_plan_counts_every_token():
     vit = make(lambda: ViTModel(ViTConfig(**VISION, intermediate_size=64)))
+    beit = make(lambda: BeitModel(BeitConfig(**VISION, intermediate_size=64)))
     assert plan_for(clip()).token_rule is class_token_last
-    assert plan_for(vit).token_rule is every_token
+    assert plan_for(vit).token_rule is class_token_last
+    assert plan_for(beit).token_rule is every_token

@@ -179,7 +179,7 @@ def test_left_side_without_a_factor_raises_with_the_site_and_a_way_out(broken):
     total.left[0, 0] = broken
     with pytest.raises(SingularGram, match="vision.00.fc1") as error:
         solve_ridge(total, *task(99)[3:], RIDGE, site="vision.00.fc1")
-    assert "calibrate.ridge" in str(error.value)
+    assert "ridge=0.05" in str(error.value) and "a larger ridge" in str(error.value)
 
 
 def float64(*rows):
