@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -39,7 +39,7 @@ def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]
     Raises: DiskFull naming `path`, with `needed` bytes if given.
     """
     path = Path(path)
-    remove_abandoned(path)
+    remove_abandoned(_leftovers(path))
     with _replacing(path, needed) as hidden:
         hidden.mkdir()
         lock = os.open(hidden, os.O_RDONLY)
@@ -80,8 +80,8 @@ def _replacing(path: Path, needed: int | None) -> Iterator[Path]:
         raise
 
 
-def remove_abandoned(path: Path) -> None:
-    """Remove the hidden folders that killed processes left for `path`.
+def _leftovers(path: Path) -> list[Path]:
+    """Return the hidden folders of `path`, in use or left by killed processes.
 
     A process that dies between its two renames leaves only the old folder, which is kept.
     """
@@ -89,16 +89,20 @@ def remove_abandoned(path: Path) -> None:
     # dots and parts repeat for a folder that was written inside another
     ours = re.compile(rf"\.+{stem}(\.\d+-\d+|\.part|\.old)+{suffix}")
     old = re.compile(rf"\.{stem}\.\d+-\d+\.old{suffix}")
-    for folder in path.parent.iterdir() if path.parent.is_dir() else ():
-        keep = old.fullmatch(folder.name) and not path.exists()
-        if ours.fullmatch(folder.name) and folder.is_dir() and not keep:
-            with suppress(OSError):  # a folder in use is locked
-                lock = os.open(folder, os.O_RDONLY)
-                try:
-                    if locked(lock, without=False):
-                        shutil.rmtree(folder, ignore_errors=True)
-                finally:
-                    os.close(lock)
+    found = [folder for folder in path.parent.glob(".*") if ours.fullmatch(folder.name)]
+    return [folder for folder in found if path.exists() or not old.fullmatch(folder.name)]
+
+
+def remove_abandoned(folders: Iterable[Path]) -> None:
+    """Remove folders whose processes were killed; those in use are locked."""
+    for folder in folders:
+        with suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if locked(lock, without=False):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 @contextmanager

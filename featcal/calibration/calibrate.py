@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from featcal.calibration import choose
-from featcal.calibration.features import NO_SAMPLES, EncoderOutputs, Spool, advance
+from featcal.calibration.features import NO_SAMPLES, Spool, StudentTeacherFeatures, advance
 from featcal.calibration.models import Models, open_models
 from featcal.calibration.observe import PAPER, block_parts, observe
 from featcal.calibration.ranks import Ranks, current
@@ -257,7 +257,7 @@ def check(
                 raise BadBatches(task, NO_SAMPLES)
             samples[task] = [check_plan(models, task, head[0], [models.student, expert])]
         students = [Student(models.student, given)]
-        handles, encoder = [models.student], dict[str, EncoderOutputs]()
+        handles, encoder = [models.student], dict[str, StudentTeacherFeatures]()
         for source, stack in models.plan.in_order:
             features = features_by_task(models, handles, stack, samples, spool, source, encoder)
             for path, [(block, spec)] in student_blocks(models, students, stack, source):

@@ -4,10 +4,11 @@ block to block.
 A tensor that was kept comes back with the same bits. It also has the same strides if it fills its
 memory without gaps, in any order of axes, or is expanded; otherwise it comes back contiguous."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from featcal.core.drift import Drift
 from featcal.errors import BadBatches
-from featcal.files import Ledger, atomic_path, locked
+from featcal.files import Ledger, atomic_path, locked, remove_abandoned
 from featcal.models.batch import Batch, Batches, check_batch, naming, pad_token, padding_mask
 from featcal.models.blocks import feeding, first_inputs, stack_output, step
 from featcal.models.plan import Stack, blocks_of
@@ -31,14 +32,13 @@ NO_SAMPLES = "is empty; calibration needs at least one batch with at least one s
 class Handle:
     """One tensor that a spool keeps; only that spool reads it."""
 
-    shape: torch.Size  # as it was given, expanded axes included
-    axes: list[int]  # of the given tensor, from the widest stride to the narrowest
-    dense: torch.Size  # in that order, expanded axes once
+    shape: torch.Size
+    strides: list[int]  # in memory without gaps; 0 along expanded axes
     dtype: torch.dtype
     device: torch.device
     bytes: int
     ledger: Ledger
-    tensor: Tensor | None = None  # dense; None if it is on disk
+    flat: Tensor | None = None  # all values in order of memory; None if they are on disk
     file: Path | None = None
 
 
@@ -46,47 +46,44 @@ class Spool(AbstractContextManager["Spool"]):
     """Keep tensors within budgets of bytes: on their GPU, then in (pinned) host memory, then on
     disk.
 
-    Files are in a folder of their own below `folder`, which is removed at the end. Folders that
-    killed processes left there are removed at the beginning. A tensor that stays where it is is not
-    copied, so it must not be overwritten afterwards.
+    Files are in a folder of their own below `folder`, which is removed at the end; folders of
+    killed processes are removed at the beginning. A tensor that stays where it is is not copied, so
+    it must not be overwritten afterwards.
     """
 
     def __init__(self, device_bytes: int, host_bytes: int, folder: str | Path):
-        """Set the budgets and remove abandoned files in `folder`."""
         self._device_budget, self._host_budget, self.folder = device_bytes, host_bytes, Path(folder)
         self.device, self.host, self.disk = Ledger(), Ledger(), Ledger()
         self._handles: set[Handle] = set()
         self._files: Path | None = None
         self._written = 0
-        for abandoned in sorted(self.folder.glob(f"{PREFIX}*")):
-            # a spool in use holds its lock
-            with suppress(OSError), (abandoned / "lock").open("r+") as lock:
-                if locked(lock, without=False):
-                    shutil.rmtree(abandoned, ignore_errors=True)
+        remove_abandoned(sorted(self.folder.glob(f"{PREFIX}*")))
 
     def keep(self, tensor: Tensor) -> Handle:
         """Keep a tensor. Raises: DiskFull naming the file."""
         once = tensor = tensor.detach()
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             once = once.narrow(axis, 0, 1) if stride == 0 and size > 1 else once
-        strides = once.stride()
-        axes = sorted(range(once.dim()), key=lambda axis: (-strides[axis], axis))
+        # from the widest stride to the narrowest
+        axes = sorted(range(once.dim()), key=lambda axis: (-once.stride(axis), axis))
         dense = once.permute(axes)
-        ledger = self.host if self.host.now + dense.nbytes <= self._host_budget else self.disk
-        if dense.is_cuda and self.device.now + dense.nbytes <= self._device_budget:
+        own = dict(zip(axes, torch.empty(dense.shape, device="meta").stride(), strict=True))
+        pairs = zip(tensor.shape, once.shape, strict=True)
+        strides = [own[axis] if size == whole else 0 for axis, (whole, size) in enumerate(pairs)]
+        # a reshape would leave a single value its stride, which may be 0
+        flat = dense.reshape(-1).as_strided((dense.numel(),), (1,))
+        ledger = self.host if self.host.now + flat.nbytes <= self._host_budget else self.disk
+        if flat.is_cuda and self.device.now + flat.nbytes <= self._device_budget:
             ledger = self.device
-        handle = Handle(
-            tensor.shape, axes, dense.shape, tensor.dtype, tensor.device, dense.nbytes, ledger
-        )
+        handle = Handle(tensor.shape, strides, tensor.dtype, tensor.device, flat.nbytes, ledger)
         if ledger is self.disk:
-            handle.file = self._write(dense)
-        elif ledger is self.host and dense.is_cuda:
-            pinned = torch.empty(dense.shape, dtype=dense.dtype, pin_memory=True)
-            handle.tensor = pinned.copy_(dense)
+            handle.file = self._write(flat)
+        elif ledger is self.host and flat.is_cuda:
+            handle.flat = torch.empty_like(flat, device="cpu", pin_memory=True).copy_(flat)
         else:
             # a part of a larger tensor would keep all of that in memory
-            alone = dense.is_contiguous() and dense.untyped_storage().nbytes() == dense.nbytes
-            handle.tensor = dense if alone else dense.clone(memory_format=torch.contiguous_format)
+            alone = flat.untyped_storage().nbytes() == flat.nbytes
+            handle.flat = flat if alone else flat.clone()
         ledger.add(handle.bytes)
         self._handles.add(handle)
         return handle
@@ -94,53 +91,48 @@ class Spool(AbstractContextManager["Spool"]):
     def get(self, handle: Handle) -> Tensor:
         """Return the tensor as it was given, on the device it came from; it stays kept."""
         assert handle in self._handles, "this tensor was dropped, or belongs to another spool"
-        dense = handle.tensor
+        flat = handle.flat
         if handle.file is not None:
             pinned = handle.device.type == "cuda"
-            flat = torch.empty(handle.bytes, dtype=torch.uint8, pin_memory=pinned)
+            content = torch.empty(handle.bytes, dtype=torch.uint8, pin_memory=pinned)
             with handle.file.open("rb") as file:
-                read = file.readinto(flat.numpy().data)
+                read = file.readinto(content.numpy().data)
             if read != handle.bytes:
                 raise OSError(
                     f"{handle.file}: {read} of {handle.bytes} bytes are left; another program "
                     "wrote to this file"
                 )
-            dense = flat.view(handle.dtype).reshape(handle.dense)
-        assert dense is not None
-        dense = dense.to(handle.device, non_blocking=True)
-        order = sorted(range(len(handle.axes)), key=lambda axis: handle.axes[axis])
-        return dense.permute(order).expand(handle.shape)
+            flat = content.view(handle.dtype)
+        assert flat is not None
+        flat = flat.to(handle.device, non_blocking=True)
+        return flat.as_strided(handle.shape, handle.strides)
 
     def drop(self, handle: Handle) -> None:
         """Drop a tensor and its file."""
         self._handles.remove(handle)
         handle.ledger.remove(handle.bytes)
-        handle.tensor = None
+        handle.flat = None
         if handle.file is not None:
             handle.file.unlink(missing_ok=True)
 
     def __exit__(self, *error: object) -> None:
-        """Drop everything and remove the files."""
         for handle in list(self._handles):
             self.drop(handle)
         if self._files is not None:
             shutil.rmtree(self._files, ignore_errors=True)
-            self._lock.close()
+            os.close(self._lock)
             self._files = None
 
-    def _write(self, dense: Tensor) -> Path:
+    def _write(self, flat: Tensor) -> Path:
         if self._files is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._files = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.folder))
-            self._lock = (self._files / "lock").open("w")
+            self._lock = os.open(self._files, os.O_RDONLY)
             locked(self._lock)  # the system drops it when this process ends
         self._written += 1
         file = self._files / f"{self._written}.raw"
-        host = dense.cpu().contiguous()
-        # a reshape would leave a single value its stride, which may be 0
-        flat = host.as_strided((host.numel(),), (1,))
-        with atomic_path(file, dense.nbytes) as part:
-            part.write_bytes(flat.view(torch.uint8).numpy().data)
+        with atomic_path(file, flat.nbytes) as part:
+            part.write_bytes(flat.cpu().view(torch.uint8).numpy().data)
         return file
 
 
@@ -152,18 +144,15 @@ class SpooledList:
     """
 
     def __init__(self, spool: Spool):
-        """Start with an empty list."""
         self.spool = spool
         self._values: list[Any] = []  # with handles instead of tensors
         # number of the value read last, and its tensors by identity
         self._last: tuple[int, dict[int, tuple[Tensor, Handle]]] = -1, {}
 
     def __len__(self) -> int:
-        """Return the number of values."""
         return len(self._values)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the values one by one."""
         return (self[number] for number in range(len(self)))
 
     def __getitem__(self, number: int) -> Any:
@@ -209,7 +198,8 @@ class SpooledList:
 @dataclass
 class StudentTeacherFeatures:
     """Features of one task before the current block of one stack: per batch the hidden states
-    (batch, tokens, d) and the block's other arguments.
+    (batch, tokens, d) and the block's other arguments. After the last block of a stack that feeds
+    another: per batch what it feeds, (batch, tokens, d).
     """
 
     students: list[SpooledList]  # in each model that is being calibrated
@@ -218,14 +208,10 @@ class StudentTeacherFeatures:
     encoder_masks: list[Tensor | None] = field(default_factory=list)  # of the stack that feeds it
     tokens: int = 0  # without padding
 
-
-@dataclass(frozen=True)
-class EncoderOutputs:
-    """Outputs of one stack that feed the next, of one task, batch by batch."""
-
-    students: list[SpooledList]  # of each calibrated stack
-    teacher: SpooledList
-    masks: list[Tensor | None]
+    @property
+    def tracks(self) -> list[SpooledList]:
+        """Return the features of every model, the teacher's last."""
+        return [*self.students, self.teacher]
 
 
 def first_features(
@@ -236,7 +222,7 @@ def first_features(
     batches: Batches,
     spool: Spool,
     source: Stack | None = None,
-    encoder: EncoderOutputs | None = None,
+    encoder: StudentTeacherFeatures | None = None,
 ) -> StudentTeacherFeatures:
     """Return what reaches the first block of a stack in every student and in the teacher.
 
@@ -244,22 +230,20 @@ def first_features(
     stack `source` that feeds this one, and is consumed. Raises: BadBatches.
     """
     features = StudentTeacherFeatures([SpooledList(spool) for _ in students], SpooledList(spool))
-    tracks = [*features.students, features.teacher]
-    encoded = [*encoder.students, encoder.teacher] if encoder else []
     for number, batch in enumerate(batches):
         check_batch(task, number, batch, students[0])
         with naming(task, number):
             for which, model in enumerate([*students, teacher]):
-                fed = encoded[which][number] if encoded else None
+                fed = encoder.tracks[which][number] if encoder else None
                 with feeding(model, source, stack, fed):
                     inputs = first_inputs(model, blocks_of(model, stack), batch, stack.mixed)
-                tracks[which].append(inputs)
+                features.tracks[which].append(inputs)
         hidden = inputs[0]
         mask = padding_mask(batch, hidden, stack.mask, pad_token(students[0]))
         features.masks.append(mask)
         features.encoder_masks.append(encoder.masks[number] if encoder else None)
         features.tokens += hidden.shape[:-1].numel() if mask is None else int(mask.sum())
-    for track in encoded:
+    for track in encoder.tracks if encoder else ():
         track.clear()
     if features.tokens == 0:
         raise BadBatches(task, NO_SAMPLES)
@@ -292,15 +276,10 @@ def advanced_copy(block: nn.Module, stack: Stack, track: SpooledList) -> Spooled
     return result
 
 
-def stack_outputs(model: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
-    """Return what a stack feeds to the next one, from the features after its last block, which are
-    consumed.
-    """
-    result = SpooledList(track.spool)
-    for hidden, _ in track:
-        result.append(stack_output(model, stack, hidden))
-    track.clear()
-    return result
+def leave_stack(model: nn.Module, stack: Stack, track: SpooledList) -> None:
+    """Replace the features of one model after a stack's last block by what it feeds to the next."""
+    for number in range(len(track)):
+        track[number] = stack_output(model, stack, track[number][0])
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

@@ -12,13 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 from featcal.calibration.block import StudentBlock, calibrate_block, replay_block
 from featcal.calibration.features import (
-    EncoderOutputs,
     Spool,
     SpooledList,
     StudentTeacherFeatures,
     first_features,
+    leave_stack,
     on_device,
-    stack_outputs,
 )
 from featcal.calibration.models import Models
 from featcal.calibration.observe import BlockSpec, solved_parameters
@@ -66,7 +65,7 @@ def sweep(
     task, stream = next(iter(streams.items()))
     for batch in stream.head():
         check_plan(models, task, batch, [students[0].handle])
-    handles, encoder = [student.handle for student in students], dict[str, EncoderOutputs]()
+    handles, encoder = [student.handle for student in students], dict[str, StudentTeacherFeatures]()
     for source, stack in models.plan.in_order:
         features = features_by_task(models, handles, stack, streams, spool, source, encoder)
         if not students[0].blocks:  # by now all batches have been read
@@ -154,7 +153,7 @@ def features_by_task(
     batches: TaskBatches,
     spool: Spool,
     source: Stack | None,
-    encoder: Mapping[str, EncoderOutputs],
+    encoder: Mapping[str, StudentTeacherFeatures],
 ) -> dict[str, StudentTeacherFeatures]:
     """Return the features of every task before the first block of a stack, which `source` feeds."""
     features = {}
@@ -174,24 +173,17 @@ def encoder_outputs(
     students: Sequence[ModelHandle],
     stack: Stack,
     features: Mapping[str, StudentTeacherFeatures],
-) -> dict[str, EncoderOutputs]:
+) -> Mapping[str, StudentTeacherFeatures]:
     """Return what calibrated stacks and the experts' stacks feed to the next stack, by task."""
-    outputs: dict[str, EncoderOutputs] = {}
-    if stack.feeds:
-        with ExitStack() as running:
-            ours = [running.enter_context(student.running()) for student in students]
-            for task, expert in models.experts.items():
-                own = features[task]
-                with expert.running() as teacher:
-                    outputs[task] = EncoderOutputs(
-                        [
-                            stack_outputs(model, stack, track)
-                            for model, track in zip(ours, own.students, strict=True)
-                        ],
-                        stack_outputs(teacher, stack, own.teacher),
-                        own.masks,
-                    )
-    return outputs
+    if not stack.feeds:
+        return {}
+    with ExitStack() as running:
+        ours = [running.enter_context(student.running()) for student in students]
+        for task, expert in models.experts.items():
+            with expert.running() as teacher:
+                for model, track in zip([*ours, teacher], features[task].tracks, strict=True):
+                    leave_stack(model, stack, track)
+    return features
 
 
 def student_blocks(

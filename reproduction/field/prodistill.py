@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.calibration.features import (
-    EncoderOutputs,
     Spool,
     StudentTeacherFeatures,
     advance,
     first_features,
-    stack_outputs,
+    leave_stack,
 )
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
@@ -99,11 +98,11 @@ class Distillation:
         with Spool(0, sys.maxsize, tempfile.gettempdir()) as spool, exact_products():
             tracks: dict[str, StudentTeacherFeatures] = {}
             for source, stack in plan.in_order:
-                fed = (
-                    {task: self.handed_on(task, source, track) for task, track in tracks.items()}
-                    if source
-                    else {}
-                )
+                fed = tracks if source else {}
+                for task, track in fed.items():
+                    copy_tensors(self.models.experts[task], self.teacher, f"{source.exit}.")
+                    leave_stack(self.student, source, track.students[0])
+                    leave_stack(self.teacher, source, track.teacher)
                 for task, expert in self.models.experts.items():
                     copy_tensors(expert, self.teacher)
                     ends = [self.student], self.teacher, stack, batches[task], spool, source
@@ -123,15 +122,6 @@ class Distillation:
         for name in self.models.merged.names:
             if name not in done:
                 yield name, self.models.merged.finite_tensor(name)
-
-    def handed_on(self, task: str, source: Stack, track: StudentTeacherFeatures) -> EncoderOutputs:
-        """Return the features that a stack feeds to the next one."""
-        copy_tensors(self.models.experts[task], self.teacher, f"{source.exit}.")
-        return EncoderOutputs(
-            [stack_outputs(self.student, source, track.students[0])],
-            stack_outputs(self.teacher, source, track.teacher),
-            track.masks,
-        )
 
     def fitted(
         self,

@@ -31,7 +31,6 @@ from featcal.calibration.answers import Scores, kl_and_top1
 from featcal.calibration.block import add_task_systems, solve_systems
 from featcal.calibration.calibrate import budgets
 from featcal.calibration.features import (
-    EncoderOutputs,
     Spool,
     StudentTeacherFeatures,
     advance_student,
@@ -268,7 +267,7 @@ def path_gains(
         contexts.enter_context(exact_products())
         spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
         contexts.enter_context(spool)
-        encoded: tuple[dict[str, EncoderOutputs], ...] = ({}, {})
+        encoded: tuple[Mapping[str, StudentTeacherFeatures], ...] = ({}, {})
         gains: Gains = {}
         handles, students = [models.student], [Student(models.student, settings)]
         for source, stack in models.plan.in_order:
