@@ -145,13 +145,13 @@ def _licences() -> str:
     )
     if (root / "NOTICE").is_file():
         rows.append(
-            "| texts and models of others, in the repository or from a package | as told there | `NOTICE` |"
+            "| texts and models of others, in the repository or from a package | see there | `NOTICE` |"
         )
     rows.append(
         "| models and data of `suite: paper`; downloaded, not in the repository | their publishers' | the hub |"
     )
     return "\n".join(
-        ["## Licences", "", "| what | licence | told in |", "|---|---|---|", *rows, ""]
+        ["## Licences", "", "| what | licence | stated in |", "|---|---|---|", *rows, ""]
     )
 
 

@@ -207,7 +207,7 @@ def named(side: Side) -> dict[str, Any]:
     return dict(zip(("upstream", "method"), side, strict=True)) if pair else dict(side)
 
 
-def told(kind: str, means: Sequence[float], digits: int = 1) -> str:
+def in_words(kind: str, means: Sequence[float], digits: int = 1) -> str:
     """Return the means behind a claim in words."""
     if kind in ("gain", "falls"):
         verb = "points gained" if kind == "gain" else "points lost"

@@ -35,7 +35,7 @@ COLOURS = {  # Okabe and Ito
     "prob_surgery": "#CC79A7",
 }  # fmt: skip
 MARKERS = {"expert": "o", "merged": "X", "featcal": "^", "surgery": "s", "prob_surgery": "D"}
-# Told apart in grey as well: light, hatched, solid, hollow; dotted hatches would make the file ten
+# Distinct in grey as well: light, hatched, solid, hollow; dotted hatches would make the file ten
 # times larger.
 BARS: dict[str, dict[str, Any]] = {
     "base": {"color": COLOURS["base"]}, "merged": {"color": COLOURS["merged"], "hatch": "////", "edgecolor": "white"},
@@ -47,7 +47,7 @@ NAMES = {
 }  # fmt: skip
 CURVES: dict[
     str, dict[str, Any]
-] = {  # looks of what calibrates in plots of several methods; told apart in grey too
+] = {  # looks of what calibrates in plots of several methods; distinct in grey too
     method: {"color": COLOURS[method], "marker": marker, "label": NAMES[method]}
     for method, marker in (("featcal", "^"), ("surgery", "o"), ("prob_surgery", "s"))
 }

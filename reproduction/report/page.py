@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, told
+from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, in_words
 from reproduction.report.evidence import read_json, results_folder
 from reproduction.report.html import PageOutput, chip, link, note, table
 from reproduction.report.paper import (
@@ -45,9 +45,9 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
         there = (root / file).is_file()
         named.append(link(f"../results/{suite}/{file}", read) if there else f"<code>{read}</code>")
         for record in sorted((root / read).glob("**/run.json")):
-            told = read_json(record)
-            commits.add(str(told.get("commit", ""))[:8] + "+" * bool(told.get("dirty")))
-            machines.add(str(told.get("host", {}).get("cpu", "")))
+            run = read_json(record)
+            commits.add(str(run.get("commit", ""))[:8] + "+" * bool(run.get("dirty")))
+            machines.add(str(run.get("host", {}).get("cpu", "")))
     parts = [f"Results: {', '.join(named)}"]
     parts += [f"commit {escape(', '.join(sorted(commits)))}"] if commits else ["not run"]
     parts += [escape(", ".join(sorted(machines)))] if machines else []
@@ -218,7 +218,7 @@ def _said(claim: Claim, read: Read) -> str:
     parts = _parts(claim)
     if claim.over or claim.each:
         return f"{sum(_margin(part, read) > 0 for part in parts)} of {len(parts)} {claim.unit}"
-    return told(claim.kind, [_value(claim, side, read) for _, side in claim.terms])
+    return in_words(claim.kind, [_value(claim, side, read) for _, side in claim.terms])
 
 
 def _margin(claim: Claim, read: Read) -> float:

@@ -23,8 +23,8 @@ class Estimate:
     """A mean over tasks (and blocks) and seeds, in the unit of its column.
 
     spread: standard deviation over seeds, None with fewer than two.  seeds: how many distinct seeds,
-    0 where nothing was drawn.  rows, measure: what the mean is of.  told: variance of a mean whose
-    rows are unknown.
+    0 where nothing was drawn.  rows, measure: what the mean is of.  known_variance: the variance of a
+    mean whose rows are unknown.
     """
 
     mean: float
@@ -32,7 +32,7 @@ class Estimate:
     seeds: int
     rows: pd.DataFrame | None = field(default=None, repr=False, compare=False)
     measure: str = "value"
-    told: float = 0.0
+    known_variance: float = 0.0
 
     @property
     def one_run(self) -> bool:
@@ -48,7 +48,7 @@ class Estimate:
     def variance(self) -> float:
         """Return the variance of the mean, in the square of its unit."""
         return (
-            self.told
+            self.known_variance
             if self.rows is None
             else math.fsum(self.image_variances.values()) + self.seed_variance
         )
@@ -306,7 +306,7 @@ def _paired_variance(parts: Sequence[tuple[float, dict[str, Any]]], task: Hashab
     return None if total is None else mean_variance(total)
 
 
-FEWEST = 4  # tasks from which a correlation is told
+FEWEST = 4  # tasks from which a correlation is reported
 Judged = tuple[str, float, float, str]  # word, margin, two standard errors, the numbers in words
 
 
@@ -378,5 +378,5 @@ def apart(found: pd.DataFrame, title: Callable[[str], str]) -> Judged:
         f"{title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}"
         for row in (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
     ]
-    told = f"cosine and accuracy: {'; '.join(named)}" if named else "no task of that kind"
-    return word, math.nan, math.nan, told
+    words = f"cosine and accuracy: {'; '.join(named)}" if named else "no task of that kind"
+    return word, math.nan, math.nan, words

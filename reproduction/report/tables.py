@@ -81,15 +81,15 @@ def row_name(upstream: str, method: str) -> str:
 def settings_note(ours: Evidence) -> str:
     """Return λ, ρ, α and n of FeatCal at each setting, for a caption; empty where not run."""
     runs = [run for run in ours.settings().get("calibrate", {}).values() if run.get("calibration")]
-    told = []
+    notes = []
     for setting in settings_shown(ours.suite, ours.pool):
         several = [run["calibration"] | run for run in runs if run["setting"] == setting]
         found = dict.fromkeys(
             ", ".join(f"{symbol} {compact(values[key])}" for key, symbol in SYMBOLS.items())
             for values in several
         )
-        told += [f"{SHORT[setting]} {' or '.join(found)}"] if found else []
-    return f" FeatCal: {'; '.join(told)}." if told else ""
+        notes += [f"{SHORT[setting]} {' or '.join(found)}"] if found else []
+    return f" FeatCal: {'; '.join(notes)}." if notes else ""
 
 
 def accuracy_rows(ours: Evidence) -> list[Row]:

@@ -20,9 +20,9 @@ from reproduction.report.claims import (
     INSIDE,
     OTHER,
     Claim,
+    in_words,
     named,
     studied_setting,
-    told,
 )
 from reproduction.report.evidence import MEASURED, Evidence, results_folder, select
 from reproduction.report.paper import PRINTED, TEXT_PRINTED
@@ -279,7 +279,7 @@ def _detail(claim: Claim, compared: Difference, machine: str) -> str:
     """Return the means in words, the claimed size, and the machine of a measured file."""
     if claim.where.get("quantity") in STATED:
         return STATED[claim.where["quantity"]].format(*compared.means)
-    detail = told(claim.kind, compared.means, DIGITS.get(claim.measure, 3))
+    detail = in_words(claim.kind, compared.means, DIGITS.get(claim.measure, 3))
     ours, theirs = compared.means[:2]
     if claim.times != 1:
         detail += f": {theirs / ours:.1f} times, asked for {claim.times:g}"

@@ -25,8 +25,8 @@ SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # what an adapter's size 
 
 def settings_note(ours: Evidence, study: str, method: str) -> str:
     """Return a method's settings in a study, for the label of its row."""
-    told = ours.record(study).get("settings") or ours.settings(study).get("study", {})
-    values = told.get("rivals", {}).get(method)
+    record = ours.record(study).get("settings") or ours.settings(study).get("study", {})
+    values = record.get("rivals", {}).get(method)
     if not values:
         return ""
     if method in SIZES:
@@ -111,8 +111,10 @@ def _short(ours: Evidence) -> str:
     found = dict.fromkeys(
         (n, has) for n, has in zip(fewer["samples"], fewer["images"], strict=True)
     )
-    told = ", ".join(f"n = {n}: {has}" for n, has in found)
-    return note(f"Largest split of some methods, {ours.inputs} per task: {told}.") if told else ""
+    counts = ", ".join(f"n = {n}: {has}" for n, has in found)
+    return (
+        note(f"Largest split of some methods, {ours.inputs} per task: {counts}.") if counts else ""
+    )
 
 
 def compared(ours: Evidence) -> list[reproduced.Compared]:

@@ -149,7 +149,7 @@ def _highest(scores: pd.DataFrame) -> dict[str, Estimate]:
     if found:
         mean = sum(value.mean for value in found.values()) / len(found)
         variance = sum(value.variance for value in found.values()) / len(found) ** 2
-        found[AVERAGE] = Estimate(mean, None, 0, told=variance)
+        found[AVERAGE] = Estimate(mean, None, 0, known_variance=variance)
     return found
 
 

@@ -96,7 +96,10 @@ def test_more_seeds_shrink_their_own_part_only():
 
 
 def test_noise_is_two_standard_errors_of_a_difference():
-    left, right = Estimate(80, None, 0, told=0.09), Estimate(70, None, 0, told=0.16)
+    left, right = (
+        Estimate(80, None, 0, known_variance=0.09),
+        Estimate(70, None, 0, known_variance=0.16),
+    )
     assert noise(left, right) == pytest.approx(2 * math.sqrt(0.25))
 
 

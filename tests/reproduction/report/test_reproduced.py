@@ -76,13 +76,13 @@ def cells(role: str, pool: str, number: str) -> dict[tuple[str, str], Compared]:
 
 
 def test_a_tolerance_is_rounding_and_two_standard_errors_of_images_and_of_both_sides_seeds():
-    known = Estimate(80.0, None, 1, told=0.04)
+    known = Estimate(80.0, None, 1, known_variance=0.04)
     assert tolerance(known) == pytest.approx(0.05 + 2 * 0.2)
     assert tolerance(known, spread=0.3) == pytest.approx(0.05 + 2 * (0.04 + 0.09) ** 0.5), (
         "the paper's one run of a known spread"
     )
     assert tolerance(known, spread=0.3, seeds=3) == pytest.approx(0.05 + 2 * (0.04 + 0.03) ** 0.5)
-    ours = Estimate(80.0, 0.6, 3, told=0.04)
+    ours = Estimate(80.0, 0.6, 3, known_variance=0.04)
     assert tolerance(ours) == pytest.approx(0.05 + 2 * (0.04 + 0.36) ** 0.5), (
         "ours, where it prints none"
     )

@@ -103,10 +103,14 @@ def test_printed_cells_are_those_of_the_paper_s_file():
 
 
 def test_differences_are_named_by_two_standard_errors():
-    pair = Estimate(80.0, None, 1, told=0.5), Estimate(78.5, None, 1, told=0.5)
+    pair = Estimate(80.0, None, 1, known_variance=0.5), Estimate(78.5, None, 1, known_variance=0.5)
     assert standing(*pair) == "+1.5 <small>within 2 SE</small>"
-    assert standing(Estimate(80.6, None, 1, told=0.5), pair[1]).startswith("+2.1 <small>above")
-    assert standing(pair[1], Estimate(80.6, None, 1, told=0.5)).startswith("-2.1 <small>below")
+    assert standing(Estimate(80.6, None, 1, known_variance=0.5), pair[1]).startswith(
+        "+2.1 <small>above"
+    )
+    assert standing(pair[1], Estimate(80.6, None, 1, known_variance=0.5)).startswith(
+        "-2.1 <small>below"
+    )
 
 
 def test_the_answer_is_featcal_minus_its_merger_and_minus_the_better_adapter(results):

@@ -8,7 +8,7 @@ from synthetic_correct import COUNT
 
 from pipeline import ROOT
 from reproduction.experiments import load_experiments
-from reproduction.report.pages.fairness import compared, margin, rows
+from reproduction.report.pages.differences import adapters_on_samples, compared, mean_margin
 
 
 def flags(**tasks):
@@ -31,7 +31,7 @@ def test_accuracies_are_means_over_tasks_of_their_own_images():
 def test_differences_are_paired_image_by_image():
     _, on, off = compared(FEATCAL, SURGERY, SHOWN)
     b = 100**2 * 1 / 4  # s²/n of the differences 1, -1, 1, 1; those of the other task are all 1
-    assert margin([off["42"]]) == pytest.approx((75, 2 * math.sqrt(b / 4)))
+    assert mean_margin([off["42"]]) == pytest.approx((75, 2 * math.sqrt(b / 4)))
     a = 100**2 * 0.5 / 2  # differences 0, 1; those of the other task are all 0
     assert on["42"] == pytest.approx((-25, a / 4))
 
@@ -42,8 +42,8 @@ def test_equal_answers_leave_no_difference_and_no_noise():
 
 
 def test_seeds_add_their_spread_and_do_not_make_images_more():
-    assert margin([(10.0, 4.0), (20.0, 6.0)]) == (15, 2 * math.sqrt(5 + 50 / 2))
-    assert margin([(10.0, 4.0)]) == (10, 4) and margin([]) is None
+    assert mean_margin([(10.0, 4.0), (20.0, 6.0)]) == (15, 2 * math.sqrt(5 + 50 / 2))
+    assert mean_margin([(10.0, 4.0)]) == (10, 4) and mean_margin([]) is None
 
 
 def test_where_all_images_were_shown_or_seeds_differ_nothing_is_compared():
@@ -73,7 +73,7 @@ def test_numbers_on_the_page_are_those_of_the_flags_on_file(ours):
         wanted.append(sum(each) / len(each))
     line = next(
         one
-        for one in rows("mini").text.splitlines()
+        for one in adapters_on_samples("mini").text.splitlines()
         if one.startswith("Surgery  Task Arithmetic, smaller")
     )
     assert f"  {sum(wanted) / 3:.1f}  " in line

@@ -68,7 +68,10 @@ def test_columns_that_no_result_fills_say_not_run(tmp_path, monkeypatch):
 def test_a_word_needs_two_standard_errors(gaps, word, counts):
     """Two standard errors of a difference are 2·√(0.125 + 0.125) = 1 point here."""
     pairs = [
-        (Estimate(80.0 + gap, None, 0, told=0.125), Estimate(80.0, None, 0, told=0.125))
+        (
+            Estimate(80.0 + gap, None, 0, known_variance=0.125),
+            Estimate(80.0, None, 0, known_variance=0.125),
+        )
         for gap in gaps
     ]
     assert landing.verdict(pairs) == f"<strong>{word}</strong><small>{counts}</small>"
