@@ -121,26 +121,25 @@ class Claim:
             found[", ".join(names)] = self._one(choice)
         return found
 
-    @property
-    def on_texts(self) -> "Claim | None":
-        """Return the claim about the first real encoder, which takes the smaller image model's role.
+    def on(self, real: str) -> "Claim | None":
+        """Return the claim about a real model, which takes the smaller image model's role.
 
-        None for claims about a larger model, damage of images, or language models.
+        None for claims about a larger model or language models, and of texts about damaged images.
         """
         lists = self.lists
         roles = {side.get("role", self.role) for side in self.sides}
         if "place" in lists:
             roles = {IMAGES} & {role for role, _ in lists["place"]}
-            lists["place"] = [[REAL, pool] for role, pool in lists["place"] if role == IMAGES]
+            lists["place"] = [[real, pool] for role, pool in lists["place"] if role == IMAGES]
         damage = {side.get("corruption", "clean") for side in (self.where, *self.sides)}
-        if roles != {IMAGES} or damage != {"clean"}:
+        if roles != {IMAGES} or (damage != {"clean"} and real == REAL):
             return None
         left, right, than = (
-            side | {"role": REAL} if isinstance(side, dict) and "role" in side else side
+            side | {"role": real} if isinstance(side, dict) and "role" in side else side
             for side in (self.left, self.right, self.than)
         )
         over = lists if isinstance(self.over, dict) else lists.get("place")
-        return replace(self, role=REAL, left=left, right=right, than=than, over=over)
+        return replace(self, role=real, left=left, right=right, than=than, over=over)
 
     @property
     def on_second_encoder(self) -> "Claim | None":
@@ -148,7 +147,7 @@ class Claim:
 
         None for claims about anything else.
         """
-        one = self.on_texts
+        one = self.on(REAL)
         if (
             one is None
             or one.file != "scores"

@@ -61,10 +61,8 @@ EXTENDED = {  # columns of Table 2, as printed → role, pool
     "8-Task L/14": ("clip_l14", "8"), "14-Task B/32": ("clip_b32", "14"), "14-Task L/14": ("clip_l14", "14"),
     "20-Task B/32": ("clip_b32", "20"), "20-Task L/14": ("clip_l14", "20"),
 }  # fmt: skip
-REAL, IMAGES = (
-    "minilm",
-    "clip_b32",
-)  # the real encoder has the smaller image model's experiments, on texts
+# real models have the smaller image model's experiments: an encoder on texts, a tower on images
+REAL, VISION, IMAGES = "minilm", "vit_s", "clip_b32"
 SIZES = {REAL: "real encoder", IMAGES: "smaller model", "clip_l14": "larger model"}
 PAPER_NAMES = {
     "clip_b32": "CLIP-ViT-B/32", "clip_l14": "CLIP-ViT-L/14",
@@ -159,13 +157,14 @@ def title_of(task: str) -> str:
 
 def place_name(role: str, pool: str) -> str:
     """Return how pages call an experiment: by tasks and size, or by the language model."""
-    return f"{pool} tasks, {SIZES[role]}" if role in SIZES else TEXT_SIZES[role]
+    sizes = SIZES | {VISION: "real images"}
+    return f"{pool} tasks, {sizes[role]}" if role in sizes else TEXT_SIZES[role]
 
 
 def model_name(role: str, suite: str) -> str:
     """Return how titles call a model: the paper's, or what takes its role."""
-    if role == REAL:
-        return "MiniLM, real texts"
+    if role in (REAL, VISION):
+        return {REAL: "MiniLM, real texts", VISION: "ViT-S/14, real images"}[role]
     name = PAPER_NAMES[role]
     kind = "synthetic" if suite == "mini" else f"{suite} suite"
     return name if suite == "paper" else f"{kind}, in the role of {name}"

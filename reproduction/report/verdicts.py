@@ -25,7 +25,7 @@ from reproduction.report.claims import (
     studied_setting,
 )
 from reproduction.report.evidence import MEASURED, Evidence, results_folder, select
-from reproduction.report.paper import PRINTED, TEXT_PRINTED
+from reproduction.report.paper import PRINTED, REAL, TEXT_PRINTED, VISION
 from reproduction.report.statistics import (
     Difference,
     Estimate,
@@ -102,9 +102,10 @@ class Source:
 
 
 def sources(suite: str) -> tuple[Source, ...]:
-    """Return both real encoders, the suite's own models, and the paper's checkpoints if run."""
+    """Return the real models, the suite's own, and the paper's checkpoints if run."""
     found = [
-        Source("real_encoder", "MiniLM, real texts", suite, lambda claim: claim.on_texts),
+        Source("real_images", "ViT-S/14, real images", suite, lambda claim: claim.on(VISION)),
+        Source("real_encoder", "MiniLM, real texts", suite, lambda claim: claim.on(REAL)),
         Source("second_encoder", "MPNet, real texts", suite, lambda claim: claim.on_second_encoder),
         Source(suite, TITLES.get(suite, f"{suite} suite"), suite),
     ]
