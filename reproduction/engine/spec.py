@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.engine.context import Setup
-from reproduction.experiments import ANCHOR, DOMAIN_POOL, Draw, Reading
+from reproduction.experiments import ANCHOR, DOMAIN_POOL, Draw, Reading, Rivals
 
 
 @dataclass(frozen=True)
@@ -122,3 +122,22 @@ def anchors(setup: Setup) -> Iterator[ModelSpec]:
         yield ModelSpec(
             f"{key}/{ANCHOR}", folder, ANCHOR, run.upstream, run.setting, settings=factor
         )
+
+
+def merged_model(setup: Setup, upstream: str) -> ModelSpec:
+    """Return the merged model that a study starts from, which the stage `merge` has made."""
+    return ModelSpec("merged", setup.merged(upstream), "merged", upstream)
+
+
+def rival(
+    rivals: Rivals, method: str, upstream: str, samples: int, seed: int, folder: Path, **more: Any
+) -> ModelSpec:
+    """Return a model of FeatCal, or adapters, with the settings and samples that studies compare.
+
+    folder: its name there is the model's.   more: other parts of it.
+    """
+    own: dict[str, Any] = {"settings": getattr(rivals, method)}
+    own |= {"draw": rivals.draw(method, samples, seed)}
+    own |= {"corrects": "" if method == "featcal" else "merged"}
+    words = (method, upstream, rivals.setting, seed)
+    return ModelSpec(folder.name, folder, *words, **{**own, **more})

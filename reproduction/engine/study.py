@@ -1,12 +1,14 @@
 """A study: settings that make models, keep none of them, and record small tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from featcal.files import atomic_folder, write_json
+from reproduction.engine.adapt import adapt_all
+from reproduction.engine.calibrate import calibrate_all
 from reproduction.engine.context import Setup, load_context, pick
-from reproduction.engine.make import make
+from reproduction.engine.merge import merge_all
 from reproduction.engine.score import Row, score
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.workers import console
@@ -55,10 +57,24 @@ def run_study(name: str, key: str) -> None:
         kind.finish(folder, found)
 
 
+def make(label: str, setup: Setup, models: Sequence[ModelSpec]) -> None:
+    """Make merged models, then what is calibrated from them, then adapters."""
+    merge_all(label, setup, models)
+    calibrate_all(label, setup, models)
+    adapt_all(label, setup, models)
+
+
 def made_and_scored(
-    setup: Setup, label: str, models: Sequence[ModelSpec], others: Sequence[ModelSpec] = ()
+    setup: Setup,
+    label: str,
+    models: Sequence[ModelSpec],
+    others: Sequence[ModelSpec] = (),
+    evaluate: Callable[..., Any] | None = None,
 ) -> list[Row]:
-    """Make models and return their rows. others: models there already, which adapters correct."""
+    """Make models and return their rows.
+
+    others: models there already, which adapters correct.   evaluate: as in `score`.
+    """
     make(label, setup, models)
-    rows = score(f"{label} score", setup, [*others, *models])
+    rows = score(f"{label} score", setup, [*others, *models], evaluate)
     return [row for model in models for row in rows[model.name]]

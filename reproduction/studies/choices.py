@@ -5,7 +5,7 @@ The scores are for the report only: no default was chosen by them.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -19,17 +19,6 @@ from reproduction.results import CHOICES
 READ = ("split", "decoder", "counted", "tokens")  # fields of Reading
 KNOWN = (*READ, "modules", "samples")
 ONLY_IN = {"decoder": GLUE_POOL, "counted": DOMAIN_POOL}  # choices of the models of one pool
-
-
-class Variant(NamedTuple):
-    """One calibrated language model. choice, option: what was changed, and to what; "": nothing."""
-
-    choice: str
-    option: str
-    calibration: Calibration
-    reading: Reading
-    samples: int
-    seed: int
 
 
 class ChoicesStudy(Study):
@@ -60,39 +49,42 @@ class ChoicesStudy(Study):
             fine = isinstance(options, dict if choice == "modules" else list | tuple)
             expected = "must be a list; of modules, lists of names by what each is called"
             require(fine and bool(options), place, options, expected)
-        default, *_ = variants = list(self.variants())
-        for one in variants:
-            same = one._replace(choice="", option="", seed=default.seed) == default
-            place = f"choices.vary.{one.choice}"
-            require(same == (not one.choice), place, one.option, "is the default itself")
+        models = list(self.models())
+        default = (models[0].settings, models[0].reading, models[0].draw)
+        for one in models[len(self.seeds) :]:
+            changed = (one.settings, one.reading, one.draw) != default
+            place = f"choices.vary.{one.columns['choice']}"
+            require(changed, place, one.columns["option"], "is the default itself")
 
-    def variants(self) -> Iterator[Variant]:
-        """Yield the default at each seed, then one variant for each option. Raises: BadSetting."""
+    def models(self, folder: Path = Path()) -> Iterator[ModelSpec]:
+        """Yield the default at each seed, then a model for each option. Raises: BadSetting."""
         for seed in self.seeds:
-            yield Variant("", "", self.featcal, self.reading, self.samples, seed)
-        first = Variant("", "", self.featcal, self.reading, self.samples, self.seeds[0])
+            yield self.model(folder, "", "", seed)
         for choice, options in self.vary.items():
             named = options if isinstance(options, Mapping) else {str(one): one for one in options}
             for option, value in named.items():
-                changed: dict[str, Any] = {"samples": value}
-                if choice in READ:
-                    changed = {"reading": self.reading.but(**{choice: value})}
-                elif choice == "modules":
-                    changed = {"calibration": self.featcal.but(modules=value)}
-                else:
-                    fine = type(value) is int and value > 0
-                    expected = "must be a whole number, at least 1"
-                    require(fine, "choices.vary.samples", value, expected)
-                yield first._replace(choice=choice, option=option, **changed)
+                yield self.model(folder, choice, option, self.seeds[0], value)
 
-    def models(self, folder: Path) -> Iterator[ModelSpec]:
-        """Yield every variant as a model."""
-        for one in self.variants():
-            name = f"{one.choice or 'default'}-{one.option or one.seed}"
-            draw = self.drawn(samples=one.samples, seed=one.seed)
-            words = ("featcal", self.upstream, self.setting, one.seed, one.calibration, draw)
-            columns = {"choice": one.choice, "option": one.option, "default": int(not one.choice)}
-            yield ModelSpec(name, folder / name, *words, reading=one.reading, columns=columns)
+    def model(
+        self, folder: Path, choice: str, option: str, seed: int, value: Any = None
+    ) -> ModelSpec:
+        """Return the default, or the default with one choice changed to a value."""
+        settings, reading, samples = self.featcal, self.reading, self.samples
+        if choice in READ:
+            reading = reading.but(**{choice: value})
+        elif choice == "modules":
+            settings = settings.but(modules=value)
+        elif choice:
+            fine = type(value) is int and value > 0
+            require(fine, "choices.vary.samples", value, "must be a whole number, at least 1")
+            samples = value
+        name, draw = (
+            f"{choice or 'default'}-{option or seed}",
+            self.drawn(samples=samples, seed=seed),
+        )
+        words = ("featcal", self.upstream, self.setting, seed, settings, draw, reading)
+        columns = {"choice": choice, "option": option, "default": int(not choice)}
+        return ModelSpec(name, folder / name, *words, columns=columns)
 
     def found(self, setup: Setup, folder: Path) -> Found:
         """Return rows of every variant."""

@@ -1,5 +1,6 @@
 """Table 6, Figure 4: calibration on corrupted samples, scored on clean test samples."""
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -8,7 +9,7 @@ from pydantic import Field, PositiveInt
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import damaged, load_split, seen_rows
-from reproduction.engine.spec import ModelSpec
+from reproduction.engine.spec import ModelSpec, merged_model, rival
 from reproduction.engine.study import Found, made_and_scored
 from reproduction.experiments import Each, Rivals, Seeds, Study, at_papers_once
 from reproduction.results import CORRUPTED, EXAMPLES, SEEN
@@ -62,22 +63,19 @@ class CorruptedStudy(Study):
         ways += [("featcal", "paper", self.at_papers)] if self.at_papers else []
         if rivals.stream != "train":
             ways += [(m, f"{rivals.setting}_train", getattr(rivals, m)) for m in adapters]
-        for seed in self.seeds:
-            for damage in self.damages:
-                for method, setting, settings in ways:
-                    draw = rivals.draw(method, self.samples, seed)
-                    draw = draw.but(stream="train") if setting.endswith("_train") else draw
-                    name = f"{damage}-{method}-{setting}-{seed}"
-                    words = (method, self.upstream, setting, seed, settings, draw, None, damage)
-                    corrects = "" if method == "featcal" else "merged"
-                    columns = {"corruption": damage}
-                    found.append(ModelSpec(name, folder / name, *words, corrects, columns))
+        for seed, damage in product(self.seeds, self.damages):
+            for method, setting, settings in ways:
+                out = folder / f"{damage}-{method}-{setting}-{seed}"
+                model = rival(rivals, method, self.upstream, self.samples, seed, out)
+                changes = {"setting": setting, "settings": settings, "damage": damage}
+                if setting.endswith("_train"):
+                    changes["draw"] = model.draw.but(stream="train")
+                found.append(model.but(**changes, columns={"corruption": damage}))
         return found
 
     def found(self, setup: Setup, folder: Path) -> Found:
         """Return scores, the test samples that were seen, and examples of the damage."""
-        merged = ModelSpec("merged", setup.merged(self.upstream), "merged", self.upstream)
-        models = self.models(folder)
+        models, merged = self.models(folder), merged_model(setup, self.upstream)
         rows = made_and_scored(setup, f"corrupted {self.key}", models, [merged])
         draws = [self.rivals.draw("surgery", self.samples, seed) for seed in self.seeds]
         pictures, shown, facts = examples(setup, self)

@@ -2,6 +2,7 @@
 they train. What was measured varies from run to run and goes to the run record.
 """
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,9 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Distinct, require
 from reproduction.engine.context import Setup
-from reproduction.engine.measured import METHODS, Method, measure, merged_model, step_folder
+from reproduction.engine.measured import METHODS, measure, step_folder
 from reproduction.engine.score import score
+from reproduction.engine.spec import merged_model, rival
 from reproduction.engine.study import Found
 from reproduction.engine.workers import alone
 from reproduction.experiments import Rivals, Study
@@ -39,21 +41,25 @@ class CostStudy(Study):
 
     def found(self, setup: Setup, folder: Path) -> Found:
         """Return scores of the adapters as published, and what every rival cost."""
-        given, label = (self.upstream, self.samples, self.seed, self.rivals), f"cost {self.key}"
-        chosen = [Method(method, *given) for method in METHODS]
-        published = [Method(m, *given, "each_step") for m in METHODS[1:] if self.audit]
-        jobs = {one.name: (setup, one, folder / one.name) for one in chosen}
-        jobs |= {one.name: (setup, one, folder / one.name, self.audit) for one in published}
+        label, rivals = f"cost {self.key}", self.rivals
+        given = (self.upstream, self.samples, self.seed)
+        models = [rival(rivals, method, *given, folder / method) for method in METHODS]
+        published = []
+        for method in METHODS[1:] if self.audit else ():
+            settings = getattr(rivals, method).but(encode="each_step")
+            out = folder / f"{method} each_step"
+            published.append(rival(rivals, method, *given, out, settings=settings))
+        jobs = {model.name: (setup, model) for model in models}
+        jobs |= {model.name: (setup, model, self.audit) for model in published}
         # nothing runs at the same time, so each has the cores that workers share elsewhere
         threads = setup.context.suite.workers or None
         cost = [one for _, one in alone(label, measure, jobs, 1, threads)]
-        models = []
-        for one in published:
-            for step in self.audit:
-                out, name = step_folder(folder / one.name, step), f"{one.name} {step}"
-                columns = {"encode": one.encode, "samples": one.samples, "step": step}
-                models.append(one.spec(out, name, **columns))
-        scores = score(f"{label} score", setup, [merged_model(setup, self.upstream), *models])
-        rows = [row for model in models for row in scores[model.name]]
+        audited = []
+        for model, step in product(published, self.audit):
+            columns = {"encode": "each_step", "samples": self.samples, "step": step}
+            out, name = step_folder(model.folder, step), f"{model.name} {step}"
+            audited.append(model.but(name=name, folder=out, columns=columns))
+        scores = score(f"{label} score", setup, [merged_model(setup, self.upstream), *audited])
+        rows = [row for model in audited for row in scores[model.name]]
         record = {"cost": cost, "at_once": 1, "threads": threads, "settings": self.model_dump()}
         return Found(rows, record=record)

@@ -10,10 +10,9 @@ from shutil import rmtree
 from typing import Any
 
 from reproduction.engine.context import HEADS, Setup
-from reproduction.engine.make import make
-from reproduction.engine.score import Row, score
+from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec, specs
-from reproduction.engine.study import Found
+from reproduction.engine.study import Found, made_and_scored
 from reproduction.experiments import AdapterWord, Counts, Study
 from reproduction.results import EXPERT_SEEDS
 from reproduction.stages.prepare import make_sentence_experts, sentence_digest
@@ -74,6 +73,4 @@ def compared(
     prepared.mkdir(parents=True)
     for name, target in parts.items():
         (prepared / name).symlink_to(target)
-    make(label, setup, models)
-    scores = score(f"{label} score", setup, models, evaluate)
-    return [row for model in models for row in scores[model.name]]
+    return made_and_scored(setup, label, models, evaluate=evaluate)

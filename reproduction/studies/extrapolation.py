@@ -29,11 +29,10 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.files import read_json, write_json
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
-from reproduction.engine.make import make
 from reproduction.engine.samples import Drawn, Selection, load_split
 from reproduction.engine.score import Row, answers
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found
+from reproduction.engine.study import Found, make
 from reproduction.experiments import Each, Study
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
 

@@ -7,6 +7,7 @@ made from them is deleted once it is scored.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from featcal.settings import Calibration
 from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.samples import Selection
 from reproduction.engine.score import evaluate_model
-from reproduction.engine.spec import ModelSpec, merged, references
+from reproduction.engine.spec import ModelSpec, merged, references, rival
 from reproduction.engine.study import Found
 from reproduction.experiments import Rivals, Study
 from reproduction.prepare.experts import model_folder
@@ -81,15 +82,12 @@ class SecondEncoderStudy(Study):
         mergers = [model for model in merged(setup) if model.upstream in self.upstreams]
         yield from (model for model in references(setup) if model.method != "multitask")
         yield from mergers
-        ways = {rivals.setting: rivals.featcal, "paper": self.paper}
-        featcal = [("featcal", setting, settings) for setting, settings in ways.items()]
-        adapters = [(m, rivals.setting, getattr(rivals, m)) for m in ("surgery", "prob_surgery")]
-        for group in (featcal, adapters):
-            for model in mergers:
-                for method, setting, settings in group:
-                    name = f"{model.name}-{method}-{setting}"
-                    words = (method, model.upstream, setting, self.seed, settings)
-                    draw = rivals.draw(method, self.samples, self.seed)
-                    corrects = model.name if group is adapters else ""
-                    folder = setup.folder("studied", name)
-                    yield ModelSpec(name, folder, *words, draw, corrects=corrects)
+        ways = [("featcal", setting) for setting in dict.fromkeys((rivals.setting, "paper"))]
+        adapters = [(method, rivals.setting) for method in ("surgery", "prob_surgery")]
+        for group in (ways, adapters):
+            for model, (method, setting) in product(mergers, group):
+                out = setup.folder("studied", f"{model.name}-{method}-{setting}")
+                made = rival(rivals, method, model.upstream, self.samples, self.seed, out)
+                made = made.but(corrects=model.name if made.corrects else "")
+                at_papers = {"setting": "paper", "settings": self.paper}
+                yield made.but(**at_papers) if setting == "paper" else made

@@ -3,16 +3,16 @@
 The scores are for the report only: what is chosen was chosen on validation samples.
 """
 
+from itertools import product
 from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, Settings, require
 from reproduction.engine.context import Setup
-from reproduction.engine.make import make
 from reproduction.engine.score import score
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found
+from reproduction.engine.study import Found, make
 from reproduction.experiments import SWEPT, Numbers, Setting, Study
 from reproduction.results import SWEEP
 
@@ -65,25 +65,18 @@ class SweepStudy(Study):
 
         Each model is calibrated anew: in forward order, λ decides what later blocks see.
         """
-        models, curves = [], {}
-        for upstream in self.upstreams:
-            for sweep in self.around:
-                for number, (settings, points) in enumerate(sweep.points().items()):
-                    name = f"{upstream}-{sweep.setting}-{number}"
-                    words = ("featcal", upstream, sweep.setting, self.seed, settings, self.drawn())
-                    models.append(ModelSpec(name, folder / name, *words))
-                    curves[upstream, sweep.setting, settings] = [
-                        {
-                            "parameter": parameter,
-                            "at": f"{value:g}",
-                            "chosen": int(value == getattr(sweep.featcal, parameter)),
-                        }
-                        for parameter, value in points
-                    ]
+        models, curves = [], dict[str, list[tuple[str, float, float]]]()
+        for upstream, sweep in product(self.upstreams, self.around):
+            for number, (settings, points) in enumerate(sweep.points().items()):
+                name = f"{upstream}-{sweep.setting}-{number}"
+                words = ("featcal", upstream, sweep.setting, self.seed, settings, self.drawn())
+                models.append(ModelSpec(name, folder / name, *words))
+                curves[name] = [(swept, at, getattr(sweep.featcal, swept)) for swept, at in points]
         label, rows = f"sweep {self.key}", []
         make(label, setup, models)
         scores = score(f"{label} score", setup, models)
-        for model in models:
-            for point in curves[model.upstream, model.setting, model.settings]:
-                rows += [{**row, **point} for row in scores[model.name]]
+        for name, points in curves.items():
+            for parameter, at, own in points:
+                point = {"parameter": parameter, "at": f"{at:g}", "chosen": int(at == own)}
+                rows += [row | point for row in scores[name]]
         return Found(rows)

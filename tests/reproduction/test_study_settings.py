@@ -1,13 +1,11 @@
 """Settings of the studies of choices and of the default: variants and refusals."""
 
-from pathlib import Path
-
 import pytest
 
 import pipeline
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Calibration
-from reproduction.experiments import Reading, shared_settings, study_run
+from reproduction.experiments import Draw, Reading, shared_settings, study_run
 from reproduction.studies.choices import ChoicesStudy
 
 SETTINGS = pipeline.settings()
@@ -33,31 +31,25 @@ def choices(**more) -> ChoicesStudy:
     return study_run("choices", "flan_t5_base-glue", entry, "mini")
 
 
-def test_every_option_changes_one_thing_and_the_default_stands_at_every_seed():
-    variants = list(choices().variants())
-    found = {(one.choice, one.option): one for one in variants[2:]}
-    default = variants[0]
-    assert [one.seed for one in variants] == [42, 43, 44, 42, 42, 42, 42]
-    assert (default.calibration, default.reading, default.samples) == (
-        Calibration(**GIVEN["featcal"]),
-        Reading(),
-        256,
+def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
+    default, *models = choices().models()
+    assert [one.seed for one in models] == [43, 44, 42, 42, 42, 42]
+    assert default.settings == Calibration(**GIVEN["featcal"]) and default.reading == Reading()
+    assert (default.upstream, default.setting, default.draw) == (
+        *("task_arithmetic", "paper"),
+        Draw(stream="train", samples=256, batch=32, seed=42),
     )
-    assert found["decoder", "start"] == default._replace(
-        choice="decoder", option="start", reading=Reading(decoder="start")
-    )
-    assert found["tokens", "12"] == default._replace(
-        choice="tokens", option="12", reading=Reading(tokens=12)
-    )
-    assert found["samples", "64"] == default._replace(choice="samples", option="64", samples=64)
-    solved = default.calibration.but(modules=("q", "v"))
-    assert found["modules", "attention"] == default._replace(
-        choice="modules", option="attention", calibration=solved
-    )
-    model = next(m for m in choices().models(Path()) if m.name == "decoder-start")
-    keys = (model.upstream, model.setting, model.seed, model.draw.samples, model.draw.batch)
-    assert keys == ("task_arithmetic", "paper", 42, 256, 32)
-    assert model.reading == Reading(decoder="start")
+    changes = {
+        "decoder-start": {"reading": Reading(decoder="start")},
+        "tokens-12": {"reading": Reading(tokens=12)},
+        "modules-attention": {"settings": default.settings.but(modules=("q", "v"))},
+        "samples-64": {"draw": default.draw.but(samples=64)},
+    }
+    assert [one.name for one in models[2:]] == list(changes)
+    for one in models[2:]:
+        words = {name: getattr(one, name) for name in ("name", "folder", "columns")}
+        assert one == default.but(**words, **changes[one.name])
+        assert one.columns["choice"] + "-" + one.columns["option"] == one.name
 
 
 @pytest.mark.parametrize(
