@@ -138,7 +138,7 @@ def given(args: Namespace) -> tuple[Any, list[int], Any]:
     if not args.data:
         return drawn_lengths(args.samples, 1), list(range(args.samples)), LengthReader()
     samples = load_text(Location(Path(args.data)), args.split)
-    reader = reader_for([Path(args.model)], input_of(skeleton(args.model)[0]), None)
+    reader = reader_for([Path(args.model)], input_of(skeleton(args.model)), None)
     return (
         samples,
         draw_indices("", len(samples), min(args.samples, len(samples)), 42).tolist(),

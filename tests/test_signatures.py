@@ -27,7 +27,7 @@ def folders(tmp_path):
     """A tiny model with its processor, and pictures of two tasks."""
     base = tmp_path / "base"
     clip().save_pretrained(base)
-    size = skeleton(base)[0].config.image_size
+    size = skeleton(base).config.image_size
     processor = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": size}}
     write_json(base / "preprocessor_config.json", processor | {"crop_size": size})
     for number, task in enumerate(("b", "a")):
@@ -42,7 +42,7 @@ def test_batches_are_those_that_the_command_draws(folders):
     data = {task: folders / task for task in ("b", "a")}
     ours = featcal.load_batches(data, folders / "base", samples=5, seed=3, batch=2)
     places = {task: Location(path) for task, path in data.items()}
-    theirs = drawn(skeleton(folders / "base")[0], [folders / "base"], places, Draw(5, 3, 2))
+    theirs = drawn(skeleton(folders / "base"), [folders / "base"], places, Draw(5, 3, 2))
     assert list(ours) == list(theirs) == ["a", "b"]
     for task in ours:
         for _ in range(2):  # they can be read again
@@ -53,7 +53,7 @@ def test_batches_are_those_that_the_command_draws(folders):
 
 def test_samples_held_out_are_others_than_those_drawn(folders, monkeypatch):
     monkeypatch.setattr("featcal.data.batches.LEAST_HELD_OUT", 2)
-    model, places = skeleton(folders / "base")[0], {"a": Location(folders / "a")}
+    model, places = skeleton(folders / "base"), {"a": Location(folders / "a")}
     given = model, [folders / "base"], places
     ours, others = (
         next(iter(make(*given, Draw(4, 3, 6))["a"]))["pixel_values"] for make in (drawn, held_out)

@@ -48,7 +48,7 @@ class Models:
         """
         if isinstance(self.student, StreamedModel):
             for name, p in block.named_parameters():
-                p.copy_(p.to(self.student.stored_dtype(f"{path}.{name}")))
+                p.copy_(p.to(self.student.dtype(f"{path}.{name}")))
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:

@@ -189,17 +189,18 @@ def copy_with(student: StreamedModel, folder: Path, solved: Iterable[tuple[str, 
     configuration stay.
     """
     whole, written = LazyCheckpoint(student.folder), set[str]()  # of a whole CLIP both towers
+    stored_name = student.files.stored_name
 
     def rounded() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in solved:
-            written.update(student.sources(name))
-            yield name, tensor.to(student.stored_dtype(name))
+            written.update(map(stored_name, student.stored[name].sources))
+            yield name, tensor.to(student.dtype(name))
 
     with shard_writer(folder, needed=sum(whole.bytes(name) for name in whole.names)) as writer:
         shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
         copy_other_files(whole.folder, writer.folder)
         for name, tensor in student.to_files(rounded()):
-            writer.write(name, tensor)
+            writer.write(stored_name(name), tensor)
         for name in whole.names:
-            if whole.stored_name(name) not in written:
-                writer.write(whole.stored_name(name), whole.tensor(name))
+            if name not in written:
+                writer.write(name, whole.tensor(name))

@@ -289,7 +289,7 @@ def skeleton(folder: Path, like: Any = None) -> "nn.Module":
     """
     from featcal.models import stored
 
-    return stored.skeleton(folder, like=like)[0]
+    return stored.skeleton(folder, like=like)
 
 
 def check_config(folder: Path) -> None:

@@ -120,14 +120,14 @@ def planned(folder: Path, as_json: bool) -> Any:
     """Print what calibration solves of a model, or return it: the stacks with the modules solved in
     each block, or the reason why there are none.
     """
-    from featcal.models.checkpoint import LazyCheckpoint
     from featcal.models.families import plan_for
     from featcal.models.plan import blocks_of
-    from featcal.models.stored import skeleton, stored_tensors
+    from featcal.models.stored import ModelFolder
 
     check_config(folder)
-    model, part = skeleton(folder)
-    stored_tensors(model, LazyCheckpoint(folder, part))
+    opened = ModelFolder(folder)
+    opened.require_complete()
+    model = opened.module
     content: dict[str, Any] = {"model": type(model).__name__, "stacks": []}
     try:
         plan = plan_for(model)

@@ -120,7 +120,7 @@ def load_batches(
         require(number >= least, f"load_batches.{name}", number, f"must be at least {least}")
     locations = {task: location_of("load_batches", str(path)) for task, path in data.items()}
     draw = Draw(samples, seed, batch, split, tokens, dtype, columns=columns)
-    return drawn(skeleton(model)[0], [Path(model)], locations, draw)
+    return drawn(skeleton(model), [Path(model)], locations, draw)
 
 
 def drawn(

@@ -14,8 +14,6 @@ from featcal.merging.sources import Aligned, Source, is_vocabulary
 from featcal.models.batch import Model
 from featcal.models.load import is_adapter, load_tokenizer, model_class, require_one_family
 from featcal.models.lora import is_peft
-from featcal.models.modules import tied_names
-from featcal.models.stored import ModelCheckpoint
 
 POOLER = "pooler"  # after the tower, but under its name: some heads use it, some do not
 TOKENIZERS = (
@@ -53,8 +51,7 @@ def part_ties(base: Source, experts: Mapping[str, Source]) -> dict[str, str]:
     Only the table and head of a language model: others cannot be apart by tie_word_embeddings.
     """
     untied = {}
-    groups = base.groups if isinstance(base, ModelCheckpoint) else tied_names(base.module)
-    for names in groups:
+    for names in base.ties:
         kept = [name for name in names if name in base.names]
         if len(names) == 2 and len(kept) == 1:
             (other,) = set(names) - set(kept)

@@ -18,6 +18,7 @@ from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyCheckpoint, check_tensor
 from featcal.models.load import is_adapter, load_model, load_vision
 from featcal.models.lora import WEIGHTS, merged_adapter, with_adapter, without_adapters
+from featcal.models.modules import tied_names
 from featcal.models.save import untied
 from featcal.models.stored import ModelCheckpoint
 
@@ -46,7 +47,7 @@ class ModuleSource:
     """
 
     def __init__(self, module: nn.Module, label: str, like: "Source | None" = None):
-        self._label, self.module = label, module
+        self._label, self.module, self.ties = label, module, tied_names(module)
         plain = without_adapters(module, torch.float64)
         self._state = in_names_of(like, untied(plain))
         self._narrow = next(module.parameters()).dtype if plain is not module else None

@@ -33,7 +33,6 @@ KINDS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-_LEGACY_PREFIX = "vision_model."  # of a CLIP vision tower saved before transformers 5
 
 
 class _Entry(NamedTuple):
@@ -45,33 +44,20 @@ class _Entry(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _entries_of(path: Path) -> dict[str, _Entry]:
-    """Read the header of a safetensors file. Raises: TruncatedFile for any other file."""
-    try:
-        with safe_open(path, framework="np") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {
-                name: _Entry(path, name, part.get_dtype(), tuple(part.get_shape()))
-                for name, part in slices.items()
-            }
-    except SafetensorError as error:
-        raise TruncatedFile(path, error) from None
-
-
 def no_safetensors(folder: Path, wanted: str = SINGLE) -> BadFile:
     """Return the error of a folder without safetensors, with a way out if it holds a pickle."""
     files = sorted(path.name for path in folder.iterdir())
-    pickles = [name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
-    variants = [name for name in files if VARIANT.fullmatch(name)]
     way_out = f"give the folder that holds {wanted}, or its shards with their index"
-    if variants:
+    for name in files:
+        if name.endswith((".bin", ".pt", ".pth", ".ckpt")):
+            way_out = (
+                f"{name} is a pickle, which can run code when opened and is not read here; where "
+                "you trust it, load it and write it with save_pretrained(folder), or its state "
+                "dict with safetensors.torch.save_file"
+            )
+            break
+    if variants := [name for name in files if VARIANT.fullmatch(name)]:
         way_out = f"to use the variant {variants[0]}, copy it to {SINGLE}"
-    elif pickles:
-        way_out = (
-            f"{pickles[0]} is a pickle, which can run code when opened and is not read here; where "
-            "you trust it, load it and write it with save_pretrained(folder), or its state dict "
-            "with safetensors.torch.save_file"
-        )
     content = ", ".join(files[:8]) or "nothing"
     return BadFile(folder, f"no {wanted} in this folder (found: {content})", way_out)
 
@@ -89,18 +75,15 @@ def folder_path(folder: object) -> Path:
 class LazyCheckpoint:
     """The tensors of a Hugging Face folder (one file, or shards with an index), read on demand.
 
-    part: "vision_model" selects that tower of a whole CLIPModel, without the prefix; a folder of
-    the tower alone gives all its tensors. Raises: MissingPath, TruncatedFile, BadFile.
+    part: "vision_model" selects that tower of a whole CLIPModel, without the prefix, which towers
+    saved before transformers 5 have too. Raises: MissingPath, TruncatedFile, BadFile.
     """
 
     def __init__(self, folder: str | Path, part: str | None = None):
         self.folder = folder_path(folder)
-        entries = self._stored_entries()
-        prefix = f"{part}."
-        inside = [name for name in entries if part is not None and name.startswith(prefix)]
-        if not inside:
-            prefix = _LEGACY_PREFIX if all(n.startswith(_LEGACY_PREFIX) for n in entries) else ""
-        self._entries = {n.removeprefix(prefix): entries[n] for n in sorted(inside or entries)}
+        entries, prefix = self._stored_entries(), f"{part}."
+        inside = [name for name in entries if part and name.startswith(prefix)] or entries
+        self._entries = {n.removeprefix(prefix): entries[n] for n in sorted(inside)}
         self._opened: tuple[Path | None, Any] = (None, None)  # the file that was read last
 
     @property
@@ -132,8 +115,8 @@ class LazyCheckpoint:
         return prod(self.shape(name)) * self.dtype(name).itemsize
 
     def stored_name(self, name: str) -> str:
-        """Return the name of a tensor in its file."""
-        return self._entry(name).name
+        """Return the name of a tensor in its file; names of no tensor are returned as they are."""
+        return self._entries[name].name if name in self._entries else name
 
     def file_of(self, name: str) -> Path:
         """Return the file of a tensor. Raises: MissingTensor with the three nearest names."""
@@ -192,16 +175,20 @@ class LazyCheckpoint:
         file = chosen or next(present, None)  # an index beside a single file is an older model's
         if file is None:
             raise no_safetensors(self.folder)
-        path = _inside(self.folder, file, config)
-        if not path.name.endswith(".index.json"):
-            entries = _entries_of(path)
-        else:
-            shards, entries = _shards(path), {}
-            for shard in shards:
-                entries |= _entries_of(_inside(self.folder, shard, path))
-            for shard, names in shards.items():
-                if lost := next((name for name in names if name not in entries), None):
-                    raise MissingTensor(self.folder / shard, lost, entries)
+        path, entries = _inside(self.folder, file, config), dict[str, _Entry]()
+        shards = _shards(path) if path.name.endswith(".index.json") else {path.name: []}
+        for shard in shards:
+            file = _inside(self.folder, shard, path)
+            try:
+                with safe_open(file, framework="np") as opened:
+                    for name in opened.keys():  # noqa: SIM118
+                        part = opened.get_slice(name)
+                        entries[name] = _Entry(file, name, part.get_dtype(), (*part.get_shape(),))
+            except SafetensorError as error:
+                raise TruncatedFile(file, error) from None
+        for shard, names in shards.items():
+            if lost := next((name for name in names if name not in entries), None):
+                raise MissingTensor(self.folder / shard, lost, entries)
         # older files store this counter 0, 1, 2, … although every model builds it itself
         return {n: e for n, e in entries.items() if not n.endswith("embeddings.position_ids")}
 

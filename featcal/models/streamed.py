@@ -4,7 +4,7 @@ A thread reads the next block while the current one computes; it counts as memor
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from math import prod
@@ -18,19 +18,12 @@ from transformers import PreTrainedModel
 from featcal.errors import MissingTensor, TensorsDiffer
 from featcal.files import Ledger
 from featcal.models.blocks import replaced_forwards
-from featcal.models.checkpoint import LazyCheckpoint, check_tensor, folder_path
+from featcal.models.checkpoint import check_tensor
 from featcal.models.configs import require_same_configs
 from featcal.models.load import require_one_family
-from featcal.models.modules import tied_names
 from featcal.models.moe import unpacked
 from featcal.models.plan import part_of
-from featcal.models.stored import (
-    NamedTensors,
-    in_files,
-    skeleton,
-    stored_tensors,
-    untied_groups,
-)
+from featcal.models.stored import ModelFolder
 
 Override = Callable[[str], Tensor | None]  # by name a tensor to load instead of the stored one
 
@@ -52,10 +45,10 @@ class InMemoryModel:
         """Provide the model."""
         return nullcontext(self.module)
 
-    def prefetch(self, path: str) -> None:
+    def prefetch(self, path: str, thread: Executor) -> None:
         """Do nothing."""
 
-    def cancel(self, path: str) -> None:
+    def cancel(self) -> None:
         """Do nothing."""
 
     def check_finite(self, label: str = "") -> None:
@@ -64,7 +57,7 @@ class InMemoryModel:
             check_tensor(label or type(self.module).__name__, name, parameter)
 
 
-class StreamedModel:
+class StreamedModel(ModelFolder):
     """The model of a folder; parameters of `module` are on meta outside of `block` and `running`.
 
     Args:
@@ -74,7 +67,7 @@ class StreamedModel:
         override: by name a tensor to load instead of the folder's, or None.
         like: class to load the folder's tower into, whose own head may be missing.
 
-    Raises: as skeleton, LazyCheckpoint and stored_tensors; names and shapes are checked here.
+    Raises: as ModelFolder; WrongKeys, MissingTensor, so that names and shapes are checked here.
     """
 
     def __init__(
@@ -88,32 +81,22 @@ class StreamedModel:
         override: Override = lambda name: None,
         like: type[PreTrainedModel] | None = None,
     ):
-        self.folder, self.device = folder_path(folder), torch.device(device)
+        super().__init__(folder, dtype, device, like)
+        self.require_complete(heads=like is not None)
+        self.folder, self.device = self.files.folder, torch.device(device)
         self.ledger, self._override = ledger or Ledger(), override
-        self.module, part = skeleton(folder, dtype, self.device, like)
-        self.checkpoint = LazyCheckpoint(folder, part)
-        self.checkpoint.require_floating()
-        stored = stored_tensors(self.module, self.checkpoint, heads=like is not None)
-        tied = {name for names in tied_names(self.module) if names[1:] for name in names}
-        ties = untied_groups(self.module, stored, self.checkpoint)
-        for name in (names[0] for names in ties if len(names) == 1 and names[0] in tied):
-            own = self.module.get_parameter(name).detach().clone()
-            self._set([name], nn.Parameter(own))
-        self._names = {names[0]: names for names in ties}
+        self._names = {names[0]: names for names in self.ties}
         self._meta = {name: self.module.get_parameter(name) for name in self._names}
-        # a head's parameters may be missing
-        by_first = {names[0]: [stored[n] for n in names if n in stored] for names in ties}
-        self._stored = {name: found[0] for name, found in by_first.items() if found}
-        for name in stored.keys() - {name for names in ties for name in names}:
-            self.module.get_buffer(name).copy_(stored[name].read(self.checkpoint.tensor))
+        for name in self.stored.keys() - self._meta.keys():
+            self.module.get_buffer(name).copy_(self.read(name))
         first_names = {id(parameter): name for name, parameter in self._meta.items()}
         self._own = {  # parameters by module, without those of its parts
             part: [first_names[id(p)] for p in part._parameters.values() if p is not None]
             for part in self.module.modules()
         }
         self._loaded: set[str] = set()
-        # the thread, its tensors and their bytes by path
-        self._prefetched: dict[str, tuple[ThreadPoolExecutor, Future[Any], int]] = {}
+        # tensors of the block that is read ahead, and their bytes
+        self._ahead: tuple[Future[dict[str, Tensor]], int] | None = None
         self._lists = [f"{path}." for path in blocks]
         for path, each in self.module.named_modules():
             dotted = f"{path}."
@@ -123,25 +106,7 @@ class StreamedModel:
 
     def check_finite(self, label: str = "") -> None:
         """Read every tensor once. Raises: NotFinite naming file and tensor."""
-        self.checkpoint.check_finite()
-
-    def stored(self, name: str) -> Tensor:
-        """Return a parameter in the dtype of its file, on the CPU."""
-        return self._stored[name].read(self.checkpoint.tensor)
-
-    def stored_dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of a parameter in its file."""
-        return self.checkpoint.dtype(self._stored[name].sources[0])
-
-    def sources(self, name: str) -> list[str]:
-        """Return the names in files of the tensors that a parameter is made of."""
-        return [self.checkpoint.stored_name(source) for source in self._stored[name].sources]
-
-    def to_files(self, named: NamedTensors) -> NamedTensors:
-        """Yield new values of parameters by name as the files hold them, e.g. one per expert."""
-        stored = set(self.checkpoint.names)
-        for name, tensor in in_files(self._stored, self.checkpoint, named):
-            yield self.checkpoint.stored_name(name) if name in stored else name, tensor
+        self.files.check_finite()
 
     @contextmanager
     def block(self, path: str) -> Iterator[nn.Module]:
@@ -149,7 +114,7 @@ class StreamedModel:
         part = part_of(self.module, path)
         loaded: list[str] = []
         try:
-            ready = self._finished(path)
+            ready = self.cancel()
             self._load(self._below(part), loaded, ready.result() if ready else {})
             with unpacked(part):
                 yield part
@@ -175,32 +140,24 @@ class StreamedModel:
         finally:
             self._drop(kept)
 
-    def prefetch(self, path: str) -> None:
-        """Read a block in the background into host memory, for `block(path)` or `cancel(path)`."""
+    def prefetch(self, path: str, thread: Executor) -> None:
+        """Let the thread read a block into host memory, for the next `block` or `cancel`."""
 
         def read(name: str) -> Tensor:
-            tensor = self.stored(name)
+            tensor = self.read(name)
             return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
-        if path not in self._prefetched:
-            below = self._below(part_of(self.module, path))
-            names = [n for n in below if n not in self._loaded and n in self._stored]
-            size = sum(prod(self._stored[n].shape) * self.stored_dtype(n).itemsize for n in names)
-            self.ledger.add(size)
-            thread = ThreadPoolExecutor(1, "featcal-read")
-            tensors = thread.submit(lambda: {name: read(name) for name in names})
-            self._prefetched[path] = thread, tensors, size
+        below = self._below(part_of(self.module, path))
+        names = [n for n in below if n not in self._loaded and n in self.stored]
+        size = sum(prod(self.stored[n].shape) * self.dtype(n).itemsize for n in names)
+        self.ledger.add(size)
+        self._ahead = thread.submit(lambda: {name: read(name) for name in names}), size
 
-    def cancel(self, path: str) -> None:
-        """Drop a prefetched block that was not used."""
-        self._finished(path)
-
-    def _finished(self, path: str) -> "Future[Any] | None":
-        """Return a block's prefetched tensors, which the caller counts from here on."""
-        if path not in self._prefetched:
+    def cancel(self) -> "Future[dict[str, Tensor]] | None":
+        """Return what was read ahead, if anything; the caller counts its bytes from here on."""
+        if self._ahead is None:
             return None
-        thread, tensors, size = self._prefetched.pop(path)
-        thread.shutdown(cancel_futures=True)
+        (tensors, size), self._ahead = self._ahead, None
         self.ledger.remove(size)
         return tensors
 
@@ -219,7 +176,7 @@ class StreamedModel:
             if tensor is None:
                 tensor = self._override(name)
             if tensor is None:
-                tensor = self.stored(name)
+                tensor = self.read(name)
             meta = self._meta[name]
             tensor = tensor.to(self.device, non_blocking=True).to(meta.dtype)
             # some modules compute differently without gradients
@@ -290,15 +247,16 @@ def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str,
     At most two are in memory, and none once the iterator is closed.
     """
     names = sorted(models)
-    try:
-        for name, following in zip(names, [*names[1:], ""], strict=True):
-            with models[name].block(path) as block:
-                if following:
-                    models[following].prefetch(path)
-                yield name, block
-    finally:
-        for each in models.values():
-            each.cancel(path)
+    with ThreadPoolExecutor(1, "featcal-read") as thread:
+        try:
+            for name, following in zip(names, [*names[1:], ""], strict=True):
+                with models[name].block(path) as block:
+                    if following:
+                        models[following].prefetch(path, thread)
+                    yield name, block
+        finally:
+            for each in models.values():
+                each.cancel()
 
 
 def require_same_tensors(

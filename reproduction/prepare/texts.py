@@ -152,7 +152,7 @@ def text_batches(
     base: the folder whose tokenizer reads them.   samples: at most all of the split.
     Raises: whatever opening the texts raises; BadData for a text cut before its answer.
     """
-    takes = input_of(skeleton(base)[0])
+    takes = input_of(skeleton(base))
     reader = reader_for([base], takes, reading.tokens)
     prompts = load_texts(texts, task, reading.split)
     chosen = draw_indices(task, len(prompts), min(samples, len(prompts)), seed).tolist()
@@ -172,7 +172,7 @@ def plan_of_reading(base: Path, reading: Reading) -> BlockPlan | None:
     """Return the plan that counts the tokens of `reading`; None for the model's own."""
     if reading.counted == "all":
         return None
-    plan = plan_for(skeleton(base)[0])
+    plan = plan_for(skeleton(base))
     stacks = (replace(stack, mask=COUNTED) for stack in plan.stacks)
     return BlockPlan(*stacks, token_rule=plan.token_rule)
 

@@ -47,7 +47,7 @@ def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(m
     from featcal.models.stored import skeleton
 
     locations = {task: Location(Path(path)) for task, path in DATA.items()}
-    unseen = drawn_batches(skeleton("base")[0], [Path("base")], locations, Draw(4, 42, 32, skip=4))
+    unseen = drawn_batches(skeleton("base"), [Path("base")], locations, Draw(4, 42, 32, skip=4))
     models = {"before": "merged", "after": "merged-calibrated"}
     measured = featcal.compare(models, EXPERTS, unseen)
     for row, before, after in zip(rows, measured[::2], measured[1::2], strict=True):

@@ -60,7 +60,7 @@ def test_a_model_with_a_decoder_is_given_targets_that_are_ignored_at_padding(tmp
 def test_texts_are_drawn_with_the_indices_of_the_task(tmp_path):
     folder = language.folder(tmp_path / "bert", "bert")
     (tmp_path / "a.txt").write_text("\n".join(WORDS))
-    given = skeleton(folder)[0], [folder], {"x": Location(tmp_path / "a.txt")}
+    given = skeleton(folder), [folder], {"x": Location(tmp_path / "a.txt")}
     want = {tuple(tokenizer()(WORDS[i])["input_ids"]) for i in draw_indices("x", len(WORDS), 4, 7)}
     made = drawn(*given, Draw(4, 7, 4))["x"]
     rows = [row for b in made for row in zip(b["input_ids"], b["attention_mask"], strict=True)]

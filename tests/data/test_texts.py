@@ -226,7 +226,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_models_class_decides_what_it_is_given(tmp_path, kind):
-    assert input_of(skeleton(language.folder(tmp_path / kind, kind))[0]) == KINDS[kind]
+    assert input_of(skeleton(language.folder(tmp_path / kind, kind))) == KINDS[kind]
 
 
 def test_a_vision_language_model_is_given_text_alone():

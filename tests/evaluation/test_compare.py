@@ -85,7 +85,7 @@ def test_the_command_prints_what_python_returns(tmp_path, monkeypatch, capsys):
     assert cli.main([*command, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)["agreement"]
     places, draw = {"a": Location(tmp_path / "a.jsonl")}, Draw(4, 42, 32, skip=5)
-    batches = drawn(skeleton(tmp_path / "merged")[0], [tmp_path / "merged"], places, draw)
+    batches = drawn(skeleton(tmp_path / "merged"), [tmp_path / "merged"], places, draw)
     returned = featcal.compare({"merged": "merged", "new": "new"}, {"a": "a"}, batches)
     assert [one["kl"] for one in printed] == [one.kl for one in returned]
     assert printed[1]["than_first"]["kl"]["error"] > 0

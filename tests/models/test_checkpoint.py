@@ -30,7 +30,7 @@ def test_sharded_and_single_checkpoints_read_the_same(tmp_path):
 
 def test_legacy_whole_and_present_layouts_have_the_same_names_and_values(tmp_path):
     present = LazyCheckpoint(checkpoints.vision_folder(tmp_path / "present"))
-    legacy = LazyCheckpoint(checkpoints.legacy_folder(tmp_path / "legacy"))
+    legacy = LazyCheckpoint(checkpoints.legacy_folder(tmp_path / "legacy"), part="vision_model")
     tower = LazyCheckpoint(checkpoints.clip_folder(tmp_path / "whole"), part="vision_model")
     assert present.names == legacy.names == tower.names == sorted(checkpoints.vision().state_dict())
     for name in present.names:

@@ -120,7 +120,7 @@ def test_half_precision_files_compute_in_float32(tmp_path):
     with streamed.running() as module:
         assert same(outputs(module, batch), outputs(whole(tmp_path / "m", "llama"), batch))
     for name, _ in streamed.module.named_parameters():
-        assert streamed.stored_dtype(name) == streamed.stored(name).dtype == torch.bfloat16
+        assert streamed.dtype(name) == streamed.read(name).dtype == torch.bfloat16
 
 
 def test_other_lists_of_modules_are_loaded_like_blocks(tmp_path):
