@@ -130,7 +130,7 @@ def text_head(
 
 
 def class_mean_head(
-    vision: nn.Module, projection: Tensor, images: Samples, batch: int = 250
+    vision: nn.Module, projection: Tensor | None, images: Samples, batch: int = 250
 ) -> Tensor:
     """Return the mean image of every class, (K, p): unit features of the base model averaged within
     a class, normalised again.

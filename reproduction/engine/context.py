@@ -42,7 +42,7 @@ class Layout:
 
     pools:     tasks by role and pool. An expert lies in the smallest pool with its task, so that
                none is made twice.
-    sentences: folders of the texts of sentence encoders, by role.
+    sentences: folders of the data of sentence encoders and of real images, by role.
     aside:     replaces outputs/<suite>/ while a study makes models that it does not keep.
     """
 
@@ -178,7 +178,7 @@ class Setup:
 
     @property
     def plays(self) -> bool:
-        """Return whether the suite has them and a sentence encoder was fetched. Raises: UnknownKey."""
+        """Return whether the suite has them and a model in a package was fetched. Raises: UnknownKey."""
         sentences = isinstance(self.context.role(self.role), SentenceRole)
         return self.known and (not sentences or self.base.is_dir())
 
@@ -262,6 +262,7 @@ def load_context(root: Path | None = None) -> Context:
         if pool in suite.pools_of(role):
             pools[role][pool] = suite.tasks_of(role, pool)
     texts = dict.fromkeys(suite.sentences.roles, suite.sentences.texts)
+    texts |= dict.fromkeys(suite.photos.roles, f"outputs/{suite.name}/photos")
     return Context(Layout(root, experiments.suite, pools, texts), experiments, suite)
 
 
@@ -288,6 +289,7 @@ def _with_tasks(
         pools=images,
         expert_steps={task: n for task, n in suite.expert_steps.items() if task in named},
         sentences=suite.sentences.but(pools=left(suite.sentences.pools)),
+        photos=suite.photos.but(pools=left(suite.photos.pools)),
         language=suite.language.but(pools=left(suite.language.pools)),
     )
     measure = dict(experiments.measure)

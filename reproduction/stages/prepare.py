@@ -16,9 +16,10 @@ from reproduction.engine.workers import console, fan_out
 from reproduction.prepare import experts
 from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, model_folder
 from reproduction.prepare.packages import WEIGHTS
-from reproduction.prepare.suite import FINE_TUNE, LanguageRole, Role, SentenceRole
+from reproduction.prepare.photos import write_vision_and_heads
+from reproduction.prepare.suite import FINE_TUNE, LanguageRole, PhotoRole, Role, SentenceRole
 
-FIRST = 0  # seed of the sentence experts' training; the study expert_seeds trains others
+FIRST = 0  # seed of the experts of sentences and real images; the study expert_seeds trains others
 
 
 def run(key: str) -> None:
@@ -57,6 +58,8 @@ def run(key: str) -> None:
 
 def _made(setup: Setup, role: Any) -> Path:
     """Return the folder that holds base, heads and experts, what is missing made."""
+    if isinstance(role, PhotoRole):
+        return _photos(setup, role)
     if isinstance(role, SentenceRole):
         return _sentences(setup, role)
     return _texts(setup, role) if isinstance(role, LanguageRole) else _images(setup, role)
@@ -104,6 +107,23 @@ def _sentences(setup: Setup, role: SentenceRole) -> Path:
     make_sentence_heads(setup, encoder, store)
     outs = {(task, FIRST): store / "experts" / task for task in _own_tasks(setup)}
     make_sentence_experts(setup, store, outs)
+    return store
+
+
+def _photos(setup: Setup, role: PhotoRole) -> Path:
+    """Raises: HubUnreachable."""
+    layout, photos, jobs = setup.context.layout, setup.context.suite.photos, {}
+    model, data = model_folder(layout.root, role.model, layout.pins), layout.data_of(setup.role)
+    rows = sorted(file for task in setup.tasks for file in (data / task).glob("*.parquet"))
+    settings = [setup.tasks, photos.size, photos.fine_tune.model_dump(), FIRST]
+    store = layout.unfinished(f"{setup.key}-{_digest(settings, model / WEIGHTS, *rows)}")
+    first = (model, data, setup.tasks, photos.size, store)
+    _make_first(setup, store / HEADS, write_vision_and_heads, first)
+    for task in _own_tasks(setup):
+        job = ExpertJob(task, FINE_TUNE, photos.fine_tune, FIRST, setup.context.suite.device)
+        out = store / "experts" / task
+        jobs[task] = (out, (job, data, store, layout.pins, out))
+    _make_experts(setup, jobs)
     return store
 
 
