@@ -24,32 +24,20 @@ SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores z (rows, K), made a few rows at a time.
-
-    rows: what the scores are made from, or the scores where neither `head` nor `weight` is given.
-    head: the model's language head.   weight: (K, d); then z = weight · row/‖row‖.
-    """
+    """Scores (rows, K), or the rows that a language head makes them from, a few at a time."""
 
     rows: Tensor
     head: Any = None
-    weight: Tensor | None = None
 
     @property
     def width(self) -> int:
         """Return K."""
-        if self.weight is not None:
-            return len(self.weight)
         return self.rows.shape[1] if self.head is None else int(self.head.out_features)
 
     def log_softmax(self, start: int, end: int) -> Tensor:
-        """Return log softmax(z) of some rows, (rows, K)."""
+        """Return log softmax of some rows' scores, (rows, K)."""
         rows = self.rows[start:end]
-        if self.weight is not None:
-            rows = wide(rows)
-            z = rows / rows.norm(dim=-1, keepdim=True) @ self.weight.to(rows).T
-        else:
-            z = wide(rows if self.head is None else self.head(rows))
-        return log_softmax(z, dim=-1)
+        return log_softmax(wide(rows if self.head is None else self.head(rows)), dim=-1)
 
 
 def kl_and_top1(ours: Scores, theirs: Scores) -> tuple[Tensor, Tensor]:

@@ -158,7 +158,7 @@ def calibrate(
         after = calibrated_handle(models, merged, student)
         before = merged_handle(models, merged)
         if choice and choice.settings and choice.divergence:
-            final = ranks.gathered(choose.divergences(models, {choose.FINAL: after}, unseen))
+            final = ranks.gathered(choose.divergences(models, {choose.FINAL: after}, unseen, few))
             choice = choose.confirmed(choice, {t: before_kl[t] | final[t] for t in final})
         if choice and not choice.settings:
             student.blocks, after = [], before
@@ -189,7 +189,7 @@ def best_candidate(
     models: Models,
     merged: Model,
     folder: RunFolder | None,
-    few: Mapping[str, Batches],
+    few: Mapping[str, choose.Part],
     unseen: Mapping[str, choose.Part],
     spool: Spool,
     ranks: Ranks,
@@ -224,7 +224,7 @@ def best_candidate(
         handles = {choose.MERGED: merged_handle(models, merged)}
         for name, student in students.items():
             handles[name] = calibrated_handle(models, merged, student)
-        by_task = ranks.gathered(choose.divergences(models, handles, unseen))
+        by_task = ranks.gathered(choose.divergences(models, handles, unseen, few))
     choice = choose.choose(by_task, {name: one.settings for name, one in students.items()})
     return choice, {task: {choose.MERGED: own[choose.MERGED]} for task, own in by_task.items()}
 

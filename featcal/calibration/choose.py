@@ -2,9 +2,9 @@
 
 The divergence of a model from the expert of task t on held-out sample i is KL(p_i^t ‖ p_i). p is the
 softmax of the model's own scores; a text has the mean over its tokens. Models without a head are
-compared by relations: with features f of n held-out samples, p_i = softmax_{j≠i}(cos(f_i, f_j)/τ),
-where τ is the standard deviation of the expert's cosines. Features are what a head would read; how
-far they are from the expert's says little about answers, how they lie to each other says more.
+compared by relations: p_i = softmax_{j≠i}(cos(f_i, g_j)/τ), where f_i is the model's feature of
+sample i, or the expert's, g_j the expert's features of all the task's samples, also of those that
+candidates are calibrated on, and τ the standard deviation of the expert's cosines.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from featcal.calibration.models import Models
 from featcal.calibration.report import Choice, round_digits
 from featcal.core.precision import SUM_DTYPE
 from featcal.errors import NotFinite
-from featcal.models.batch import Batch, Batches, TaskBatches, naming
+from featcal.models.batch import Batch, Batches, TaskBatches, naming, sample_count, some_samples
 from featcal.models.load import evaluation_mode
 from featcal.models.streamed import ModelHandle
 from featcal.settings import Calibration
@@ -33,7 +33,8 @@ STREAM = Calibration(
 CANDIDATES = {
     "paper": Calibration(),
     "large anchor": Calibration(ridge=0.01, anchor_blend=8.0, interpolation=0.3),
-    **{f"stream {rho}": STREAM.but(anchor_blend=float(rho)) for rho in (1, 2, 4, 8)},
+    "small ridge": STREAM.but(ridge=1e-4),
+    **{f"stream {rho}": STREAM.but(anchor_blend=float(rho)) for rho in (1, 4, 8)},
 }
 Method = Calibration | Literal["auto"]
 MERGED, FINAL = "merged", "calibrated"  # names of the merged model and of the last calibration
@@ -58,42 +59,30 @@ class Part:
     def __iter__(self) -> Iterator[Batch]:
         before, pending = 0, dict[str, Any]()
         for batch in self.batches:
-            count = samples_of(batch)
+            count = sample_count(batch)
             rows = self.chosen[before : before + count]
             before += count
             if not rows.any():
                 continue
-            part = {
-                name: value[rows.to(value.device)]
-                if isinstance(value, Tensor) and value.shape[:1] == rows.shape
-                else value
-                for name, value in batch.items()
-            }
-            if pending and samples_of(pending) + samples_of(part) <= count and alike(pending, part):
+            part = some_samples(batch, rows)
+            fits = sample_count(pending) + sample_count(part) <= count
+            if fits and None not in shapes(part) and shapes(pending) == shapes(part):
                 pending = {name: torch.cat([pending[name], part[name]]) for name in part}
-            else:
-                if pending:
-                    yield pending
-                pending = part
+                continue
+            if pending:
+                yield pending
+            pending = part
         if pending:
             yield pending
 
 
-def alike(a: Batch, b: Batch) -> bool:
-    """Return whether two batches hold only tensors with a row per sample, of equal shapes."""
-    return a.keys() == b.keys() and all(
-        isinstance(a[name], Tensor)
-        and isinstance(b[name], Tensor)
-        and (len(a[name]), len(b[name])) == (samples_of(a), samples_of(b))
-        and a[name].shape[1:] == b[name].shape[1:]
-        for name in a
-    )
-
-
-def samples_of(batch: Batch) -> int:
-    """Return the number of samples of a batch."""
-    values = batch.values() if isinstance(batch, Mapping) else ()
-    return next((len(x) for x in values if isinstance(x, Tensor) and x.dim()), 0)
+def shapes(batch: Batch) -> list[Any]:
+    """Return each name with its tensor's shape without samples; None for what is no such tensor."""
+    n = sample_count(batch)
+    return [
+        (name, x.shape[1:]) if isinstance(x, Tensor) and x.shape[:1] == (n,) else None
+        for name, x in batch.items()
+    ]
 
 
 def held_out_count(n: int) -> int:
@@ -121,7 +110,7 @@ def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Par
             own = SpooledList(spool)
             for batch in given:
                 own.append(batch)
-        n = sum(map(samples_of, own))
+        n = sum(map(sample_count, own))
         held_out = evenly(held_out_count(n), n)
         kept = ~held_out
         few = torch.zeros(n, dtype=torch.bool)
@@ -132,10 +121,13 @@ def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Par
 
 
 def divergences(
-    models: Models, students: Mapping[str, ModelHandle], held_out: Mapping[str, Part]
+    models: Models,
+    students: Mapping[str, ModelHandle],
+    held_out: Mapping[str, Part],
+    seen: Mapping[str, Part],
 ) -> dict[str, dict[str, list[float]]]:
     """Return by task and model the divergence of every held-out sample; the expert answers once for
-    all models. Raises: NotFinite.
+    all models. `seen` are further samples that relations are to. Raises: NotFinite.
     """
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, expert in models.experts.items():
@@ -155,6 +147,11 @@ def divergences(
                                 rows = kl_and_top1(*scores)[0].split(ours.sizes.tolist())
                                 kl[name] += [float(r.mean()) if len(r) else 0.0 for r in rows]
                         features[name].append(ours.pooled)
+            if not all(kl.values()):
+                with expert.running() as teacher:
+                    for given in seen[task]:
+                        batch = on_device(given, models.device)
+                        features[task].append(answers(teacher, batch, models.plan).pooled)
         for name in students:
             if not kl[name]:
                 both = torch.cat(features[name]), torch.cat(features[task])
@@ -166,77 +163,61 @@ def divergences(
 
 
 def relational_divergence(f: Tensor, f_exp: Tensor) -> Tensor:
-    """Return the KL (n,) of each sample's relations to the others, from features (n, d)."""
+    """Return the KL (n,) of each sample's relations to the expert's features of the other samples.
 
-    def cosines(features: Tensor) -> Tensor:
-        unit = normalize(features.to(SUM_DTYPE), dim=1)
-        others = ~torch.eye(len(unit), dtype=torch.bool, device=unit.device)
-        return (unit @ unit.T)[others].view(len(unit), -1)  # (n, n - 1)
-
-    expert = cosines(f_exp)
-    tau = expert.std().clamp_min(1e-6)
-    log_p, log_p_exp = (log_softmax(c / tau, dim=1) for c in (cosines(f), expert))
-    return kl_div(log_p, log_p_exp, reduction="none", log_target=True).sum(1).cpu()
-
-
-def means(by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
-    """Return by model and task the mean over samples, from values by task and model."""
-    names = next(iter(by_task.values()))
-    return {
-        name: {task: round_digits(sum(own[name]) / len(own[name])) for task, own in by_task.items()}
-        for name in names
-    }
-
-
-def worse(by_task: Mapping[str, Mapping[str, Sequence[float]]], name: str) -> list[str]:
-    """Return the tasks on which a model is worse than the merged one by more than the paired
-    standard error.
+    f: (n, d), the model's.   f_exp: (n or more, d), the expert's; the first n are the same samples.
     """
-    tasks = []
-    for task, own in by_task.items():
-        difference = torch.tensor(own[name], dtype=SUM_DTYPE) - torch.tensor(
-            own[MERGED], dtype=SUM_DTYPE
-        )
-        if difference.mean() > difference.std() / sqrt(len(difference)):
-            tasks.append(task)
-    return tasks
+    unit, expert = (normalize(x.to(SUM_DTYPE), dim=1) for x in (f, f_exp))
+    others = ~torch.eye(len(unit), len(expert), dtype=torch.bool, device=unit.device)
+
+    def cosines(rows: Tensor) -> Tensor:
+        return (rows @ expert.T)[others].view(len(rows), -1)
+
+    theirs = cosines(expert[: len(unit)])
+    tau = theirs.std().clamp_min(1e-6)
+    log_p, log_p_exp = (log_softmax(c / tau, dim=1) for c in (cosines(unit), theirs))
+    return kl_div(log_p, log_p_exp, reduction="none", log_target=True).sum(1).cpu()
 
 
 def choose(
     by_task: Mapping[str, Mapping[str, Sequence[float]]], settings: Mapping[str, Calibration]
 ) -> Choice:
     """Choose the model of least mean divergence among those that are worse than the merged one on
-    no task. `by_task` is what `divergences` returns, `settings` are the candidates' by name.
+    no task by more than the paired standard error.
+
+    by_task: what `divergences` returns.   settings: of the candidates, by name.
     """
-    divergence = means(by_task)
-    total = {name: sum(tasks.values()) for name, tasks in divergence.items()}
-    allowed = [name for name in total if name == MERGED or not worse(by_task, name)]
-    chosen = min(allowed, key=lambda name: total[name])
+    divergence: dict[str, dict[str, float]] = {}
+    allowed = []
+    for name in next(iter(by_task.values())):
+        worse = False
+        for task, own in by_task.items():
+            values = torch.tensor(own[name], dtype=SUM_DTYPE)
+            divergence.setdefault(name, {})[task] = round_digits(float(values.mean()))
+            difference = values - torch.tensor(own[MERGED], dtype=SUM_DTYPE)
+            worse |= bool(difference.mean() > difference.std() / sqrt(len(difference)))
+        if not worse:
+            allowed.append(name)
+    chosen = min(allowed, key=lambda name: sum(divergence[name].values()))
     if chosen == MERGED:
-        return kept(by_task)
+        tasks = ", ".join(by_task)
+        sentence = (
+            f"Kept the merged model: calibration did not help on held-out samples of {tasks}."
+        )
+        return Choice(MERGED, sentence, None, divergence)
     sentence = (
         f"Calibrated with {chosen}: its answers were nearest to the experts' on held-out samples."
     )
     return Choice(chosen, sentence, settings[chosen], divergence)
 
 
-def kept(by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
-    """Return the choice of the merged model."""
-    tasks = ", ".join(by_task)
-    sentence = f"Kept the merged model: calibration did not help on held-out samples of {tasks}."
-    return Choice(MERGED, sentence, None, means(by_task))
-
-
 def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
     """Return the choice after the calibration with all samples, or the merged model if that one is
     worse on some task or on average.
     """
-    own = means(by_task)
-    divergence = {**choice.divergence, FINAL: own[FINAL]}
-    better = sum(own[FINAL].values()) < sum(own[MERGED].values())
-    if worse(by_task, FINAL) or not better:
-        choice = kept(by_task)
-    return replace(choice, divergence=divergence)
+    last = choose(by_task, {FINAL: choice.settings or Calibration()})
+    divergence = {**choice.divergence, FINAL: last.divergence[FINAL]}
+    return replace(last if last.chosen == MERGED else choice, divergence=divergence)
 
 
 def too_few() -> Choice:

@@ -110,7 +110,7 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
         "disk", and "operations" of all processes.
     """
     stages: list[tuple[tuple[Calibration, ...], Job]] = []
-    held_out = 0
+    passes = 0  # of single samples, for answers
     if job.settings != "auto":
         stages.append(((job.settings,), job))
     elif job.samples < FEWEST:
@@ -120,16 +120,18 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
         kept = job.samples - held_out
         few = replace(job, samples=min(CALIBRATED_ON, kept))
         stages += [(tuple(CANDIDATES.values()), few), ((STREAM,), replace(job, samples=kept))]
+        # the expert, the merged model and candidates; later the expert and the result. Without a
+        # head the expert sees also what candidates are calibrated on
+        passes = (len(CANDIDATES) + 2 + 2) * held_out + 2 * few.samples
     memory = [_memory(shape, *stage) for stage in stages]
     largest = max(
         memory, key=lambda parts: sum(parts["device"].values()) + sum(parts["host"].values())
     )
     operations = [_operations(shape, *stage) for stage in stages]
     total = {name: sum(one[name] for one in operations) for name in operations[0]}
-    if held_out:  # the expert, the merged model and candidates; later the expert and the result
+    if passes:
         whole = shape.entry + sum(block.forward for block in shape.blocks)
-        models = len(CANDIDATES) + 2 + 2
-        total["answers"] = models * job.tasks * held_out * whole // job.batch
+        total["answers"] = passes * job.tasks * whole // job.batch
     solved = sum(block.weights for block in shape.blocks) * max(len(who) for who, _ in stages)
     disk = {"waiting features": largest.pop("rest")["features"], "solved blocks": solved}
     return largest | {

@@ -69,7 +69,7 @@ def sweep(
     for source, stack in models.plan.in_order:
         features = features_by_task(models, handles, stack, streams, spool, source, encoder)
         if not students[0].blocks:  # by now all batches have been read
-            digests = {task: stream.digest for task, stream in streams.items()}
+            digests = {task: str(stream.digest) for task, stream in streams.items()}
             for student in students:
                 if student.folder:
                     given = digests, student.settings, token_weights, block_drift
@@ -101,7 +101,7 @@ class BatchStream:
 
     def __init__(self, batches: Batches, plan: BlockPlan, spool: Spool):
         """Start before the first batch."""
-        self._batches, self._digest = iter(batches), Digest()
+        self._batches, self.digest = iter(batches), Digest()
         self._kept = SpooledList(spool) if len(plan.stacks) > 1 else None
 
     def head(self) -> list[Batch]:
@@ -117,17 +117,12 @@ class BatchStream:
             return
         for batch in self._batches:
             if isinstance(batch, Mapping):
-                self._digest.add(
+                self.digest.add(
                     *batch, *(x for x in tree_leaves(dict(batch)) if torch.is_tensor(x))
                 )
             if self._kept is not None:
                 self._kept.append(batch)
             yield batch
-
-    @property
-    def digest(self) -> str:
-        """Return the digest of all batches, once they have been read."""
-        return str(self._digest)
 
 
 def check_plan(

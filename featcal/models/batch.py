@@ -66,24 +66,27 @@ def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None
 
 def first_samples(batch: Batch) -> dict[str, Any]:
     """Return the first samples of a batch, for checking a plan."""
-    return _samples(batch, slice(PROVING))
+    return some_samples(batch, slice(PROVING))
 
 
 def single_samples(batches: Batches) -> list[dict[str, Any]]:
     """Return every sample of the batches as a batch of one."""
     return [
-        _samples(batch, slice(i, i + 1)) for batch in batches for i in range(_sample_count(batch))
+        some_samples(batch, slice(i, i + 1))
+        for batch in batches
+        for i in range(sample_count(batch))
     ]
 
 
-def _sample_count(batch: Batch) -> int:
-    shapes = (value.shape for value in batch.values() if isinstance(value, Tensor))
-    return next((shape[0] for shape in shapes if shape), 0)
+def sample_count(batch: Batch) -> int:
+    """Return the number of samples of a batch."""
+    values = batch.values() if isinstance(batch, Mapping) else ()
+    return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 0)
 
 
-def _samples(batch: Batch, rows: slice) -> dict[str, Any]:
+def some_samples(batch: Batch, rows: slice | Tensor) -> dict[str, Any]:
     """Return some samples of a batch; values without one row per sample stay as they are."""
-    count = _sample_count(batch)
+    count = sample_count(batch)
     return {
         name: value[rows] if isinstance(value, Tensor) and value.shape[:1] == (count,) else value
         for name, value in batch.items()

@@ -42,6 +42,7 @@ from featcal.calibration.sweep import Student, encoder_outputs, features_by_task
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.core.ridge import RidgeSystem, anchor
 from featcal.errors import NotFinite, SingularGram
+from featcal.evaluation.zero_shot import unit_length
 from featcal.models.batch import Batches, Model, TaskBatches, naming
 from featcal.models.features import Head, output_embeddings, rows_before_head
 from featcal.models.load import evaluation_mode, load_as_calibrated
@@ -208,7 +209,8 @@ def task_divergence(
             theirs = theirs.to(ours.device)
             language_heads = [output_embeddings(one) for one in (model, expert)]
             if scores is not None:
-                rows, _ = kl_and_top1(Scores(ours, weight=scores), Scores(theirs, weight=scores))
+                both = (Scores(unit_length(wide(x)) @ scores.T) for x in (ours, theirs))
+                rows, _ = kl_and_top1(*both)
             elif language_heads[0] is not None:
                 rows, _ = kl_and_top1(*map(Scores, (ours, theirs), language_heads))
             else:

@@ -206,6 +206,7 @@ class Cell:
         import torch
 
         from featcal.calibration.answers import Scores, kl_and_top1
+        from featcal.evaluation.zero_shot import unit_length
         from featcal.models.features import output_embeddings
 
         total = 0.0
@@ -213,7 +214,8 @@ class Cell:
             own = pair.of(self.held_out(task).nonzero()[:, 0])
             rows = adapters.apply(task, own.merged) if adapters else own.merged
             if self.heads:
-                ours, theirs = (Scores(r, weight=self.heads[task]) for r in (rows, own.expert))
+                head = self.heads[task].T
+                ours, theirs = (Scores(unit_length(r) @ head) for r in (rows, own.expert))
             else:
                 ours = Scores(rows, output_embeddings(self.merged))
                 theirs = Scores(own.expert, output_embeddings(self.experts[task]))

@@ -274,6 +274,7 @@ def divergences(
     from safetensors.torch import load_file
 
     from featcal.calibration.answers import Scores, kl_and_top1
+    from featcal.evaluation.zero_shot import unit_length
     from reproduction.stages.measure import projected
 
     tensors, projection, totals = load_file(setup.heads), setup.projection(), [0.0] * len(modules)
@@ -282,9 +283,10 @@ def divergences(
         head = scale * tensors[f"head/{task}"]  # (K, p)
 
         place, expert = f"a model, task {task}", setup.load(setup.expert(task))
-        theirs = Scores(projected(expert, projection, samples, batch, place), weight=head)
+        theirs = Scores(unit_length(projected(expert, projection, samples, batch, place)) @ head.T)
         for number, module in enumerate(modules):
-            ours = Scores(projected(module, projection, samples, batch, place), weight=head)
+            features = projected(module, projection, samples, batch, place)
+            ours = Scores(unit_length(features) @ head.T)
             totals[number] += float(kl_and_top1(ours, theirs)[0].mean()) / len(held_out)
     return totals
 

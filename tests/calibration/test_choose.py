@@ -23,9 +23,9 @@ def noted(monkeypatch):
     """Keep every model whose answers are compared."""
     seen, own = [], choose.divergences
 
-    def divergences(models, handles, held_out):
-        seen.append(({name: one.module for name, one in handles.items()}, held_out))
-        return own(models, handles, held_out)
+    def divergences(models, handles, *samples):
+        seen.append({name: one.module for name, one in handles.items()})
+        return own(models, handles, *samples)
 
     monkeypatch.setattr(choose, "divergences", divergences)
     return seen
@@ -40,7 +40,7 @@ def test_students_of_one_sweep_are_those_calibrated_alone(family, monkeypatch):
     seen = noted(monkeypatch)
     given = families.experiment(FAMILIES[family])
     calibrate(**given)
-    [(models, _), *_] = seen
+    models, *_ = seen
     parts = {task: Part(own, few_of(own)) for task, own in given["batches"].items()}
     for name, settings in FEW.items():
         if family == "gemma2":
@@ -52,7 +52,7 @@ def test_students_of_one_sweep_are_those_calibrated_alone(family, monkeypatch):
 
 def few_of(batches):
     """The samples that candidates are calibrated on."""
-    n = sum(map(choose.samples_of, batches))
+    n = sum(map(choose.sample_count, batches))
     kept = ~evenly(held_out_count(n), n)
     few = torch.zeros(n, dtype=torch.bool)
     few[kept] = evenly(min(choose.CALIBRATED_ON, int(kept.sum())), int(kept.sum()))
@@ -61,7 +61,7 @@ def few_of(batches):
 
 def test_auto_in_memory_and_streamed_is_the_calibration_with_what_it_chose(tmp_path, monkeypatch):
     monkeypatch.setattr(choose, "CANDIDATES", FEW)
-    given = experiment(torch.float32, count=16, batch=8)
+    given = experiment(torch.float32, tasks=["a", "b"], count=16, batch=8)
     result = calibrate(**given)
     assert result.choice.chosen in FEW and result.settings == FEW[result.choice.chosen]
     parts = {
@@ -90,10 +90,17 @@ def test_merged_model_that_cannot_be_improved_is_kept(tmp_path, monkeypatch):
 
 def test_a_result_that_fails_the_last_check_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(choose, "CANDIDATES", FEW)
-    own = choose.worse
-    monkeypatch.setattr(
-        choose, "worse", lambda found, name: ["mnist"] if name == choose.FINAL else own(found, name)
-    )
+    own = choose.divergences
+
+    def worse_at_the_end(models, handles, *samples):
+        return {
+            task: {
+                name: [x + 10 * (name == choose.FINAL) for x in kl] for name, kl in found.items()
+            }
+            for task, found in own(models, handles, *samples).items()
+        }
+
+    monkeypatch.setattr(choose, "divergences", worse_at_the_end)
     given = experiment(torch.float32, count=16, batch=8)
     assert same_bits(calibrate(**given).model, given["merged"])
     calibrate(**written(given, tmp_path), out=tmp_path / "out")
@@ -124,7 +131,7 @@ def test_candidates_of_a_mixture_are_those_calibrated_alone(monkeypatch):
         "merged": averaged(list(experts.values())),
     }
     calibrate(**given)
-    [(models, _), *_] = seen
+    models, *_ = seen
     parts = {task: Part(own, few_of(own)) for task, own in given["batches"].items()}
     alone = calibrate(**given | {"batches": parts}, settings=FEW["stream"]).model
     assert same_bits(alone, models["stream"])
@@ -166,18 +173,38 @@ def test_only_candidates_that_harm_no_task_are_chosen_from():
     assert choose.choose({"b": found["b"]}, FEW).chosen == "merged"
 
 
-def test_relations_are_softmaxes_over_the_other_samples():
-    g = seeded(1)
-    f, f_exp = torch.randn(2, 6, 4, generator=g, dtype=torch.float64)
-    cos = torch.nn.functional.cosine_similarity
-    expert = [[cos(f_exp[i], f_exp[j], dim=0) for j in range(6) if j != i] for i in range(6)]
-    tau = torch.tensor(expert).std()
+@pytest.mark.parametrize("more", [0, 5])
+def test_relations_are_softmaxes_over_the_experts_features_of_other_samples(more):
+    g, n = seeded(1), 6
+    f = torch.randn(n, 4, generator=g, dtype=torch.float64)
+    f_exp = torch.randn(n + more, 4, generator=g, dtype=torch.float64)
+
+    def cosines(x, i):
+        cos = torch.nn.functional.cosine_similarity
+        return torch.stack([cos(x[i], f_exp[j], dim=0) for j in range(n + more) if j != i])
+
+    tau = torch.stack([cosines(f_exp, i) for i in range(n)]).std()
     for i, kl in enumerate(choose.relational_divergence(f, f_exp)):
-        ours = torch.stack([cos(f[i], f[j], dim=0) for j in range(6) if j != i])
-        q = log_softmax(torch.stack(expert[i]) / tau, dim=0)
-        expected = (q.exp() * (q - log_softmax(ours / tau, dim=0))).sum()
-        assert float(kl) == pytest.approx(float(expected))
-    assert choose.relational_divergence(3 * f_exp, f_exp).abs().max() < 1e-12
+        q, p = (log_softmax(cosines(x, i) / tau, dim=0) for x in (f_exp, f))
+        assert float(kl) == pytest.approx(float((q.exp() * (q - p)).sum()))
+    assert choose.relational_divergence(3 * f_exp[:n], f_exp).abs().max() < 1e-12
+
+
+def test_encoders_are_compared_by_all_samples_that_the_choice_uses():
+    """Relations are to held-out samples and to those that candidates are calibrated on."""
+    given = experiment(torch.float32, count=16, batch=8)
+    result = calibrate(**given)
+    for task, own in given["batches"].items():
+        x = torch.cat([batch["pixel_values"] for batch in own])
+        held_out = evenly(held_out_count(16), 16)
+        with torch.no_grad():
+            f, f_exp = (
+                model(torch.cat([x[held_out], x[~held_out]])).pooler_output
+                for model in (given["merged"], given["experts"][task])
+            )
+        kl = choose.relational_divergence(f[: held_out.sum()], f_exp)
+        found = result.choice.divergence["merged"][task]
+        assert found == pytest.approx(float(kl.mean()), rel=1e-4)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
