@@ -43,14 +43,14 @@ def beyond():
 
 
 def auto():
-    return tiny.experiment(count=16, batch=8) | {"settings": "auto"}
+    return tiny.experiment(count=32, batch=8) | {"settings": "auto"}
 
 
 def calibrated(given):
     """Tensors and records; T5's norms compute in float64 throughout."""
     with pytest.MonkeyPatch.context() as patch:
         families.without_float32(patch, given["base"])
-        few = {"paper": tiny.PAPER, "stream": choose.STREAM}
+        few = {"paper": tiny.PAPER, "stream": choose.STREAM.but(anchor_blend=2.0)}
         patch.setattr(choose, "CANDIDATES", few)
         result = calibrate(**{"settings": tiny.PAPER} | given)
     assert result.blocks

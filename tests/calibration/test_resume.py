@@ -76,11 +76,11 @@ def test_killed_run_resumes_with_the_same_bytes(tmp_path, monkeypatch, blocks, o
 
 @pytest.mark.parametrize("blocks", [3, 6])  # among the candidates, and in the last calibration
 def test_killed_choice_resumes_with_the_same_bytes(tmp_path, monkeypatch, blocks):
-    few = {"paper": PAPER, "stream": choose.STREAM}
+    few = {"paper": PAPER, "stream": choose.STREAM.but(anchor_blend=2.0)}
     monkeypatch.setattr(choose, "CANDIDATES", few)
 
     def given():
-        return tiny.experiment(torch.float32, count=16, batch=8)
+        return tiny.experiment(torch.float32, tasks=["a", "b"], count=16, batch=8)
 
     undisturbed, lines = finished(tmp_path / "whole", given(), "auto")
     with monkeypatch.context() as patch:
