@@ -3,23 +3,19 @@ vocabularies, other heads.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from featcal.data.texts import VOCABULARIES
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
 from featcal.merging.sources import Aligned, Source, is_vocabulary
 from featcal.models.batch import Model
 from featcal.models.load import is_adapter, load_tokenizer, model_class, require_one_family
 from featcal.models.lora import is_peft
-
-POOLER = "pooler"  # after the tower, but under its name: some heads use it, some do not
-TOKENIZERS = (
-    "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model",
-    "sentencepiece.bpe.model", "added_tokens.json",
-)  # fmt: skip
 
 
 def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
@@ -58,12 +54,6 @@ def part_ties(base: Source, experts: Mapping[str, Source]) -> dict[str, str]:
             if any(other in expert.names for expert in experts.values()):
                 untied[other] = kept[0]
     return untied
-
-
-def with_both(model: Source, untied: Mapping[str, str]) -> Source:
-    """Return a source that also has the other name of tied tensors."""
-    known = {name: name for name in model.names}
-    return Aligned(model, model, {**untied, **known}) if untied.keys() - known.keys() else model
 
 
 def align(
@@ -146,8 +136,8 @@ def match_names(
 
 
 def is_outside(name: str, tower: str) -> bool:
-    """Return whether a tensor is outside the tower; a pooler always is."""
-    return bool(tower and not name.startswith(tower)) or POOLER in name.split(".")
+    """Return whether a tensor is outside the tower; a pooler, which some heads lack, always is."""
+    return bool(tower and not name.startswith(tower)) or "pooler" in name.split(".")
 
 
 def class_of(model: Any) -> type:
@@ -176,11 +166,16 @@ def vocabularies(
 
     rows: of the base's tables.   Returns: {} where all models have the base's tokenizer.
     """
-    folders = {"": base, **experts} if rows else {}
-    files = {name: tokenizer_files(model) for name, model in folders.items()}
-    if len({own for own in files.values() if own}) < 2:
+    words, contents = dict[str, dict[str, int]](), set()
+    for name, folder in {"": base, **experts}.items() if rows else ():
+        named = () if isinstance(folder, nn.Module) else (*VOCABULARIES, "added_tokens.json")
+        files = [Path(folder) / file for file in named]  # type: ignore[arg-type]
+        if content := tuple(file.read_bytes() for file in files if file.is_file()):
+            contents.add(content)
+            with suppress(FeatCalError):  # of a tokenizer that cannot be read
+                words[name] = load_tokenizer(folder).get_vocab()
+    if len(contents) < 2:
         return {}
-    words = {name: vocabulary(folders[name]) for name, own in files.items() if own}
     ours = words.setdefault("", {})
     used, spare = set(ours.values()), dict[int, dict[str, str]]()  # by row: task by token
     for task in experts:
@@ -206,24 +201,7 @@ def match_rows(here: int, there: int, ours: Mapping[str, int], theirs: Mapping[s
     """
     rows = torch.arange(here)
     rows[rows >= there] = -1
-    if theirs:
-        for token, index in ours.items():
-            if index < here:
-                rows[index] = theirs[token] if theirs.get(token, there) < there else -1
+    for token, index in ours.items() if theirs else ():
+        if index < here:
+            rows[index] = theirs[token] if theirs.get(token, there) < there else -1
     return rows
-
-
-def tokenizer_files(model: Model) -> tuple[bytes, ...]:
-    """Return the content of the files of a folder's vocabulary; nothing for a module."""
-    if isinstance(model, nn.Module):
-        return ()
-    files = (Path(model) / name for name in TOKENIZERS)
-    return tuple(file.read_bytes() for file in files if file.is_file())
-
-
-def vocabulary(model: Any) -> dict[str, int]:
-    """Return token -> row of a folder's tokenizer; empty where it cannot be read."""
-    try:
-        return dict(load_tokenizer(model).get_vocab())
-    except FeatCalError:
-        return {}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,13 +20,14 @@ from featcal import __version__
 from featcal.card import SENTENCE_CLASS, name_of, render_card, write_card
 from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer, TruncatedFile
 from featcal.files import claimed, write_json
-from featcal.merging.align import align, class_of, part_ties, require_alike, with_both
+from featcal.merging.align import align, class_of, part_ties, require_alike
 from featcal.merging.registry import MergeJob, Method, NamedTensor, method_named, settings_of
-from featcal.merging.sources import Source, expert_sources, is_vocabulary, source, without
+from featcal.merging.sources import Source, expert_sources, is_vocabulary, source, view
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.configs import require_same_configs
 from featcal.models.load import VISION, is_adapter, load_model, load_vision, torch_device
+from featcal.models.lora import untied_config
 from featcal.models.save import copy_other_files, shard_writer, write_config
 from featcal.models.sentences import merge_modules, modules_of
 from featcal.models.stored import ModelCheckpoint
@@ -76,12 +77,11 @@ def merge(
     Raises: UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit;
         NotFinite; Diverged; DiskFull.
     """
-    more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, **settings}
+    given: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings}
+    given |= {"device": device, "progress": progress, "n_jobs": n_jobs}
     with nullcontext() if out is None else claimed(out):
-        run = open_merge(
-            method, base, experts, device=device, progress=progress, n_jobs=n_jobs, **more
-        )
-        return run.finish(run.run(), out)
+        opened = open_merge(method, base, experts, **given, **settings)
+        return opened.finish(opened.run(), out)
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,29 @@ class OpenedMerge:
             if isinstance(self.origin, ModelCheckpoint):
                 tensors = self.origin.to_module(tensors)
             return fill(module_like(self.base, self.part, self.untied), tensors)
-        made = {"method": self.method.name, "settings": self.settings}
-        about = {**made, **models_record(self.base, self.experts, out)}
-        more: dict[str, Any] = {"text": self._card(), "about": about, "untied": bool(self.untied)}
-        more["experts"] = self._folders
-        return write_merged(
-            tensors, out, self.base, self.part, self.origin, self.job.record, **more
+        folders = {n: Path(e) for n, e in self.experts.items() if not isinstance(e, nn.Module)}
+        modules, encoder = list[str](), False  # of a sentence encoder
+        if not isinstance(self.base, nn.Module):
+            modules = merge_modules(Path(self.base), folders)
+            encoder = bool(modules_of(Path(self.base)))
+        for line in modules:
+            self.job.progress(line)
+        text = self._card(
+            modules, SENTENCE_CLASS if encoder else architecture(self.base, self.part)
         )
+        made = {"method": self.method.name, "settings": self.settings}
+        made |= models_record(self.base, self.experts, out)
+
+        def complete(folder: Path) -> None:
+            if not isinstance(self.base, nn.Module):
+                merge_modules(Path(self.base), folders, folder)
+            if self.job.record:  # filled while the tensors came
+                write_json(folder / "merge.json", self.job.record)
+            write_json(folder / RECORD, made)
+            write_card(folder, text)
+
+        like = self.base, self.part, self.origin
+        return write_merged(tensors, out, *like, bool(self.untied), complete)
 
     def _all_tensors(self, merged: Iterator[NamedTensor]) -> Iterator[NamedTensor]:
         """Yield counters, merged tensors, then those that stay the base's; complete the record."""
@@ -168,18 +184,9 @@ class OpenedMerge:
             job.record.clear()
             job.record.update(about, **of_run)
 
-    @property
-    def _folders(self) -> dict[str, Path]:
-        """Return the experts that are folders."""
-        return {n: Path(e) for n, e in self.experts.items() if not isinstance(e, nn.Module)}
-
-    def _card(self) -> str:
-        """Return the text of the model card. Raises: BadFile for modules that cannot be merged."""
+    def _card(self, modules: Sequence[str], class_name: str) -> str:
+        """Return the text of the model card; modules: what became of further modules."""
         name, experts = self.method.name, self.experts
-        modules = modules_of_merge(self.base, self._folders)
-        for line in modules if self.job.progress else ():
-            self.job.progress(line)
-        encoder = not isinstance(self.base, nn.Module) and modules_of(Path(self.base))
         return render_card(
             f"{name_of(self.base)}: {len(experts)} experts merged",
             f"{len(experts)} fine-tuned models merged into one by `{name}` (featcal {__version__}).",
@@ -189,7 +196,7 @@ class OpenedMerge:
             method=" ".join(
                 [f"`{name}`, {self.method.source}. {self.method.note}", *modules]
             ).strip(),
-            class_name=SENTENCE_CLASS if encoder else architecture(self.base, self.part),
+            class_name=class_name,
         )
 
 
@@ -223,18 +230,26 @@ def open_merge(
     base, part = matching_part(base, experts)
     origin = source(base, "base", part)
     sources = expert_sources(experts, base, origin, part)
-    named = {f"expert {task!r}": expert for task, expert in sources.items()}
-    require_same_configs(configurations({"base": origin, **named}))
-    untied = part_ties(origin, sources)
-    ours = with_both(origin, untied)
-    sources = {task: with_both(expert, untied) for task, expert in sources.items()}
+    labels = {"base": origin, **{f"expert {task!r}": expert for task, expert in sources.items()}}
+    require_same_configs(
+        {
+            f"{label} ({each.files.folder})"
+            if isinstance(each, ModelCheckpoint)
+            else label: getattr(each.module, "config", None)
+            for label, each in labels.items()
+        }
+    )
+    untied, ours = part_ties(origin, sources), origin
+    if untied:
+        ours = view(origin, untied)
+        sources = {task: view(expert, untied) for task, expert in sources.items()}
     theirs, hidden = align(ours, sources, base, experts, progress)
     if embeddings == "base":
         every = (name for model in (origin, *theirs.values()) for name in model.names)
         hidden |= {name for name in every if is_vocabulary(name)}
     if hidden:
-        ours = without(ours, hidden)
-        theirs = {task: without(expert, hidden) for task, expert in theirs.items()}
+        ours = view(ours, hidden=hidden)
+        theirs = {task: view(expert, hidden=hidden) for task, expert in theirs.items()}
     job = MergeJob(
         base=ours,
         experts=theirs,
@@ -248,15 +263,6 @@ def open_merge(
     kept = {name: untied.get(name, name) for name in sorted(hidden)}
     kept = {name: own for name, own in kept.items() if own in origin.names}
     return OpenedMerge(entry, checked_settings, job, kept, origin, base, part, experts, untied)
-
-
-def configurations(models: Mapping[str, Source]) -> dict[str, Any]:
-    """Return the configuration of every model by its label in errors."""
-    labels = {
-        f"{name} ({each.files.folder})" if isinstance(each, ModelCheckpoint) else name: each
-        for name, each in models.items()
-    }
-    return {label: getattr(each.module, "config", None) for label, each in labels.items()}
 
 
 def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> dict[str, Tensor]:
@@ -300,13 +306,6 @@ def matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Model, str
     return (base.get_submodule(VISION), None) if isinstance(base, nn.Module) else (base, VISION)
 
 
-def modules_of_merge(
-    base: Model, experts: Mapping[str, Path], out: Path | None = None
-) -> list[str]:
-    """Return what becomes of further modules, and average them in `out`; see `merge_modules`."""
-    return [] if isinstance(base, nn.Module) else merge_modules(Path(base), experts, out)
-
-
 def module_like(
     base: Model, part: str | None, untied: Mapping[str, str] | None = None
 ) -> nn.Module:
@@ -319,13 +318,8 @@ def module_like(
         path, _, own = name.rpartition(".")
         table = nn.Parameter(module.get_parameter(name).detach().clone())
         setattr(module.get_submodule(path), own, table)
-        part_config(module.config)
+        module.config = untied_config(module.config)
     return module
-
-
-def part_config(config: Any) -> None:
-    """Say in a configuration that the table and head of a language model are not tied."""
-    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
 
 
 def architecture(base: Model, part: str | None) -> str:
@@ -339,43 +333,29 @@ def write_merged(
     base: Model,
     part: str | None,
     origin: Source,
-    record: Mapping[str, Any],
-    text: str = "",
-    about: Mapping[str, Any] | None = None,
     untied: bool = False,
-    experts: Mapping[str, Path] = MappingProxyType({}),
+    complete: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
     """Write tensors as a Hugging Face folder like the base, complete or not at all.
 
-    origin: the base as a source.   record: becomes merge.json, unless empty.   text: of the card.
-    about: becomes featcal.json, unless empty.
-    untied: the table and head of a language model are not tied.
-    experts: folders whose further modules, such as a sentence encoder's Dense, are averaged.
-    Raises: DiskFull.
+    origin: the base as a source.   untied: the table and head of a language model are not tied.
+    complete: adds to the unfinished folder once all tensors are written.   Raises: DiskFull.
     """
     if isinstance(base, nn.Module):
         config, like = base.config, None
     else:
         config, like = AutoConfig.from_pretrained(base, local_files_only=True), base
-    if untied:
-        part_config(config := copy.deepcopy(config))
     size = sum(math.prod(origin.shape(n)) * origin.dtype(n).itemsize for n in origin.names)
     if isinstance(origin, ModelCheckpoint):
         tensors = iter(origin.to_files(tensors))
     first = next(tensors)  # checks run here, before a folder is made
     with shard_writer(out, needed=size) as writer:
+        config = untied_config(config) if untied else config
         write_config(config, architecture(base, part), writer.folder)  # type: ignore[arg-type]
         copy_other_files(like, writer.folder)
-        modules_of_merge(base, experts, writer.folder)
-        writer.write(*first)
-        for name, tensor in tensors:
+        for name, tensor in chain([first], tensors):
             writer.write(name, tensor)
-        if record:  # filled while the tensors came
-            write_json(writer.folder / "merge.json", record)
-        if about:
-            write_json(writer.folder / RECORD, about)
-        if text:
-            write_card(writer.folder, text)
+        complete(writer.folder)
     return Path(out)
 
 

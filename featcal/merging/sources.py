@@ -2,8 +2,7 @@
 with another vocabulary or head.
 """
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,13 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from featcal.models.batch import Model
-from featcal.models.checkpoint import SINGLE, LazyCheckpoint, check_tensor
+from featcal.models.checkpoint import SINGLE, check_tensor
 from featcal.models.load import is_adapter, load_model, load_vision
-from featcal.models.lora import WEIGHTS, merged_adapter, with_adapter, without_adapters
+from featcal.models.lora import WEIGHTS, dense_model, without_adapters
 from featcal.models.modules import tied_names
 from featcal.models.save import untied
 from featcal.models.stored import ModelCheckpoint
@@ -43,13 +42,15 @@ def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
 class ModuleSource:
     """A module in memory as a source; `label` replaces the file name in messages.
 
-    The adapters of a PeftModel are added in float64, so that task vectors are not rounded.
+    like: the base, whose names and packing of experts are used. The adapters of a PeftModel are
+    added in float64, so that task vectors are not rounded.
     """
 
-    def __init__(self, module: nn.Module, label: str, like: "Source | None" = None):
+    def __init__(self, module: nn.Module, label: str | Path, like: "Source | None" = None):
         self._label, self.module, self.ties = label, module, tied_names(module)
         plain = without_adapters(module, torch.float64)
-        self._state = in_names_of(like, untied(plain))
+        state = untied(plain)
+        self._state = like.from_module(state) if isinstance(like, ModelCheckpoint) else state
         self._narrow = next(module.parameters()).dtype if plain is not module else None
 
     @property
@@ -66,14 +67,37 @@ class ModuleSource:
         dtype = self._state[name].dtype
         return self._narrow if self._narrow and dtype == torch.float64 else dtype
 
-    def file_of(self, name: str) -> str:
+    def file_of(self, name: str) -> str | Path:
         """Return the label."""
         return self._label
 
     def finite_tensor(self, name: str) -> Tensor:
         """Return a tensor on the CPU. Raises: NotFinite."""
-        check_tensor(self._label, name, self._state[name], weight=name.endswith("weight"))
+        check_tensor(str(self._label), name, self._state[name], weight=name.endswith("weight"))
         return self._state[name].detach().cpu()
+
+
+class AdapterSource(ModuleSource):
+    """A folder of an adapter, added to the base by peft, as a source.
+
+    The dense tensors are mapped from a temporary file, so that one dense model at a time is in
+    memory. Layers with an adapter are float64 there, so that task vectors are not rounded.
+    """
+
+    def __init__(self, folder: str | Path, base: Model, like: "Source", part: str | None):
+        load = load_vision if part else load_model
+        dense = dense_model(base, folder, torch.float64, load)
+        super().__init__(dense, Path(folder) / WEIGHTS, like)
+        self.module, self._like = like.module, like
+        self._folder = TemporaryDirectory(prefix="featcal-lora-")  # removed with this object
+        file = Path(self._folder.name) / SINGLE
+        save_file({n: t.detach().cpu().contiguous() for n, t in self._state.items()}, file)
+        self._state = load_file(file)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of the base's tensor; that of a table for a head that the base ties."""
+        names = self._like.names
+        return self._like.dtype(name if name in names else next(filter(is_vocabulary, names)))
 
 
 @dataclass
@@ -88,57 +112,6 @@ class Derived:
 
 # A model as merging reads it: names, shapes, dtypes, and one tensor at a time
 Source = ModelCheckpoint | ModuleSource | Derived
-
-
-class AdapterSource(Derived):
-    """A folder of an adapter as a source of the base's tensors, under the base's names.
-
-    peft adds the adapter in float64. The changed tensors wait in a temporary file, so that one
-    dense model at a time is in memory; they stay float64, so that task vectors are not rounded.
-    """
-
-    def __init__(self, folder: str | Path, base: Model, inner: Source, part: str | None):
-        super().__init__(inner)
-        self._file = Path(folder) / WEIGHTS
-        if isinstance(base, nn.Module):
-            model = copy.deepcopy(base)
-        else:
-            wide = any(inner.dtype(name) == torch.float64 for name in inner.names)
-            load = load_vision if part else load_model
-            model = load(base, torch.float64 if wide else torch.float32)
-        dense = merged_adapter(with_adapter(model, folder), folder, torch.float64)
-        changed = {
-            name: tensor.detach().cpu().contiguous()
-            for name, tensor in in_names_of(inner, untied(dense)).items()
-            if name not in inner.names  # the base ties it to another tensor
-            or not torch.equal(tensor.cpu(), inner.finite_tensor(name).to(tensor.dtype))
-        }
-        self._changed = set(changed)
-        self._folder = TemporaryDirectory(prefix="featcal-lora-")  # removed with this object
-        save_file(changed, Path(self._folder.name) / SINGLE)
-        self._tensors = LazyCheckpoint(self._folder.name)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all tensors, sorted."""
-        return sorted({*self.inner.names, *self._changed})
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
-        return (self._tensors if name in self._changed else self.inner).shape(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of the base's tensor; `finite_tensor` may be wider."""
-        names = self.inner.names
-        return self.inner.dtype(name if name in names else next(filter(is_vocabulary, names)))
-
-    def file_of(self, name: str) -> object:
-        """Return the adapter's file for a tensor that it changes, else the base's."""
-        return self._file if name in self._changed else self.inner.file_of(name)
-
-    def finite_tensor(self, name: str) -> Tensor:
-        """Return a tensor on the CPU. Raises: NotFinite."""
-        return (self._tensors if name in self._changed else self.inner).finite_tensor(name)
 
 
 @dataclass
@@ -180,25 +153,21 @@ class Aligned(Derived):
         return table
 
 
-def in_names_of(like: "Source | None", state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a module's tensors as a source names and packs them."""
-    return like.from_module(state) if isinstance(like, ModelCheckpoint) else dict(state)
-
-
 def source(model: Model, label: str, part: str | None = None, like: Source | None = None) -> Source:
     """Open a module or a folder as a source, with the names and packing of `like`, the base's.
     Raises: BadFile for a folder of integers.
     """
     if isinstance(model, nn.Module):
         return ModuleSource(model, label, like)
-    if isinstance(like, ModuleSource):
-        return ModelCheckpoint(model, part, like.module)
-    return ModelCheckpoint(model, part, like)
+    return ModelCheckpoint(model, part, like.module if isinstance(like, ModuleSource) else like)
 
 
-def without(model: Source, hidden: frozenset[str]) -> Source:
-    """Return a source with some of its tensors hidden."""
-    return Aligned(model, model, {name: name for name in model.names if name not in hidden})
+def view(
+    model: Source, more: Mapping[str, str] = {}, hidden: Collection[str] = frozenset()
+) -> Source:
+    """Return a source with more names for its tensors, or without the hidden ones."""
+    known = {**more, **{name: name for name in model.names}}
+    return Aligned(model, model, {n: own for n, own in known.items() if n not in hidden})
 
 
 def expert_sources(

@@ -8,7 +8,7 @@ import copy
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -37,30 +37,30 @@ NO_WEIGHTS = {
     "arrow_config": "chooses between adapters at every token",
 }
 SHARED = re.compile(r"\.(vblora_vector_bank|tinylora_v)\.")  # stored once for all layers
-MERGEABLE = "only adapters that peft merges into weights, such as LoRA, can be used"
-FITTING = "give the base that it was trained on"
-CONVERTED = (
-    "write it as a plain LoRA where it was trained: "
-    "model.save_pretrained(folder, path_initial_model_for_weight_conversion=...)"
-)
 PEFT_ERRORS = (  # what peft raises for adapters that it cannot add or merge
     ValueError, TypeError, LookupError, RuntimeError, AttributeError, ImportError, AssertionError,
 )  # fmt: skip
 
 
-def dense_model(base: Model, adapter: str | Path) -> Any:
+def dense_model(
+    base: Model,
+    adapter: str | Path,
+    precision: torch.dtype | None = None,
+    load: Callable[[Any, torch.dtype], nn.Module] = load_as_calibrated,
+) -> Any:
     """Return a copy of the base with the adapter of a folder added, in float32 or wider.
 
-    base: a module, or a model folder. Raises: BadEnvironment without peft; MissingPath, BadFile,
-    TruncatedFile for anything but an adapter of this base that changes its weights.
+    base: a module, or a folder that `load` reads.   precision: as for merged_adapter.
+    Raises: BadEnvironment without peft; MissingPath, BadFile, TruncatedFile for anything but an
+    adapter of this base that changes its weights.
     """
     if isinstance(base, nn.Module):
         model = copy.deepcopy(base)
     else:
         stored = LazyCheckpoint(base)
         wide = any(stored.kind(name) == "float64" for name in stored.names)
-        model = load_as_calibrated(base, torch.float64 if wide else torch.float32)
-    return merged_adapter(with_adapter(model, adapter), adapter)
+        model = load(base, torch.float64 if wide else torch.float32)
+    return merged_adapter(with_adapter(model, adapter), adapter, precision)
 
 
 def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
@@ -84,10 +84,15 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     config, state = _read_adapter(Path(folder))
     peft, first = peft_package(), next(model.parameters())
     model = model.to(torch.promote_types(first.dtype, torch.float32))
-    problem, way_out = f"does not fit the base, a {type(model).__name__}", FITTING
+    problem = f"does not fit the base, a {type(model).__name__}"
+    way_out = "give the base that it was trained on"
     start = getattr(config, "init_lora_weights", True)
     if isinstance(start, str):
-        problem, way_out = f"peft cannot repeat its start, init_lora_weights={start!r}", CONVERTED
+        problem = f"peft cannot repeat its start, init_lora_weights={start!r}"
+        way_out = (
+            "write it as a plain LoRA where it was trained: "
+            "model.save_pretrained(folder, path_initial_model_for_weight_conversion=...)"
+        )
         if start.startswith("pissa_niter"):
             raise BadFile(folder, f"{problem} (it is drawn at random)", way_out)
         if first.is_meta:  # nothing to decompose, as PiSSA and OLoRA do
@@ -133,11 +138,14 @@ def _read_adapter(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
 def _require_mergeable(config: Any, source: str | Path) -> None:
     """Raise BadFile for an adapter that does more than change the base's weights."""
     tuner = peft_package().mapping.PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
+    problems = [
+        f"{k} is set: the adapter {v}" for k, v in NO_WEIGHTS.items() if getattr(config, k, None)
+    ]
     if not hasattr(tuner, "merge_and_unload"):
-        raise BadFile(source, f"an adapter of the kind {config.peft_type.value}", MERGEABLE)
-    for key, problem in NO_WEIGHTS.items():
-        if getattr(config, key, None):
-            raise BadFile(source, f"{key} is set: the adapter {problem}", MERGEABLE)
+        problems = [f"an adapter of the kind {config.peft_type.value}"]
+    if problems:
+        way_out = "only adapters that peft merges into weights, such as LoRA, can be used"
+        raise BadFile(source, problems[0], way_out)
 
 
 @contextmanager
@@ -197,8 +205,7 @@ def _tie_or_part(dense: Any, names: list[str], source: str | Path) -> None:
             parent, _, own = name.rpartition(".")
             setattr(dense.get_submodule(parent), own, first)
         return
-    config = copy.deepcopy(dense.config)
-    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+    config = untied_config(dense.config)
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         free = type(dense)._from_config(config)
     if len(names) > 2 or tied_names(free) != tied_names(dense):
@@ -206,6 +213,13 @@ def _tie_or_part(dense: Any, names: list[str], source: str | Path) -> None:
         way_out = "save the base with tie_word_embeddings=False, or train the adapter without"
         raise BadFile(source, problem, way_out)
     dense.config = config
+
+
+def untied_config(config: Any) -> Any:
+    """Return a copy of a configuration in which the table and head of a language model are apart."""
+    config = copy.deepcopy(config)
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+    return config
 
 
 def without_adapters(model: Any, precision: torch.dtype | None = None) -> Any:

@@ -41,4 +41,4 @@ class Models:
         """Return a module with these tensors, or write them to the folder `out`."""
         if out is None:
             return fill(self.module(), tensors)
-        return write_merged(tensors, out, self.like, self.part, self.base, {})
+        return write_merged(tensors, out, self.like, self.part, self.base)
