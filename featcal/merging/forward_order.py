@@ -5,7 +5,7 @@ One module runs everything: it takes the tensors of the model to run, so at most
 experts is in memory at a time. A site is a group of linears that read the same tensor (q, k, v).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from featcal.core.moments import add_gram, mirror
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadFile
-from featcal.merging.registry import MergeJob, NamedTensor
+from featcal.merging.registry import MergeJob, NamedTensors
 from featcal.merging.sources import Source
-from featcal.merging.tensors import average_tensor
+from featcal.merging.tensors import average_tensor, stacked_vectors, task_vectors
 from featcal.models.batch import check_batch, check_tasks, naming, pad_token, padding_mask
 from featcal.models.blocks import (
     Features,
@@ -42,10 +42,10 @@ class TaskFeatures:
     fed_masks: of the tokens that another stack feeds, which blocks receive by the keyword `fed`.
     """
 
+    fed: str
     features: list[Features] = field(default_factory=list)
     masks: list[Tensor | None] = field(default_factory=list)
     fed_masks: list[Tensor | None] = field(default_factory=list)
-    fed: str = ""
 
 
 @dataclass
@@ -61,17 +61,8 @@ class Gram:
         return off_diagonal * G + (1 - off_diagonal) * torch.diag(G.diagonal())
 
 
-@dataclass
-class BlockSums:
-    """Sums over one task's tokens in one block.
-
-    grams: by site.   squares: by norm, Σ x̂² (d,) of its input before its scale.
-    """
-
-    grams: dict[Linears, Gram] = field(default_factory=dict)
-    squares: dict[str, Tensor] = field(default_factory=dict)
-
-
+# sums over one task's tokens in one block: Grams by site; Σ x̂² (d,) of norms' inputs before scaling
+BlockSums = tuple[dict[Linears, Gram], dict[str, Tensor]]
 # (label, each task's Gram, W₀, each task's τ (Σo, d) in float64) -> merged weight (Σo, d)
 SolveSite = Callable[[str, Sequence[Gram], Tensor, list[Tensor]], Tensor]
 # (each task's squares, each task's τ (d,) in float64) -> task vector of the merged scale (d,)
@@ -111,7 +102,7 @@ class ForwardOrder:
         self.before: set[int] = set()  # addresses of tensors that run before the blocks
 
     @torch.no_grad()
-    def tensors(self) -> Iterator[NamedTensor]:
+    def tensors(self) -> NamedTensors:
         """Yield every tensor of the job."""
         done: set[str] = set()
         state = self.worker.state_dict()
@@ -146,13 +137,13 @@ class ForwardOrder:
             sums.append(task_sums)
             if self.own:
                 tasks[task].features = outputs
-        copy_tensors(self.job.base, self.worker, path)
         solved = self._solve_block(path, block, sums)
         merged = {name: tensor.to(self.job.base.dtype(name)) for name, tensor in solved}
         for name in self.job.names:
             if name.startswith(path) and name not in merged:
                 merged[name] = average_tensor(*self.job.read(name))
         if not self.own:
+            copy_tensors(self.job.base, self.worker, path)
             state = self.worker.state_dict()
             for name, tensor in merged.items():
                 state[name].copy_(tensor)
@@ -160,33 +151,25 @@ class ForwardOrder:
                 features.features = [step(block, stack, *each) for each in features.features]
         return merged
 
-    def _solve_block(
-        self, path: str, block: nn.Module, sums: Sequence[BlockSums]
-    ) -> Iterator[NamedTensor]:
+    def _solve_block(self, path: str, block: nn.Module, sums: Sequence[BlockSums]) -> NamedTensors:
         """Yield the weights of a block's linears and, with `solve_norm`, the scales of its norms.
 
         The weights of a site are stacked, (Σo, d); those stored as (d, o) like GPT-2's are turned.
         """
-        for site in sums[0].grams:
-            stacked, turned = [], []
-            for linear in site:
-                turned.append(not isinstance(block.get_submodule(linear), nn.Linear))
-                base, experts = self.job.read(f"{path}{linear}.weight")
-                upright = [t.T if turned[-1] else t for t in (base, *experts)]
-                stacked.append([weight.to(SUM_DTYPE) for weight in upright])
-            W0, *weights = map(torch.cat, zip(*stacked, strict=True))
-            grams = [own.grams[site] for own in sums]
-            merged = self.solve(path + site[0], grams, W0, [W - W0 for W in weights])
-            parts = torch.split(merged, [len(own[0]) for own in stacked])
-            for linear, part, turn in zip(site, parts, turned, strict=True):
-                yield f"{path}{linear}.weight", (part.T if turn else part).contiguous()
-        if self.solve_norm:
-            for norm in sums[0].squares:
-                base, experts = self.job.read(f"{path}{norm}.weight")
-                w0 = base.to(SUM_DTYPE)
-                vectors = [expert.to(SUM_DTYPE) - w0 for expert in experts]
-                tau = self.solve_norm([own.squares[norm] for own in sums], vectors)
-                yield f"{path}{norm}.weight", w0 + tau
+        grams, squares = zip(*sums, strict=True)
+        for site in grams[0]:
+            names = [f"{path}{linear}.weight" for linear in site]
+            linears = [isinstance(block.get_submodule(linear), nn.Linear) for linear in site]
+            turned = {name for name, linear in zip(names, linears, strict=True) if not linear}
+            W0, vectors, rows = stacked_vectors(self.job, names, turned)
+            merged = self.solve(path + site[0], [own[site] for own in grams], W0, vectors)
+            for name, part in zip(names, torch.split(merged, rows), strict=True):
+                yield name, (part.T if name in turned else part).contiguous()
+        for norm in squares[0] if self.solve_norm else ():
+            name = f"{path}{norm}.weight"
+            base, experts = self.job.read(name)
+            tau = self.solve_norm([own[norm] for own in squares], task_vectors(base, experts))
+            yield name, base.to(SUM_DTYPE) + tau
 
     def _start(
         self, task: str, feeder: Stack | None, stack: Stack, fed: TaskFeatures | None
@@ -236,7 +219,7 @@ def sum_block(
 
     Products have the data's precision, sums float64. Raises: BadCapture.
     """
-    sums, outputs = BlockSums(), []
+    grams, squares, outputs = dict[Linears, Gram](), dict[str, Tensor](), []
     linears, norms = solved_modules(block)
     for (hidden, arguments), mask, fed_mask in zip(
         task_features.features, task_features.masks, task_features.fed_masks, strict=True
@@ -251,15 +234,15 @@ def sum_block(
             from_fed = isinstance(fed, Tensor) and key == memory_key(fed)
             rows = token_rows(inputs[names[0]], fed_mask if from_fed else mask)  # (n, d)
             d = rows.shape[1]
-            gram = sums.grams.setdefault(tuple(names), Gram(rows.new_zeros(d, d, dtype=SUM_DTYPE)))
+            gram = grams.setdefault(tuple(names), Gram(rows.new_zeros(d, d, dtype=SUM_DTYPE)))
             add_gram(gram.total, rows)
             gram.tokens += len(rows)
         for name in norms:
             z = token_rows(normalised(block.get_submodule(name), inputs[name]), mask)
-            sums.squares[name] = sums.squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
-    for gram in sums.grams.values():
+            squares[name] = squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
+    for gram in grams.values():
         mirror(gram.total)
-    return sums, outputs
+    return (grams, squares), outputs
 
 
 def memory_key(x: Tensor) -> tuple[object, ...]:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from featcal.card import SENTENCE_CLASS, name_of, render_card, write_card
 from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer, TruncatedFile
 from featcal.files import claimed, write_json
 from featcal.merging.align import align, class_of, part_ties, require_alike
-from featcal.merging.registry import MergeJob, Method, NamedTensor, method_named, settings_of
+from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
 from featcal.merging.sources import Source, expert_sources, is_vocabulary, source, view
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
@@ -103,7 +103,7 @@ class OpenedMerge:
     experts: Mapping[str, Model]
     untied: Mapping[str, str]
 
-    def run(self) -> Iterator[NamedTensor]:
+    def run(self) -> NamedTensors:
         """Yield the merged tensors, or task vectors of a scaled method."""
         scaled = self.method.scaled
         own = {k: v for k, v in self.settings.items() if not (scaled and k == "scale")}
@@ -127,7 +127,7 @@ class OpenedMerge:
 
         return at
 
-    def finish(self, merged: Iterator[NamedTensor], out: str | Path | None) -> nn.Module | Path:
+    def finish(self, merged: NamedTensors, out: str | Path | None) -> nn.Module | Path:
         """Return a module of what `run` yielded, or write it to the folder `out`."""
         tensors = self._all_tensors(merged)
         if out is None:
@@ -158,7 +158,7 @@ class OpenedMerge:
         like = self.base, self.part, self.origin
         return write_merged(tensors, out, *like, bool(self.untied), complete)
 
-    def _all_tensors(self, merged: Iterator[NamedTensor]) -> Iterator[NamedTensor]:
+    def _all_tensors(self, merged: NamedTensors) -> NamedTensors:
         """Yield counters, merged tensors, then those that stay the base's; complete the record."""
         job = self.job
         require_alike(job.base, job.experts)
@@ -328,7 +328,7 @@ def architecture(base: Model, part: str | None) -> str:
 
 
 def write_merged(
-    tensors: Iterator[NamedTensor],
+    tensors: NamedTensors,
     out: str | Path,
     base: Model,
     part: str | None,
@@ -360,7 +360,7 @@ def write_merged(
 
 
 @torch.no_grad()
-def fill(module: nn.Module, tensors: Iterator[NamedTensor]) -> nn.Module:
+def fill(module: nn.Module, tensors: NamedTensors) -> nn.Module:
     """Copy the tensors into the module and return it."""
     state = module.state_dict()
     for name, tensor in tensors:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from featcal.merging.sources import Source
     from featcal.models.batch import TaskBatches
 
-NamedTensor = tuple[str, "Tensor"]
-MergeFunction = Callable[..., "Iterator[NamedTensor]"]  # of (job, **settings)
+NamedTensors = Iterator[tuple[str, "Tensor"]]
+MergeFunction = Callable[..., NamedTensors]  # of (job, **settings)
 NEEDS = {"batches": "calibration data (--data)", "head": "zero-shot heads (--head)"}
 
 
@@ -97,14 +97,13 @@ METHODS: dict[str, Method] = {}  # the methods loaded so far
 
 
 def method(
-    name: str,
     *,
     source: str,
     needs: tuple[str, ...] = (),
     scale: float | None = None,
     note: str = "",
 ) -> Callable[[MergeFunction], MergeFunction]:
-    """Register a function (job, **settings) as a merging method.
+    """Register a function (job, **settings) as the merging method of its name.
 
     scale: default of the setting `scale`, for a function that yields task vectors.
     """
@@ -114,6 +113,7 @@ def method(
         fields: dict[str, Any] = {p.name: (p.annotation, p.default) for p in parameters}
         if scale is not None:
             fields["scale"] = (float, scale)
+        name = run.__name__
         settings = create_model(f"{name} settings", __base__=Settings, **fields)
         METHODS[name] = Method(name, run, settings, source, needs, scale is not None, note)
         return run

@@ -3,13 +3,14 @@
 Sums run in float64: the mean of equal experts is that expert, bit for bit.
 """
 
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from featcal.merging.registry import MergeJob, NamedTensor
+from featcal.merging.registry import MergeJob, NamedTensors
 from featcal.merging.sources import Source, is_vocabulary
 
 PIECE = 1 << 20  # entries processed at a time: few enough for a cache
@@ -41,31 +42,30 @@ def add_task_vector(base: Tensor, vector: Tensor, scale: float) -> Tensor:
 # Entries of the whole model, a bounded number at a time
 
 
-def pieces(base: Tensor, experts: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Yield the same entries of base and experts, flat."""
+def vector_pieces(job: MergeJob, name: str) -> Iterator[list[Tensor]]:
+    """Yield the same entries of every expert's task vector of a tensor, flat."""
+    base, experts = job.read(name)
     flat = [torch.split(tensor.flatten(), PIECE) for tensor in (base, *experts)]
     for ours, *theirs in zip(*flat, strict=True):
-        yield ours, theirs
+        yield task_vectors(ours, theirs)
 
 
-def in_pieces(
-    job: MergeJob, rule: Callable[[Tensor, list[Tensor]], Tensor]
-) -> Iterator[NamedTensor]:
-    """Yield `rule(base, experts)` of every tensor in float64, computed on flat pieces."""
+def in_pieces(job: MergeJob, rule: Callable[[list[Tensor]], Tensor]) -> NamedTensors:
+    """Yield `rule(vectors)` of every tensor in float64, computed on flat pieces."""
     for name in job.names:
-        base, experts = job.read(name)
-        merged = torch.empty(base.numel(), dtype=torch.float64, device=base.device)
+        shape = job.base.shape(name)
+        merged = torch.empty(math.prod(shape), dtype=torch.float64, device=job.device)
         parts = torch.split(merged, PIECE)
-        for part, (ours, theirs) in zip(parts, pieces(base, experts), strict=True):
-            part.copy_(rule(ours, theirs))
-        yield name, merged.reshape(base.shape)
+        for part, vectors in zip(parts, vector_pieces(job, name), strict=True):
+            part.copy_(rule(vectors))
+        yield name, merged.reshape(shape)
 
 
 def magnitudes(job: MergeJob) -> Iterator[list[Tensor]]:
-    """Yield |τᵢ| of every expert, piece by piece."""
+    """Yield |τᵢ| of every expert over all tensors, piece by piece."""
     for name in job.names:
-        for base, experts in pieces(*job.read(name)):
-            yield [vector.abs() for vector in task_vectors(base, experts)]
+        for vectors in vector_pieces(job, name):
+            yield [vector.abs() for vector in vectors]
 
 
 def kth_smallest(
@@ -148,19 +148,33 @@ def conv1d_names(model: Source) -> frozenset[str]:
     return frozenset()
 
 
+def stacked_vectors(
+    job: MergeJob, names: Sequence[str], turned: Collection[str]
+) -> tuple[Tensor, list[Tensor], list[int]]:
+    """Return W₀ (Σo, d) of matrices on top of each other, each expert's τ of them, and each o.
+
+    All are float64. turned: names of matrices that are stored as (d, o).
+    """
+    stacked = []
+    for name in names:
+        base, experts = job.read(name)
+        stacked.append([t.T if name in turned else t for t in (base, *experts)])
+    W0, *weights = (torch.cat(parts).double() for parts in zip(*stacked, strict=True))
+    return W0, task_vectors(W0, weights), [len(own[0]) for own in stacked]
+
+
 def matrix_by_matrix(
     job: MergeJob, exclude: tuple[str, ...], rule: Callable[[Sequence[Tensor]], Tensor]
-) -> Iterator[NamedTensor]:
+) -> NamedTensors:
     """Yield τ of every tensor: `rule` of a matrix's task vectors (o, d) in float64, the mean of all
     others.
     """
     matrices, turned = set(matrix_names(job, exclude)), conv1d_names(job.base)
     for number, name in enumerate(job.names, start=1):
-        vectors = task_vectors(*job.read(name))
-        if name not in matrices:
-            yield name, tensor_sum(vectors) / len(vectors)
-        elif name in turned:
-            yield name, rule([vector.T for vector in vectors]).T
+        if name in matrices:
+            tau = rule(stacked_vectors(job, [name], turned)[1])
+            yield name, tau.T if name in turned else tau
         else:
-            yield name, rule(vectors)
+            vectors = task_vectors(*job.read(name))
+            yield name, tensor_sum(vectors) / len(vectors)
         job.progress(f"{number}/{len(job.names)}: {name}")

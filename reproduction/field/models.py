@@ -1,6 +1,6 @@
 """A merged model, its base and its experts, read tensor by tensor by SVC and ProDistill."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from torch import nn
 
 from featcal.merging.align import require_alike
 from featcal.merging.merge import fill, matching_part, module_like, write_merged
-from featcal.merging.registry import NamedTensor
+from featcal.merging.registry import NamedTensors
 from featcal.merging.sources import Source, source
 from featcal.models.batch import Model
 
@@ -37,7 +37,7 @@ class Models:
         """Return a new module of the base's form."""
         return module_like(self.like, self.part)
 
-    def result(self, tensors: Iterator[NamedTensor], out: Path | None) -> nn.Module | Path:
+    def result(self, tensors: NamedTensors, out: Path | None) -> nn.Module | Path:
         """Return a module with these tensors, or write them to the folder `out`."""
         if out is None:
             return fill(self.module(), tensors)

@@ -8,7 +8,7 @@ and merge_models.py.
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import Diverged
 from featcal.merging.forward_order import copy_tensors
-from featcal.merging.registry import NamedTensor
+from featcal.merging.registry import NamedTensors
 from featcal.models.batch import Model
 from featcal.models.batch import TaskBatches as Batches
 from featcal.models.blocks import step
@@ -86,7 +86,7 @@ class Distillation:
     teacher: nn.Module
 
     @torch.no_grad()
-    def tensors(self) -> Iterator[NamedTensor]:
+    def tensors(self) -> NamedTensors:
         """Yield every tensor in the merged model's dtype."""
         copy_tensors(self.models.merged, self.student)
         plan, done = plan_for(self.student), set[str]()

@@ -5,13 +5,13 @@ FusionBench, fusion_bench/method/singular_value_calibration/utils.py. After Iso-
 are equal, so the directions that SVC weighs are arbitrary and its result is not reproducible.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from featcal.merging.registry import NamedTensor
+from featcal.merging.registry import NamedTensors
 from featcal.merging.sources import is_vocabulary
 from featcal.merging.tensors import conv1d_names, task_vectors
 from featcal.models.batch import Model
@@ -59,7 +59,7 @@ def svc(
     return models.result(calibrated_tensors(models, least, torch.device(device)), out)
 
 
-def calibrated_tensors(models: Models, least: float, device: torch.device) -> Iterator[NamedTensor]:
+def calibrated_tensors(models: Models, least: float, device: torch.device) -> NamedTensors:
     """Yield every tensor in the merged model's dtype."""
     turned = conv1d_names(models.base)
     for name in models.merged.names:

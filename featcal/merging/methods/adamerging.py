@@ -21,7 +21,7 @@ from transformers import CLIPVisionModel
 
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, Diverged
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.tensors import task_vectors
 from featcal.models.batch import Batch, Batches, check_batch, check_tasks, naming, pooled_output
 
@@ -135,9 +135,7 @@ def endless(task: str, batches: Batches, model: nn.Module) -> Iterator[tuple[int
             raise BadBatches(task, "is empty; at least one batch with at least one image is needed")
 
 
-@method(
-    "adamerging", source="Yang et al., 2024; defaults of FusionBench", needs=("batches", "head")
-)
+@method(source="Yang et al., 2024; defaults of FusionBench", needs=("batches", "head"))
 def adamerging(
     job: MergeJob,
     granularity: Literal["layer", "task"] = "layer",
@@ -146,7 +144,7 @@ def adamerging(
     start: float = 0.3,
     clamp: bool = False,
     batches_per_step: PositiveInt = 1,
-) -> Iterator[NamedTensor]:
+) -> NamedTensors:
     """Yield every tensor by AdaMerging; the record keeps the loss of every step (summed over tasks)
     and the last coefficients.
 

@@ -5,12 +5,10 @@ src/task_vectors.py: TaskVectorMiddleKeep, its first setting to try in find_best
 which works on rows where the paper says layers; a row has the weights of one output.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.tensors import conv1d_names, task_vectors, tensor_sum
 from featcal.settings import Fraction, require
 
@@ -30,10 +28,8 @@ def mask_row_entries(vector: Tensor, keep: float, remove: float) -> Tensor:
     return vector * torch.zeros_like(vector).scatter_(-1, kept, 1.0)
 
 
-@method("breadcrumbs", source="Davari and Belilovsky, 2024", scale=0.2)
-def breadcrumbs(
-    job: MergeJob, keep: Fraction = 0.15, remove: Fraction = 0.006
-) -> Iterator[NamedTensor]:
+@method(source="Davari and Belilovsky, 2024", scale=0.2)
+def breadcrumbs(job: MergeJob, keep: Fraction = 0.15, remove: Fraction = 0.006) -> NamedTensors:
     """Yield the task vector of every tensor by Model Breadcrumbs, τ = Σ mᵢ ∘ τᵢ.
 
     keep, remove: shares of a row's entries, by magnitude. These and the scale are what the

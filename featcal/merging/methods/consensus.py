@@ -5,13 +5,13 @@ Source: Wang et al., Localizing Task Information for Improved Model Merging, 202
 every task on validation data; here all tasks share one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.tensors import task_vectors, tensor_sum
 
 
@@ -23,10 +23,10 @@ def tall_masks(vectors: Sequence[Tensor], threshold: float) -> Tensor:
     return torch.stack([vector.abs() > threshold * (total - vector).abs() for vector in vectors])
 
 
-@method("consensus", source="Wang et al., 2024", scale=0.3)
+@method(source="Wang et al., 2024", scale=0.3)
 def consensus(
     job: MergeJob, threshold: PositiveFloat = 0.6, tasks: NonNegativeInt = 2
-) -> Iterator[NamedTensor]:
+) -> NamedTensors:
     """Yield the task vector of every tensor by Consensus TA, τ = m ∘ Σ τᵢ with m = [Σ mᵢ ≥ k].
 
     threshold: λ of the masks; FusionBench's 0.6 (the authors choose 0.2 to 0.6 per task).

@@ -4,7 +4,6 @@ Source: Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099); Fus
 fusion_bench/method/dare.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from featcal.core.draws import generator
 from featcal.merging.methods.task_arithmetic import task_arithmetic
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Derived, Source
 
 DropRate = Annotated[float, Field(ge=0, lt=1)]
@@ -56,8 +55,8 @@ def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
     return replace(job, experts=experts)
 
 
-@method("dare", source="Yu et al., 2024, with task arithmetic; defaults of FusionBench", scale=0.3)
-def dare(job: MergeJob, drop: DropRate = 0.5, seed: NonNegativeInt = 42) -> Iterator[NamedTensor]:
+@method(source="Yu et al., 2024, with task arithmetic; defaults of FusionBench", scale=0.3)
+def dare(job: MergeJob, drop: DropRate = 0.5, seed: NonNegativeInt = 42) -> NamedTensors:
     """Yield the task vector of every tensor by task arithmetic on DARE's experts.
 
     drop: probability with which an entry is dropped.

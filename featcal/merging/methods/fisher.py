@@ -5,7 +5,7 @@ as in FusionBench (fusion_bench/method/fisher_merging/fisher_merging.py), which 
 per batch, where the definition has one per sample. Every expert's diagonal is in memory.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat
@@ -15,7 +15,7 @@ from featcal.core.draws import generator
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches
 from featcal.merging.methods.adamerging import encoder, zero_shot_logits
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Source
 from featcal.models.batch import check_batch, check_tasks, naming, single_samples
 
@@ -88,13 +88,12 @@ def fisher_tensor(
 
 
 @method(
-    "fisher",
     source="Matena and Raffel, 2022; normalised as FusionBench does",
     needs=("batches", "head"),
 )
 def fisher(
     job: MergeJob, normalize: bool = True, floor: PositiveFloat = 1e-6, seed: NonNegativeInt = 42
-) -> Iterator[NamedTensor]:
+) -> NamedTensors:
     """Yield every tensor by Fisher merging, Fᵢ = (1/n) Σ (∂ log p(y | x) / ∂θ)².
 
     normalize: give the diagonals of all experts the same length.

@@ -7,14 +7,14 @@ are drawn from the answers. There H₀ comes from pretraining samples; here, whe
 available, from the base's own answers to the experts' samples. All diagonals are in memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from featcal.merging.methods.adamerging import encoder
 from featcal.merging.methods.fisher import squared_gradients
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import Source
 from featcal.merging.tensors import task_vectors, tensor_sum
 from featcal.models.batch import check_tasks
@@ -34,7 +34,6 @@ def matched_tensor(
 
 
 @method(
-    "gradient_matching",
     source="Daheim et al., 2024",
     needs=("batches", "head"),
     note="the base's curvature comes from its answers to the experts' samples, "
@@ -46,7 +45,7 @@ def gradient_matching(
     base_weight: NonNegativeFloat = 1.0,
     floor: PositiveFloat = 1e-12,
     seed: NonNegativeInt = 42,
-) -> Iterator[NamedTensor]:
+) -> NamedTensors:
     """Yield every tensor by gradient matching: Hᵢ sums expert i's squared gradients over its task's
     samples, H₀ the base's over all samples, divided by the number of tasks.
 

@@ -4,11 +4,11 @@ Source: Marczak et al., No Task Left Behind, 2025 (arXiv 2502.04959); FusionBenc
 fusion_bench/method/isotropic_merging.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import VOCABULARY
 from featcal.merging.tensors import matrix_by_matrix, tensor_sum, thin_svd
 
@@ -24,8 +24,8 @@ def iso_c_matrix(vectors: Sequence[Tensor]) -> Tensor:
     return mean * (U @ Vt)
 
 
-@method("iso_c", source="Marczak et al., 2025; defaults of FusionBench", scale=1.0)
-def iso_c(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> Iterator[NamedTensor]:
+@method(source="Marczak et al., 2025; defaults of FusionBench", scale=1.0)
+def iso_c(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> NamedTensors:
     """Yield the task vector of every matrix by Iso-C, of every other tensor the mean.
 
     The authors try scales up to 3, and FusionBench prints results of 1.5.

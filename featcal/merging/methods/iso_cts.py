@@ -4,14 +4,14 @@ Source: Marczak et al., No Task Left Behind, 2025 (arXiv 2502.04959); FusionBenc
 fusion_bench/method/isotropic_merging.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from featcal.merging.methods.tsv_merge import orthogonal
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import VOCABULARY
 from featcal.merging.tensors import matrix_by_matrix, tensor_sum, thin_svd
 from featcal.settings import Fraction
@@ -43,10 +43,10 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
     return mean * orthogonal(torch.cat(left, 1)) @ orthogonal(torch.cat(right, 1)).T
 
 
-@method("iso_cts", source="Marczak et al., 2025; defaults of FusionBench", scale=1.0)
+@method(source="Marczak et al., 2025; defaults of FusionBench", scale=1.0)
 def iso_cts(
     job: MergeJob, exclude: tuple[str, ...] = VOCABULARY, common: Fraction = 0.8
-) -> Iterator[NamedTensor]:
+) -> NamedTensors:
     """Yield the task vector of every matrix by Iso-CTS, of every other tensor the mean.
 
     common:  share of directions that the experts have in common.

@@ -5,14 +5,14 @@ authors' code could not be consulted. Where the formula is silent we sum over to
 dividing by their number, and average biases, shifts and embeddings.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
 from featcal.merging.forward_order import ForwardOrder, Gram
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.tensors import tensor_sum
 
 
@@ -35,12 +35,11 @@ def lot_scale(squares: list[Tensor], vectors: list[Tensor]) -> Tensor:
 
 
 @method(
-    "lot",
     source="Sun et al., 2025 (arXiv 2505.23859)",
     needs=("batches",),
     note="from the published formula: its authors' code could not be consulted",
 )
-def lot(job: MergeJob, rtol: PositiveFloat | None = None) -> Iterator[NamedTensor]:
+def lot(job: MergeJob, rtol: PositiveFloat | None = None) -> NamedTensors:
     """Yield every tensor by LOT.
 
     rtol: eigenvalues below this share of the largest count as 0. Default: d times float64's

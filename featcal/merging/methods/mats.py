@@ -5,13 +5,13 @@ the authors' code (r-three/mats, src/merging/conjugateGradient_fisherMerging.py,
 arithmetic at 0.3, scipy's tolerance). Here each Gram matrix is divided by its number of tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pydantic import NonNegativeInt
 from torch import Tensor
 
 from featcal.merging.forward_order import ForwardOrder, Gram
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.tensors import tensor_sum
 from featcal.settings import Fraction
 
@@ -37,10 +37,10 @@ def conjugate_gradients(G: Tensor, R: Tensor, start: Tensor, steps: int) -> tupl
     return X, steps
 
 
-@method("mats", source="Tam et al., 2024", needs=("batches",))
+@method(source="Tam et al., 2024", needs=("batches",))
 def mats(
     job: MergeJob, steps: NonNegativeInt = 100, scale: float = 0.3, off_diagonal: Fraction = 1.0
-) -> Iterator[NamedTensor]:
+) -> NamedTensors:
     """Yield every tensor by MaTS, other tensors than linears of the blocks by their mean.
 
     A linear minimises Σ ‖(W − Wᵢ) Gᵢ^½‖² from W₀ + s Σ τᵢ.

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.tensors import (
     in_pieces,
     kth_smallest,
     magnitudes,
-    pieces,
-    task_vectors,
     tensor_sum,
+    vector_pieces,
 )
 from featcal.settings import PositiveFraction
 
@@ -53,8 +52,8 @@ def pcb_tensor(vectors: Sequence[Tensor], spans: Sequence[Range], cuts: Sequence
     return merged / weight.clamp_min(1e-12)
 
 
-@method("pcb", source="Du et al., 2024", scale=1.2)
-def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> Iterator[NamedTensor]:
+@method(source="Du et al., 2024", scale=1.2)
+def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> NamedTensors:
     """Yield the task vector of every tensor by PCB-Merging.
 
     ratio: share of each expert's entries that compete, those of highest β. Ratio and scale are the
@@ -73,8 +72,7 @@ def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> Iterator[NamedTensor]:
     def balances() -> Iterator[list[Tensor]]:
         """Yield β of every expert; 0 where it opposes the sum, as such entries never win."""
         for name in job.names:
-            for base, experts in pieces(*job.read(name)):
-                vectors = task_vectors(base, experts)
+            for vectors in vector_pieces(job, name):
                 total, betas = tensor_sum(vectors), []
                 for i, (vector, span) in enumerate(zip(vectors, spans, strict=True)):
                     betas.append(balance(vector, total, span, count).clamp_min(0))
@@ -83,6 +81,4 @@ def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> Iterator[NamedTensor]:
 
     lowest = kth_smallest(balances, [(i, rank) for i in range(count)])
     cuts = list(zip(lowest, highest, strict=True))
-    yield from in_pieces(
-        job, lambda base, experts: pcb_tensor(task_vectors(base, experts), spans, cuts)
-    )
+    yield from in_pieces(job, lambda vectors: pcb_tensor(vectors, spans, cuts))

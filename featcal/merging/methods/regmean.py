@@ -5,14 +5,14 @@ Source: Jin et al., 2023 (bloomberg/dataless-model-merging, src/configs/exps: 0.
 T5 and DeBERTa); FusionBench's code for CLIP, 0.95.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from featcal.errors import SingularGram
 from featcal.merging.forward_order import ForwardOrder, Gram
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.tensors import tensor_sum
 from featcal.settings import Fraction
 
@@ -39,7 +39,7 @@ def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], label: str = "lin
     return torch.cholesky_solve(right, factor).T.contiguous()
 
 
-def regression_mean(job: MergeJob, off_diagonal: float | None, own: bool) -> Iterator[NamedTensor]:
+def regression_mean(job: MergeJob, off_diagonal: float | None, own: bool) -> NamedTensors:
     """Yield every tensor; `own` as of ForwardOrder. Each task's G is divided by its tokens."""
 
     def solve(label: str, grams: Sequence[Gram], W0: Tensor, vectors: list[Tensor]) -> Tensor:
@@ -55,8 +55,8 @@ def regression_mean(job: MergeJob, off_diagonal: float | None, own: bool) -> Ite
     return merge.tensors()
 
 
-@method("regmean", source="Jin et al., 2023; for images FusionBench", needs=("batches",))
-def regmean(job: MergeJob, off_diagonal: Fraction | None = None) -> Iterator[NamedTensor]:
+@method(source="Jin et al., 2023; for images FusionBench", needs=("batches",))
+def regmean(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors:
     """Yield every tensor by RegMean: linears of the blocks by regression, all others by their mean.
 
     off_diagonal: factor of the Gram matrices off their diagonal. Default: 0.1 for texts, as the

@@ -1,14 +1,12 @@
 """RegMean++: RegMean on the features of the merge so far, carried forward block by block."""
 
-from collections.abc import Iterator
-
 from featcal.merging.methods.regmean import regression_mean
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.settings import Fraction
 
 
-@method("regmean_plus_plus", source="Nguyen et al., 2025", needs=("batches",))
-def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction | None = None) -> Iterator[NamedTensor]:
+@method(source="Nguyen et al., 2025", needs=("batches",))
+def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors:
     """Yield every tensor by RegMean++; tensors after the last block stay the base's.
 
     off_diagonal: as for regmean.

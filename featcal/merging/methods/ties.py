@@ -5,30 +5,25 @@ tensor is merged. Source: Yadav et al., 2023, with FusionBench's choices as defa
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from featcal.merging.registry import MergeJob, NamedTensor, method
-from featcal.merging.tensors import in_pieces, kth_smallest, magnitudes, pieces, tensor_sum
+from featcal.merging.registry import MergeJob, NamedTensors, method
+from featcal.merging.tensors import in_pieces, kth_smallest, magnitudes, tensor_sum, vector_pieces
 from featcal.settings import PositiveFraction
 
 
-def trim(base: Tensor, expert: Tensor, cut: float) -> Tensor:
-    """Return τ = θᵢ − θ₀ in float64 with 0 where |τ| is below the cut."""
-    vector = expert.double() - base.double()
-    return vector * (vector.abs() >= cut)
+def trim(vectors: Sequence[Tensor], cuts: Sequence[float]) -> list[Tensor]:
+    """Return each τ with 0 where |τ| is below its cut."""
+    return [vector * (vector.abs() >= cut) for vector, cut in zip(vectors, cuts, strict=True)]
 
 
 def ties_tensor(
-    base: Tensor,
-    experts: Sequence[Tensor],
-    cuts: Sequence[float],
-    combine: str,
-    majority: Callable[[], float],
+    vectors: Sequence[Tensor], cuts: Sequence[float], combine: str, majority: Callable[[], float]
 ) -> Tensor:
     """Return the merged task vector of one tensor, before its scale, in float64.
 
@@ -36,9 +31,9 @@ def ties_tensor(
     entries of the model, where the sum is exactly 0. Entries of the other sign are dropped; the
     rest is added, or averaged over the experts that remain.
 
-    Args: base (...), experts (...) each; cuts: one per expert; combine: "sum" or "mean".
+    Args: vectors (...); cuts: one per expert; combine: "sum" or "mean".
     """
-    vectors = [trim(base, expert, cut) for expert, cut in zip(experts, cuts, strict=True)]
+    vectors = trim(vectors, cuts)
     total = tensor_sum(vectors)
     undecided = (total == 0) & torch.stack([vector != 0 for vector in vectors]).any(0)
     positive = total > 0
@@ -51,10 +46,10 @@ def ties_tensor(
     return merged
 
 
-@method("ties", source="Yadav et al., 2023; defaults of FusionBench", scale=0.3)
+@method(source="Yadav et al., 2023; defaults of FusionBench", scale=0.3)
 def ties(
     job: MergeJob, density: PositiveFraction = 0.2, combine: Literal["sum", "mean"] = "sum"
-) -> Iterator[NamedTensor]:
+) -> NamedTensors:
     """Yield the task vector of every tensor by TIES; the record keeps each expert's cut.
 
     density: share of each task vector that is kept, the largest by magnitude: with d entries the
@@ -73,11 +68,8 @@ def ties(
         """Return the sign of the sum of all entries' signs over the whole model."""
         total = 0.0
         for name in job.names:
-            for base, experts in pieces(*job.read(name)):
-                vectors = [trim(base, e, cut) for e, cut in zip(experts, cuts, strict=True)]
-                total += float(tensor_sum(vectors).sign().sum())
+            for vectors in vector_pieces(job, name):
+                total += float(tensor_sum(trim(vectors, cuts)).sign().sum())
         return float((total > 0) - (total < 0))
 
-    yield from in_pieces(
-        job, lambda base, experts: ties_tensor(base, experts, cuts, combine, majority)
-    )
+    yield from in_pieces(job, lambda vectors: ties_tensor(vectors, cuts, combine, majority))

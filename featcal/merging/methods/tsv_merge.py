@@ -4,12 +4,12 @@ Source: Gargiulo et al., Task Singular Vectors, 2025 (arXiv 2412.00081); FusionB
 fusion_bench/method/task_singular_vector.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import VOCABULARY
 from featcal.merging.tensors import matrix_by_matrix, tensor_sum, thin_svd
 
@@ -40,8 +40,8 @@ def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
     return U * torch.cat(values) @ V.T
 
 
-@method("tsv_merge", source="Gargiulo et al., 2025; defaults of FusionBench", scale=1.0)
-def tsv_merge(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> Iterator[NamedTensor]:
+@method(source="Gargiulo et al., 2025; defaults of FusionBench", scale=1.0)
+def tsv_merge(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> NamedTensors:
     """Yield the task vector of every matrix by TSV-Merge, of every other tensor the mean.
 
     exclude: names, with * for any letters, of matrices that are averaged. Default: token tables.

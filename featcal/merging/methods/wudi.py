@@ -3,7 +3,7 @@
 Source: Cheng et al., 2025; FusionBench's and the official code differ in which matrices they take.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,13 +12,14 @@ from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from featcal.errors import Diverged
-from featcal.merging.registry import MergeJob, NamedTensor, method
+from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import VOCABULARY
 from featcal.merging.tensors import (
     average_tensor,
     conv1d_names,
     linear_groups,
     matrix_names,
+    stacked_vectors,
     tensor_sum,
 )
 from featcal.settings import require
@@ -87,7 +88,7 @@ def minimize(
     return (tau if losses[-1] <= losses[0] else problem.start), losses
 
 
-@method("wudi", source="Cheng et al., 2025; defaults of FusionBench")
+@method(source="Cheng et al., 2025; defaults of FusionBench")
 def wudi(
     job: MergeJob,
     variant: Literal["fusion_bench", "official", "closed_form"] = "fusion_bench",
@@ -95,7 +96,7 @@ def wudi(
     rate: PositiveFloat = 1e-5,
     exclude: tuple[str, ...] = VOCABULARY,
     rtol: PositiveFloat | None = None,
-) -> Iterator[NamedTensor]:
+) -> NamedTensors:
     """Yield every tensor by WUDI; the record keeps the loss summed over matrices, and of each
     matrix its start and end.
 
@@ -122,12 +123,8 @@ def wudi(
     ends: dict[str, dict[str, float]] = {}
     curve: list[float] = []
     for number, names in enumerate(groups, start=1):
-        stacked = []
-        for name in names:
-            base, experts = job.read(name)
-            stacked.append([t.T if name in turned else t for t in (base, *experts)])
-        base, *experts = (torch.cat(parts).double() for parts in zip(*stacked, strict=True))
-        problem = Interference.of([expert - base for expert in experts])
+        W0, vectors, rows = stacked_vectors(job, names, turned)
+        problem = Interference.of(vectors)
         if closed:
             tau = problem.minimum(rtol)
             losses = [problem.loss(problem.start), problem.loss(tau)]
@@ -138,11 +135,9 @@ def wudi(
         curve = [a + b for a, b in zip(curve, losses, strict=True)] if curve else losses
         ends[" + ".join(names)] = {"start": losses[0], "end": min(losses[0], losses[-1])}
         job.progress(f"wudi {number}/{len(groups)}: {names[0]}  {losses[0]:.4g} → {losses[-1]:.4g}")
-        parts = torch.split(tau, [len(own[0]) for own in stacked])
-        for name, part in zip(names, parts, strict=True):
-            start = job.base.finite_tensor(name)
-            change = (part.T if name in turned else part).cpu().double()
-            yield name, (start.double() + change).to(start.dtype)
+        weight = W0 + tau.double()
+        for name, part in zip(names, torch.split(weight, rows), strict=True):
+            yield name, (part.T if name in turned else part).to(job.base.dtype(name))
     job.record.update(loss=curve, matrices=ends)
     for name in sorted(set(job.names) - {name for names in groups for name in names}):
         base, experts = job.read(name)
