@@ -8,7 +8,7 @@ import errno
 import glob
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -109,15 +109,13 @@ def open_images(
         table = open_table(location, split)
     else:
         table = _picture_folder(path, split, labelled)
-    wanted = [IMAGE, LABEL] if labelled else [IMAGE]
-    own = {name: (columns or {}).get(name, name) for name in wanted}
+    own = {name: (columns or {}).get(name, name) for name in (IMAGE, LABEL)[: 1 + labelled]}
     for name, column in own.items():
         if column not in table.column_names:
             problem = f"no column {column!r}; it has {cut_off(', '.join(table.column_names), 200)}"
             raise BadData(at, problem, f"name the column with --column {name}=COLUMN")
     table = table.select_columns(list(own.values()))
-    renamed = {column: name for name, column in own.items() if column != name}
-    table = table.rename_columns(renamed) if renamed else table
+    table = table.rename_columns({column: name for name, column in own.items()})
     try:
         return table.cast_column(IMAGE, datasets.Image(decode=False))
     except (pyarrow.ArrowInvalid, TypeError, ValueError) as error:
@@ -143,17 +141,14 @@ def quiet_datasets() -> Iterator[None]:
     import datasets
     import huggingface_hub.utils as hub
 
-    level = datasets.logging.get_verbosity()
-    shown = [module for module in (datasets, hub) if not module.are_progress_bars_disabled()]
-    for module in shown:
-        module.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    try:
+    with ExitStack() as restored:
+        restored.callback(datasets.logging.set_verbosity, datasets.logging.get_verbosity())
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+        for module in (datasets, hub):
+            if not module.are_progress_bars_disabled():
+                module.disable_progress_bars()
+                restored.callback(module.enable_progress_bars)
         yield
-    finally:
-        datasets.logging.set_verbosity(level)
-        for module in shown:
-            module.enable_progress_bars()
 
 
 def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":

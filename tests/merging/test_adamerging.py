@@ -178,31 +178,3 @@ def test_head_may_be_a_file(tmp_path):
 def test_nan_stops_with_the_step():
     with pytest.raises(Diverged, match="not finite at step 1"):
         adamerging(steps=5, rate=1e300)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "said"),
-    [
-        ({"head": None}, BadSetting, "merge.head.*every task"),
-        ({"batches": None}, BadSetting, "merge.batches.*must be given"),
-        ({"method": "average", "batches": None}, BadSetting, "merge.head.*must be left out"),
-        ({"head": {"head/dtd": torch.ones(5, 8)}}, MissingTensor, "logit_scale"),
-        ({"head": head() | {"head/dtd": torch.ones(5, 9)}}, BadSetting, "head/dtd.*rows? of 8"),
-        ({"head": "nowhere"}, MissingPath, "nowhere"),
-        ({"batches": {"dtd": data()["dtd"]}}, BadBatches, "mnist"),
-        ({"batches": dict.fromkeys(TASKS, [{"x": torch.ones(1)}])}, BadBatches, "pixel_values"),
-        ({"build": families.FAMILIES["vit"].build}, BadSetting, "text encoder.*ViTModel"),
-        ({"n_jobs": 0}, BadSetting, "merge.n_jobs"),
-        ({"granularity": "tensor"}, BadSetting, "merge.adamerging.granularity"),
-        ({"steps": -1}, BadSetting, "merge.adamerging.steps"),
-        ({"rate": 0.0}, BadSetting, "merge.adamerging.rate"),
-        ({"clamp": 1}, BadSetting, "merge.adamerging.clamp"),
-        ({"batches_per_step": 0}, BadSetting, "merge.adamerging.batches_per_step"),
-    ],
-)
-def test_a_mistake_is_named(changes, error, said):
-    given = {"method": "adamerging", "batches": data(), "head": head()} | changes
-    build = given.pop("build", None)
-    base, experts = models((lambda: tiny.make(build)) if build else tiny.clip)
-    with pytest.raises(error, match=said):
-        merge(given.pop("method"), base, experts, **given)

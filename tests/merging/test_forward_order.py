@@ -181,16 +181,6 @@ def test_lot_is_zero_in_directions_without_features_or_below_rtol():
     assert scale.tolist() == [2.5, 0.0]
 
 
-@pytest.mark.parametrize("method", ["regmean", "regmean_plus_plus"])
-def test_one_expert_is_that_expert(method):
-    arguments = tiny.experiment(tasks=("mnist",))
-    ours, expert = own_merge(method, arguments), arguments["experts"]["mnist"]
-    for name, p in expert.named_parameters():
-        kept = method == "regmean_plus_plus" and name.startswith("post_layernorm")
-        want = arguments["base"].get_parameter(name) if kept else p
-        assert torch.allclose(ours.get_parameter(name), want, rtol=0, atol=1e-9), name
-
-
 @pytest.mark.parametrize("method", ["regmean", "regmean_plus_plus", "lot"])
 def test_equal_experts_are_that_expert_and_the_order_of_tasks_does_not_matter(method):
     arguments, before = tiny.experiment(), tiny.experiment()
@@ -207,52 +197,7 @@ def test_equal_experts_are_that_expert_and_the_order_of_tasks_does_not_matter(me
     assert tiny.difference(own_merge(method, arguments), one) < 1e-9
 
 
-@pytest.mark.parametrize("method", ["regmean", "regmean_plus_plus", "lot"])
-def test_folders_equal_modules_and_batches_may_come_from_a_generator(tmp_path, method):
-    base = checkpoints.clip_folder(tmp_path / "base")
-    folders = {str(seed): checkpoints.legacy_folder(tmp_path / str(seed), seed) for seed in (1, 2)}
-    modules = {str(seed): checkpoints.vision(seed) for seed in (1, 2)}
-    batches = {
-        task: tiny.images(int(task), count=24, batch=8, dtype=torch.float32, size=32)
-        for task in folders
-    }
-    lines: list[str] = []
-    given = {task: iter(of) for task, of in batches.items()}
-    streamed = tiny.merged_with_record(
-        method, base, folders, batches=given, out=tmp_path / "out", progress=lines.append
-    )
-    in_memory = merge(method, checkpoints.vision(), modules, batches=batches)
-    loaded = checkpoints.load_file(streamed.result / "model.safetensors")
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in in_memory.state_dict().items())
-    assert streamed.record["tokens"] == {"1": 24 * 17, "2": 24 * 17} and len(lines) == 2
-    assert ("note" in streamed.record) == (method == "lot")
-
-
 def test_too_few_tokens_are_refused_by_regmean_without_shrinking():
     arguments = tiny.experiment(tasks=("mnist",), count=1, batch=1)
     with pytest.raises(SingularGram, match=r"encoder\.layers\.0\.self_attn\.k_proj.* 32 features"):
         own_merge("regmean", arguments, off_diagonal=1.0)
-
-
-@pytest.mark.parametrize(
-    ("method", "changes", "error", "said"),
-    [
-        ("regmean", {"batches": None}, BadSetting, "merge.batches.*must be given"),
-        ("regmean", {"off_diagonal": 1.5}, BadSetting, "merge.regmean.off_diagonal"),
-        ("lot", {"svhn": None}, BadBatches, "svhn"),
-        ("lot", {"mnist": []}, BadBatches, "mnist.*is empty"),
-        (
-            "lot",
-            {"mnist": [{"pixel_values": torch.zeros(1, 3, 9, 9)}]},
-            BadBatches,
-            r"batches\['mnist'\].*refused by the model",
-        ),
-    ],
-)
-def test_a_mistake_is_named(method, changes, error, said):
-    given = tiny.experiment()
-    batches = given["batches"] | {t: b for t, b in changes.items() if t in tiny.TASKS}
-    batches = {task: own for task, own in batches.items() if own is not None}
-    more = {"batches": batches} | {k: v for k, v in changes.items() if k not in tiny.TASKS}
-    with pytest.raises(error, match=said):
-        merge(method, given["base"], given["experts"], **more)

@@ -60,25 +60,6 @@ def test_the_default_scale_is_the_papers_and_modules_stay_as_they_are():
         assert equal(expert.state_dict(), checkpoints.vision(int(seed)).state_dict())
 
 
-@pytest.mark.parametrize("method", ["average", "task_arithmetic"])
-def test_streamed_folders_equal_modules_in_memory(folders, tmp_path, method):
-    base, experts = folders
-    in_memory = merge(
-        method, checkpoints.clip(), {"mnist": checkpoints.vision(1), "dtd": checkpoints.vision(2)}
-    )
-    assert merge(method, base, experts, out=tmp_path / "out") == tmp_path / "out"
-    assert equal(load_file(tmp_path / "out" / "model.safetensors"), in_memory.state_dict())
-    assert equal(load_vision(tmp_path / "out").state_dict(), in_memory.state_dict())
-    assert equal(merge(method, base, experts).state_dict(), in_memory.state_dict())
-    assert (tmp_path / "out" / "preprocessor_config.json").is_file()
-
-
-def test_merging_again_gives_the_same_bytes(folders, tmp_path):
-    outs = [merge("task_arithmetic", *folders, out=tmp_path / name) for name in ("one", "two")]
-    one, two = ({f.name: f.read_bytes() for f in out.iterdir()} for out in outs)
-    assert one == two
-
-
 def test_streaming_holds_one_tensor_of_each_model(folders, tmp_path, monkeypatch):
     alive, most = [], []
     read = LazyCheckpoint.tensor
@@ -128,41 +109,3 @@ def test_counters_are_copied_when_equal_and_refused_when_not(tmp_path):
     checkpoints.with_tensors(folders[2], {"steps": torch.tensor(8)})
     with pytest.raises(TensorsDiffer, match="steps"):
         merge("average", folders[0], [folders[1], folders[2]], out=tmp_path / "other")
-
-
-@pytest.mark.parametrize(
-    ("method", "given", "error", "said"),
-    [
-        ("avrage", {}, UnknownKey, "avrage.*did you mean 'average'"),
-        ("average", {"scale": 0.5}, UnknownKey, "merge.average: 'scale' is not known here"),
-        ("average", {"batches": {}}, BadSetting, r"merge\.batches"),
-        ("average", {"experts": {}}, BadSetting, r"merge\.experts"),
-    ],
-)
-def test_arguments_are_checked(method, given, error, said):
-    with pytest.raises(error, match=said):
-        merge(method, checkpoints.vision(), **{"experts": [checkpoints.vision(1)], **given})
-
-
-@pytest.mark.parametrize(
-    ("method", "wrong", "key"),
-    [
-        ("task_arithmetic", {"scale": float("nan")}, "scale"),
-        ("ties", {"density": 0.0}, "density"),
-        ("ties", {"density": 1.5}, "density"),
-        ("ties", {"density": "much"}, "density"),
-        ("ties", {"combine": "max"}, "combine"),
-        ("wudi", {"variant": "offical"}, "variant"),
-        ("wudi", {"steps": 1.5}, "steps"),
-        ("wudi", {"rate": 0}, "rate"),
-        ("wudi", {"variant": "closed_form", "steps": 5}, "steps"),
-        ("wudi", {"rtol": 0.1}, "rtol"),
-        ("wudi", {"exclude": "shared"}, "exclude"),
-        ("breadcrumbs", {"keep": 0.8, "remove": 0.3}, "keep"),
-        ("dare", {"drop": 1.0}, "drop"),
-        ("pcb", {"ratio": 0.0}, "ratio"),
-    ],
-)
-def test_values_out_of_range_name_their_setting(method, wrong, key):
-    with pytest.raises(BadSetting, match=rf"merge\.{method}\.{key}"):
-        merge(method, checkpoints.vision(), [checkpoints.vision(1)], **wrong)

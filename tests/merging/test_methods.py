@@ -70,15 +70,6 @@ def folders_of(tmp_path, names):
     return {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in seeds}
 
 
-# one for every way in which tensors are read
-@pytest.mark.parametrize("method", ["wudi_closed_form", "consensus", "dare_ties"])
-def test_folders_are_merged_as_modules_are(method, tmp_path):
-    models = {name: checkpoints.vision(seed) for seed, name in enumerate("ab", start=1)}
-    base = checkpoints.clip_folder(tmp_path / "base")
-    streamed = merge(method, base, folders_of(tmp_path, "ab")).state_dict()
-    assert close(streamed, merge(method, checkpoints.clip(), models).state_dict(), 0.0)
-
-
 @pytest.mark.parametrize("method", [n for n in method_names() if method_named(n).scaled])
 def test_a_scale_tried_later_gives_what_merging_with_it_gives(method, tmp_path):
     folders, base = folders_of(tmp_path, "abc"), checkpoints.vision_folder(tmp_path / "base")

@@ -68,32 +68,12 @@ def test_a_model_equals_the_method_on_flattened_vectors(density, combine):
     )
 
 
-def test_one_expert_at_density_one_is_that_expert():
-    expert = checkpoints.vision(1)
-    merged = merge("ties", checkpoints.vision(), [expert], density=1.0, scale=1.0)
-    assert all(
-        torch.equal(a, b) for a, b in zip(merged.parameters(), expert.parameters(), strict=True)
-    )
-
-
 def test_the_order_of_the_tasks_and_the_size_of_the_pieces_do_not_matter(monkeypatch):
     experts = {str(i): checkpoints.vision(i) for i in range(1, 4)}
     one = merge("ties", checkpoints.vision(), experts).state_dict()
     monkeypatch.setattr(tensors, "PIECE", 1000)
     other = merge("ties", checkpoints.vision(), dict(reversed(experts.items()))).state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_folders_equal_modules_and_the_record_has_the_cuts(tmp_path):
-    base = checkpoints.vision_folder(tmp_path / "base")
-    folders = {str(seed): checkpoints.vision_folder(tmp_path / str(seed), seed) for seed in (1, 2)}
-    modules = {str(seed): checkpoints.vision(seed) for seed in (1, 2)}
-    in_memory = tiny.merged_with_record("ties", checkpoints.vision(), modules)
-    streamed = tiny.merged_with_record("ties", base, folders, out=tmp_path / "out")
-    state = in_memory.result.state_dict()
-    written = load_file(streamed.result / "model.safetensors")
-    assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
-    assert streamed.record == in_memory.record and list(streamed.record["cuts"]) == ["1", "2"]
 
 
 @pytest.mark.parametrize("values", ["spread", "equal", "tiny", "negative zeros"])

@@ -69,12 +69,6 @@ def test_many_steps_reach_the_closed_form():
     assert torch.allclose(tau, problem.minimum(), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["wudi", "wudi_closed_form"])
-def test_one_expert_is_that_expert(method):
-    base, expert = tiny.clip(), tiny.clip(1)
-    assert tiny.difference(merge(method, base, [expert]), expert) < 1e-6
-
-
 def test_an_expert_that_did_not_move_a_matrix_does_not_count_there():
     vectors = matrices()
     zero = torch.zeros_like(vectors[0])

@@ -1,0 +1,172 @@
+"""Representation Surgery, ProbSurgery and the mean shift: the published loops as oracle, and worked
+steps.
+"""
+
+from itertools import islice
+
+import pytest
+import torch
+from adapter_features import pair, pairs
+from torch.distributions import Normal, kl_divergence
+from torch.nn import functional
+
+import featcal
+from featcal.baselines.adapters import Adapters, Pair, unit
+from featcal.baselines.mean_shift import MeanShift
+from featcal.baselines.prob_surgery import ProbSurgery
+from featcal.baselines.surgery import Surgery
+from featcal.baselines.training import batch_order, first_weights
+from featcal.core.draws import generator
+from featcal.errors import BadBatches, BadSetting
+
+SURGERY = Surgery(rank=3, batch=8, steps=60, features="raw")
+PROB_SURGERY = ProbSurgery(hidden=5, batch=8, steps=60, kl_weight=0.01)
+LOSSES = {"l1": torch.nn.L1Loss(), "mse": torch.nn.MSELoss(), "smooth_l1": torch.nn.SmoothL1Loss()}
+KINDS = [
+    *(SURGERY.but(features=kind) for kind in ("raw", "unit")),
+    *(PROB_SURGERY.but(loss=loss) for loss in LOSSES),
+]
+
+
+def published(features, settings, task, seed=42):
+    """Train one task with torch's own layers, distributions, loss and optimiser, and our draws."""
+    shapes = settings.shapes(features.merged.shape[1])
+    layers = {n: torch.nn.Linear(*s[::-1], bias=False).double() for n, s in shapes.items()}
+    first, *others = (layer.weight for layer in layers.values())
+    drawn, draws = torch.empty(first.shape), generator(task, "initialisation", seed)
+    torch.nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=draws)
+    with torch.no_grad():
+        first.copy_(drawn)
+        for weight in others:
+            weight.zero_()
+    optimiser = torch.optim.Adam([first, *others], lr=settings.lr)
+    noise = generator(task, "noise", seed)
+    for samples in islice(batch_order(task, len(features.merged), settings, seed), settings.steps):
+        merged, expert = features.merged[samples], features.expert[samples]
+        if settings.features == "unit":
+            merged, expert = (functional.normalize(rows, dim=-1) for rows in (merged, expert))
+        if settings.name == "surgery":
+            corrected = merged - layers["up"](torch.relu(layers["down"](merged)))
+            loss = LOSSES["l1"](corrected, expert)
+        else:
+            h = torch.relu(layers["hidden"](merged))
+            z = Normal(layers["mean"](h), torch.exp(layers["log_variance"](h) / 2))
+            drawn = z.loc + z.scale * torch.randn(merged.shape, generator=noise).double()
+            standard = Normal(torch.zeros_like(drawn), torch.ones_like(drawn))
+            divergence = kl_divergence(z, standard).sum(1).mean()
+            loss = LOSSES[settings.loss](merged - drawn, expert) + settings.kl_weight * divergence
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return {name: layer.weight.detach() for name, layer in layers.items()}
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=str)
+def test_adapters_equal_the_published_loop_of_each_task(settings):
+    features = pairs()
+    adapters = settings.fit(features)
+    for task, own in features.items():
+        for name, want in published(own, settings, task).items():
+            torch.testing.assert_close(adapters.weights[task][name], want, rtol=0, atol=1e-12)
+
+
+def test_one_step_of_surgery_by_hand():
+    # f = (1, 2), D = I, U = 0: h = f, f' = f, sign(f' − e) = (1, −1), so dL/dU = ½ (−1, 1)ᵀ h and
+    # Adam's first step is −lr · sign
+    merged, expert = torch.tensor([[1.0, 2.0]]).double(), torch.tensor([[0.0, 4.0]]).double()
+    down, up = torch.eye(2).double(), torch.zeros(1, 2, 2).double().requires_grad_()
+    settings = Surgery(rank=2, steps=1, lr=0.1, features="raw")
+    loss = settings.row_losses({"down": down[None], "up": up}, merged[None], expert[None], None)
+    loss.sum().backward()
+    assert loss.tolist() == [[1.5]]
+    assert up.grad[0].tolist() == [[-0.5, -1.0], [0.5, 1.0]]
+    adapters = Adapters(settings, 42, {"a": {"down": down, "up": -0.1 * up.grad[0].sign()}})
+    want = torch.tensor([[0.7, 2.3]]).double()
+    torch.testing.assert_close(adapters.apply("a", merged), want)
+
+
+def test_one_loss_of_prob_surgery_by_hand():
+    # f = (1, 2), A = I: h = (1, 2); M = I: μ = (1, 2); V = 0: σ = 1; ε = (0.5, −0.5): z = (1.5,
+    # 1.5), f' = (−0.5, 0.5)
+    # L1 to (0, 0): 0.5; KL = ½ Σ (μ² + σ² − 1 − log σ²) = ½ (1 + 4) = 2.5, times 0.1
+    identity, zeros = torch.eye(2)[None], torch.zeros(1, 2, 2)
+    weights = {"hidden": identity, "mean": identity, "log_variance": zeros}
+    merged, noise = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[0.5, -0.5]]])
+    settings = ProbSurgery(hidden=2, kl_weight=0.1)
+    loss = settings.row_losses(weights, merged, torch.zeros(1, 1, 2), noise)
+    assert float(loss) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("kind", ["raw", "unit"])
+def test_initial_weights_change_nothing(kind):
+    settings, features = SURGERY.but(features=kind), pairs()
+    stacks = first_weights(settings, features, 42)
+    for i, (task, own) in enumerate(features.items()):
+        weights = {name: stack[i].detach() for name, stack in stacks.items()}
+        corrected = Adapters(settings, 42, {task: weights}).apply(task, own.merged)
+        assert torch.equal(corrected, unit(own.merged) if kind == "unit" else own.merged)
+
+
+def test_an_expert_equal_to_the_merged_model_needs_no_correction():
+    merged = pair(0, 20).merged
+    adapters = SURGERY.fit({"mnist": Pair(merged, merged, torch.ones(20))})
+    assert set(adapters.losses["mnist"]) == {0.0}
+    assert torch.equal(adapters.apply("mnist", merged), merged)
+
+
+def test_only_the_mean_of_prob_surgery_corrects_at_test_time():
+    features = pairs()
+    adapters = PROB_SURGERY.fit(features)
+    f, w = features["dtd"].merged, adapters.weights["dtd"]
+    want = f - functional.linear(torch.relu(functional.linear(f, w["hidden"])), w["mean"])
+    torch.testing.assert_close(adapters.apply("dtd", f), want, rtol=0, atol=1e-12)
+    assert float(w["log_variance"].abs().max()) > 0
+
+
+# Adam divides by the size of the gradient, so with a huge weight the mean still moves by steps of
+# lr about zero
+@pytest.mark.parametrize(
+    ("kl_weight", "least", "most"), [(0.0, 0.5, 2), (1e-4, 0.5, 2), (1e6, 0, 0.01)]
+)
+def test_a_huge_divergence_weight_leaves_almost_no_correction(kl_weight, least, most):
+    feature = pair(3, 300)
+    settings = ProbSurgery(hidden=12, steps=400, lr=0.01, kl_weight=kl_weight)
+    moved = feature.merged - settings.fit({"a": feature}).apply("a", feature.merged)
+    assert least <= float(moved.norm() / (feature.merged - feature.expert).norm()) < most
+
+
+@pytest.mark.parametrize(
+    ("features", "merged", "expert", "shift", "row", "corrected"),
+    [
+        # differences (3, 1) − (1, 0) = (2, 1) and (0, 0) − (0, 3) = (0, −3): their mean is (1, −1)
+        ("raw", [[1, 0], [0, 3]], [[3, 1], [0, 0]], [1, -1], [5, 5], [6, 4]),
+        # (1, 0) and (0, 1) of the merged model, twice (0, 1) of the expert
+        ("unit", [[2, 0], [0, 5]], [[0, 3], [0, 0.1]], [-0.5, 0.5], [4, 0], [0.5, 0.5]),
+    ],
+)
+def test_the_vector_of_two_samples_by_hand(features, merged, expert, shift, row, corrected):
+    rows = Pair(torch.tensor(merged).float(), torch.tensor(expert).float(), torch.ones(2))
+    adapters = MeanShift(features=features).fit({"a": rows})
+    assert adapters.weights["a"]["shift"].tolist() == [shift] and adapters.losses == {}
+    for given, want in ((row, corrected), ([row, row], [corrected, corrected])):
+        assert adapters.apply("a", torch.tensor(given).float()).tolist() == want
+
+
+@pytest.mark.parametrize("features", ["raw", "unit"])
+def test_the_mean_of_corrected_features_is_the_experts(features):
+    given = pairs()
+    adapters = MeanShift(features=features).fit(given)
+    for task, own in given.items():
+        expert = (unit(own.expert) if features == "unit" else own.expert).mean(0)
+        ours = adapters.apply(task, own.merged).mean(0)
+        torch.testing.assert_close(ours, expert, rtol=0, atol=1e-14)
+        assert float((own.merged.mean(0) - own.expert.mean(0)).abs().max()) > 1e-3
+
+
+def test_nan_features_and_unknown_settings_are_refused():
+    broken = pair(0, 5)
+    broken.expert[2, 3] = float("nan")
+    with pytest.raises(BadBatches, match=r"batches\['a'\]: gives features that are not finite"):
+        MeanShift().fit({"a": broken})
+    with pytest.raises(BadSetting, match="mean_shift.features: 'cosine' cannot be used"):
+        featcal.mean_shift(torch.nn.Identity(), {}, {}, features="cosine")

@@ -1,0 +1,162 @@
+"""What holds for every method: folders as modules, bytes, order, its record, one expert, mistakes."""
+
+import json
+
+import checkpoints
+import families
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+from test_adamerging import head
+
+from featcal.errors import BadBatches, BadSetting, MissingPath, MissingTensor, UnknownKey
+from featcal.merging.merge import merge
+from featcal.merging.registry import method_named, method_names
+from featcal.models.load import load_vision
+
+TASKS = ("dtd", "mnist")
+FEW = {"adamerging": {"steps": 3}, "wudi": {"steps": 5}}
+DATA = [n for n in method_names() if "batches" in method_named(n).needs]
+
+
+def needed(method, tasks=TASKS, dtype=torch.float32, size=32):
+    """The batches and heads that a method needs."""
+    data = {t: tiny.images(i, 12, 6, dtype, size) for i, t in enumerate(tasks)}
+    given = {"batches": data, "head": head(tasks)}
+    return {key: given[key] for key in method_named(method).needs}
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_folders_are_merged_as_modules_are_in_any_order_and_to_the_same_bytes(method, tmp_path):
+    base = checkpoints.clip_folder(tmp_path / "base")
+    folders = {
+        "mnist": checkpoints.vision_folder(tmp_path / "mnist", 1),
+        "dtd": checkpoints.legacy_folder(tmp_path / "dtd", 2),
+    }
+    modules = {"dtd": checkpoints.vision(2), "mnist": checkpoints.vision(1)}
+    lines: list[str] = []
+    more = FEW.get(method, {})
+    merged = tiny.merged_with_record(
+        method, checkpoints.clip(), modules, progress=lines.append, **needed(method), **more
+    )
+    outs = [tmp_path / "one", tmp_path / "two"]
+    for out, experts in zip(outs, (folders, dict(reversed(folders.items()))), strict=True):
+        assert merge(method, base, experts, out=out, **needed(method), **more) == out
+    one, two = ({f.name: f.read_bytes() for f in out.iterdir()} for out in outs)
+    assert one == two and "preprocessor_config.json" in one
+    state, written = merged.result.state_dict(), load_file(outs[0] / "model.safetensors")
+    loaded = load_vision(outs[0]).state_dict()
+    assert state.keys() == written.keys()
+    assert all(torch.equal(t, written[n]) and torch.equal(t, loaded[n]) for n, t in state.items())
+    assert merged.record == (json.loads(one["merge.json"]) if "merge.json" in one else {})
+    for seed, model in enumerate((checkpoints.clip(), *reversed(modules.values()))):
+        given = checkpoints.clip() if seed == 0 else checkpoints.vision(seed)
+        assert tiny.same_bits(model, given)  # models that are given stay as they are
+    if "tokens" in merged.record:
+        assert merged.record["tokens"] == dict.fromkeys(TASKS, 12 * 17) and len(lines) == 2
+        assert ("note" in merged.record) == (method == "lot")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("average", {}),
+        ("task_arithmetic", {"scale": 1.0}),
+        ("ties", {"density": 1.0, "scale": 1.0}),
+        ("tsv_merge", {}),
+        ("wudi", {}),
+        ("wudi_closed_form", {}),
+        ("regmean", {}),
+        ("regmean_plus_plus", {}),
+    ],
+)
+def test_one_expert_is_that_expert(method, settings):
+    base, expert = tiny.clip(), tiny.clip(1)
+    given = needed(method, ("mnist",), torch.float64, 16)
+    merged = merge(method, base, {"mnist": expert}, **given, **settings)
+    if method == "regmean_plus_plus":  # what follows the last block stays the base's
+        expert.vision_model.post_layernorm = base.vision_model.post_layernorm
+    assert tiny.difference(merged, expert) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "error", "said"),
+    [
+        ("avrage", {}, UnknownKey, "avrage.*did you mean 'average'"),
+        ("average", {"scale": 0.5}, UnknownKey, "merge.average: 'scale' is not known here"),
+        ("average", {"batches": {}}, BadSetting, r"merge\.batches"),
+        ("average", {"head": {}}, BadSetting, "merge.head.*must be left out"),
+        ("average", {"experts": {}}, BadSetting, r"merge\.experts"),
+        ("average", {"n_jobs": 0}, BadSetting, "merge.n_jobs"),
+        ("regmean", {"batches": None}, BadSetting, "merge.batches.*must be given"),
+        ("adamerging", {"head": None}, BadSetting, "merge.head.*every task"),
+        ("adamerging", {"head": {"head/dtd": torch.ones(5, 8)}}, MissingTensor, "logit_scale"),
+        (
+            "adamerging",
+            {"head": head() | {"head/dtd": torch.ones(5, 9)}},
+            BadSetting,
+            "head/dtd.*rows? of 8",
+        ),
+        ("adamerging", {"head": "nowhere"}, MissingPath, "nowhere"),
+        ("adamerging", {"base": "vit"}, BadSetting, "text encoder.*ViTModel"),
+    ],
+)
+def test_a_mistake_is_named(method, changes, error, said):
+    build = families.FAMILIES["vit"].build if changes.pop("base", None) else tiny.clip
+    base = tiny.make(build)
+    experts = {task: tiny.shifted(base, 10 + i) for i, task in enumerate(TASKS)}
+    given = needed(method, TASKS, torch.float64, 16) if method in method_names() else {}
+    with pytest.raises(error, match=said):
+        merge(method, base, **{"experts": experts} | given | changes)
+
+
+@pytest.mark.parametrize("method", DATA)
+@pytest.mark.parametrize(
+    ("of_mnist", "said"),
+    [
+        (None, "mnist"),
+        ([], "mnist.*is empty"),
+        ([{"x": torch.ones(1)}], "pixel_values"),
+        ([{"pixel_values": torch.zeros(1, 3, 9, 9)}], r"batches\['mnist'\].*refused by the model"),
+    ],
+)
+def test_batches_that_cannot_be_used_are_named(method, of_mnist, said):
+    base = tiny.clip()
+    given = needed(method, TASKS, torch.float64, 16)
+    given["batches"] |= {"mnist": of_mnist}
+    if of_mnist is None:
+        del given["batches"]["mnist"]
+    with pytest.raises(BadBatches, match=said):
+        merge(method, base, dict.fromkeys(TASKS, base), **given)
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "key"),
+    [
+        ("task_arithmetic", {"scale": float("nan")}, "scale"),
+        ("ties", {"density": 0.0}, "density"),
+        ("ties", {"density": 1.5}, "density"),
+        ("ties", {"density": "much"}, "density"),
+        ("ties", {"combine": "max"}, "combine"),
+        ("wudi", {"variant": "offical"}, "variant"),
+        ("wudi", {"steps": 1.5}, "steps"),
+        ("wudi", {"rate": 0}, "rate"),
+        ("wudi", {"variant": "closed_form", "steps": 5}, "steps"),
+        ("wudi", {"rtol": 0.1}, "rtol"),
+        ("wudi", {"exclude": "shared"}, "exclude"),
+        ("breadcrumbs", {"keep": 0.8, "remove": 0.3}, "keep"),
+        ("dare", {"drop": 1.0}, "drop"),
+        ("pcb", {"ratio": 0.0}, "ratio"),
+        ("regmean", {"off_diagonal": 1.5}, "off_diagonal"),
+        ("adamerging", {"granularity": "tensor"}, "granularity"),
+        ("adamerging", {"steps": -1}, "steps"),
+        ("adamerging", {"rate": 0.0}, "rate"),
+        ("adamerging", {"clamp": 1}, "clamp"),
+        ("adamerging", {"batches_per_step": 0}, "batches_per_step"),
+    ],
+)
+def test_values_out_of_range_name_their_setting(method, wrong, key):
+    experts = dict.fromkeys(TASKS, checkpoints.vision(1))
+    with pytest.raises(BadSetting, match=rf"merge\.{method}\.{key}"):
+        merge(method, checkpoints.vision(), experts, **needed(method), **wrong)
