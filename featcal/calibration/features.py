@@ -230,16 +230,17 @@ def first_features(
     stack `source` that feeds this one, and is consumed. Raises: BadBatches.
     """
     features = StudentTeacherFeatures([SpooledList(spool) for _ in students], SpooledList(spool))
+    models = [*students, teacher]
     for number, batch in enumerate(batches):
-        check_batch(task, number, batch, students[0])
+        check_batch(task, number, batch, models[0])
         with naming(task, number):
-            for which, model in enumerate([*students, teacher]):
+            for which, model in enumerate(models):
                 fed = encoder.tracks[which][number] if encoder else None
                 with feeding(model, source, stack, fed):
                     inputs = first_inputs(model, blocks_of(model, stack), batch, stack.mixed)
                 features.tracks[which].append(inputs)
         hidden = inputs[0]
-        mask = padding_mask(batch, hidden, stack.mask, pad_token(students[0]))
+        mask = padding_mask(batch, hidden, stack.mask, pad_token(models[0]))
         features.masks.append(mask)
         features.encoder_masks.append(encoder.masks[number] if encoder else None)
         features.tokens += hidden.shape[:-1].numel() if mask is None else int(mask.sum())

@@ -5,47 +5,34 @@ One module runs everything: it takes the tensors of the model to run, so at most
 experts is in memory at a time. A site is a group of linears that read the same tensor (q, k, v).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from featcal.calibration.features import (
+    Spool,
+    StudentTeacherFeatures,
+    advance,
+    first_features,
+    leave_stack,
+)
 from featcal.core.moments import add_gram, mirror
 from featcal.core.precision import SUM_DTYPE, exact_products
-from featcal.errors import BadBatches, BadFile
+from featcal.errors import BadFile
 from featcal.merging.registry import MergeJob, NamedTensors
 from featcal.merging.sources import Source
 from featcal.merging.tensors import average_tensor, stacked_vectors, task_vectors
-from featcal.models.batch import check_batch, check_tasks, naming, pad_token, padding_mask
-from featcal.models.blocks import (
-    Features,
-    feeding,
-    first_inputs,
-    hooked,
-    module_inputs,
-    stack_output,
-    step,
-)
+from featcal.models.batch import check_tasks
+from featcal.models.blocks import hooked, module_inputs, step
 from featcal.models.families import plan_for
 from featcal.models.modules import normalised, solved_modules
 from featcal.models.plan import Stack, blocks_of
 
 Linears = tuple[str, ...]  # names within their block of the linears of one site
-
-
-@dataclass
-class TaskFeatures:
-    """One task's batches just before the current block.
-
-    masks:     (batch, tokens), 0 at padding.
-    fed_masks: of the tokens that another stack feeds, which blocks receive by the keyword `fed`.
-    """
-
-    fed: str
-    features: list[Features] = field(default_factory=list)
-    masks: list[Tensor | None] = field(default_factory=list)
-    fed_masks: list[Tensor | None] = field(default_factory=list)
 
 
 @dataclass
@@ -97,6 +84,8 @@ class ForwardOrder:
             task: list(self.job.batches[task]) if several else self.job.batches[task]
             for task in self.job.experts
         }
+        # without a limit: all features stay on their device
+        self.spool = Spool(sys.maxsize, sys.maxsize, tempfile.gettempdir())
         self.tokens: dict[str, int] = {}
         self.job.record["tokens"] = self.tokens
         self.before: set[int] = set()  # addresses of tensors that run before the blocks
@@ -111,13 +100,13 @@ class ForwardOrder:
             for name in self.job.names:
                 if not name.startswith(inside):
                     state[name].copy_(average_tensor(*self.job.read(name)))
-        tasks: dict[str, TaskFeatures] = {}
+        tasks = dict[str, StudentTeacherFeatures]()
         for feeder, stack in self.plan.in_order:
             tasks = {t: self._start(t, feeder, stack, tasks.get(t)) for t in self.job.experts}
             for i, block in enumerate(blocks_of(self.worker, stack)):
                 path = f"{stack.blocks}.{i}."
                 with exact_products():
-                    merged = self._merge_block(path, block, stack, tasks)
+                    merged = self._merge_block(path, block, feeder, stack, tasks)
                 done |= merged.keys()
                 yield from merged.items()
                 self.job.progress(f"{path[:-1]}  {len(tasks)} tasks")
@@ -127,16 +116,18 @@ class ForwardOrder:
             yield name, average_tensor(base, experts) if average else base
 
     def _merge_block(
-        self, path: str, block: nn.Module, stack: Stack, tasks: dict[str, TaskFeatures]
+        self,
+        path: str,
+        block: nn.Module,
+        feeder: Stack | None,
+        stack: Stack,
+        tasks: Mapping[str, StudentTeacherFeatures],
     ) -> dict[str, Tensor]:
         """Sum over one block, merge it, and move every task's features past it."""
         sums = []
         for task, expert in self.job.experts.items():
             copy_tensors(expert, self.worker, path)
-            task_sums, outputs = sum_block(block, stack, tasks[task])
-            sums.append(task_sums)
-            if self.own:
-                tasks[task].features = outputs
+            sums.append(sum_block(block, feeder, stack, tasks[task], move=self.own))
         solved = self._solve_block(path, block, sums)
         merged = {name: tensor.to(self.job.base.dtype(name)) for name, tensor in solved}
         for name in self.job.names:
@@ -148,7 +139,7 @@ class ForwardOrder:
             for name, tensor in merged.items():
                 state[name].copy_(tensor)
             for features in tasks.values():
-                features.features = [step(block, stack, *each) for each in features.features]
+                advance(block, stack, features.teacher)
         return merged
 
     def _solve_block(self, path: str, block: nn.Module, sums: Sequence[BlockSums]) -> NamedTensors:
@@ -172,20 +163,22 @@ class ForwardOrder:
             yield name, base.to(SUM_DTYPE) + tau
 
     def _start(
-        self, task: str, feeder: Stack | None, stack: Stack, fed: TaskFeatures | None
-    ) -> TaskFeatures:
-        """Return a task's features before the first block of a stack.
+        self,
+        task: str,
+        feeder: Stack | None,
+        stack: Stack,
+        fed: StudentTeacherFeatures | None,
+    ) -> StudentTeacherFeatures:
+        """Return a task's features before the first block of a stack, as those of a teacher.
 
         feeder, fed: the stack that feeds this one, and the task's features after it.
         """
-        results: list[Tensor | None] = []
         if feeder and fed:
             model = self.job.experts[task] if self.own else self.job.base
             copy_tensors(model, self.worker, f"{feeder.exit}.")
-            results = [stack_output(self.worker, feeder, hidden) for hidden, _ in fed.features]
+            leave_stack(self.worker, feeder, fed.teacher)
         if self.own:
             copy_tensors(self.job.experts[task], self.worker)
-        start = TaskFeatures(fed=feeder.feeds if feeder else "")
         # before a later stack only its own part counts: the others ran after blocks
         part = "" if stack is self.plan.stacks[0] else stack.blocks.partition(".")[0]
 
@@ -193,46 +186,38 @@ class ForwardOrder:
             self.before |= {p.data_ptr() for p in module.parameters(recurse=False)}
 
         modules = self.worker.get_submodule(part).modules()
+        own = self.worker, stack, self.batches[task], self.spool
         with hooked([module.register_forward_pre_hook(note) for module in modules]):
-            for number, batch in enumerate(self.batches[task]):
-                check_batch(task, number, batch, self.worker)
-                handed = feeding(self.worker, feeder, stack, results[number] if results else None)
-                with naming(task, number), handed:
-                    blocks = blocks_of(self.worker, stack)
-                    start.features.append(first_inputs(self.worker, blocks, batch, stack.mixed))
-                hidden = start.features[-1][0]
-                mask = padding_mask(batch, hidden, stack.mask, pad_token(self.worker))
-                start.masks.append(mask)
-                start.fed_masks.append(fed.masks[number] if feeder and fed else None)
-                count = hidden.shape[:-1].numel() if mask is None else int(mask.sum())
-                self.tokens[task] = self.tokens.get(task, 0) + count
-        if not start.features:
-            problem = "is empty; at least one batch with at least one sample is needed"
-            raise BadBatches(task, problem)
-        return start
+            features = first_features(task, [], *own, feeder, fed if feeder else None)
+        self.tokens[task] = self.tokens.get(task, 0) + features.tokens
+        return features
 
 
 def sum_block(
-    block: nn.Module, stack: Stack, task_features: TaskFeatures
-) -> tuple[BlockSums, list[Features]]:
-    """Return the sums of one block over a task's batches, and the block's outputs.
+    block: nn.Module,
+    feeder: Stack | None,
+    stack: Stack,
+    features: StudentTeacherFeatures,
+    move: bool,
+) -> BlockSums:
+    """Return the sums of one block over a task's batches, and `move` the features past it.
 
     Products have the data's precision, sums float64. Raises: BadCapture.
     """
-    grams, squares, outputs = dict[Linears, Gram](), dict[str, Tensor](), []
+    grams, squares = dict[Linears, Gram](), dict[str, Tensor]()
     linears, norms = solved_modules(block)
-    for (hidden, arguments), mask, fed_mask in zip(
-        task_features.features, task_features.masks, task_features.fed_masks, strict=True
-    ):
+    for number, mask in enumerate(features.masks):
+        hidden, arguments = features.teacher[number]
         with module_inputs(block, [*linears, *norms]) as inputs:
-            outputs.append(step(block, stack, hidden, arguments))
-        fed = arguments[0].get(task_features.fed)
+            output = step(block, stack, hidden, arguments)
+        fed = arguments[0].get(feeder.feeds) if feeder else None
         sites: dict[object, list[str]] = {}  # by the tensor that their linears read
         for name in linears:
             sites.setdefault(memory_key(inputs[name]), []).append(name)
         for key, names in sites.items():
             from_fed = isinstance(fed, Tensor) and key == memory_key(fed)
-            rows = token_rows(inputs[names[0]], fed_mask if from_fed else mask)  # (n, d)
+            own_mask = features.encoder_masks[number] if from_fed else mask
+            rows = token_rows(inputs[names[0]], own_mask)  # (n, d)
             d = rows.shape[1]
             gram = grams.setdefault(tuple(names), Gram(rows.new_zeros(d, d, dtype=SUM_DTYPE)))
             add_gram(gram.total, rows)
@@ -240,9 +225,11 @@ def sum_block(
         for name in norms:
             z = token_rows(normalised(block.get_submodule(name), inputs[name]), mask)
             squares[name] = squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
+        if move:
+            features.teacher[number] = output
     for gram in grams.values():
         mirror(gram.total)
-    return (grams, squares), outputs
+    return grams, squares
 
 
 def memory_key(x: Tensor) -> tuple[object, ...]:
