@@ -175,19 +175,15 @@ class Adapters:
                 for task, curve in self.losses.items()
             },
         }
+        rows = [*dict(self.settings).items(), ("seed", self.seed), ("width", self.width)]
+        front = {"library_name": "featcal", "tags": ["featcal"]}
+        ends = [[task, f"{c[0]:.5f}", f"{c[-1]:.5f}"] for task, c in self.losses.items()]
+        card = render_card(f"{self.settings.title} adapters", NOTE, {}, rows, front, losses=ends)
         with atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as hidden:
             save_file(tensors, hidden / WEIGHTS, metadata={"format": "pt"})
             write_json(hidden / RECORD, record)
-            write_card(hidden, self._card())
+            write_card(hidden, card)
         return Path(folder)
-
-    def _card(self) -> str:
-        """Return the text of README.md."""
-        values = {**dict(self.settings), "seed": self.seed, "width": self.width}
-        losses = [[task, f"{c[0]:.5f}", f"{c[-1]:.5f}"] for task, c in self.losses.items()]
-        front = {"library_name": "featcal", "tags": ["featcal"]}
-        title = f"{self.settings.title} adapters"
-        return render_card(title, NOTE, {}, list(values.items()), front, losses=losses)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Adapters":

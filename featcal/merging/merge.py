@@ -4,8 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -85,23 +84,98 @@ def merge(
 
 
 @dataclass(frozen=True)
+class Form:
+    """The base as the form of a merged model; of a CLIPModel it may be the vision tower.
+
+    untied: tensors that the base ties and an expert does not, as `part_ties`.
+    """
+
+    model: Model
+    part: str | None
+    source: Source
+    untied: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, base: Model, experts: Mapping[str, Model]) -> "Form":
+        """Open the base, of a CLIPModel the vision tower where the experts are CLIPVisionModels."""
+        whole = [expert for expert in experts.values() if not is_adapter(expert)]
+        part = None
+        if whole and class_of(whole[0]) is CLIPVisionModel and class_of(base) is CLIPModel:
+            base, part = (
+                (base.get_submodule(VISION), None)
+                if isinstance(base, nn.Module)
+                else (base, VISION)
+            )
+        return cls(base, part, source(base, "base", part))
+
+    @property
+    def architecture(self) -> str:
+        """Return the class name of a merged model."""
+        return CLIPVisionModel.__name__ if self.part else class_of(self.model).__name__
+
+    def module(self) -> nn.Module:
+        """Return a new module; `untied` names are no longer tied."""
+        if isinstance(self.model, nn.Module):
+            module: Any = copy.deepcopy(self.model)
+        else:
+            module = load_vision(self.model) if self.part else load_model(self.model)
+        for name in self.untied:
+            path, _, own = name.rpartition(".")
+            table = nn.Parameter(module.get_parameter(name).detach().clone())
+            setattr(module.get_submodule(path), own, table)
+            module.config = untied_config(module.config)
+        return module
+
+    @torch.no_grad()
+    def result(
+        self,
+        tensors: NamedTensors,
+        out: str | Path | None,
+        complete: Callable[[Path], None] = lambda folder: None,
+    ) -> nn.Module | Path:
+        """Return a module with these tensors, or write a folder, complete or not at all.
+
+        complete: adds to the unfinished folder once all tensors are written.   Raises: DiskFull.
+        """
+        stored = self.source if isinstance(self.source, ModelCheckpoint) else None
+        if out is None:
+            module = self.module()
+            state = module.state_dict()
+            for name, tensor in stored.to_module(tensors) if stored else tensors:
+                if name in state:  # a head that the class lacks is not
+                    state[name].copy_(tensor)  # tied tensors share memory
+            return module
+        if isinstance(self.model, nn.Module):
+            config, like = self.model.config, None
+        else:
+            config, like = AutoConfig.from_pretrained(self.model, local_files_only=True), self.model
+        shapes = [(self.source.shape(n), self.source.dtype(n)) for n in self.source.names]
+        tensors = iter(stored.to_files(tensors)) if stored else tensors
+        first = next(tensors)  # checks run here, before a folder is made
+        needed = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
+        with shard_writer(out, needed=needed) as writer:
+            config = untied_config(config) if self.untied else config
+            write_config(config, self.architecture, writer.folder)  # type: ignore[arg-type]
+            copy_other_files(like, writer.folder)
+            for name, tensor in chain([first], tensors):
+                writer.write(name, tensor)
+            complete(writer.folder)
+        return Path(out)
+
+
+@dataclass(frozen=True)
 class OpenedMerge:
     """One merge, opened and checked, before anything is computed.
 
-    kept:   tensors that stay the base's, each with its name there.
-    origin: the base as a source, with those.
-    untied: tensors that the base ties and an expert does not, as `part_ties`.
+    kept: tensors that stay the base's, each with its name there.
     """
 
     method: Method
     settings: dict[str, Any]
     job: MergeJob
     kept: Mapping[str, str]
-    origin: Source
-    base: Model
-    part: str | None
+    form: Form
     experts: Mapping[str, Model]
-    untied: Mapping[str, str]
 
     def run(self) -> NamedTensors:
         """Yield the merged tensors, or task vectors of a scaled method."""
@@ -129,34 +203,29 @@ class OpenedMerge:
 
     def finish(self, merged: NamedTensors, out: str | Path | None) -> nn.Module | Path:
         """Return a module of what `run` yielded, or write it to the folder `out`."""
-        tensors = self._all_tensors(merged)
+        tensors, base = self._all_tensors(merged), self.form.model
         if out is None:
-            if isinstance(self.origin, ModelCheckpoint):
-                tensors = self.origin.to_module(tensors)
-            return fill(module_like(self.base, self.part, self.untied), tensors)
+            return self.form.result(tensors, None)
         folders = {n: Path(e) for n, e in self.experts.items() if not isinstance(e, nn.Module)}
-        modules, encoder = list[str](), False  # of a sentence encoder
-        if not isinstance(self.base, nn.Module):
-            modules = merge_modules(Path(self.base), folders)
-            encoder = bool(modules_of(Path(self.base)))
+        modules, class_name = list[str](), self.form.architecture
+        if not isinstance(base, nn.Module):
+            modules = merge_modules(Path(base), folders)  # of a sentence encoder
+            class_name = SENTENCE_CLASS if modules_of(Path(base)) else class_name
         for line in modules:
             self.job.progress(line)
-        text = self._card(
-            modules, SENTENCE_CLASS if encoder else architecture(self.base, self.part)
-        )
+        text = self._card(modules, class_name)
         made = {"method": self.method.name, "settings": self.settings}
-        made |= models_record(self.base, self.experts, out)
+        made |= models_record(base, self.experts, out)
 
         def complete(folder: Path) -> None:
-            if not isinstance(self.base, nn.Module):
-                merge_modules(Path(self.base), folders, folder)
+            if not isinstance(base, nn.Module):
+                merge_modules(Path(base), folders, folder)
             if self.job.record:  # filled while the tensors came
                 write_json(folder / "merge.json", self.job.record)
             write_json(folder / RECORD, made)
             write_card(folder, text)
 
-        like = self.base, self.part, self.origin
-        return write_merged(tensors, out, *like, bool(self.untied), complete)
+        return self.form.result(tensors, out, complete)
 
     def _all_tensors(self, merged: NamedTensors) -> NamedTensors:
         """Yield counters, merged tensors, then those that stay the base's; complete the record."""
@@ -176,7 +245,7 @@ class OpenedMerge:
                 )
             yield name, tensor
         for name, own in self.kept.items():
-            yield name, self.origin.finite_tensor(own)
+            yield name, self.form.source.finite_tensor(own)
         if job.record:
             about = {"method": self.method.name, "source": self.method.source}
             about |= {"note": self.method.note} if self.method.note else {}
@@ -186,16 +255,15 @@ class OpenedMerge:
 
     def _card(self, modules: Sequence[str], class_name: str) -> str:
         """Return the text of the model card; modules: what became of further modules."""
-        name, experts = self.method.name, self.experts
+        name, experts, base = self.method.name, self.experts, self.form.model
+        about = f"`{name}`, {self.method.source}. {self.method.note}"
         return render_card(
-            f"{name_of(self.base)}: {len(experts)} experts merged",
+            f"{name_of(base)}: {len(experts)} experts merged",
             f"{len(experts)} fine-tuned models merged into one by `{name}` (featcal {__version__}).",
-            {"base": self.base} | {f"expert {task}": experts[task] for task in sorted(experts)},
+            {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)},
             list(self.settings.items()),
             {"merge_method": name},
-            method=" ".join(
-                [f"`{name}`, {self.method.source}. {self.method.note}", *modules]
-            ).strip(),
+            method=" ".join([about, *modules]).strip(),
             class_name=class_name,
         )
 
@@ -227,23 +295,18 @@ def open_merge(
     require(len(experts) > 0, "merge.experts", experts, "must hold at least one expert")
     if not isinstance(experts, Mapping):
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
-    base, part = matching_part(base, experts)
-    origin = source(base, "base", part)
-    sources = expert_sources(experts, base, origin, part)
-    labels = {"base": origin, **{f"expert {task!r}": expert for task, expert in sources.items()}}
-    require_same_configs(
-        {
-            f"{label} ({each.files.folder})"
-            if isinstance(each, ModelCheckpoint)
-            else label: getattr(each.module, "config", None)
-            for label, each in labels.items()
-        }
-    )
-    untied, ours = part_ties(origin, sources), origin
-    if untied:
-        ours = view(origin, untied)
+    form = Form.of(base, experts)
+    origin = ours = form.source
+    sources = expert_sources(experts, form.model, origin, form.part)
+    configs = {}
+    for label, each in {"base": origin, **{f"expert {t!r}": e for t, e in sources.items()}}.items():
+        folder = f" ({each.files.folder})" if isinstance(each, ModelCheckpoint) else ""
+        configs[label + folder] = getattr(each.module, "config", None)
+    require_same_configs(configs)
+    if untied := part_ties(origin, sources):
+        form, ours = replace(form, untied=untied), view(origin, untied)
         sources = {task: view(expert, untied) for task, expert in sources.items()}
-    theirs, hidden = align(ours, sources, base, experts, progress)
+    theirs, hidden = align(ours, sources, form.model, experts, progress)
     if embeddings == "base":
         every = (name for model in (origin, *theirs.values()) for name in model.names)
         hidden |= {name for name in every if is_vocabulary(name)}
@@ -253,7 +316,7 @@ def open_merge(
     job = MergeJob(
         base=ours,
         experts=theirs,
-        structure=partial(module_like, base, part, untied),
+        structure=form.module,
         batches=batches or {},
         head=read_head(head, theirs) if head is not None else {},
         device=torch_device(device),
@@ -262,7 +325,7 @@ def open_merge(
     )
     kept = {name: untied.get(name, name) for name in sorted(hidden)}
     kept = {name: own for name, own in kept.items() if own in origin.names}
-    return OpenedMerge(entry, checked_settings, job, kept, origin, base, part, experts, untied)
+    return OpenedMerge(entry, checked_settings, job, kept, form, experts)
 
 
 def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> dict[str, Tensor]:
@@ -294,76 +357,3 @@ def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> 
             expected = f"must be a finite matrix with one row of {p} values per class"
             raise BadSetting(f"merge.head[{name!r}]", shape, expected)
     return {name: tensors[name] for name in wanted}
-
-
-def matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Model, str | None]:
-    """Return the base, and the part of its folder to use: a CLIPModel's vision tower where the
-    experts are CLIPVisionModels.
-    """
-    whole = [expert for expert in experts.values() if not is_adapter(expert)]
-    if not whole or class_of(whole[0]) is not CLIPVisionModel or class_of(base) is not CLIPModel:
-        return base, None
-    return (base.get_submodule(VISION), None) if isinstance(base, nn.Module) else (base, VISION)
-
-
-def module_like(
-    base: Model, part: str | None, untied: Mapping[str, str] | None = None
-) -> nn.Module:
-    """Return a new module like the base; `untied` names are no longer tied."""
-    if isinstance(base, nn.Module):
-        module: Any = copy.deepcopy(base)
-    else:
-        module = load_vision(base) if part else load_model(base)
-    for name in untied or ():
-        path, _, own = name.rpartition(".")
-        table = nn.Parameter(module.get_parameter(name).detach().clone())
-        setattr(module.get_submodule(path), own, table)
-        module.config = untied_config(module.config)
-    return module
-
-
-def architecture(base: Model, part: str | None) -> str:
-    """Return the class name of a merge like the base."""
-    return CLIPVisionModel.__name__ if part else class_of(base).__name__
-
-
-def write_merged(
-    tensors: NamedTensors,
-    out: str | Path,
-    base: Model,
-    part: str | None,
-    origin: Source,
-    untied: bool = False,
-    complete: Callable[[Path], None] = lambda folder: None,
-) -> Path:
-    """Write tensors as a Hugging Face folder like the base, complete or not at all.
-
-    origin: the base as a source.   untied: the table and head of a language model are not tied.
-    complete: adds to the unfinished folder once all tensors are written.   Raises: DiskFull.
-    """
-    if isinstance(base, nn.Module):
-        config, like = base.config, None
-    else:
-        config, like = AutoConfig.from_pretrained(base, local_files_only=True), base
-    size = sum(math.prod(origin.shape(n)) * origin.dtype(n).itemsize for n in origin.names)
-    if isinstance(origin, ModelCheckpoint):
-        tensors = iter(origin.to_files(tensors))
-    first = next(tensors)  # checks run here, before a folder is made
-    with shard_writer(out, needed=size) as writer:
-        config = untied_config(config) if untied else config
-        write_config(config, architecture(base, part), writer.folder)  # type: ignore[arg-type]
-        copy_other_files(like, writer.folder)
-        for name, tensor in chain([first], tensors):
-            writer.write(name, tensor)
-        complete(writer.folder)
-    return Path(out)
-
-
-@torch.no_grad()
-def fill(module: nn.Module, tensors: NamedTensors) -> nn.Module:
-    """Copy the tensors into the module and return it."""
-    state = module.state_dict()
-    for name, tensor in tensors:
-        if name in state:  # a head that the class lacks is not
-            state[name].copy_(tensor)  # tied tensors share memory
-    return module

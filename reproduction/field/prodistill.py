@@ -68,9 +68,9 @@ def prodistill(
     Raises: BadBatches, BadPlan; MissingTensor, TensorsDiffer; Diverged; DiskFull.
     """
     models, target = Models.opened(merged, base, experts), torch.device(device)
-    student, teacher = (models.module().to(target).eval() for _ in range(2))
+    student, teacher = (models.form.module().to(target).eval() for _ in range(2))
     work = Distillation(models, batches, epochs, rate, seed, student, teacher)
-    return models.result(work.tensors(), out)
+    return models.form.result(work.tensors(), out)
 
 
 @dataclass(frozen=True)

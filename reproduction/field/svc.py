@@ -56,7 +56,7 @@ def svc(
     Raises: MissingTensor, TensorsDiffer where the models do not fit; NotFinite; DiskFull.
     """
     models = Models.opened(merged, base, experts)
-    return models.result(calibrated_tensors(models, least, torch.device(device)), out)
+    return models.form.result(calibrated_tensors(models, least, torch.device(device)), out)
 
 
 def calibrated_tensors(models: Models, least: float, device: torch.device) -> NamedTensors:

@@ -13,6 +13,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
+from test_align import llama
 
 from featcal.cli import main as cli
 from featcal.cli.options import yaml_scalar
@@ -31,15 +32,15 @@ pytestmark = [  # peft's words on adapters of tables
 LORA = {"r": 2, "lora_alpha": 6, "target_modules": ["q_proj", "fc1"]}
 
 
-def adapted(model, seed=5, **how):
-    """A PeftModel of a copy of the model with random adapters, and its config's settings."""
+def adapted(model, seed=5, config=None, **how):
+    """A PeftModel of a copy of the model, whose adapters are random."""
     torch.manual_seed(seed)
-    config = peft.LoraConfig(**LORA | {"init_lora_weights": False} | how)
+    config = config or peft.LoraConfig(**LORA | {"init_lora_weights": False} | how)
     made = peft.get_peft_model(copy.deepcopy(model), config).eval()
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if "modules_to_save" in name or (parameter.requires_grad and name.endswith(".bias")):
-                parameter += torch.randn(parameter.shape)
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn(parameter.shape)
     return made
 
 
@@ -47,37 +48,44 @@ def near(one, other, tolerance=1e-6):
     return torch.allclose(one, other, rtol=0, atol=tolerance)
 
 
-def same(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
-VISION = {
+ADAPTERS = {
     "plain": {},
     "rslora": {"use_rslora": True},
     "dora": {"use_dora": True},
     "ranks": {"rank_pattern": {"q_proj": 3, "layers.1.mlp.fc1": 1}, "alpha_pattern": {"fc1": 9}},
     "saved": {"bias": "all", "modules_to_save": ["post_layernorm"]},
     "patches": {"target_modules": ["patch_embedding", "v_proj"]},
+    **{start: {"init_lora_weights": start} for start in ("pissa", "olora", "mica", "orthogonal")},
+    "vera": peft.VeraConfig(r=2, target_modules=["q_proj"]),
+    "ia3": peft.IA3Config(target_modules=["k_proj", "fc2"], feedforward_modules=["fc2"]),
+    "loha": peft.LoHaConfig(r=2, target_modules=["fc1"]),
+    "layer norms": peft.LNTuningConfig(target_modules=["layer_norm1"]),
 }
 
 
-@pytest.mark.parametrize("how", VISION.values(), ids=VISION)
+@pytest.mark.parametrize("how", ADAPTERS.values(), ids=ADAPTERS)
 @pytest.mark.parametrize("kind", ["module", "folder"])
-def test_a_lora_expert_is_the_model_that_peft_merges(tmp_path, how, kind):
-    base = checkpoints.vision()
-    expert = adapted(base, **how)
-    expert.save_pretrained(tmp_path / "lora")
+def test_an_adapter_is_merged_as_peft_loads_and_merges_it(tmp_path, how, kind):
+    base, own = checkpoints.vision(), {"config": how} if isinstance(how, peft.PeftConfig) else how
+    adapted(base, **own).save_pretrained(tmp_path / "lora")
+    expert = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "lora").eval()
     whole = copy.deepcopy(expert).merge_and_unload()
+    assert tiny.difference(whole, base) > 1e-3
     given = base if kind == "module" else checkpoints.vision_folder(tmp_path / "base")
     for form in (tmp_path / "lora", expert):
         assert tiny.difference(merge("average", given, [form]), whole) < 1e-6
-    other, exact = checkpoints.vision(1), copy.deepcopy(expert).double().merge_and_unload()
-    wide = {"a": exact, "b": copy.deepcopy(other).double()}
-    for method in ("ties", "tsv_merge", "iso_c"):
-        merged = merge(method, given, {"a": tmp_path / "lora", "b": other})
-        want = merge(method, copy.deepcopy(base).double(), wide)
-        assert tiny.difference(merged.double(), want) < 1e-5, method
-    assert same(dense_model(given, tmp_path / "lora"), whole)
+    assert tiny.difference(dense_model(given, tmp_path / "lora"), whole) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["ties", "tsv_merge", "iso_c"])
+def test_an_adapter_and_a_model_are_merged_as_two_models(tmp_path, method):
+    base, other = checkpoints.vision(), checkpoints.vision(1)
+    expert = adapted(base)
+    expert.save_pretrained(tmp_path / "lora")
+    merged = merge(method, base, {"a": tmp_path / "lora", "b": other})
+    wide = {"a": expert.double().merge_and_unload(), "b": other.double()}
+    want = merge(method, copy.deepcopy(base).double(), wide)
+    assert tiny.difference(merged.double(), want) < 1e-5
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
@@ -179,32 +187,6 @@ def test_tables_that_a_class_cannot_have_apart_are_refused_by_name(tmp_path):
         merge("average", base, [tmp_path])
 
 
-STARTS = {
-    **{start: {"init_lora_weights": start} for start in ("pissa", "olora", "mica", "orthogonal")},
-    "vera": peft.VeraConfig(r=2, target_modules=["q_proj"]),
-    "ia3": peft.IA3Config(target_modules=["k_proj", "fc2"], feedforward_modules=["fc2"]),
-    "loha": peft.LoHaConfig(r=2, target_modules=["fc1"]),
-    "layer norms": peft.LNTuningConfig(target_modules=["layer_norm1"]),
-}
-
-
-@pytest.mark.parametrize("how", STARTS.values(), ids=STARTS)
-def test_what_peft_loads_is_merged_as_peft_loads_it(tmp_path, how):
-    base, config = checkpoints.vision(), peft.LoraConfig(**LORA | how) if type(how) is dict else how
-    expert = peft.get_peft_model(copy.deepcopy(base), config).eval()
-    tuned = [p for p in expert.parameters() if p.requires_grad]
-    with torch.no_grad():
-        for p in tuned:
-            p += 0.05 * torch.randn(p.shape, generator=tiny.seeded(4))
-    expert.save_pretrained(tmp_path / "adapter")
-    own = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "adapter").eval()
-    merged = merge("average", checkpoints.vision_folder(tmp_path / "base"), [tmp_path / "adapter"])
-    x = tiny.images(1, dtype=torch.float32, size=32)[0]
-    with torch.no_grad():
-        want, ours, before = (model(**x).last_hidden_state for model in (own, merged, base))
-    assert near(ours, want, 1e-5) and not near(ours, before, 1e-4)
-
-
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -280,11 +262,6 @@ def test_without_peft_an_adapter_is_refused_with_the_line_that_installs_it(tmp_p
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(BadEnvironment, match=r"pip install 'featcal\[lora\]'"):
         merge("average", checkpoints.vision(), [tmp_path / "lora"])
-
-
-def llama(words, seed):
-    config = families.tf.LlamaConfig(**families.GROUPED | {"vocab_size": words})
-    return tiny.make(lambda: families.tf.LlamaForCausalLM(config), seed, torch.float32)
 
 
 @pytest.fixture
