@@ -40,127 +40,107 @@ def read(graph):
     return lambda name, columns: read_rows(graph[0] / "results/smoke" / name, columns)
 
 
+@pytest.fixture
+def record(graph):
+    """Return a function that reads a JSON file of the graph's results."""
+    return lambda name: json.loads((graph[0] / "results/smoke" / name).read_text())
+
+
+def keys(rows, *columns):
+    """Return the cells of some columns, each row's once. Raises: AssertionError for a row twice."""
+    found = [tuple(row[column] for column in columns) for row in rows]
+    assert len(set(found)) == len(found)
+    return set(found)
+
+
+def values(rows, *columns):
+    """Return the cells of some columns."""
+    return {tuple(row[column] for column in columns) for row in rows}
+
+
+def crossed(models, *parts):
+    """Return every model with every combination of further cells."""
+    return {(*model, *more) for model in models for more in product(*parts)}
+
+
+TASKS = ("mnist", "svhn", "dtd")
+NAMED = ("upstream", "method", "setting", "seed", "task")
+
+
 def test_every_model_of_the_pool_has_a_score_on_every_task(read):
     rows = read("scores/clip_b32-8/scores.csv", results.SCORES)
     params, key = smoke_params(), "clip_b32-8"
     calibrated = len(RUN["calibrate"]) * len(params["calibrate"][key]["smoke"]) * len(FEW["seeds"])
-    adapted = (
-        4 + 2 + 3
-    )  # settings of two adapters after one merged model, and of the third after another
+    adapted = 4 + 2 + 3  # two adapters after one merged model, the third after another
     models = 3 + len(params["merge"][key]) + calibrated + adapted
-    assert len(rows) == 3 * models
-    assert {row["task"] for row in rows} == {"mnist", "svhn", "dtd"}
+    assert len(keys(rows, *NAMED)) == 3 * models and values(rows, "task") == crossed([()], TASKS)
     assert all(0 <= row["value"] <= 100 and row["count"] == 60 for row in rows)
     methods = {"base", "expert", "multitask", "merged", "featcal", *ADAPTERS}
     assert {row["method"] for row in rows} == methods
-    named = [
-        tuple(row[column] for column in ("upstream", "method", "setting", "seed", "task"))
-        for row in rows
-    ]
-    assert len(set(named)) == len(named)
 
 
 def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
-    work, _ = graph
-    columns = {
-        "scores": results.SCORES,
-        "ablate": results.SCORES,
-        "samples": results.SAMPLES,
-        "cost": results.AUDIT,
-        "sweep": results.SWEEP,
-        "corrupted": results.CORRUPTED,
-    }
-    columns |= {
-        "choices": results.CHOICES,
-        "default": results.DEFAULT,
-        "expert_seeds": results.EXPERT_SEEDS,
-        "field": results.SCORES,
-    }
-    columns |= {"second_encoder": results.SCORES, "extrapolation": results.EXTRAPOLATION}
-    files = list((work / "results/smoke").rglob("*.correct.csv"))
+    columns = {name: kind.scores for name, kind in studies().items() if kind.scores}
+    columns |= {"scores": results.SCORES}
+    files = list((graph[0] / "results/smoke").rglob("*.correct.csv"))
     assert {path.name.split(".")[0] for path in files} == set(columns)
     for path in files:
         own = columns[path.name.split(".")[0]]
         scores = read_rows(path.with_name(path.name.replace(".correct", "")), own)
-        kept = read_rows(path, correct_columns(own))
-        assert len(kept) == len(scores)
-        for row, right in zip(scores, kept, strict=True):
+        for row, right in zip(scores, read_rows(path, correct_columns(own)), strict=True):
             assert all(str(row[c]) == str(right[c]) for c in own if c not in ("value", "count"))
             if row["metric"] == "accuracy":
-                assert row["value"] == round(
-                    100 * bits(right["correct"], row["count"]).mean(), 4
-                ), (path.name, row)
+                share = 100 * bits(right["correct"], row["count"]).mean()
+                assert row["value"] == round(share, 4), (path.name, row)
             else:
                 assert right["correct"] == ""
 
 
 def test_what_an_adapter_saw_of_the_test_images_is_its_draw(graph, read):
-    work, _ = graph
     rows = read("scores/clip_b32-8/seen.csv", results.SEEN)
-    named = {(row["stream"], row["samples"], row["seed"]) for row in rows}
-    assert named == {("test_unlabelled", "16", "42"), ("test_unlabelled", "", "42")}, (
-        "the adapters' draw, and AdaMerging's"
-    )
+    draws = {("test_unlabelled", "16", "42"), ("test_unlabelled", "", "42")}  # AdaMerging's last
+    assert values(rows, "stream", "samples", "seed") == draws
     for row in rows:
-        seen = bits(row["seen"], row["count"])
         drawn = range(60) if row["samples"] == "" else sorted(draw_indices(row["task"], 60, 16, 42))
-        assert list(np.flatnonzero(seen)) == list(drawn)
+        assert list(np.flatnonzero(bits(row["seen"], row["count"]))) == list(drawn)
     budgets = read("samples/clip_b32-8/samples.seen.csv", results.SEEN)
-    assert {(r["samples"], int(bits(r["seen"], r["count"]).sum())) for r in budgets} == {
-        ("16", 16),
-        ("64", 60),
-    }
+    counts = {(r["samples"], int(bits(r["seen"], r["count"]).sum())) for r in budgets}
+    assert counts == {("16", 16), ("64", 60)}
     damaged = read("corrupted/clip_b32-8/corrupted.seen.csv", results.SEEN)
     assert damaged == [row for row in rows if row["samples"] == "16"]
     assert read("scores/clip_l14-8/seen.csv", results.SEEN) == []
-    assert not list((work / "results/smoke").glob("scores/*glue/seen.csv"))
+    assert not list((graph[0] / "results/smoke").glob("scores/*glue/seen.csv"))
 
 
-def test_a_larger_pool_scores_every_merger_and_each_with_what_calibrates_it(graph, read):
-    work, _ = graph
+def test_a_larger_pool_scores_every_merger_and_each_with_what_calibrates_it(read, record):
     rows = read("scores/clip_b32-14/scores.csv", results.SCORES)
-    models = [
-        (row["upstream"], row["method"], row["setting"]) for row in rows if row["task"] == "eurosat"
-    ]
-    made = [
-        ("merged", ""),
-        ("featcal", "suite"),
-        *((m, setting) for m in ADAPTERS for setting in ("suite", "suite_train")),
-    ]
+    made = {("merged", ""), ("featcal", "suite"), *product(ADAPTERS, ("suite", "suite_train"))}
     mergers = smoke_params()["merge"]["clip_b32-14"]
-    expected = [(upstream, *kind) for upstream in mergers for kind in made]
-    assert sorted(models) == sorted([("", "base", ""), ("", "expert", ""), *expected]) and len(
-        rows
-    ) == 4 * len(models)
-    record = json.loads((work / "results/smoke/scores/clip_b32-14/run.json").read_text())
-    assert len(record["cost"]) == len(mergers) and {
-        "merge@clip_b32-14",
-        "adapt@clip_b32-14",
-    } <= set(record["seconds"])
+    expected = {("", "base", ""), ("", "expert", "")} | {(m, *k) for m in mergers for k in made}
+    tasks = (*TASKS, "eurosat")
+    assert keys(rows, "upstream", "method", "setting", "task") == crossed(expected, tasks)
+    told = record("scores/clip_b32-14/run.json")
+    assert len(told["cost"]) == len(mergers)
+    assert {"merge@clip_b32-14", "adapt@clip_b32-14"} <= set(told["seconds"])
     for key in ("clip_b32-20", "clip_l14-14"):  # the suite has no such pool, no such role
         assert read(f"scores/{key}/scores.csv", results.SCORES) == []
 
 
 def test_an_expert_is_made_for_the_smallest_pool_with_its_task(graph, read):
-    work, _ = graph
-    prepared = work / "outputs/smoke/prepared"
+    prepared = graph[0] / "outputs/smoke/prepared"
     assert [path.name for path in (prepared / "clip_b32-14/experts").iterdir()] == ["eurosat"]
-    rows = {pool: read(f"scores/clip_b32-{pool}/scores.csv", results.SCORES) for pool in (8, 14)}
-    found = {
-        pool: {r["task"]: r["value"] for r in rows[pool] if r["method"] == "expert"}
-        for pool in rows
-    }
+    found = {}
+    for pool in (8, 14):
+        rows = read(f"scores/clip_b32-{pool}/scores.csv", results.SCORES)
+        found[pool] = {r["task"]: r["value"] for r in rows if r["method"] == "expert"}
     assert found[8].items() <= found[14].items()
 
 
 def test_what_was_trained_leaves_its_loss_and_a_rescaled_merger_its_sweep(read):
     losses = read("scores/clip_b32-8/curves.csv", results.CURVES)
-    named = {(row["upstream"], row["method"], row["setting"]) for row in losses}
-    assert ("adamerging", "merged", "") in named and (
-        "task_arithmetic",
-        "surgery",
-        "paper_train",
-    ) in named
+    named = values(losses, "upstream", "method", "setting")
+    trained = ("task_arithmetic", "surgery", "paper_train")
+    assert {("adamerging", "merged", ""), trained} <= named
     assert [row["step"] for row in losses if row["upstream"] == "adamerging"] == ["1", "2", "3"]
     swept = read("ablate/clip_b32-8/scales.csv", results.SCALES)
     best = max(swept, key=lambda row: (row["value"], -float(row["factor"])))
@@ -168,27 +148,21 @@ def test_what_was_trained_leaves_its_loss_and_a_rescaled_merger_its_sweep(read):
 
 
 def test_every_control_has_a_score_on_every_task(graph, read):
-    work, _ = graph
-    study = load_context(work).experiments.studies["ablate"]["clip_b32-8"]
+    study = load_context(graph[0]).experiments.studies["ablate"]["clip_b32-8"]
     rows = read("ablate/clip_b32-8/ablate.csv", results.SCORES)
     wanted = {("anchor", ""), ("rescaled", ""), *(("featcal", name) for name in study.without)}
-    assert {(row["method"], row["setting"]) for row in rows} == wanted and len(rows) == 3 * len(
-        wanted
-    )
-    assert {row["upstream"] for row in rows} == {"task_arithmetic"} and all(
-        row["count"] == 60 for row in rows
-    )
+    assert keys(rows, "method", "setting", "task") == crossed(wanted, TASKS)
+    assert values(rows, "upstream", "count") == {("task_arithmetic", 60)}
 
 
 def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(graph):
-    work, _ = graph
     from safetensors.torch import load_file
 
-    context = load_context(work)
+    context = load_context(graph[0])
     blend = context.experiments.studies["ablate"]["clip_b32-8"].featcal.anchor_blend
     anchor = rescale(Setup(context, "clip_b32", 8), "task_arithmetic", blend).state_dict()
     base, merged = (
-        load_file(work / "outputs/smoke" / folder / "model.safetensors")
+        load_file(graph[0] / "outputs/smoke" / folder / "model.safetensors")
         for folder in ("prepared/clip_b32-8/base", "merged/clip_b32-8/task_arithmetic")
     )
     assert blend > 1 and base.keys() <= anchor.keys()
@@ -197,301 +171,217 @@ def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(grap
         assert (anchor[name] - expected).abs().max() <= 1e-6 * max(1.0, float(expected.abs().max()))
 
 
-def test_drift_is_measured_at_every_block_for_merged_and_calibrated(read):
-    rows = read("drift/clip_b32-8/drift.csv", results.DRIFT)
-    blocks = ["embeddings", *(f"{i:02d}" for i in range(DEPTH["clip_b32"])), "features"]
-    for model in (("merged", ""), ("featcal", "suite"), ("featcal", "paper")):
-        for task in ("mnist", "svhn", "dtd"):
-            assert [
-                r["block"] for r in rows if (r["method"], r["setting"], r["task"]) == (*model, task)
-            ] == blocks
-
-
 def test_damaged_images_leave_scores_of_every_method_and_examples(graph, read):
-    work, _ = graph
     rows = read("corrupted/clip_b32-8/corrupted.csv", results.CORRUPTED)
-    named = {(row["method"], row["setting"], row["corruption"], row["task"]) for row in rows}
-    assert len(named) == len(rows) == 6 * 2 * 3 and {row["method"] for row in rows} == {
-        "featcal",
-        "surgery",
-        "prob_surgery",
-    }
-    trained = {row["method"] for row in rows if row["setting"] == "suite_train"}
-    assert trained == {"surgery", "prob_surgery"}, "adapters on FeatCal's images, too"
+    made = {("featcal", "suite"), ("featcal", "paper")}
+    made |= set(product(OUTER, ("suite", "suite_train")))  # adapters on FeatCal's images, too
+    wanted = crossed(made, ("motion_blur", "fog"), TASKS)
+    assert keys(rows, "method", "setting", "corruption", "task") == wanted
     shown = read("corrupted/clip_b32-8/corrupted.examples.csv", results.EXAMPLES)
     assert [(row["task"], row["corruption"]) for row in shown] == [
         ("svhn", kind) for kind in ("clean", "motion_blur", "fog")
     ]
-    with Image.open(work / "results/smoke/corrupted/clip_b32-8/corrupted.examples.png") as sheet:
-        assert sheet.size == (3 * 32, 32)
+    with Image.open(graph[0] / "results/smoke/corrupted/clip_b32-8/corrupted.examples.png") as one:
+        assert one.size == (3 * 32, 32)
 
 
-def test_drawn_parts_are_scored_where_no_adapter_has_looked(graph, read):
+def test_drawn_parts_are_scored_where_no_adapter_has_looked(read, record):
     """The smoke suite has 60 test images and three tasks: 16 images are drawn, two tasks make one
     part, all three another.
     """
-    work, _ = graph
     rows = read("task_counts/clip_b32-8/task_counts.csv", results.TASK_COUNTS)
-    assert {row["count"] for row in rows} == {60 - 16}
-    named = {(row["upstream"], row["method"], row["setting"]) for row in rows}
-    made = [("merged", ""), ("featcal", "suite"), ("featcal", "paper")]
-    made += [
-        (method, setting)
-        for method in ("surgery", "prob_surgery", "mean_shift")
-        for setting in ("suite", "suite_train")
-    ]
-    assert named == {
-        ("", "expert", ""),
-        *((upstream, *kind) for upstream in ("average", "task_arithmetic") for kind in made),
-    }
-    assert len(rows) == (2 + 3) * len(named) and {(row["tasks"], row["draw"]) for row in rows} == {
-        ("2", "0"),
-        ("3", "0"),
-    }
-    assert all(
-        float(row["union"]) <= row["value"] + 1e-4 for row in rows
-    )  # as written, to four decimals and to six
+    made = {("merged", ""), ("featcal", "suite"), ("featcal", "paper")}
+    made |= set(product((*OUTER, "mean_shift"), ("suite", "suite_train")))
+    models = {(upstream, *kind) for upstream in ("average", "task_arithmetic") for kind in made}
+    models |= {("", "expert", "")}
+    assert values(rows, "upstream", "method", "setting") == models
+    assert len(rows) == (2 + 3) * len(models)
+    assert values(rows, "tasks", "draw", "count") == {("2", "0", 60 - 16), ("3", "0", 60 - 16)}
+    # as written, to four decimals and to six
+    assert all(float(row["union"]) <= row["value"] + 1e-4 for row in rows)
     assert all(float(row["mean_drift"]) <= float(row["drift"]) for row in rows)
     assert all(float(row["drift"]) == 0 for row in rows if row["method"] == "expert")
-    classes = json.loads(
-        (work / "results/smoke/task_counts/clip_b32-8/task_counts.settings.json").read_text()
-    )["classes"]
-    assert classes == {"mnist": 10, "svhn": 10, "dtd": 10}
+    told = record("task_counts/clip_b32-8/task_counts.settings.json")
+    assert told["classes"] == dict.fromkeys(TASKS, 10)
 
 
 def test_a_model_on_two_curves_of_a_sweep_is_made_once_and_reported_twice(read):
     rows = read("sweep/clip_b32-8/sweep.csv", results.SWEEP)
-    points = {
-        (row["parameter"], row["at"], row["chosen"]): row for row in rows if row["task"] == "dtd"
-    }
-    assert set(points) == {
-        ("ridge", "1e-06", "1"),
-        ("ridge", "1", "0"),
-        ("interpolation", "0.9", "1"),
-    }
-    assert points["ridge", "1e-06", "1"]["value"] == points["interpolation", "0.9", "1"]["value"]
+    points = {(r["parameter"], r["at"], r["chosen"]): r for r in rows if r["task"] == "dtd"}
+    chosen = ("ridge", "1e-06", "1"), ("interpolation", "0.9", "1")
+    assert set(points) == {("ridge", "1", "0"), *chosen}
+    assert points[chosen[0]]["value"] == points[chosen[1]]["value"]
 
 
 def test_one_choice_after_the_other_is_scored_next_to_two_draws_of_the_default(read):
     rows = read("choices/flan_t5_base-glue/choices.csv", results.CHOICES)
-    named = [
-        (row["choice"], row["option"], row["default"], row["seed"])
-        for row in rows
-        if row["task"] == "sst2"
-    ]
+    columns = ("choice", "option", "default", "seed")
+    named = [tuple(row[c] for c in columns) for row in rows if row["task"] == "sst2"]
     changed = [("split", "validation", "0", "42"), ("samples", "8", "0", "42")]
     assert named == [("", "", "1", "42"), ("", "", "1", "43"), *changed]
 
 
-def test_the_default_is_scored_with_what_it_is_compared_with(graph):
-    work, _ = graph
-    for key, task in (("clip_b32-8", "dtd"), ("flan_t5_base-glue", "sst2")):
-        folder = work / f"results/smoke/default/{key}"
-        rows = [r for r in read_rows(folder / "default.csv", results.DEFAULT) if r["task"] == task]
-        draws = [("16", "average"), ("16", "tsv_merge"), ("8", "average"), ("8", "tsv_merge")]
-        assert list(dict.fromkeys((row["samples"], row["upstream"]) for row in rows)) == draws
-        for n, merger in draws:
-            own = [r for r in rows if (r["samples"], r["upstream"]) == (n, merger)]
-            named = {row["setting"] or row["method"] for row in own}
-            searched = {"search"} if (n, merger) == draws[0] else set()
-            assert {"merged", "paper", "auto", *OUTER} | searched <= named
-            assert ("search" in named) == bool(searched) and len(named) == len(own)
-        found = read_rows(folder / "default.candidates.csv", results.CANDIDATES)
-        keys = ("upstream", "method", "samples")
-        for one in {tuple(row[key] for key in keys) for row in found}:
-            tried = [row for row in found if tuple(row[key] for key in keys) == one]
-            [chosen] = [row for row in tried if row["chosen"] == "1"]
-            if one[1] != "auto":  # which also refuses what is worse on some task
-                assert float(chosen["divergence"]) == min(float(r["divergence"]) for r in tried)
+@pytest.mark.parametrize(("key", "task"), [("clip_b32-8", "dtd"), ("flan_t5_base-glue", "sst2")])
+def test_the_default_is_scored_with_what_it_is_compared_with(read, key, task):
+    rows = read(f"default/{key}/default.csv", results.DEFAULT)
+    rows = [row for row in rows if row["task"] == task]
+    draws = list(product(("16", "8"), ("average", "tsv_merge")))
+    assert list(dict.fromkeys((row["samples"], row["upstream"]) for row in rows)) == draws
+    for draw in draws:
+        own = [row for row in rows if (row["samples"], row["upstream"]) == draw]
+        named = {row["setting"] or row["method"] for row in own}
+        assert {"merged", "paper", "auto", *OUTER} <= named and len(named) == len(own)
+        assert ("search" in named) == (draw == draws[0])
+    tried: dict = {}
+    for row in read(f"default/{key}/default.candidates.csv", results.CANDIDATES):
+        one = tuple(row[column] for column in ("upstream", "method", "samples"))
+        tried.setdefault(one, []).append((float(row["divergence"]), row["chosen"]))
+    for (_, method, _), own in tried.items():
+        [chosen] = [divergence for divergence, flag in own if flag == "1"]
+        if method != "auto":  # which also refuses what is worse on some task
+            assert chosen == min(own)[0]
 
 
-def test_final_features_of_models_and_adapters_are_compared_with_the_experts(read):
-    models = {
-        ("merged", ""),
-        *(("featcal", s) for s in ("suite", "paper")),
-        *(("surgery", s) for s in ("suite", "paper")),
-    }
+def test_models_and_adapters_are_compared_with_the_experts(read):
+    made = {("merged", ""), ("featcal", "suite"), ("featcal", "paper")}
+    adapters = {("surgery", "suite"), ("surgery", "paper")}
+    drift = read("drift/clip_b32-8/drift.csv", results.DRIFT)
+    blocks = ["embeddings", *(f"{i:02d}" for i in range(DEPTH["clip_b32"])), "features"]
+    found: dict = {}
+    for row in drift:
+        found.setdefault((row["method"], row["setting"], row["task"]), []).append(row["block"])
+    assert found == dict.fromkeys(crossed(made, TASKS), blocks)
+    vectors = read("drift/clip_b32-8/vectors.csv", results.VECTORS)
+    assert values(vectors, "method", "setting") == made
+    assert values(vectors, "part") == {("backbone",), ("linear",)}
+    assert all(-1 <= row["cosine"] <= 1 and row["size"] > 0 for row in vectors)
     rows = read("drift/clip_b32-8/alignment.csv", results.ALIGNMENT)
-    named = {(row["method"], row["setting"], row["task"]) for row in rows}
-    assert named == {(*model, task) for model in models for task in ("mnist", "svhn", "dtd")}
+    assert keys(rows, "method", "setting", "task") == crossed(made | adapters, TASKS)
     single = read("drift/clip_b32-8/similarity.csv", results.SIMILARITY)
-    assert {row["task"] for row in single} == {"dtd"} and len(single) == 60 * len(models)
     for row in (row for row in rows if row["task"] == "dtd"):
-        own = [
-            s["similarity"]
-            for s in single
-            if (s["method"], s["setting"]) == (row["method"], row["setting"])
-        ]
-        assert sum(own) / len(own) == pytest.approx(row["cosine"], abs=1e-4)
+        own = [s for s in single if all(s[c] == row[c] for c in ("method", "setting", "task"))]
+        assert sum(s["similarity"] for s in own) / 60 == pytest.approx(row["cosine"], abs=1e-4)
+    assert len(single) == 60 * len(made | adapters)
     points = read("drift/clip_b32-8/projection.csv", results.PROJECTION)
     assert len(points) == 3 * 3 * 60
-
-
-def test_task_vectors_are_those_of_models_and_not_of_adapters(read):
-    rows = read("drift/clip_b32-8/vectors.csv", results.VECTORS)
-    assert {row["method"] for row in rows} == {"merged", "featcal"} and {
-        row["part"] for row in rows
-    } == {"backbone", "linear"}
-    assert all(-1 <= row["cosine"] <= 1 and row["size"] > 0 for row in rows)
-    drift = read("drift/clip_b32-8/drift.csv", results.DRIFT)
-    assert {row["method"] for row in drift} == {"merged", "featcal"}
 
 
 def test_every_statement_of_the_theory_has_been_checked_and_none_is_violated(read):
     rows = read("theory/clip_b32-8/theory.csv", results.THEORY)
     worst = [row for row in rows if row["task"] == "" and row["method"] in ("merged", "featcal")]
-    room = {row["statement"]: row["value"] for row in worst if row["quantity"] == "room"}
-    numbered = {f"proposition_{i}" for i in (3, 5, 6, 7, 8)} | {
-        "corollary_2",
-        "proposition_8_transport",
-    }
-    assert numbered <= set(room) and min(room.values()) >= 0
-    shared = {row["statement"]: row["value"] for row in worst if row["quantity"] == "digits"}
+    room, shared = (
+        {row["statement"]: row["value"] for row in worst if row["quantity"] == quantity}
+        for quantity in ("room", "digits")
+    )
+    numbered = {f"proposition_{i}" for i in (3, 5, 6, 7, 8)}
+    assert numbered | {"corollary_2", "proposition_8_transport"} <= set(room)
+    assert min(room.values()) >= 0
     exact = ("proposition_1", "proposition_4", "equation_45")
-    assert min(shared[name] for name in exact) > 10 and {"proposition_2", "proposition_7"} <= set(
-        shared
-    )
+    assert min(shared[name] for name in exact) > 10
+    assert {"proposition_2", "proposition_7"} <= set(shared)
 
 
-def test_every_page_is_executed_without_an_error(graph, read):
-    work, _ = graph
-    pages = sorted((work / "book/pages").glob("*.ipynb"))
-    assert [page.stem for page in pages] == sorted(
-        page.stem for page in (work / "notebooks").glob("*.ipynb")
-    )
-    for page in pages:
+def test_every_page_is_executed_without_an_error(graph):
+    pages = {page.stem: page for page in (graph[0] / "book/pages").glob("*.ipynb")}
+    assert set(pages) == {page.stem for page in (graph[0] / "notebooks").glob("*.ipynb")}
+    for page in pages.values():
         cells = [cell for cell in nbformat.read(page, 4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells)
         assert not [o for cell in cells for o in cell.outputs if o.output_type == "error"]
 
 
-def test_what_each_calibration_cost_lies_next_to_the_results(graph):
-    work, _ = graph
-    record = json.loads((work / "results/smoke/scores/clip_b32-8/run.json").read_text())
-    for upstream, setting in product(
-        RUN["calibrate"], smoke_params()["calibrate"]["clip_b32-8"]["smoke"]
-    ):
-        costs = record["cost"][f"calibrate@clip_b32-8-{upstream}-{setting}"]
-        assert list(costs) == [f"seed {seed}" for seed in FEW["seeds"]]
-        assert all(cost["seconds"] > 0 for cost in costs.values())
-
-
-def test_every_folder_of_results_is_a_copy_with_the_record_of_the_run(graph):
+def test_every_folder_of_results_is_a_copy_with_the_record_of_the_run(graph, record):
     work, _ = graph
     folders = list((work / "results/smoke").glob("*/*"))
     assert {folder.parent.name for folder in folders} == {"scores", "drift", *studies()}
     for folder in folders:
-        made = work / "outputs/smoke" / folder.parent.name / folder.name
-        assert {file.name for file in folder.iterdir()} == {
-            "run.json",
-            *(file.name for file in made.iterdir()),
+        made = {
+            f.name: f
+            for f in (work / "outputs/smoke").glob(f"{folder.parent.name}/{folder.name}/*")
         }
-        assert all(
-            (folder / file.name).read_bytes() == file.read_bytes() for file in made.iterdir()
-        )
+        assert {file.name for file in folder.iterdir()} == {"run.json", *made}
+        assert all((folder / n).read_bytes() == file.read_bytes() for n, file in made.items())
         assert json.loads((folder / "run.json").read_text())["seconds"]
+    cost, settings = record("scores/clip_b32-8/run.json")["cost"], ("suite", "paper")
+    for upstream, setting in product(RUN["calibrate"], settings):
+        seconds = cost[f"calibrate@clip_b32-8-{upstream}-{setting}"]
+        assert list(seconds) == [f"seed {seed}" for seed in FEW["seeds"]]
+        assert all(one["seconds"] > 0 for one in seconds.values())
 
 
 def test_a_study_with_the_numbers_of_the_pipeline_finds_the_scores_of_the_pipeline(read):
-    named = ("upstream", "method", "setting", "task", "seed")
-    scores = {
-        tuple(r[c] for c in named): r["value"]
-        for r in read("scores/clip_b32-8/scores.csv", results.SCORES)
-    }
+    rows = read("scores/clip_b32-8/scores.csv", results.SCORES)
+    scores = {tuple(row[c] for c in NAMED): row["value"] for row in rows}
     rows = read("samples/clip_b32-8/samples.csv", results.SAMPLES)
     assert len(rows) == 3 * (1 + 3 * 2)
-    same = [
-        r for r in rows if r["samples"] in ("0", "16") and r["method"] != "prob_surgery"
-    ]  # RUN has none after this merger
-    assert len(same) == 3 * 3 and all(
-        scores[tuple(r[c] for c in named)] == r["value"] for r in same
-    )
+    same = [row for row in rows if row["samples"] in ("0", "16")]
+    same = [row for row in same if row["method"] != "prob_surgery"]  # not run after this merger
+    assert len(same) == 3 * 3
+    assert all(scores[tuple(row[c] for c in NAMED)] == row["value"] for row in same)
 
 
 def test_what_was_measured_lies_in_the_run_record_and_the_scores_of_an_audit_in_the_csv(
-    graph, read
+    read, record
 ):
-    work, _ = graph
-    record = json.loads((work / "results/smoke/cost/clip_b32-8/run.json").read_text())
-    runs = [(c["method"], c["encode"]) for c in record["cost"]]
-    assert runs == [
-        ("featcal", "once"),
-        *((m, e) for e in ("once", "each_step") for m in ("surgery", "prob_surgery")),
-    ]
-    assert all(
-        c["seconds"] > 0 and c["memory_mib"] > 0 and c["energy_wh"] is None for c in record["cost"]
-    )
-    audited = {(r["method"], r["step"]) for r in read("cost/clip_b32-8/cost.csv", results.AUDIT)}
-    assert audited == {(m, s) for m in ("surgery", "prob_surgery") for s in ("1", "3")}
-    budgets = json.loads((work / "results/smoke/samples/clip_b32-8/run.json").read_text())["cost"]
+    cost = record("cost/clip_b32-8/run.json")["cost"]
+    adapters = [(method, encode) for encode in ("once", "each_step") for method in OUTER]
+    assert [(c["method"], c["encode"]) for c in cost] == [("featcal", "once"), *adapters]
+    assert all(c["seconds"] > 0 and c["memory_mib"] > 0 and c["energy_wh"] is None for c in cost)
+    audited = read("cost/clip_b32-8/cost.csv", results.AUDIT)
+    assert values(audited, "method", "step") == set(product(OUTER, ("1", "3")))
+    budgets = record("samples/clip_b32-8/run.json")["cost"]
     assert [(c["method"], c["samples"], c["images"]) for c in budgets[:4]] == [
         ("featcal", 16, 16), ("featcal", 64, 64), ("surgery", 16, 16), ("surgery", 64, 60),
     ]  # fmt: skip
 
 
-def test_a_calibrated_folder_explains_itself_and_loads(graph):
-    work, _ = graph
+def test_calibrated_folders_explain_themselves_load_and_differ_by_their_draws(graph):
     from transformers import CLIPVisionModel
 
+    work, digests = graph
     folder = work / "outputs/smoke/calibrated/clip_b32-8/task_arithmetic-suite/seed42"
     named = json.loads((folder / "featcal.json").read_text())
-    ridge = smoke_params()["featcal"]["clip_b32"]["suite"]["ridge"]
-    assert named["settings"]["ridge"] == ridge
-    assert (
-        CLIPVisionModel.from_pretrained(folder).config.num_hidden_layers
-        == len(named["blocks"])
-        == DEPTH["clip_b32"]
-    )
-
-
-def test_seeds_of_the_draw_give_different_weights_and_nothing_else_does(graph):
-    _, digests = graph
-    calibrated = {path: digest for path, digest in digests.items() if "/calibrated/" in path}
-    assert len(set(calibrated.values())) == len(calibrated)
+    assert named["settings"]["ridge"] == smoke_params()["featcal"]["clip_b32"]["suite"]["ridge"]
+    depth = CLIPVisionModel.from_pretrained(folder).config.num_hidden_layers
+    assert depth == len(named["blocks"]) == DEPTH["clip_b32"]
+    calibrated = [digest for path, digest in digests.items() if "/calibrated/" in path]
+    assert len(set(calibrated)) == len(calibrated) > 4
 
 
 @pytest.fixture
 def run_again(tmp_path, monkeypatch, caplog):
-    """`dvc repro` of a target in the current folder, in this process; returns the stages that DVC
-    did not take from its cache.
+    """Return a function that runs `dvc repro` of a target here and returns the stages that DVC did
+    not take from its cache.
     """
     from dvc.repo import Repo
 
-    monkeypatch.setenv(
-        "PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    )  # stages say `featcal`
+    # stages say `featcal`
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(
-        "dpath.get", entry
-    )  # which looks at every entry of the settings for each that it finds
+    # which looks at every entry of the settings for each that it finds
+    monkeypatch.setattr("dpath.get", entry)
     caplog.set_level("INFO", logger="dvc.stage.run")
 
     def repro(target: str) -> list[str]:
         caplog.clear()
         with Repo() as repo:
             repo.reproduce(target)
-        return [
-            message.split("'")[1]
-            for message in caplog.messages
-            if message.startswith("Running stage")
-        ]
+        told = [message for message in caplog.messages if message.startswith("Running stage")]
+        return [message.split("'")[1] for message in told]
 
     return repro
 
 
 def switch_to_a_suite_without_roles(work: Path) -> None:
-    """suites/bare.yaml, which has the images of the smoke suite and no models, in force."""
+    """Choose suites/bare.yaml, which has the images of the smoke suite and no models."""
     text = (work / "suites/smoke.yaml").read_text()
     start, end = text.index("roles:"), text.index("fine_tune:")
     (work / "suites/bare.yaml").write_text(text[:start] + "roles: {clip_b32: null}\n" + text[end:])
     params = settings(work)
     apart = (*MAIN, "methods", "merge")
-    sections = [entries for name, entries in params.items() if name not in apart]
-    groups = [entry for entries in sections for entry in entries.values()]
-    for group in (
-        *groups,
-        *(group for mergers in params["merge"].values() for group in mergers.values()),
-    ):
+    groups = [e for name, own in params.items() if name not in apart for e in own.values()]
+    groups += [group for mergers in params["merge"].values() for group in mergers.values()]
+    for group in groups:
         group["bare"] = None
     write_settings(work, params | {"suite": "bare"})
 
