@@ -1,7 +1,8 @@
 """Which samples invented scores got right, and which test images invented adapters were shown."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -15,42 +16,49 @@ from reproduction.results import COUNTED, SCORES, SEEN, packed, write_rows, writ
 
 COUNT = 1000  # test samples of a task: a tenth of a percent is a whole one
 UPSTREAMS = ("average", "task_arithmetic", "adamerging", "wudi")
+Row = dict[str, Any]
 
 
-def write_answers(path: Path, rows: list[dict], columns: tuple[str, ...] = SCORES) -> None:
-    """Scores, and beside them which samples are right: as many as an accuracy says, which has to be
-    a whole number of samples.
+def grid(**cells: Any) -> Iterator[Row]:
+    """Yield a row for every combination of the cells that are lists, the last one changing first."""
+    lists = {name: values for name, values in cells.items() if isinstance(values, list)}
+    for chosen in product(*lists.values()):
+        yield cells | dict(zip(lists, chosen, strict=True))
+
+
+def model(key: tuple[str, str, str]) -> Row:
+    """Return the cells of a model: merger, method and setting."""
+    return dict(zip(("upstream", "method", "setting"), key, strict=True))
+
+
+def write_answers(path: Path, rows: list[Row], columns: tuple[str, ...] = SCORES) -> None:
+    """Write scores, and next to them which samples are right: as many as an accuracy says, which
+    has to be a whole number of samples.
     """
     write_scores(path, [row | {"correct": _correct(row)} for row in rows], columns)
 
 
-def _correct(row: dict) -> str:
+def _correct(row: Row) -> str:
     if row["metric"] != "accuracy":
         return ""
     share = row["value"] * row["count"] / 100
-    assert abs(share - round(share)) < 1e-6, (
-        f"{row['value']} % of {row['count']} samples is no whole number: {row}"
-    )
-    model = "/".join(str(value) for key, value in row.items() if key not in (*COUNTED, "task"))
-    return _easiest(row["task"], model, round(share), row["count"])
+    assert abs(share - round(share)) < 1e-6, f"no whole number of samples: {row}"
+    named = "/".join(str(value) for key, value in row.items() if key not in (*COUNTED, "task"))
+    return _easiest(row["task"], named, round(share), row["count"])
 
 
 @cache
-def _easiest(task: str, model: str, right: int, count: int) -> str:
-    """So many samples, those of least difficulty: what all models share, and something of the
-    model's own.
-    """
+def _easiest(task: str, named: str, right: int, count: int) -> str:
+    """Return so many samples, those of least difficulty, which all models share in part."""
     shared, own = (
         np.random.default_rng(crc32(name.encode())).random(count)
-        for name in (task, f"{model} on {task}")
+        for name in (task, f"{named} on {task}")
     )
     return packed(np.argsort(np.argsort(shared + 0.3 * own)) < right)
 
 
 def forget_answers(folder: Path) -> Path:
-    """The folder of results without which samples were right: scores may be changed then, and
-    differences are unpaired.
-    """
+    """Remove which samples were right: scores may be changed then, and differences are unpaired."""
     for path in folder.rglob("*.correct.csv"):
         path.unlink()
     return folder
@@ -62,9 +70,7 @@ def changed(
     where: Callable[[pd.DataFrame], Any],
     value: float | Callable[[pd.Series], pd.Series],
 ) -> None:
-    """Another value in some rows of a result file, of which nobody knows any more which samples
-    were right.
-    """
+    """Change the value in some rows of a result file, and forget which samples were right."""
     key, _, kind = name.partition(".")
     path = Evidence("", *key.rsplit("-", 1), folder).path(kind or "scores")
     frame = pd.read_csv(path, keep_default_na=False)
@@ -75,42 +81,26 @@ def changed(
 
 def write_seen(
     path: Path,
-    suite: str,
-    role: str,
-    pool: int,
+    shared: Row,
     tasks: list[str],
     draws: list[tuple[int | None, int]],
     count: int = COUNT,
 ) -> None:
-    """Draws of (samples, seed) from the test images of every task; None is all of them."""
+    """Write draws of (samples, seed) from the test images of every task; None is all of them."""
     rows = []
-    for samples, seed in draws:
-        for task in tasks:
-            shown = np.zeros(count, bool)
-            shown[
-                draw_indices(task, count, count if samples is None else min(samples, count), seed)
-            ] = True
-            words = dict(suite=suite, role=role, pool=pool, task=task, stream="test_unlabelled")
-            rows.append(
-                words | {"samples": samples, "seed": seed, "count": count, "seen": packed(shown)}
-            )
+    for (samples, seed), task in product(draws, tasks):
+        shown = np.zeros(count, bool)
+        most = count if samples is None else min(samples, count)
+        shown[draw_indices(task, count, most, seed)] = True
+        words = {"task": task, "stream": "test_unlabelled", "samples": samples, "seed": seed}
+        rows.append(shared | words | {"count": count, "seen": packed(shown)})
     write_rows(path, rows, SEEN)
 
 
-def adapted(role: str, pool: int) -> dict:
-    """What settings.json says of the adapters' draws and of AdaMerging's."""
+def adapted(role: str, pool: int) -> Row:
+    """Return what settings.json says of the adapters' draws and of AdaMerging's."""
     draw = {"stream": "test_unlabelled", "samples": 256, "batch": 250, "seed": 42}
-    keys = [
-        f"{role}-{pool}-{upstream}-{method}"
-        for upstream in UPSTREAMS
-        for method in ("surgery", "prob_surgery")
-    ]
-    merged = {
-        f"{role}-{pool}-adamerging": {"method": "adamerging", "draw": draw | {"samples": None}}
-    }
-    return dict(
-        merge=merged,
-        adapt={
-            key: {"settings": {name: {"draw": draw} for name in ("suite", "paper")}} for key in keys
-        },
-    )
+    own = {"settings": {name: {"draw": draw} for name in ("suite", "paper")}}
+    merged = {"method": "adamerging", "draw": draw | {"samples": None}}
+    keys = [f"{role}-{pool}-{u}-{m}" for u in UPSTREAMS for m in ("surgery", "prob_surgery")]
+    return {"merge": {f"{role}-{pool}-adamerging": merged}, "adapt": dict.fromkeys(keys, own)}

@@ -1,5 +1,4 @@
-"""Result files of language models with invented numbers, in the formats of results/: like
-synthetic_results.py, for texts.
+"""Invented results of language models, like synthetic_results.py for texts.
 
 On GLUE base 60, merged 70, Surgery 74, FeatCal 80, experts 90; of the domains' experts each is 10
 above the base on its own tests and 10 below it elsewhere. The larger models have 2 more of
@@ -8,10 +7,9 @@ everything but gain less.
 
 from pathlib import Path
 
-from synthetic_correct import write_answers
+from synthetic_correct import model, write_answers
 
 from featcal.files import write_json
-from reproduction.results import SCORES, write_rows
 
 GLUE = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"]
 TESTS = {
@@ -22,51 +20,38 @@ DOMAINS = ("coding", "math", "instruction")
 TA = "task_arithmetic"
 LEVELS = {("", "base", ""): 60, (TA, "merged", ""): 70}
 AVERAGES = {"featcal": 80, "anchor": 66, "surgery": 74, "prob_surgery": 74}
-LEVELS |= {
-    (TA, method, setting): level
-    for method, level in AVERAGES.items()
-    for setting in ("suite", "paper")
-}
+LEVELS |= {(TA, m, setting): n for m, n in AVERAGES.items() for setting in ("suite", "paper")}
 ROLES = dict(
     flan_t5_base="glue", flan_t5_large="glue", llama_3b="mergebench", llama_8b="mergebench"
 )
 
 
 def write_language(folder: Path, suite: str) -> None:
-    """Scores, references, settings and run records of the four language models, their tasks, and
-    how these were chosen.
-    """
+    """Write scores, settings and run records of the four language models, and their tasks."""
     for role, pool in ROLES.items():
         write_text_role(folder, suite, role, pool)
-    tasks = {
-        task: _task("Invented.", "A prompt?", "an answer") for task in (*GLUE, *DOMAINS, *TESTS)
-    }
     counts = {"train": 10, "validation": 5, "test": 5}
-    pools = {"glue": GLUE, "mergebench": list(DOMAINS)}
-    told = dict(suite=suite, texts=counts, pools=pools, tests={t: t for t in TESTS}, tasks=tasks)
-    write_json(folder / "language.json", told)
+    example = {"prompt": "A prompt?", "answer": "an answer"}
+    task = dict(kind="folder", description="Invented.", rows=counts, example=example)
+    pools, tasks = {"glue": GLUE, "mergebench": list(DOMAINS)}, (*GLUE, *DOMAINS, *TESTS)
+    told = dict(suite=suite, texts=counts, pools=pools, tests={t: t for t in TESTS})
+    write_json(folder / "language.json", told | {"tasks": dict.fromkeys(tasks, task)})
 
 
 def write_text_role(folder: Path, suite: str, role: str, pool: str) -> None:
-    scored, scores = folder / f"scores/{role}-{pool}", list(_scores(suite, role, pool))
-    write_answers(scored / "scores.csv", scores)
+    """Write scores, settings and the run record of one language model."""
+    scored, key = folder / f"scores/{role}-{pool}", f"{role}-{pool}-{TA}"
+    write_answers(scored / "scores.csv", list(_scores(suite, role, pool)))
     shared = {"role": role, "pool": pool, "upstream": TA}
     values = {"ridge": 0.00001, "anchor_blend": 2.0, "interpolation": 0.6}
     reading = {"split": "train", "decoder": "answer", "counted": "all", "tokens": None}
-    run = shared | dict(
-        setting="paper", samples=256, batch=32, seeds=[42], calibration=values, reading=reading
-    )
-    trained = dict(
-        training={"rank": 3, "steps": 1000, "features": "raw"}, draw={"samples": 256}, seeds=[42]
-    )
-    adapted = {
-        f"{role}-{pool}-{TA}-surgery": shared
-        | {"method": "surgery", "settings": {"suite": trained}}
-    }
-    write_json(
-        scored / "settings.json",
-        {"calibrate": {f"{role}-{pool}-{TA}-paper": run}, "adapt": adapted},
-    )
+    run = dict(setting="paper", samples=256, batch=32, seeds=[42])
+    run |= {"calibration": values, "reading": reading}
+    training = {"rank": 3, "steps": 1000, "features": "raw"}
+    trained = dict(training=training, draw={"samples": 256}, seeds=[42])
+    adapt = shared | {"method": "surgery", "settings": {"suite": trained}}
+    used = {"calibrate": {f"{key}-paper": shared | run}, "adapt": {f"{key}-surgery": adapt}}
+    write_json(scored / "settings.json", used)
     record = dict(seconds={"calibrate_language": 4.0}, host={"cpu": "invented"}, commit="0" * 40)
     write_json(scored / "run.json", record)
 
@@ -74,39 +59,18 @@ def write_text_role(folder: Path, suite: str, role: str, pool: str) -> None:
 def _scores(suite, role, pool):
     larger = role in ("flan_t5_large", "llama_8b")
     tasks = GLUE if pool == "glue" else list(TESTS)
-    models = {
-        key: level + (2 if larger else 0) - (4 if larger and key[1] == "featcal" else 0)
-        for key, level in LEVELS.items()
-    }
-    if pool == "glue":
-        models["", "expert", ""] = 92 if larger else 90
-    rows = [
-        (key, task, level + 0.5 * i)
-        for key, level in models.items()
-        for i, task in enumerate(tasks)
-    ]
+    models = dict(LEVELS) | ({("", "expert", ""): 90} if pool == "glue" else {})
+    rows = []
+    for key, level in models.items():
+        level += 2 * larger - 4 * (larger and key[1] == "featcal")
+        rows += [(key, task, level + 0.5 * i) for i, task in enumerate(tasks)]
     if pool == "mergebench":
         base = {task: value for (_, method, _), task, value in rows if method == "base"}
-        moved = {(d, task): 10 if TESTS[task] == d else -10 for d in DOMAINS for task in tasks}
-        rows += [
-            (("", "expert", d), task, base[task] + change) for (d, task), change in moved.items()
-        ]
-    for (upstream, method, setting), task, value in rows:
-        drawn = method in ("featcal", "surgery", "prob_surgery")
-        words = dict(
-            suite=suite, role=role, pool=pool, upstream=upstream, method=method, setting=setting
-        )
-        metric = "spearman" if task == "stsb" else "accuracy"
-        yield words | dict(
-            task=task, metric=metric, seed=42 if drawn else "", value=float(value), count=400
-        )
-
-
-def _task(description, prompt, answer):
-    rows = {"train": 10, "validation": 5, "test": 5}
-    return dict(
-        kind="folder",
-        description=description,
-        rows=rows,
-        example={"prompt": prompt, "answer": answer},
-    )
+        for domain in DOMAINS:
+            moved = {t: base[t] + (10 if TESTS[t] == domain else -10) for t in tasks}
+            rows += [(("", "expert", domain), task, value) for task, value in moved.items()]
+    for key, task, value in rows:
+        drawn = key[1] in ("featcal", "surgery", "prob_surgery")
+        words = dict(suite=suite, role=role, pool=pool) | model(key) | {"task": task}
+        words |= {"metric": "spearman" if task == "stsb" else "accuracy"}
+        yield words | {"seed": 42 if drawn else "", "value": float(value), "count": 400}

@@ -10,84 +10,50 @@ import re
 import shutil
 import tempfile
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from PIL import Image
-from synthetic_correct import COUNT, adapted, write_answers, write_seen
+from synthetic_correct import COUNT, adapted, grid, model, write_answers, write_seen
 from synthetic_language import write_language
 from synthetic_studies import write_choices, write_studies
 
 from featcal.files import write_json
+from reproduction import results
 from reproduction.report.paper import REAL, texts
-from reproduction.results import (
-    ALIGNMENT,
-    AUDIT,
-    DRIFT,
-    PROJECTION,
-    SAMPLES,
-    SCORES,
-    SIMILARITY,
-    THEORY,
-    THEORY_POINTS,
-    VECTORS,
-    write_rows,
-)  # fmt: skip
+from reproduction.results import SCORES, write_rows
 
 ROOT = Path(__file__).parent.parent
 TASKS = ["sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd"]
-LEVELS = {("", "base", ""): 50, ("", "expert", ""): 90}
-for _upstream, _level in (("average", 60), ("task_arithmetic", 64)):
-    LEVELS |= {
-        (_upstream, "merged", ""): _level,
-        (_upstream, "featcal", "suite"): 80,
-        (_upstream, "featcal", "paper"): 72,
-    }
-LEVELS |= {
-    ("task_arithmetic", "surgery", setting): 70
-    for setting in ("suite", "suite_train", "paper", "paper_train")
-}
-CONTROLS = {("anchor", ""): 58, ("rescaled", ""): 66, ("featcal", "without_bias"): 79}
-LEVELS |= {("regmean", "merged", ""): 65}
-LEVELS |= {("", "multitask", ""): 88}
-LEVELS |= {
-    ("task_arithmetic", "mean_shift", "suite"): 68,
-    ("task_arithmetic", "mean_shift", "suite_train"): 69,
-}
-LEVELS |= {
-    ("wudi_closed_form", *key): level
-    for key, level in {("merged", ""): 84, ("featcal", "suite"): 74}.items()
-}
-LARGER_TASKS = {
-    14: ["oxford_flowers102", "pcam", "fer2013", "oxford-iiit-pet", "stl10", "cifar100"]
-}
-LARGER_TASKS[20] = [
-    *LARGER_TASKS[14],
-    "cifar10",
-    "food101",
-    "fashion_mnist",
-    "emnist_letters",
-    "kmnist",
-    "rendered-sst2",
-]
-LARGER_LEVELS = {("", "base", ""): 50, ("", "expert", ""): 90}
-for _upstream, _level in (
-    ("average", 60),
-    ("task_arithmetic", 64),
-    ("adamerging", 72),
-    ("wudi", 76),
-):
+FOURTEEN = ["oxford_flowers102", "pcam", "fer2013", "oxford-iiit-pet", "stl10", "cifar100"]
+TWENTY = ["cifar10", "food101", "fashion_mnist", "emnist_letters", "kmnist", "rendered-sst2"]
+LARGER_TASKS = {14: [*TASKS, *FOURTEEN], 20: [*TASKS, *FOURTEEN, *TWENTY]}
+TA = "task_arithmetic"
+ENDS = {("", "base", ""): 50, ("", "expert", ""): 90}
+LEVELS = ENDS | {
+    ("average", "merged", ""): 60, ("average", "featcal", "suite"): 80, ("average", "featcal", "paper"): 72,
+    (TA, "merged", ""): 64, (TA, "featcal", "suite"): 80, (TA, "featcal", "paper"): 72,
+    (TA, "surgery", "suite"): 70, (TA, "surgery", "suite_train"): 70, (TA, "surgery", "paper"): 70,
+    (TA, "surgery", "paper_train"): 70, ("regmean", "merged", ""): 65, ("", "multitask", ""): 88,
+    (TA, "mean_shift", "suite"): 68, (TA, "mean_shift", "suite_train"): 69,
+    ("wudi_closed_form", "merged", ""): 84, ("wudi_closed_form", "featcal", "suite"): 74,
+}  # fmt: skip
+CONTROLS = {(TA, "anchor", ""): 58, (TA, "rescaled", ""): 66, (TA, "featcal", "without_bias"): 79}
+LARGER_LEVELS = dict(ENDS)
+for _upstream, _level in (("average", 60), (TA, 64), ("adamerging", 72), ("wudi", 76)):
     LARGER_LEVELS |= {(_upstream, "merged", ""): _level, (_upstream, "featcal", "suite"): 80}
-    LARGER_LEVELS |= {
-        (_upstream, method, "suite"): _level + 3 for method in ("surgery", "prob_surgery")
-    }
-SEEDS = {"task_arithmetic": ("42", "43", "44"), "average": ("42",), "wudi_closed_form": ("42",)}
+    LARGER_LEVELS |= {(_upstream, m, "suite"): _level + 3 for m in ("surgery", "prob_surgery")}
+SEEDS = {TA: ("42", "43", "44")}  # others have the first
+VALUES = {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}
+RECORD = dict(host={"cpu": "invented", "cores": 2}, versions={"python": "3.11"}, commit="0" * 40)
+SECONDS = {"featcal": 5.0, "surgery": 4.0, "prob_surgery": 4.5}  # as published twenty times that
 
 
 def write_project(
     root: Path, suite: str = "mini", empty: bool = False, tasks: list[str] | None = None
 ) -> Path:
-    """A folder that pages take for the project; without results when `empty`. Returns the folder of
-    results.
+    """Make a folder that pages take for the project, without results when `empty`; return its
+    folder of results.
     """
     text = (ROOT / "params.yaml").read_text()
     (root / "params.yaml").write_text(re.sub(r"(?m)^suite: \w+", f"suite: {suite}", text))
@@ -103,160 +69,114 @@ def write_project(
 
 @cache
 def _results(suite: str) -> Path:
-    """Results written once for all tests, which copy them."""
-    folder = Path(tempfile.mkdtemp())
+    """Return results written once for all tests, which copy them."""
+    folder, real = Path(tempfile.mkdtemp()), list(texts())
     atexit.register(shutil.rmtree, folder)
     write_results(folder, suite, TASKS)
-    for role in ("clip_b32", "clip_l14"):
-        for pool in LARGER_TASKS:
-            write_larger_pool(folder, suite, role, pool, [*TASKS, *LARGER_TASKS[pool]])
-    write_role(folder, suite, REAL, list(texts())[:8])
-    write_larger_pool(folder, suite, REAL, 14, list(texts())[:14])
-    scored = {
-        seed: _scores(suite, REAL, 8, ("", "expert", ""), 90 + seed, list(texts())[:8])
+    for role, pool in product(("clip_b32", "clip_l14"), LARGER_TASKS):
+        write_larger_pool(folder, suite, role, pool, LARGER_TASKS[pool])
+    write_role(folder, suite, REAL, real[:8])
+    write_larger_pool(folder, suite, REAL, 14, real[:14])
+    expert, average = ("", "expert", ""), ("average", "merged", "")
+    seeds = [
+        row | {"expert_seed": seed}
         for seed in (1, 2)
-    }
-    seeds = [row | {"expert_seed": seed} for seed, rows in scored.items() for row in rows]
-    write_rows(folder / f"expert_seeds/{REAL}-8/expert_seeds.csv", seeds, (*SCORES, "expert_seed"))
-    whose = (("", "expert", ""), ("average", "merged", ""), ("average", "featcal", "suite"))
-    second = [row for who in whose for row in _scores(suite, REAL, 8, who, 95, list(texts())[:8])]
+        for row in _scores(suite, REAL, 8, {expert: 90 + seed}, real[:8])
+    ]
+    columns = results.EXPERT_SEEDS
+    write_rows(folder / f"expert_seeds/{REAL}-8/expert_seeds.csv", seeds, columns)
+    levels = dict.fromkeys((expert, average, ("average", "featcal", "suite")), 95)
+    second = list(_scores(suite, REAL, 8, levels, real[:8]))
     write_rows(folder / f"second_encoder/{REAL}-8/second_encoder.csv", second, SCORES)
     return folder
 
 
 def write_results(folder: Path, suite: str, tasks: list[str]) -> None:
-    """The files of the smallest pools of images, and of language models."""
+    """Write the files of the smallest pools of images, and of language models."""
     for role in ("clip_b32", "clip_l14"):
         write_role(folder, suite, role, tasks)
-    write_suite(folder, suite, tasks)
+    counts = {"train": 10, "validation": 5, "test": 5, "classes": ["one", "two", "three"]}
+    described = [{"task": task, "description": "Invented."} | counts for task in tasks]
+    write_json(folder / "suite.json", {"suite": suite, "pools": {"8": tasks}, "tasks": described})
+    Image.new("RGB", (320, 16 * len(tasks))).save(folder / "contact_sheet.png")
     write_choices(folder, suite)
     write_language(folder, suite)
 
 
 def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
-    """Scores, references, what is measured of features, settings and run record of one role with 8
-    tasks.
-    """
+    """Write everything of one role with 8 tasks."""
+    shared = {"suite": suite, "role": role, "pool": 8}
     scored, drifted = folder / f"scores/{role}-8", folder / f"drift/{role}-8"
-    scores = [
-        row for key, level in LEVELS.items() for row in _scores(suite, role, 8, key, level, tasks)
-    ]
-    write_answers(scored / "scores.csv", scores)
-    write_seen(
-        scored / "seen.csv", suite, role, 8, tasks, [(None, 42), (256, 42), (256, 43), (256, 44)]
-    )
-    write_rows(drifted / "drift.csv", list(_drift(suite, role, tasks)), DRIFT)
-    write_rows(drifted / "projection.csv", list(_projection(tasks)), PROJECTION)
-    write_rows(drifted / "alignment.csv", list(_alignment(suite, role, tasks)), ALIGNMENT)
-    write_rows(drifted / "similarity.csv", list(_similarity(tasks)), SIMILARITY)
-    write_rows(drifted / "vectors.csv", list(_vectors(suite, role, tasks)), VECTORS)
-    controls = [
-        r
-        for key, n in CONTROLS.items()
-        for r in _scores(suite, role, 8, ("task_arithmetic", *key), n, tasks, ("42",))
-    ]
+    write_answers(scored / "scores.csv", list(_scores(suite, role, 8, LEVELS, tasks)))
+    draws = [(None, 42), (256, 42), (256, 43), (256, 44)]
+    write_seen(scored / "seen.csv", shared, tasks, draws)
+    measured = dict(drift=_drift, projection=_projection, alignment=_alignment)
+    measured |= dict(similarity=_similarity, vectors=_vectors)
+    one = shared | {"upstream": TA}
+    for name, rows in measured.items():
+        write_rows(drifted / f"{name}.csv", list(rows(one, tasks)), results.MEASURED[name])
+    controls = list(_scores(suite, role, 8, CONTROLS, tasks, ("42",)))
     write_answers(folder / f"ablate/{role}-8/ablate.csv", controls)
-    write_rows(folder / f"theory/{role}-8/theory.csv", list(_theory(suite, role, tasks)), THEORY)
-    write_rows(
-        folder / f"theory/{role}-8/theory_points.csv", list(_theory_points(tasks)), THEORY_POINTS
-    )
+    theory = folder / f"theory/{role}-8"
+    write_rows(theory / "theory.csv", list(_theory(one, tasks)), results.THEORY)
+    points = list(_theory_points(tasks))
+    write_rows(theory / "theory_points.csv", points, results.THEORY_POINTS)
     write_studies(folder, suite, role, tasks)
-    run = dict(
-        role=role, pool=8, upstream="task_arithmetic", samples=256, batch=128, seeds=[42, 43, 44]
-    )
-    values = {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}
-    used = {f"{role}-8-task_arithmetic-suite": run | {"setting": "suite", "calibration": values}}
-    write_json(
-        scored / "settings.json", {"suite": {"name": suite}, "calibrate": used} | adapted(role, 8)
-    )
-    host = {"cpu": "invented", "cores": 2}
-    record = dict(
-        seconds={"prepare": 60.0, "calibrate": 4.0},
-        host=host,
-        versions={"python": "3.11"},
-        commit="0" * 40,
-    )
+    run = dict(role=role, pool=8, upstream=TA, samples=256, batch=128, seeds=[42, 43, 44])
+    used = {f"{role}-8-{TA}-suite": run | {"setting": "suite", "calibration": VALUES}}
+    used = {"suite": {"name": suite}, "calibrate": used} | adapted(role, 8)
+    write_json(scored / "settings.json", used)
+    record = {"seconds": {"prepare": 60.0, "calibrate": 4.0}} | RECORD
     write_json(scored / "run.json", record)
-    budgets = list(_budgets(suite, role, tasks))
-    write_answers(folder / f"samples/{role}-8/samples.csv", budgets, SAMPLES)
-    drawn = [(samples, seed) for samples in (8, 64, 512) for seed in (42, 43, 44)]
-    write_seen(folder / f"samples/{role}-8/samples.seen.csv", suite, role, 8, tasks, drawn, 500)
-    write_answers(folder / f"cost/{role}-8/cost.csv", list(_audit(suite, role, tasks)), AUDIT)
+    samples, cost = folder / f"samples/{role}-8", folder / f"cost/{role}-8"
+    write_answers(samples / "samples.csv", list(_budgets(one, tasks)), results.SAMPLES)
+    drawn = list(product((8, 64, 512), (42, 43, 44)))
+    write_seen(samples / "samples.seen.csv", shared, tasks, drawn, 500)
+    write_answers(cost / "cost.csv", list(_audit(one, tasks)), results.AUDIT)
     adapters = {"steps": 1000, "batch": 16, "lr": 0.001}
-    rivals = dict(
-        featcal=values, surgery=adapters | {"rank": 4}, prob_surgery=adapters | {"hidden": 32}
-    )
-    studied = dict(
-        at_once=2, threads=1, settings={"rivals": rivals | {"stream": "test_unlabelled"}}
-    )
-    write_json(
-        folder / f"samples/{role}-8/run.json",
-        record | studied | {"cost": list(_costs(("42", "43", "44"), (8, 64, 512)))},
-    )
-    write_json(
-        folder / f"cost/{role}-8/run.json",
-        record | studied | {"cost": list(_costs(("42",), (256,), published=True))},
-    )
+    rivals = {"featcal": VALUES, "surgery": adapters | {"rank": 4}}
+    rivals |= {"prob_surgery": adapters | {"hidden": 32}, "stream": "test_unlabelled"}
+    record |= dict(at_once=2, threads=1, settings={"rivals": rivals})
+    costs = list(_costs(("42", "43", "44"), (8, 64, 512)))
+    write_json(samples / "run.json", record | {"cost": costs})
+    write_json(cost / "run.json", record | {"cost": list(_costs(("42",), (256,), published=True))})
 
 
 def write_larger_pool(folder: Path, suite: str, role: str, pool: int, tasks: list[str]) -> None:
-    """Scores, settings and run record of one role with 14 or 20 tasks: every merger and all that
-    calibrates it, one seed.
-    """
+    """Write one role with 14 or 20 tasks: every merger and all that calibrates it, one seed."""
     scored = folder / f"scores/{role}-{pool}"
-    scores = [
-        row
-        for key, level in LARGER_LEVELS.items()
-        for row in _scores(suite, role, pool, key, level, tasks, ("42",))
-    ]
+    scores = list(_scores(suite, role, pool, LARGER_LEVELS, tasks, ("42",)))
     write_answers(scored / "scores.csv", scores)
-    write_seen(scored / "seen.csv", suite, role, pool, tasks, [(None, 42), (256, 42)])
-    run = dict(
-        role=role, pool=pool, upstream="wudi", samples=256, batch=128, seeds=[42], setting="suite"
-    )
-    used = {
-        f"{role}-{pool}-wudi": run
-        | {"calibration": {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}}
-    }
-    write_json(
-        scored / "settings.json",
-        {"suite": {"name": suite}, "calibrate": used} | adapted(role, pool),
-    )
-    write_json(
-        scored / "run.json",
-        {"seconds": {"evaluate": 9.0}, "host": {"cpu": "invented"}, "commit": "0" * 40},
-    )
+    shared = {"suite": suite, "role": role, "pool": pool}
+    write_seen(scored / "seen.csv", shared, tasks, [(None, 42), (256, 42)])
+    run = dict(role=role, pool=pool, upstream="wudi", samples=256, batch=128, seeds=[42])
+    used = {f"{role}-{pool}-wudi": run | {"setting": "suite", "calibration": VALUES}}
+    used = {"suite": {"name": suite}, "calibrate": used} | adapted(role, pool)
+    write_json(scored / "settings.json", used)
+    record = {"seconds": {"evaluate": 9.0}, "host": {"cpu": "invented"}, "commit": "0" * 40}
+    write_json(scored / "run.json", record)
 
 
-def _scores(suite, role, pool, key, level, tasks, seeds=None):
-    upstream, method, setting = key
+def _scores(suite, role, pool, levels, tasks, seeds=None):
     shared = {"suite": suite, "role": role, "pool": pool, "metric": "accuracy", "count": COUNT}
-    drawn = method in ("featcal", "surgery", "prob_surgery", "mean_shift")
-    for step, seed in enumerate((seeds or SEEDS[upstream]) if drawn else ("",)):
-        for i, task in enumerate(tasks):
+    for key, level in levels.items():
+        drawn = key[1] in ("featcal", "surgery", "prob_surgery", "mean_shift")
+        own = (seeds or SEEDS.get(key[0], ("42",))) if drawn else ("",)
+        for (step, seed), (i, task) in product(enumerate(own), enumerate(tasks)):
             value = float(level + 0.5 * i + 0.2 * step)
-            row = dict(
-                upstream=upstream, method=method, setting=setting, task=task, seed=seed, value=value
-            )
-            yield shared | row
+            yield shared | model(key) | {"task": task, "seed": seed, "value": value}
 
 
-def _drift(suite, role, tasks, blocks=6):
-    shared = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic", "count": 500}
+def _drift(shared, tasks):
+    blocks = ["embeddings", *(f"{b:02d}" for b in range(6)), "features"]
     models = [("merged", "", "", 0.1), ("featcal", "suite", "42", 0.05)]
     models.append(("featcal", "paper", "42", 0.07))
-    for method, setting, seed, size in models:
-        for i, task in enumerate(tasks):
-            for depth, block in enumerate(
-                ["embeddings", *(f"{b:02d}" for b in range(blocks)), "features"]
-            ):
-                drift = size * depth * (1 + 0.05 * i)
-                row = dict(method=method, setting=setting, seed=seed, task=task, block=block)
-                yield (
-                    shared
-                    | row
-                    | {"relative_drift": drift, "l2": 3 * drift, "cosine": 1 - drift / 3}
-                )
+    for (method, setting, seed, size), (i, task), (depth, block) in product(
+        models, enumerate(tasks), enumerate(blocks)
+    ):
+        drift = size * depth * (1 + 0.05 * i)
+        row = dict(method=method, setting=setting, seed=seed, task=task, block=block, count=500)
+        yield shared | row | {"relative_drift": drift, "l2": 3 * drift, "cosine": 1 - drift / 3}
 
 
 EQUATIONS = ("proposition_1", "proposition_2", "proposition_4", "proposition_7", "equation_45")
@@ -266,188 +186,120 @@ PER_BLOCK = {"proposition_1": ("drift", "from_mismatch", "from_upstream"), "prop
              "proposition_8": [f"{k}_{q}" for k in ("stale", "forward") for q in ("moved", "on_source", "deployed")]}  # fmt: skip
 
 
-def _theory(suite, role, tasks):
-    empty = dict(
-        suite=suite, role=role, pool=8, upstream="task_arithmetic", block="", nodes="", count=40
-    )
+def _theory(shared, tasks):
+    empty = shared | {"block": "", "nodes": "", "count": 40}
     for method, setting, level in (
         ("merged", "", 12.0),
         ("featcal", "suite", 13.0),
         ("required", "", 6.0),
     ):
         row = empty | {"method": method, "setting": setting, "task": ""}
-        yield from (row | {"statement": s, "quantity": "digits", "value": level} for s in EQUATIONS)
-        yield from (
-            row | {"statement": s, "quantity": "room", "value": 10 * (level - 6)} for s in BOUNDS
-        )
+        yield from grid(**row, statement=list(EQUATIONS), quantity="digits", value=level)
+        yield from grid(**row, statement=list(BOUNDS), quantity="room", value=10 * (level - 6))
         for task in tasks if method != "required" else ():
             row |= {"task": task, "value": 30.0}
-            yield from (row | {"statement": s, "quantity": "tightness"} for s in BOUNDS)
-            yield from (
-                row | {"statement": "margin", "quantity": f"kept_{q}"}
-                for q in ("by_score", "by_spread", "in_fact")
-            )
-            yield from (
-                row | {"statement": "proposition_5", "quantity": q} for q in ("applies", "grows")
-            )
-            for quantity in ("recursion_digits", "unrolled_digits", "digits_by_nodes"):
+            yield from grid(**row, statement=list(BOUNDS), quantity="tightness")
+            kept = [f"kept_{q}" for q in ("by_score", "by_spread", "in_fact")]
+            yield from grid(**row, statement="margin", quantity=kept)
+            yield from grid(**row, statement="proposition_5", quantity=["applies", "grows"])
+            for name, n in product(
+                ("recursion_digits", "unrolled_digits", "digits_by_nodes"), (1, 2, 4)
+            ):
+                yield row | {"statement": "", "quantity": name, "nodes": n, "value": 2.0 * n}
+            for block, (statement, quantities) in product(range(6), PER_BLOCK.items()):
+                own = row | {"statement": statement, "block": f"{block:02d}"}
                 yield from (
-                    row | {"statement": "", "quantity": quantity, "nodes": n, "value": 2.0 * n}
-                    for n in (1, 2, 4)
+                    own | {"quantity": q, "value": 4.0 + block + i}
+                    for i, q in enumerate(quantities)
                 )
-            for block in range(6):
-                shown = {
-                    s: {q: 4.0 + block + i for i, q in enumerate(qs)} for s, qs in PER_BLOCK.items()
-                }
-                for s, values in shown.items():
-                    yield from (
-                        row | {"statement": s, "quantity": q, "block": f"{block:02d}", "value": v}
-                        for q, v in values.items()
-                    )
 
 
 def _theory_points(tasks):
-    for method, setting in (("merged", ""), ("featcal", "suite")):
-        for i, task in enumerate(tasks):
-            for index in range(4):
-                row = dict(
-                    method=method, setting=setting, task=task, block="", index=index, kept=index % 2
-                )
-                bounds = dict(proposition_5=0.8, margin=0.7, proposition_3=1.3, proposition_6=3.0)
-                bounds |= {"proposition_7": 4.0, "corollary_2": 9.0}
-                actual = 1.0 + 0.1 * i + 0.05 * index
-                yield from (
-                    row | {"statement": s, "actual": actual, "bound": b * actual}
-                    for s, b in bounds.items()
-                )
+    bounds = dict(proposition_5=0.8, margin=0.7, proposition_3=1.3, proposition_6=3.0)
+    bounds |= {"proposition_7": 4.0, "corollary_2": 9.0}
+    for (method, setting), (i, task), index in product(
+        (("merged", ""), ("featcal", "suite")), enumerate(tasks), range(4)
+    ):
+        row = {"method": method, "setting": setting, "task": task, "block": "", "index": index}
+        actual = 1.0 + 0.1 * i + 0.05 * index
+        for statement, bound in bounds.items():
+            words = {"statement": statement, "actual": actual, "bound": bound * actual}
+            yield row | words | {"kept": index % 2}
 
 
-def _projection(tasks, images=40, classes=8):
-    for task in tasks:
-        for model, away in (("expert", 0.0), ("merged", 0.6), ("featcal", 0.2)):
-            for i in range(images):
-                label = i % classes
-                x, y = label % 4 + 0.1 * (i % 7), label // 4 + 0.1 * (i % 5)
-                place = {"index": i, "label": label, "x": x + away, "y": y - away}
-                yield {"task": task, "model": model} | place
+def _projection(_, tasks):
+    for task, (model_, away), i in product(
+        tasks, (("expert", 0.0), ("merged", 0.6), ("featcal", 0.2)), range(40)
+    ):
+        label = i % 8
+        x, y = label % 4 + 0.1 * (i % 7), label // 4 + 0.1 * (i % 5)
+        row = {"task": task, "model": model_, "index": i, "label": label}
+        yield row | {"x": x + away, "y": y - away}
 
 
 # mean cosine of final features; the step from task to task lets the first tasks gain over Surgery,
 # the last ones lose
 COSINES = {
-    ("merged", ""): (0.60, 0.0),
-    ("surgery", "suite"): (0.74, 0.02),
-    ("featcal", "suite"): (0.84, 0.0),
-}
-COSINES |= {("featcal", "paper"): (0.70, 0.0), ("surgery", "paper"): (0.71, 0.0)}
-COSINES |= {("prob_surgery", "paper"): (0.72, 0.0), ("prob_surgery", "suite"): (0.76, 0.0)}
+    ("merged", ""): (0.60, 0.0), ("surgery", "suite"): (0.74, 0.02), ("featcal", "suite"): (0.84, 0.0),
+    ("featcal", "paper"): (0.70, 0.0), ("surgery", "paper"): (0.71, 0.0), ("prob_surgery", "paper"): (0.72, 0.0),
+    ("prob_surgery", "suite"): (0.76, 0.0),
+}  # fmt: skip
 
 
-def _alignment(suite, role, tasks):
-    shared = dict(
-        suite=suite,
-        role=role,
-        pool=8,
-        upstream="task_arithmetic",
-        cosine_sd=0.05,
-        l2=0.5,
-        count=500,
-    )
-    for (method, setting), (level, step) in COSINES.items():
-        for i, task in enumerate(tasks):
-            row = dict(method=method, setting=setting, seed="42" if setting else "", task=task)
-            yield shared | row | {"cosine": level + step * i}
+def _alignment(shared, tasks):
+    one = shared | {"cosine_sd": 0.05, "l2": 0.5, "count": 500}
+    for ((method, setting), (level, step)), (i, task) in product(COSINES.items(), enumerate(tasks)):
+        row = dict(method=method, setting=setting, seed="42" if setting else "", task=task)
+        yield one | row | {"cosine": level + step * i}
 
 
-def _similarity(tasks, images=60):
-    for (method, setting), (level, _) in COSINES.items():
-        for i in range(images):
-            row = dict(task=tasks[min(1, len(tasks) - 1)], method=method, setting=setting, index=i)
-            yield row | {"similarity": level + 0.001 * (i % 9) * (2 if method == "featcal" else 1)}
+def _similarity(_, tasks):
+    shown = tasks[min(1, len(tasks) - 1)]
+    for ((method, setting), (level, _)), i in product(COSINES.items(), range(60)):
+        row = {"task": shown, "method": method, "setting": setting, "index": i}
+        yield row | {"similarity": level + 0.001 * (i % 9) * (2 if method == "featcal" else 1)}
 
 
-def _vectors(suite, role, tasks):
-    shared = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic"}
-    for method, setting, level in (
-        ("merged", "", 0.4),
-        ("featcal", "suite", 0.2),
-        ("featcal", "paper", 0.3),
+def _vectors(shared, tasks):
+    models = (("merged", "", 0.4), ("featcal", "suite", 0.2), ("featcal", "paper", 0.3))
+    parts = (("backbone", 1000), ("linear", 900))
+    for (method, setting, level), (i, task), (part, count) in product(
+        models, enumerate(tasks), parts
     ):
-        for i, task in enumerate(tasks):
-            for part, count in (("backbone", 1000), ("linear", 900)):
-                row = dict(method=method, setting=setting, seed="42" if setting else "", task=task)
-                yield (
-                    shared
-                    | row
-                    | {"part": part, "cosine": level + 0.01 * i, "size": 1.5, "count": count}
-                )
+        row = dict(method=method, setting=setting, seed="42" if setting else "", task=task)
+        row |= {"part": part, "cosine": level + 0.01 * i, "size": 1.5, "count": count}
+        yield shared | row
 
 
-def write_suite(folder: Path, suite: str, tasks: list[str]) -> None:
-    """Write suite.json and a contact sheet."""
-    counts = {"train": 10, "validation": 5, "test": 5}
-    described = [
-        {"task": task, "description": "Invented.", "classes": ["one", "two", "three"]} | counts
-        for task in tasks
-    ]
-    write_json(folder / "suite.json", {"suite": suite, "pools": {"8": tasks}, "tasks": described})
-    sheet = Image.new("RGB", (320, 16 * len(tasks)))
-    sheet.save(folder / "contact_sheet.png")
-
-
-SECONDS = {
-    "featcal": 5.0,
-    "surgery": 4.0,
-    "prob_surgery": 4.5,
-}  # with features kept; twenty times that as published
-
-
-def _budgets(suite, role, tasks):
-    shared = dict(
-        suite=suite, role=role, pool=8, metric="accuracy", count=500, upstream="task_arithmetic"
-    )
+def _budgets(shared, tasks):
+    one = {"metric": "accuracy", "count": 500}
     runs = [("merged", "", 0, "", 64.0)]
-    for step, samples in enumerate((8, 64, 512)):
-        for seed in (42, 43, 44):
-            starts = {"featcal": (76, 2), "surgery": (66, 4), "prob_surgery": (63, 6)}
-            runs += [
-                (m, "suite", samples, seed, at + gain * step + seed % 42)
-                for m, (at, gain) in starts.items()
-            ]
+    starts = {"featcal": (76, 2), "surgery": (66, 4), "prob_surgery": (63, 6)}
+    for (step, samples), seed, (method, (at, gain)) in product(
+        enumerate((8, 64, 512)), (42, 43, 44), starts.items()
+    ):
+        runs.append((method, "suite", samples, seed, at + gain * step + seed % 42))
+    first = {name: shared[name] for name in ("suite", "role", "pool")} | one
     for method, setting, samples, seed, value in runs:
-        row = shared | dict(
-            method=method, setting=setting, samples=samples, seed=seed, value=float(value)
-        )
-        yield from (row | {"task": task} for task in tasks)
+        row = first | {"upstream": TA, "method": method, "setting": setting, "samples": samples}
+        yield from grid(**row, seed=seed, value=float(value), task=tasks)
 
 
-def _audit(suite, role, tasks):
-    shared = dict(
-        suite=suite, role=role, pool=8, metric="accuracy", count=500, upstream="task_arithmetic"
-    )
-    shared |= {"setting": "suite", "encode": "each_step", "seed": 42, "samples": 256}
-    for method in ("surgery", "prob_surgery"):
-        for step in (200, 1000):
-            yield from (
-                shared | {"method": method, "step": step, "task": t, "value": 60 + step / 100}
-                for t in tasks
-            )
+def _audit(shared, tasks):
+    one = {name: shared[name] for name in ("suite", "role", "pool")}
+    one |= {"metric": "accuracy", "count": 500, "upstream": TA, "setting": "suite"}
+    one |= {"encode": "each_step", "seed": 42, "samples": 256}
+    for method, step in product(("surgery", "prob_surgery"), (200, 1000)):
+        yield from grid(**one, method=method, step=step, task=tasks, value=60 + step / 100)
 
 
 def _costs(seeds, budgets, published=False):
-    shared = {"upstream": "task_arithmetic", "setting": "suite", "energy_wh": None}
+    shared = {"upstream": TA, "setting": "suite", "energy_wh": None}
     for method, seconds in SECONDS.items():
-        for encode in ("once", "each_step")[: 2 if published and method != "featcal" else 1]:
-            for samples in budgets:
-                for i, seed in enumerate(seeds):
-                    times = dict(
-                        seconds=seconds * (20 if encode == "each_step" else 1) + 0.1 * i,
-                        memory_mib=10 * seconds,
-                    )
-                    words = dict(method=method, encode=encode, seed=int(seed), samples=samples)
-                    yield (
-                        shared
-                        | words
-                        | {"images": min(samples, 500 if method != "featcal" else 512)}
-                        | times
-                    )
+        encodings = ("once", "each_step")[: 2 if published and method != "featcal" else 1]
+        for encode, samples, (i, seed) in product(encodings, budgets, enumerate(seeds)):
+            longer = 20 if encode == "each_step" else 1
+            row = {"method": method, "encode": encode, "seed": int(seed), "samples": samples}
+            row |= {"images": min(samples, 512 if method == "featcal" else 500)}
+            row |= {"seconds": seconds * longer + 0.1 * i, "memory_mib": 10 * seconds}
+            yield shared | row

@@ -1,10 +1,12 @@
 """Specify models: how each is made, its folder, and the columns of its rows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from featcal.files import atomic_folder
 from reproduction.engine.context import Setup
 from reproduction.experiments import ANCHOR, DOMAIN_POOL, Draw, Reading, Rivals
 
@@ -122,6 +124,13 @@ def anchors(setup: Setup) -> Iterator[ModelSpec]:
         yield ModelSpec(
             f"{key}/{ANCHOR}", folder, ANCHOR, run.upstream, run.setting, settings=factor
         )
+
+
+@contextmanager
+def replacing(out: Path, models: Iterable[ModelSpec]) -> Iterator[list[ModelSpec]]:
+    """Yield models with other folders, which replace those below `out` once all are made."""
+    with atomic_folder(out) as hidden:
+        yield [m.but(folder=hidden / m.folder.relative_to(out)) for m in models if m.folder]
 
 
 def merged_model(setup: Setup, upstream: str) -> ModelSpec:

@@ -1,6 +1,5 @@
 """Stage `calibrate`: FeatCal on the merged models of params.yaml."""
 
-from shutil import rmtree
 from typing import Any
 
 from reproduction.engine import spec
@@ -16,10 +15,11 @@ def calibrate(key: str) -> None:
     with setup.context.recorded("calibrate", key) as record:
         models = [*(spec.anchors(setup) if setup.of_texts else ()), *spec.calibrated(setup)]
         models = models if setup.plays else []
-        rmtree(setup.folder("calibrated"), ignore_errors=True)
-        seconds = calibrate_all(key, setup, models)
         if not models:
             setup.context.not_run(f"calibrate {key}", setup.folder("calibrated"))
+            return
+        with spec.replacing(setup.folder("calibrated"), models) as made:
+            seconds = calibrate_all(key, setup, made)
         record["cost"] = cost = dict[str, dict[str, Any]]()
         for model in models:
             if model.method == "featcal":
