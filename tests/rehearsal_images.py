@@ -10,6 +10,7 @@ import json
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import datasets
@@ -32,12 +33,9 @@ EXTRA = {  # splits that the hub has beside those that are read
     "svhn": ("extra",), "gtsrb": ("contrast",), "eurosat": ("contrast",), "oxford_flowers102": ("validation",),
     "pcam": ("valid",), "rendered-sst2": ("validation",),
 }  # fmt: skip
-CONFIGURED = {
-    "svhn": "cropped_digits",
-    "mnist": "mnist",
-    "fashion_mnist": "fashion_mnist",
-    "emnist_letters": "emnist-letters",
-}
+CONFIGURED = {name: name for name in ("mnist", "fashion_mnist")} | {
+    "svhn": "cropped_digits", "emnist_letters": "emnist-letters",
+}  # fmt: skip
 MORE = {"oxford-iiit-pet": ("image_id", "label_cat_dog")}  # columns beside image and label
 
 
@@ -53,14 +51,19 @@ def randomised(
     given = dict(like.named_parameters()) if like is not None else {}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            noise = torch.from_numpy(
-                drawn(seed, name).standard_normal(tuple(parameter.shape))
-            ).float()
+            values = drawn(seed, name).standard_normal(tuple(parameter.shape))
+            noise = torch.from_numpy(values).float()
             if name in given:
                 parameter.copy_(given[name] + step * noise)
             elif parameter.dim() > 1:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)
     return model.eval()
+
+
+def new(kind: type, config: object) -> Any:
+    """Return a model with memory of its own; the global generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        return kind(config)
 
 
 def clip_model(name: str) -> CLIPModel:
@@ -69,19 +72,12 @@ def clip_model(name: str) -> CLIPModel:
     """
     width, blocks, projection = WIDTHS[name]
     common = {"intermediate_size": 2 * width, "num_hidden_layers": blocks, "num_attention_heads": 4}
-    text = {
-        **common,
-        "vocab_size": len(tokenizer()),
-        "hidden_size": width,
-        "max_position_embeddings": 77,
-    }
+    common |= {"hidden_size": width}
+    text = {**common, "vocab_size": len(tokenizer()), "max_position_embeddings": 77}
     text |= {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
-    vision = {**common, "hidden_size": width, "image_size": SIDE, "patch_size": 16}
-    with torch.random.fork_rng(devices=[]):
-        model = CLIPModel(
-            CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection)
-        )
-    return randomised(model, name)
+    vision = {**common, "image_size": SIDE, "patch_size": 16}
+    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection)
+    return randomised(new(CLIPModel, config), name)
 
 
 def tokenizer() -> CLIPTokenizer:
@@ -92,16 +88,14 @@ def tokenizer() -> CLIPTokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=900, initial_alphabet=alphabet, end_of_word_suffix="</w>", show_progress=False
     )
-    inner.train_from_iterator(
-        (name for task in TASKS for name in load_prompts(task).classes), trainer
-    )
+    texts = (name for task in TASKS for name in load_prompts(task).classes)
+    inner.train_from_iterator(texts, trainer)
     told = json.loads(inner.to_str())["model"]
     pieces = [*alphabet, *(f"{byte}</w>" for byte in alphabet)]
     vocabulary = dict.fromkeys([*pieces, *told["vocab"], START, END])
     merges = [tuple(pair) for pair in told["merges"]]
-    return CLIPTokenizer(
-        vocab={piece: i for i, piece in enumerate(vocabulary)}, merges=merges, model_max_length=77
-    )
+    numbered = {piece: i for i, piece in enumerate(vocabulary)}
+    return CLIPTokenizer(vocab=numbered, merges=merges, model_max_length=77)
 
 
 def clip_folder(folder: Path, name: str, safetensors: bool = True) -> Path:
@@ -112,30 +106,17 @@ def clip_folder(folder: Path, name: str, safetensors: bool = True) -> Path:
     folder.mkdir(parents=True)
     state = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
     positions = {"text": 77, "vision": model.vision_model.embeddings.num_positions}
-    state |= {
-        f"{part}_model.embeddings.position_ids": torch.arange(count)[None]
-        for part, count in positions.items()
-    }
+    for part, count in positions.items():
+        state[f"{part}_model.embeddings.position_ids"] = torch.arange(count)[None]
     if safetensors:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "pytorch_model.bin").write_bytes(b"a pickle, which is never fetched")
-    config = model.config.to_dict() | {
-        "architectures": ["CLIPModel"],
-        "transformers_version": "4.16.0.dev0",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    processor = {
-        "do_resize": True,
-        "do_center_crop": True,
-        "do_normalize": True,
-        "size": SIDE,
-        "crop_size": SIDE,
-        "resample": 3,
-    }
-    processor |= {
-        "feature_extractor_type": "CLIPFeatureExtractor",
-        "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    }
+    told = {"architectures": ["CLIPModel"], "transformers_version": "4.16.0.dev0"}
+    (folder / "config.json").write_text(json.dumps(model.config.to_dict() | told))
+    processor = dict.fromkeys(("do_resize", "do_center_crop", "do_normalize"), True)
+    processor |= {"size": SIDE, "crop_size": SIDE, "resample": 3}
+    processor |= {"feature_extractor_type": "CLIPFeatureExtractor"}
+    processor |= {"image_mean": [0.48145466, 0.4578275, 0.40821073]}
     processor |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     tokenizer().save_pretrained(folder)
@@ -146,22 +127,14 @@ def expert_folder(folder: Path, name: str, base: CLIPModel) -> Path:
     """A CLIPVisionModel saved by transformers 4: every name prefixed; no processor, no
     projection.
     """
-    with torch.random.fork_rng(devices=[]):
-        tower = randomised(
-            type(base.vision_model)(base.config.vision_config), name, like=base.vision_model
-        )
+    own = base.vision_model
+    tower = randomised(new(type(own), base.config.vision_config), name, like=own)
     folder.mkdir(parents=True)
-    state = {
-        f"vision_model.{key}": tensor.contiguous() for key, tensor in tower.state_dict().items()
-    }
+    state = {f"vision_model.{key}": one.contiguous() for key, one in tower.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config = base.config.vision_config.to_dict() | {
-        "architectures": ["CLIPVisionModel"],
-        "transformers_version": "4.38.1",
-    }
-    (folder / "config.json").write_text(
-        json.dumps(config | {"torch_dtype": "float32", "dtype": None})
-    )
+    told = {"architectures": ["CLIPVisionModel"], "transformers_version": "4.38.1"}
+    told |= {"torch_dtype": "float32", "dtype": None}
+    (folder / "config.json").write_text(json.dumps(base.config.vision_config.to_dict() | told))
     (folder / "README.md").write_text(f"---\nbase_model:\n- openai/clip-vit\n---\n# {name}\n")
     return folder
 
@@ -208,7 +181,7 @@ def _parquet(folder: Path, task: str) -> None:
             with quiet_datasets():
                 _table(task, split).to_parquet(file)
     described = [
-        _described(name, own, "data" if not config else name, name == "full_numbers")
+        _described(name, own, name if config else "data", name == "full_numbers")
         for name, own in configs.items()
     ]
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(described)}\n---\n")
@@ -224,17 +197,14 @@ def _table(task: str, split: str) -> datasets.Dataset:
     count = ROWS.get(split, ROWS["test"])
     numbers = [int(n) for n in drawn(task, split, "labels").integers(0, len(classes), count)]
     pictures = [picture(task, split, i) for i in range(count)]
-    label = datasets.Value("bool") if task == "pcam" else datasets.ClassLabel(names=list(classes))
-    columns = {
-        "image": pictures,
-        "label": [bool(n) for n in numbers] if task == "pcam" else numbers,
-    }
+    label, labels = datasets.ClassLabel(names=list(classes)), numbers
+    if task == "pcam":
+        label, labels = datasets.Value("bool"), [bool(n) for n in numbers]
+    columns = {"image": pictures, "label": labels}
     features = {"image": datasets.Image(), "label": label}
     for name in MORE.get(task, ()):
-        columns[name], features[name] = (
-            [f"{name}-{i}" for i in range(count)],
-            datasets.Value("string"),
-        )
+        columns[name] = [f"{name}-{i}" for i in range(count)]
+        features[name] = datasets.Value("string")
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 
@@ -262,10 +232,8 @@ def _shards(folder: Path, task: str) -> None:
         (folder / split / "nshards.txt").write_text("4")
         for shard in range(4):
             rows = range(shard * ROWS[split] // 4, (shard + 1) * ROWS[split] // 4)
-            _shard(
-                folder / split / f"{shard}.tar",
-                {f"s{row:07d}": _pair(task, split, row, len(classes)) for row in rows},
-            )
+            pairs = {f"s{row:07d}": _pair(task, split, row, len(classes)) for row in rows}
+            _shard(folder / split / f"{shard}.tar", pairs)
 
 
 def _pair(task: str, split: str, row: int, classes: int) -> dict[str, bytes]:

@@ -17,16 +17,10 @@ from reproduction.prepare.text_tasks import DOMAINS, GLUE, HUB_ID
 
 # rows of a train split, of one that is scored, and of a public test
 TRAINED, SCORED, ASKED = (24, 8, 3)
+_PART = "-00000-of-00001.parquet"
 WORDS = "a the old red ship cat dog sees two ships and sails away from here while no one knows why it is so".split()
-SPLITS = {
-    "mnli": (
-        "train",
-        "validation_matched",
-        "validation_mismatched",
-        "test_matched",
-        "test_mismatched",
-    )
-}
+SPLITS = ("train", "validation", "test")
+OF_MNLI = ("train", *(f"{split}_{of}" for split in SPLITS[1:] for of in ("matched", "mismatched")))
 METRIC = '''"""Counts programs that Python can read; runs none. Plays evaluate's metric of the same name in the rehearsal."""
 
 import datasets
@@ -59,16 +53,12 @@ def text_data(folder: Path) -> dict[str, Path]:
             {known.prompt: words(domain, i), known.completion: words(domain, i, "answer")}
             for i in range(TRAINED)
         ]
-        found[f"datasets/{known.hub_id}"] = _written(
-            folder / domain, {"data/train-00000-of-00001.parquet": rows}
-        )
+        found[f"datasets/{known.hub_id}"] = _written(folder / domain, {f"data/train{_PART}": rows})
     for name, (files, row) in TESTS.items():
         rows = [row(i) for i in range(ASKED)]
         found[f"datasets/{name}"] = _written(folder / name, dict.fromkeys(files, rows))
     _configured(folder / "openai/gsm8k", ["main", "socratic"], ["train", "test"])
-    _configured(
-        folder / "allenai/ai2_arc", ["ARC-Challenge", "ARC-Easy"], ["train", "validation", "test"]
-    )
+    _configured(folder / "allenai/ai2_arc", ["ARC-Challenge", "ARC-Easy"], list(SPLITS))
     return found
 
 
@@ -86,31 +76,25 @@ def words(*keys: str | int) -> str:
 
 def _glue(folder: Path) -> Path:
     """A configuration for every task; labels of the test splits are not told."""
+    described = []
     for key, task in GLUE.items():
-        splits = SPLITS.get(key, ("train", "validation", "test"))
+        splits = OF_MNLI if key == "mnli" else SPLITS
+        described.append(_described(key, list(splits)))
         for split in splits:
-            count = TRAINED if split == "train" else SCORED
-            columns: dict[str, Any] = {
-                name: [words(key, split, name, i) for i in range(count)] for name in task.columns
-            }
-            features: dict[str, Any] = {name: datasets.Value("string") for name in task.columns}
-            chosen = drawn(key, split).integers(0, max(len(task.answers), 6), count).tolist()
+            count, of = TRAINED if split == "train" else SCORED, len(task.answers)
+            named = {n: [words(key, split, n, i) for i in range(count)] for n in task.columns}
+            features: dict[str, Any] = dict.fromkeys(named, datasets.Value("string"))
+            chosen = drawn(key, split).integers(0, max(of, 6), count).tolist()
             if task.answers:
                 features["label"] = datasets.ClassLabel(names=list(task.answers))
-                columns["label"] = [
-                    -1 if split.startswith("test") else n % len(task.answers) for n in chosen
-                ]
+                labels = [-1 if split.startswith("test") else n % of for n in chosen]
             else:
-                features["label"], columns["label"] = (
-                    datasets.Value("float32"),
-                    [float(n) * 5 / 6 for n in chosen],
-                )
-            features["idx"], columns["idx"] = datasets.Value("int32"), list(range(count))
+                features["label"] = datasets.Value("float32")
+                labels = [float(n) * 5 / 6 for n in chosen]
+            features["idx"] = datasets.Value("int32")
+            columns = {**named, "label": labels, "idx": list(range(count))}
             table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
-            _parquet(folder / key / f"{split}-00000-of-00001.parquet", table)
-    described = [
-        _described(key, list(SPLITS.get(key, ("train", "validation", "test")))) for key in GLUE
-    ]
+            _parquet(folder / key / f"{split}{_PART}", table)
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(described)}\n---\n")
     return folder
 
@@ -134,68 +118,45 @@ def _parquet(file: Path, table: datasets.Dataset) -> None:
 
 def _configured(folder: Path, configs: list[str], splits: list[str]) -> None:
     """A README.md that names configurations, each a folder, and their splits."""
-    (folder / "README.md").write_text(
-        f"---\nconfigs: {json.dumps([_described(name, splits) for name in configs])}\n---\n"
-    )
+    described = json.dumps([_described(name, splits) for name in configs])
+    (folder / "README.md").write_text(f"---\nconfigs: {described}\n---\n")
 
 
 def _described(name: str, splits: list[str]) -> dict[str, Any]:
-    return {
-        "config_name": name,
-        "data_files": [{"split": split, "path": f"{name}/{split}-*"} for split in splits],
-    }
+    files = [{"split": split, "path": f"{name}/{split}-*"} for split in splits]
+    return {"config_name": name, "data_files": files}
 
 
 def _math(i: int) -> dict[str, Any]:
     answer = ("\\frac{1}{2}", "(3, \\sqrt{2})", "42")[i % 3]
-    told = {
-        "problem": words("math", i),
-        "solution": f"So it is $\\boxed{{{answer}}}$.",
-        "answer": answer,
-        "subject": "Algebra",
-    }
+    told = {"problem": words("math", i), "solution": f"So it is $\\boxed{{{answer}}}$."}
+    told |= {"answer": answer, "subject": "Algebra"}
     return told | {"level": 1, "unique_id": f"test/algebra/{i}.json"}
 
 
 def _program(i: int) -> dict[str, Any]:
     header = f'def f{i}(x):\n    """Return {i} times x."""\n'
-    told = {
-        "task_id": f"HumanEval/{i}",
-        "prompt": header,
-        "canonical_solution": f"    return {i} * x\n",
-        "entry_point": f"f{i}",
-    }
+    told = {"task_id": f"HumanEval/{i}", "prompt": header, "entry_point": f"f{i}"}
+    told |= {"canonical_solution": f"    return {i} * x\n"}
     return told | {"test": f"def check(candidate):\n    assert candidate(2) == {2 * i}\n"}
 
 
 def _task(i: int) -> dict[str, Any]:
     tests = [f"assert f({n}) == {i * n}" for n in (1, 2, 3)]
-    told = {
-        "task_id": i,
-        "code": f"def f(x):\n    return {i} * x\n",
-        "prompt": f"Write a function f that returns {i} times x.",
-    }
-    return told | {
-        "source_file": "rows",
-        "test_imports": [],
-        "test_list": tests,
-        "test": "\n".join(tests),
-    }
+    told = {"task_id": i, "code": f"def f(x):\n    return {i} * x\n", "source_file": "rows"}
+    told |= {"prompt": f"Write a function f that returns {i} times x."}
+    return told | {"test_imports": [], "test_list": tests, "test": "\n".join(tests)}
 
 
 def _instruction(i: int) -> dict[str, Any]:
     """Instructions whose checks need nothing, a language's name, words and sentences; arguments
     differ from row to row.
     """
+    few = {"capital_relation": "less than", "capital_frequency": 2}
     asked: tuple[dict[str, dict[str, Any]], ...] = (
         {"punctuation:no_comma": {}, "change_case:english_lowercase": {}},
         {"length_constraints:number_sentences": {"relation": "at least", "num_sentences": 2}},
-        {
-            "change_case:capital_word_frequency": {
-                "capital_relation": "less than",
-                "capital_frequency": 2,
-            }
-        },
+        {"change_case:capital_word_frequency": few},
     )
     chosen = asked[i % len(asked)]
     told = {"key": 1000 + i, "prompt": f"{words('ifeval', i)} Do as you are told."}
@@ -204,35 +165,24 @@ def _instruction(i: int) -> dict[str, Any]:
 
 def _science(i: int) -> dict[str, Any]:
     choices = {"text": [words("arc", i, letter) for letter in "ABCD"], "label": list("ABCD")}
-    return {
-        "id": f"Mercury_{i}",
-        "question": words("arc", i),
-        "choices": choices,
-        "answerKey": "ABCD"[i % 4],
-    }
+    told = {"id": f"Mercury_{i}", "question": words("arc", i)}
+    return told | {"choices": choices, "answerKey": "ABCD"[i % 4]}
 
 
 def _sum(i: int) -> dict[str, Any]:
     return {"question": f"What is {i} + {i}?", "answer": f"It is {i} + {i}.\n#### {2 * i}"}
 
 
+def _parts(configs: tuple[str, ...], splits: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{config}/{split}{_PART}" for config in configs for split in splits)
+
+
 Rows = Callable[[int], dict[str, Any]]
-_PART = "-00000-of-00001.parquet"
 TESTS: dict[str, tuple[tuple[str, ...], Rows]] = {
     "HuggingFaceH4/MATH-500": (("test.jsonl",), _math),
-    "openai/gsm8k": (
-        tuple(f"{c}/{s}{_PART}" for c in ("main", "socratic") for s in ("train", "test")),
-        _sum,
-    ),
+    "openai/gsm8k": (_parts(("main", "socratic"), ("train", "test")), _sum),
     "evalplus/humanevalplus": ((f"data/test{_PART}",), _program),
     "evalplus/mbppplus": ((f"data/test{_PART}",), _task),
     "google/IFEval": (("ifeval_input_data.jsonl",), _instruction),
-    "allenai/ai2_arc": (
-        tuple(
-            f"{c}/{s}{_PART}"
-            for c in ("ARC-Challenge", "ARC-Easy")
-            for s in ("train", "validation", "test")
-        ),
-        _science,
-    ),
+    "allenai/ai2_arc": (_parts(("ARC-Challenge", "ARC-Easy"), SPLITS), _science),
 }

@@ -23,9 +23,8 @@ SUITE = "paper"
 # What a rehearsal does less of, by the names of params.yaml wherever they stand in a group of the
 # suite; the rest is as it is.
 FEWER: dict[str, Callable[[Any], Any]] = {
-    "samples": lambda given: (
-        [4, 8] if isinstance(given, list) else given and 8
-    ),  # null is a whole split
+    # null is a whole split
+    "samples": lambda given: [4, 8] if isinstance(given, list) else given and 8,
     "steps": lambda given: 4,
     "batch": lambda given: 8,
     "seeds": lambda given: given[:2],
@@ -109,14 +108,12 @@ def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float
     seconds = []
     with working_in(work), without_kernels():
         for command in commands(work):
-            if command[:2] != ["featcal", "stage"] or not (
-                not chosen or "@".join(command[2:]).startswith(chosen)
-            ):
-                continue
-            start = time.perf_counter()
-            print(f"stage {'@'.join(command[2:])}", file=sys.stderr, flush=True)
-            run_stage(command[2], command[3] if len(command) > 3 else None)
-            seconds.append(("@".join(command[2:]), time.perf_counter() - start))
+            name = "@".join(command[2:])
+            if command[:2] == ["featcal", "stage"] and name.startswith(chosen or ""):
+                start = time.perf_counter()
+                print(f"stage {name}", file=sys.stderr, flush=True)
+                run_stage(command[2], command[3] if len(command) > 3 else None)
+                seconds.append((name, time.perf_counter() - start))
     return seconds
 
 
@@ -131,12 +128,8 @@ def main() -> int:
         return 2
     used = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    told = {
-        "stages": seconds,
-        "cpu": cpu,
-        "pages": len(list((work / "book/pages").glob("*.ipynb"))),
-    }
-    (work / RECORD).write_text(json.dumps(told))
+    pages = len(list((work / "book/pages").glob("*.ipynb")))
+    (work / RECORD).write_text(json.dumps({"stages": seconds, "cpu": cpu, "pages": pages}))
     return 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from rehearsal_images import drawn, randomised
+from rehearsal_images import drawn, new, randomised
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
@@ -26,26 +26,15 @@ from reproduction.prepare.text_tasks import DOMAINS, GLUE
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 LETTERS = [chr(code) for code in range(33, 127)]
+T5_IDS = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 T5_SIZES = {"base": (32, 2), "large": (48, 2)}  # width, blocks of the encoder and of the decoder
-LORA = {
-    "r": 16,
-    "lora_alpha": 32,
-    "lora_dropout": 0.1,
-    "bias": "none",
-    "target_modules": ["q", "v"],
-}
+LORA = dict(r=16, lora_alpha=32, lora_dropout=0.1, bias="none", target_modules=["q", "v"])
 LLAMAS = {  # width, blocks, shards, whether the head is the embedding
     "Llama-3.2-3B-Instruct": (32, 2, 2, True),
     "Llama-3.1-8B-Instruct": (48, 2, 4, False),
 }
-SPECIAL = (
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eom_id|>",
-    "<|eot_id|>",
-)
+NAMED = "begin_of_text end_of_text start_header_id end_header_id eom_id eot_id"
+SPECIAL = tuple(f"<|{name}|>" for name in NAMED.split())
 CHAT = "{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] }}<|eot_id|>{% endfor %}"
 SHORT = 4.0  # how much likelier the end is than another token: answers of a few tokens
 
@@ -67,7 +56,7 @@ def _t5(folder: Path, size: str) -> dict[str, Path]:
     for task in GLUE:
         if size == "base":
             name = f"tanganke/flan-t5-base_glue-{task}"
-            expert = randomised(_new(T5ForConditionalGeneration, base.config), name, like=base)
+            expert = randomised(new(T5ForConditionalGeneration, base.config), name, like=base)
             found[name] = t5_folder(folder / name, expert)
         else:
             name = f"tanganke/flan-t5-{size}_glue-{task}_lora-16"
@@ -80,51 +69,24 @@ def t5_model(size: str) -> T5ForConditionalGeneration:
     has tokens.
     """
     width, blocks = T5_SIZES[size]
-    config = {
-        "d_model": width,
-        "d_kv": 8,
-        "d_ff": 2 * width,
-        "num_heads": 4,
-        "num_layers": blocks,
-        "num_decoder_layers": blocks,
-    }
-    config |= {
-        "feed_forward_proj": "gated-gelu",
-        "tie_word_embeddings": False,
-        "vocab_size": len(t5_tokenizer()) + 28,
-    }
-    config |= {
-        "decoder_start_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-        "relative_attention_num_buckets": 32,
-    }
-    return randomised(_new(T5ForConditionalGeneration, T5Config(**config)), f"flan-t5-{size}")
+    config = dict(d_model=width, d_kv=8, d_ff=2 * width, num_heads=4, num_layers=blocks)
+    config |= dict(num_decoder_layers=blocks, feed_forward_proj="gated-gelu", **T5_IDS)
+    config |= dict(tie_word_embeddings=False, relative_attention_num_buckets=32)
+    config |= dict(vocab_size=len(t5_tokenizer()) + 28)
+    return randomised(new(T5ForConditionalGeneration, T5Config(**config)), f"flan-t5-{size}")
 
 
 def t5_folder(folder: Path, model: T5ForConditionalGeneration) -> Path:
     """One safetensors file with the head of its own, and a configuration that says so."""
     folder.mkdir(parents=True)
-    state = {
-        name: tensor.clone()
-        for name, tensor in model.state_dict().items()
-        if "embed_tokens" not in name
-    }
+    own = model.state_dict().items()
+    state = {name: tensor.clone() for name, tensor in own if "embed_tokens" not in name}
     state["lm_head.weight"] = t5_head(folder.name, state["shared.weight"])
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config = model.config.to_dict() | {
-        "architectures": ["T5ForConditionalGeneration"],
-        "tie_word_embeddings": False,
-    }
-    (folder / "config.json").write_text(
-        json.dumps(config | {"output_past": True, "n_positions": 512, "dropout_rate": 0.1})
-    )
-    generation = {
-        "decoder_start_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-        "_from_model_config": True,
-    }
+    told = {"architectures": ["T5ForConditionalGeneration"], "tie_word_embeddings": False}
+    told |= {"output_past": True, "n_positions": 512, "dropout_rate": 0.1}
+    (folder / "config.json").write_text(json.dumps(model.config.to_dict() | told))
+    generation = T5_IDS | {"_from_model_config": True}
     (folder / "generation_config.json").write_text(json.dumps(generation))
     t5_tokenizer().save_pretrained(folder)
     return folder
@@ -133,12 +95,11 @@ def t5_folder(folder: Path, model: T5ForConditionalGeneration) -> Path:
 def t5_head(name: str, like: torch.Tensor) -> torch.Tensor:
     """Weights of the head, drawn for a base and near its base's for an expert."""
     base = "flan-t5-base" if "_glue-" in name else name
-    head = torch.from_numpy(drawn(base, "head").standard_normal(tuple(like.shape))).float()
-    return (
-        head
-        + 0.02
-        * torch.from_numpy(drawn(name, "head's change").standard_normal(tuple(like.shape))).float()
+    head, change = (
+        torch.from_numpy(drawn(*keys).standard_normal(tuple(like.shape))).float()
+        for keys in ((base, "head"), (name, "head's change"))
     )
+    return head + 0.02 * change
 
 
 def t5_tokenizer() -> T5Tokenizer:
@@ -160,24 +121,12 @@ def lora_folder(folder: Path, name: str, base: T5ForConditionalGeneration, base_
         if key.rpartition(".")[2] in LORA["target_modules"]:
             shapes = {"A": (LORA["r"], module.in_features), "B": (module.out_features, LORA["r"])}
             for part, shape in shapes.items():
-                values = 0.05 * drawn(name, key, part).standard_normal(shape)
-                state[f"base_model.model.{key}.lora_{part}.weight"] = torch.from_numpy(
-                    values
-                ).float()
+                values = torch.from_numpy(0.05 * drawn(name, key, part).standard_normal(shape))
+                state[f"base_model.model.{key}.lora_{part}.weight"] = values.float()
     save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    told = LORA | {
-        "base_model_name_or_path": base_name,
-        "peft_type": "LORA",
-        "task_type": "SEQ_2_SEQ_LM",
-        "inference_mode": True,
-    }
-    told |= {
-        "fan_in_fan_out": False,
-        "init_lora_weights": True,
-        "modules_to_save": None,
-        "auto_mapping": None,
-        "revision": None,
-    }
+    told = LORA | dict(base_model_name_or_path=base_name, peft_type="LORA", inference_mode=True)
+    told |= dict(task_type="SEQ_2_SEQ_LM", fan_in_fan_out=False, init_lora_weights=True)
+    told |= dict.fromkeys(("modules_to_save", "auto_mapping", "revision"))
     (folder / "adapter_config.json").write_text(json.dumps(told))
     return folder
 
@@ -188,7 +137,7 @@ def _llama(folder: Path, name: str) -> dict[str, Path]:
     found = {f"meta-llama/{name}": llama_folder(folder / name, base, LLAMAS[name][2])}
     for domain in DOMAINS:
         expert = f"MergeBench/{name}_{domain}"
-        tower = randomised(_new(LlamaForCausalLM, base.config), expert, like=base)
+        tower = randomised(new(LlamaForCausalLM, base.config), expert, like=base)
         found[expert] = llama_folder(folder / expert, tower, LLAMAS[name][2])
     return found
 
@@ -199,7 +148,7 @@ def llama_model(name: str) -> LlamaForCausalLM:
     """
     width, blocks, _, tied = LLAMAS[name]
     config = llama_config(width, blocks, tied)
-    model = randomised(_new(LlamaForCausalLM, LlamaConfig(**config)), name)
+    model = randomised(new(LlamaForCausalLM, LlamaConfig(**config)), name)
     with torch.no_grad():
         embeddings = model.get_input_embeddings().weight
         embeddings[:, 0] = 4.0
@@ -213,12 +162,8 @@ def llama_config(width: int, blocks: int, tied: bool) -> dict:
     """config.json as published for transformers 4.4x: flat rotary settings, several end tokens,
     torch_dtype.
     """
-    rope = {
-        "factor": 32.0,
-        "high_freq_factor": 4.0,
-        "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 8192,
-    }
+    rope = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0}
+    rope |= {"original_max_position_embeddings": 8192}
     first = len(BYTES)
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": width, "intermediate_size": 2 * width,
@@ -235,30 +180,17 @@ def llama_folder(folder: Path, model: LlamaForCausalLM, shards: int) -> Path:
     """
     folder.mkdir(parents=True)
     state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-    width, blocks, tied = (
-        model.config.hidden_size,
-        model.config.num_hidden_layers,
-        model.config.tie_word_embeddings,
-    )
-    if tied:
+    own = model.config
+    if own.tie_word_embeddings:
         del state["lm_head.weight"]
-    size = sum(tensor.nbytes for tensor in state.values())
-    save_torch_state_dict(
-        state, folder, max_shard_size=size // shards + max(t.nbytes for t in state.values()) // 2
-    )
-    config = llama_config(width, blocks, tied) | {
-        "torch_dtype": "bfloat16",
-        "transformers_version": "4.45.0.dev0",
-    }
+    sizes = [tensor.nbytes for tensor in state.values()]
+    save_torch_state_dict(state, folder, max_shard_size=sum(sizes) // shards + max(sizes) // 2)
+    config = llama_config(own.hidden_size, own.num_hidden_layers, own.tie_word_embeddings)
+    config |= {"torch_dtype": "bfloat16", "transformers_version": "4.45.0.dev0"}
     (folder / "config.json").write_text(json.dumps(config))
-    generation = {
-        "bos_token_id": config["bos_token_id"],
-        "eos_token_id": config["eos_token_id"],
-        "do_sample": True,
-    }
-    (folder / "generation_config.json").write_text(
-        json.dumps(generation | {"temperature": 0.6, "top_p": 0.9})
-    )
+    generation = {name: config[name] for name in ("bos_token_id", "eos_token_id")}
+    generation |= {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
     (folder / "original").mkdir()
     (folder / "original/consolidated.00.pth").write_bytes(b"a pickle, which is never fetched")
     llama_tokenizer().save_pretrained(folder)
@@ -282,9 +214,3 @@ def llama_tokenizer() -> PreTrainedTokenizerFast:
     )
     made.chat_template = CHAT
     return made
-
-
-def _new(kind: type, config: object) -> torch.nn.Module:
-    """A model on memory of its own, the global generator left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        return kind(config)

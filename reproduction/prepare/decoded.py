@@ -1,7 +1,7 @@
-"""Keep the decoded pictures of a split in a file of a cache folder, mapped by later readers.
+"""Keep the decoded pictures of a split in files of a cache folder, mapped by later readers.
 
-A safetensors file: labels (n,) int64, pixels (n, 3, H, W) uint8, class names in its header. It is
-used only for the same split, source, preparation, code and PIL, and read without `datasets`.
+Pixels (n, 3, H, W) uint8 are numpy's file; labels and class names are JSON. The files are named
+after split, source, preparation, code and PIL, and read without `datasets`.
 """
 
 import json
@@ -22,7 +22,7 @@ import transformers
 
 from featcal.data import images as pictures
 from featcal.data.images import ImageSet, Preprocess
-from featcal.files import atomic_path
+from featcal.files import atomic_path, write_json
 
 WORTHWHILE = 2 << 30  # bytes; of a larger split that is not read whole nothing is kept
 CHUNK = 64 << 20  # bytes that are decoded before they are written
@@ -76,54 +76,41 @@ def mapped_images(folder: Path, split: Split) -> ImageSet:
 
     Raises: as load_images, when they are decoded; DiskFull.
     """
-    slot, state = _digest(split.asked), _digest(split.state)
-    path = folder / f"{slot}-{state}.safetensors"
-    written_for = {"asked": split.asked, "state": state}
-    found = _mapped(path, written_for, split.preprocess)
+    slot = _digest(split.asked)
+    path = folder / f"{slot}-{_digest(split.state)}.npy"
+    found = _mapped(path, split.preprocess)
     if found is None:
         images = split.load(in_memory=0)
         if not split.whole and len(images) * images.pixels[np.arange(1)].nbytes > WORTHWHILE:
             return images
-        _write(path, written_for, images, f"{split.source} ({split.name})")
+        _write(path, images, f"{split.source} ({split.name})")
         _remove_others(folder, slot, path)
-        found = _mapped(path, written_for, split.preprocess)
+        found = _mapped(path, split.preprocess)
         assert found is not None, f"{path} was written and cannot be read"
     return found
 
 
-def _mapped(path: Path, written_for: Mapping[str, str], preprocess: Preprocess) -> ImageSet | None:
-    """Return the file's images; None unless it is there, whole, and written for this."""
+def _mapped(path: Path, preprocess: Preprocess) -> ImageSet | None:
+    """Return the images of a file; None unless it is there and whole."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, size)))
-            noted, (count, *shape) = header["__metadata__"], header["pixels"]["shape"]
-            begin, end = 8 + length + 8 * count, 8 + length + header["pixels"]["data_offsets"][1]
-            if size != end or {name: noted[name] for name in written_for} != written_for:
-                return None
-            labels = np.frombuffer(file.read(8 * count), "<i8").astype(np.int64)
-        pixels = np.memmap(path, np.uint8, "r", begin, (count, *shape)).view(np.ndarray)
-        return ImageSet(pixels, preprocess, labels, tuple(json.loads(noted["classes"])))
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        known = json.loads(path.with_suffix(".json").read_text("utf-8"))
+        pixels = np.load(path, mmap_mode="r").view(np.ndarray)
+    except (OSError, ValueError, EOFError):
         return None
+    return ImageSet(
+        pixels, preprocess, np.array(known["labels"], np.int64), tuple(known["classes"])
+    )
 
 
-def _write(path: Path, written_for: Mapping[str, str], images: ImageSet, place: str) -> None:
+def _write(path: Path, images: ImageSet, place: str) -> None:
     """Decode everything into the file, a chunk at a time."""
+    known = {"labels": images.labels.tolist(), "classes": list(images.classes)}
+    write_json(path.with_suffix(".json"), known)
     count, first = len(images), images.pixels[np.arange(1)]
-    labelled, whole = 8 * count, 8 * count + first.nbytes * count
-    header = {
-        "__metadata__": {**written_for, "classes": json.dumps(images.classes)},
-        "labels": {"dtype": "I64", "shape": [count], "data_offsets": [0, labelled]},
-    }
-    shape = [count, *first.shape[1:]]
-    header["pixels"] = {"dtype": "U8", "shape": shape, "data_offsets": [labelled, whole]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    header = {"descr": "|u1", "fortran_order": False, "shape": (count, *first.shape[1:])}
     rows, told = max(1, CHUNK // first.nbytes), time.monotonic()
-    with atomic_path(path, whole) as hidden, hidden.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text + images.labels.astype("<i8").tobytes())
+    with atomic_path(path, first.nbytes * count) as hidden, hidden.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, count, rows):
             stop = min(start + rows, count)
             file.write(images.pixels[np.arange(start, stop)].data)
@@ -135,7 +122,7 @@ def _write(path: Path, written_for: Mapping[str, str], images: ImageSet, place: 
 def _remove_others(folder: Path, slot: str, path: Path) -> None:
     """Remove entries of earlier states of the split, and unfinished files."""
     for old in folder.glob(f"{slot}-*"):
-        if old != path:
+        if old.stem != path.stem:
             with suppress(OSError):  # another process was first, or (Windows) still has it mapped
                 old.unlink()
     for part in folder.glob(f".{slot}-*"):

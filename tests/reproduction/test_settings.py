@@ -1,85 +1,220 @@
-"""Settings files: a mistake is one message that names the place and the way out."""
+"""Settings of params.yaml and suites/*.yaml: they are as chosen, and what one may mistype is one
+message that names the place before any stage begins.
+"""
 
-from dataclasses import asdict
+import copy
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from smoke_graph import ROOT, lay_out, smoke_params, working_in
+from smoke_graph import ROOT, smoke_params
 
 import pipeline
-from featcal.errors import FeatCalError, MissingPath, UnknownKey
-from reproduction.experiments import load_experiments, role_and_pool
+from featcal.cli import main as cli
+from featcal.errors import FeatCalError
+from pipeline import settings, write_settings
+from reproduction import experiments
+from reproduction.engine.context import load_context
+from reproduction.experiments import ADAPTERS, STREAMS, load_experiments, role_and_pool
 from reproduction.prepare.suite import load_suite
 
-KEY = "clip_b32-8"
+POOL = "clip_b32-8"
+CALIBRATE, MERGE, ADAPT, ABLATE = (f"{s}/{POOL}" for s in ("calibrate", "merge", "adapt", "ablate"))
+PARAMS, SUITE = smoke_params(), yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 
 
-def changed(tmp_path: Path, change) -> Path:
-    """params.yaml of the smoke suite after `change` has had its way with it."""
-    params = smoke_params()
-    change(params)
-    path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump(params))
-    return path
+def project(folder: Path, params: Any, suite: Any) -> Path:
+    """Return a folder with nothing but settings."""
+    shutil.copytree(ROOT / "suites", folder / "suites")
+    (folder / "suites/smoke.yaml").write_text(yaml.safe_dump(suite))
+    write_settings(folder, params)
+    return folder
 
 
-def test_a_missing_params_file_is_an_error_with_a_way_out(tmp_path):
-    with pytest.raises(MissingPath, match="params.yaml"):
-        load_experiments(tmp_path / "params.yaml")
+def put(tree: Any, path: str, value: Any) -> Any:
+    """Return the tree with another value at a path such as `merge/name/smoke/scale`; 8 stands for
+    the number.
+    """
+    tree = copy.deepcopy(tree)
+    *way, last = [int(word) if word.isdigit() else word for word in path.split("/")]
+    inner = tree
+    for word in way:
+        inner = inner[word]
+    if value is DROPPED:
+        del inner[last]
+    else:
+        inner[last] = value
+    return tree
+
+
+DROPPED: Any = object()
+IN_PARAMS: list[tuple[str, Any, str]] = [
+    ("suite", "smke", "did you mean 'smoke'"),
+    ("calibrte", {}, "did you mean 'calibrate'"),
+    ("calibrate/clip_b23-8", {}, "calibrate: 'clip_b23-8' is not known here; did you mean 'clip_b32-8'"),
+    (f"{CALIBRATE}/smoke", DROPPED, "no settings for the suite 'smoke'"),
+    (f"{CALIBRATE}/from", DROPPED, "lacks from"),
+    (f"{CALIBRATE}/from/averge", {}, "calibrate.clip_b32-8.from: 'averge' is not known here; did you mean 'average'"),
+    (f"{CALIBRATE}/from/average", {"suite": {"ridge": 0}}, "calibrate.clip_b32-8.from.average.suite.ridge: 0"),
+    ("featcal/clip_b32/suite/ridge", DROPPED, "lacks ridge"),
+    (f"{CALIBRATE}/smoke/suite/samples", True, "suite.samples: True cannot be used; it must be a valid integer"),
+    (f"{CALIBRATE}/smoke/suite/seeds", [42, 42], "must name each value once"),
+    (f"{MERGE}/averge", {"smoke": {}}, "merge.clip_b32-8.averge: 'averge' is not known here; did you mean 'average'"),
+    (f"{MERGE}/task_arithmetic/smoke", {"sclae": 0.3}, "did you mean 'scale'"),
+    (f"{MERGE}/task_arithmetic/smoke/scale", "0.3x", "merge.clip_b32-8.task_arithmetic.smoke.scale"),
+    (f"{MERGE}/wudi_closed_form/smoke", {"method": "wdi"}, "must be the same in every suite"),
+    (f"{MERGE}/regmean/smoke/stream", "test", "merge.clip_b32-8.regmean.smoke.stream: 'test'"),
+    (f"{ADAPT}/smoke/surgry", {}, "adapt.clip_b32-8.smoke: 'surgry' is not known here; did you mean 'surgery'"),
+    (f"{ADAPT}/smoke/surgery/suite/rank", 0, "surgery.suite.rank: 0"),
+    (f"{ABLATE}/smoke/without/without_bias", {"bais": False}, "did you mean 'bias'"),
+    (f"{ABLATE}/smoke/rescale/split", "test", "must be 'validation' or 'train'"),
+    ("merge/clip_b32-20/average/smoke", {}, "not among the pools of suites/smoke.yaml"),
+    ("multitask/clip_b32-8/smoke/steps", 0, "multitask.clip_b32-8.smoke.steps: 0"),
+    ("multitask/clip_b32-8/smoke", {}, "either steps"),
+    ("measure/clip_b32-8/smoke/upstream", "averag", "clip_b32-8-averag"),
+    ("measure/clip_b32-8/smoke/task", "dtdd", "did you mean 'dtd'"),
+    ("corrupted/clip_b32-8/smoke/corruptions", ["snow"], "'gaussian_noise', 'motion_blur' or 'fog'"),
+    ("corrupted/clip_b32-8/smoke/severity", 5, "corrupted.clip_b32-8.smoke.severity"),
+    ("sweep/clip_b32-8/smoke/around/0/interpolation", [0.9, 1.5], "interpolation: 1.5"),
+    ("task_counts/clip_b32-8/smoke/counts", [2, 2], "must name each value once"),
+    ("studied/clip_b32-8/smoke/rivals/setting", "paper", "must be left out"),
+    ("featcal/clip_b32/paper", DROPPED, "lacks ridge"),
+]  # fmt: skip
+IN_SUITE: list[tuple[str, Any, str]] = [
+    ("worker", 2, "did you mean 'workers'"),
+    *[("pools", value, "pools") for value in (None, {"eight": ["mnist"]}, {8: [1]})],
+    ("pools", {8: ["mnist", "mnist"]}, "must name each value once"),
+    ("pools", {8: ["mnist", "dtd"], 14: ["mnist", "svhn", "gtsrb"]}, "largest pool"),
+    ("roles/clip_b32/experts", "somewhere", "{task}"),
+    ("fine_tune", {"stps": 1.0}, "did you mean 'steps'"),
+    ("fine_tune", {"steps": True}, "fine_tune.steps"),
+    ("device", "gpu", "device"),
+    ("expert_steps", {"mnst": 5}, "did you mean 'mnist'"),
+    ("data/train", 0, "data.train"),
+]
+
+
+def message(folder: Path) -> str:
+    """Return what the settings are refused with."""
+    with pytest.raises(FeatCalError) as refused:
+        load_context(folder)
+    assert len(str(refused.value)) < 600
+    return str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Give a project in which some tests write the suite anew."""
+    return project(tmp_path_factory.mktemp("project"), PARAMS, SUITE)
+
+
+def test_the_settings_the_mistakes_are_made_in_are_fine_themselves(folder):
+    assert load_context(folder).suite.name == "smoke"
+
+
+@pytest.mark.parametrize(("path", "value", "said"), IN_PARAMS)
+def test_a_mistake_in_params_is_named_with_its_place(folder, monkeypatch, path, value, said):
+    """Without writing and parsing the whole text for each."""
+    monkeypatch.setattr(experiments, "read_all", lambda _: put(PARAMS, path, value))
+    assert said in message(folder)
+
+
+@pytest.mark.parametrize(("path", "value", "said"), IN_SUITE)
+def test_a_mistake_in_a_suite_is_named_with_its_place(folder, path, value, said):
+    file = folder / "suites/smoke.yaml"
+    file.write_text(yaml.safe_dump(put(SUITE, path, value)))
+    told = message(folder)
+    file.write_text(yaml.safe_dump(SUITE))
+    assert said in told
+
+
+@pytest.mark.parametrize("text", ["suite: [mini", "- a\n", "", "suite: \xff"])
+@pytest.mark.parametrize("name", ["params.yaml", "suites/smoke.yaml"])
+def test_a_settings_file_that_is_no_yaml_mapping_or_missing_is_named(tmp_path, name, text):
+    file = project(tmp_path, PARAMS, SUITE) / name
+    file.write_bytes(text.encode("latin-1"))
+    assert name in message(tmp_path)
+    file.unlink()
+    assert Path(name).stem in message(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("verb", "key", "said"),
+    [
+        ("prepare", "clip_b23-8", "did you mean 'clip_b32'"),
+        ("evaluate", "clip_b23-8", "did you mean 'clip_b32'"),
+        ("calibrate", "clip_b32-9", "did you mean 'clip_b32-8'"),
+        ("calibrat", "x", "did you mean 'calibrate'"),
+    ],
+)
+def test_a_stage_that_no_experiment_has_is_refused_and_writes_nothing(
+    folder, monkeypatch, capsys, verb, key, said
+):
+    monkeypatch.chdir(folder)
+    assert cli.main(["stage", verb, key]) == cli.MISTAKE
+    assert said in capsys.readouterr().err and not (folder / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "stream"), [(m, s) for m, s in STREAMS.items() if m in PARAMS["merge"][POOL]]
+)
+def test_a_method_that_looks_at_samples_sees_those_of_its_source_unless_told_otherwise(
+    tmp_path, monkeypatch, method, stream
+):
+    entry = {"smoke": {"samples": 16, "batch": 8}, "mini": None}
+    monkeypatch.setattr(experiments, "read_all", lambda _: put(PARAMS, f"{MERGE}/{method}", entry))
+    draw = load_experiments(tmp_path / "params.yaml").merge[f"{POOL}-{method}"].draw
+    assert draw is not None and (draw.stream, draw.samples, draw.batch) == (stream, 16, 8)
+
+
+PAPERS = set("average task_arithmetic ties wudi regmean regmean_plus_plus lot adamerging".split())
 
 
 @pytest.mark.parametrize("name", ["mini", "paper", "files"])
-def test_every_suite_of_the_project_can_be_read(name):
+def test_every_setting_is_valid_in_every_suite_and_every_suite_can_be_read(tmp_path, name):
     suite = load_suite(ROOT, name)
     assert suite.tasks_of("clip_b32", 8) and set(suite.roles) == {"clip_b32", "clip_l14"}
-
-
-def test_a_stage_with_an_unknown_key_names_the_nearest_one(tmp_path):
-    from reproduction.stages.command import run_stage
-
-    lay_out(tmp_path)
-    with working_in(tmp_path), pytest.raises(UnknownKey, match="did you mean 'clip_b32-8'"):
-        run_stage("calibrate", "clip_b32-9")
-    with working_in(tmp_path), pytest.raises(FeatCalError, match="did you mean 'calibrate'"):
-        run_stage("calibrat", "x")
+    write_settings(tmp_path, settings() | {"suite": name})
+    found = load_experiments(tmp_path / "params.yaml")
+    for role in ("clip_b32", "clip_l14"):
+        assert {run.method for run in found.merged_in(role, 8).values()} == PAPERS
+        adapted = {(run.upstream, run.method) for run in found.adapted_in(role, 8).values()}
+        mergers = ("average", "task_arithmetic", "adamerging", "wudi", "wudi_closed_form")
+        assert adapted == {(upstream, method) for upstream in mergers for method in ADAPTERS}
 
 
 def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
-    import json
-
-    choice = json.loads((ROOT / "reproduction/mini/choice.json").read_text())
-    suite, params = load_suite(ROOT, "mini"), pipeline.settings()
-    assert suite.data.strength == choice["chosen"]["strength"]
+    choice = json.loads((ROOT / "reproduction/mini/choice.json").read_text())["chosen"]
+    suite, params = load_suite(ROOT, "mini"), settings()
+    assert suite.data.strength == choice["strength"]
     for key, mergers in params["merge"].items():
         role, pool = role_and_pool(key)
         if role in suite.roles:
-            scale = choice["chosen"]["scale"][role][str(pool)]
+            scale = choice["scale"][role][str(pool)]
             assert mergers["task_arithmetic"]["mini"]["scale"] == scale, key
             assert mergers["adamerging"]["mini"].get("start", scale) == scale, key
     for key, run in load_experiments(ROOT / "params.yaml", "mini").calibrate.items():
         if run.setting == "suite" and run.calibration and run.role in suite.roles:
-            assert choice["chosen"]["settings"].items() <= run.calibration.model_dump().items(), key
+            assert choice["settings"].items() <= run.calibration.model_dump().items(), key
 
 
-def test_what_differs_at_one_merged_model_is_told_under_from(tmp_path):
+def test_what_differs_at_one_merged_model_is_a_row_under_from(tmp_path, monkeypatch):
     """Settings of a group hold for every merged model; a row changes some, leaves a setting out, or
     adds one of its own.
     """
-
-    def change(p):
-        entry = p["calibrate"][KEY]
-        entry["smoke"]["paper"], printed = None, entry["smoke"]["paper"]
-        entry["from"] = {
-            "average": {"suite": {"samples": 5}, "paper": {"samples": 7}}, "ties": {"suite": None}, "lot": None, "wudi": {},
-        }  # fmt: skip
-        p["calibrate"]["clip_l14-8"]["smoke"] = {
-            "suite": p["calibrate"]["clip_l14-8"]["smoke"]["suite"]
-        }
-        p["calibrate"]["clip_l14-8"]["from"] = {"wudi": {"paper": printed}, "average": {}}
-        p["measure"] = {}
-
-    runs = load_experiments(changed(tmp_path, change)).calibrate
+    params = copy.deepcopy(PARAMS)
+    entry, larger = params["calibrate"][POOL], params["calibrate"]["clip_l14-8"]
+    entry["smoke"]["paper"], printed = None, entry["smoke"]["paper"]
+    rows = {"average": {"suite": {"samples": 5}, "paper": {"samples": 7}}}
+    entry["from"] = rows | {"ties": {"suite": None}, "lot": None, "wudi": {}}
+    larger["smoke"] = {"suite": larger["smoke"]["suite"]}
+    larger["from"] = {"wudi": {"paper": printed}, "average": {}}
+    params["measure"] = {}
+    monkeypatch.setattr(experiments, "read_all", lambda _: params)
+    runs = load_experiments(tmp_path / "params.yaml").calibrate
     samples = {
         key: run.samples
         for key, run in runs.items()

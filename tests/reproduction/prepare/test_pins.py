@@ -1,22 +1,30 @@
-"""Pins: commits and check-sums written on first use, then held against what the hub and the cache
-have.
+"""Hub checkpoints and data: commits and check-sums are pinned on first use, then compared with what
+the hub and the cache have; no pickle is ever asked for.
 """
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 from hub_client import Client
 from hub_repositories import everything
 from hub_server import HubServer
 
-EXPERT, DIGITS = "tanganke/clip_dtd", "owner/digits"
+from featcal.errors import BadFile
+from reproduction.prepare import hub as pinning
+
+EXPERT, DIGITS, CLIP = "tanganke/clip_dtd", "owner/digits", "openai/clip"
 GATED = "tanganke/clip_mnist"
+BOTH = pytest.mark.parametrize(
+    ("what", "name", "section"), [("fetch", EXPERT, "models"), ("data", DIGITS, "datasets")]
+)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """The hub, and a client on a cache of its own."""
+    """Give a hub, and a client with a cache of its own."""
     folder = tmp_path_factory.mktemp("hub")
     with (
         HubServer(everything(folder), gated=[GATED]) as hub,
@@ -25,66 +33,58 @@ def served(tmp_path_factory):
         yield hub, client
 
 
-def held(pins: Path, name: str, commit: str) -> dict[str, str]:
-    return json.loads(pins.read_text())["files"][f"{name}@{commit}"]
+@pytest.fixture
+def pins(tmp_path):
+    return tmp_path / "pins.json"
 
 
-def rewrite(pins: Path, section: str, key: str, value: object) -> None:
-    content = json.loads(pins.read_text())
-    content[section][key] = value
-    pins.write_text(json.dumps(content))
+def served_as(section: str, name: str) -> str:
+    """Return the name of a repository on the hub."""
+    return name if section == "models" else f"datasets/{name}"
 
 
-@pytest.mark.parametrize(("what", "name"), [("fetch", EXPERT), ("data", DIGITS)])
-def test_commit_and_check_sums_are_written_once_and_then_only_read(served, tmp_path, what, name):
+@BOTH
+def test_commit_and_check_sums_are_written_once_and_compared_ever_after(
+    served, pins, what, name, section
+):
     hub, client = served
-    pins = tmp_path / "pins.json"
     client.ask(what, name, pins)
-    commit = hub.commit(name if what == "fetch" else f"datasets/{name}")
+    commit = hub.commit(served_as(section, name))
     content = json.loads(pins.read_text())
-    assert content["models" if what == "fetch" else "datasets"] == {name: commit}
-    sums = held(pins, name, commit)
+    assert content[section] == {name: commit}
+    sums = content["files"][f"{name}@{commit}"]
     weights = "model.safetensors" if what == "fetch" else "small/train-0.parquet"
-    stored = hub.repositories[name if what == "fetch" else f"datasets/{name}"]["main"].files[
-        weights
-    ]
+    stored = hub.repositories[served_as(section, name)]["main"].files[weights]
     assert sums[weights] == stored.sha256 and all(len(value) in (40, 64) for value in sums.values())
     before = pins.read_bytes()
     assert "Error" not in client.ask(what, name, pins)[0] and pins.read_bytes() == before
+    sums[weights] = "7" * 64
+    pins.write_text(json.dumps(content))
+    said = client.ask(what, name, pins)[0]
+    assert said.startswith(f"BadFile: {name}: {weights} is not the file that was pinned")
+    assert "7777" in said
 
 
-@pytest.mark.parametrize(
-    ("what", "name", "section"), [("fetch", EXPERT, "models"), ("data", DIGITS, "datasets")]
-)
-def test_a_wrong_revision_is_one_error_that_names_the_pin(served, tmp_path, what, name, section):
-    pins = tmp_path / "pins.json"
+@BOTH
+def test_a_wrong_revision_is_one_error_that_names_the_pin(served, pins, what, name, section):
     pins.write_text(json.dumps({section: {name: "5" * 40}}))
     said = served[1].ask(what, name, pins)[0]
     assert said.startswith(
-        f"BadFile: {pins}: {name} is pinned to {'5' * 40}, a commit that the hub does not have"
+        f"BadFile: {pins}: {name} is pinned to {'5' * 40}, a commit that the hub"
     )
     assert "remove this line" in said
 
 
 @pytest.mark.parametrize(
-    ("what", "name", "file"),
-    [("fetch", EXPERT, "config.json"), ("data", DIGITS, "large/train-0.parquet")],
+    "content", [json.dumps({"models": {EXPERT: "main"}}), "{", "[]", '{"models": []}']
 )
-def test_a_file_that_changed_under_a_pinned_commit_is_noticed(served, tmp_path, what, name, file):
-    hub, client = served
-    pins = tmp_path / "pins.json"
-    client.ask(what, name, pins)
-    commit = hub.commit(name if what == "fetch" else f"datasets/{name}")
-    rewrite(pins, "files", f"{name}@{commit}", held(pins, name, commit) | {file: "7" * 64})
-    said = client.ask(what, name, pins)[0]
-    assert (
-        said.startswith(f"BadFile: {name}: {file} is not the file that was pinned")
-        and "7777" in said
-    )
+def test_a_pins_file_that_pins_nothing_firm_is_refused(pins, content):
+    pins.write_text(content)
+    with pytest.raises(BadFile, match=r"pins\.json"):
+        pinning.fetch(EXPERT, pins)
 
 
-def test_weights_damaged_in_the_cache_are_noticed_before_they_are_used(served, tmp_path):
-    pins = tmp_path / "pins.json"
+def test_weights_damaged_in_the_cache_are_noticed_before_they_are_used(served, pins, tmp_path):
     folder = Path(served[1].ask("fetch", EXPERT, pins)[0])
     weights = (folder / "model.safetensors").resolve()
     content = weights.read_bytes()
@@ -96,21 +96,44 @@ def test_weights_damaged_in_the_cache_are_noticed_before_they_are_used(served, t
     assert served[1].ask("fetch", EXPERT, pins)[0] == str(folder)
 
 
-def test_a_gated_model_says_where_its_terms_are_and_how_to_log_in(served, tmp_path):
-    said = served[1].ask("fetch", GATED, tmp_path / "pins.json")[0]
-    assert (
-        said.startswith(f"NotOnHub: {GATED}")
-        and f"https://huggingface.co/{GATED}" in said
-        and "`hf auth login`" in said
-    )
+def test_a_gated_model_says_where_its_terms_are_and_how_to_log_in(served, pins):
+    said = served[1].ask("fetch", GATED, pins)[0]
+    assert said.startswith(f"NotOnHub: {GATED}") and "`hf auth login`" in said
+    assert f"https://huggingface.co/{GATED}" in said
 
 
-def test_without_a_connection_pinned_names_are_taken_as_they_stand(served, tmp_path):
+def test_a_repository_of_pickles_is_pinned_to_the_hubs_own_conversion(served, pins):
     hub, client = served
-    pins = tmp_path / "pins.json"
+    folder = Path(client.ask("fetch", CLIP, pins)[0])
+    assert (
+        folder.name == hub.commit(CLIP, "refs/pr/7") == json.loads(pins.read_text())["models"][CLIP]
+    )
+    assert (folder / "model.safetensors").is_file()
+    assert not any(asked.endswith((".bin", ".pt", ".h5")) for asked in hub.seen)
+
+
+def test_a_repository_without_any_safetensors_is_refused_when_it_is_pinned(pins, monkeypatch):
+    pickle = SimpleNamespace(sha="a" * 40, siblings=[SimpleNamespace(rfilename="model.bin")])
+    api = SimpleNamespace(
+        repo_info=lambda *_, **__: pickle, get_repo_discussions=lambda *_, **__: []
+    )
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
+    with pytest.raises(BadFile, match="no safetensors"):
+        pinning.pinned(pins, CLIP)
+    assert pinning.pinned(pins, DIGITS, "dataset") == "a" * 40
+
+
+def test_without_a_connection_pinned_names_are_taken_as_they_are_and_others_refused(
+    served, pins, tmp_path
+):
+    hub, client = served
     for what, name in (("fetch", EXPERT), ("data", DIGITS)):
         client.ask(what, name, pins)
     home = Path(hub.repositories[EXPERT]["main"].files["config.json"].path).parents[1] / "home"
     with Client({**hub.environment(home), "HF_HUB_OFFLINE": "1"}, tmp_path) as offline:
         assert Path(offline.ask("fetch", EXPERT, pins)[0]).name == hub.commit(EXPERT)
         assert offline.ask("data", DIGITS, pins)[0] == hub.commit(f"datasets/{DIGITS}")
+        before = pins.read_bytes()
+        said = offline.ask("fetch", "tanganke/none", pins)[0]
+    assert said.startswith("HubUnreachable: tanganke/none") and pins.read_bytes() == before
+    assert "HF_HOME" in said and "HF_HUB_OFFLINE" in said

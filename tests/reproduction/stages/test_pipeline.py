@@ -88,24 +88,18 @@ def closure(file: str, stop: frozenset[str] = frozenset()) -> set[str]:
     return reached
 
 
-BLOCKS, DEFINED = pipeline.blocks(), pipeline.stages()
-
-
-def definition(stage: str) -> dict:
-    """Return a stage with its variables unresolved."""
-    return DEFINED[stage]
+DEFINED = pipeline.stages()
 
 
 def dependencies(stage: str) -> list[str]:
     """Return the dependencies of a stage on code."""
-    return [
-        dep for dep in definition(stage)["deps"] if dep.startswith(("featcal/", "reproduction/"))
-    ]
+    code = ("featcal/", "reproduction/")
+    return [dep for dep in DEFINED[stage]["deps"] if dep.startswith(code)]
 
 
 def program(stage: str) -> str:
     """Return the file that a stage runs; a stage of larger pools or texts may run the same."""
-    verb = definition(stage)["cmd"].split()[2]
+    verb = DEFINED[stage]["cmd"].split()[2]
     module = command.STAGES.get(verb, f"studies.{verb}").partition(":")[0]
     return f"reproduction/{module.replace('.', '/')}.py"
 
@@ -113,23 +107,16 @@ def program(stage: str) -> str:
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
     needed = closure(program(stage), frozenset(EXEMPT)) - EXEMPT
-    if stage in WRITES_SCORES:
-        needed.add("reproduction/results.py")
-    assert not (missing := missing_of(stage, needed)), f"{stage} also runs {sorted(missing)}"
-
-
-def missing_of(stage: str, needed: set[str]) -> set[str]:
-    """Return the files that no dependency of a stage holds."""
+    needed |= {"reproduction/results.py"} if stage in WRITES_SCORES else set()
     deps = dependencies(stage)
-    return {f for f in needed if not any(f == dep or f.startswith(f"{dep}/") for dep in deps)}
+    missing = {f for f in needed if not any(f == dep or f.startswith(f"{dep}/") for dep in deps)}
+    assert not missing, f"{stage} also runs {sorted(missing)}"
 
 
 @pytest.mark.parametrize("stage", (*STAGES, "page_method"))
 def test_every_dependency_on_code_exists(stage):
-    named = [
-        dep.split("$")[0] for dep in dependencies(stage)
-    ]  # up to a part that is filled in per experiment
-    assert all((ROOT / dep).exists() for dep in named)
+    # up to a part that is filled in per experiment
+    assert all((ROOT / dep.split("$")[0]).exists() for dep in dependencies(stage))
 
 
 RECORD = "run.json"  # seconds and machine, which are gathered from another folder
@@ -165,30 +152,23 @@ def test_every_study_is_gathered():
     cmds = {cmd: name for name, cmd in graph.nodes.data("cmd")}
     for study, runs in load_experiments(ROOT / "params.yaml").studies.items():
         for key in runs:
-            gather = cmds[f"featcal stage gather {study}/{key}"]
-            assert f"outputs/mini/{study}/{key}" in graph.nodes[f"{study}@{key}"]["outs"]
-            assert graph.nodes[gather]["deps"] & graph.nodes[f"{study}@{key}"]["outs"] == {
-                f"outputs/mini/{study}/{key}"
-            }
-            shown = gather.replace(
-                "request@", "requested@"
-            )  # of which `dvc repro` knows the results alone
+            gather, made = (
+                cmds[f"featcal stage gather {study}/{key}"],
+                f"outputs/mini/{study}/{key}",
+            )
+            outs = graph.nodes[f"{study}@{key}"]["outs"]
+            assert graph.nodes[gather]["deps"] & outs == {made}
+            # `dvc repro` knows the results on request alone
+            shown = gather.replace("request@", "requested@")
             assert f"results/mini/{study}/{key}" in graph.nodes[shown]["outs"]
 
 
-@pytest.mark.parametrize("stage", ["merge_pool"])
-def test_a_larger_pool_is_merged_from_every_folder_with_its_experts(stage):
-    suite = load_suite(ROOT, "mini")
-    for role, size in (
-        (role, size)
-        for role, size in load_experiments(ROOT / "params.yaml").prepared
-        if size in (14, 20)
-    ):
-        for smaller in [n for n in suite.pools if n <= size]:
-            assert (
-                f"outputs/mini/prepared/{role}-{smaller}"
-                in resolved().nodes[f"{stage}@{role}-{size}"]["deps"]
-            )
+def test_a_larger_pool_is_merged_from_every_folder_with_its_experts():
+    pools = load_suite(ROOT, "mini").pools
+    for role, size in load_experiments(ROOT / "params.yaml").prepared:
+        if size in (14, 20):
+            needed = {f"outputs/mini/prepared/{role}-{n}" for n in pools if n <= size}
+            assert needed <= resolved().nodes[f"merge_pool@{role}-{size}"]["deps"]
 
 
 def test_every_page_shows_files_that_the_pipeline_writes():
@@ -198,21 +178,26 @@ def test_every_page_shows_files_that_the_pipeline_writes():
     shown = {file for files in pages.values() for file in files.values()} - {"."}
     kinds = {str(Path(path).parent) for path in written}
     assert not {f"results/mini/{file}" for file in shown} - written - kinds
-    assert {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")} == {
-        *pages,
-        "method",
-    }
+    notebooks = {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")}
+    assert notebooks == {*pages, "method"}
 
 
 def test_claims_and_the_page_for_reviewers_are_made_anew_after_every_run():
     graph = resolved()
     outs = set().union(*(outs for _, outs in graph.nodes.data("outs")))
-    kinds = {
-        str(Path(path).parent)
-        for path in outs
-        if path.startswith("results/") and path.count("/") == 3
-    }
+    folders = {path for path in outs if path.startswith("results/") and path.count("/") == 3}
+    kinds = {str(Path(path).parent) for path in folders}
     assert kinds and kinds <= graph.nodes["claims"]["deps"] & graph.nodes["artifact"]["deps"]
+
+
+@pytest.mark.parametrize("file", pipeline.files(), ids=lambda f: str(f.parent.relative_to(ROOT)))
+def test_the_stages_in_a_lock_are_those_of_its_part_of_the_pipeline(file):
+    lock, own = file.with_name("dvc.lock"), str(file.relative_to(ROOT))
+    known = set(yaml.safe_load(lock.read_text())["stages"]) if lock.is_file() else set()
+    stages = {name for name, at in resolved().nodes.data("file") if at == own}
+    assert stages
+    assert known - stages == set(), f"{lock} has stages that no longer exist; delete them there"
+    assert stages - known == set(), f"{file}: stages that were never run; run `dvc repro`"
 
 
 @cache
@@ -220,23 +205,15 @@ def locked(kind: str) -> dict[str, str]:
     """Return the md5 of all outputs (outs) or dependencies (deps) in the locks, by path; empty for
     a folder that was not computed yet.
     """
-    locks = pipeline.files(name="dvc.lock")
-    stages = [
-        stage
-        for lock in locks
-        for stage in yaml.load(lock.read_text(), yaml.CSafeLoader)["stages"].values()
-    ]
-    return {
-        entry["path"]: entry.get("md5", "") for stage in stages for entry in stage.get(kind, [])
-    }
+    locks = [yaml.load(f.read_text(), yaml.CSafeLoader) for f in pipeline.files(name="dvc.lock")]
+    stages = [stage for lock in locks for stage in lock["stages"].values()]
+    entries = [entry for stage in stages for entry in stage.get(kind, [])]
+    return {entry["path"]: entry.get("md5", "") for entry in entries}
 
 
 def test_results_in_git_are_what_the_pipeline_wrote():
-    written = {
-        path: digest
-        for path, digest in locked("outs").items()
-        if path.startswith(("results/", "book/pages/"))
-    }
+    kept = ("results/", "book/pages/")
+    written = {path: md5 for path, md5 in locked("outs").items() if path.startswith(kept)}
     assert any(path.startswith("results/mini/") for path in written)
     wrong = [path for path, digest in written.items() if digest_of(ROOT / path) != digest]
     assert not wrong, f"these files are not what the pipeline wrote: {wrong}"
@@ -244,45 +221,31 @@ def test_results_in_git_are_what_the_pipeline_wrote():
 
 def test_results_in_git_are_the_files_that_were_gathered():
     """Including those on request, which are outputs of a stage that leaves them as they are."""
-    gathered = {
-        path: digest for name in ("gather", "request") for path, digest in read_by(name).items()
-    }
-    assert len(gathered) > len(studies())
+    graph, read = resolved(), set()
+    for stage in graph:
+        if stage.startswith(("gather@", "request@")):
+            read |= {dep for dep in graph.nodes[stage]["deps"] if dep.startswith("outputs/")}
+    assert len(read) > len(studies())
     wrong = [
         path
-        for path, md5 in gathered.items()
-        if digest_of(ROOT / path.replace("outputs", "results", 1), RECORD) != md5
+        for path in read
+        if digest_of(ROOT / path.replace("outputs", "results", 1), RECORD) != locked("deps")[path]
     ]
     assert not wrong, f"results/ has other files than the stages found in {wrong}"
-
-
-def read_by(name: str) -> dict[str, str]:
-    """Return the md5 of the folders that the stages of a block read."""
-    folders = {
-        dep
-        for stage in resolved()
-        if stage.startswith(f"{name}@")
-        for dep in resolved().nodes[stage]["deps"]
-    }
-    return {path: locked("deps")[path] for path in folders if path.startswith("outputs/")}
 
 
 def digest_of(path: Path, apart: str = "") -> str:
     """Return the hash that DVC gives a file or folder. apart: name of a file to leave out."""
     if path.is_file():
         return md5(path.read_bytes()).hexdigest()
-    files = {
-        str(file.relative_to(path)): file
-        for file in path.rglob("*")
-        if file.is_file() and file.name != apart
-    }
-    listed = [{"md5": digest_of(files[name]), "relpath": name} for name in sorted(files)]
+    files = [file for file in path.rglob("*") if file.is_file() and file.name != apart]
+    named = sorted((str(file.relative_to(path)), file) for file in files)
+    listed = [{"md5": digest_of(file), "relpath": name} for name, file in named]
     return md5(json.dumps(listed, sort_keys=True).encode()).hexdigest() + ".dir"
 
 
 def test_every_result_and_page_in_git_is_an_output_of_the_pipeline():
     present = [*ROOT.glob("results/mini/**/*.*"), *ROOT.glob("book/pages/*.ipynb")]
-    names, written = [str(file.relative_to(ROOT)) for file in present], locked("outs")
-    assert not [
-        name for name in names if name not in written and str(Path(name).parent) not in written
-    ]
+    names = [file.relative_to(ROOT) for file in present]
+    known = locked("outs")
+    assert not [n for n in names if str(n) not in known and str(n.parent) not in known]

@@ -14,16 +14,8 @@ from pipeline import ROOT
 from reproduction.experiments import MAIN, MORE
 
 # Cheap stages with outputs in git, which DVC does not cache: they run again after a switch.
-LIGHT = (
-    "prepare_data",
-    "prepare_texts",
-    "gather",
-    "request",
-    "headline",
-    "claims",
-    "artifact",
-    "page",
-    "book",
+LIGHT = tuple(
+    "prepare_data prepare_texts gather request headline claims artifact page book".split()
 )
 # Run records: their seconds may change, but no stage depends on them.
 RECORD = "outputs/${suite}/run/"
@@ -31,47 +23,22 @@ STAGES = pipeline.stages()
 HEAVY = [name for name in STAGES if not name.startswith(LIGHT)]
 
 
-def paths(entries: list) -> dict[str, dict]:
-    """Return outputs with their flags."""
-    return {next(iter(e)): next(iter(e.values())) for e in entries if isinstance(e, dict)} | {
-        e: {} for e in entries if isinstance(e, str)
-    }
-
-
 @pytest.mark.parametrize("name", HEAVY)
-def test_what_takes_time_writes_into_its_suite_s_folder_only_and_every_output_is_cached(name):
-    outs = paths(STAGES[name]["outs"])
-    assert all(out.startswith("outputs/${suite}/") for out in outs)
-    assert not any(flags.get("cache") is False or flags.get("persist") for flags in outs.values())
-
-
-@pytest.mark.parametrize("name", HEAVY)
-def test_what_takes_time_depends_on_nothing_that_a_switch_writes_anew(name):
+def test_what_takes_time_writes_cached_outputs_and_depends_on_nothing_that_a_switch_changes(name):
     """Only on code and on files and settings of its suite, which a switch leaves as they were."""
-    stage = STAGES[name]
-    deps = [
-        dep
-        for dep in stage["deps"]
-        if not dep.startswith(("featcal/", "reproduction/", "scripts/"))
-    ]
+    stage, code = STAGES[name], ("featcal/", "reproduction/", "scripts/")
+    # an output with flags, such as `cache`, would be a mapping
+    assert all(str(out).startswith("outputs/${suite}/") for out in stage["outs"])
+    deps = [dep for dep in stage["deps"] if not dep.startswith(code)]
     assert all(dep.startswith("outputs/${suite}/") for dep in deps), deps
     assert not any(dep.startswith(RECORD) for dep in deps), "a record of seconds would differ"
-    files = [key for entry in stage.get("params", ()) if isinstance(entry, dict) for key in entry]
-    assert set(files) <= {"suites/${suite}.yaml", *MORE}
-
-
-def test_settings_of_another_suite_are_no_setting_of_a_stage():
-    """`from` and the main settings apply to every suite."""
-    for name in HEAVY:
-        for entry in STAGES[name].get("params", ()):
-            words = (
-                [word for file in MORE for word in dict(entry).get(file, ())]
-                if isinstance(entry, dict)
-                else []
-            )
-            own = all(f"{word}.".count(".${suite}.") or ".from" in word for word in words)
-            main = isinstance(entry, dict) or entry.partition(".")[0] in MAIN
-            assert own and main, (name, entry)
+    for entry in stage.get("params", ()):
+        if isinstance(entry, dict):  # `from` and the main settings apply to every suite
+            assert set(entry) <= {"suites/${suite}.yaml", *MORE}
+            words = [word for file in MORE for word in entry.get(file, ())]
+            assert all(f"{word}.".count(".${suite}.") or ".from" in word for word in words), words
+        else:
+            assert entry.partition(".")[0] in MAIN
 
 
 @pytest.mark.parametrize("suite", sorted(file.stem for file in (ROOT / "suites").glob("*.yaml")))
