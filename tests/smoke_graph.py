@@ -16,6 +16,7 @@ import yaml
 from pages import without_kernels
 from safetensors.torch import load_file, save_file
 from sentences import encoder, task
+from vision import dinov2
 
 import pipeline
 from reproduction.engine import context
@@ -46,6 +47,7 @@ POOLS = (
     "clip_l14-8",
     "clip_b32-14",
     "minilm-8",
+    "vit_s-8",
     "flan_t5_base-glue",
     "llama_3b-mergebench",
 )
@@ -227,6 +229,7 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
     shutil.copyfile(root / "tests" / "smoke" / "smoke.yaml", work / "suites" / "smoke.yaml")
     pipeline.write_settings(work, smoke_params(root))
     encoder(work / "data" / "encoder")
+    dinov2(work / "data" / "vision")
     for number, name in enumerate(("clinc150", "banking77", "tosdr_cases")):
         task(work / "data" / "sentences" / name, count=120, seed=7 + number)
     from dvc.repo import Repo
@@ -243,7 +246,7 @@ def keep_a_chain(work: Path) -> None:
     for section in ("calibrate", "adapt"):
         for entry in (entry for own, entry in params[section].items() if own.endswith("-8")):
             entry["from"] = {name: row for name, row in entry["from"].items() if name == merger}
-    for own in ("clip_b32-8", "clip_l14-8", "minilm-8"):
+    for own in ("clip_b32-8", "clip_l14-8", "minilm-8", "vit_s-8"):
         params["merge"][own] = {merger: params["merge"][own][merger]}
     params["mergers"] = sorted({name for own in params["merge"].values() for name in own})
     for study in studies():

