@@ -18,11 +18,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny import shifted
 from transformers import AutoTokenizer
+from vision import dinov2
 
 from featcal.cli import main as cli
 from featcal.cli import terminal
 from featcal.models.load import load_model
 from featcal.models.save import save_model
+from reproduction.prepare import onnx
 
 PAGE = (Path(__file__).parents[2] / "book/use.md").read_text("utf-8")
 SAMPLES = 8
@@ -210,6 +212,26 @@ def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evalua
     printed = capsys.readouterr().out
     result = json.loads(printed[printed.index('{\n  "model"') :])
     assert 0 <= result["average"] <= 100
+
+
+def test_dinov2_folders_are_calibrated_compared_and_scored_by_class_means(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    base, processor = dinov2(Path("dinov2")), json.dumps(onnx.processor(28))
+    (base / "preprocessor_config.json").write_text(processor)
+    for seed, name in enumerate(("flowers", "birds"), start=1):
+        fine_tuned(base, Path("models") / name, seed)
+        pictures(Path("images") / name, seed)
+        shutil.copytree(Path("images") / name / "test/dog", Path("images") / name / "train/dog")
+    run(section("use-dinov2"))
+    assert all(
+        name.startswith("encoder.layer.") for name in solved(Path("calibrated"), Path("merged"))
+    )
+    capsys.readouterr()
+    (scored,) = re.findall(r"```python\n(.*?)```", section("use-dinov2"), re.S)
+    exec(scored, {})
+    assert set(eval(capsys.readouterr().out)) == {"merged", "calibrated"}
 
 
 def test_an_open_clip_checkpoint_is_converted_calibrated_and_converted_back_without_loss(
