@@ -31,11 +31,12 @@ from benchmarks.calibrate import ROOT, write_folders
 from benchmarks.measure import arguments, images, machine, memory
 from benchmarks.scaling import exponent
 from featcal.calibration.calibrate import calibrate
-from featcal.calibration.estimate import Job, estimate
+from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli.calibrate import return_large_blocks
-from featcal.cli.inputs import skeleton
-from featcal.cli.plan import shape_of
+from featcal.cli.plan import meta_batch
 from featcal.files import write_json
+from featcal.models.families import plan_for
+from featcal.models.stored import skeleton
 
 SIZES = {
     "samples": (16, 32, 64),
@@ -72,7 +73,9 @@ def taken(args: Namespace, root: Path) -> dict[str, Any]:
 def planned(args: Namespace, root: Path) -> dict[str, int]:
     """Return the memory that `featcal plan` estimates, from the folders' config.json."""
     job = Job(args.tasks, args.samples, args.batch, SETTINGS)
-    needs = estimate(shape_of(skeleton(root / "merged"), job.batch, SETTINGS, None, False), job)
+    model = skeleton(root / "merged")
+    batch = meta_batch(model, job.batch, None, False)
+    needs = estimate(model_shape(model, plan_for(model), batch, SETTINGS), job)
     return {"host_bytes": sum(needs["host"].values())}
 
 

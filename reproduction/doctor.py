@@ -451,8 +451,8 @@ def _count(chosen: Chosen, rate: float, found: Checkup) -> None:
 def planned(chosen: Chosen, role: str, tasks: int) -> dict[str, int]:
     """Estimate the role's largest calibration on a GPU, features cached in host memory: totals."""
     from featcal.calibration.estimate import Job
-    from featcal.cli.inputs import skeleton
     from featcal.cli.plan import estimated
+    from featcal.models.stored import skeleton
 
     runs = [run for run in chosen.experiments.calibrate.values() if run.role == role]
     runs = [run for run in runs if run.calibration is not None]

@@ -69,15 +69,12 @@ drawn.then(() => requestAnimationFrame(() => done(true)));
 
 
 def _programs() -> tuple[str, str]:
-    browser = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
     driver = shutil.which("chromedriver")
     if browser and driver:
         return browser, driver
-    pytest.fail(
-        "Chromium and its driver are not installed (Debian: apt-get install chromium chromium-driver)"
-    )
+    pytest.fail("no Chromium with its driver (Debian: apt-get install chromium chromium-driver)")
 
 
 class Browser:
@@ -127,31 +124,21 @@ class Browser:
         if not self.run("return 'axe' in window"):
             self.run(AXE_SCRIPT)
         self.run(KINDS)
-        options = {"resultTypes": ["violations"]} | (
-            {"runOnly": ["color-contrast"]} if only_colours else {}
-        )
-        findings = self.driver.execute_async_script(AUDIT, options)
-        counted = [
-            one
-            for one in findings
-            if one["impact"] in ("serious", "critical") or one["id"] in READ_BY
-        ]
-        return [
-            f"{one['id']}: {node['target']} {node['html'][:80]}"
-            for one in counted
-            for node in one["nodes"][:3]
-        ]
+        options = {"resultTypes": ["violations"]}
+        options |= {"runOnly": ["color-contrast"]} if only_colours else {}
+        found = []
+        for one in self.driver.execute_async_script(AUDIT, options):
+            if one["impact"] in ("serious", "critical") or one["id"] in READ_BY:
+                nodes = one["nodes"][:3]
+                found += [f"{one['id']}: {node['target']} {node['html'][:80]}" for node in nodes]
+        return found
 
     def requests(self) -> list[str]:
         """Addresses asked for since the page was opened."""
-        events = [
-            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
-        ]
-        return [
-            e["params"]["request"]["url"]
-            for e in events
-            if e["method"] == "Network.requestWillBeSent"
-        ]
+        log = self.driver.get_log("performance")
+        events = [json.loads(entry["message"])["message"] for entry in log]
+        sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        return [one["request"]["url"] for one in sent]
 
     def complaints(self) -> list[str]:
         """Errors on the console since the page was opened."""

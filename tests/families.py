@@ -7,35 +7,16 @@ from dataclasses import dataclass
 
 import torch
 import transformers as tf
-from tiny import TEXT, VISION, averaged, images, make, seeded, shifted
+from tiny import SIZES, TEXT, VISION, averaged, images, make, seeded, shifted
 
 GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 8}
 MIXED = GROUPED | {"num_hidden_layers": 3, "sliding_window": 4, "max_position_embeddings": 32}
 SLIDING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-T5 = {
-    "vocab_size": 97,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 64,
-    "num_layers": 2,
-    "num_heads": 4,
-    "decoder_start_token_id": 0,
-}
-GPT2 = {
-    "vocab_size": 97,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-}
-OPT = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "ffn_dim": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+T5 |= {"decoder_start_token_id": 0}
+GPT2 = {"vocab_size": 97, "bos_token_id": 0, "eos_token_id": 1, "n_embd": 32, "n_layer": 2}
+GPT2 |= {"n_head": 4}
+OPT = SIZES | {"vocab_size": 97, "ffn_dim": 64, "max_position_embeddings": 32}
 CLIP_TEXT = TEXT | {"max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 1}
 WIDE = VISION | {"intermediate_size": 64}
 
@@ -89,72 +70,39 @@ class Family:
     offset: int = 0  # what is added to the weight of a norm
 
 
-def one(build, batches, path, name="blocks", **more):
-    return Family(build, batches, {name: path}, **more)
+def family(class_name, config, path, name="blocks", batches=text, **more):
+    """Return the entry of a class with one list of blocks."""
+    kind = getattr(tf, class_name)
+    return Family(lambda: kind(kind.config_class(**config)), batches, {name: path}, **more)
 
 
 T5_STACKS = {"encoder": "encoder.block", "decoder": "decoder.block"}
+CLIP_STACKS = {"vision": "vision_model.encoder.layers", "text": "text_model.encoder.layers"}
+GATED = T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+SHORT = TEXT | {"max_position_embeddings": 16}
+SEVERAL = MIXED | SLIDING
 FAMILIES = {
     "t5": Family(lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5)), translations, T5_STACKS),
     "t5_gated": Family(
-        lambda: tf.T5ForConditionalGeneration(
-            tf.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-        ),
-        translations,
-        T5_STACKS,
+        lambda: tf.T5ForConditionalGeneration(tf.T5Config(**GATED)), translations, T5_STACKS
     ),
-    "t5_encoder": one(
-        lambda: tf.T5EncoderModel(tf.T5Config(**T5)), text, "encoder.block", "encoder"
-    ),
-    "clip": Family(
-        whole_clip,
-        pairs,
-        {"vision": "vision_model.encoder.layers", "text": "text_model.encoder.layers"},
-    ),
-    "clip_text": one(
-        lambda: tf.CLIPTextModel(tf.CLIPTextConfig(**CLIP_TEXT)), text, "encoder.layers", "text"
-    ),
-    "llama": one(
-        lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)), text, "model.layers", "decoder"
-    ),
-    "bert": one(lambda: tf.BertModel(tf.BertConfig(**TEXT)), text, "encoder.layer"),
-    "roberta": one(
-        lambda: tf.RobertaModel(tf.RobertaConfig(**TEXT, max_position_embeddings=16)),
-        text,
-        "encoder.layer",
-    ),
-    "gpt2": one(lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2)), text, "transformer.h"),
-    "qwen2": one(lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**GROUPED)), text, "model.layers"),
-    "qwen3": one(lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**GROUPED)), text, "model.layers"),
-    "mistral": one(lambda: tf.MistralModel(tf.MistralConfig(**GROUPED)), text, "layers"),
-    "gemma": one(lambda: tf.GemmaModel(tf.GemmaConfig(**GROUPED)), text, "layers", offset=1),
-    "gemma2": one(
-        lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**MIXED, **SLIDING)),
-        text,
-        "model.layers",
-        offset=1,
-    ),
-    "gemma3": one(
-        lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**MIXED, **SLIDING)),
-        text,
-        "model.layers",
-        offset=1,
-    ),
-    "opt": one(
-        lambda: tf.OPTForCausalLM(tf.OPTConfig(**OPT, max_position_embeddings=32)),
-        text,
-        "model.decoder.layers",
-    ),
-    "vit": one(lambda: tf.ViTModel(tf.ViTConfig(**WIDE)), images, "layers", "vision"),
-    "dinov2": one(
-        lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, mlp_ratio=2)),
-        images,
-        "encoder.layer",
-        "vision",
-    ),
-    "siglip": one(
-        lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**WIDE)), images, "encoder.layers"
-    ),
+    "t5_encoder": family("T5EncoderModel", T5, "encoder.block", "encoder"),
+    "clip": Family(whole_clip, pairs, CLIP_STACKS),
+    "clip_text": family("CLIPTextModel", CLIP_TEXT, "encoder.layers", "text"),
+    "llama": family("LlamaForCausalLM", GROUPED, "model.layers", "decoder"),
+    "bert": family("BertModel", TEXT, "encoder.layer"),
+    "roberta": family("RobertaModel", SHORT, "encoder.layer"),
+    "gpt2": family("GPT2LMHeadModel", GPT2, "transformer.h"),
+    "qwen2": family("Qwen2ForCausalLM", GROUPED, "model.layers"),
+    "qwen3": family("Qwen3ForCausalLM", GROUPED, "model.layers"),
+    "mistral": family("MistralModel", GROUPED, "layers"),
+    "gemma": family("GemmaModel", GROUPED, "layers", offset=1),
+    "gemma2": family("Gemma2ForCausalLM", SEVERAL, "model.layers", offset=1),
+    "gemma3": family("Gemma3ForCausalLM", SEVERAL, "model.layers", offset=1),
+    "opt": family("OPTForCausalLM", OPT, "model.decoder.layers"),
+    "vit": family("ViTModel", WIDE, "layers", "vision", images),
+    "dinov2": family("Dinov2Model", VISION | {"mlp_ratio": 2}, "encoder.layer", "vision", images),
+    "siglip": family("SiglipVisionModel", WIDE, "encoder.layers", batches=images),
 }
 # Of each way through the code one: a stack that feeds another, two towers, norms behind the sum,
 # turned linears, grouped heads

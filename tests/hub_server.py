@@ -21,13 +21,14 @@ import yaml
 LARGE = (".safetensors", ".parquet", ".arrow", ".tar", ".zip", ".png", ".jpg")
 CONVERTER = "SFconvertbot"
 TOKEN = "hf_of_a_rehearsal"
-_KIND = "(models|datasets|spaces)"
 _API = re.compile(
-    rf"/api/{_KIND}/([^/]+/[^/]+)(?:/(revision|tree|paths-info|discussions)(?:/([^/]+)(?:/(.+))?)?)?"
+    r"/api/(models|datasets|spaces)/([^/]+/[^/]+)"
+    r"(?:/(revision|tree|paths-info|discussions)(?:/([^/]+)(?:/(.+))?)?)?"
 )
 _PUSH = re.compile(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main")
 _LFS = re.compile(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch")
 _FILE = re.compile(r"/(datasets/|spaces/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+_ACCOUNT = ("/api/whoami-v2", "/api/repos/create", "/api/validate-yaml")
 
 
 class Stored:
@@ -39,64 +40,46 @@ class Stored:
         self.blob = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
         self.sha256 = hashlib.sha256(content).hexdigest() if name.endswith(LARGE) else None
 
-    def told(self) -> dict:
-        """What the tree tells of it."""
+    def entry(self) -> dict:
+        """Return the file as the tree has it."""
         entry = {"type": "file", "path": self.name, "size": self.size, "oid": self.blob}
-        return entry | (
-            {"lfs": {"oid": self.sha256, "size": self.size, "pointerSize": 130}}
-            if self.sha256
-            else {}
-        )
+        if self.sha256:
+            entry["lfs"] = {"oid": self.sha256, "size": self.size, "pointerSize": 130}
+        return entry
 
 
 class Commit:
     """A folder as it is now; its id follows from names and contents."""
 
     def __init__(self, repository: str, folder: Path):
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        self.files = {
-            name: Stored(path, name)
-            for path in paths
-            for name in [path.relative_to(folder).as_posix()]
-        }
-        told = "".join(f"{name} {file.blob}\n" for name, file in self.files.items())
-        self.id = hashlib.sha1(f"{repository}\n{told}".encode()).hexdigest()
-        # files and folders by path, as they are told
-        folders = {str(parent) for name in self.files for parent in PurePosixPath(name).parents} - {
-            "."
-        }
-        self.tree = {
-            name: {"type": "directory", "path": name, "size": 0, "oid": "0" * 40}
-            for name in sorted(folders)
-        }
-        self.tree |= {name: file.told() for name, file in self.files.items()}
+        names = [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
+        self.files = {name: Stored(folder / name, name) for name in names}
+        listed = "".join(f"{name} {file.blob}\n" for name, file in self.files.items())
+        self.id = hashlib.sha1(f"{repository}\n{listed}".encode()).hexdigest()
+        folders = {str(parent) for name in names for parent in PurePosixPath(name).parents} - {"."}
+        empty = {"type": "directory", "size": 0, "oid": "0" * 40}
+        self.tree = {name: {"path": name, **empty} for name in sorted(folders)}
+        self.tree |= {name: file.entry() for name, file in self.files.items()}
 
     def below(self, folder: str, recursive: bool) -> list[dict]:
-        """What lies in a folder, '' for the uppermost, or at any depth below it."""
+        """Return what lies in a folder, '' for the uppermost, or at any depth below it."""
         inside = {
-            path: entry
-            for path, entry in self.tree.items()
-            if path.startswith(f"{folder}/") or not folder
+            p: entry for p, entry in self.tree.items() if p.startswith(folder and f"{folder}/")
         }
-        return [
-            entry
-            for path, entry in inside.items()
-            if recursive or str(PurePosixPath(path).parent) == (folder or ".")
-        ]
+        direct = {p for p in inside if str(PurePosixPath(p).parent) == (folder or ".")}
+        return [entry for path, entry in inside.items() if recursive or path in direct]
 
 
 class HubServer:
     """Serves repositories on 127.0.0.1 for the time of a `with`.
 
     repositories: "owner/model", "datasets/owner/name" or "spaces/owner/name" -> the folder that is
-    its branch main, or
-                  {revision: folder}. A revision refs/pr/N is also a pull request of the hub's own
-                  safetensors converter.
-    gated:        repositories that are refused to who is not logged in, which TOKEN does.
-    uploads:      a folder for what is uploaded by who has TOKEN; each repository is served from
-                  there on. None takes nothing.
-    cuts:         file name -> the byte behind which the connection breaks off, as long as the entry
-                  is there.
+                  its branch main, or {revision: folder}. A revision refs/pr/N is also a pull
+                  request of the hub's own safetensors converter.
+    gated:        repositories that are refused without TOKEN.
+    uploads:      a folder for uploads with TOKEN; each repository is served from there on. None
+                  takes nothing.
+    cuts:         file name -> the byte behind which the connection breaks off.
     seen:         every request: "GET /path?query", with the range of bytes asked for.
     """
 
@@ -106,21 +89,15 @@ class HubServer:
         gated: Collection[str] = (),
         uploads: Path | None = None,
     ):
-        given = {
-            name: {"main": at} if isinstance(at, Path) else dict(at)
-            for name, at in repositories.items()
-        }
-        self.repositories = {
-            name: {rev: Commit(name, at) for rev, at in revisions.items()}
-            for name, revisions in given.items()
-        }
-        self.gated = frozenset(gated)
-        self.uploads, self.large = uploads, dict[str, bytes]()
+        self.repositories: dict[str, dict[str, Commit]] = {}
+        for name, at in repositories.items():
+            revisions = {"main": at} if isinstance(at, Path) else at
+            self.repositories[name] = {rev: Commit(name, path) for rev, path in revisions.items()}
+        self.gated, self.uploads, self.large = frozenset(gated), uploads, dict[str, bytes]()
         self.cuts: dict[str, int] = {}
         self.seen: list[str] = []
-        self._server = ThreadingHTTPServer(
-            ("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": self})
-        )
+        handler = type("Bound", (_Handler,), {"hub": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -128,20 +105,13 @@ class HubServer:
         return self.repositories[repository][revision].id
 
     def environment(self, home: Path) -> dict[str, str]:
-        """What a process must have in its environment, before it starts, for this server to be its
-        hub; `home` is its cache.
-        """
-        return {
-            "HF_ENDPOINT": self.url,
-            "HF_HOME": str(home),
-            "NO_PROXY": "127.0.0.1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }
+        """Return the variables that make this server the hub of a new process, with a cache."""
+        found = {"HF_ENDPOINT": self.url, "HF_HOME": str(home)}
+        return found | {"NO_PROXY": "127.0.0.1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
     def __enter__(self) -> "HubServer":
-        threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        ).start()
+        how = {"kwargs": {"poll_interval": 0.02}, "daemon": True}
+        threading.Thread(target=self._server.serve_forever, **how).start()
         return self
 
     def __exit__(self, *_) -> None:
@@ -153,6 +123,16 @@ class HubServer:
         self._server.server_close()
 
 
+class Refused(Exception):
+    """An answer other than 200, with the code that the hub's client reads."""
+
+    def __init__(self, status: int, code: str, commit: Commit | None = None):
+        self.status, self.content = status, {"error": code}
+        self.headers = {"X-Error-Code": code, "X-Error-Message": code}
+        if commit:
+            self.headers["X-Repo-Commit"] = commit.id
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One request; the connection ends with it, so that none is left when the server stops."""
 
@@ -160,169 +140,125 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.hub.seen.append(
-            " ".join([self.command, self.path, *self.headers.get_all("Range", [])])
-        )
+        ranges = self.headers.get_all("Range", [])
+        self.hub.seen.append(" ".join([self.command, self.path, *ranges]))
         url = urlsplit(self.path)
-        if self.hub.uploads and (answer := self.uploaded(url.path, content)) is not None:
-            self.answer(*answer)
-            return
-        body = content.decode()
-        if found := _FILE.fullmatch(url.path):
-            self.file(*(unquote(part or "") for part in found.groups()))
-        elif found := _API.fullmatch(url.path):
-            self.api(
-                *(unquote(part or "") for part in found.groups()),
-                {**parse_qs(url.query), **parse_qs(body)},
-            )
-        else:
-            self.answer(404, {"error": "no such path"})
+        try:
+            if self.hub.uploads and (said := self.uploaded(url.path, content)) is not None:
+                self.answer(200, said)
+            elif found := _FILE.fullmatch(url.path):
+                self.file(*(unquote(part or "") for part in found.groups()))
+            elif found := _API.fullmatch(url.path):
+                asked = {**parse_qs(url.query), **parse_qs(content.decode())}
+                self.answer(200, self.api(*(unquote(part or "") for part in found.groups()), asked))
+            else:
+                raise Refused(404, "no such path")
+        except Refused as refused:
+            self.answer(refused.status, refused.content, refused.headers)
 
     do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815 - names of the standard library
 
-    def uploaded(self, path: str, content: bytes) -> tuple[int, object] | None:
-        """What is answered to a step of an upload, in their order; None where it is none."""
+    @property
+    def logged_in(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
+
+    def uploaded(self, path: str, content: bytes) -> object:
+        """Return the answer to a step of an upload, in their order; None where it is none."""
+        hub = self.hub
         if path.startswith("/lfs/"):
-            self.hub.large[path.removeprefix("/lfs/")] = content
-            return 200, {}
+            hub.large[path.removeprefix("/lfs/")] = content
+            return {}
         push, batch = _PUSH.fullmatch(path), _LFS.fullmatch(path)
-        if not (
-            push or batch or path in ("/api/whoami-v2", "/api/repos/create", "/api/validate-yaml")
-        ):
+        if not (push or batch or path in _ACCOUNT):
             return None
-        if (
-            self.headers.get("Authorization", self.headers.get("authorization"))
-            != f"Bearer {TOKEN}"
-        ):
-            return 401, {"error": "Invalid user token."}
+        if not self.logged_in:
+            raise Refused(401, "Invalid user token.")
         asked = [json.loads(line) for line in content.splitlines()] or [{}]
         if path == "/api/whoami-v2":
-            return 200, {"name": "me", "type": "user"}
+            return {"name": "me", "type": "user"}
         if path == "/api/validate-yaml":
-            front = yaml.safe_load(asked[0]["content"].split("---")[1])
-            wrong = [] if isinstance(front, dict) else [{"message": "the card has no metadata"}]
-            return 200 if not wrong else 400, {"errors": wrong, "warnings": []}
+            if not isinstance(yaml.safe_load(asked[0]["content"].split("---")[1]), dict):
+                raise Refused(400, "the card has no metadata")
+            return {"errors": [], "warnings": []}
         if path == "/api/repos/create":
-            return 200, {"url": f"{self.hub.url}/{asked[0]['organization']}/{asked[0]['name']}"}
+            return {"url": f"{hub.url}/{asked[0]['organization']}/{asked[0]['name']}"}
         if batch:
-            how = lambda oid: {"upload": {"href": f"{self.hub.url}/lfs/{oid}"}}  # noqa: E731
-            return 200, {
-                "objects": [one | {"actions": how(one["oid"])} for one in asked[0]["objects"]]
-            }
+            for one in asked[0]["objects"]:
+                one["actions"] = {"upload": {"href": f"{hub.url}/lfs/{one['oid']}"}}
+            return {"objects": asked[0]["objects"]}
         name, step = push.groups()
         if step == "preupload":
-            mode = lambda path: "lfs" if path.endswith(LARGE) else "regular"  # noqa: E731
-            files = [one["path"] for one in asked[0]["files"]]
-            return 200, {
-                "files": [
-                    {"path": file, "uploadMode": mode(file), "shouldIgnore": False}
-                    for file in files
-                ]
-            }
+            files = [
+                {"path": one["path"], "shouldIgnore": False}
+                | {"uploadMode": "lfs" if one["path"].endswith(LARGE) else "regular"}
+                for one in asked[0]["files"]
+            ]
+            return {"files": files}
         for key, value in ((one["key"], one["value"]) for one in asked[1:]):
-            file = self.hub.uploads / name / value["path"]
+            file = hub.uploads / name / value["path"]
             file.parent.mkdir(parents=True, exist_ok=True)
+            small = key == "file"
             file.write_bytes(
-                base64.b64decode(value["content"])
-                if key == "file"
-                else self.hub.large[value["oid"]]
+                base64.b64decode(value["content"]) if small else hub.large[value["oid"]]
             )
-        commit = Commit(name, self.hub.uploads / name)
-        self.hub.repositories[name] = {"main": commit}
-        return 200, {
-            "commitUrl": f"{self.hub.url}/{name}/commit/{commit.id}",
-            "commitOid": commit.id,
-        }
+        commit = Commit(name, hub.uploads / name)
+        hub.repositories[name] = {"main": commit}
+        return {"commitUrl": f"{hub.url}/{name}/commit/{commit.id}", "commitOid": commit.id}
 
     def log_message(self, *_) -> None:
         """Nothing: `seen` has it."""
 
     def api(
-        self,
-        kind: str,
-        name: str,
-        what: str,
-        revision: str,
-        path: str,
-        asked: Mapping[str, list[str]],
-    ) -> None:
+        self, kind: str, name: str, what: str, revision: str, path: str, asked: Mapping
+    ) -> object:
         repository = name if kind == "models" else f"{kind}/{name}"
         commit = self.commit(repository, revision or "main")
-        if commit is None:
-            return
         if what in ("", "revision"):
-            siblings = [{"rfilename": file} for file in commit.files]
-            self.answer(
-                200,
-                {
-                    "id": name,
-                    "sha": commit.id,
-                    "private": False,
-                    "gated": False,
-                    "tags": [],
-                    "siblings": siblings,
-                },
-            )
-        elif what == "tree":
-            told = commit.below(path, asked.get("recursive") == ["true"])
-            self.answer(200, told) if told or not path else self.refuse(
-                404, "EntryNotFound", commit
-            )
-        elif what == "paths-info":
-            self.answer(
-                200, [commit.tree[path] for path in asked.get("paths", []) if path in commit.tree]
-            )
-        else:
-            self.answer(200, discussions(name, self.hub.repositories[repository]))
+            about = {"id": name, "sha": commit.id, "private": False, "gated": False, "tags": []}
+            return about | {"siblings": [{"rfilename": file} for file in commit.files]}
+        if what == "tree":
+            entries = commit.below(path, asked.get("recursive") == ["true"])
+            if path and not entries:
+                raise Refused(404, "EntryNotFound", commit)
+            return entries
+        if what == "paths-info":
+            return [commit.tree[path] for path in asked.get("paths", []) if path in commit.tree]
+        return discussions(name, self.hub.repositories[repository])
 
     def file(self, dataset: str, name: str, revision: str, path: str) -> None:
-        """A file of a repository, or what is asked for of it, with the headers the client takes its
-        cache's names from.
+        """Send a file of a repository, or the range asked for, with the headers from which the
+        client takes its cache's names.
         """
         commit = self.commit(f"{dataset}{name}", revision)
-        if commit is None:
-            return
         if (file := commit.files.get(path)) is None:
-            self.refuse(404, "EntryNotFound", commit)
-            return
-        first, last = 0, file.size - 1
+            raise Refused(404, "EntryNotFound", commit)
+        first, last, status = 0, file.size - 1, 200
+        headers = {"X-Repo-Commit": commit.id, "Accept-Ranges": "bytes"}
+        headers["ETag"] = f'"{file.sha256 or file.blob}"'
+        if file.sha256:
+            headers |= {"X-Linked-Size": str(file.size), "X-Linked-ETag": headers["ETag"]}
         if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            first, last = int(asked[1]), min(last, int(asked[2] or last))
-        etag = file.sha256 or file.blob
-        told = {"X-Repo-Commit": commit.id, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
-        told |= (
-            {"X-Linked-Size": str(file.size), "X-Linked-ETag": f'"{etag}"'} if file.sha256 else {}
-        )
-        told |= {"Content-Range": f"bytes {first}-{last}/{file.size}"} if asked else {}
-        content = file.path.read_bytes()[first : last + 1]
+            first, last, status = int(asked[1]), min(last, int(asked[2] or last)), 206
+            headers["Content-Range"] = f"bytes {first}-{last}/{file.size}"
         cut = self.hub.cuts.get(path)
-        self.send(
-            206 if asked else 200, content, told, None if cut is None else max(cut - first, 0)
-        )
+        content = file.path.read_bytes()[first : last + 1]
+        self.send(status, content, headers, None if cut is None else max(cut - first, 0))
 
-    def commit(self, repository: str, revision: str) -> Commit | None:
-        """The commit of a branch, tag or commit id; None after an answer that there is none."""
+    def commit(self, repository: str, revision: str) -> Commit:
+        """Return the commit of a branch, tag or commit id."""
         if repository not in self.hub.repositories:
-            # as to who is not logged in, and might not be told of it
-            return self.refuse(401, "RepoNotFound")
-        if repository in self.hub.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return self.refuse(401, "GatedRepo")
+            raise Refused(401, "RepoNotFound")  # as for a private one
+        if repository in self.hub.gated and not self.logged_in:
+            raise Refused(401, "GatedRepo")
         known = self.hub.repositories[repository]
         commit = {**{c.id: c for c in known.values()}, **known}.get(revision)
-        return commit or self.refuse(404, "RevisionNotFound")
-
-    def refuse(self, status: int, code: str, commit: Commit | None = None) -> None:
-        told = {"X-Error-Code": code, "X-Error-Message": code}
-        self.answer(
-            status, {"error": code}, told | ({"X-Repo-Commit": commit.id} if commit else {})
-        )
+        if commit is None:
+            raise Refused(404, "RevisionNotFound")
+        return commit
 
     def answer(self, status: int, said: object, headers: Mapping[str, str] | None = None) -> None:
-        self.send(
-            status,
-            json.dumps(said).encode(),
-            {"Content-Type": "application/json", **(headers or {})},
-        )
+        json_headers = {"Content-Type": "application/json", **(headers or {})}
+        self.send(status, json.dumps(said).encode(), json_headers)
 
     def send(
         self, status: int, content: bytes, headers: Mapping[str, str], cut: int | None = None
@@ -336,18 +272,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def discussions(name: str, revisions: Iterable[str]) -> dict:
-    """The pull requests of a repository."""
-    numbers = [
-        int(revision.rsplit("/", 1)[1]) for revision in revisions if revision.startswith("refs/pr/")
-    ]
-    common = {
-        "title": "Adding safetensors",
-        "author": {"name": CONVERTER},
-        "createdAt": "2023-01-01T00:00:00.000Z",
-    }
-    common |= {"status": "open", "repo": {"name": name, "type": "model"}, "isPullRequest": True}
-    return {
-        "discussions": [common | {"num": number} for number in numbers],
-        "count": len(numbers),
-        "start": 0,
-    }
+    """Return the pull requests of a repository."""
+    common = {"title": "Adding safetensors", "author": {"name": CONVERTER}, "status": "open"}
+    common |= {"createdAt": "2023-01-01T00:00:00.000Z", "isPullRequest": True}
+    common |= {"repo": {"name": name, "type": "model"}}
+    numbers = [int(one.rsplit("/", 1)[1]) for one in revisions if one.startswith("refs/pr/")]
+    found = [common | {"num": number} for number in numbers]
+    return {"discussions": found, "count": len(found), "start": 0}

@@ -19,40 +19,24 @@ import transformers as tf
 import featcal
 from benchmarks.measure import memory
 from featcal.calibration.calibrate import calibrate  # imported before the measurement
-from featcal.calibration.estimate import Job, estimate
+from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli.calibrate import return_large_blocks
-from featcal.cli.inputs import skeleton
-from featcal.cli.plan import shape_of
+from featcal.cli.plan import meta_batch
+from featcal.models.families import plan_for
 from featcal.models.save import save_model
+from featcal.models.stored import skeleton
 
 
 def built(family: str, width: int, blocks: int):
-    """ViT-B/32 (50 tokens), T5, Mixtral or Llama at another width and depth."""
+    """Build ViT-B/32 (50 tokens), T5, Mixtral or Llama at another width and depth."""
     heads = width // 64
-    if family == "clip":
-        sizes = {
-            "hidden_size": width,
-            "intermediate_size": 4 * width,
-            "num_hidden_layers": blocks,
-            "num_attention_heads": heads,
-        }
-        return tf.CLIPVisionModel(tf.CLIPVisionConfig(**sizes))
     if family == "t5":
-        sizes = {
-            "d_model": width,
-            "d_ff": 4 * width,
-            "num_layers": blocks,
-            "num_heads": heads,
-            "vocab_size": 8000,
-        }
-        return tf.T5ForConditionalGeneration(tf.T5Config(**sizes))
-    sizes = {
-        "hidden_size": width,
-        "intermediate_size": 3 * width,
-        "num_hidden_layers": blocks,
-        "num_attention_heads": heads,
-    }
-    sizes |= {"num_key_value_heads": heads // 2, "vocab_size": 8000}
+        sizes = {"d_model": width, "d_ff": 4 * width, "num_layers": blocks, "num_heads": heads}
+        return tf.T5ForConditionalGeneration(tf.T5Config(**sizes, vocab_size=8000))
+    sizes = {"hidden_size": width, "num_hidden_layers": blocks, "num_attention_heads": heads}
+    if family == "clip":
+        return tf.CLIPVisionModel(tf.CLIPVisionConfig(**sizes, intermediate_size=4 * width))
+    sizes |= {"intermediate_size": 3 * width, "num_key_value_heads": heads // 2, "vocab_size": 8000}
     if family == "mixtral":
         return tf.MixtralForCausalLM(tf.MixtralConfig(**sizes, num_local_experts=4))
     return tf.LlamaForCausalLM(tf.LlamaConfig(**sizes))
@@ -95,13 +79,11 @@ class Files:
 
     def sizes(self) -> int:
         found = {}  # by inode: a file that is renamed meanwhile may be met twice
-        for place, _, names in os.walk(
-            self.folder
-        ):  # does not mind folders that are gone since they were listed
+        for place, _, names in os.walk(self.folder):  # which does not mind folders that are gone
             for name in names:
                 with suppress(FileNotFoundError):
-                    told = os.stat(os.path.join(place, name))
-                    found[told.st_ino] = told.st_size
+                    about = os.stat(os.path.join(place, name))
+                    found[about.st_ino] = about.st_size
         return sum(found.values())
 
     def __enter__(self) -> "Files":
@@ -113,20 +95,16 @@ class Files:
         self.thread.join()
 
 
+SIZES = {"width": 512, "blocks": 2, "tasks": 3, "samples": 32, "batch": 16, "tokens": 64}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--family", default="clip")
     parser.add_argument("--host-memory", type=int)
     parser.add_argument("--settings", type=json.loads, default={})
-    for name, default in (
-        ("width", 512),
-        ("blocks", 2),
-        ("tasks", 3),
-        ("samples", 32),
-        ("batch", 16),
-        ("tokens", 64),
-    ):
+    for name, default in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -138,7 +116,9 @@ def main() -> None:
     settings = featcal.Calibration(**asked.settings)
     job = Job(asked.tasks, asked.samples, asked.batch, settings, host_memory=asked.host_memory)
     tokens = None if asked.family == "clip" else asked.tokens
-    needs = estimate(shape_of(skeleton(base), asked.batch, settings, tokens, False), job)
+    model = skeleton(base)
+    batch = meta_batch(model, asked.batch, tokens, False)
+    needs = estimate(model_shape(model, plan_for(model), batch, settings), job)
     run = asked.folder / "run"
     run.mkdir(exist_ok=True)
     return_large_blocks()  # as the command line does

@@ -7,23 +7,11 @@ matrices are inverted.
 
 import numpy as np
 
-LINEARS = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.out_proj",
-    "mlp.fc1",
-    "mlp.fc2",
-)
+ATTENTION = tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out"))
+LINEARS = (*ATTENTION, "mlp.fc1", "mlp.fc2")
 NORMS = ("layer_norm1", "layer_norm2")
-PARTS = (
-    NORMS[:1],
-    LINEARS[:3],
-    LINEARS[3:4],
-    NORMS[1:],
-    LINEARS[4:5],
-    LINEARS[5:],
-)  # in forward order
+# in forward order
+PARTS = (NORMS[:1], LINEARS[:3], LINEARS[3:4], NORMS[1:], LINEARS[4:5], LINEARS[5:])
 EPS = 1e-5  # CLIP's LayerNorm
 
 
@@ -87,13 +75,8 @@ def linear(tasks, merged, base, s):
     blend = [
         s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(merged, base, strict=True)
     ]
-    left, right, total, gaps = (
-        s.ridge * np.eye(len(tasks[0][0])),
-        s.ridge * blend[0],
-        s.ridge,
-        s.ridge * blend[1],
-    )
-    shares = []
+    left, right = s.ridge * np.eye(len(tasks[0][0])), s.ridge * blend[0]
+    total, gaps, own, shares = s.ridge, s.ridge * blend[1], 0, []
     for X_cal, X_exp, p, W, b, lag, tau in tasks:
         X_tgt = s.interpolation * X_exp + (1 - s.interpolation) * X_cal
         Y = W @ X_tgt + s.interpolation * lag  # (o, n)
@@ -101,23 +84,17 @@ def linear(tasks, merged, base, s):
         omega = 1 / np.linalg.norm(G) if s.task_weights == "gram" else 1.0
         P = s.prior * tau.T @ tau / np.linalg.norm(tau) ** 2
         left, right = left + omega * G + P, right + omega * (Y * p) @ X_cal.T + W @ P
+        total, own = total + omega, own + omega * np.outer(b, X_cal @ p)
         shares.append((omega, X_cal @ p, b + Y @ p))
     if s.affine == "joint":
         means = sum(omega * mean_cal for omega, mean_cal, _ in shares)
-        own = sum(
-            omega * np.outer(t[4], mean_cal)
-            for t, (omega, mean_cal, _) in zip(tasks, shares, strict=True)
-        )
-        total, ys = (
-            s.ridge + sum(share[0] for share in shares),
-            gaps + sum(omega * y for omega, _, y in shares),
-        )
+        ys = gaps + sum(omega * y for omega, _, y in shares)
         both = np.block([[left, means[:, None]], [means[None], np.array([[total]])]])
         found = np.hstack([right + own, ys[:, None]]) @ np.linalg.inv(both)
         return found[:, :-1], found[:, -1]
     W_star = right @ np.linalg.inv(left)
     for omega, mean_cal, mean_target in shares:
-        total, gaps = total + omega, gaps + omega * (mean_target - W_star @ mean_cal)
+        gaps = gaps + omega * (mean_target - W_star @ mean_cal)
     return W_star, gaps / total if s.bias else merged[1]
 
 
@@ -157,42 +134,31 @@ def calibrate(merged, base, experts, hidden, settings, depth=2):
     """
     result, merged, base = parameters(merged), parameters(merged), parameters(base)
     experts = {task: parameters(model) for task, model in experts.items()}
-    hidden = {task: list(pair) for task, pair in hidden.items()}
-    s = settings
+    hidden, s = {task: list(pair) for task, pair in hidden.items()}, settings
     for index in range(depth):
         last, beta = index + 1 == depth, s.residual_at(index / max(depth - 1, 1))
         teacher = {t: block(experts[t], index, hidden[t][1]) for t in hidden}
-        onward = {
-            t: block(result, index, hidden[t][0])[1] for t in hidden
-        }  # of the merged block, for the stale order
+        # of the merged block, for the stale order
+        stale = {t: block(result, index, hidden[t][0])[1] for t in hidden}
         for part in PARTS if s.order == "sites" else [sum(PARTS, ())]:
-            student = {t: block(result, index, hidden[t][0]) for t in hidden}
+            student = {t: block(result, index, hidden[t][0])[0] for t in hidden}
             solved = {}
             for name in part:
                 key = f"encoder.layers.{index}.{name}"
-                pair = [f"{key}.weight", f"{key}.bias"]
-                tasks = []
+                pair, tasks = [f"{key}.weight", f"{key}.bias"], []
                 for t in hidden:
-                    x, y = student[t][0][name], teacher[t][0][name]
-                    p = token_weights(name, x.shape[:2], last)
-                    features = [x.reshape(-1, x.shape[-1]).T, y.reshape(-1, y.shape[-1]).T][
-                        : 2 if name in LINEARS else 1
-                    ]
-                    more = (
-                        beyond(
-                            name, last, beta, student[t][0], teacher[t][0], experts[t], base, index
-                        )
-                        if name in LINEARS
-                        else []
-                    )
-                    tasks.append((*features, p, experts[t][pair[0]], experts[t][pair[1]], *more))
+                    seen = [student[t], teacher[t][0]] if name in LINEARS else [student[t]]
+                    p = token_weights(name, student[t][name].shape[:2], last)
+                    features = [x[name].reshape(-1, x[name].shape[-1]).T for x in seen]
+                    more = []
+                    if name in LINEARS:
+                        more = beyond(name, last, beta, *seen, experts[t], base, index)
+                    tasks.append((*features, p, *(experts[t][k] for k in pair), *more))
                 solve = linear if name in LINEARS else norm
                 both = solve(tasks, tuple(merged[k] for k in pair), tuple(base[k] for k in pair), s)
                 solved.update(zip(pair, both, strict=True))
             result.update(solved)
-        for t in hidden:
-            hidden[t] = [
-                onward[t] if s.order == "stale" else block(result, index, hidden[t][0])[1],
-                teacher[t][1],
-            ]
+        for t, (x, _) in hidden.items():
+            onward = stale[t] if s.order == "stale" else block(result, index, x)[1]
+            hidden[t] = [onward, teacher[t][1]]
     return result

@@ -14,36 +14,28 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 
-def inputs(model, batch, modules):
-    """What reaches each named module in one whole forward."""
-    seen = {}
-    hooks = [
-        model.get_submodule(n).register_forward_pre_hook(
-            lambda _, a, n=n: seen.__setitem__(n, a[0])
-        )
-        for n in modules
-    ]
+def inputs(model, batch, name):
+    """Return what reaches the named module in one whole forward."""
+    seen = []
+    hook = model.get_submodule(name).register_forward_pre_hook(lambda _, a: seen.append(a[0]))
     with torch.no_grad():
         model(**batch)
-    for hook in hooks:
-        hook.remove()
-    return seen
+    hook.remove()
+    return seen[-1]
 
 
 def kept(batch, name, x, last, swapped):
-    """Features (n, d) of the tokens that are none of padding, and the weight of each row."""
+    """Return features (n, d) of the tokens that are no padding, and the weight of each row."""
     if "pixel_values" in batch and "text_model" not in name:
         p = np.ones(x.shape[:2])
         class_token = name.startswith(("vision_model.", "layers.", "encoder.layer."))  # not SigLIP
         if last and class_token and not name.endswith(("k_proj", "v_proj")):
             p[:, 1:] = 0.01
         return x.flatten(0, 1).numpy(), p.ravel()
-    decoder = name.startswith("decoder") and not name.endswith(
-        ("EncDecAttention.k", "EncDecAttention.v")
-    )
-    mask = (
-        batch["labels"] != -100 if decoder and "labels" in batch else batch["attention_mask"] == 1
-    )
+    of_encoder = ("EncDecAttention.k", "EncDecAttention.v")
+    decoder = name.startswith("decoder") and not name.endswith(of_encoder)
+    labelled = decoder and "labels" in batch
+    mask = batch["labels"] != -100 if labelled else batch["attention_mask"] == 1
     if x.dim() == 2:
         x = x.view(*mask.shape, -1)
     elif swapped:
@@ -53,13 +45,10 @@ def kept(batch, name, x, last, swapped):
 
 
 def features(model, batches, name, last):
-    """The rows of all batches of one module (n, d), and their weights, which add up to one."""
-    swapped = "Gemma3" in type(model).__name__ and name.endswith(
-        ("q_norm", "k_norm")
-    )  # (batch, heads, tokens, d)
-    rows = [
-        kept(batch, name, inputs(model, batch, [name])[name], last, swapped) for batch in batches
-    ]
+    """Return the rows of all batches of one module (n, d), and their weights, which add up to 1."""
+    # (batch, heads, tokens, d)
+    swapped = "Gemma3" in type(model).__name__ and name.endswith(("q_norm", "k_norm"))
+    rows = [kept(batch, name, inputs(model, batch, name), last, swapped) for batch in batches]
     p = np.concatenate([p for _, p in rows])
     return np.concatenate([x for x, _ in rows]), p / p.sum()
 
@@ -86,41 +75,35 @@ def affine(module, offset):
 
 
 def solved_linear(name, student, merged, base, experts, batches, s, last):
-    """Weight and bias of one linear."""
+    """Return weight and bias of one linear."""
     tasks = []
+    merged, base = (weight(model.get_submodule(name)) for model in (merged, base))
     for task, expert in experts.items():
         x_cal, p = features(student, batches[task], name, last)
         x_exp, _ = features(expert, batches[task], name, last)
         W, b = weight(expert.get_submodule(name))
-        tasks.append(
-            (x_cal.T, x_exp.T, p, W, b, 0.0, W - weight(base.get_submodule(name))[0])
-        )  # nothing beyond the paper
-    return plain.linear(
-        tasks, weight(merged.get_submodule(name)), weight(base.get_submodule(name)), s
-    )
+        tasks.append((x_cal.T, x_exp.T, p, W, b, 0.0, W - base[0]))  # nothing beyond the paper
+    return plain.linear(tasks, merged, base, s)
 
 
 def solved_norm(name, student, merged, base, experts, batches, s, last, offset):
-    """Scale and shift (None without one) of one norm, feature by feature, by least squares."""
-    pairs = zip(
-        affine(merged.get_submodule(name), offset),
-        affine(base.get_submodule(name), offset),
-        strict=True,
-    )
-    anchors = [s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in pairs]
+    """Return scale and shift (None without one) of one norm, feature by feature, by least
+    squares.
+    """
+    own, theirs = (affine(model.get_submodule(name), offset) for model in (merged, base))
+    anchors = [
+        s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(own, theirs, strict=True)
+    ]
     data = []
     for task, expert in experts.items():
         x, p = features(student, batches[task], name, last)
         module = expert.get_submodule(name)
         data.append((unit(module, x), np.sqrt(p), affine(module, offset)))
-    solved = []
+    solved, root = [], np.sqrt(s.ridge)
     for k in range(len(anchors[0])):
-        left, right = (
-            [np.sqrt(s.ridge) * np.eye(len(anchors))],
-            [np.sqrt(s.ridge) * np.array([a[k] for a in anchors])],
-        )
-        for z, root, pair in data:
-            columns = np.stack([z[:, k], np.ones(len(z))][: len(anchors)], 1) * root[:, None]
+        left, right = [root * np.eye(len(anchors))], [root * np.array([a[k] for a in anchors])]
+        for z, weights, pair in data:
+            columns = np.stack([z[:, k], np.ones(len(z))][: len(anchors)], 1) * weights[:, None]
             left.append(columns)
             right.append(columns @ np.array([part[k] for part in pair]))
         solved.append(np.linalg.lstsq(np.concatenate(left), np.concatenate(right), rcond=None)[0])
@@ -137,30 +120,21 @@ def store(module, W, b, offset):
 
 
 def calibrate(merged, base, experts, batches, settings, paths, offset=0):
-    """The calibrated model; paths: where its stacks are, in forward order."""
+    """Return the calibrated model; paths: where its stacks are, in forward order."""
     student = copy.deepcopy(merged)
     for path in paths:
         depth = len(student.get_submodule(path))
         for index in range(depth):
-            place, last = f"{path}.{index}", index + 1 == depth
+            place = f"{path}.{index}"
+            given = student, merged, base, experts, batches, settings, index + 1 == depth
             results = {}
             for name, module in student.get_submodule(place).named_modules(prefix=place):
+                chosen = tuple(f".{end}" for end in settings.modules or ())
                 if isinstance(module, torch.nn.Linear | Conv1D):
-                    if settings.modules and not name.endswith(
-                        tuple(f".{end}" for end in settings.modules)
-                    ):
-                        continue
-                    results[name] = (
-                        *solved_linear(
-                            name, student, merged, base, experts, batches, settings, last
-                        ),
-                        0,
-                    )
+                    if not chosen or name.endswith(chosen):
+                        results[name] = *solved_linear(name, *given), 0
                 elif "Norm" in type(module).__name__ and settings.norm:
-                    solution = solved_norm(
-                        name, student, merged, base, experts, batches, settings, last, offset
-                    )
-                    results[name] = *solution, offset
+                    results[name] = *solved_norm(name, *given, offset), offset
             for name, result in results.items():
                 store(student.get_submodule(name), *result)
     return student

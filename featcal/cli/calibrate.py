@@ -3,7 +3,7 @@
 import ctypes
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,10 +14,10 @@ from featcal.card import licences_differ, write_card
 from featcal.cli import options
 from featcal.cli.inputs import (
     Inputs,
+    as_many_as_left,
+    differing_vocabularies,
     plan_with,
     read_inputs,
-    skeleton,
-    vocabulary_sizes,
     whole_experts,
 )
 from featcal.cli.output import (
@@ -28,13 +28,12 @@ from featcal.cli.output import (
     require_space,
     require_writable,
 )
-from featcal.cli.terminal import bytes_of, note, progress_bar, say, say_json, table
+from featcal.cli.terminal import note, progress_bar, say, say_json, table
+from featcal.errors import BadPlan
 from featcal.record import add_to_record, models_record
 from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
-    import torch
-
     from featcal.calibration.choose import Method
     from featcal.calibration.report import Result
     from featcal.data.batches import Draw, DrawnBatches
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 MOST = 256  # samples of a task by default
 FEWEST, SPARE = 4, 64  # samples of a task that are left for a comparison
 MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
+SAMPLES = "Samples per task. Default: 256, or all there are."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
 RIDGE = "λ > 0: how strongly weights are pulled to the anchor (paper: 0.05)."
 BLEND = "ρ: 1 anchors at the merged weight; above 1 extrapolates away from the base (paper: 2)."
@@ -71,13 +71,13 @@ def calibrate(
     ridge: Annotated[float | None, Option(help=RIDGE)] = None,
     anchor_blend: Annotated[float | None, Option(help=BLEND)] = None,
     interpolation: Annotated[float | None, Option(help=INTERPOLATION)] = None,
-    samples: options.Samples = None,
+    samples: Annotated[int | None, Option(min=1, help=SAMPLES)] = None,
     column: options.Column = None,
     seed: options.Seed = 42,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    host_memory: options.HostMemory = "",
+    host_memory: options.HostMemory = None,
     dry_run: Annotated[bool, Option("--dry-run", help=DRY_RUN)] = False,
     push_to_hub: options.Push = None,
     as_json: options.Json = False,
@@ -91,18 +91,17 @@ def calibrate(
     own = Calibration.from_mapping(given, "calibrate")
     own, keys = options.read_set(setting, "calibrate", own, options.Running())
     settings = options.method_of(preset, own, bool(given) or options.changes_method(setting))
-    memory = bytes_of("--host-memory", host_memory)
     inputs = read_inputs(merged, base, expert, data, keys.recipe)
     new_folder(out, force, inputs.folders)
     require_hub(push_to_hub)
     require_work_folder(keys.work, [*inputs.folders, out])
     require_room(inputs.merged, out, keys.work)
     draw = keys.draw(samples or MOST, seed, dtype, column)
-    request = Request(inputs, out, settings, keys, draw, options.device_named(device), memory)
-    draws = task_draws(request, samples)
+    request = Request(inputs, out, settings, keys, draw, device, host_memory)
+    request.draw_tasks(samples)
     if dry_run:
-        return show_dry_run(request, draws, as_json)
-    result = run(request, draws)
+        return show_dry_run(request, as_json)
+    result = run(request)
     if result is not None:
         show_result(result, as_json)
         push(out, push_to_hub)
@@ -112,7 +111,7 @@ def calibrate(
 class Request:
     """One calibration of folders to a folder, after the checks that read no weights.
 
-    draw: of a task that has enough samples.
+    draw: of a task that has enough samples.  draws: of every task.
     """
 
     inputs: Inputs
@@ -120,12 +119,15 @@ class Request:
     settings: "Method"
     keys: options.Running
     draw: "Draw"
-    device: "torch.device"
+    device: str
     host_memory: int | None = None
+    draws: "dict[str, Draw]" = field(default_factory=dict)
 
     @cached_property
     def student(self) -> Any:
-        """Return the merged model without weights, after the checks of the plan."""
+        """Return the merged model without weights."""
+        from featcal.models.stored import skeleton
+
         student = skeleton(self.inputs.merged)
         note_differences(student, self.inputs)
         return student
@@ -135,32 +137,29 @@ class Request:
         """Return the blocks to calibrate."""
         return plan_with(self.student, self.keys.stack)
 
-    def batches(self, tasks: Iterable[str], draws: "Mapping[str, Draw]", of: Any) -> dict[str, Any]:
+    def draw_tasks(self, samples: int | None, spare: float = 0) -> None:
+        """Draw `samples` of every task, else as many as there are, at most MOST.
+
+        spare: share of a task that is left for a comparison, SPARE samples at most.
+        """
+
+        def spared(count: int) -> int:
+            return min(SPARE, max(FEWEST, int(spare * count))) if spare else 0
+
+        for task, data in self.inputs.data.items():
+            self.draws[task] = self.draw
+            if samples is None:
+                self.draws[task] = as_many_as_left(self.student, task, data, self.draw, spared)
+
+    def batches(self, tasks: Iterable[str], of: Any) -> dict[str, Any]:
         """Return the batches that `of` (drawn, held_out) makes of these tasks."""
         sources, made = (self.inputs.base, self.inputs.merged), {}
-        for task in tasks:
-            made |= of(self.student, sources, {task: self.inputs.data[task]}, draws[task])
+        for task in sorted(tasks):
+            made |= of(self.student, sources, {task: self.inputs.data[task]}, self.draws[task])
         return made
 
 
-def task_draws(request: Request, samples: int | None, spare: float = 0) -> "dict[str, Draw]":
-    """Return the draw of every task: `samples`, else as many as there are, at most MOST.
-
-    spare: share of a task that is left for a comparison, SPARE samples at most.
-    """
-    from featcal.data.batches import count_samples
-
-    draws = dict.fromkeys(request.inputs.experts, request.draw)
-    for task in draws if samples is None else ():
-        count = count_samples(request.student, request.inputs.data[task], request.draw)
-        left = count - min(SPARE, max(FEWEST, int(spare * count))) if spare else count
-        expected = f"must hold more than {FEWEST} samples; it has {count}"
-        require(left > 0, f"--data {task}", str(request.inputs.data[task].source), expected)
-        draws[task] = replace(request.draw, samples=min(MOST, left))
-    return draws
-
-
-def run(request: Request, draws: "Mapping[str, Draw]") -> "Result | None":
+def run(request: Request) -> "Result | None":
     """Calibrate, write the folder with its card and record, and return the result; None in a
     process of several that is not the first.
     """
@@ -168,21 +167,20 @@ def run(request: Request, draws: "Mapping[str, Draw]") -> "Result | None":
     from featcal.calibration.ranks import current, own_device
     from featcal.calibration.resume import scratch_folder
     from featcal.data.batches import drawn, held_out
+    from featcal.models.load import torch_device
+    from featcal.models.plan import blocks_of
 
-    inputs, auto = request.inputs, request.settings == "auto"
-    own = Calibration() if auto else request.settings
-    blocks = block_count(request.student, request.plan, own) * (
-        2 if auto else 1
-    )  # once for the candidates
+    inputs, keys, draws = request.inputs, request.keys, request.draws
+    blocks = sum(len(blocks_of(request.student, stack)) for stack in request.plan.stacks)
+    sweeps = 2 if request.settings == "auto" else 1  # once for the candidates
     mine = current().mine(inputs.experts)  # each process reads the batches of its own tasks only
-    batches = request.batches(sorted(mine), draws, drawn)
-    unseen = request.batches(sorted(mine), draws, held_out)
-    device = own_device(request.device)
+    batches, unseen = request.batches(mine, drawn), request.batches(mine, held_out)
+    device = own_device(torch_device(request.device))
     if device.type == "cpu":
         return_large_blocks()
     with (
-        whole_experts(inputs, request.keys.work or scratch_folder(request.out), mine) as experts,
-        progress_bar(blocks, "calibrating") as progress,
+        whole_experts(inputs, keys.work or scratch_folder(request.out), mine) as experts,
+        progress_bar(sweeps * blocks, "calibrating") as progress,
     ):
         try:
             result = featcal.calibrate(
@@ -197,8 +195,8 @@ def run(request: Request, draws: "Mapping[str, Draw]") -> "Result | None":
                 device=device,
                 dtype=request.draw.dtype,
                 host_memory=request.host_memory,
-                work=request.keys.work,
-                resume=request.keys.resume,
+                work=keys.work,
+                resume=keys.resume,
                 progress=progress,
             )
         except KeyboardInterrupt:
@@ -206,7 +204,7 @@ def run(request: Request, draws: "Mapping[str, Draw]") -> "Result | None":
             raise
     if not current().first:
         return None
-    write_samples_card(request, draws, result)
+    write_samples_card(request, result)
     add_to_record(
         request.out,
         **models_record(inputs.base, inputs.experts, request.out),
@@ -238,85 +236,64 @@ def note_differences(student: Any, inputs: Inputs) -> None:
         if own is not kind and own.base_model_prefix == kind.base_model_prefix:
             note(f"{name}: a {own.__name__}; its head is not used (merged: {kind.__name__})")
     folders = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
-    if sizes := vocabulary_sizes(folders):
-        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    if listed := differing_vocabularies(folders):
         note(
             f"vocabulary sizes: {listed}; samples are tokenised with the base's vocabulary, and "
             "the merged model's embeddings stay as they are"
         )
 
 
-def block_count(model: Any, plan: "BlockPlan", settings: Calibration) -> int:
-    """Return the number of blocks to solve, after the checks that need no weights."""
-    from featcal.models.modules import check_coverage, check_modules
-    from featcal.models.plan import blocks_of
-
-    for stack in plan.stacks:
-        check_coverage(model, stack)
-    check_modules(model, plan, settings.modules)
-    return sum(len(blocks_of(model, stack)) for stack in plan.stacks)
-
-
 def check_inputs(request: Request, batches: "Mapping[str, DrawnBatches]") -> None:
     """Check models and batches as the run does; adapters are checked against their base alone."""
     from featcal.calibration.calibrate import check
     from featcal.models.lora import with_adapter
+    from featcal.models.stored import skeleton
 
     inputs = request.inputs
     for name, folder in inputs.adapter_bases.items():
         with_adapter(skeleton(folder), inputs.experts[name])
     whole = {n: f for n, f in inputs.experts.items() if n not in inputs.adapter_bases}
     experts = whole or {"merged": inputs.merged}
-    own = {name: batches.get(name, next(iter(batches.values()))) for name in experts}
-    how: dict[str, Any] = {
-        "device": request.device,
-        "dtype": request.draw.dtype,
-        "plan": request.plan,
-    }
-    how |= {"experts": experts, "batches": own, "settings": request.settings}
-    check(inputs.merged, base=inputs.base, **how)
-
-
-def show_dry_run(request: Request, draws: "Mapping[str, Draw]", as_json: bool) -> None:
-    """Check all inputs; print the drawn samples of every task and the estimate of `featcal plan`."""
-    from featcal.calibration import estimate
-    from featcal.cli.plan import cannot_run, estimated, needs_as_mapping, show_needs
-    from featcal.data.batches import drawn
-
-    block_count(
-        request.student,
-        request.plan,
-        Calibration() if request.settings == "auto" else request.settings,
+    check(
+        inputs.merged,
+        base=inputs.base,
+        experts=experts,
+        batches={n: batches.get(n, next(iter(batches.values()))) for n in experts},
+        settings=request.settings,
+        plan=request.plan,
+        device=request.device,
+        dtype=request.draw.dtype,
     )
-    batches = request.batches(sorted(draws), draws, drawn)
+
+
+def show_dry_run(request: Request, as_json: bool) -> None:
+    """Check all inputs; print the drawn samples of every task and the estimate of `featcal plan`."""
+    from featcal.calibration.estimate import Job
+    from featcal.cli.plan import estimated, needs_as_mapping, show_needs
+    from featcal.data.batches import drawn
+    from featcal.models.load import torch_device
+
+    batches = request.batches(request.draws, drawn)
     check_inputs(request, batches)
     most = max(task.samples for task in batches.values())
     longest = max(task.longest for task in batches.values())
-    own = estimate.Job(
-        len(batches),
-        most,
-        min(request.keys.batch, most),
-        settings=request.settings,
-        on_gpu=request.device.type == "cuda",
-        host_memory=request.host_memory,
-    )
-    # a model that cannot run without weights can still be calibrated
-    with cannot_run() as reasons:
-        model = request.student.to(request.draw.dtype)
-        needs = estimated(model, own, longest or None, longest > 0, request.plan)
-    if reasons:
-        return say(f"all inputs fit and the model replays; no estimate is possible ({reasons[0]})")
+    size, on_gpu = min(request.keys.batch, most), torch_device(request.device).type == "cuda"
+    memory = {"on_gpu": on_gpu, "host_memory": request.host_memory}
+    job = Job(len(batches), most, size, request.settings, **memory)
+    model = request.student.to(request.draw.dtype)
+    try:
+        needs = estimated(model, job, longest or None, longest > 0, request.plan)
+    except BadPlan as error:  # it can still be calibrated
+        return say(f"all inputs fit and the model replays; no estimate: {error.problem}")
     require_space("--out", request.out, sum(needs["disk"].values()))
     if as_json:
-        samples = {
-            task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()
-        }
-        return say_json({"drawn": samples, "needs": needs_as_mapping(needs)})
+        found = {t: {"samples": of.samples, "longest": of.longest} for t, of in batches.items()}
+        return say_json({"drawn": found, "needs": needs_as_mapping(needs)})
     columns = ["task", "samples", *(["longest text (tokens)"] if longest else [])]
     rows = [[task, str(of.samples), str(of.longest)] for task, of in batches.items()]
     title = "all inputs fit; each model replays one sample of its task"
     table(title, columns, [row[: len(columns)] for row in rows])
-    show_needs(needs, own)
+    show_needs(needs, job)
     say("nothing was computed and nothing written (--dry-run)")
 
 
@@ -331,11 +308,11 @@ def return_large_blocks() -> None:
         mallopt(MMAP_THRESHOLD, 2 << 20)
 
 
-def write_samples_card(request: Request, draws: "Mapping[str, Draw]", result: "Result") -> None:
+def write_samples_card(request: Request, result: "Result") -> None:
     """Replace the card of a written folder by one that also names the source of the samples."""
     from featcal.calibration.write import calibration_card
 
-    counts = {task: draw.samples for task, draw in sorted(draws.items())}
+    counts = {task: draw.samples for task, draw in sorted(request.draws.items())}
     same = len(set(counts.values())) == 1
     listed = ", ".join(f"{task} {count}" for task, count in counts.items())
     rows: dict[str, object] = {
@@ -365,7 +342,7 @@ def show_result(result: "Result", as_json: bool) -> None:
     """Print what was chosen, the drift of the blocks and from each expert, and a warning where it
     grew.
     """
-    from featcal.calibration.write import DRIFT_COLUMNS, drift_rows, worse
+    from featcal.calibration.write import DRIFT_COLUMNS, block_rows, drift_rows, worse
 
     if as_json:
         blocks = [block.stated for block in result.blocks]
@@ -381,13 +358,9 @@ def show_result(result: "Result", as_json: bool) -> None:
             if result.choice.rows:
                 table(title, ["model", "mean KL"], result.choice.rows)
             say(result.choice.sentence)
-        rows = [
-            [block.name, f"{block.relative_drift:.3f}", f"{block.cosine:.3f}"]
-            for block in result.blocks
-        ]
         title = "calibrated blocks, drift from the experts on the calibration samples"
-        if rows:
-            table(title, ["block", "drift", "cosine"], rows)
+        if result.blocks:
+            table(title, ["block", "drift", "cosine", "tokens"], block_rows(result.blocks))
         title = "drift from each expert after the last block"
         table(title, DRIFT_COLUMNS, drift_rows(result.drift))
         say(f"calibrated model: {result.folder}")

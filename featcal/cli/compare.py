@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.inputs import Inputs, plan_with, read_compared, skeleton, whole_experts
+from featcal.cli.inputs import (
+    Inputs,
+    as_many_as_left,
+    plan_with,
+    read_compared,
+    whole_experts,
+)
 from featcal.cli.output import add_to_card
 from featcal.cli.terminal import note, say_json, table
 from featcal.record import read_record
-from featcal.settings import require
 
 if TYPE_CHECKING:
-    import torch
-
     from featcal.data.batches import Draw
     from featcal.evaluation.compare import Agreement
     from featcal.models.plan import BlockPlan
@@ -70,22 +73,23 @@ def compare(
     """
     (keys,) = options.read_set(setting, "compare", KEYS)
     models, inputs = read_compared(model, base, expert, data, keys.recipe)
-    where = options.device_named(device)
+    from featcal.models.stored import skeleton
+
     student = skeleton(inputs.merged)
     plan = plan_with(student, keys.stack)
     used = [record for folder in models.values() if "samples" in (record := read_record(folder))]
     seeds = [record["seed"] for record in used if record.get("split") == keys.split]
     draw = keys.draw(MOST, next(iter(seeds), 42) if seed is None else seed, dtype, column)
+    same = [one for one in used if (one.get("seed"), one.get("split")) == (draw.seed, draw.split)]
     draws = {}
-    for task in inputs.experts:
-        first = [one["samples"].get(task, 0) for one in used if same_draw(one, draw)]
-        left_out = max(first, default=0) if skip is None else skip
-        own = replace(draw, skip=left_out, samples=samples or MOST)
-        draws[task] = own if samples else fewer(student, inputs, task, own)
+    for task, location in inputs.data.items():
+        first = max((one["samples"].get(task, 0) for one in same), default=0)
+        own = replace(draw, skip=first if skip is None else skip, samples=samples or MOST)
+        draws[task] = own if samples else as_many_as_left(student, task, location, own)
     if skip is None and any(own.skip for own in draws.values()):
         listed = ", ".join(f"{task} {own.skip}" for task, own in draws.items())
         note(f"left out, because calibration used them: the first samples of {listed}")
-    agreements = agreements_of(models, inputs, student, plan, draws, where)
+    agreements = agreements_of(models, inputs, student, plan, draws, device)
     if as_json:
         say_json({"agreement": [asdict(one) for one in agreements]})
     else:
@@ -96,28 +100,13 @@ def compare(
             add_agreements(folder, inputs, keys.split, own_rows)
 
 
-def same_draw(record: Mapping[str, Any], draw: "Draw") -> bool:
-    """Return whether a calibration drew its samples in the same order."""
-    return (record.get("seed"), record.get("split")) == (draw.seed, draw.split)
-
-
-def fewer(student: Any, inputs: Inputs, task: str, draw: "Draw") -> "Draw":
-    """Return the draw of a task, of no more samples than are left. Raises: BadSetting for none."""
-    from featcal.data.batches import count_samples
-
-    count = count_samples(student, inputs.data[task], draw)
-    expected = f"must hold more than the {draw.skip} samples that are left out; it has {count}"
-    require(count - draw.skip > 1, f"--data {task}", str(inputs.data[task].source), expected)
-    return replace(draw, samples=min(draw.samples, count - draw.skip))
-
-
 def agreements_of(
     models: Mapping[str, Path],
     inputs: Inputs,
     student: Any,
     plan: "BlockPlan",
     draws: "Mapping[str, Draw]",
-    device: "torch.device",
+    device: str,
 ) -> "list[Agreement]":
     """Compare models with the experts on the drawn samples."""
     import featcal
@@ -136,33 +125,28 @@ def add_agreements(
 ) -> None:
     """Add the measures of one model to its card."""
     results = [
-        (one.expert, field, MEASURES[field][3], float(f"{value:.6g}"))
+        (one.expert, field, name, float(f"{value:.6g}"))
         for one in agreements
-        for field, value in measured(one).items()
+        for field, (_, _, _, name) in MEASURES.items()
+        if (value := getattr(one, field)) is not None
     ]
     add_to_card(folder, inputs.data, split, "feature-extraction", results)
-
-
-def measured(one: "Agreement") -> dict[str, float]:
-    """Return the measures that models of this kind have."""
-    return {field: value for field in MEASURES if (value := getattr(one, field)) is not None}
 
 
 def show_agreements(agreements: "list[Agreement]") -> None:
     """Print a row for each expert and model, with paired errors if there are several models."""
     several = any(one.than_first for one in agreements)
-    fields = [field for field in MEASURES if any(field in measured(one) for one in agreements)]
-    columns, rows = ["expert", "model", "samples"], []
-    for field in fields:
-        columns += [MEASURES[field][0], *(["±"] if several and field != "cosine" else [])]
-    for one in agreements:
-        row = [one.expert, one.model, str(one.samples)]
-        for field in fields:
-            _, form, factor, _ = MEASURES[field]
-            value = measured(one).get(field)
+    columns = ["expert", "model", "samples"]
+    rows = [[one.expert, one.model, str(one.samples)] for one in agreements]
+    for field, (column, form, factor, _) in MEASURES.items():
+        values = [getattr(one, field) for one in agreements]
+        if all(value is None for value in values):
+            continue
+        paired = several and field != "cosine"
+        columns += [column, "±"] if paired else [column]
+        for row, one, value in zip(rows, agreements, values, strict=True):
             row.append("-" if value is None else f"{factor * value:{form}}")
-            if several and field != "cosine":
-                paired = one.than_first.get(field)
-                row.append(f"{factor * paired.error:.2g}" if paired else "")
-        rows.append(row)
+            if paired:
+                change = one.than_first.get(field)
+                row.append(f"{factor * change.error:.2g}" if change else "")
     table("agreement with the experts", columns, rows)

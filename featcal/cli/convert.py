@@ -6,12 +6,13 @@ from typing import Annotated
 from typer import Argument, Option
 
 from featcal.cli import options
-from featcal.cli.evaluate import has_tokenizer
+from featcal.cli.inputs import folder_option
 from featcal.cli.output import new_folder, require_space, stored_bytes
 from featcal.cli.terminal import say, say_json
 from featcal.settings import require
 
 CLIP = "Whole CLIP that provides the text tower, if MODEL is a vision model only."
+TOKENIZERS = ("tokenizer.json", "vocab.json")
 EPILOG = """Examples:
 
 featcal convert open_clip_folder --out transformers_folder
@@ -23,15 +24,13 @@ def convert(
     source: Annotated[
         Path,
         Argument(
-            callback=options.folder_option,
+            callback=folder_option,
             **options.MODEL,
             help="Model folder of transformers or open_clip.",
         ),
     ],
     out: Annotated[Path, Option(help="Folder to write, in the other format.")],
-    clip: Annotated[
-        Path | None, Option(callback=options.folder_option, **options.MODEL, help=CLIP)
-    ] = None,
+    clip: Annotated[Path | None, Option(callback=folder_option, **options.MODEL, help=CLIP)] = None,
     as_json: options.Json = False,
     force: options.Force = False,
 ) -> None:
@@ -49,7 +48,7 @@ def convert(
         require(clip is None, "--clip", str(clip), expected)
         to_transformers(source, out)
         lacks = "; it has no tokenizer, and featcal evaluate needs CLIP's tokenizer files in it"
-        more = "" if has_tokenizer(out) else lacks
+        more = "" if any((out / name).is_file() for name in TOKENIZERS) else lacks
     if as_json:
         say_json({"folder": str(out), "form": form})
     else:

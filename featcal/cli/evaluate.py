@@ -1,36 +1,39 @@
 """`featcal evaluate`: accuracy on labelled images (CLIP, zero-shot) or labelled texts."""
 
 from collections.abc import Mapping
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.inputs import check_config, located, names_in, skeleton
+from featcal.cli.inputs import (
+    AllAtOnce,
+    check_config,
+    folder_option,
+    model_folder,
+    named_data,
+    names_in,
+)
 from featcal.cli.output import add_to_card
 from featcal.cli.terminal import note, say_json, table
-from featcal.errors import BadFile, BadSetting, TensorsDiffer
+from featcal.errors import BadSetting, TensorsDiffer
 from featcal.files import read_json
 from featcal.settings import require
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from featcal.data.images import ImageSet
     from featcal.data.places import Location
 
-    # by task which samples are right, and the number of classes if it is known
-    Answers = Mapping[str, tuple[Tensor, int | None]]
+    # by task which samples are right, and the number of classes; 0 if it is not known
+    Answers = Mapping[str, tuple[Tensor, int]]
 
 SAMPLING = options.Sampling(batch=64, split="test")
 MODEL = "Model to evaluate."
 CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
 LABELLED = "Labelled images or texts of a task. Repeatable."
 CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."
-TOKENIZERS = ("tokenizer.json", "vocab.json")
 EPILOG = """Images need the whole CLIP: its text tower makes the zero-shot heads.
 
 Texts are classified by the model's own head. Without one, a causal model or T5 chooses the label
@@ -47,11 +50,9 @@ featcal evaluate --model new --data reviews=reviews --classes reviews=bad,good -
 
 
 def evaluate(
-    model: Annotated[Path, Option(callback=options.folder_option, **options.MODEL, help=MODEL)],
+    model: Annotated[Path, Option(callback=folder_option, **options.MODEL, help=MODEL)],
     data: Annotated[list[str], Option(metavar="NAME=PATH", help=LABELLED)],
-    clip: Annotated[
-        Path | None, Option(callback=options.folder_option, **options.MODEL, help=CLIP)
-    ] = None,
+    clip: Annotated[Path | None, Option(callback=folder_option, **options.MODEL, help=CLIP)] = None,
     template: options.Template = None,
     classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)] = None,
     column: options.Column = None,
@@ -66,13 +67,16 @@ def evaluate(
     columns = options.columns_named(column)
     for prompt in prompts:
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
-    collect = options.AllAtOnce()
+    collect = AllAtOnce()
     collect(check_config, model)
-    datasets = options.named_data(data, collect)
+    datasets = named_data(data, collect)
     collect.report()
-    where = options.device_named(device)
     from featcal.data.texts import input_of
+    from featcal.evaluation.zero_shot import percent
+    from featcal.models.load import torch_device
+    from featcal.models.stored import skeleton
 
+    where = torch_device(device)
     if clip is None and input_of(skeleton(model)).kind != "pictures":
         kind, unit = "text-classification", "texts"
         answers = text_answers(model, datasets, prompts, classes, sampling, where, columns)
@@ -82,16 +86,19 @@ def evaluate(
         kind, unit = "zero-shot-image-classification", "images"
         whole, prompts = clip or whole_clip(model), prompts or ["a photo of a {}."]
         answers = image_answers(model, whole, datasets, prompts, sampling, where, columns)
-    from featcal.evaluation.zero_shot import percent
-
     accuracy = {task: percent(right) for task, (right, _) in answers.items()}
     average = sum(accuracy.values()) / len(accuracy)
     if as_json:
-        counts = {task: len(right) for task, (right, _) in answers.items()}
-        tasks = {task: {"accuracy": value, unit: counts[task]} for task, value in accuracy.items()}
+        counts = {task: {unit: len(right)} for task, (right, _) in answers.items()}
+        tasks = {task: {"accuracy": value} | counts[task] for task, value in accuracy.items()}
         say_json({"model": str(model), "tasks": tasks, "average": average})
     else:
-        show_accuracy(model, answers, accuracy | {"average": average}, unit)
+        rows = [
+            [task, str(known or ""), str(len(right)), f"{accuracy[task]:.2f}"]
+            for task, (right, known) in answers.items()
+        ]
+        rows.append(["average", "", "", f"{average:.2f}"])
+        table(f"{model}: percent correct", ["task", "classes", unit, "accuracy"], rows)
     if card:
         results = [
             (task, "accuracy", "accuracy", round(v / 100, 4)) for task, v in accuracy.items()
@@ -101,8 +108,9 @@ def evaluate(
 
 def whole_clip(model: Path) -> Path:
     """Return the CLIP with both towers: the model, or the base that its folder records."""
-    names = names_in(model)
-    folders = [model, *([located(names.base, names.file, True)] if names and names.base else [])]
+    names, folders = names_in(model), [model]
+    if names and names.base:
+        folders.append(model_folder(str(names.file), names.base, names.file.parent))
     for folder in folders:
         if read_json(folder / "config.json").get("architectures") == ["CLIPModel"]:
             return folder
@@ -115,53 +123,40 @@ def image_answers(
     datasets: "Mapping[str, Location]",
     templates: list[str],
     sampling: options.Sampling,
-    device: "torch.device",
+    device: Any,
     columns: Mapping[str, str],
 ) -> "Answers":
     """Return the zero-shot answers of a vision tower."""
     from featcal.data.images import Preprocess, load_images
-    from featcal.evaluation.zero_shot import evaluate_pool
-    from featcal.models.load import load_clip, load_vision
+    from featcal.evaluation.zero_shot import (
+        evaluate_pool,
+        prompts_of,
+        words_known,
+        zero_shot_head,
+    )
+    from featcal.models.load import load_clip, load_tokenizer, load_vision
+    from featcal.models.stored import skeleton
 
     whole = load_clip(clip).to(device)
     ours, theirs = (skeleton(folder).config.hidden_size for folder in (model, clip))  # type: ignore[union-attr]
     if ours != theirs:
         raise TensorsDiffer("vision width", model, ours, clip, theirs)
     preprocess, split = Preprocess.from_folder(clip), sampling.split
+    own = {column: key for key, column in columns.items()}
     tasks = {
-        name: load_images(
-            dataset.source, split, preprocess, columns={v: k for k, v in columns.items()}
-        )
+        name: load_images(dataset.source, split, preprocess, columns=own)
         for name, dataset in datasets.items()
     }
-    heads = zero_shot_heads(clip, whole, tasks, templates)
+    tokenizer, heads = load_tokenizer(clip), {}
+    expected = f"must hold only words that the tokenizer of {clip} knows; use --template"
+    for task, images in tasks.items():
+        for prompt in prompts_of(images.classes, templates):
+            require(words_known(tokenizer, [prompt], ["{}"]), f"{task}: prompt", prompt, expected)
+        heads[task] = zero_shot_head(whole, tokenizer, images.classes, templates)
     projection = whole.visual_projection.weight.detach()
     vision = load_vision(model).to(device)
     pool = evaluate_pool({"model": vision}, tasks, heads, projection, sampling.batch)
     return {name: (right, len(tasks[name].classes)) for name, right in pool["model"].items()}
-
-
-def zero_shot_heads(
-    folder: Path, clip: Any, tasks: "Mapping[str, ImageSet]", templates: list[str]
-) -> "dict[str, Tensor]":
-    """Return by task the unit vectors of its classes."""
-    from featcal.evaluation.zero_shot import words_known, zero_shot_head
-    from featcal.models.load import load_tokenizer
-
-    if not has_tokenizer(folder):
-        problem = f"no tokenizer in this folder ({' or '.join(TOKENIZERS)})"
-        raise BadFile(folder, problem, "copy the tokenizer's files there")
-    tokenizer, heads = load_tokenizer(folder), {}
-    expected = (
-        f"must hold only words that the tokenizer of {folder} knows; "
-        "give other prompts with --template"
-    )
-    for task, images in tasks.items():
-        for name, template in product(images.classes, templates):
-            known = words_known(tokenizer, [name], [template])
-            require(known, f"{task}: prompt", template.replace("{}", name), expected)
-        heads[task] = zero_shot_head(clip, tokenizer, images.classes, templates)
-    return heads
 
 
 def text_answers(
@@ -170,7 +165,7 @@ def text_answers(
     templates: list[str],
     classes: list[str],
     sampling: options.Sampling,
-    device: "torch.device",
+    device: Any,
     columns: Mapping[str, str],
 ) -> "Answers":
     """Return the answers on labelled texts, by the head, likelihoods or vectors of the model."""
@@ -197,23 +192,5 @@ def text_answers(
         labelled = load_labelled(dataset, sampling.split, names.get(task), columns)
         named = labelled.samples[0].label is not None and way == "likelihood"
         prompts = templates or [" {}" if named else "{}"]
-        answers[task] = (right_answers(asked, labelled, prompts), None)
+        answers[task] = right_answers(asked, labelled, prompts), len(labelled.classes)
     return answers
-
-
-def show_accuracy(
-    model: Path, answers: "Answers", accuracy: Mapping[str, float], unit: str
-) -> None:
-    """Print percent correct of every task and their average."""
-    columns, rows = ["task", "classes", unit, "accuracy"], []
-    for task, value in accuracy.items():
-        right, count = answers.get(task, ((), None))
-        rows.append([task, str(count or ""), str(len(right) or ""), f"{value:.2f}"])
-    if unit == "texts":  # the number of classes is not known
-        columns, rows = columns[:1] + columns[2:], [row[:1] + row[2:] for row in rows]
-    table(f"{model}: percent correct", columns, rows)
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Return whether the folder has the files of a tokenizer."""
-    return any((folder / name).is_file() for name in TOKENIZERS)

@@ -8,9 +8,9 @@ from typer import Argument, Option
 
 from featcal.card import hub_checkpoint
 from featcal.cli import options
-from featcal.cli.calibrate import FEWEST, SPARE, Request, run, task_draws
+from featcal.cli.calibrate import FEWEST, MOST, SPARE, Request, run
 from featcal.cli.compare import add_agreements, agreements_of
-from featcal.cli.inputs import read_inputs
+from featcal.cli.inputs import as_many_as_left, read_inputs
 from featcal.cli.output import new_folder, require_room
 from featcal.cli.terminal import say, say_json, table
 
@@ -54,28 +54,26 @@ def fix(
     new_folder(out, force, inputs.folders)
     require_room(inputs.merged, out, None)
     keys = options.Running()
-    where = options.device_named(device)
-    request = Request(inputs, out, "auto", keys, keys.draw(1, 42, column=column), where)
-    draws = task_draws(request, None, LEFT)
-    result = run(request, draws)
+    request = Request(inputs, out, "auto", keys, keys.draw(MOST, 42, column=column), device)
+    request.draw_tasks(None, LEFT)
+    result = run(request)
     if result is None:  # another process of this run reports it
         return
-    from featcal.data.batches import count_samples
-
-    held_out = {}
-    for task, draw in draws.items():
-        count = count_samples(request.student, inputs.data[task], draw)
-        left = min(SPARE, count - draw.samples)
-        held_out[task] = replace(draw, skip=draw.samples, samples=left)
+    rest = {}
+    for task, draw in request.draws.items():
+        others = replace(draw, skip=draw.samples, samples=SPARE)
+        rest[task] = as_many_as_left(request.student, task, inputs.data[task], others)
     models = {BEFORE: inputs.merged, AFTER: out}
-    agreements = agreements_of(models, inputs, request.student, request.plan, held_out, where)
+    agreements = agreements_of(models, inputs, request.student, request.plan, rest, device)
     add_agreements(out, inputs, keys.split, [one for one in agreements if one.model == AFTER])
     rows = [verdict(*pair) for pair in zip(agreements[::2], agreements[1::2], strict=True)]
     choice = result.choice
     if as_json:
         say_json({"folder": str(out), "choice": choice and choice.stated, "experts": rows})
         return
-    title = f"divergence from the experts' answers, on {counts(rows)} held-out samples"
+    held_out = sorted({row["samples"] for row in rows})
+    counts = " to ".join(map(str, dict.fromkeys((held_out[0], held_out[-1]))))
+    title = f"divergence from the experts' answers, on {counts} held-out samples"
     columns = ["expert", BEFORE, AFTER, "±", ""]
     table(title, columns, [[str(row[key]) for key in row if key != "samples"] for row in rows])
     kept = choice is not None and choice.settings is None
@@ -84,11 +82,9 @@ def fix(
 
 def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:
     """Return the row of one expert: better or worse beyond two standard errors, else same."""
-    field = "relative_drift"
-    for name in ("kl", "relations"):
-        field = name if getattr(after, name) is not None else field
-    change = after.than_first[field]
-    word = "same"
+    measures = [one for one in ("relations", "kl") if getattr(after, one) is not None]
+    field = measures[-1] if measures else "relative_drift"
+    change, word = after.than_first[field], "same"
     if abs(change.mean) > ERRORS * change.error:
         word = "better" if change.mean < 0 else "worse"
     return {
@@ -99,12 +95,6 @@ def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:
         "verdict": word,
         "samples": after.samples,
     }
-
-
-def counts(rows: list[dict[str, Any]]) -> str:
-    """Return the number of samples of a task, or its range."""
-    least, most = (of(row["samples"] for row in rows) for of in (min, max))
-    return str(least) if least == most else f"{least} to {most}"
 
 
 def sentence(rows: list[dict[str, Any]], out: Path) -> str:

@@ -5,41 +5,58 @@ needed, one is written for as long as the command runs.
 """
 
 import os
+import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from featcal.cli.options import (
-    HUB_MODEL,
-    AllAtOnce,
-    from_hub,
-    model_folder,
-    named_data,
-    named_folders,
-)
+from typer import CallbackParam
+
+from featcal.cli.options import pairs_by_name
 from featcal.cli.terminal import note
-from featcal.errors import (
-    BadFile,
-    BadPlan,
-    BadSetting,
-    FeatCalError,
-    MissingPath,
-    nearest,
-)
+from featcal.errors import BadFile, BadPlan, BadSetting, FeatCalError, MissingPath, nearest
 from featcal.files import read_json
 from featcal.interchange.mergekit import read_recipe, recipe_in
 from featcal.record import RECORD, read_record
 from featcal.settings import require
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from featcal.data.batches import Draw
     from featcal.data.places import Location
-    from featcal.interchange.mergekit import Recipe
     from featcal.models.plan import BlockPlan
+
+T = TypeVar("T")
+
+CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "*.yml", "README.md"]
+HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
+
+
+class AllAtOnce:
+    """Collect the mistakes of several arguments, to report them in one message.
+
+    A call returns what the function returns, or None after a mistake.
+    """
+
+    def __init__(self) -> None:
+        self.mistakes: list[FeatCalError] = []
+
+    def __call__(self, function: Callable[..., T], *given: Any, **named: Any) -> T | None:  # noqa: D102
+        try:
+            return function(*given, **named)
+        except FeatCalError as mistake:
+            self.mistakes.append(mistake)
+            return None
+
+    def report(self) -> None:
+        """Raise the mistakes, if there are any."""
+        if len(self.mistakes) == 1:
+            raise self.mistakes[0]
+        if self.mistakes:
+            raise FeatCalError("\n".join(map(str, self.mistakes)))
 
 
 @dataclass(frozen=True)
@@ -70,21 +87,70 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Name:
-    """A model as a record or a recipe names it: a path or a repository of the hub."""
-
-    path: str
-    revision: str | None = None
-
-
-@dataclass(frozen=True)
 class Names:
-    """Base and experts as a file names them; an expert is a model, or a model and an adapter."""
+    """Base and experts as a file names them: paths, or owner/name@revision of the hub.
+
+    experts: by name a model, or a model and an adapter of it.
+    no_base: why the file does not say which model the experts were fine-tuned from.
+    """
 
     file: Path
-    base: Name | None
-    experts: Mapping[str, tuple[Name, ...]]
-    no_base: str = ""  # why the file does not say which model the experts were fine-tuned from
+    base: str | None
+    experts: Mapping[str, Sequence[str]]
+    no_base: str = ""
+
+
+def model_folder(
+    named_by: str, given: str | Path, near: Path | None = None, weights: bool = True
+) -> Path:
+    """Return a model's folder: a local one, else a repository of the hub.
+
+    named_by: an option or file, for messages.  near: another folder to search, before the current.
+    weights: False if its configuration is enough.
+    Raises: MissingPath; BadSetting for a file; HubUnreachable, NotOnHub.
+    """
+    folder = Path(given)
+    expected = "names a file; give the folder that holds it"
+    require(not folder.is_file(), named_by, str(folder), expected)
+    if near is not None and (near / folder).is_dir():
+        return Path(os.path.relpath((near / folder).resolve()))
+    if folder.is_dir():
+        return folder
+    searched = f"searched {f'in {near} and ' if near else ''}in the current folder"
+    hub = HUB_MODEL.fullmatch(str(given))
+    if hub is None:
+        way_out = "check the path; a model of the hub is owner/name or owner/name@revision"
+        raise MissingPath(folder, f"given with {named_by}; {searched}", way_out)
+    from huggingface_hub import snapshot_download
+
+    from featcal.data.places import reaching
+
+    files = CONFIGURATION + (["*.safetensors"] if weights else [])
+    name, revision = hub["name"], hub["revision"]
+    with reaching(name, revision, f"; given with {named_by}; {searched} before"):
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
+
+
+def folder_option(parameter: CallbackParam, given: Path | None) -> Path | None:
+    """Return the folder of an option or argument, for its declaration."""
+    return None if given is None else model_folder(parameter.opts[0], given)
+
+
+def named_folders(option: str, pairs: Iterable[str], find: Callable[..., Any]) -> dict[str, Path]:
+    """Return `name=MODEL` arguments as folders that `find` finds."""
+    folders = {n: find(option, m) for n, m in pairs_by_name(option, pairs, "NAME=MODEL").items()}
+    return {name: folder for name, folder in folders.items() if folder is not None}
+
+
+def named_data(pairs: Iterable[str], collect: AllAtOnce) -> "dict[str, Location]":
+    """Return the `--data` arguments: files, folders or datasets of the hub."""
+    paths = collect(pairs_by_name, "--data", pairs, "NAME=PATH") or {}
+    if not paths:
+        return {}
+    from featcal.data.places import location_of
+
+    data = {name: collect(location_of, "--data", path) for name, path in paths.items()}
+    return {name: location for name, location in data.items() if location is not None}
 
 
 def read_inputs(
@@ -105,36 +171,40 @@ def read_inputs(
     Raises: one FeatCalError with all mistakes.
     """
     collect = AllAtOnce()
-    folder = collect(model_folder, "--merged", merged, weights) if merged else None
-    origin = collect(model_folder, "--base", base, weights) if base else None
-    experts = named_folders("--expert", expert or (), collect, weights)
+    find = partial(collect, partial(model_folder, weights=weights))
+    folder = find("--merged", merged) if merged else None
+    origin = find("--base", base) if base else None
+    experts = collect(named_folders, "--expert", expert or (), find) or {}
     datasets = named_data(data or (), collect)
+    adapter_bases: dict[str, Path] = {}
     names = None
     if not (base and expert) and (folder or recipe):
         names = collect(names_in, folder, recipe)
-    if not collect.mistakes and names is None:
+    if names is not None:
+        found = partial(find, str(names.file), near=names.file.parent)
+        if origin is None and names.base:
+            origin = found(names.base)
+        elif origin is None and needs_base:
+            way_out = "save the model they were fine-tuned from and name it with --base FOLDER"
+            collect.mistakes.append(BadFile(names.file, names.no_base, way_out))
+        for name, (*model, last) in names.experts.items() if not expert else ():
+            experts[name] = found(last)
+            for adapted in model:
+                adapter_bases[name] = found(adapted)
+    elif not collect.mistakes:
         needed = (("--base", base or not needs_base), ("--expert", expert))
-        missing = [option for option, given in needed if not given]
-        if missing:
+        if missing := [option for option, given in needed if not given]:
             problem = f"must be given: {merged} holds no featcal.json or recipe that names them"
             way_out = "name them, or mergekit's recipe with --set recipe=FILE"
             collect.mistakes.append(FeatCalError(", ".join(missing), problem, way_out))
     collect.report()
-    adapter_bases = dict[str, Path]()
-    if names is not None:
-        if origin is None and (needs_base or names.base):
-            origin = named_base(names, weights)
-        for name, (model, *adapter) in names.experts.items() if not expert else ():
-            experts[name] = located((*adapter, model)[0], names.file, weights)
-            if adapter:
-                adapter_bases[name] = located(model, names.file, weights)
     origin = origin or folder
     assert origin is not None
-    adapter_bases |= {
-        name: origin
-        for name, path in experts.items()
-        if name not in adapter_bases and is_adapter(path)
-    }
+    for name, path in experts.items():
+        # some tools put the base's config.json next to an adapter
+        adapter = (path / "adapter_config.json").is_file()
+        if adapter and not any(path.glob("model*.safetensors")):
+            adapter_bases.setdefault(name, origin)
     if names is not None:
         listed = ", ".join(f"{name}={path}" for name, path in experts.items())
         note(f"{names.file}: base {origin}; experts {listed}")
@@ -160,23 +230,21 @@ def read_compared(
     LoRA adapter of it, or vocabularies differ. Raises: as read_inputs.
     """
     collect = AllAtOnce()
-    models = named_folders("--model", model, collect)
+    models = named_folders("--model", model, partial(collect, model_folder))
     collect.report()
     first, *_ = models.values()
     recording = next(filter(records_models, models.values()), first)
     inputs = read_inputs(str(recording), base, expert, data, recipe, needs_base=False)
     for folder in models.values():
         check_config(folder)
-    if inputs.base == recording:
-        if inputs.adapter_bases:
-            expected = f"must be given: {min(inputs.adapter_bases)!r} is a LoRA adapter of it"
-            raise BadSetting("--base", None, expected)
+    if inputs.base == recording:  # taken for the base, which is not known
         experts = {f"expert {name!r}": folder for name, folder in inputs.experts.items()}
-        sizes = vocabulary_sizes({f"model {n!r}": f for n, f in models.items()} | experts)
-        if sizes and base is None:
-            listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            expected = f"must be given, because vocabularies differ in size ({listed})"
-            raise BadSetting("--base", None, expected)
+        reason = ", ".join(f"{name!r} is a LoRA adapter of it" for name in inputs.adapter_bases)
+        sizes = {f"model {n!r}": f for n, f in models.items()} | experts
+        if not reason and base is None and (listed := differing_vocabularies(sizes)):
+            reason = f"vocabularies differ in size ({listed})"
+        if reason:
+            raise BadSetting("--base", None, f"must be given: {reason}")
     return models, replace(inputs, merged=first)
 
 
@@ -190,20 +258,28 @@ def require_samples(experts: Collection[str], data: Collection[str]) -> None:
         require(name in experts, "--data", name, expected)
 
 
-def is_adapter(folder: Path) -> bool:
-    """Return whether the folder has an adapter, and no weights of a model."""
-    adapter = (folder / "adapter_config.json").is_file()
-    return adapter and not any(folder.glob("model*.safetensors"))
-
-
 def names_in(folder: Path | None, recipe: Path | None = None) -> Names | None:
     """Return base and experts as the recipe names them, else as the folder records them."""
     record = read_record(folder) if folder and not recipe else {}
     if folder and isinstance(record.get("experts"), dict) and "base" in record:
-        experts = {task: (recorded_name(model),) for task, model in record["experts"].items()}
-        return Names(folder / RECORD, recorded_name(record["base"]), experts)
+        experts = {task: (model,) for task, model in record["experts"].items()}
+        return Names(folder / RECORD, record["base"], experts)
     file = recipe or (recipe_in(folder) if folder else None)
-    return None if file is None else names_of(read_recipe(file))
+    if file is None:
+        return None
+    read, named = read_recipe(file), dict[str, list[str]]()
+    for model in read.experts:
+        name = Path((model.lora or model.model).path).name
+        if name in named:
+            way_out = f"name the experts with --expert, for example --expert {name}-1=FOLDER"
+            raise BadFile(file, f"two of its models are called {name!r}", way_out)
+        named[name] = [str(one) for one in (model.model, model.lora) if one]
+    if read.base and not read.base.lora:
+        return Names(file, str(read.base.model), named)
+    no_base = f"names no base_model from which the models of {read.method} come"
+    if read.base:
+        no_base = f"its base_model is {read.base}, a LoRA on top of a model"
+    return Names(file, None, named, no_base)
 
 
 def records_models(folder: Path) -> bool:
@@ -211,51 +287,25 @@ def records_models(folder: Path) -> bool:
     return "experts" in read_record(folder) or recipe_in(folder) is not None
 
 
-def recorded_name(text: str) -> Name:
-    """Return a path, or owner/name@commit as a repository."""
-    path, _, commit = text.rpartition("@")
-    return Name(path, commit) if HUB_MODEL.fullmatch(text) and path else Name(text)
+def as_many_as_left(
+    student: Any,
+    task: str,
+    data: "Location",
+    draw: "Draw",
+    spared: Callable[[int], int] = lambda _: 0,
+) -> "Draw":
+    """Return the draw of a task, of no more samples than there are after those that it skips.
 
-
-def names_of(recipe: "Recipe") -> Names:
-    """Return the models of mergekit's recipe, named by the last part of their paths."""
-    experts: dict[str, tuple[Name, ...]] = {}
-    for model in recipe.experts:
-        parts = [Name(one.path, one.revision) for one in (model.model, model.lora) if one]
-        name = Path(parts[-1].path).name
-        if name in experts:
-            way_out = f"name the experts with --expert, for example --expert {name}-1=FOLDER"
-            raise BadFile(recipe.file, f"two of its models are called {name!r}", way_out)
-        experts[name] = tuple(parts)
-    if recipe.base is None:
-        no_base = f"names no base_model from which the models of {recipe.method} come"
-    elif recipe.base.lora:
-        no_base = f"its base_model is {recipe.base}, a LoRA on top of a model"
-    else:
-        base = Name(recipe.base.model.path, recipe.base.model.revision)
-        return Names(recipe.file, base, experts)
-    return Names(recipe.file, None, experts, no_base)
-
-
-def named_base(names: Names, weights: bool) -> Path:
-    """Return the base's folder. Raises: BadFile if the file does not name it; as located."""
-    if names.base is None:
-        way_out = "save the model they were fine-tuned from and name it with --base FOLDER"
-        raise BadFile(names.file, names.no_base, way_out)
-    return located(names.base, names.file, weights)
-
-
-def located(model: Name, file: Path, weights: bool) -> Path:
-    """Return a model's folder: next to the file that names it, in the current folder, or from the
-    hub.
+    spared: of the number of samples, how many are left for another use; none by default.
+    Raises: BadSetting if none is left.
     """
-    for path in (file.parent / model.path, Path(model.path)):
-        if path.is_dir():
-            return Path(os.path.relpath(path.resolve()))
-    way_out = f"searched next to {file} and in the current folder; use --base and --expert"
-    if HUB_MODEL.fullmatch(model.path) is None:
-        raise MissingPath(model.path, f"named in {file}", way_out)
-    return from_hub(model.path, model.revision, f"; {way_out}", weights)
+    from featcal.data.batches import count_samples
+
+    count = count_samples(student, data, draw)
+    out = draw.skip + spared(count)
+    expected = f"must hold more than the {out} samples that are left out; it has {count}"
+    require(count > out, f"--data {task}", str(data.source), expected)
+    return replace(draw, samples=min(draw.samples, count - out))
 
 
 @contextmanager
@@ -282,55 +332,32 @@ def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator
                     folder.rmdir()
 
 
-def skeleton(folder: Path, like: Any = None) -> "nn.Module":
-    """Return the model of config.json without weights; of a whole CLIP its vision tower.
-
-    like: a class to build instead if it has the same tower.
-    """
-    from featcal.models import stored
-
-    return stored.skeleton(folder, like=like)
-
-
 def check_config(folder: Path) -> None:
     """Check that config.json names a class and no quantisation; note code that is not run.
 
-    Imports torch only if the folder is an adapter or names code.
-    Raises: MissingPath, BadFile.
+    Imports transformers only for a folder that is unusual. Raises: MissingPath, BadFile.
     """
     path = folder / "config.json"
-    if not path.is_file():
-        if (folder / "adapter_config.json").is_file():
-            from featcal.models.load import refuse_adapter
+    config = read_json(path) if path.is_file() else {}
+    usual = isinstance(config, dict) and isinstance(config.get("architectures"), list)
+    if not usual or not config["architectures"] or config.get("auto_map"):
+        from featcal.models.load import model_class, model_code
 
-            refuse_adapter(folder)
-        way_out = "give a model's folder: config.json and safetensors"
-        raise MissingPath(path, "the model's configuration", way_out)
-    config = read_json(path)
-    if not isinstance(config, dict):
-        way_out = "give the config.json that was saved with these weights"
-        raise BadFile(path, "not a mapping of settings", way_out)
-    names = config.get("architectures")
-    if not (isinstance(names, list) and names):
-        way_out = "a list with one class of transformers is expected, such as CLIPVisionModel"
-        raise BadFile(path, f"architectures is {names!r}", way_out)
+        kind = model_class(folder)  # raises if there is none
+        if code := model_code(config):
+            ours = f"transformers' own {kind.__name__} is used"
+            note(f"{path}: auto_map names {code[0]}, which is not run; {ours}")
     if config.get("quantization_config"):
         problem = "a quantised model (quantization_config)"
         raise BadFile(path, problem, "give the checkpoint it was made from")
-    if config.get("auto_map"):
-        from featcal.models.load import model_code, refuse_code
-
-        refuse_code(folder)
-        if code := model_code(config):
-            ours = f"transformers' own {names[0]} is used"
-            note(f"{path}: auto_map names {code[0]}, which is not run; {ours}")
 
 
-def vocabulary_sizes(folders: Mapping[str, Path]) -> dict[str, int]:
-    """Return the number of tokens of each model whose config.json states it; {} if all agree."""
-    sizes = {n: read_json(f / "config.json").get("vocab_size") for n, f in folders.items()}
-    sizes = {name: size for name, size in sizes.items() if isinstance(size, int)}
-    return sizes if len(set(sizes.values())) > 1 else {}
+def differing_vocabularies(folders: Mapping[str, Path]) -> str:
+    """Return the number of tokens that each model's config.json states; "" if all agree."""
+    stated = {n: read_json(f / "config.json").get("vocab_size") for n, f in folders.items()}
+    sizes = {name: size for name, size in stated.items() if isinstance(size, int)}
+    listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    return listed if len(set(sizes.values())) > 1 else ""
 
 
 def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from featcal.cli import options
-from featcal.cli.inputs import check_config
+from featcal.cli.inputs import check_config, folder_option
 from featcal.cli.terminal import say, say_json, table
 from featcal.errors import BadPlan, FeatCalError
 from featcal.interchange.mergekit import read_recipe, recipe_in
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from featcal.calibration.estimate import BlockShape
-    from featcal.models.checkpoint import LazyCheckpoint
     from featcal.models.plan import BlockPlan, Stack
-
-    Blocks = dict[str, list[dict[str, tuple[int, ...]]]]
 
 LARGEST = 5  # tensors and parameters that are listed
 TOKENS = 8  # length of the text from which sites are derived
@@ -38,7 +36,7 @@ featcal inspect merged --plan --json"""
 
 
 def inspect(
-    folder: Annotated[Path, Argument(callback=options.folder_option, **options.MODEL, help=FOLDER)],
+    folder: Annotated[Path, Argument(callback=folder_option, **options.MODEL, help=FOLDER)],
     plan: Annotated[bool | None, Option("--plan/--tensors", show_default=False, help=PLAN)] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -47,60 +45,53 @@ def inspect(
     """
     from featcal.models.checkpoint import LazyCheckpoint
 
-    if plan is None or (folder / "adapter_config.json").is_file():
+    if plan is not False or (folder / "adapter_config.json").is_file():
         check_config(folder)
     checkpoint, recipe = LazyCheckpoint(folder), recipe_as_mapping(recipe_in(folder))
-    blocks = stored_blocks(checkpoint)
-    sizes = {name: prod(checkpoint.shape(name)) for name in checkpoint.names}
-    kinds = Counter(checkpoint.kind(name) for name in checkpoint.names)
+    shapes = {name: checkpoint.shape(name) for name in checkpoint.names}
+    sizes = {name: prod(shape) for name, shape in shapes.items()}
+    kinds = Counter(checkpoint.kind(name) for name in shapes)
+    lists = stored_blocks(shapes)
     checkpoint.check_finite()
     if as_json:
         content = {"folder": str(folder), "tensors": len(sizes), "values": sum(sizes.values())}
         content |= {"stored_as": dict(kinds), "recipe": recipe}
-        content |= {"blocks": {path: len(each) for path, each in blocks.items()}}
+        content |= {"blocks": {path: len(blocks) for path, blocks in lists.items()}}
         return say_json(content | ({"calibration": planned(folder, as_json)} if plan else {}))
     say(f"{folder}: {len(sizes)} tensors, {sum(sizes.values()):,} values")
     say(f"stored as {', '.join(f'{kind} ({n} tensors)' for kind, n in kinds.most_common())}")
-    rows = [[name, shape_text(checkpoint.shape(name)), f"{sizes[name]:,}"] for name in top(sizes)]
+    rows = [[name, shape_text(shapes[name]), f"{sizes[name]:,}"] for name in top(sizes)]
     table("largest tensors", ["name", "shape", "values"], rows)
     say("values: no NaN, no infinity")
     for role, models in recipe.items():
         say(f"{role}: {', '.join(models) if isinstance(models, list) else models}")
     if plan:
         return planned(folder, as_json)
-    show_blocks(blocks)
-    if plan is None:
+    for path, (first, *others) in lists.items():
+        alike = all(block == first for block in others)
         say(
-            f"to check config.json and see what calibration solves: featcal inspect {folder} --plan"
+            f"{path}: {1 + len(others)} blocks, {'each' if alike else 'which differ; the first'} with:"
         )
+        # the experts of a mixture are alike: one row for all
+        own = {INDEX.sub(".*", n) if "experts" in n else n: shape_text(s) for n, s in first.items()}
+        table("", ["tensor", "shape"], [list(row) for row in own.items()])
+    if plan is None:
+        say(f"to see what calibration solves: featcal inspect {folder} --plan")
 
 
-def top(sizes: dict[str, int]) -> list[str]:
+def top(sizes: Mapping[str, int]) -> list[str]:
     """Return the names with the largest sizes."""
     return sorted(sizes, key=lambda name: (-sizes[name], name))[:LARGEST]
 
 
-def stored_blocks(checkpoint: "LazyCheckpoint") -> "Blocks":
+def stored_blocks(shapes: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Return by the path of every list its blocks, as shapes by tensor."""
-    lists: dict[str, dict[int, dict[str, tuple[int, ...]]]] = {}
-    for name in checkpoint.names:
+    lists: dict[str, dict[int, dict[str, Any]]] = {}
+    for name, shape in shapes.items():
         if parts := BLOCK.fullmatch(name):
             path, index, tensor = parts.groups()
-            lists.setdefault(path, {}).setdefault(int(index), {})[tensor] = checkpoint.shape(name)
+            lists.setdefault(path, {}).setdefault(int(index), {})[tensor] = shape
     return {path: [blocks[index] for index in sorted(blocks)] for path, blocks in lists.items()}
-
-
-def show_blocks(lists: "Blocks") -> None:
-    """Print the tensors of each list's first block."""
-    for path, blocks in lists.items():
-        # the experts of a mixture are alike: one row for all
-        rows = {
-            INDEX.sub(".*", name) if "experts" in name else name: shape_text(shape)
-            for name, shape in blocks[0].items()
-        }
-        alike = all(block == blocks[0] for block in blocks)
-        say(f"{path}: {len(blocks)} blocks, {'each' if alike else 'which differ; the first'} with:")
-        table("", ["tensor", "shape"], [list(row) for row in rows.items()])
 
 
 def recipe_as_mapping(file: Path | None) -> dict[str, str | list[str]]:
@@ -111,8 +102,8 @@ def recipe_as_mapping(file: Path | None) -> dict[str, str | list[str]]:
         recipe = read_recipe(file)
     except FeatCalError as error:
         return {"merged by mergekit": str(error)}
-    experts = [str(model) for model in recipe.experts]
     base = {"base": str(recipe.base)} if recipe.base else {}
+    experts = [str(model) for model in recipe.experts]
     return {"merged by mergekit": recipe.method, "experts": experts, **base}
 
 
@@ -124,7 +115,6 @@ def planned(folder: Path, as_json: bool) -> Any:
     from featcal.models.plan import blocks_of
     from featcal.models.stored import ModelFolder
 
-    check_config(folder)
     opened = ModelFolder(folder)
     opened.require_complete()
     model = opened.module
@@ -137,8 +127,8 @@ def planned(folder: Path, as_json: bool) -> Any:
         return show_plan(model, plan)
     for stack in plan.stacks:
         blocks = blocks_of(model, stack)
-        entry = {"name": stack.name, "path": stack.blocks, "blocks": len(blocks)}
-        content["stacks"].append(entry | {"modules": solved_names(blocks[0])})
+        own = {"blocks": len(blocks), "modules": solved_names(blocks[0])}
+        content["stacks"].append({"name": stack.name, "path": stack.blocks} | own)
     return content
 
 
@@ -153,30 +143,31 @@ def solved_names(block: "nn.Module") -> list[str]:
 
 def show_plan(model: "nn.Module", plan: "BlockPlan") -> None:
     """Print the modules and sites of every stack, and the largest parameters left as they are."""
-    from featcal.cli.plan import cannot_run, shape_of
+    from featcal.calibration.estimate import model_shape
+    from featcal.cli.plan import meta_batch
     from featcal.models.modules import uncovered
     from featcal.models.plan import blocks_of, parameter_count
-    from featcal.settings import Calibration
 
-    images = getattr(getattr(model, "config", None), "image_size", None) is not None
     shapes: tuple[BlockShape, ...] = ()
-    with cannot_run() as reasons:
-        shapes = shape_of(model, 1, Calibration(), None if images else TOKENS, False).blocks
+    unknown = ""
+    try:
+        shapes = model_shape(model, plan, meta_batch(model, 1, TOKENS, False)).blocks
+    except BadPlan as error:
+        unknown = error.problem
     for stack in plan.stacks:
         show_stack(model, stack)
-        if reasons:
-            say(f"sites: unknown, because the model does not run without weights ({reasons[0]})")
+        if unknown:
+            say(f"sites: unknown, because the model does not run without weights: {unknown}")
         else:
             show_sites([block for block in shapes if block.stack == stack.name])
     blocks = [block for stack in plan.stacks for block in blocks_of(model, stack)]
     stays = {id(p) for block in blocks for p in uncovered(block).values()}
     solved = {id(p) for block in blocks for p in block.parameters()} - stays
     left = {name: p for name, p in model.named_parameters() if id(p) not in solved}
-    total = parameter_count(model)
-    rows = [
-        [name, shape_text(left[name].shape), f"{100 * left[name].numel() / total:.1f} %"]
-        for name in top({name: p.numel() for name, p in left.items()})
-    ]
+    total, rows = parameter_count(model), []
+    for name in top({name: p.numel() for name, p in left.items()}):
+        share = f"{100 * left[name].numel() / total:.1f} %"
+        rows.append([name, shape_text(left[name].shape), share])
     table("largest parameters that are not changed", ["name", "shape", "of the model"], rows)
 
 
@@ -184,22 +175,21 @@ def show_stack(model: "nn.Module", stack: "Stack") -> None:
     """Print the solved modules of a stack's blocks, what the blocks exchange, and the coverage."""
     from featcal.models.plan import blocks_of, parameter_count
 
-    blocks = blocks_of(model, stack)
+    blocks, rows = blocks_of(model, stack), []
     solved = {name: blocks[0].get_submodule(name) for name in solved_names(blocks[0])}
     say(f"calibration solves {len(blocks)} blocks of {type(model).__name__} ({stack.blocks}):")
-    rows = []
     for name, module in solved.items():
         weight = getattr(module, "weight", None)
         weight = next(module.parameters()) if weight is None else weight
         rows.append([name, type(module).__name__, shape_text(weight.shape)])
     table("", ["module", "kind", "shape"], rows)
-    exchange = [f"entered at {stack.entry}"] if stack.entry else []
-    if stack.carry:
-        exchange.append(f"each block passes on {', '.join(stack.carry.values())}")
-    if stack.feeds:
-        exchange.append(f"the stack feeds {stack.feeds} of the next")
-    if exchange:
-        say(f"between the blocks: {'; '.join(exchange)}")
+    exchange = {
+        f"entered at {stack.entry}": stack.entry,
+        f"each block passes on {', '.join(stack.carry.values())}": stack.carry,
+        f"the stack feeds {stack.feeds} of the next": stack.feeds,
+    }
+    if any(exchange.values()):
+        say(f"between the blocks: {'; '.join(text for text, true in exchange.items() if true)}")
     inside = sum(parameter_count(module) for module in solved.values()) * len(blocks)
     of_blocks, of_model = (100 * inside / parameter_count(part) for part in (blocks, model))
     say(f"coverage: {of_blocks:.1f} % of the blocks' parameters, {of_model:.1f} % of the model's")
@@ -208,16 +198,14 @@ def show_stack(model: "nn.Module", stack: "Stack") -> None:
 def show_sites(blocks: "list[BlockShape]") -> None:
     """Print which linears share an input, and so a Gram matrix; also of a differing last block."""
     first, last = blocks[0], blocks[-1]
-    differs = [site.linears for site in first.sites] != [site.linears for site in last.sites]
     titles = {"sites, linears that read one tensor:": first}
-    titles |= {"sites of the last block:": last} if differs else {}
+    if [site.linears for site in first.sites] != [site.linears for site in last.sites]:
+        titles["sites of the last block:"] = last
     for title, block in titles.items():
         # the experts of a mixture are alike: one row for all
-        rows = dict.fromkeys(
-            (EXPERT.sub(".*.", ", ".join(site.linears)), f"{site.d:,}", f"{site.o:,}")
-            for site in block.sites
-        )
-        table(title, ["linears", "inputs", "outputs"], [list(row) for row in rows])
+        names = [EXPERT.sub(".*.", ", ".join(site.linears)) for site in block.sites]
+        rows = {n: [n, f"{s.d:,}", f"{s.o:,}"] for n, s in zip(names, block.sites, strict=True)}
+        table(title, ["linears", "inputs", "outputs"], list(rows.values()))
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

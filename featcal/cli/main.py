@@ -5,18 +5,15 @@ A command's module is imported when the command runs, so `featcal --help` loads 
 transformers.
 """
 
-import errno
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -39,14 +36,6 @@ COMMANDS = {
 HELP = {"help_option_names": ["-h", "--help"]}
 METAVARS = {Path: "PATH", int: "N", float: "X", str: "NAME"}
 GROUP = "featcal.commands"  # entry points of other packages: functions for typer
-PATH_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
-OTHER_PATH_ERRORS = {  # of mounted buckets and file servers, and of paths
-    getattr(errno, name)
-    for name in (
-        "EBUSY", "EIO", "ENAMETOOLONG", "ENODEV", "ENOLCK", "ENOSYS", "ENOTCONN", "EROFS", "ESTALE",
-        "EXDEV",
-    )
-}  # fmt: skip
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 a mistake in arguments, files or settings, explained in one message; "
@@ -69,51 +58,47 @@ class Command(TyperCommand):
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
         """Raise FeatCalError if required options are missing."""
         given, _, _ = self.make_parser(context).parse_args(list(arguments))
-        missing = [one for one in self.params if one.required and not given.get(one.name)]
+        missing = [
+            one.opts[0] if one.param_type_name == "option" else one.name.upper()
+            for one in self.params
+            if one.required and not given.get(one.name)
+        ]
         if missing and not given.get("help"):
-            options = [
-                one.opts[0] if one.opts[0][0] == "-" else one.name.upper() for one in missing
-            ]
             from featcal.cli.inputs import records_models
 
             merged = given.get("merged")
-            if any(one.name == "merged" for one in self.params) and not (
-                merged and records_models(Path(merged))
-            ):
-                options += [f"--{name}" for name in ("base", "expert") if not given.get(name)]
+            takes_merged = any(one.name == "merged" for one in self.params)
+            if takes_merged and not (merged and records_models(Path(merged))):
+                missing += [f"--{name}" for name in ("base", "expert") if not given.get(name)]
             way_out = f"{context.command_path} --help lists all options"
-            raise FeatCalError(context.command_path, f"also needs {', '.join(options)}", way_out)
+            raise FeatCalError(context.command_path, f"also needs {', '.join(missing)}", way_out)
         return super().parse_args(context, arguments)
 
 
 @cache
-def foreign_commands() -> dict[str, EntryPoint]:
-    """Return the commands of other packages by name."""
-    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda p: p.name)}
+def commands() -> dict[str, EntryPoint]:
+    """Return our commands, then those of other packages, by name."""
+    foreign = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    own = [EntryPoint(name, f"featcal.cli.{name}:{name}", GROUP) for name in COMMANDS]
+    return {point.name: point for point in (*own, *foreign)}
 
 
 @cache
 def load_command(name: str) -> Any:
     """Import a command's module and return the command."""
-    point = foreign_commands().get(name)
-    function = point.load() if point else getattr(import_module(f"featcal.cli.{name}"), name)
+    function = commands()[name].load()
     module = sys.modules[function.__module__]
     epilog = f"{getattr(module, 'EPILOG', '').strip()}\n\n{EXIT_CODES}"
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, cls=Command, epilog=epilog, context_settings=HELP)(function)
     command: Any = typer.main.get_command(single)
     for option in command.params:
-        if option.param_type_name == "argument":
-            continue
-        option.metavar = option.metavar or METAVARS.get(option.type_descriptor.annotation)
-        if option.default and not option.is_flag:
-            option.help, option.show_default = f"{option.help} Default: {option.default}.", False
+        if option.param_type_name == "option":
+            option.metavar = option.metavar or METAVARS.get(option.type_descriptor.annotation)
+            if option.default and not option.is_flag:
+                option.help = f"{option.help} Default: {option.default}."
+                option.show_default = False
     return command
-
-
-def all_commands() -> dict[str, Any]:
-    """Return every command by name, loaded."""
-    return {name: load_command(name) for name in (*COMMANDS, *foreign_commands())}
 
 
 class LazyCommands(TyperGroup):
@@ -121,11 +106,11 @@ class LazyCommands(TyperGroup):
 
     def __init__(self, **how: Any):
         super().__init__(**how)
-        lines = COMMANDS | {
-            name: f"Command of the package {point.dist.name if point.dist else point.value}."
-            for name, point in foreign_commands().items()
-        }
-        self.commands = {name: TyperCommand(name, help=line) for name, line in lines.items()}
+        for name, point in commands().items():
+            line = (
+                COMMANDS.get(name) or f"Command of the package {getattr(point.dist, 'name', '')}."
+            )
+            self.commands[name] = TyperCommand(name, help=line)
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         """Return name, loaded command and remaining arguments."""
@@ -153,7 +138,7 @@ def options(
         str, typer.Option(metavar="FILE", help="Write a timestamped log to FILE.")
     ] = "",
     log_level: Annotated[
-        str, typer.Option(metavar="LEVEL", help="Level of the log: debug, info, warning or error.")
+        Literal["debug", "info", "warning", "error"], typer.Option(help="Level of the log.")
     ] = "info",
 ) -> None:
     """Apply the options of all commands."""
@@ -175,65 +160,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     several = os.environ.get("WORLD_SIZE", "1") != "1"  # torchrun; one process imports no torch
     ranks = "featcal.calibration.ranks"
     try:
-        with (
-            sigterm_as_ctrl_c(),
-            import_module(ranks).process_group() if several else nullcontext(),
-        ):
+        with import_module(ranks).process_group() if several else nullcontext():
             command = typer.main.get_command(app)
             code = command.main(arguments, prog_name="featcal", standalone_mode=False)
     except RemoteRankError:  # the other process reports its own error
         return MISTAKE
-    except FeatCalError as error:
-        terminal.complain(str(error))
-        return MISTAKE
-    except typer.TyperException as error:  # unknown options, missing arguments
-        context = getattr(error, "ctx", None)
-        way_out = f"{context.command_path if context else 'featcal'} --help lists all options"
-        if getattr(error, "option_name", None) in ("--log-file", "--log-level", "--quiet", "-q"):
-            way_out = "put it before the command: featcal --quiet --log-file run.log COMMAND"
-        terminal.complain(f"{error.format_message()}\n  - {way_out}")
-        return MISTAKE
-    except (MemoryError, RuntimeError) as error:
-        kind, reason = type(error).__name__, str(error).strip().split(" Of the allocated memory")[0]
-        if (
-            kind not in ("MemoryError", "OutOfMemoryError")
-            and "can't allocate memory" not in reason
-        ):
-            raise
-        problem = f"not enough memory ({reason.rstrip('.') or 'no more memory'})"
-        ways_out = (
-            "use smaller batches (--set batch=8; for a stage, `batch` in the experiment), or",
-            "end other processes on that GPU (nvidia-smi lists them), or",
-            "compute on the CPU: --device cpu",
-        )
-        problem += "; no half-written files are left"
-        location = " ".join(["featcal", *arguments][:4])
-        terminal.complain(str(FeatCalError(location, problem, *ways_out)))
-        return MISTAKE
-    except OSError as error:
-        if not isinstance(error, PATH_ERRORS) and error.errno not in OTHER_PATH_ERRORS:
-            raise
-        reason = (error.strerror or "cannot be used").lower()
-        terminal.complain(f"{error.filename}: {reason}.\n  - check the path and its permissions")
-        return MISTAKE
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except Exception as error:
+        message = mistake(error, arguments)
+        if message is None:
+            raise
+        terminal.complain(message)
+        return MISTAKE
     if code == INTERRUPTED:  # by Ctrl-C here or inside typer
         terminal.complain("interrupted; no half-written files are left")
     return code if isinstance(code, int) else 0
 
 
-@contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM (a time limit, a scheduler) do what Ctrl-C does, unless it is already handled."""
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
-    if ours:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def mistake(error: Exception, arguments: Sequence[str]) -> str | None:
+    """Return the message for an error that is a mistake or a limit of the machine; None for a bug
+    of ours.
+    """
+    reason = str(error).strip()
+    if isinstance(error, FeatCalError):
+        return reason
+    if isinstance(error, typer.TyperException):  # unknown options, missing arguments
+        context = getattr(error, "ctx", None)
+        way_out = f"{context.command_path if context else 'featcal'} --help lists all options"
+        if getattr(error, "option_name", None) in ("--log-file", "--log-level", "--quiet", "-q"):
+            way_out = "put it before the command: featcal --quiet --log-file run.log COMMAND"
+        return f"{error.format_message()}\n  - {way_out}"
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in reason
+    if isinstance(error, MemoryError) or of_torch:
+        reason = reason.split(" Of the allocated memory")[0].rstrip(".") or "no more memory"
+        problem = f"not enough memory ({reason}); no half-written files are left"
+        ways_out = (
+            "use smaller batches (--set batch=8; for a stage, `batch` in the experiment), or",
+            "end other processes on that GPU (nvidia-smi lists them), or",
+            "compute on the CPU: --device cpu",
+        )
+        return str(FeatCalError(" ".join(["featcal", *arguments][:4]), problem, *ways_out))
+    if isinstance(error, OSError) and error.errno and not isinstance(error, FileNotFoundError):
+        reason = (error.strerror or "cannot be used").lower()
+        return f"{error.filename}: {reason}.\n  - check the path and its permissions"
+    return None

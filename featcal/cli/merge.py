@@ -6,11 +6,11 @@ from typing import Annotated
 from typer import Argument, Option
 
 from featcal.cli import options
-from featcal.cli.inputs import read_inputs, skeleton
+from featcal.cli.inputs import read_inputs
 from featcal.cli.output import new_folder, push, require_hub, require_space, stored_bytes
 from featcal.cli.terminal import note, say, say_json
 from featcal.errors import UnknownKey
-from featcal.merging.registry import method_named, method_names, methods_table, settings_of
+from featcal.merging.registry import method_names, methods_table
 
 
 class MergeSampling(options.Sampling):
@@ -73,17 +73,15 @@ def merge(
     new_folder(out, force, inputs.folders)
     require_space("--out", out, stored_bytes(inputs.base))
     require_hub(push_to_hub)
-    settings_of(method, settings)  # imports torch
-    method_named(method).check_needs({"batches": inputs.data or None, "head": head})
-    student = skeleton(inputs.base)
     from featcal.merging.merge import merge as merge_folders
 
     batches = None
     if inputs.data:
         from featcal.data.batches import drawn
+        from featcal.models.stored import skeleton
 
         draw = keys.draw(samples, seed, column=column)
-        batches = drawn(student, (inputs.base,), inputs.data, draw)
+        batches = drawn(skeleton(inputs.base), (inputs.base,), inputs.data, draw)
     merge_folders(
         method,
         inputs.base,
@@ -93,7 +91,7 @@ def merge(
         batches=batches,
         head=head,
         embeddings=keys.embeddings,
-        device=options.device_named(device),
+        device=device,
         **settings,
     )
     if as_json:

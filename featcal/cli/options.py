@@ -1,74 +1,36 @@
 """Options that several commands share, the keys of `--set`, and how their values are read."""
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import PositiveInt
-from typer import CallbackParam, Option
+from pydantic import ByteSize, PositiveInt, TypeAdapter, ValidationError
+from typer import Option
 
-from featcal.errors import FeatCalError, MissingPath, UnknownKey
+from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
-    import torch
-
     from featcal.calibration.choose import Method
     from featcal.data.batches import Draw
-    from featcal.data.places import Location
 
 S = TypeVar("S", bound=Settings)
-T = TypeVar("T")
-
-CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "*.yml", "README.md"]
-HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 EXPERT = "An expert: a model or a LoRA adapter. Repeatable."
 DATA = "Samples of a task: a folder, a file or a hub dataset; no labels needed. Repeatable."
-DEVICE = "cpu, cuda, or auto (the GPU if there is one)."
 HOST_MEMORY = "Cap on cached activations in RAM, e.g. 8GiB; the rest goes to disk. Default: no cap."
 PUSH = "Upload the written folder to this hub repository, which is created if needed."
 CARD = "Add the results to the model card (README.md), as text and as the hub's model-index."
 
 
-def model_folder(option: str, given: str | Path, weights: bool = True) -> Path:
-    """Return a model's folder: a local one, else a repository of the hub, from the cache or the
-    hub.
-
-    weights: False if its configuration is enough.
-    Raises: MissingPath; BadSetting for a file; HubUnreachable, NotOnHub.
-    """
-    folder = Path(given)
-    expected = "names a file; give the folder that holds it"
-    require(not folder.is_file(), option, str(folder), expected)
-    if folder.is_dir():
-        return folder
-    hub = HUB_MODEL.fullmatch(str(given))
-    if hub is None:
-        way_out = "check the path; a model of the hub is owner/name or owner/name@revision"
-        raise MissingPath(folder, f"given with {option}", way_out)
-    return from_hub(hub["name"], hub["revision"], "; no folder of this name is here", weights)
-
-
-def from_hub(name: str, revision: str | None, more: str, weights: bool) -> Path:
-    """Return the folder of a repository in the hub's cache, after downloading what it lacks.
-
-    more: added to the reason where the hub does not give it. Raises: HubUnreachable, NotOnHub.
-    """
-    from huggingface_hub import snapshot_download
-
-    from featcal.data.places import reaching
-
-    files = CONFIGURATION + (["*.safetensors"] if weights else [])
-    with reaching(name, revision, more):
-        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
-
-
-def folder_option(parameter: CallbackParam, given: Path | None) -> Path | None:
-    """Return the folder of an option or argument, for its declaration."""
-    return None if given is None else model_folder(parameter.opts[0], given)
+def byte_size(text: str) -> int:
+    """Return the bytes of a size such as 8GiB or "500 MB". Raises: BadSetting."""
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        expected = "must be a number with a unit, such as 8GiB or 500MB"
+        raise BadSetting("--host-memory", text, expected) from None
 
 
 RECORDED = "Default: as recorded in the merged folder."
@@ -88,14 +50,14 @@ PRESET = (
     "auto chooses settings by answers to held-out samples; paper takes the paper's for CLIP. "
     "Default: auto, or paper if another option sets one of them."
 )
-Preset = Annotated[str | None, Option(help=PRESET)]
-Samples = Annotated[
-    int | None, Option(min=1, help="Samples per task. Default: 256, or all there are.")
-]
+Preset = Annotated[Literal["auto", "paper"] | None, Option(help=PRESET)]
 Seed = Annotated[int, Option(min=0, help="Random seed for drawing samples.")]
-Device = Annotated[str, Option(help=DEVICE)]
-Dtype = Annotated[str, Option(help="Precision of the models: float32 or bfloat16.")]
-HostMemory = Annotated[str, Option(metavar="SIZE", help=HOST_MEMORY)]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    Option(help="Where to compute; auto takes the GPU if there is one."),
+]
+Dtype = Annotated[Literal["float32", "bfloat16"], Option(help="Precision of the models.")]
+HostMemory = Annotated[int | None, Option(parser=byte_size, metavar="SIZE", help=HOST_MEMORY)]
 Force = Annotated[bool, Option("--force", help="Replace the model folder at --out.")]
 Template = Annotated[
     list[str] | None, Option(metavar="PROMPT", help="Prompt with {} for the class. Repeatable.")
@@ -122,10 +84,12 @@ class Sampling(Settings):
     def draw(
         self, samples: int, seed: int, dtype: str = "float32", column: Iterable[str] | None = None
     ) -> "Draw":
-        """Return which samples to draw. Raises: BadSetting for the dtype."""
+        """Return which samples to draw. Raises: BadSetting for a column."""
+        import torch
+
         from featcal.data.batches import Draw
 
-        how: dict[str, Any] = {"dtype": dtype_named(dtype), "columns": columns_named(column)}
+        how: dict[str, Any] = {"dtype": getattr(torch, dtype), "columns": columns_named(column)}
         return Draw(samples, seed, self.batch, self.split, self.tokens, **how)
 
 
@@ -186,13 +150,8 @@ def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[A
             raise UnknownKey("--set", key, known)
         kind = next(type(one) for one in defaults if key in type(one).model_fields)
         annotation = str(kind.model_fields[key].annotation)
-        value = yaml_scalar(text)
-        if "tuple" in annotation and isinstance(value, str):
-            if "str" in annotation:
-                value = value.split(",")
-            elif "," in value:
-                value = [yaml_scalar(part) for part in value.split(",")]
-        values[key] = value
+        listed = "tuple" in annotation and ("," in text or "str" in annotation)
+        values[key] = [yaml_scalar(t) for t in text.split(",")] if listed else yaml_scalar(text)
     changed = []
     for one in defaults:
         own = {key: value for key, value in values.items() if key in type(one).model_fields}
@@ -202,7 +161,6 @@ def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[A
 
 def method_of(preset: str | None, settings: Calibration, changed: bool) -> "Method":
     """Return the settings of a calibration, or "auto". Raises: BadSetting."""
-    require(preset in (None, "auto", "paper"), "--preset", preset, "must be auto or paper")
     expected = "chooses every setting; leave it out, or use paper, to change some"
     require(not (preset == "auto" and changed), "--preset", preset, expected)
     return settings if changed or preset == "paper" else "auto"
@@ -236,50 +194,6 @@ def pairs_by_name(
     return values
 
 
-class AllAtOnce:
-    """Collect the mistakes of several arguments, to report them in one message.
-
-    A call returns what the function returns, or None after a mistake.
-    """
-
-    def __init__(self) -> None:
-        self.mistakes: list[FeatCalError] = []
-
-    def __call__(self, function: Callable[..., T], *arguments: Any) -> T | None:  # noqa: D102
-        try:
-            return function(*arguments)
-        except FeatCalError as mistake:
-            self.mistakes.append(mistake)
-            return None
-
-    def report(self) -> None:
-        """Raise the mistakes, if there are any."""
-        if len(self.mistakes) == 1:
-            raise self.mistakes[0]
-        if self.mistakes:
-            raise FeatCalError("\n".join(map(str, self.mistakes)))
-
-
-def named_folders(
-    option: str, pairs: Iterable[str], collect: AllAtOnce, weights: bool = True
-) -> dict[str, Path]:
-    """Return `name=MODEL` arguments as folders, without those that have a mistake."""
-    given = collect(pairs_by_name, option, pairs, "NAME=MODEL") or {}
-    folders = {name: collect(model_folder, option, one, weights) for name, one in given.items()}
-    return {name: folder for name, folder in folders.items() if folder is not None}
-
-
-def named_data(pairs: Iterable[str], collect: AllAtOnce) -> "dict[str, Location]":
-    """Return the `--data` arguments: files, folders or datasets of the hub."""
-    paths = collect(pairs_by_name, "--data", pairs, "NAME=PATH") or {}
-    if not paths:
-        return {}
-    from featcal.data.places import location_of
-
-    data = {name: collect(location_of, "--data", path) for name, path in paths.items()}
-    return {name: location for name, location in data.items() if location is not None}
-
-
 def columns_named(pairs: Iterable[str] | None) -> dict[str, str]:
     """Return the `--column` arguments."""
     columns = pairs_by_name("--column", pairs or (), "KEY=COLUMN", "text=question")
@@ -287,19 +201,3 @@ def columns_named(pairs: Iterable[str] | None) -> dict[str, str]:
     for key in columns:
         require(key in keys, "--column", key, f"must begin with one of {', '.join(keys)}")
     return columns
-
-
-def device_named(name: str) -> "torch.device":
-    """Return the device of --device. Raises: BadSetting."""
-    require(name in ("cpu", "cuda", "auto"), "--device", name, "must be cpu, cuda or auto")
-    from featcal.models.load import torch_device
-
-    return torch_device(name)
-
-
-def dtype_named(name: str) -> "torch.dtype":
-    """Return the dtype of --dtype. Raises: BadSetting."""
-    require(name in ("float32", "bfloat16"), "--dtype", name, "must be float32 or bfloat16")
-    import torch
-
-    return getattr(torch, name)

@@ -13,12 +13,11 @@ from featcal.settings import require
 if TYPE_CHECKING:
     from featcal.data.places import Location
 
-MODEL_CONFIGS = ("config.json", "open_clip_config.json")  # what makes a folder a model folder
-
 
 def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
-    """Check the folder to write; `force` replaces a model folder or an empty one. Raises:
-    BadSetting.
+    """Check the folder to write; `force` replaces a model folder or an empty one.
+
+    Raises: BadSetting, BadFile.
     """
 
     def check(condition: bool, expected: str) -> None:
@@ -35,11 +34,9 @@ def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
     if not out.exists():
         return require_writable("--out", out)
     check(force, "names something that exists; name a new folder, or replace it with --force")
-    # replacing a folder is safe only if it is clearly a model folder
-    ours = out.is_dir() and (
-        not any(out.iterdir()) or any((out / name).is_file() for name in MODEL_CONFIGS)
-    )
-    check(ours, "is not a model folder, so --force does not replace it; remove it by hand")
+    from featcal.models.save import require_replaceable
+
+    require_replaceable(out)
 
 
 def require_space(option: str, folder: Path, needed: int) -> None:

@@ -1,26 +1,24 @@
 """`featcal plan`: estimate a calibration from config.json files, before a weight is downloaded."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import ByteSize, PositiveInt
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.inputs import plan_with, read_inputs, skeleton
-from featcal.cli.terminal import bytes_of, say, say_json, size_text, table
-from featcal.errors import BadSetting, FeatCalError
+from featcal.cli.inputs import plan_with, read_inputs
+from featcal.cli.terminal import say, say_json, size_text, table
+from featcal.errors import BadSetting
 from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from featcal.calibration.choose import Method
-    from featcal.calibration.estimate import Job, ModelShape
+    from featcal.calibration.estimate import Job
     from featcal.models.plan import BlockPlan
 
 
@@ -32,7 +30,7 @@ class Planning(Settings):
     recipe: Path | None = None
     stack: tuple[str, ...] | None = None
     padded: bool = False
-    device_memory: str | int = "0"
+    device_memory: ByteSize = ByteSize(0)
     ranks: PositiveInt = 1
 
 
@@ -54,23 +52,24 @@ def plan(
     preset: options.Preset = None,
     samples: Annotated[int, Option(min=1, help="Samples per task.")] = 256,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
-    device: Annotated[str, Option(help="cpu or cuda; no GPU is needed for the estimate.")] = "cpu",
+    device: Annotated[
+        Literal["cpu", "cuda"], Option(help="Where to compute; the estimate needs no GPU.")
+    ] = "cpu",
     dtype: options.Dtype = "float32",
-    host_memory: options.HostMemory = "",
+    host_memory: options.HostMemory = None,
     as_json: options.Json = False,
 ) -> None:
     """Estimate the memory, disk and operations of a calibration. Reads only config.json files."""
     keys, own = options.read_set(setting, "plan", Planning(), Calibration())
     settings = options.method_of(preset, own, options.changes_method(setting))
-    require(device in ("cpu", "cuda"), "--device", device, "must be cpu or cuda")
-    on_device = bytes_of("plan.device_memory", str(keys.device_memory)) or 0
-    on_host = bytes_of("--host-memory", host_memory)
     inputs = read_inputs(merged, base, expert, recipe=keys.recipe, weights=False)
-    precision = options.dtype_named(dtype)
     tasks = len(inputs.experts)
     expected = f"must be at most the number of experts, {tasks}"
     require(keys.ranks <= tasks, "plan.ranks", keys.ranks, expected)
+    import torch
+
     from featcal.calibration.estimate import Job
+    from featcal.models.stored import skeleton
     from featcal.models.streamed import InMemoryModel, require_same_tensors
 
     model = skeleton(inputs.base)
@@ -83,9 +82,10 @@ def plan(
         ).items()
     }
     require_same_tensors(towers, [stack.blocks for stack in blocks.stacks])
-    batch, on_gpu = min(keys.batch, samples), device == "cuda"
-    job = Job(tasks, samples, batch, settings, on_gpu, on_device, on_host, keys.ranks)
-    needs = estimated(model.to(precision), job, keys.tokens, keys.padded, blocks)
+    memory = device == "cuda", int(keys.device_memory), host_memory
+    job = Job(tasks, samples, min(keys.batch, samples), settings, *memory, keys.ranks)
+    dense = model.to(getattr(torch, dtype))
+    needs = estimated(dense, job, keys.tokens, keys.padded, blocks)
     if as_json:
         say_json(needs_as_mapping(needs))
     else:
@@ -110,47 +110,22 @@ def check_tokens(model: "nn.Module", tokens: int | None) -> None:
     require(relative or tokens <= most, key, tokens, expected)
 
 
-@contextmanager
-def cannot_run() -> Iterator[list[str]]:
-    """Collect the reason why a model's forward fails without weights."""
-    reasons: list[str] = []
-    # what a forward may raise on a batch made up from the configuration
-    may_raise = (FeatCalError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-    try:
-        yield reasons
-    except may_raise as error:
-        reasons.append(" ".join(str(error).split())[:200])
-
-
 def estimated(
     model: "nn.Module", job: "Job", tokens: int | None, padded: bool, plan: "BlockPlan | None"
 ) -> dict[str, dict[str, int]]:
     """Estimate what `featcal calibrate` needs, including the samples it draws.
 
     Images are kept as bytes, one per value of the model's input; texts as tokens.
+    Raises: BadPlan for a model whose forward fails without weights.
     """
-    from featcal.calibration.estimate import estimate, nbytes
+    from featcal.calibration.estimate import estimate, model_shape, nbytes
+    from featcal.models.families import plan_for
 
     inputs = meta_batch(model, 1, tokens, padded).values()
     sample = sum(v.numel() if v.is_floating_point() else nbytes(v) for v in inputs)
-    job = replace(job, drawn=sample * job.samples * job.tasks)
-    return estimate(shape_of(model, job.batch, job.settings, tokens, padded, plan), job)
-
-
-def shape_of(
-    model: "nn.Module",
-    batch: int,
-    settings: "Method",
-    tokens: int | None,
-    padded: bool,
-    plan: "BlockPlan | None" = None,
-) -> "ModelShape":
-    """Return the shape of the model on a batch as its configuration states it."""
-    from featcal.calibration.estimate import model_shape
-    from featcal.models.families import plan_for
-
-    inputs = meta_batch(model, batch, tokens, padded)
-    return model_shape(model, plan_for(model, plan), inputs, settings)
+    batch = meta_batch(model, job.batch, tokens, padded)
+    shape = model_shape(model, plan_for(model, plan), batch, job.settings)
+    return estimate(shape, replace(job, drawn=sample * job.samples * job.tasks))
 
 
 def meta_batch(
@@ -163,7 +138,7 @@ def meta_batch(
     edge = getattr(config, "image_size", None)
     if edge is not None:
         height, width = (edge, edge) if isinstance(edge, int) else edge
-        shape = (size, config.num_channels, height, width)
+        shape = (size, getattr(config, "num_channels", 3), height, width)
         dtype = next(model.parameters()).dtype
         return {"pixel_values": torch.empty(shape, dtype=dtype, device="meta")}
     ids = torch.empty(size, tokens or 1, dtype=torch.long, device="meta")

@@ -12,7 +12,7 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}  # of GNU's and o
 
 
 def main() -> int:
-    """Run this process's arguments and return the exit code."""
+    """Run this process's arguments and return the exit code; SIGTERM does what Ctrl-C does."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:  # without a traceback while the command line is imported
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -21,6 +21,8 @@ def main() -> int:
 
     if ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     return main()
 
 

@@ -24,6 +24,7 @@ STYLE: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False, "s
 output = Console(quiet=RANK > 0, **STYLE)
 progress = Console(stderr=True, quiet=RANK > 0, **STYLE)
 errors = Console(stderr=True, **STYLE)
+say = output.print  # one line of a result
 # switches for the progress bars of other packages
 BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
@@ -32,25 +33,16 @@ LOG.addHandler(logging.NullHandler())  # without any, Python itself would print 
 
 
 def show_progress(shown: bool) -> None:
-    """Print progress or not; other packages' bars only where results and progress go to a
-    terminal.
-    """
+    """Print progress or not; other packages' bars only where results go to a terminal too."""
     progress.quiet = RANK > 0 or not shown
-    for name in BARS:
-        if not shown:
-            os.environ[name] = "1"
-        elif not on_terminal():
+    if not (shown and on_terminal()):
+        for name in BARS:
             os.environ.setdefault(name, "1")
 
 
 def on_terminal() -> bool:
     """Return whether results and progress both go to a terminal."""
     return progress.is_terminal and output.is_terminal
-
-
-def say(text: str) -> None:
-    """Print one line of a result."""
-    output.print(text)
 
 
 def say_json(content: Any) -> None:
@@ -73,19 +65,15 @@ def complain(text: str) -> None:
 
 def log_to(file: str, level: str) -> None:
     """Append our log and that of other packages to a file. Raises: BadSetting."""
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise BadSetting("--log-level", level, "must be debug, info, warning or error")
     try:
         handler = logging.FileHandler(file, encoding="utf-8")
     except OSError as error:
-        reason = (error.strerror or "").lower()
-        expected = f"must name a file that can be written ({reason})"
+        expected = f"must name a file that can be written ({(error.strerror or '').lower()})"
         raise BadSetting("--log-file", file, expected) from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handler.setLevel(number)
+    handler.setLevel(level.upper())
     logging.getLogger().addHandler(handler)
-    LOG.setLevel(min(number, logging.INFO))
+    LOG.setLevel(min(handler.level, logging.INFO))
 
 
 def table(title: str, columns: list[str], rows: list[list[str]], right: bool = True) -> None:
@@ -108,8 +96,17 @@ def progress_bar(total: int, title: str) -> Iterator[Callable[[str], None]]:
 
     Shows a bar on a terminal, and plain lines elsewhere.
     """
+    begin, done = time.monotonic(), 0
+
+    def finished(text: str) -> None:
+        nonlocal done
+        done += 1
+        seconds = round((time.monotonic() - begin) / done * (total - done))
+        left = f", about {timedelta(seconds=seconds)} left" if done < total else ""
+        progress.print(f"{text}  ({done} of {total}{left})")
+
     if not on_terminal():
-        yield plain_lines(total)
+        yield finished
         return
     from rich import progress as bars
 
@@ -125,33 +122,6 @@ def progress_bar(total: int, title: str) -> Iterator[Callable[[str], None]]:
     with bars.Progress(*columns, console=progress, **how) as bar:
         task = bar.add_task(title, total=total)
         yield lambda text: bar.update(task, advance=1, description=text)
-
-
-def plain_lines(total: int) -> Callable[[str], None]:
-    """Return a function that prints each finished step, their number and the time left."""
-    begin, ends = time.monotonic(), list[float]()
-
-    def finished(text: str) -> None:
-        ends.append(time.monotonic())
-        done = len(ends)
-        # the first step includes loading the models, so it counts only while it is the only one
-        each = (ends[-1] - ends[0]) / (done - 1) if done > 1 else ends[0] - begin
-        seconds = timedelta(seconds=round(each * (total - done)))
-        left = f", about {seconds} left" if done < total else ""
-        progress.print(f"{text}  ({done} of {total}{left})")
-
-    return finished
-
-
-def bytes_of(option: str, text: str) -> int | None:
-    """Return the bytes of a size such as 8GiB or "500 MB"; None for no text. Raises: BadSetting."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(text)) if text else None
-    except ValidationError:
-        expected = "must be a number with a unit, such as 8GiB or 500MB"
-        raise BadSetting(option, text, expected) from None
 
 
 def size_text(size: int) -> str:

@@ -190,7 +190,8 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
             expected = "a sentence encoder's config.json names a model_type of transformers"
             raise other_class(folder, "of no model", expected) from None
     architectures = config.get("architectures") if isinstance(config, dict) else None
-    kind = getattr(transformers, str(architectures[0]), None) if architectures else None
+    names = architectures if isinstance(architectures, list) else []
+    kind = getattr(transformers, str(names[0]), None) if names else None
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         expected = "one class of transformers is expected, such as CLIPVisionModel"
         raise other_class(folder, architectures, expected)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import checkpoints
 import language
@@ -20,7 +21,7 @@ from tiny import VISION, make
 
 import featcal
 from featcal.cli import main as cli
-from featcal.data.batches import PADDED, cut
+from featcal.data.batches import PADDED, cut, draw_indices
 from featcal.data.texts import TokenizedText
 from featcal.models.save import save_model
 
@@ -40,24 +41,26 @@ ROWS = {
 def oracle(kind, rows):
     """Return batches padded by the tokenizer alone, ordered and cut as by the command."""
     own = tokenizer()
+
+    def padded(texts):
+        return dict(own(texts, padding=True, return_tensors="pt"))
+
     texts = [
         row.get("text") or row.get("input") or row["prompt"] + row["completion"] for row in rows
     ]
-    targets = [row.get("target", "") for row in rows]
-    ids = [own(text)["input_ids"] for text in texts]
-    order = sorted(range(len(rows)), key=lambda i: (-len(ids[i]), -len(targets[i])))
-    read = [
-        TokenizedText(ids[i], own(targets[i])["input_ids"] if kind == "t5" else None) for i in order
-    ]
+    pairs = [(text, row.get("target", "")) for text, row in zip(texts, rows, strict=True)]
+    pairs.sort(key=lambda pair: [-len(text) for text in pair])  # every letter is a token
+    tokens = [[own(text)["input_ids"] for text in pair] for pair in pairs]
+    read = [TokenizedText(ids, target if kind == "t5" else None) for ids, target in tokens]
     made = []
     for part in cut(read, 16, PADDED):
-        chosen, order = order[: len(part)], order[len(part) :]
-        batch = dict(own([texts[i] for i in chosen], padding=True, return_tensors="pt"))
+        chosen, pairs = pairs[: len(part)], pairs[len(part) :]
+        batch = padded([text for text, _ in chosen])
         batch.pop("token_type_ids", None)
         if kind == "t5":
-            padded = own([targets[i] for i in chosen], padding=True, return_tensors="pt")
-            mask = padded["attention_mask"] == 0
-            batch["labels"] = padded["input_ids"].masked_fill(mask, -100)
+            targets = padded([target for _, target in chosen])
+            hidden = targets["attention_mask"] == 0
+            batch["labels"] = targets["input_ids"].masked_fill(hidden, -100)
         made.append(batch)
     return made
 
@@ -93,8 +96,6 @@ def texts(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", sorted(ROWS))
 def test_text_models_are_calibrated_as_by_the_call_in_python(texts, kind):
-    from featcal.data.batches import draw_indices
-
     folder = texts(kind)
     assert cli.main([*TEXT, *TEXTS]) == 0
     drawn = {name: [ROWS[kind][i] for i in draw_indices(name, 9, 9, 3)] for name in "ab"}
@@ -139,8 +140,6 @@ PICTURES = [*COMMAND, "--samples", "6", "--data", "a=pictures/a", "--data", "b=p
 
 @pytest.mark.parametrize("kind", sorted(VISIONS))
 def test_vision_models_are_calibrated_on_a_flat_folder_of_pictures(flat, kind):
-    from featcal.data.batches import draw_indices
-
     folder, processor = flat(kind)
     assert cli.main(["calibrate", *PICTURES[1:]]) == 0
     batches = {}
@@ -151,75 +150,10 @@ def test_vision_models_are_calibrated_on_a_flat_folder_of_pictures(flat, kind):
     equals_the_call(folder, batches)
 
 
-def test_pictures_without_labels_calibrate_as_with_labels_however_they_lie(flat, monkeypatch):
-    import datasets
-
-    from featcal.data.places import quiet_datasets
-
-    folder, _ = flat("vit")
-    assert cli.main(PICTURES) == 0
-    want = written(folder / "new")
-    for name in "ab":
-        files = sorted((folder / "pictures" / name).iterdir())
-        table = {"image": [{"bytes": file.read_bytes(), "path": None} for file in files]}
-        (folder / "rows" / name).mkdir(parents=True)
-        kinds = datasets.Features({"image": datasets.Image()})
-        with quiet_datasets():
-            rows = datasets.Dataset.from_dict(table, features=kinds)
-            rows.to_parquet(folder / "rows" / name / "train.parquet")
-        shutil.copytree(folder / "pictures" / name, folder / "classes" / name / "train" / "x")
-    shapes = {"rows": "", "classes": "", "file": "/train.parquet"}
-    for i, (shape, file) in enumerate(shapes.items()):
-        parent = "rows" if shape == "file" else shape
-        data = [f"--data=a={parent}/a{file}", f"--data=b={parent}/b{file}"]
-        assert cli.main([*PICTURES[: PICTURES.index("--data")], *data, "--out", f"new{i}"]) == 0
-        assert all(
-            torch.equal(value, want[name]) for name, value in written(folder / f"new{i}").items()
-        )
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda f: (f / "a.jsonl").write_text('{"txt": "one"}\n' * 9), "txt"),
-        (lambda f: (f / "a.jsonl").write_text('{"text": "one"}\n'), "at most 1"),
-        (
-            lambda f: (f / "a.jsonl").write_text(
-                '{"messages": [{"role": "user", "content": "x"}]}\n' * 9
-            ),
-            "chat template",
-        ),
-        (
-            lambda f: [(f / name / "tokenizer.json").unlink() for name in ("base", "merged")],
-            "tokenizer",
-        ),
-        (lambda f: (f / "base/tokenizer.json").write_text("{"), "tokenizer"),
-        (
-            lambda f: (f / "base/tokenizer_config.json").write_text(
-                '{"auto_map": {"AutoTokenizer": ["x.T", null]}}'
-            ),
-            "auto_map",
-        ),
-        (lambda f: (f / "a.jsonl").unlink(), "a.jsonl"),
-    ],
-    ids=["keys", "few", "template", "no tokenizer", "garbage", "code", "missing"],
-)
-def test_text_that_cannot_be_used_is_one_message(texts, capsys, monkeypatch, change, said):
-    monkeypatch.setattr(
-        "builtins.input", lambda *_: pytest.fail("asked whether to run a checkpoint's code")
-    )
-    folder = texts("llama", template=None)
-    change(folder)
-    command = [*TEXT, *TEXTS]
-    assert said in refused(command, folder, capsys)
-
-
 def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_question(
     texts, capsys, monkeypatch
 ):
-    monkeypatch.setattr(
-        "builtins.input", lambda *_: pytest.fail("asked whether to run a checkpoint's code")
-    )
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run code"))
     folder = texts("llama")
     config = json.loads((folder / "a/config.json").read_text())
     (folder / "a/own.py").write_text("raise SystemExit('run')")
@@ -232,10 +166,8 @@ def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_quest
     same = {"AutoConfig": "own.LlamaConfig", "AutoModelForCausalLM": "own.LlamaForCausalLM"}
     (folder / "a/config.json").write_text(json.dumps(config | {"auto_map": same}))
     assert cli.main(calibration) == 0
-    assert (
-        "a/config.json: auto_map names own.LlamaForCausalLM, which is not run"
-        in capsys.readouterr().err
-    )
+    note = "a/config.json: auto_map names own.LlamaForCausalLM, which is not run"
+    assert note in capsys.readouterr().err
 
 
 def test_a_row_that_names_a_picture_outside_of_the_folder_is_refused(flat, capsys):

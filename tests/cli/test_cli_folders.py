@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from test_cli import CALIBRATE, EVALUATE, MERGE, WEIGHT, models, ready, refused,
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from featcal.cli import main as cli
-from featcal.cli import terminal
+from featcal.cli import start, terminal
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.save import save_model
 from tests import checkpoints
@@ -126,8 +127,10 @@ def test_an_interrupted_calibration_ends_with_130_and_the_same_command_continues
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patched:
         patched.setattr(terminal.progress, "print", interrupting)
-        assert cli.main(CALIBRATE) == cli.INTERRUPTED
+        patched.setattr(sys, "argv", ["featcal", *CALIBRATE])
+        assert start.main() == cli.INTERRUPTED
     signal.signal(signal.SIGINT, ignored)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     message = capsys.readouterr().err
     assert "vision.00" in message and "vision.01" not in message
     assert "the same command continues" in message and "Traceback" not in message

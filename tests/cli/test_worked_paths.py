@@ -28,6 +28,7 @@ from reproduction.prepare import onnx
 
 PAGE = (Path(__file__).parents[2] / "book/use.md").read_text("utf-8")
 SAMPLES = 8
+DATA = "--data math=math.jsonl --data code=code.jsonl"
 
 
 def section(name: str) -> str:
@@ -42,15 +43,19 @@ def commands(part: str) -> list[list[str]]:
 
 
 def run(part: str, skip: int = 0) -> None:
-    """Every command of ours must end well."""
+    """Run every command, which must end well."""
     for program, *arguments in commands(part)[skip:]:
         assert program == "featcal" and command(arguments) == 0, arguments
 
 
 def command(arguments: list[str]) -> int:
-    """One command; where it draws samples, as many as there are."""
+    """Run one command; where it draws samples, as many as there are."""
     few = ["--samples", str(SAMPLES)] if arguments[0] in ("calibrate", "plan") else []
     return cli.main([*arguments, *few])
+
+
+def calibrate(text: str) -> int:
+    return command(f"calibrate --merged merged {DATA} {text}".split())
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -135,7 +140,9 @@ def merge_with_mergekit(written: str, **options) -> None:
     merging.run_merge(configuration, "merged", how, config_source=written)
 
 
-DATA = "--data math=math.jsonl --data code=code.jsonl"
+def blocks_alone_changed(merged: str = "merged") -> None:
+    changed = solved(Path("calibrated"), Path(merged))
+    assert {name.removeprefix("vision_model.").split(".")[1] for name in changed} == {"layers"}
 
 
 def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys):
@@ -145,9 +152,9 @@ def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys
     assert commands(part)[0] == ["mergekit-yaml", "merge.yaml", "merged"]
     run(part, skip=1)
     assert "samples of each task" in Path("calibrated/README.md").read_text()
-    assert {name.split(".")[1] for name in solved(Path("calibrated"), Path("merged"))} == {"layers"}
+    blocks_alone_changed()
     experts = "--base base --expert math=models/math --expert code=models/code"
-    assert command(f"calibrate {experts} --merged merged {DATA} --out named".split()) == 0
+    assert calibrate(f"{experts} --out named") == 0
     by_recipe = tensors(Path("calibrated"))
     assert all(torch.equal(v, by_recipe[name]) for name, v in tensors(Path("named")).items())
     assert "mergekit's task_arithmetic" in Path("calibrated/README.md").read_text()
@@ -181,10 +188,9 @@ def test_a_merge_of_vocabularies_is_calibrated_and_keeps_all_tokens(llamas, caps
     wider = [{"model": f"wider/{name}", "parameters": {"weight": 0.4}} for name in ("math", "code")]
     written = recipe_of_the_page(tokenizer_source="union", models=wider).read_text()
     merge_with_mergekit(written, write_model_card=False)
-    calibrated = f"calibrate --set recipe=merge.yaml --merged merged {DATA} --out calibrated"
-    assert command(calibrated.split()) == 0
+    assert calibrate("--set recipe=merge.yaml --out calibrated") == 0
     assert "base 259" in capsys.readouterr().err
-    assert {name.split(".")[1] for name in solved(Path("calibrated"), Path("merged"))} == {"layers"}
+    blocks_alone_changed()
     model, tokenizer = load_model("calibrated"), AutoTokenizer.from_pretrained("calibrated")
     ids = tokenizer("<think><fim><eot>", return_tensors="pt").input_ids
     assert len(tokenizer) == 262 and set(ids[0].tolist()) >= {259, 260, 261}
@@ -205,10 +211,7 @@ def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evalua
         checkpoints.legacy_folder(Path("models") / name, seed)
         pictures(Path("images") / name, seed)
     run(section("use-clip"))
-    assert all(
-        name.startswith(("encoder.layers", "vision_model.encoder.layers"))
-        for name in solved(Path("calibrated"), Path("merged"))
-    )
+    blocks_alone_changed()
     printed = capsys.readouterr().out
     result = json.loads(printed[printed.index('{\n  "model"') :])
     assert 0 <= result["average"] <= 100
@@ -246,10 +249,7 @@ def test_an_open_clip_checkpoint_is_converted_calibrated_and_converted_back_with
     for seed, name in enumerate(("mnist", "dtd")):
         pictures(Path("images") / name, seed)
     run(section("use-open-clip"))
-    assert all(
-        name.startswith("vision_model.encoder.layers")
-        for name in solved(Path("calibrated"), Path("merged"))
-    )
+    blocks_alone_changed()
     assert cli.main(["convert", "open_clip/calibrated", "--out", "again"]) == 0
     ours, again = tensors(Path("calibrated")), tensors(Path("again"))
     assert ours.keys() == again.keys()
@@ -276,10 +276,9 @@ def test_a_lora_is_an_expert_and_equals_the_model_it_makes(llamas):
     run(section("use-lora"))
     assert solved(Path("calibrated"), Path("merged"))
     experts = "--base base --expert math=adapters/whole --expert code=models/code"
-    assert command(f"calibrate {experts} --merged merged {DATA} --out again".split()) == 0
+    assert calibrate(f"{experts} --out again") == 0
     recipe_of_the_page(models=[{"model": "base+adapters/math"}, {"model": "models/code"}])
-    recipe = "--set recipe=merge.yaml --merged merged"
-    assert command(f"calibrate {recipe} {DATA} --out third".split()) == 0
+    assert calibrate("--set recipe=merge.yaml --out third") == 0
     for other in ("again", "third"):
         for name, value in tensors(Path(other)).items():
             torch.testing.assert_close(value, tensors(Path("calibrated"))[name], rtol=0, atol=1e-6)
@@ -292,9 +291,8 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
     """
     lora(Path("adapters/math"), Path("base"))
     shutil.copytree("models/code", "merged")
-    experts = "--expert math=adapters/math --expert code=models/code"
-    run_ = f"calibrate --merged merged {DATA} --base base {experts} --out".split()
-    assert command([*run_, "whole"]) == 0
+    experts = "--base base --expert math=adapters/math --expert code=models/code"
+    assert calibrate(f"{experts} --out whole") == 0
     printed, show = [], terminal.progress.print
 
     def interrupted(text, **how):
@@ -304,10 +302,10 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
         show(text, **how)
 
     monkeypatch.setattr(terminal.progress, "print", interrupted)
-    assert command([*run_, "new"]) == cli.INTERRUPTED
+    assert calibrate(f"{experts} --out new") == cli.INTERRUPTED
     assert Path(".new.unfinished/experts/math/config.json").is_file() and not Path("new").exists()
     printed[:] = [""] * 9
-    assert command([*run_, "new"]) == 0
+    assert calibrate(f"{experts} --out new") == 0
     new, whole = (Path(name, "model.safetensors").read_bytes() for name in ("new", "whole"))
     assert new == whole
     assert any("solved before" in line for line in printed), printed

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from featcal.cli.main import EXIT_CODES, all_commands
+from featcal.cli.main import EXIT_CODES, commands, load_command
 from reference.markdown import block, defined, docstring, escaped
 
 
 def text(root: Path) -> str:
     """Return all commands as MyST."""
-    described = "".join(command(name, one) for name, one in all_commands().items())
+    described = "".join(command(name, load_command(name)) for name in commands())
     return f"{described}## Exit codes\n\n{escaped(EXIT_CODES)}\n"
 
 
