@@ -131,16 +131,10 @@ class TensorsDiffer(FeatCalError):
 class WrongKeys(FeatCalError):
     """Report a checkpoint whose tensors are not those of the configured model."""
 
-    def __init__(
-        self,
-        folder: object,
-        model: str,
-        missing: list[str],
-        unexpected: list[str],
-        misshapen: list[str],
-    ):
-        kinds = {"missing": missing, "not part of it": unexpected, "of another shape": misshapen}
-        parts = [f"{len(n)} {kind}: {', '.join(n[:3])}" for kind, n in kinds.items() if n]
+    def __init__(self, folder: object, model: str, *names: list[str]):
+        """names: the tensors that are missing, surplus and misshapen."""
+        kinds = zip(("missing", "not part of it", "of another shape"), names, strict=True)
+        parts = [f"{len(n)} {kind}: {', '.join(n[:3])}" for kind, n in kinds if n]
         problem = f"the weights do not fit {model} ({'; '.join(parts)})"
         super().__init__(folder, problem, "check the configuration")
 

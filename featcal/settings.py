@@ -5,7 +5,6 @@ The values of experiments are in params.yaml; this file says which values are al
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -20,21 +19,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from featcal.errors import BadSetting, MissingPath, UnknownKey
+from featcal.errors import BadSetting, UnknownKey
 
 T = TypeVar("T")
-
-
-def project_root(start: Path | None = None) -> Path:
-    """Return the nearest folder with a params.yaml, at or above `start` (default: the current
-    folder). Raises: MissingPath.
-    """
-    here = (start or Path.cwd()).resolve()
-    for folder in (here, *here.parents):
-        if (folder / "params.yaml").is_file():
-            return folder
-    way_out = "start from a folder of the cloned repository"
-    raise MissingPath(here / "params.yaml", "the experiments", way_out)
 
 
 def require(condition: bool, key: str, value: object, expected: str) -> None:

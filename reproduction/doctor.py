@@ -30,12 +30,12 @@ from featcal.cli.options import Json
 from featcal.cli.terminal import note, say, say_json, size_text, table
 from featcal.data.places import Kind, first_line
 from featcal.errors import MissingPath
-from featcal.settings import project_root
 from reproduction.experiments import GLUE_POOL, Experiments, Pool, load_experiments
 from reproduction.prepare import packages
 from reproduction.prepare.image_tasks import TASKS
 from reproduction.prepare.suite import Suite, load_suite
 from reproduction.prepare.text_tasks import DOMAINS, GLUE, HUB_ID, PUBLIC
+from reproduction.results import project_root
 
 State = Literal["cached", "reachable", "gated", "missing", "unreachable", "offline"]
 PACKAGES = (

@@ -232,6 +232,18 @@ def _git(*words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def project_root(start: Path | None = None) -> Path:
+    """Return the nearest folder with a params.yaml, at or above `start` (default: the current
+    folder). Raises: MissingPath.
+    """
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        if (folder / "params.yaml").is_file():
+            return folder
+    way_out = "start from a folder of the cloned repository"
+    raise MissingPath(here / "params.yaml", "the experiments", way_out)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return a YAML mapping. Raises: MissingPath, BadFile or BadSetting naming the file."""
     if not path.is_file():

@@ -21,33 +21,13 @@ from transformers import (
 from featcal.data.images import Preprocess
 from featcal.models.save import save_model
 
-WORDS = (
-    "[pad]",
-    "[start]",
-    "[end]",
-    "[unk]",
-    "a",
-    "photo",
-    "of",
-    "the",
-    "cat",
-    "dog",
-    "ship",
-    "red",
-    ".",
-)
-VISION = dict(
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    image_size=32,
-    patch_size=8,
-)
-TEXT = dict(
-    vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-    max_position_embeddings=12, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
+WORDS = ("[pad]", "[start]", "[end]", "[unk]", *"a photo of the cat dog ship red .".split())
+SIZES = {"num_hidden_layers": 2}
+VISION = SIZES | {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+VISION |= {"image_size": 32, "patch_size": 8}
+TEXT = SIZES | {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+TEXT |= {"vocab_size": len(WORDS), "max_position_embeddings": 12, "pad_token_id": 0}
+TEXT |= {"bos_token_id": 1, "eos_token_id": 2}
 
 
 def clip(seed: int = 0) -> CLIPModel:
@@ -64,21 +44,16 @@ def vision(seed: int = 0) -> CLIPVisionModel:
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """Splits at blanks and punctuation, sets [start] and [end] around, knows a few words."""
-    inner = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[unk]")
-    )
+    vocabulary = {word: i for i, word in enumerate(WORDS)}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="[unk]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [("[start]", 1), ("[end]", 2)]
     inner.post_processor = processors.TemplateProcessing(
-        single="[start] $A [end]", special_tokens=[("[start]", 1), ("[end]", 2)]
+        single="[start] $A [end]", special_tokens=ends
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="[pad]",
-        bos_token="[start]",
-        eos_token="[end]",
-        unk_token="[unk]",
-        model_max_length=12,
-    )
+    names = {"pad_token": "[pad]", "bos_token": "[start]", "eos_token": "[end]"}
+    names["unk_token"] = "[unk]"
+    return PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=12, **names)
 
 
 def processor(side: int = 32) -> CLIPImageProcessorPil:
@@ -118,27 +93,19 @@ def legacy_folder(folder: Path, seed: int = 0) -> Path:
     """
     module = vision(seed)
     folder.mkdir(parents=True)
-    state = {
-        f"vision_model.{name}": tensor.contiguous() for name, tensor in module.state_dict().items()
-    }
+    state = {f"vision_model.{n}": tensor.contiguous() for n, tensor in module.state_dict().items()}
     state["vision_model.embeddings.position_ids"] = torch.arange(17)[None]
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config = module.config.to_diff_dict() | {
-        "architectures": ["CLIPVisionModel"],
-        "transformers_version": "4.37.2",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    own = {"architectures": ["CLIPVisionModel"], "transformers_version": "4.37.2"}
+    (folder / "config.json").write_text(json.dumps(module.config.to_diff_dict() | own))
     return folder
 
 
 def with_tensors(folder: Path, changed: dict[str, torch.Tensor | None]) -> Path:
     """Replaces tensors of a folder's one safetensors file; None removes one."""
-    state = load_file(folder / "model.safetensors") | changed
-    save_file(
-        {n: t for n, t in state.items() if t is not None},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    file = folder / "model.safetensors"
+    state = {n: t for n, t in (load_file(file) | changed).items() if t is not None}
+    save_file(state, file, metadata={"format": "pt"})
     return folder
 
 

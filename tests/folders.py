@@ -45,11 +45,8 @@ def batch_for(family, dtype=torch.float32):
 @torch.no_grad()
 def outputs(model, batch):
     """Every tensor that the model's own forward gives, by name."""
-    return {
-        name: value
-        for name, value in model(**model_call(model, batch)).items()
-        if isinstance(value, torch.Tensor)
-    }
+    results = model(**model_call(model, batch))
+    return {name: value for name, value in results.items() if isinstance(value, torch.Tensor)}
 
 
 def same(one, other):

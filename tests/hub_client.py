@@ -50,14 +50,9 @@ class Client:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         self.log = folder / f"log-{id(self)}"
         with self.log.open("w") as errors:
-            how = {
-                "env": {**kept, **environment},
-                "cwd": folder,
-                "stdin": -1,
-                "stdout": -1,
-                "stderr": errors,
-            }
-            self.process = subprocess.Popen([sys.executable, "-c", CLIENT], text=True, **how)
+            how = {"env": {**kept, **environment}, "cwd": folder, "stdin": -1, "stdout": -1}
+            command = [sys.executable, "-c", CLIENT]
+            self.process = subprocess.Popen(command, text=True, stderr=errors, **how)
 
     def ask(self, what: str, *arguments: str):
         self.process.stdin.write(json.dumps([what, [str(a) for a in arguments]]) + "\n")

@@ -11,9 +11,8 @@ import language
 
 from featcal.data.places import quiet_datasets
 
-CLASSES = datasets.Features(
-    {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
-)
+LABEL = datasets.ClassLabel(names=["cat", "dog"])
+CLASSES = datasets.Features({"image": datasets.Image(), "label": LABEL})
 CONFIGURATIONS = """---
 configs:
 - {config_name: small, default: true, data_files: [{split: train, path: "small/train-*"}]}
@@ -44,12 +43,10 @@ def digits(folder: Path) -> dict[str, Path]:
 def unusable(folder: Path) -> dict[str, Path]:
     """Data sets that end in a message, by name."""
     parquet(folder / "labels/train.parquet", 0, label=[0, 1])
-    parquet(folder / "cut/train.parquet", 0)
-    parquet(folder / "gated/train.parquet", 0)
-    parquet(folder / "short/train.parquet", 0)
-    (folder / "short/train.parquet").write_bytes(
-        (folder / "short/train.parquet").read_bytes()[:-50]
-    )
+    for name in ("cut", "gated", "short"):
+        parquet(folder / name / "train.parquet", 0)
+    short = folder / "short/train.parquet"
+    short.write_bytes(short.read_bytes()[:-50])
     (folder / "bare").mkdir()
     (folder / "bare/README.md").write_text("nothing here\n")
     return {f"datasets/bad/{path.name}": path for path in folder.iterdir()}
@@ -66,11 +63,8 @@ def models(folder: Path) -> dict[str, Path | dict[str, Path]]:
     (folder / "legacy/pytorch_model.bin").write_bytes(b"a pickle")
     checkpoints.vision_folder(folder / "plain", 1)
     clip = {"main": folder / "clip", "refs/pr/7": folder / "clip-pr"}
-    return {
-        "openai/clip": clip,
-        "tanganke/clip_mnist": folder / "legacy",
-        "tanganke/clip_dtd": folder / "plain",
-    }
+    experts = {"tanganke/clip_mnist": folder / "legacy", "tanganke/clip_dtd": folder / "plain"}
+    return {"openai/clip": clip, **experts}
 
 
 def everything(folder: Path) -> dict[str, Path | dict[str, Path]]:
@@ -83,8 +77,6 @@ def everything(folder: Path) -> dict[str, Path | dict[str, Path]]:
     repositories = {
         "datasets/owner/digits": digits(folder / "digits"),
         "datasets/owner/ShortTexts": folder / "texts",
-    }
-    repositories |= {
         "datasets/owner/photos": folder / "photos",
         "datasets/owner/shadowed": folder / "photos",
         **unusable(folder / "bad"),

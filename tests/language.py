@@ -3,6 +3,7 @@ calibrate them on.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
 import transformers as tf
@@ -17,32 +18,26 @@ SPECIAL = ("<pad>", "</s>", "<s>")
 VOCABULARY = len(SPECIAL) + len(BYTES)
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
 POSITIONS = {"max_position_embeddings": 64}
-WORDS = (
-    "the cat sat",
-    "a dog",
-    "on",
-    "ships sail far away",
-    "red",
-    "the end of it",
-    "no",
-    "one more line",
-    "two more",
-)
-MODELS = {
-    "llama": lambda: tf.LlamaForCausalLM(
-        tf.LlamaConfig(**GROUPED | POSITIONS | {"vocab_size": VOCABULARY})
-    ),
-    "bert": lambda: tf.BertModel(tf.BertConfig(**TEXT | POSITIONS | {"vocab_size": VOCABULARY})),
-    "t5": lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5 | {"vocab_size": VOCABULARY})),
-    "t5_bare": lambda: tf.T5Model(tf.T5Config(**T5 | {"vocab_size": VOCABULARY})),
-    "t5_encoder": lambda: tf.T5EncoderModel(tf.T5Config(**T5 | {"vocab_size": VOCABULARY})),
-    "clip_text": lambda: tf.CLIPTextModel(
-        tf.CLIPTextConfig(**CLIP_TEXT | {"vocab_size": VOCABULARY})
-    ),
-    "roberta": lambda: tf.RobertaModel(
-        tf.RobertaConfig(**TEXT | {"vocab_size": VOCABULARY, "max_position_embeddings": 40})
-    ),
+WORDS = ("the cat sat", "a dog", "on", "ships sail far away", "red", "the end of it", "no")
+WORDS += ("one more line", "two more")
+OWN = {"vocab_size": VOCABULARY}
+CONFIGS = {
+    "llama": ("LlamaForCausalLM", GROUPED | POSITIONS),
+    "bert": ("BertModel", TEXT | POSITIONS),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "t5_bare": ("T5Model", T5),
+    "t5_encoder": ("T5EncoderModel", T5),
+    "clip_text": ("CLIPTextModel", CLIP_TEXT),
+    "roberta": ("RobertaModel", TEXT | {"max_position_embeddings": 40}),
 }
+
+
+def model(kind: str) -> tf.PreTrainedModel:
+    name, sizes = CONFIGS[kind]
+    return getattr(tf, name)(getattr(tf, name).config_class(**sizes | OWN))
+
+
+MODELS = {kind: partial(model, kind) for kind in CONFIGS}
 
 
 def tokenizer(

@@ -32,13 +32,10 @@ def run_page(page: NotebookNode, folder: Path) -> NotebookNode:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        for count, cell in enumerate(
-            (cell for cell in page.cells if cell.cell_type == "code"), start=1
-        ):
-            cell.execution_count, cell.outputs = (
-                count,
-                list(_outputs(cell.source, namespace, count)),
-            )
+        cells = (cell for cell in page.cells if cell.cell_type == "code")
+        for count, cell in enumerate(cells, start=1):
+            outputs = list(_outputs(cell.source, namespace, count))
+            cell.execution_count, cell.outputs = count, outputs
     finally:
         os.chdir(before)
     return page
@@ -46,12 +43,9 @@ def run_page(page: NotebookNode, folder: Path) -> NotebookNode:
 
 def _outputs(source: str, namespace: dict[str, Any], count: int) -> Iterator[NotebookNode]:
     """What one cell prints, warns of, and ends with."""
-    tree = ast.parse(source)
-    last = (
-        ast.Expression(tree.body.pop().value)
-        if tree.body and isinstance(tree.body[-1], ast.Expr)
-        else None
-    )
+    tree, last = ast.parse(source), None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = ast.Expression(tree.body.pop().value)
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("ignore")
@@ -65,9 +59,8 @@ def _outputs(source: str, namespace: dict[str, Any], count: int) -> Iterator[Not
         if text:
             yield nbformat.v4.new_output("stream", name=name, text=text)
     if data:
-        yield nbformat.v4.new_output(
-            "execute_result", data=data, metadata=metadata, execution_count=count
-        )
+        how = {"data": data, "metadata": metadata, "execution_count": count}
+        yield nbformat.v4.new_output("execute_result", **how)
 
 
 def with_parameters(source: Path, parameters: dict[str, Any]) -> NotebookNode:

@@ -33,14 +33,8 @@ def start_server():
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
     """Return the variables that torchrun sets for a process."""
-    variables = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": world,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    return {name: str(value) for name, value in variables.items()}
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port}
+    return {name: str(value) for name, value in variables.items()} | {"MASTER_ADDR": "127.0.0.1"}
 
 
 def member(work, rank, world, port, folder):
@@ -65,10 +59,8 @@ def run(target, work, world, folder) -> list[int]:
     """Exit codes of `world` processes that all ran `target(work, rank, world, port, folder)`."""
     start_server()
     port = free_port()
-    processes = [
-        FORKS.Process(target=target, args=(work, rank, world, port, folder))
-        for rank in range(world)
-    ]
+    given = ((work, rank, world, port, folder) for rank in range(world))
+    processes = [FORKS.Process(target=target, args=each) for each in given]
     for process in processes:
         process.start()
     for process in processes:
@@ -109,9 +101,8 @@ class Program:
 
     def __init__(self, command: Sequence[object], folder: Path, printed: Path):
         start_server()
-        self.process = FORKS.Process(
-            target=program, args=(tuple(map(str, command)), folder, printed)
-        )
+        given = tuple(map(str, command)), folder, printed
+        self.process = FORKS.Process(target=program, args=given)
         self.process.start()
         self.kill = self.process.kill
 

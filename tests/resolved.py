@@ -23,29 +23,14 @@ def resolved() -> networkx.DiGraph:
 
     graph = networkx.DiGraph()
     with tempfile.TemporaryDirectory() as work, Repo(str(laid_out(Path(work)))) as repo:
-        names = {file.name for file in SETTINGS}
+        names, root = {file.name for file in SETTINGS}, Path(work).resolve()
         for stage in repo.index.graph:
-            reads = [
-                entry
-                for dep in stage.params
-                if Path(dep.def_path).name in names
-                for entry in dep.params
-            ]
-            file, *paths = (
-                Path(path).resolve().relative_to(Path(work).resolve()) for path in _paths(stage)
-            )
-            outs, deps = (
-                {str(path) for path in paths[: len(stage.outs)]},
-                {str(path) for path in paths[len(stage.outs) :]},
-            )
-            graph.add_node(
-                stage.name,
-                cmd=stage.cmd,
-                reads=tuple(reads),
-                file=str(file),
-                outs=outs,
-                deps=deps,
-            )
+            reads = [dep.params for dep in stage.params if Path(dep.def_path).name in names]
+            file, *paths = (str(Path(path).resolve().relative_to(root)) for path in _paths(stage))
+            count = len(stage.outs)
+            about = {"cmd": stage.cmd, "reads": tuple(sum(map(list, reads), [])), "file": file}
+            about |= {"outs": set(paths[:count]), "deps": set(paths[count:])}
+            graph.add_node(stage.name, **about)
         graph.add_edges_from((stage.name, needed.name) for stage, needed in repo.index.graph.edges)
     return graph
 

@@ -30,9 +30,8 @@ def marked(mark: str) -> str:
 def copy_of_featcal(tmp_path_factory) -> Path:
     """A folder with a copy of the package that has the page's merger and family."""
     folder = tmp_path_factory.mktemp("scratch")
-    shutil.copytree(
-        ROOT / "featcal", folder / "featcal", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "featcal", folder / "featcal", ignore=ignored)
     merger, families = "featcal/merging/methods/median.py", "featcal/models/families.py"
     (folder / merger).write_text(marked(f"file: {merger}"))
     source, table = (folder / families).read_text(), "\nKNOWN = {\n"
@@ -83,10 +82,9 @@ def test_a_study_is_one_file_and_its_settings(tmp_path):
     shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")
     study, settings = "reproduction/studies/order.py", "pipeline/studies.yaml"
     (tmp_path / study).write_text(marked(f"file: {study}"))
+    lines = re.search(rf"<!-- lines: {settings} -->\n```yaml\n(.*?)^```$", PAGE, re.M | re.S)[1]
     with (tmp_path / settings).open("a") as text:
-        text.write(
-            re.search(rf"<!-- lines: {settings} -->\n```yaml\n(.*?)^```$", PAGE, re.M | re.S)[1]
-        )
+        text.write(lines)
     code = """
 from pathlib import Path
 from reproduction.experiments import load_experiments
@@ -103,11 +101,8 @@ print(study.found(None, Path("models")).scores)
 
 def test_every_path_of_the_layout_exists():
     table = PAGE.split("(layout)=")[1]
-    paths = [
-        path
-        for row in re.findall(r"^\| (`.+?) \|", table, re.M)
-        for path in re.findall(r"`(.+?)`", row)
-    ]
+    cells = " ".join(re.findall(r"^\| (`.+?) \|", table, re.M))
+    paths = re.findall(r"`(.+?)`", cells)
     assert paths and not [path for path in paths if not (ROOT / path).exists()]
 
 

@@ -26,7 +26,7 @@ MAY_IMPORT = {  # packages of the library, and single files where not all of a p
     "models": {"errors", "settings", "files", "core"},
     "data": FOUNDATION,
     "calibration": FOUNDATION,
-    "merging": FOUNDATION,
+    "merging": FOUNDATION | {"data.texts", "calibration"},
     "baselines": FOUNDATION,
     "evaluation": FOUNDATION | {"data", "calibration"},
     "interchange": FOUNDATION | {"data.images"},

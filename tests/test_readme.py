@@ -44,13 +44,10 @@ def expected_row(source: str, merger: str) -> list[str]:
         for method in ("surgery", "prob_surgery")
         for setting in ("suite", "paper")
     )
-    values = (
-        accuracy(scores, name, "merged"),
-        accuracy(scores, name, "featcal", "paper"),
-        accuracy(scores, name, "featcal", "suite"),
-        float(adapters.max()),
-    )
-    cells = ["not run" if value != value else f"{value:.1f}" for value in values]
+    values = [accuracy(scores, name, "merged")]
+    values += [accuracy(scores, name, "featcal", setting) for setting in ("paper", "suite")]
+    values.append(float(adapters.max()))
+    cells = ["not run" if math.isnan(value) else f"{value:.1f}" for value in values]
     return [f"{source} ({accuracy(scores, '', 'expert'):.1f})", merger, *cells]
 
 

@@ -17,10 +17,8 @@ CODE = {"changed deps": {"featcal/merging": "modified"}}
 
 def results(folder, count=500, drift=1.5, **values):
     """A results folder with one model's score per task, and a file of another kind beside it."""
-    rows = [
-        {**MODEL, "task": task, "metric": "accuracy", "value": value, "count": count}
-        for task, value in values.items()
-    ]
+    more = {**MODEL, "metric": "accuracy", "count": count}
+    rows = [more | {"task": task, "value": value} for task, value in values.items()]
     write_rows(folder / "mini" / "scores/clip_b32-8/scores.csv", rows, SCORES)
     drift = [{"block": "00", "l2": drift}]
     write_rows(folder / "mini/drift/clip_b32-8/drift.csv", drift, ("block", "l2"))

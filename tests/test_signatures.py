@@ -2,20 +2,19 @@
 
 from inspect import Parameter, signature
 
+import checkpoints
 import pytest
 import torch
 from PIL import Image
-from tiny import clip
 
 import featcal
 from featcal.data.batches import Draw, drawn, held_out
 from featcal.data.places import Location
 from featcal.errors import BadSetting, MissingPath
-from featcal.files import write_json
 from featcal.models.stored import skeleton
 
 
-@pytest.mark.parametrize("name", sorted(set(featcal.__all__) - {"__version__"}))
+@pytest.mark.parametrize("name", sorted(featcal.__all__))
 def test_no_public_function_takes_just_anything(name):
     parameters = signature(getattr(featcal, name)).parameters.values()
     loose = [p.name for p in parameters if p.kind == Parameter.VAR_KEYWORD]
@@ -25,11 +24,8 @@ def test_no_public_function_takes_just_anything(name):
 @pytest.fixture
 def folders(tmp_path):
     """A tiny model with its processor, and pictures of two tasks."""
-    base = tmp_path / "base"
-    clip().save_pretrained(base)
-    size = skeleton(base).config.image_size
-    processor = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": size}}
-    write_json(base / "preprocessor_config.json", processor | {"crop_size": size})
+    checkpoints.vision_folder(tmp_path / "base")
+    checkpoints.processor().save_pretrained(tmp_path / "base")
     for number, task in enumerate(("b", "a")):
         (tmp_path / task / "train").mkdir(parents=True)
         for i in range(6):

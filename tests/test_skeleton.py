@@ -27,23 +27,17 @@ def tracked() -> list[Path]:
     """Return the files in git; in an unpacked archive, all that are not computed or installed."""
     command = ["git", "ls-files", "-co", "--exclude-standard"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    if done.returncode == 0 and done.stdout:
-        return [path for line in done.stdout.splitlines() if (path := ROOT / line).is_file()]
+    listed = [ROOT / line for line in done.stdout.splitlines()]
     computed = {".venv", "outputs", "_build", ".featcal", "cache", "tmp", "__pycache__", ".git"}
     computed |= {"featcal.egg-info", "featcal_reproduction.egg-info"}
-    return [
-        path
-        for path in ROOT.rglob("*")
-        if path.is_file() and not computed & set(path.relative_to(ROOT).parts)
-    ]
+    found = (p for p in ROOT.rglob("*") if not computed & set(p.relative_to(ROOT).parts))
+    return [path for path in listed or found if path.is_file()]
 
 
 def test_every_target_of_the_makefile_installs_first_what_it_needs():
     for target in re.search(r"^\.PHONY: (.+)", text("Makefile"), re.M)[1].split():
         command = ["make", "--dry-run", target, "VENV=not-there"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
-        )
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
         assert done.returncode == 0, done.stderr
         assert ("pip install" in done.stdout) == (target not in ("help", "clean")), target
 
@@ -69,16 +63,15 @@ def test_every_file_that_the_readme_links_is_there():
 def test_tracked_files_name_neither_this_machine_nor_a_registry():
     folders = (ROOT, ROOT.parent, Path.home())
     here = [re.escape(str(path)) for path in folders if len(path.parts) > 1]
-    machine = re.compile(
-        rf"(?<![\w.}}/-])({'|'.join(here)}|/home/\w+)/|file:///|find-links|index-url"
-    )
+    local = rf"(?<![\w.}}/-])({'|'.join(here)}|/home/\w+)/|file:///|find-links|index-url"
+    binary = {".safetensors", ".png", ".parquet", ".js"}
     found = []
     for path in tracked():
-        if path.suffix in {".safetensors", ".png", ".parquet", ".js"} or path == Path(__file__):
-            continue
-        for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
-            if machine.search(line):
-                found.append(f"{path.relative_to(ROOT)}:{number}")
+        if path.suffix not in binary and path != Path(__file__):
+            lines = enumerate(path.read_text(errors="replace").splitlines(), start=1)
+            found += [
+                f"{path.relative_to(ROOT)}:{n}" for n, line in lines if re.search(local, line)
+            ]
     assert not found
 
 

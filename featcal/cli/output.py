@@ -20,20 +20,19 @@ def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
     Raises: BadSetting, BadFile.
     """
 
-    def check(condition: bool, expected: str) -> None:
-        require(condition, "--out", str(out), expected)
-
+    key, given, path = "--out", str(out), out.resolve()
     if out.is_symlink() and not out.exists():
-        check(False, f"is a link to {out.readlink()}, which does not exist; remove it")
-    path = out.resolve()
+        expected = f"is a link to {out.readlink()}, which does not exist; remove it"
+        raise BadSetting(key, given, expected)
     for folder in (folder.resolve() for folder in inputs):
         holds = path in (folder, *folder.parents)
-        check(not holds, "names, or holds, a folder that is read; name another one")
-        inside = folder in path.parents
-        check(not inside, f"lies inside {folder}, which is read; name another one")
+        require(not holds, key, given, "names, or holds, a folder that is read; name another one")
+        expected = f"lies inside {folder}, which is read; name another one"
+        require(folder not in path.parents, key, given, expected)
     if not out.exists():
-        return require_writable("--out", out)
-    check(force, "names something that exists; name a new folder, or replace it with --force")
+        return require_writable(key, out)
+    expected = "names something that exists; name a new folder, or replace it with --force"
+    require(force, key, given, expected)
     from featcal.models.save import require_replaceable
 
     require_replaceable(out)
@@ -120,9 +119,8 @@ def push(folder: Path, name: str | None) -> None:
 def require_room(merged: Path, out: Path, work: Path | None) -> None:
     """Raise BadSetting unless the disks have room for the result and for finished blocks."""
     size = stored_bytes(merged)
-    apart = work is not None and work.absolute().parent != out.absolute().parent
-    require_space("--out", out, size if apart else 2 * size)
-    if work is not None and apart:
+    require_space("--out", out, size if work else 2 * size)
+    if work:
         require_space("calibrate.work", work, size)
 
 

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from featcal.files import atomic_folder, write_json
-from featcal.settings import project_root, require
+from featcal.settings import require
 from reproduction.engine.workers import Jobs, console, fan_out
 from reproduction.experiments import (
     HEADLINE_POOL,
@@ -28,7 +28,7 @@ from reproduction.experiments import (
 )
 from reproduction.prepare.experts import HEADS
 from reproduction.prepare.suite import LanguageRole, Role, SentenceRole, Suite, load_suite
-from reproduction.results import run_record
+from reproduction.results import project_root, run_record
 
 if TYPE_CHECKING:
     import torch

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from featcal.errors import MissingPath
 from featcal.files import read_json, write_json
-from featcal.settings import Settings, project_root
+from featcal.settings import Settings
 from reproduction.experiments import require_known
 from reproduction.prepare.suite import Processor
+from reproduction.results import project_root
 
 if TYPE_CHECKING:
     from featcal.data.images import ImageSet

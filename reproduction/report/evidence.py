@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from featcal.settings import project_root
 from reproduction import results as schema
 from reproduction.report import statistics
 from reproduction.report.paper import REAL, TASKS, TEXT_TASKS, texts, title_of
 from reproduction.report.statistics import Bits, with_correct
+from reproduction.results import project_root
 
 KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",

@@ -10,8 +10,7 @@ from typing import Any
 
 from featcal.errors import MissingPath
 from featcal.files import atomic_folder, read_json, write_json
-from featcal.settings import project_root
-from reproduction.results import chosen_suite, read_yaml, run_record
+from reproduction.results import chosen_suite, project_root, read_yaml, run_record
 
 # The stages before the scores of a role and pool, in the order of their seconds in run.json.
 CHAIN = ("prepare", "multitask", "merge", "calibrate", "adapt", "evaluate")

@@ -14,8 +14,7 @@ from nbformat import NotebookNode
 
 from featcal.errors import BadFile, MissingPath
 from featcal.files import atomic_path
-from featcal.settings import project_root
-from reproduction.results import chosen_suite, read_yaml
+from reproduction.results import chosen_suite, project_root, read_yaml
 
 LARGEST = 450_000  # bytes; executed pages are kept in git
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}

@@ -1,6 +1,6 @@
 """Stage `pretrain`: the base of one role of the synthetic suite; its output ships with the package."""
 
-from featcal.settings import project_root
+from reproduction.results import project_root
 
 
 def pretrain(key: str) -> None:

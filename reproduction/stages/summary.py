@@ -2,8 +2,7 @@
 
 from featcal.errors import UnknownKey
 from featcal.files import atomic_path, write_json
-from featcal.settings import project_root
-from reproduction.results import chosen_suite, read_yaml, write_rows
+from reproduction.results import chosen_suite, project_root, read_yaml, write_rows
 
 
 def summary(key: str) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,17 +25,14 @@ CLASSES = ("cat", "dog", "ship")
 WEIGHT = "encoder.layers.0.mlp.fc1.weight"
 
 
-def pictures(folder: Path, seed: int) -> Path:
+def pictures(folder: Path, seed: int) -> None:
     """Noise in class folders: nine pictures to calibrate on, six to test on."""
     draw = np.random.default_rng(seed)
-    for split, count in (("train", 3), ("test", 2)):
-        for name in CLASSES:
-            (folder / split / name).mkdir(parents=True)
-            for i in range(count):
-                Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(
-                    folder / split / name / f"{i}.png"
-                )
-    return folder
+    for (split, count), name in product((("train", 3), ("test", 2)), CLASSES):
+        (folder / split / name).mkdir(parents=True)
+        for i in range(count):
+            image = Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+            image.save(folder / split / name / f"{i}.png")
 
 
 @pytest.fixture(scope="module")

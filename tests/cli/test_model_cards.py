@@ -30,11 +30,9 @@ def test_the_card_agrees_with_featcal_json_and_has_no_local_path(models):  # noq
     assert card.data.tags == ["merge", "featcal"] and card.data.license is None
     record = json.loads((models / "new/featcal.json").read_text())
     rows = [
-        f"| {b['name']} | {b['relative_drift']:.3f} | {b['cosine']:.3f} |" for b in record["blocks"]
+        "| {name} | {relative_drift:.3f} | {cosine:.3f} |".format(**b) for b in record["blocks"]
     ]
-    rows += [
-        f"| {d['expert']} | {d['merged']:.3f} | {d['calibrated']:.3f} |" for d in record["drift"]
-    ]
+    rows += ["| {expert} | {merged:.3f} | {calibrated:.3f} |".format(**d) for d in record["drift"]]
     rows += [
         "| λ, ridge | 0.05 |",
         "| modules | all |",
@@ -92,9 +90,8 @@ def test_measured_results_are_in_the_table_and_in_the_hub_s_model_index(models, 
 
 
 def test_inputs_on_the_hub_are_the_base_models_of_a_merge(tmp_path):
-    cached = [
-        tmp_path / f"models--{name}/snapshots/{'5' * 40}" for name in ("a--base", "b--expert")
-    ]
+    names = ("a--base", "b--expert")
+    cached = [tmp_path / f"models--{name}/snapshots/{'5' * 40}" for name in names]
     for folder in cached:
         folder.mkdir(parents=True)
     inputs = {"base": cached[0], "expert x": cached[1], "merged": tmp_path, "expert y": object()}

@@ -62,13 +62,13 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def solved(calibrated: Path, merged: Path) -> set[str]:
+def solved() -> set[str]:
     """Return the tensors that calibration changed, after checking that the folder is complete."""
-    after, before = tensors(calibrated), tensors(merged)
+    after, before = tensors(Path("calibrated")), tensors(Path("merged"))
     assert after.keys() == before.keys()
-    metadata = ModelCard.load(calibrated / "README.md").data
+    metadata = ModelCard.load("calibrated/README.md").data
     assert {"merge", "featcal"} <= set(metadata.tags) and metadata.library_name == "transformers"
-    assert (calibrated / "featcal.json").is_file()
+    assert Path("calibrated/featcal.json").is_file()
     return {name for name, value in after.items() if not torch.equal(value, before[name])}
 
 
@@ -77,13 +77,10 @@ def fine_tuned(base: Path, out: Path, seed: int) -> Path:
     return save_model(shifted(load_model(base), seed, 0.02), out, like=base)
 
 
-def texts(folder: Path, name: str, pairs: bool = False) -> None:
-    rows = [f"{language.WORDS[i % len(language.WORDS)]} {i}" for i in range(SAMPLES)]
-    made = [
-        {"input": f"{name}: {row}", "target": row[:5]} if pairs else {"text": f"{name} {row}"}
-        for row in rows
-    ]
-    language.jsonl(folder / f"{name}.jsonl", made)
+def texts(name: str, pairs: bool = False) -> None:
+    rows = [f"{name} {language.WORDS[i % len(language.WORDS)]} {i}" for i in range(SAMPLES)]
+    made = [{"input": row, "target": row[-5:]} if pairs else {"text": row} for row in rows]
+    language.jsonl(Path(f"{name}.jsonl"), made)
 
 
 def pictures(folder: Path, seed: int) -> None:
@@ -92,9 +89,8 @@ def pictures(folder: Path, seed: int) -> None:
     for split, name, count in (("train", "cat", SAMPLES), ("test", "cat", 1), ("test", "dog", 1)):
         (folder / split / name).mkdir(parents=True)
         for i in range(count):
-            Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(
-                folder / split / name / f"{i:03d}.png"
-            )
+            image = Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+            image.save(folder / split / name / f"{i:03d}.png")
 
 
 @pytest.fixture
@@ -104,7 +100,7 @@ def llamas(tmp_path, monkeypatch) -> Path:
     language.folder(Path("base"), "llama")
     for seed, name in enumerate(("math", "code"), start=1):
         fine_tuned(Path("base"), Path("models") / name, seed)
-        texts(Path(), name)
+        texts(name)
     return tmp_path
 
 
@@ -114,9 +110,7 @@ def merged_as_mergekit_does(recipe: Path, out: Path) -> None:
     state = base = tensors(Path(content["base_model"]))
     for entry in content["models"]:
         expert, weight = tensors(Path(entry["model"])), entry["parameters"]["weight"]
-        state = {
-            name: value + weight * (expert[name] - base[name]) for name, value in state.items()
-        }
+        state = {n: value + weight * (expert[n] - base[n]) for n, value in state.items()}
     shutil.copytree(content["base_model"], out)
     save_file(state, out / "model.safetensors", metadata={"format": "pt"})
     shutil.copyfile(recipe, out / "mergekit_config.yml")
@@ -140,9 +134,9 @@ def merge_with_mergekit(written: str, **options) -> None:
     merging.run_merge(configuration, "merged", how, config_source=written)
 
 
-def blocks_alone_changed(merged: str = "merged") -> None:
-    changed = solved(Path("calibrated"), Path(merged))
-    assert {name.removeprefix("vision_model.").split(".")[1] for name in changed} == {"layers"}
+def blocks_alone_changed() -> None:
+    parts = [name.removeprefix("vision_model.").split(".") for name in solved()]
+    assert {part for _, part, *_ in parts} == {"layers"}
 
 
 def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys):
@@ -175,7 +169,7 @@ def test_a_merge_of_mergekit_itself_is_calibrated_by_the_recipe_it_leaves(llamas
         torch.testing.assert_close(merged[name], value, rtol=0, atol=1e-6)
     (found,) = [words for words in commands(section("use-mergekit")) if "fix" in words]
     assert command(found[1:]) == 0
-    assert solved(Path("calibrated"), Path("merged"))
+    assert solved()
 
 
 def test_a_merge_of_vocabularies_is_calibrated_and_keeps_all_tokens(llamas, capsys):
@@ -274,7 +268,7 @@ def test_a_lora_is_an_expert_and_equals_the_model_it_makes(llamas):
     """Also as `base+adapter` of a recipe; nothing of the models made for the run is left."""
     lora(Path("adapters/math"), Path("base"))
     run(section("use-lora"))
-    assert solved(Path("calibrated"), Path("merged"))
+    assert solved()
     experts = "--base base --expert math=adapters/whole --expert code=models/code"
     assert calibrate(f"{experts} --out again") == 0
     recipe_of_the_page(models=[{"model": "base+adapters/math"}, {"model": "models/code"}])
@@ -317,7 +311,7 @@ def test_a_t5_is_calibrated_in_both_stacks(tmp_path, monkeypatch):
     language.folder(Path("base"), "t5")
     for seed, name in enumerate(("qnli", "sst2"), start=1):
         fine_tuned(Path("base"), Path("models") / name, seed)
-        texts(Path(), name, pairs=True)
+        texts(name, pairs=True)
     run(section("use-t5"))
-    changed = {name.split(".")[0] for name in solved(Path("calibrated"), Path("merged"))}
+    changed = {name.split(".")[0] for name in solved()}
     assert changed == {"encoder", "decoder"}
