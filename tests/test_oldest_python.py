@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def pinned(*files: str) -> dict[str, str]:
     """Return the versions by name that these files pin."""
     text = "\n".join((ROOT / file).read_text() for file in files)
-    pins = re.findall(r"^([\w.-]+)==([\w.+!]+)", text, re.M)
+    pins = re.findall(r"^([\w.-]+)==([\w.]+)", text, re.M)
     return {canonicalize_name(name): version for name, version in pins}
 
 
