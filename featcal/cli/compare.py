@@ -85,7 +85,7 @@ def compare(
     for task, location in inputs.data.items():
         first = max((one["samples"].get(task, 0) for one in same), default=0)
         own = replace(draw, skip=first if skip is None else skip, samples=samples or MOST)
-        draws[task] = own if samples else as_many_as_left(student, task, location, own)
+        draws[task] = own if samples else as_many_as_left(student, task, location, own, fewest=2)
     if skip is None and any(own.skip for own in draws.values()):
         listed = ", ".join(f"{task} {own.skip}" for task, own in draws.items())
         note(f"left out, because calibration used them: the first samples of {listed}")

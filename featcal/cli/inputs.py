@@ -293,18 +293,19 @@ def as_many_as_left(
     data: "Location",
     draw: "Draw",
     spared: Callable[[int], int] = lambda _: 0,
+    fewest: int = 1,
 ) -> "Draw":
     """Return the draw of a task, of no more samples than there are after those that it skips.
 
     spared: of the number of samples, how many are left for another use; none by default.
-    Raises: BadSetting if none is left.
+    Raises: BadSetting if fewer than `fewest` are left.
     """
     from featcal.data.batches import count_samples
 
     count = count_samples(student, data, draw)
     out = draw.skip + spared(count)
     expected = f"must hold more than the {out} samples that are left out; it has {count}"
-    require(count > out, f"--data {task}", str(data.source), expected)
+    require(count - out >= fewest, f"--data {task}", str(data.source), expected)
     return replace(draw, samples=min(draw.samples, count - out))
 
 

@@ -203,5 +203,6 @@ def mistake(error: Exception, arguments: Sequence[str]) -> str | None:
         return str(FeatCalError(" ".join(["featcal", *arguments][:4]), problem, *ways_out))
     if isinstance(error, OSError) and error.errno and not isinstance(error, FileNotFoundError):
         reason = (error.strerror or "cannot be used").lower()
-        return f"{error.filename}: {reason}.\n  - check the path and its permissions"
+        location = error.filename or "input or output"
+        return f"{location}: {reason}.\n  - check the path and its permissions"
     return None
