@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -94,7 +94,9 @@ def load_command(name: str) -> Any:
     command: Any = typer.main.get_command(single)
     for option in command.params:
         if option.param_type_name == "option":
-            option.metavar = option.metavar or METAVARS.get(option.type_descriptor.annotation)
+            kind = option.type_descriptor.annotation
+            choices = "|".join(map(str, get_args(kind)))
+            option.metavar = option.metavar or METAVARS.get(kind) or choices or None
             if option.default and not option.is_flag:
                 option.help = f"{option.help} Default: {option.default}."
                 option.show_default = False
