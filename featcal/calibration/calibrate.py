@@ -85,7 +85,8 @@ def calibrate(
             model on no task beyond the paired standard error, the one whose answers are nearest to
             the experts' is calibrated again with all samples but a quarter of each task (4 to 64),
             which is held out. Those samples serve to choose, and once more to check the result:
-            where it is not better, the merged model is kept. With fewer than 8 samples of a task
+            where it is not better, the merged model is kept. Of a task with up to 42 samples the
+            held-out ones serve the last calibration as well. With fewer than 8 samples of a task
             the paper's settings are used, unchecked. `Result.choice` says what was chosen.
         out: folder to write instead of returning the model, in the merged folder's precision. Its
             tokenizer and other files come from the merged folder, or from the base folder where

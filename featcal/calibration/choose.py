@@ -85,11 +85,6 @@ def shapes(batch: Batch) -> list[Any]:
     ]
 
 
-def held_out_count(n: int) -> int:
-    """Return how many of n samples of a task are held out."""
-    return min(max(n // 4, FEWEST_HELD_OUT), MOST_HELD_OUT)
-
-
 def evenly(count: int, n: int) -> Tensor:
     """Return a mask (n,) of `count` samples, evenly spaced, as batches may be sorted."""
     mask = torch.zeros(n, dtype=torch.bool)
@@ -97,9 +92,19 @@ def evenly(count: int, n: int) -> Tensor:
     return mask
 
 
+def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return masks (n,) of a task's samples: to calibrate candidates on, for the last calibration,
+    and to hold out. The last calibration has all samples if the rest is no more than candidates have.
+    """
+    held_out = evenly(min(max(n // 4, FEWEST_HELD_OUT), MOST_HELD_OUT), n)
+    rest = (~held_out).nonzero()[:, 0]
+    few = torch.zeros(n, dtype=torch.bool)
+    few[rest[evenly(min(CALIBRATED_ON, len(rest)), len(rest))]] = True
+    return few, ~held_out | few.equal(~held_out), held_out
+
+
 def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Part]] | None:
-    """Return each task's samples to calibrate candidates on, to calibrate the result on (the same
-    and more), and to hold out; None if a task has fewer than `FEWEST`.
+    """Return the parts of each task's samples (`parts_of`); None if one has fewer than `FEWEST`.
 
     Batches that may differ from one reading to the next are read once and kept in the spool.
     """
@@ -111,13 +116,11 @@ def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Par
             for batch in given:
                 own.append(batch)
         n = sum(map(sample_count, own))
-        held_out = evenly(held_out_count(n), n)
-        kept = ~held_out
-        few = torch.zeros(n, dtype=torch.bool)
-        few[kept] = evenly(min(CALIBRATED_ON, int(kept.sum())), int(kept.sum()))
-        parts[task] = Part(own, few), Part(own, kept), Part(own, held_out)
-    enough = all(len(kept.chosen) >= FEWEST for _, kept, _ in parts.values())
-    return parts if enough else None
+        if n < FEWEST:
+            return None
+        few, last, held_out = (Part(own, mask) for mask in parts_of(n))
+        parts[task] = few, last, held_out
+    return parts
 
 
 def divergences(

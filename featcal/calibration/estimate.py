@@ -21,12 +21,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from featcal.calibration.choose import (
-    CALIBRATED_ON,
     CANDIDATES,
     FEWEST,
     STREAM,
     Method,
-    held_out_count,
+    parts_of,
 )
 from featcal.calibration.observe import FOLDED_SHARE, PAPER, shared_sites
 from featcal.core.halves import PROJECTIONS
@@ -116,13 +115,12 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     elif job.samples < FEWEST:
         stages.append(((PAPER,), job))
     else:
-        held_out = held_out_count(job.samples)
-        kept = job.samples - held_out
-        few = replace(job, samples=min(CALIBRATED_ON, kept))
-        stages += [(tuple(CANDIDATES.values()), few), ((STREAM,), replace(job, samples=kept))]
+        few, last, held_out = (int(mask.sum()) for mask in parts_of(job.samples))
+        stages.append((tuple(CANDIDATES.values()), replace(job, samples=few)))
+        stages.append(((STREAM,), replace(job, samples=last)))
         # the expert, the merged model and candidates; later the expert and the result. Without a
         # head the expert sees also what candidates are calibrated on
-        passes = (len(CANDIDATES) + 2 + 2) * held_out + 2 * few.samples
+        passes = (len(CANDIDATES) + 2 + 2) * held_out + 2 * few
     memory = [_memory(shape, *stage) for stage in stages]
     largest = max(
         memory, key=lambda parts: sum(parts["device"].values()) + sum(parts["host"].values())

@@ -8,13 +8,14 @@ samples a task, labels unused, these are scored on the same test samples:
   BEST. The comparison is with the one that has the highest test average after this merger with
   this n, which favours it: nobody knows it beforehand;
 - `auto`, the library's default;
-- Surgery and ProbSurgery. They are trained on the samples that auto calibrates on, in every
+- Surgery and ProbSurgery. They are trained on the samples that auto does not hold out, in every
   combination of size, rate and steps, which are more trials than auto has candidates. The trial, or
-  no adapter, of least KL to the experts on the samples that auto holds out is scored. For encoders
-  that KL is taken through the tasks' heads, which auto does not see;
+  no adapter, of least KL to the experts on the samples that auto holds out is trained again on the
+  samples of auto's last calibration, and scored. For encoders that KL is taken through the tasks'
+  heads, which auto does not see;
 - after one merger and with the first n, the search for λ, ρ and α that auto replaced
-  (reproduction/field/tune.py): the same samples to calibrate on and to hold out, KL through the
-  tasks' heads, more trials than auto has candidates.
+  (reproduction/field/tune.py): the same samples to calibrate on, to hold out and to calibrate on at
+  the end, KL through the tasks' heads, more trials than auto has candidates.
 
 No test sample and no label chooses anything but the best of the fixed settings. The draws in
 pipeline/studies.yaml are run in their order, all mergers with one before the next; every draw that
@@ -172,32 +173,37 @@ class Cell:
         self.seconds[name] = self.seconds.get(name, 0.0) + process_time() - start
         return result
 
-    def held_out(self, task: str) -> "Tensor":
-        """Return which samples of a task auto holds out, (n,)."""
-        from featcal.calibration.choose import evenly, held_out_count
+    def last_and_held_out(self, task: str) -> "tuple[Tensor, Tensor]":
+        """Return which samples of a task auto's last calibration has and which it holds out, (n,)."""
+        from featcal.calibration.choose import parts_of
 
-        n = len(self.pairs[task].sizes)
-        return evenly(held_out_count(n), n)
+        return parts_of(len(self.pairs[task].sizes))[1:]
 
     def tuned(self, method: str) -> "tuple[Adapters | None, dict[str, float]]":
-        """Return the adapters of the best trial, and the divergence of every trial.
+        """Return the adapters of the best trial, trained once more on the samples of auto's last
+        calibration, and the divergence of every trial.
 
         A training of the most steps also gives the trials with fewer.
         """
         start, study, trials = process_time(), self.study, dict[str, Any]({NO_ADAPTER: None})
-        kept = {t: pair.of((~self.held_out(t)).nonzero()[:, 0]) for t, pair in self.pairs.items()}
+        settings, kept, last = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        for task, pair in self.pairs.items():
+            mask, held_out = self.last_and_held_out(task)
+            kept[task], last[task] = (pair.of(m.nonzero()[:, 0]) for m in (~held_out, mask))
         word = SIZES[method]
         raw = {"features": "raw"} if self.setup.of_texts else {}
         for size, rate in product(getattr(study, word), study.lr):
-            given = {word: size, "lr": rate, "steps": max(study.steps), **raw}
-            audit = {
-                steps: partial(trials.__setitem__, f"{word} {size}, rate {rate:g}, {steps} steps")
-                for steps in study.steps
-            }
-            ADAPTERS[method].from_mapping(given, method).fit(kept, self.seed, audit=audit)
+            own = {f"{word} {size}, rate {rate:g}, {steps} steps": steps for steps in study.steps}
+            for name, steps in own.items():
+                given = {word: size, "lr": rate, "steps": steps, **raw}
+                settings[name] = ADAPTERS[method].from_mapping(given, method)
+            audit = {steps: partial(trials.__setitem__, name) for name, steps in own.items()}
+            settings[max(own, key=own.__getitem__)].fit(kept, self.seed, audit=audit)
         divergence = {name: self.divergence(adapters) for name, adapters in trials.items()}
+        best = min(divergence, key=divergence.__getitem__)
+        adapters = None if best == NO_ADAPTER else settings[best].fit(last, self.seed)
         self.seconds[method] = process_time() - start
-        return trials[min(divergence, key=divergence.__getitem__)], divergence
+        return adapters, divergence
 
     def divergence(self, adapters: "Adapters | None") -> float:
         """Return KL(expert ‖ adapted) on held-out samples, the mean over tasks of the mean over
@@ -211,7 +217,7 @@ class Cell:
 
         total = 0.0
         for task, pair in self.pairs.items():
-            own = pair.of(self.held_out(task).nonzero()[:, 0])
+            own = pair.of(self.last_and_held_out(task)[1].nonzero()[:, 0])
             rows = adapters.apply(task, own.merged) if adapters else own.merged
             if self.heads:
                 head = self.heads[task].T
@@ -226,7 +232,9 @@ class Cell:
         return total / len(self.pairs)
 
     def searched(self) -> tuple[Any, dict[str, float]]:
-        """Return the model that the search for λ, ρ and α chooses, and every trial's divergence."""
+        """Return the model with the λ, ρ and α that the search chooses, calibrated on the samples of
+        auto's last calibration, and every trial's divergence.
+        """
         from featcal.calibration.choose import Part
         from reproduction.field.tune import (
             Candidate,
@@ -237,24 +245,29 @@ class Cell:
         )
 
         start, paper = process_time(), self.study.paper
-        held_out = {t: list(Part(own, self.held_out(t))) for t, own in self.batches.items()}
-        kept = {t: list(Part(own, ~self.held_out(t))) for t, own in self.batches.items()}
+        held_out, kept, last = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        for task, own in self.batches.items():
+            mask, unseen = self.last_and_held_out(task)
+            kept[task], last[task] = list(Part(own, ~unseen)), Part(own, mask)
+            held_out[task] = list(Part(own, unseen))
         given = (self.merged, self.base, self.experts, kept, held_out, paper)
         plan, device = plan_of(self.setup, self.study.reading), self.setup.context.device
         path = ridge_of(path_gains(*given, plan=plan, device=device))
-        known, divergence, models = list[Candidate](), dict[str, float](), dict[str, Any]()
+        known, divergence, settings = list[Candidate](), dict[str, float](), dict[str, Any]()
         projection = self.setup.projection()
         for number in range(self.study.trials):
             one = proposal(self.seed, number, paper, path, known)
             model = self.calibrated("trials", one.settings, kept).model
-            own = distances(model, self.experts, held_out, projection, self.heads)
-            known.append(Candidate(number, one.origin, one.settings, own))
+            far = distances(model, self.experts, held_out, projection, self.heads)
+            known.append(Candidate(number, one.origin, one.settings, far))
             s = one.settings
             name = f"λ {s.ridge:g}, ρ {s.anchor_blend:g}, α {s.interpolation:g}"
-            divergence[name], models[name] = known[-1].mean, model
+            divergence[name], settings[name] = known[-1].mean, s
+        best = settings[min(divergence, key=divergence.__getitem__)]
+        model = self.calibrated("trials", best, last).model
         self.seconds[SEARCH] = process_time() - start
         del self.seconds["trials"]
-        return models[min(divergence, key=divergence.__getitem__)], divergence
+        return model, divergence
 
 
 def run(setup: Setup, study: DefaultStudy, store: Path) -> None:

@@ -12,7 +12,7 @@ from torch.nn.functional import log_softmax
 from featcal import calibrate
 from featcal.calibration import block as block_module
 from featcal.calibration import choose
-from featcal.calibration.choose import CANDIDATES, STREAM, Part, evenly, held_out_count
+from featcal.calibration.choose import CANDIDATES, STREAM, Part, parts_of
 from featcal.models.load import load_as_calibrated
 from featcal.settings import Calibration
 
@@ -52,11 +52,7 @@ def test_students_of_one_sweep_are_those_calibrated_alone(family, monkeypatch):
 
 def few_of(batches):
     """The samples that candidates are calibrated on."""
-    n = sum(map(choose.sample_count, batches))
-    kept = ~evenly(held_out_count(n), n)
-    few = torch.zeros(n, dtype=torch.bool)
-    few[kept] = evenly(min(choose.CALIBRATED_ON, int(kept.sum())), int(kept.sum()))
-    return few
+    return parts_of(sum(map(choose.sample_count, batches)))[0]
 
 
 def test_auto_in_memory_and_streamed_is_the_calibration_with_what_it_chose(tmp_path, monkeypatch):
@@ -64,10 +60,7 @@ def test_auto_in_memory_and_streamed_is_the_calibration_with_what_it_chose(tmp_p
     given = experiment(torch.float32, tasks=["a", "b"], count=16, batch=8)
     result = calibrate(**given)
     assert result.choice.chosen in FEW and result.settings == FEW[result.choice.chosen]
-    parts = {
-        task: Part(own, ~evenly(held_out_count(16), 16)) for task, own in given["batches"].items()
-    }
-    same = calibrate(**given | {"batches": parts}, settings=result.settings)
+    same = calibrate(**given, settings=result.settings)
     assert same_bits(same.model, result.model) and same.blocks == result.blocks
     streamed = calibrate(**written(given, tmp_path), out=tmp_path / "out")
     assert same_bits(load_as_calibrated(tmp_path / "out"), result.model)
@@ -105,6 +98,14 @@ def test_a_result_that_fails_the_last_check_is_not_used(tmp_path, monkeypatch):
     assert same_bits(calibrate(**given).model, given["merged"])
     calibrate(**written(given, tmp_path), out=tmp_path / "out")
     assert same_bits(load_as_calibrated(tmp_path / "out"), given["merged"])
+
+
+@pytest.mark.parametrize("n", [8, 32, 42, 43, 256, 1000])
+def test_a_quarter_is_held_out_and_serves_at_the_end_only_where_samples_are_few(n):
+    few, last, held_out = ({i for i in range(n) if mask[i]} for mask in parts_of(n))
+    assert len(held_out) == min(max(n // 4, 4), 64) and not few & held_out
+    assert len(few) == min(32, n - len(held_out))
+    assert last == (set(range(n)) if n <= 42 else set(range(n)) - held_out)
 
 
 def test_too_few_samples_get_the_papers_settings_and_say_so():
@@ -196,7 +197,7 @@ def test_encoders_are_compared_by_all_samples_that_the_choice_uses():
     result = calibrate(**given)
     for task, own in given["batches"].items():
         x = torch.cat([batch["pixel_values"] for batch in own])
-        held_out = evenly(held_out_count(16), 16)
+        held_out = parts_of(16)[2]
         with torch.no_grad():
             f, f_exp = (
                 model(torch.cat([x[held_out], x[~held_out]])).pooler_output
