@@ -54,9 +54,8 @@ def chosen(folder: Path) -> Chosen:
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "featcal", "doctor", *arguments]
-    env = {
-        name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"
-    } | environment
+    env = {**os.environ, **environment}
+    env.pop("HF_HUB_OFFLINE", None)
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
@@ -64,19 +63,13 @@ def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(
     checkpoints.clip_folder(tmp_path / "clip")
     for task in ("mnist", "dtd"):
         checkpoints.vision_folder(tmp_path / task, 1)
-    served = {
-        BASE: tmp_path / "clip",
-        f"{EXPERT}_mnist": tmp_path / "mnist",
-        f"{EXPERT}_dtd": tmp_path / "dtd",
-    }
+    served = {f"{EXPERT}_{task}": tmp_path / task for task in ("mnist", "dtd")}
+    served |= {BASE: tmp_path / "clip"}
     served["datasets/ylecun/mnist"] = digits(tmp_path / "digits")["main"]
     with HubServer(served, gated=[f"{EXPERT}_dtd"]) as hub:
         done = run(project, "--suite", "paper", "--json", **hub.environment(tmp_path / "home"))
-        assert not any(
-            ".safetensors" in asked or "parquet" in asked
-            for asked in hub.seen
-            if "resolve" in asked
-        )
+        read = [asked for asked in hub.seen if "resolve" in asked]
+        assert not any(".safetensors" in asked or "parquet" in asked for asked in read)
     assert done.returncode == 2, done.stderr
     found = json.loads(done.stdout)
     states = {one["repository"]["name"]: one["state"] for one in found["repositories"]}
@@ -86,18 +79,12 @@ def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(
     }  # fmt: skip
     weights = (tmp_path / "mnist/model.safetensors").stat().st_size
     sizes = {one["repository"]["name"]: one["bytes"] for one in found["repositories"]}
-    assert (
-        weights < sizes[f"{EXPERT}_mnist"] < 2 * weights
-        and sizes["ylecun/mnist"] > 0
-        and sizes["tanganke/dtd"] is None
-    )
+    assert weights < sizes[f"{EXPERT}_mnist"] < 2 * weights
+    assert sizes["ylecun/mnist"] > 0 and sizes["tanganke/dtd"] is None
     said = "\n".join(found["missing"])
     assert "hf auth login" in said and "missing (RepositoryNotFoundError): tanganke/dtd" in said
-    assert (
-        found["memory"]["clip_b32"]["gpu"] > 0
-        and found["hours"]["table01"] > 0
-        and found["suite"] == "paper"
-    )
+    assert found["memory"]["clip_b32"]["gpu"] > 0 and found["hours"]["table01"] > 0
+    assert found["suite"] == "paper"
 
 
 def test_offline_what_the_cache_holds_is_enough_and_the_rest_is_told(
@@ -107,38 +94,26 @@ def test_offline_what_the_cache_holds_is_enough_and_the_rest_is_told(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     commit = "1" * 40
     checkpoints.clip_folder(tmp_path / "hub/models--a--b/snapshots" / commit)
-    known, other = (
-        Repository("a/b", "model", "clip_b32", 7),
-        Repository("a/c", "model", "clip_b32", 7),
-    )
-    assert [one.state for one in look([known, other], {"models": {"a/b": commit}})] == [
-        "cached",
-        "offline",
-    ]
+    known, other = (Repository(name, "model", "clip_b32", 7) for name in ("a/b", "a/c"))
+    states = [one.state for one in look([known, other], {"models": {"a/b": commit}})]
+    assert states == ["cached", "offline"]
     (moved,) = look([known], {"models": {"a/b": "2" * 40}})
     assert moved.state == "offline" and moved.bytes == 7
     monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 80 << 30)
-    monkeypatch.setattr(
-        doctor_suite.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 40)
-    )
-    found = doctor_suite.checkup(chosen(project), 1e13)
-    assert len(found.missing) == 1 and found.missing[0].startswith(
-        "offline (it is not in the cache, and HF_HUB_OFFLINE=1)"
-    )
+    disk = SimpleNamespace(free=1 << 40)
+    monkeypatch.setattr(doctor_suite.shutil, "disk_usage", lambda folder: disk)
+    (line,) = doctor_suite.checkup(chosen(project), 1e13).missing
+    assert line.startswith("offline (it is not in the cache, and HF_HUB_OFFLINE=1)")
     monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 1 << 20)
-    assert any(
-        "of GPU memory for clip_b32" in line
-        for line in doctor_suite.checkup(chosen(project), 1e13).missing
-    )
+    missing = doctor_suite.checkup(chosen(project), 1e13).missing
+    assert any("of GPU memory for clip_b32" in line for line in missing)
 
 
 def test_a_full_disk_is_noticed_and_what_was_made_before_needs_no_place_again(project, monkeypatch):
     monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 80 << 30)
     monkeypatch.setattr(doctor_suite.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    assert any(
-        "where 1000 B are free" in line
-        for line in doctor_suite.checkup(chosen(project), 1e13).missing
-    )
+    missing = doctor_suite.checkup(chosen(project), 1e13).missing
+    assert any("where 1000 B are free" in line for line in missing)
 
 
 def test_what_the_public_tests_lack_is_told_with_the_way_out_and_what_lies_apart_is_seen(
@@ -152,26 +127,19 @@ def test_what_the_public_tests_lack_is_told_with_the_way_out_and_what_lies_apart
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nltk_data")])
     monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
     told = doctor_suite.tests_lack(whole)
-    starts = [
-        "math500: math_verify not installed",
-        "math500: antlr4 4.11 is needed, none is installed",
-    ]
-    starts += [
-        "humaneval_plus, mbpp_plus: runs generated programs",
-        "ifeval: nltk's punkt_tab is not here",
-    ]
-    assert all(line.startswith(start) for line, start in zip(told, starts, strict=True)), told
-    ways_out = [
-        "pip install -c constraints.txt -e",
-        f"--target {tmp_path / 'antlr4'} antlr4-python3-runtime==4.11.1",
-    ]
-    ways_out += ["HF_ALLOW_CODE_EVAL=1", "python -m nltk.downloader punkt_tab"]
-    assert all(way_out in line for line, way_out in zip(told, ways_out, strict=True)), told
+    antlr = f"--target {tmp_path / 'antlr4'} antlr4-python3-runtime==4.11.1"
+    expected = {
+        "math500: math_verify not installed": "pip install -c constraints.txt -e",
+        "math500: antlr4 4.11 is needed, none is installed": antlr,
+        "humaneval_plus, mbpp_plus: runs generated programs": "HF_ALLOW_CODE_EVAL=1",
+        "ifeval: nltk's punkt_tab is not here": "python -m nltk.downloader punkt_tab",
+    }
+    for line, (start, way_out) in zip(told, expected.items(), strict=True):
+        assert line.startswith(start) and way_out in line, told
     own = tmp_path / "antlr4/antlr4_python3_runtime-4.11.1.dist-info"
     own.mkdir(parents=True)
-    (own / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: antlr4-python3-runtime\nVersion: 4.11.1\n"
-    )
+    named = "Name: antlr4-python3-runtime\nVersion: 4.11.1\n"
+    (own / "METADATA").write_text(f"Metadata-Version: 2.1\n{named}")
     punkt_tab(tmp_path / "nltk_data")
     monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
     assert doctor_suite.tests_lack(whole) == told[:1]

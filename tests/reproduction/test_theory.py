@@ -10,32 +10,9 @@ import torch
 from tiny import averaged, clip, images, make, seeded, shifted
 
 from featcal.settings import Calibration
-from reproduction.theory.drift import (
-    check_propagation,
-    check_residual,
-    decomposed,
-    nodes_and_weights,
-    path_average,
-    residual,
-)
-from reproduction.theory.scores import (
-    Head,
-    check_loss,
-    check_margins,
-    check_scores,
-    cosine_constant,
-    score_drift,
-)
-from reproduction.theory.sources import (
-    Linear,
-    Models,
-    check_sources,
-    loss,
-    minimum,
-    mismatch,
-    objective,
-    wasserstein,
-)
+from reproduction.theory import drift, scores, sources
+from reproduction.theory.drift import check_propagation, check_residual, decomposed, residual
+from reproduction.theory.scores import Head, cosine_constant
 from reproduction.theory.tower import Found, tower
 
 BATCH = images(7, count=4, batch=4)[0]
@@ -50,42 +27,38 @@ def towers():
 
 
 def value(found, statement, quantity, **where):
-    return next(
-        line["value"]
-        for line in found.lines
-        if (line["statement"], line["quantity"]) == (statement, quantity)
-        and all(line[k] == v for k, v in where.items())
-    )
+    where |= {"statement": statement, "quantity": quantity}
+    own = (line for line in found.lines if all(line[k] == v for k, v in where.items()))
+    return next(own)["value"]
 
 
 def test_drift_is_mismatch_plus_what_is_passed_on(towers):
-    for drift in decomposed(*towers):
-        assert float(residual(drift).max()) < 1e-13
-        assert torch.allclose(drift.propagated, drift.before + drift.branch, rtol=0, atol=1e-12)
+    for one in decomposed(*towers):
+        assert float(residual(one).max()) < 1e-13
+        assert torch.allclose(one.propagated, one.before + one.branch, rtol=0, atol=1e-12)
 
 
 def test_a_mismatch_taken_at_the_merged_models_features_is_seen(towers):
     merged, expert = towers
-    drift = decomposed(merged, expert)[1]
+    own = decomposed(merged, expert)[1]
     with torch.no_grad():
         h = merged.features[1]
         wrong = merged.maps[1](h) - expert.maps[1](h)
-    assert float(residual(replace(drift, mismatch=wrong)).min()) > 1e-3
+    assert float(residual(replace(own, mismatch=wrong)).min()) > 1e-3
 
 
 def test_nodes_integrate_polynomials_of_twice_their_number_exactly():
     for count in (1, 3, 5):
         for power in range(2 * count):
-            assert sum(w * t**power for t, w in nodes_and_weights(count)) == pytest.approx(
-                1 / (power + 1), abs=1e-14
-            )
+            found = sum(w * t**power for t, w in drift.nodes_and_weights(count))
+            assert found == pytest.approx(1 / (power + 1), abs=1e-14)
 
 
 def test_a_path_average_of_a_quadratic_is_its_jacobian_in_the_middle():
     start, change, v = (
         torch.randn(3, 4, generator=seeded(i), dtype=torch.float64) for i in range(3)
     )
-    moved = path_average(lambda h: h**2, start, change, torch.stack([change, v]), 1)
+    moved = drift.path_average(lambda h: h**2, start, change, torch.stack([change, v]), 1)
     assert torch.allclose(moved[0], (start + change) ** 2 - start**2)
     assert torch.allclose(moved[1], 2 * (start + change / 2) * v)
 
@@ -101,22 +74,18 @@ def test_the_unrolled_sum_of_mismatches_converges_to_the_final_drift(towers):
 
 def head(classes=5):
     found = torch.randn(classes, 16, generator=seeded(3), dtype=torch.float64)
-    return Head(
-        torch.randn(16, 32, generator=seeded(4), dtype=torch.float64),
-        found / found.norm(dim=1, keepdim=True),
-        20.0,
-    )
+    projection = torch.randn(16, 32, generator=seeded(4), dtype=torch.float64)
+    return Head(projection, found / found.norm(dim=1, keepdim=True), 20.0)
 
 
 def test_scores_losses_and_answers_stay_within_their_bounds(towers):
-    found, drift = Found(), score_drift(*towers, head())
-    check_scores(drift, found)
-    check_loss(drift, torch.tensor([0, 1, 2, 3]), (2, 4), found)
-    check_margins(drift, found)
+    found, moved = Found(), scores.score_drift(*towers, head())
+    scores.check_scores(moved, found)
+    scores.check_loss(moved, torch.tensor([0, 1, 2, 3]), (2, 4), found)
+    scores.check_margins(moved, found)
     rooms = {line["statement"]: line["value"] for line in found.lines if line["quantity"] == "room"}
-    assert {"proposition_3", "proposition_6", "proposition_7", "corollary_2"} <= set(rooms) and min(
-        rooms.values()
-    ) >= 0
+    assert {"proposition_3", "proposition_6", "proposition_7", "corollary_2"} <= set(rooms)
+    assert min(rooms.values()) >= 0
     assert value(found, "proposition_7", "digits") > 6
     assert value(found, "margin", "lost_though_guaranteed") == 0
 
@@ -129,13 +98,10 @@ def test_a_bound_that_is_too_small_shows_negative_room():
 
 def test_the_constant_of_cosines_is_taken_where_the_segment_is_nearest_to_the_origin():
     h = Head(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), 1.0)
-    ends = torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
-    assert float(cosine_constant(h, ends[:1], 2 * ends[1:])) > float(
-        cosine_constant(h, ends[:1], ends[:1])
-    )
-    assert float(cosine_constant(h, ends[:1], ends[1:])) == pytest.approx(
-        1.0
-    )  # the nearest point is (1, 0)
+    one, other = torch.tensor([[[1.0, -1.0]], [[1.0, 1.0]]], dtype=torch.float64)
+    assert float(cosine_constant(h, one, 2 * other)) > float(cosine_constant(h, one, one))
+    # the nearest point is (1, 0)
+    assert float(cosine_constant(h, one, other)) == pytest.approx(1.0)
 
 
 def linear_and_sources():
@@ -143,16 +109,13 @@ def linear_and_sources():
         return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
 
     tasks = ("mnist", "dtd")
-    weights, x = (
-        {t: draw(i, 3, 4) for i, t in enumerate(tasks)},
-        {t: draw(5 + i, 9, 4) for i, t in enumerate(tasks)},
+    weights = {t: draw(i, 3, 4) for i, t in enumerate(tasks)}
+    x = {t: draw(5 + i, 9, 4) for i, t in enumerate(tasks)}
+    linear = sources.Linear(weights, x, draw(9, 3, 4))
+    moved = {t: draw(20 + i, 9, 4) for i, t in enumerate(tasks)}
+    return linear, *(
+        linear.source({t: x[t] + s * moved[t] for t in tasks}, 0.6) for s in (0.1, 0.4)
     )
-    linear = Linear(weights, x, draw(9, 3, 4))
-    sources = [
-        linear.source({t: x[t] + s * draw(20 + i, 9, 4) for i, t in enumerate(tasks)}, 0.6)
-        for s in (0.1, 0.4)
-    ]
-    return linear, *sources
 
 
 SETTINGS = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.6)
@@ -160,7 +123,7 @@ SETTINGS = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.6)
 
 def test_the_minimum_of_the_objective_has_no_slope():
     linear, src, _ = linear_and_sources()
-    W = minimum(src, linear, SETTINGS).requires_grad_()
+    W = sources.minimum(src, linear, SETTINGS).requires_grad_()
     total = sum(((u @ W.T - src.y[t]) ** 2).sum(1).mean() for t, u in src.u.items())
     (total + SETTINGS.ridge * ((W - linear.anchor) ** 2).sum()).backward()
     assert float(W.grad.abs().max()) < 1e-12
@@ -168,23 +131,22 @@ def test_the_minimum_of_the_objective_has_no_slope():
 
 def test_solving_on_another_source_costs_no_more_than_both_parts_of_proposition_8():
     linear, src, dep = linear_and_sources()
-    sides = mismatch(src, dep, linear, SETTINGS)
-    worse = objective(minimum(src, linear, SETTINGS), dep, linear, SETTINGS.ridge)
-    assert (
-        sides.gap == pytest.approx(worse - sides.best)
-        and 0 < sides.gap <= sides.largest <= sides.transport
-    )
-    same = mismatch(src, src, linear, SETTINGS)
+    sides = sources.mismatch(src, dep, linear, SETTINGS)
+    solved = sources.minimum(src, linear, SETTINGS)
+    worse = sources.objective(solved, dep, linear, SETTINGS.ridge)
+    assert sides.gap == pytest.approx(worse - sides.best)
+    assert 0 < sides.gap <= sides.largest <= sides.transport
+    same = sources.mismatch(src, src, linear, SETTINGS)
     assert same.gap == same.largest == same.transport == 0
 
 
 def test_the_wasserstein_distance_ignores_the_order_of_tokens():
     linear, src, _ = linear_and_sources()
-    turned = replace(
-        src, u={t: u.flip(0) for t, u in src.u.items()}, y={t: y.flip(0) for t, y in src.y.items()}
-    )
-    assert wasserstein(src, turned, "dtd") == 0
-    assert loss(linear.anchor, turned) == pytest.approx(loss(linear.anchor, src))
+    u, y = ({t: rows.flip(0) for t, rows in side.items()} for side in (src.u, src.y))
+    turned = replace(src, u=u, y=y)
+    assert sources.wasserstein(src, turned, "dtd") == 0
+    found, same = (sources.loss(linear.anchor, one) for one in (turned, src))
+    assert found == pytest.approx(same)
 
 
 def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_ones_almost_do():
@@ -192,33 +154,20 @@ def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_o
 
     base = clip()
     experts = {t: shifted(base, 30 + i, 0.05) for i, t in enumerate(("mnist", "dtd"))}
-    merged, batches = (
-        averaged(list(experts.values())),
-        {t: images(50 + i) for i, t in enumerate(experts)},
-    )
-    orders = {
-        order: featcal.calibrate(
-            merged,
-            base=base,
-            experts=experts,
-            batches=batches,
-            settings=SETTINGS.but(order=order),
-        ).model
-        for order in ("forward", "stale")
-    }
-    found = Found()
-    whole = {
-        t: {"pixel_values": torch.cat([b["pixel_values"] for b in batches[t]])} for t in batches
-    }
-    check_sources(Models(base, merged, experts, **orders), whole, SETTINGS, found)
+    merged = averaged(list(experts.values()))
+    batches = {t: images(50 + i) for i, t in enumerate(experts)}
+    orders, given = {}, {"base": base, "experts": experts, "batches": batches}
+    for order in ("forward", "stale"):
+        settings = SETTINGS.but(order=order)
+        orders[order] = featcal.calibrate(merged, **given, settings=settings).model
+    found, models = Found(), sources.Models(base, merged, experts, **orders)
+    pixels = {t: torch.cat([b["pixel_values"] for b in own]) for t, own in batches.items()}
+    whole = {task: {"pixel_values": rows} for task, rows in pixels.items()}
+    sources.check_sources(models, whole, SETTINGS, found)
     assert value(found, "equation_45", "digits") == 16
-    assert (
-        value(found, "proposition_8", "room") >= 0
-        and value(found, "proposition_8_transport", "room") >= 0
-    )
-    moved = [
-        value(found, "proposition_8", f"{kind}_moved", block="01") for kind in ("forward", "stale")
-    ]
+    for statement in ("proposition_8", "proposition_8_transport"):
+        assert value(found, statement, "room") >= 0
+    moved = [value(found, "proposition_8", f"{order}_moved", block="01") for order in orders]
     assert 0 < moved[0] < moved[1]
 
 
@@ -232,7 +181,7 @@ def test_equations_hold_on_padded_texts_whose_blocks_end_in_a_norm():
     drifts = decomposed(merged, expert)
     check_residual(drifts, found)
     assert not found.lines, "a block that ends in a norm does not add its branches"
-    assert all(float(residual(drift).max()) < 1e-13 for drift in drifts)
+    assert all(float(residual(one).max()) < 1e-13 for one in drifts)
     check_propagation([(merged, expert)], (2, 8), found)
     assert value(found, "proposition_2", "digits") > 9
     by_hand = torch.stack([merged.features[-1][i, : mask[i].sum()].mean(0) for i in range(4)])

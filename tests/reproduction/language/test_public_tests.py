@@ -24,26 +24,11 @@ installed = pytest.mark.skipif(not harness.installed(), reason="needs the extra 
 FINAL = "Final Answer: The final answer is ${}$. I hope it is correct."
 MATH, ORDERS = "HuggingFaceH4/MATH-500", "google/IFEval"
 SCORED = [  # a test, whose rows, answers of which some are right, and the share of those
-    (
-        "math500",
-        MATH,
-        [FINAL.format(r"\frac{1}{2}"), FINAL.format(r"(3, \sqrt{2})"), FINAL.format("41")],
-        200 / 3,
-    ),
+    ("math500", MATH, [FINAL.format(x) for x in (r"\frac{1}{2}", r"(3, \sqrt{2})", "41")], 200 / 3),
     ("math500_verified", MATH, [r"It is $\boxed{0.5}$.", "It is $7$.", "$42$"], 200 / 3),
-    (
-        "ifeval",
-        ORDERS,
-        ["the ship comes back in the evening", "One sentence only.", "The SHIP sails."],
-        200 / 3,
-    ),
-    (
-        "ifeval",
-        ORDERS,
-        ["the ship, it sails", "Dr. Who came. The ship sailed.", "THE SHIP SAILS"],
-        100 / 3,
-    ),
-]
+    ("ifeval", ORDERS, ["the ship comes back in the evening", "One sentence only.", "The SHIP sails."], 200 / 3),
+    ("ifeval", ORDERS, ["the ship, it sails", "Dr. Who came. The ship sailed.", "THE SHIP SAILS"], 100 / 3),
+]  # fmt: skip
 
 SCORING = """
 import json, sys
@@ -79,15 +64,10 @@ def test_what_public_tests_lack_is_told_at_once(monkeypatch):
         load_public(PAPER | {"gsm8k": "gsm8k_strict"})
     message = str(told.value)
     assert message.count("\n") < 16 and "Traceback" not in message
-    for test in (
-        PUBLIC[key]
-        for key in ("math500", "gsm8k", "humaneval_plus", "mbpp_plus", "ifeval", "arc_challenge")
-    ):
-        assert f"{test.task}: " in message
+    for key in "math500 gsm8k humaneval_plus mbpp_plus ifeval arc_challenge".split():
+        assert f"{PUBLIC[key].task}: " in message
     assert "humaneval_plus: runs generated programs, which is not allowed here" in message
-    assert message.count("HF_ALLOW_CODE_EVAL=1 lets the harness run generated programs") == 1, (
-        "every way out once"
-    )
+    assert message.count("HF_ALLOW_CODE_EVAL=1 lets the harness run generated programs") == 1
     with pytest.raises(UnknownKey, match="did you mean 'gsm8k_strict'"):
         load_public({"gsm8k": "gsm8k_strikt"})
 
@@ -123,24 +103,19 @@ def test_the_antlr_of_sympy_is_taken_from_its_own_folder_and_any_other_is_one_li
     with pytest.raises(ImportError, match=told):
         requirements.require_antlr()
     antlr(tmp_path / "own", "4.11.1")
-    assert (
-        told not in [lack.what for lack in requirements.lacking(PUBLIC["math500"])]
-        and len(sys.path) == 1
-    )
+    assert told not in [lack.what for lack in requirements.lacking(PUBLIC["math500"])]
+    assert len(sys.path) == 1
     requirements.require_antlr()
-    assert (
-        sys.path[0] == str(tmp_path / "own")
-        and importlib.metadata.version("antlr4-python3-runtime") == "4.11.1"
-    )
+    assert sys.path[0] == str(tmp_path / "own")
+    assert importlib.metadata.version("antlr4-python3-runtime") == "4.11.1"
 
 
 def antlr(folder: Path, version: str) -> Path:
     """What pip leaves of a version, without its code."""
     own = folder / f"antlr4_python3_runtime-{version}.dist-info"
     own.mkdir(parents=True)
-    (own / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: antlr4-python3-runtime\nVersion: {version}\n"
-    )
+    named = f"Name: antlr4-python3-runtime\nVersion: {version}\n"
+    (own / "METADATA").write_text(f"Metadata-Version: 2.1\n{named}")
     return folder
 
 
@@ -166,26 +141,15 @@ def test_the_harness_scores_rows_as_the_hub_has_them(tmp_path):
     the antlr4 of omegaconf.
     """
     environment = os.environ | punkt_tab(tmp_path) | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    assert not [
-        lack
-        for key in ("math500", "ifeval")
-        for lack in requirements.lacking(PUBLIC[key])
-        if "punkt" not in lack.what
-    ]
-    asked = json.dumps([[key, rows, answers] for key, rows, answers, _ in SCORED])
-    done = subprocess.run(
-        [sys.executable, "-c", SCORING, asked],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    lacks = [lack for key in ("math500", "ifeval") for lack in requirements.lacking(PUBLIC[key])]
+    assert all("punkt" in lack.what for lack in lacks)
+    asked = json.dumps([one[:3] for one in SCORED])
+    how = {"env": environment, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run([sys.executable, "-c", SCORING, asked], **how)
     assert done.returncode == 0, done.stderr
-    assert [pair[0] for pair in json.loads(done.stdout)] == pytest.approx(
-        [share for *_, share in SCORED]
-    )
-    for value, count, right in json.loads(done.stdout):
+    found = json.loads(done.stdout)
+    assert [value for value, *_ in found] == pytest.approx([share for *_, share in SCORED])
+    for value, count, right in found:
         assert len(right) == count and value == pytest.approx(100 * sum(right) / count)
-    assert sorted(file.name for file in tmp_path.rglob("*") if file.is_file()) == sorted(ENGLISH), (
-        "nothing was fetched"
-    )
+    kept = [file.name for file in tmp_path.rglob("*") if file.is_file()]
+    assert sorted(kept) == sorted(ENGLISH)  # nothing was fetched

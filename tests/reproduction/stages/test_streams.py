@@ -51,10 +51,8 @@ def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
         for _ in range(2):  # every iteration is the same
             batches = list(drawn)
             assert [len(b["pixel_values"]) for b in batches] == [4, 4, 2]
-            assert all(
-                torch.equal(b["pixel_values"], w["pixel_values"])
-                for b, w in zip(batches, wanted, strict=True)
-            )
+            for batch, want in zip(batches, wanted, strict=True):
+                assert torch.equal(batch["pixel_values"], want["pixel_values"])
 
 
 @pytest.mark.parametrize("samples", [None, 30])
@@ -68,13 +66,10 @@ def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(c
     batches = [found.batch(numbers)["pixel_values"] for numbers in ([7, 3, 11, 3], [0])]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    bytes_drawn = (
-        0 if samples is None else pictures * PICTURE
-    )  # a draw is held as bytes, a split stays where it is
-    assert (
-        len(found) == len(wanted) == pictures
-        and peak < bytes_drawn + 10 * 4 * PICTURE < 4 * pictures * PICTURE
-    )
+    assert len(found) == len(wanted) == pictures
+    # a draw is held as bytes, a split stays where it is
+    held = 0 if samples is None else pictures * PICTURE
+    assert peak < held + 10 * 4 * PICTURE < 4 * pictures * PICTURE
     for numbers, batch in zip(([7, 3, 11, 3], [0]), batches, strict=True):
         assert torch.equal(batch, wanted.batch(numbers)["pixel_values"])
 
@@ -90,9 +85,8 @@ def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_a
     def trained(held):
         found = streams.streams(here, Draw(stream="train", samples=samples, batch=4))
         batches = {task: list(stream) if held else stream for task, stream in found.items()}
-        return featcal.surgery(
-            merged, experts, batches, rank=4, steps=6, batch=8, encode="each_step"
-        )
+        settings = {"rank": 4, "steps": 6, "batch": 8, "encode": "each_step"}
+        return featcal.surgery(merged, experts, batches, **settings)
 
     assert difference(trained(False), trained(True)) == 0
 
@@ -129,9 +123,8 @@ def test_pictures_that_are_decoded_by_several_threads_stand_in_their_places(
     tmp_path, monkeypatch, threads
 ):
     folder = pets(tmp_path / "pets", 12)
-    one_by_one = np.concatenate(
-        [load_images(folder, "test", PLAIN, in_memory=0).pixels[[row]] for row in range(12)]
-    )
+    lazy = load_images(folder, "test", PLAIN, in_memory=0)
+    one_by_one = np.concatenate([lazy.pixels[[row]] for row in range(12)])
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     assert np.array_equal(load_images(folder, "test", PLAIN).pixels, one_by_one)
 
