@@ -25,11 +25,7 @@ from reproduction.stages.command import run_stage
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "reproduction", "notebooks", "book", "suites")
-DEPTH = {
-    "clip_b32": 2,
-    "flan_t5_base": 1,
-    "llama_3b": 1,
-}  # blocks that are left of each list of a base's
+DEPTH = {"clip_b32": 2, "flan_t5_base": 1, "llama_3b": 1}  # blocks left of a base's lists
 FEW = {"samples": 16, "batch": 8, "seeds": [42, 43]}
 BRIEFLY = {"steps": 3, "samples": None, "batch": 8}
 SHORT: dict[str, dict] = {
@@ -206,18 +202,11 @@ def copied(work: Path, root: Path = ROOT) -> None:
 def cut_down(folder: Path, depth: int) -> None:
     """Cut a base model of the package down to its first blocks."""
     config, kept = folder / "config.json", re.compile(r"\.(?:layers|block)\.(\d+)\.")
-    smaller = re.sub(
-        r'("num_(?:hidden_|decoder_)?layers": )(\d+)',
-        lambda m: f"{m[1]}{min(int(m[2]), depth)}",
-        config.read_text(),
-    )
-    config.write_text(smaller)
-    tensors = load_file(folder / "model.safetensors")
-    few = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not (at := kept.search(name)) or int(at[1]) < depth
-    }
+    counts = re.compile(r'("num_(?:hidden_|decoder_)?layers": )(\d+)')
+    text = config.read_text()
+    config.write_text(counts.sub(lambda m: f"{m[1]}{min(int(m[2]), depth)}", text))
+    tensors = load_file(folder / "model.safetensors").items()
+    few = {n: t for n, t in tensors if not (at := kept.search(n)) or int(at[1]) < depth}
     save_file(few, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -254,9 +243,8 @@ def keep_a_chain(work: Path) -> None:
     pipeline.write_settings(work, _of_the_suite(params))
     for file in pipeline.files(work):
         content = yaml.safe_load(file.read_text())
-        content["stages"] = {
-            name: block for name, block in content["stages"].items() if name in CHAIN["stages"]
-        }
+        stages = content["stages"].items()
+        content["stages"] = {name: block for name, block in stages if name in CHAIN["stages"]}
         for block in content["stages"].values():
             if "matrix" in block:
                 kept = {"role": [key.split("-")[0]], "pool": [8], "merger": [merger]}
@@ -323,6 +311,4 @@ def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:
             if command[:2] == ["featcal", "stage"]:
                 run_stage(command[2], command[3] if len(command) > 3 else None)
     files = [*work.glob("outputs/**/*.safetensors"), *work.glob("results/**/*.csv")]
-    return {
-        str(file.relative_to(work)): sha256(file.read_bytes()).hexdigest() for file in sorted(files)
-    }
+    return {str(f.relative_to(work)): sha256(f.read_bytes()).hexdigest() for f in sorted(files)}

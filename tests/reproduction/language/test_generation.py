@@ -34,10 +34,8 @@ def prompted(seed=0, kind="t5"):
     if kind == "llama":
         from tokenizers import processors
 
-        first = [("<s>", 2)]
-        texts.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=first
-        )
+        begun = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+        texts.backend_tokenizer.post_processor = begun
     return make(MODELS[kind], seed), texts
 
 
@@ -59,9 +57,9 @@ def test_an_answer_is_the_most_likely_token_at_every_step(kind):
     first = new.shape[1]
     with torch.no_grad():
         for _ in range(5):
-            given = (
-                {"input_ids": ids, "decoder_input_ids": new} if kind == "t5" else {"input_ids": new}
-            )
+            given = {"input_ids": new}
+            if kind == "t5":
+                given = {"input_ids": ids, "decoder_input_ids": new}
             token = model(**given, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
             new = torch.cat([new, token], 1)
             if token.item() == texts.eos_token_id:
@@ -72,10 +70,8 @@ def test_an_answer_is_the_most_likely_token_at_every_step(kind):
 @pytest.mark.parametrize("name", ["t5", "t5_gated", "llama"])
 def test_adapters_change_every_step_of_a_generation_with_its_cache(name):
     given = experiment(FAMILIES[name])
-    model, batch = (
-        given["merged"],
-        {k: v[:1, :4] for k, v in FAMILIES[name].batches(5)[0].items() if k != "labels"},
-    )
+    model, batch = given["merged"], FAMILIES[name].batches(5)[0]
+    batch = {k: v[:1, :4] for k, v in batch.items() if k != "labels"}
     adapters = featcal.surgery(model, given["experts"], given["batches"], rank=4, steps=20, lr=0.01)
 
     def logits(**options):
@@ -106,27 +102,21 @@ def test_a_change_is_made_while_answers_are_generated_only():
         def __exit__(self, *_):
             seen.append(f"{self.task} off")
 
-    assert score_glue(model, texts, "rte", samples, change=Change) == (
-        0.0,
-        len(PROMPTS),
-        [False] * len(PROMPTS),
-    )
+    count = len(PROMPTS)
+    found = score_glue(model, texts, "rte", samples, change=Change)
+    assert found == (0.0, count, [False] * count)
     assert seen == ["rte on", "rte off"]
 
 
 def test_what_the_model_says_is_what_it_scores():
     model, texts = prompted()
-    said = generate_texts(model, texts, PROMPTS, 32, 9)
-    assert score_glue(model, texts, "rte", list(zip(PROMPTS, said, strict=True))) == (
-        100.0,
-        len(PROMPTS),
-        [True] * len(PROMPTS),
-    )
-    value, count, right = score_glue(
-        model, texts, "rte", list(zip(PROMPTS, [said[0], *["?"] * (len(said) - 1)], strict=True))
-    )
-    assert right == [True, *[False] * (count - 1)] and value == 100 * sum(right) / count
-    assert score_glue(model, texts, "stsb", list(zip(PROMPTS, said, strict=True)))[2] is None
+    said, count = generate_texts(model, texts, PROMPTS, 32, 9), len(PROMPTS)
+    samples = list(zip(PROMPTS, said, strict=True))
+    assert score_glue(model, texts, "rte", samples) == (100.0, count, [True] * count)
+    wrong = [samples[0], *((prompt, "?") for prompt in PROMPTS[1:])]
+    right = [True, *[False] * (count - 1)]
+    assert score_glue(model, texts, "rte", wrong) == (100 / count, count, right)
+    assert score_glue(model, texts, "stsb", samples)[2] is None
     with pytest.raises(BadData, match="rte: no sample"):
         score_glue(model, texts, "rte", [])
 

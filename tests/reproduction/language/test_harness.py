@@ -25,15 +25,8 @@ from reproduction.mini.language.domains import TESTS
 
 installed = pytest.mark.skipif(not harness.installed(), reason="needs the extra `language`")
 PROMPTS = [
-    "a dog",
-    "the cat sat on the red ship",
-    "no ",
-    "one more line\n",
-    "4+3=",
-    "ships",
-    "x" * 20,
-    " the end of it",
-]
+    "a dog", "the cat sat on the red ship", "no ", "one more line\n", "4+3=", "ships", "x" * 20, " the end of it",
+]  # fmt: skip
 NEW = 6
 
 
@@ -52,16 +45,12 @@ def model(seed=0, dtype=torch.float64):
 
 def said(model, prompts=PROMPTS):
     """One by one, without padding, up to the first line break."""
-    return [
-        generate_texts(model, texts(), [prompt], 1, NEW)[0].split("\n")[0] for prompt in prompts
-    ]
+    answers = (generate_texts(model, texts(), [prompt], 1, NEW)[0] for prompt in prompts)
+    return [answer.split("\n")[0] for answer in answers]
 
 
 def rows(targets):
-    return [
-        {"prompt": prompt, "target": target}
-        for prompt, target in zip(PROMPTS, targets, strict=True)
-    ]
+    return [{"prompt": p, "target": target} for p, target in zip(PROMPTS, targets, strict=True)]
 
 
 @pytest.fixture
@@ -107,16 +96,12 @@ def test_reference_answers_of_the_mini_suite_pass_and_careless_ones_rarely_do(
 ):
     items = {key: domains.test_items(key, "validation", 12, 0) for key in TESTS}
     rows = {key: [domains.test_row(key, item) for item in own] for key, own in items.items()}
-    tests = {
-        key: local_test(key, rows[key], test.check, test.new_tokens) for key, test in TESTS.items()
-    }
+    tests = {k: local_test(k, rows[k], test.check, test.new_tokens) for k, test in TESTS.items()}
     speaking(monkeypatch, [getattr(item, answer) for own in items.values() for item in own])
     long = model().requires_grad_(False)
     long.config.max_position_embeddings = 128
     found = score_tests(long, texts(), tests, 4)
-    tempting = {
-        key for key, own in items.items() if any(item.careless != item.target for item in own)
-    }
+    tempting = {key for key, own in items.items() if any(i.careless != i.target for i in own)}
     assert len(tempting) == 5 and all(count == 12 for _, count, _ in found.values())
     assert all(found[key][0] == 100 if right else found[key][0] <= 60 for key in tempting), found
 
@@ -126,14 +111,14 @@ def test_nothing_is_printed_drawn_or_fetched_and_logging_is_as_before(exact, mon
     import logging
 
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection was opened"))
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    level = logging.getLogger("lm_eval").level
+
+    def states():
+        drawn = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        return random.getstate(), *drawn
+
+    before, level = states(), logging.getLogger("lm_eval").level
     score_tests(model(), texts(), {"a": local_test("a", rows(PROMPTS), "letter", NEW)}, 3)
-    assert (
-        random.getstate(),
-        np.random.get_state()[1].tolist(),
-        torch.get_rng_state().tolist(),
-    ) == before
+    assert states() == before
     assert logging.getLogger("lm_eval").level == level
     assert capfd.readouterr() == ("", "")
 
@@ -163,9 +148,8 @@ def test_the_harness_own_entry_scores_the_same(exact, monkeypatch):
 @installed
 def test_adapters_of_a_test_sit_before_the_head_while_it_is_asked(exact):
     given = experiment(FAMILIES["llama"])
-    adapters = featcal.surgery(
-        given["merged"], given["experts"], given["batches"], rank=4, steps=200, lr=0.01
-    )
+    parts = (given[name] for name in ("merged", "experts", "batches"))
+    adapters = featcal.surgery(*parts, rank=4, steps=200, lr=0.01)
     asked = model()
     asked.generation_config.pad_token_id = 0
     with adapters.before_head(asked, "a"):
@@ -174,13 +158,11 @@ def test_adapters_of_a_test_sit_before_the_head_while_it_is_asked(exact):
     from contextlib import nullcontext
 
     tests = {key: local_test(key, rows(changed), "letter", NEW) for key in ("with", "without")}
-    found = score_tests(
-        asked,
-        texts(),
-        tests,
-        3,
-        lambda m, key: adapters.before_head(m, "a") if key == "with" else nullcontext(),
-    )
+
+    def change(asked, key):
+        return adapters.before_head(asked, "a") if key == "with" else nullcontext()
+
+    found = score_tests(asked, texts(), tests, 3, change)
     assert found["with"][0] == 100 > found["without"][0]
 
 

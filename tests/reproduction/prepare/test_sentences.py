@@ -40,16 +40,10 @@ def test_a_real_set_has_its_rows_its_licence_and_no_text_in_two_splits(name):
     classes = read_classes(REAL / name).classes
     # an expert sees every class
     assert set(tables["train"]["label"].to_pylist()) == set(range(len(classes)))
-    licence = next(
-        line
-        for line in (REAL / name / "README.md").read_text().splitlines()
-        if line.startswith("- licence: ")
-    )
-    entry = next(
-        part
-        for part in (ROOT / "NOTICE").read_text().split("\n\n")[2].split("\n  licence: ")
-        if name in part
-    )
+    lines = (REAL / name / "README.md").read_text().splitlines()
+    licence = next(line for line in lines if line.startswith("- licence: "))
+    notice = (ROOT / "NOTICE").read_text().split("\n\n")[2].split("\n  licence: ")
+    entry = next(part for part in notice if name in part)
     assert ("SHARE-ALIKE" in entry.rpartition(name)[2].partition("\n")[0]) == ("-SA" in licence)
 
 
@@ -97,54 +91,38 @@ def test_what_is_missing_of_a_task_is_named(tmp_path):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_keeps_rows_and_labels_and_depends_on_the_row_alone(sentences, damage):
-    whole, part = (
-        damaged(sentences, "colours", damage, 3, 0),
-        damaged(sentences.take([5, 30]), "colours", damage, 3, 0),
-    )
-    assert (
-        part.texts == (whole.texts[5], whole.texts[30]) and (whole.labels == sentences.labels).all()
-    )
-    others = [
-        damaged(sentences, *key)
-        for key in (("sky", damage, 3, 0), ("colours", damage, 2, 0), ("colours", damage, 3, 1))
-    ]
-    assert all(other.texts != whole.texts for other in others) and whole.texts != sentences.texts
+    both = (sentences, sentences.take([5, 30]))
+    whole, part = (damaged(some, "colours", damage, 3, 0) for some in both)
+    assert part.texts == (whole.texts[5], whole.texts[30])
+    assert (whole.labels == sentences.labels).all() and whole.texts != sentences.texts
+    for key in (("sky", damage, 3, 0), ("colours", damage, 2, 0), ("colours", damage, 3, 1)):
+        assert damaged(sentences, *key).texts != whole.texts
     assert whole.batch([5])["input_ids"].tolist() == [whole.ids[5]]
 
 
 def test_stronger_damage_changes_more():
-    text, count = "one two three four five six seven eight nine ten " * 200, 2000
-    draw = np.random.default_rng
-    letters = [
-        sum(a != b for a, b in zip(text, typing_errors(text, share, draw(0)), strict=False))
-        for share in (0.0, 0.04, 0.16)
-    ]
-    assert letters[0] == 0 and letters[1] > 0
+    text, draw = "one two three four five six seven eight nine ten " * 200, np.random.default_rng
+    words = text.split()
+
+    def apart(one, other):
+        return sum(a != b for a, b in zip(one, other, strict=False))
+
+    letters = [apart(text, typing_errors(text, share, draw(0))) for share in (0.0, 0.04)]
+    assert letters[0] == 0 < letters[1]
     for share in (0.1, 0.4):
-        assert len(dropped_words(text, share, draw(0)).split()) == pytest.approx(
-            (1 - share) * count, rel=0.05
-        )
-    moved = [
-        sum(
-            a != b
-            for a, b in zip(text.split(), swapped_words(text, s, draw(0)).split(), strict=True)
-        )
-        for s in (0.1, 0.2, 0.4)
-    ]
-    assert moved == sorted(moved) and sorted(swapped_words(text, 0.4, draw(0)).split()) == sorted(
-        text.split()
-    )
+        left = len(dropped_words(text, share, draw(0)).split())
+        assert left == pytest.approx((1 - share) * len(words), rel=0.05)
+    swapped = [swapped_words(text, share, draw(0)).split() for share in (0.1, 0.2, 0.4)]
+    moved = [apart(words, one) for one in swapped]
+    assert moved == sorted(moved) and all(sorted(one) == sorted(words) for one in swapped)
     assert dropped_words("alone", 1.0, draw(0)) == "alone"
 
 
 def test_the_recipe_in_force_is_the_one_that_was_chosen():
     choice = json.loads((ROOT / "reproduction/real_text/choice.json").read_text())["chosen"]
     recipe = load_suite(ROOT, "mini").sentences.fine_tune
-    assert (recipe.steps, recipe.lr, list(recipe.frozen)) == (
-        choice["steps"],
-        choice["lr"],
-        choice["frozen"],
-    )
+    found = {"steps": recipe.steps, "lr": recipe.lr, "frozen": list(recipe.frozen)}
+    assert found == {name: choice[name] for name in found}
 
 
 def test_features_of_the_real_encoder_are_those_of_sentence_transformers():

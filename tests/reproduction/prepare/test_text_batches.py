@@ -57,20 +57,15 @@ def calibrated(base, batches, reading):
     model = load_model(base).double()
     experts = {task: shifted(model, 10 + seed) for seed, task in enumerate(batches)}
     given = {"base": model, "experts": experts, "plan": plan_of_reading(base, reading)}
-    return calibrate(
-        averaged(list(experts.values())),
-        batches=batches,
-        settings=PAPER.but(norm=False),
-        **given,
-    ).model
+    merged, settings = averaged(list(experts.values())), PAPER.but(norm=False)
+    return calibrate(merged, batches=batches, settings=settings, **given).model
 
 
 def padded(batch, more):
     """Every tensor of a batch made longer on the right by tokens that do not count."""
     fill = {"labels": -100}
-    return {
-        k: torch.nn.functional.pad(v, (0, more), value=fill.get(k, 0)) for k, v in batch.items()
-    }
+    pad = torch.nn.functional.pad
+    return {k: pad(v, (0, more), value=fill.get(k, 0)) for k, v in batch.items()}
 
 
 @pytest.mark.parametrize(("kind", "reading"), READINGS)
@@ -101,10 +96,8 @@ def test_what_is_read_is_what_counts(tmp_path, texts):
     """Every byte is a token, and a text or target ends with one more; the decoder reads as many
     tokens as its target has.
     """
-    prompts, answers = (
-        sum(len(words) for words in part)
-        for part in zip(*((s.text, s.target) for s in taught("a")), strict=True)
-    )
+    prompts = sum(len(sample.text) for sample in taught("a"))
+    answers = sum(len(sample.target) for sample in taught("a"))
     t5, llama = folder(tmp_path / "t5", "t5"), folder(tmp_path / "llama", "llama")
     expected = {
         (t5, Reading()): [prompts + 8, answers + 8],
@@ -126,7 +119,5 @@ def test_the_draw_is_of_the_seed_and_takes_what_there_is(tmp_path, texts):
         text_batches(base, texts, "a", n, seed, 8, Reading())[0]["input_ids"]
         for n, seed in ((4, 1), (4, 1), (4, 2), (99, 1))
     ]
-    assert torch.equal(ids[0], ids[1]) and not (
-        ids[0].shape == ids[2].shape and torch.equal(ids[0], ids[2])
-    )
+    assert torch.equal(ids[0], ids[1]) and not torch.equal(ids[0], ids[2])
     assert [len(one) for one in ids] == [4, 4, 4, 8]
