@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from featcal.errors import BadPlan
 from featcal.files import Ledger
 from featcal.models.batch import Model
+from featcal.models.checkpoint import is_adapter
 from featcal.models.families import plan_for
 from featcal.models.load import (
     evaluation_mode,
-    is_adapter,
     load_as_calibrated,
     model_class,
     same_tower,

@@ -342,10 +342,10 @@ def check_config(folder: Path) -> None:
     config = read_json(path) if path.is_file() else {}
     usual = isinstance(config, dict) and isinstance(config.get("architectures"), list)
     if not usual or not config["architectures"] or config.get("auto_map"):
-        from featcal.models.load import model_class, model_code
+        from featcal.models.load import model_class, refuse_code
 
         kind = model_class(folder)  # raises if there is none
-        if code := model_code(config):
+        if code := refuse_code(folder):
             ours = f"transformers' own {kind.__name__} is used"
             note(f"{path}: auto_map names {code[0]}, which is not run; {ours}")
     if config.get("quantization_config"):

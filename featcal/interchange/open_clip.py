@@ -31,7 +31,7 @@ from featcal.errors import (
 )
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.checkpoint import all_finite, no_safetensors
-from featcal.models.load import load_clip, load_vision, quiet_transformers, vision_part
+from featcal.models.load import load_clip, load_vision, quiet_transformers
 from featcal.models.save import copy_other_files, save_model
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
@@ -326,7 +326,6 @@ def to_open_clip(source: Path, out: Path, clip: Path | None = None) -> Path:
     """
     if clip is None:
         return write_open_clip(load_clip(source), out, like=source)
-    vision_part(source)
     whole, vision = load_clip(clip), load_vision(source)
     ours, theirs = vision.config.hidden_size, whole.vision_model.config.hidden_size
     if ours != theirs:

@@ -14,7 +14,9 @@ from featcal.data.texts import VOCABULARIES
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
 from featcal.merging.sources import Aligned, Source, is_vocabulary
 from featcal.models.batch import Model
-from featcal.models.load import is_adapter, load_tokenizer, model_class, require_one_family
+from featcal.models.checkpoint import is_adapter
+from featcal.models.configs import require_one_family
+from featcal.models.load import load_tokenizer, model_class
 from featcal.models.lora import is_peft
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from featcal.models.batch import Model
-from featcal.models.checkpoint import SINGLE, check_tensor
-from featcal.models.load import is_adapter, load_model, load_vision
+from featcal.models.checkpoint import SINGLE, check_tensor, is_adapter
+from featcal.models.load import load_model, load_vision
 from featcal.models.lora import WEIGHTS, dense_model, without_adapters
 from featcal.models.modules import tied_names
 from featcal.models.save import untied

@@ -6,7 +6,7 @@ transformers writes as several operations run in place: the same bits, with less
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -41,6 +41,19 @@ def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def output_hooks(
+    module: nn.Module, names: Iterable[str], note: Callable[[str, Any], Any]
+) -> Iterator[None]:
+    """Call `note` with the name and output of each named module; a result of it is put out."""
+    handles = [
+        module.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: note(n, out))
+        for n in names
+    ]
+    with hooked(handles):
+        yield
 
 
 @contextmanager
@@ -237,10 +250,14 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Batch) -> None:
 
 
 class Captured(dict[str, Tensor]):
-    """Tensors by name, with the version each had when it was captured."""
+    """Tensors by name, with the version each had when it was captured.
+
+    scales: of residual streams the γ (d,) of each linear whose output is scaled first, by name.
+    """
 
     def __init__(self, enough: Enough | None):
         super().__init__()
+        self.scales: dict[str, Tensor] = {}
         self._versions: dict[str, int] = {}
         self._enough = enough
 
@@ -295,20 +312,10 @@ def module_outputs(
     Outputs that were overwritten in place are left out.
     """
     outputs = Captured(enough)
-    with suppress(StopForward), hooked(_output_hooks(block, names, outputs.add)):
+    with suppress(StopForward), output_hooks(block, names, outputs.add):
         yield outputs
     for name in outputs.overwritten:
         del outputs[name]
-
-
-def _output_hooks(
-    block: nn.Module, names: Sequence[str], note: Callable[[str, Tensor], None]
-) -> list[RemovableHandle]:
-    """Call `note` with the name and the output of each named module."""
-    return [
-        block.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: note(n, out))
-        for n in names
-    ]
 
 
 @contextmanager
@@ -322,31 +329,17 @@ def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str,
     def entering(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         features["embeddings"] = next(iter(arguments(block, args, kwargs).values()))
 
-    def leaving(block: nn.Module, name: str, output: Any) -> None:
-        if name in features:
-            path = next(path for path, module in model.named_modules() if module is block)
-            raise BadCapture(
-                [path], "this block runs twice in one forward, so it has two solutions"
-            )
-        features[name] = output if isinstance(output, Tensor) else output[0]
+    def leaving(name: str, output: Any) -> None:
+        number = f"{int(name):02d}"
+        if number in features:
+            path = next(path for path, each in model.named_modules() if each is blocks[int(name)])
+            problem = "this block runs twice in one forward, so it has two solutions"
+            raise BadCapture([path], problem)
+        features[number] = output if isinstance(output, Tensor) else output[0]
 
-    handles = [blocks[0].register_forward_pre_hook(entering, with_kwargs=True)]
-    handles += [
-        b.register_forward_hook(lambda m, _a, out, n=f"{i:02d}": leaving(m, n, out))
-        for i, b in enumerate(blocks)
-    ]
-    with hooked(handles):
+    first = blocks[0].register_forward_pre_hook(entering, with_kwargs=True)
+    with first, output_hooks(blocks, map(str, range(len(blocks))), leaving):
         yield features
-
-
-class ResidualStreams(Captured):
-    """Residual streams by the linear that writes into them. scales: γ (d,) of each linear whose
-    output is scaled first (layer scale), by name.
-    """
-
-    def __init__(self, enough: Enough | None):
-        super().__init__(enough)
-        self.scales: dict[str, Tensor] = {}
 
 
 class Additions(TorchFunctionMode):
@@ -362,7 +355,7 @@ class Additions(TorchFunctionMode):
         self,
         outputs: Mapping[str, Tensor],
         like: Tensor,
-        streams: ResidualStreams,
+        streams: Captured,
         scales: Mapping[str, Tensor],
     ):
         super().__init__()
@@ -407,7 +400,7 @@ def residual_streams(
     hidden: Tensor,
     enough: Enough | None = None,
     scales: Mapping[str, Tensor] = {},
-) -> Iterator[ResidualStreams]:
+) -> Iterator[Captured]:
     """Capture the residual streams that outputs of named linears are added to in the next forward.
 
     A linear is left out if its output is normed or added to another linear's first, or is never
@@ -415,10 +408,9 @@ def residual_streams(
     for an output y of this block. The `with` ends as in `module_inputs`.
     Raises: BadCapture for a stream that was overwritten in place afterwards.
     """
-    streams, outputs = ResidualStreams(enough), dict[str, Tensor]()
-    handles = _output_hooks(block, names, outputs.__setitem__)
+    streams, outputs = Captured(enough), dict[str, Tensor]()
     additions = Additions(outputs, hidden, streams, scales)
-    with suppress(StopForward), hooked(handles), additions:
+    with suppress(StopForward), output_hooks(block, names, outputs.__setitem__), additions:
         yield streams
     outputs.clear()
     additions.scaled.clear()

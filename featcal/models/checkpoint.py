@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 VARIANT = re.compile(r"model\.[^.]+\.safetensors")  # such as model.fp16.safetensors
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 KINDS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
@@ -70,6 +71,27 @@ def folder_path(folder: object) -> Path:
         way_out = "check the path; hub names must be fetched first"
         raise MissingPath(folder, "a checkpoint folder", way_out)
     return Path(folder)
+
+
+def is_adapter(model: object) -> bool:
+    """Return whether a model is given as a folder of an adapter, without weights of a model; some
+    tools put the base's config.json there.
+    """
+    if not isinstance(model, str | Path):
+        return False
+    return (Path(model) / ADAPTER).is_file() and not any(Path(model).glob("model*.safetensors"))
+
+
+def refuse_adapter(folder: str | Path) -> None:
+    """Raise BadFile for a folder with an adapter only."""
+    if is_adapter(folder):
+        raise BadFile(
+            folder,
+            "a LoRA adapter, not a model",
+            "merge, calibrate and compare accept it as an expert",
+            "to make a model of it: featcal merge average --base BASE --out MODEL "
+            f"--expert NAME={folder}",
+        )
 
 
 class LazyCheckpoint:

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from featcal.errors import FeatCalError
+from featcal.errors import FeatCalError, TensorsDiffer
 
 # keys that change no feature: training, labels and heads, special tokens, and what shapes show
 HARMLESS = re.compile(
@@ -26,6 +26,25 @@ DERIVED = ("head_dim", "n_inner")  # where they are None, shapes and other keys 
 
 # names of one activation
 SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+
+
+def require_one_family(kinds: Mapping[str, type]) -> None:
+    """Raise TensorsDiffer unless the classes, by label, have their configs in one module.
+
+    Same tensor names and shapes do not make one family: RoBERTa's are BERT's with another meaning.
+    """
+    modules = {
+        n: getattr(getattr(k, "config_class", None), "__module__", None) for n, k in kinds.items()
+    }
+    here, *others = kinds
+    for there in others:
+        if modules[there] != modules[here]:
+            way_out = (
+                "all models must be of one family; if one computes as the other does, write its "
+                "class into config.json"
+            )
+            this, that = kinds[here].__name__, kinds[there].__name__
+            raise TensorsDiffer("the architecture", here, this, there, that, way_out)
 
 
 def require_same_configs(configs: Mapping[str, Any]) -> None:

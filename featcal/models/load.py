@@ -5,7 +5,7 @@ classes of the same names. (transformers would ask at the terminal and take "y" 
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,14 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from featcal.errors import (
-    BadFile,
-    BadSetting,
-    TensorsDiffer,
-    WrongKeys,
-)
+from featcal.errors import BadFile, BadSetting, WrongKeys
 from featcal.files import read_json
-from featcal.models.checkpoint import LazyCheckpoint, folder_path
+from featcal.models.checkpoint import LazyCheckpoint, folder_path, refuse_adapter
 from featcal.models.sentences import MODULES
 
-CONFIG, TOKENIZER, ADAPTER = "config.json", "tokenizer_config.json", "adapter_config.json"
+CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 VISION = "vision_model"  # a CLIPModel's vision tower
+CLIP_CLASSES = (CLIPModel, CLIPVisionModel)
 
 
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -48,7 +44,10 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTra
 
 def load_vision(folder: str | Path, dtype: torch.dtype = torch.float32) -> CLIPVisionModel:
     """Load the vision tower of a CLIPVisionModel or CLIPModel. Raises: as load_model."""
-    return _load(CLIPVisionModel, folder, dtype, vision_part(folder))
+    kind = model_class(folder)
+    if kind not in CLIP_CLASSES:
+        raise other_class(folder, kind.__name__, "a CLIPModel or CLIPVisionModel is needed here")
+    return _load(CLIPVisionModel, folder, dtype)
 
 
 def load_clip(folder: str | Path) -> CLIPModel:
@@ -62,12 +61,12 @@ def load_clip(folder: str | Path) -> CLIPModel:
 
 def load_as_calibrated(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Load what calibration works on: CLIP's vision tower, or the model. Raises: as load_model."""
-    clip = model_class(folder) in (CLIPModel, CLIPVisionModel)
-    return (load_vision if clip else load_model)(folder, dtype)
+    kind = model_class(folder)
+    return _load(CLIPVisionModel if kind in CLIP_CLASSES else kind, folder, dtype)
 
 
-def _load(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None = None) -> Any:
-    checkpoint = LazyCheckpoint(folder, part)
+def _load(kind: Any, folder: str | Path, dtype: torch.dtype) -> Any:
+    checkpoint = LazyCheckpoint(folder, VISION if kind is CLIPVisionModel else None)
     checkpoint.require_floating()
     checkpoint.check_finite()
     with quiet_transformers():
@@ -80,8 +79,7 @@ def _load(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None = 
             ignore_mismatched_sizes=True,  # reported below by name instead of by a traceback
             output_loading_info=True,
         )
-    # a tower leaves the rest of its CLIPModel out, as a model does with heads it lacks
-    unexpected = sorted(n for n in info["unexpected_keys"] if not (part or in_head(n, module)))
+    unexpected = sorted(name for name in info["unexpected_keys"] if not in_head(name, module))
     missing = sorted(info["missing_keys"])
     misshapen = sorted(str(entry[0]) for entry in info["mismatched_keys"])
     if missing or unexpected or misshapen:
@@ -106,7 +104,7 @@ def read_config(kind: Any, folder: str | Path) -> PretrainedConfig:
 
 
 def in_head(name: str, module: PreTrainedModel) -> bool:
-    """Return whether a tensor belongs to a head or pooler, not to the tower below it."""
+    """Return whether a tensor belongs to a head, pooler or other tower, not to the tower below."""
     if "pooler" in name.split("."):
         return True
     prefix, own = f"{module.base_model_prefix}.", module.state_dict().keys()
@@ -198,29 +196,11 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     return kind
 
 
-def is_adapter(model: object) -> bool:
-    """Return whether a model is given as a folder of an adapter, without weights of a model; some
-    tools put the base's config.json there.
+def refuse_code(folder: str | Path, name: str = CONFIG) -> list[str]:
+    """Raise BadFile if a config.json or tokenizer_config.json names code that transformers lacks.
+
+    Returns: code of models that it names, such as modeling_own.OwnModel, which is not run either.
     """
-    if not isinstance(model, str | Path):
-        return False
-    return (Path(model) / ADAPTER).is_file() and not any(Path(model).glob("model*.safetensors"))
-
-
-def refuse_adapter(folder: str | Path) -> None:
-    """Raise BadFile for a folder with an adapter only."""
-    if is_adapter(folder):
-        raise BadFile(
-            folder,
-            "a LoRA adapter, not a model",
-            "merge, calibrate and compare accept it as an expert",
-            "to make a model of it: featcal merge average --base BASE --out MODEL "
-            f"--expert NAME={folder}",
-        )
-
-
-def refuse_code(folder: str | Path, name: str = CONFIG) -> None:
-    """Raise BadFile if a config.json or tokenizer_config.json names code that transformers lacks."""
     path = Path(folder) / name
     content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
@@ -229,24 +209,21 @@ def refuse_code(folder: str | Path, name: str = CONFIG) -> None:
     named = content.get("auto_map") or {}
     if not isinstance(named, dict):  # old tokenizers have a list
         named = {"AutoTokenizer": named}
+    models = []
     for auto, classes in named.items():
         if auto.startswith(("AutoConfig", "AutoModel")) != (name == CONFIG):
             continue
         for code in classes if isinstance(classes, list) else [classes]:
-            if code and not hasattr(transformers, str(code).rpartition(".")[2]):
-                problem = f"auto_map names {code}, and no code from a checkpoint is run"
-                way_out = (
-                    "if transformers' own class computes the same, remove auto_map; other models "
-                    "cannot be used"
-                )
-                raise BadFile(path, problem, way_out)
-
-
-def model_code(config: dict[str, Any]) -> list[str]:
-    """Return the classes of the folder's code that auto_map names, e.g. modeling_own.OwnModel."""
-    named = config.get("auto_map")
-    entries = named.items() if isinstance(named, dict) else ()
-    return [str(code) for auto, code in entries if auto.startswith("AutoModel")]
+            models += [str(code)] if auto.startswith("AutoModel") else []
+            if not code or hasattr(transformers, str(code).rpartition(".")[2]):
+                continue
+            problem = f"auto_map names {code}, and no code from a checkpoint is run"
+            way_out = (
+                "if transformers' own class computes the same, remove auto_map; other models "
+                "cannot be used"
+            )
+            raise BadFile(path, problem, way_out)
+    return models
 
 
 def other_class(folder: str | Path, architectures: object, expected: str) -> BadFile:
@@ -254,35 +231,7 @@ def other_class(folder: str | Path, architectures: object, expected: str) -> Bad
     return BadFile(Path(folder) / CONFIG, f"architectures is {architectures!r}", expected)
 
 
-def vision_part(folder: str | Path) -> str | None:
-    """Return the prefix of a CLIPModel's vision tower, None for a folder of the tower alone."""
-    kind = model_class(folder)
-    if kind not in (CLIPModel, CLIPVisionModel):
-        raise other_class(folder, kind.__name__, "a CLIPModel or CLIPVisionModel is needed here")
-    return VISION if kind is CLIPModel else None
-
-
 def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool:
     """Return whether two classes differ only in the head on their tower."""
     prefixes = {one.base_model_prefix, other.base_model_prefix}
     return one.config_class is other.config_class and len(prefixes) == 1 and "" not in prefixes
-
-
-def require_one_family(kinds: Mapping[str, type]) -> None:
-    """Raise TensorsDiffer unless the classes, by label, have their configs in one module.
-
-    Same tensor names and shapes do not make one family: RoBERTa's are BERT's with another meaning.
-    """
-
-    configs = {label: getattr(kind, "config_class", None) for label, kind in kinds.items()}
-    here, *others = kinds
-    for there in others:
-        if getattr(configs[there], "__module__", None) != getattr(
-            configs[here], "__module__", None
-        ):
-            way_out = (
-                "all models must be of one family; if one computes as the other does, write its "
-                "class into config.json"
-            )
-            this, that = kinds[here].__name__, kinds[there].__name__
-            raise TensorsDiffer("the architecture", here, this, there, that, way_out)

@@ -21,8 +21,8 @@ from torch import nn
 
 from featcal.errors import BadEnvironment, BadFile, TruncatedFile
 from featcal.models.batch import Model
+from featcal.models.checkpoint import ADAPTER as CONFIG
 from featcal.models.checkpoint import LazyCheckpoint, check_tensor, folder_path, no_safetensors
-from featcal.models.load import ADAPTER as CONFIG
 from featcal.models.load import load_as_calibrated
 from featcal.models.modules import tied_names
 from featcal.models.save import save_model

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from featcal.errors import BadPlan, BadSetting, UnknownKey
 from featcal.models.moe import packed_experts, unpacked
-from featcal.models.plan import CHOOSE_BLOCKS, BlockPlan, Stack, blocks_of, parameter_count
+from featcal.models.plan import CHOOSE_BLOCKS, BlockPlan, blocks_of, parameter_count
 
 LEAST_COVERAGE = 0.5  # share of the blocks' parameters
 # of a norm's output: bfloat16 keeps 8 bits, while another kind of norm is off by far more
@@ -116,18 +116,6 @@ def tied_names(module: nn.Module) -> list[list[str]]:
     return list(names.values())
 
 
-def check_modules(model: nn.Module, plan: BlockPlan, modules: Sequence[str] | None) -> None:
-    """Raise UnknownKey for a name that selects no linear of any block."""
-    linears = set[str]()
-    for block in (block for stack in plan.stacks for block in blocks_of(model, stack)):
-        with unpacked(block):
-            linears.update(solved_modules(block)[0])
-    for end in modules or ():
-        if not any(_selected(name, [end]) for name in linears):
-            known = sorted({name.rpartition(".")[2] for name in linears})
-            raise UnknownKey("calibrate.modules", end, known)
-
-
 def covered(
     block: nn.Module, norm: bool = True, modules: Sequence[str] | None = None
 ) -> list[nn.Parameter]:
@@ -146,29 +134,35 @@ def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
 def check_blocks(
     model: nn.Module, plan: BlockPlan, norm: bool = True, modules: Sequence[str] | None = None
 ) -> None:
-    """Raise BadPlan unless most parameters of every stack can be solved and none is shared."""
-    check_modules(model, plan, modules)
+    """Raise BadPlan unless linears and norms have most parameters of every stack, each its own.
+
+    Raises: UnknownKey for a name in `modules` that selects no linear of any block.
+    """
     shared = {id(model.get_parameter(names[0])): names for names in tied_names(model) if names[1:]}
+    linears = set[str]()
     for stack in plan.stacks:
-        check_coverage(model, stack)
-        for block in blocks_of(model, stack):
-            for p in covered(block, norm, modules):
-                if id(p) in shared:
-                    one, other = shared[id(p)][:2]
-                    problem = f"{one} and {other} are one tensor, but each needs its own solution"
-                    raise BadPlan(type(model).__name__, problem, CHOOSE_BLOCKS)
-
-
-def check_coverage(model: nn.Module, stack: Stack) -> None:
-    """Raise BadPlan, naming the largest other tensors, if linears and norms are too few."""
-    blocks = blocks_of(model, stack)
-    others = {f"{i}.{n}": p for i, block in enumerate(blocks) for n, p in uncovered(block).items()}
-    share = 1 - sum(p.numel() for p in others.values()) / max(1, parameter_count(blocks))
-    if share < LEAST_COVERAGE:
-        largest = sorted(others, key=lambda name: (-others[name].numel(), name))[:2]
-        shapes = ", ".join(f"{stack.blocks}.{name} {list(others[name].shape)}" for name in largest)
-        problem = (
-            f"only {share:.0%} of the parameters of {stack.blocks!r} belong to linears and norms, "
-            f"at least {LEAST_COVERAGE:.0%} must; the largest others: {shapes}"
-        )
-        raise BadPlan(type(model).__name__, problem, CHOOSE_BLOCKS)
+        blocks = blocks_of(model, stack)
+        others = {
+            f"{i}.{n}": p for i, each in enumerate(blocks) for n, p in uncovered(each).items()
+        }
+        share = 1 - sum(p.numel() for p in others.values()) / max(1, parameter_count(blocks))
+        if share < LEAST_COVERAGE:
+            largest = sorted(others, key=lambda name: (-others[name].numel(), name))[:2]
+            shapes = (f"{stack.blocks}.{name} {list(others[name].shape)}" for name in largest)
+            problem = (
+                f"only {share:.0%} of the parameters of {stack.blocks!r} belong to linears and "
+                f"norms, at least {LEAST_COVERAGE:.0%} must; the largest others: {', '.join(shapes)}"
+            )
+            raise BadPlan(type(model).__name__, problem, CHOOSE_BLOCKS)
+        for block in blocks:
+            doubled = [id(p) for p in covered(block, norm, modules) if id(p) in shared]
+            if doubled:
+                one, other = shared[doubled[0]][:2]
+                problem = f"{one} and {other} are one tensor, but each needs its own solution"
+                raise BadPlan(type(model).__name__, problem, CHOOSE_BLOCKS)
+            with unpacked(block):
+                linears.update(solved_modules(block)[0])
+    for end in modules or ():
+        if not any(_selected(name, [end]) for name in linears):
+            known = sorted({name.rpartition(".")[2] for name in linears})
+            raise UnknownKey("calibrate.modules", end, known)

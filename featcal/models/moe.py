@@ -6,10 +6,10 @@ The linears here are views: writing to them writes to these tensors, and nothing
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from featcal.errors import BadPlan
 
@@ -35,14 +35,13 @@ class ExpertMLP(nn.Module):
         self.gate_proj, self.up_proj, self.down_proj = View(gate), View(up), View(down)
         self.act_fn = act
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output (tokens, d) for x (tokens, d)."""
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-
-    def without_hooks(self, x: Tensor) -> Tensor:
-        """Return the same output without calling the linears, so that no hook runs."""
-        hidden = self.act_fn(F.linear(x, self.gate_proj.weight)) * F.linear(x, self.up_proj.weight)
-        return F.linear(hidden, self.down_proj.weight)
+    def forward(self, x: Tensor, hooks: bool = True) -> Tensor:
+        """Return the output (tokens, d) for x (tokens, d); without hooks no hook of a linear runs."""
+        gate, up, down = (
+            linear if hooks else linear.forward
+            for linear in (self.gate_proj, self.up_proj, self.down_proj)
+        )
+        return down(self.act_fn(gate(x)) * up(x))
 
 
 class Unpacked(nn.Module):
@@ -63,11 +62,6 @@ class Unpacked(nn.Module):
         self.lead: list[Tensor] | None = None
 
     @property
-    def experts(self) -> list[ExpertMLP]:
-        """Return the experts in order."""
-        return [part for part in self.children() if isinstance(part, ExpertMLP)]
-
-    @property
     def work(self) -> int:
         """Return the floating-point operations of the last forward."""
         tokens = sum(len(rows) for rows in self.rows)
@@ -76,7 +70,7 @@ class Unpacked(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the output of the packed experts; top_k_index, top_k_weights: (tokens, k)."""
-        experts = self.experts
+        experts: list[Any] = list(self.children())
         if top_k_index.is_meta:  # nothing is routed: give every expert an even share
             rows = top_k_index.new_empty(top_k_index.numel(), dtype=torch.long)
             routes = [(share, share) for share in rows.tensor_split(len(experts))]
@@ -85,8 +79,8 @@ class Unpacked(nn.Module):
         self.rows = [rows for rows, _ in routes]
         out = torch.zeros_like(hidden_states)
         for expert, (rows, choice) in zip(experts, routes, strict=True):
-            run = expert if self.lead is None else expert.without_hooks
-            share = run(hidden_states[rows]) * top_k_weights[rows, choice, None]
+            share = expert(hidden_states[rows], hooks=self.lead is None)
+            share = share * top_k_weights[rows, choice, None]
             out.index_add_(0, rows, share.to(out.dtype))
         for expert, rows in zip(experts, self.lead or (), strict=False):
             expert(hidden_states[rows])
