@@ -81,8 +81,7 @@ def answers(model: nn.Module, batch: Batch, given_plan: BlockPlan | None) -> Ans
             logits = getattr(output, "logits", None)
             if isinstance(logits, Tensor) and logits.dim() == 2:
                 scores = Scores(logits)
-            pooled = getattr(output, "image_embeds", None)
-            pooled = pooled_output(model, output, batch) if pooled is None else pooled
+            pooled = pooled_output(model, output, batch)
             sizes = torch.ones(len(outputs[stack.name]), dtype=torch.long)
     hidden = outputs[stack.name]
     mask = padding_mask(batch, hidden, stack.mask, pad_token(model))

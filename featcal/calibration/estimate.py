@@ -32,7 +32,7 @@ from featcal.core.halves import PROJECTIONS
 from featcal.core.moments import TokenRule, stripes
 from featcal.errors import BadPlan
 from featcal.models.batch import PROVING
-from featcal.models.blocks import Features, feeding, first_inputs, module_inputs, stack_output, step
+from featcal.models.blocks import Features, first_inputs, module_inputs, stack_output, step
 from featcal.models.modules import solved_modules, weight_of
 from featcal.models.moe import unpacked, unpacked_experts
 from featcal.models.plan import BlockPlan, Stack, blocks_of
@@ -254,8 +254,8 @@ def model_shape(
         with torch.no_grad(), unpacked(model), _Meta("attention_mask" in batch, eager) as meta:
             for source, stack in plan.in_order:
                 blocks, rule = list(blocks_of(model, stack)), plan.rule(stack)
-                with feeding(model, source, stack, result), FlopCounterMode(display=False) as flops:
-                    features = first_inputs(model, blocks, batch, stack.mixed)
+                with FlopCounterMode(display=False) as flops:
+                    features = first_inputs(model, stack, batch, source, result)
                 entry += flops.get_total_flops()
                 between = max(between, nbytes(features))
                 for block in blocks:

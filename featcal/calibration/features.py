@@ -21,8 +21,8 @@ from featcal.core.drift import Drift
 from featcal.errors import BadBatches
 from featcal.files import Ledger, atomic_path, locked, remove_abandoned
 from featcal.models.batch import Batch, Batches, check_batch, naming, pad_token, padding_mask
-from featcal.models.blocks import feeding, first_inputs, stack_output, step
-from featcal.models.plan import Stack, blocks_of
+from featcal.models.blocks import first_inputs, stack_output, step
+from featcal.models.plan import Stack
 
 PREFIX = "featcal-spool-"  # of the folders with tensors on disk
 NO_SAMPLES = "is empty; calibration needs at least one batch with at least one sample"
@@ -236,8 +236,7 @@ def first_features(
         with naming(task, number):
             for which, model in enumerate(models):
                 fed = encoder.tracks[which][number] if encoder else None
-                with feeding(model, source, stack, fed):
-                    inputs = first_inputs(model, blocks_of(model, stack), batch, stack.mixed)
+                inputs = first_inputs(model, stack, batch, source, fed)
                 features.tracks[which].append(inputs)
         hidden = inputs[0]
         mask = padding_mask(batch, hidden, stack.mask, pad_token(models[0]))

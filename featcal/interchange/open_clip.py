@@ -58,6 +58,11 @@ NAMES = {
     ".mlp.c_proj.": ".mlp.fc2.",
 }
 TRANSPOSED = ("visual.proj", "text_projection")
+# keys of the configurations: open_clip's, transformers'
+VISION_KEYS = dict(width="hidden_size", layers="num_hidden_layers")
+TEXT_KEYS = VISION_KEYS | dict(heads="num_attention_heads", vocab_size="vocab_size")
+TEXT_KEYS |= dict(context_length="max_position_embeddings")
+VISION_KEYS |= dict(image_size="image_size", patch_size="patch_size")
 VOCABULARY, END = 49408, 49407  # of CLIP's own tokenizer, open_clip's default
 ARGMAX = 2  # with this eos_token_id transformers pools at the highest token id, as open_clip does
 ONLY = "only CLIPs of open_clip's own ViT and its own text transformer can be converted"
@@ -76,13 +81,12 @@ def tensor_names(ours: Iterable[str]) -> dict[str, list[str]]:
     return names
 
 
-def to_our_names(state: Mapping[str, Tensor], names: Mapping[str, list[str]]) -> dict[str, Tensor]:
+def to_our_names(state: Mapping[str, Tensor], ours: Iterable[str]) -> dict[str, Tensor]:
     """Return open_clip's tensors under transformers' names, each in memory of its own."""
     renamed = {}
-    for theirs, ours in names.items():
+    for theirs, names in tensor_names(ours).items():
         tensor = state[theirs].T if theirs in TRANSPOSED else state[theirs]
-        parts = tensor.chunk(3) if len(ours) == 3 else [tensor]
-        for name, part in zip(ours, parts, strict=True):
+        for name, part in zip(names, tensor.chunk(len(names)), strict=True):
             renamed[name] = part.clone(memory_format=torch.contiguous_format)
     return renamed
 
@@ -90,8 +94,8 @@ def to_our_names(state: Mapping[str, Tensor], names: Mapping[str, list[str]]) ->
 def to_their_names(clip: CLIPModel) -> dict[str, Tensor]:
     """Return the tensors of a CLIPModel, which may be on meta, under open_clip's names."""
     state, renamed = clip.state_dict(), {}
-    for theirs, ours in tensor_names(state).items():
-        tensor = torch.cat([state[name] for name in ours]) if len(ours) == 3 else state[ours[0]]
+    for theirs, names in tensor_names(state).items():
+        tensor = state[names[0]] if len(names) == 1 else torch.cat([state[n] for n in names])
         renamed[theirs] = (tensor.T if theirs in TRANSPOSED else tensor).contiguous()
     return renamed
 
@@ -100,32 +104,26 @@ def clip_config(cfg: Mapping[str, Any]) -> CLIPConfig:
     """Return the CLIPConfig of an open_clip model configuration; open_clip rejects unknown keys."""
     from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 
-    width, vision = cfg["embed_dim"], CLIPVisionCfg(**cfg["vision_cfg"])
-    text = CLIPTextCfg(**cfg["text_cfg"])
-    if vision.act_kwargs or text.act_kwargs:
-        raise ValueError("act_kwargs change the activation")
-    towers: list[dict[str, Any]] = [
-        {
-            "hidden_size": tower.width,
-            "num_hidden_layers": tower.layers,
-            "intermediate_size": int(tower.width * tower.mlp_ratio),  # rounded down, as open_clip
-            "layer_norm_eps": (tower.norm_kwargs or {}).get("eps", 1e-5),
-            "hidden_act": "quick_gelu" if cfg.get("quick_gelu") else "gelu",
-            "projection_dim": width,
-        }
-        for tower in (vision, text)
-    ]
-    towers[0]["num_attention_heads"] = vision.width // vision.head_width
+    theirs = CLIPVisionCfg(**cfg["vision_cfg"]), CLIPTextCfg(**cfg["text_cfg"])
+    configs = []
+    for tower, keys in zip(theirs, (VISION_KEYS, TEXT_KEYS), strict=True):
+        if tower.act_kwargs:
+            raise ValueError("act_kwargs change the activation")
+        config = {ours: getattr(tower, name) for name, ours in keys.items()}
+        config["intermediate_size"] = int(tower.width * tower.mlp_ratio)  # rounded down, as there
+        config["layer_norm_eps"] = (tower.norm_kwargs or {}).get("eps", 1e-5)
+        config["hidden_act"] = "quick_gelu" if cfg.get("quick_gelu") else "gelu"
+        configs.append(config | {"projection_dim": cfg["embed_dim"]})
+    (vision, text), (their_vision, their_text) = configs, theirs
+    vision["num_attention_heads"] = their_vision.width // their_vision.head_width
     for key in ("image_size", "patch_size"):
-        side = getattr(vision, key)
-        towers[0][key] = side if isinstance(side, int) else side[0]
-    towers[1] |= {"num_attention_heads": text.heads, "vocab_size": text.vocab_size}
-    towers[1] |= {"max_position_embeddings": text.context_length, "eos_token_id": END}
-    if text.vocab_size != VOCABULARY:
-        towers[1] |= {"eos_token_id": ARGMAX, "bos_token_id": None, "pad_token_id": None}
-    if text.pool_type == "eos":
-        towers[1]["eos_token_id"] = text.eos_id
-    return CLIPConfig(vision_config=towers[0], text_config=towers[1], projection_dim=width)
+        vision[key] = vision[key] if isinstance(vision[key], int) else vision[key][0]
+    text["eos_token_id"] = END
+    if their_text.vocab_size != VOCABULARY:
+        text |= {"eos_token_id": ARGMAX, "bos_token_id": None, "pad_token_id": None}
+    if their_text.pool_type == "eos":
+        text["eos_token_id"] = their_text.eos_id
+    return CLIPConfig(vision_config=vision, text_config=text, projection_dim=cfg["embed_dim"])
 
 
 def model_config(config: Any) -> dict[str, Any]:
@@ -134,23 +132,15 @@ def model_config(config: Any) -> dict[str, Any]:
     if vision.hidden_act not in ("gelu", "quick_gelu") or text.hidden_act != vision.hidden_act:
         expected = "must be gelu, or quick_gelu, in both towers to have a counterpart in open_clip"
         raise BadSetting("hidden_act", f"{vision.hidden_act}, {text.hidden_act}", expected)
-    vision_cfg, text_cfg = (
-        {
-            "width": tower.hidden_size,
-            "layers": tower.num_hidden_layers,
-            "mlp_ratio": (tower.intermediate_size + 0.5) / tower.hidden_size,  # is rounded down
-            "norm_kwargs": {"eps": tower.layer_norm_eps},
-        }
-        for tower in (vision, text)
-    )
-    vision_cfg |= {"image_size": vision.image_size, "patch_size": vision.patch_size}
-    vision_cfg["head_width"] = vision.hidden_size // vision.num_attention_heads
-    text_cfg |= {"heads": text.num_attention_heads, "vocab_size": text.vocab_size}
-    text_cfg["context_length"] = text.max_position_embeddings
-    if text.eos_token_id not in (ARGMAX, END if text.vocab_size == VOCABULARY else ARGMAX):
-        text_cfg |= {"pool_type": "eos", "eos_id": text.eos_token_id}
     cfg = {"embed_dim": config.projection_dim, "quick_gelu": vision.hidden_act == "quick_gelu"}
-    return cfg | {"vision_cfg": vision_cfg, "text_cfg": text_cfg}
+    for name, tower, keys in (("vision_cfg", vision, VISION_KEYS), ("text_cfg", text, TEXT_KEYS)):
+        cfg[name] = {theirs: getattr(tower, ours) for theirs, ours in keys.items()}
+        cfg[name]["mlp_ratio"] = (tower.intermediate_size + 0.5) / tower.hidden_size  # rounded down
+        cfg[name]["norm_kwargs"] = {"eps": tower.layer_norm_eps}
+    cfg["vision_cfg"]["head_width"] = vision.hidden_size // vision.num_attention_heads
+    if text.eos_token_id not in (ARGMAX, END if text.vocab_size == VOCABULARY else ARGMAX):
+        cfg["text_cfg"] |= {"pool_type": "eos", "eos_id": text.eos_token_id}
+    return cfg
 
 
 def counterpart(cfg: Any, clip: CLIPModel | None, source: object) -> tuple[Any, CLIPModel]:
@@ -169,10 +159,7 @@ def counterpart(cfg: Any, clip: CLIPModel | None, source: object) -> tuple[Any, 
         with torch.device("meta"):
             clip = clip or CLIPModel(clip_config(cfg))
             model = CLIP(**{key: value for key, value in cfg.items() if value is not False}).eval()
-        one, other = to_their_names(clip), model.state_dict()
-        for name in sorted(one.keys() | other.keys()):
-            if name not in one or name not in other or one[name].shape != other[name].shape:
-                raise ValueError(f"{name} has no counterpart of the same shape")
+            model.load_state_dict(to_their_names(clip), assign=True)  # compares names and shapes
     except Exception as error:  # open_clip checks little of a configuration itself
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         problem = f"open_clip and transformers do not build the same CLIP ({reason})"
@@ -206,14 +193,18 @@ def processor_of(cfg: Mapping[str, Any], side: int, source: object) -> CLIPImage
     from open_clip.transform import PreprocessCfg
 
     full = PreprocessCfg(**{key: each for key, each in cfg.items() if each is not None})
-    square, kind = {"height": side, "width": side}, full.interpolation.replace("random", "bicubic")
-    if full.resize_mode not in MODES or kind not in RESAMPLE:
-        problem = f"resize_mode {full.resize_mode!r} with interpolation {kind!r} has no counterpart"
+    mode, kind = full.resize_mode, full.interpolation.replace("random", "bicubic")
+    if mode not in MODES or kind not in RESAMPLE:
+        problem = f"resize_mode {mode!r} with interpolation {kind!r} has no counterpart"
         raise BadFile(source, problem, f"use one of {', '.join(MODES)} and {', '.join(RESAMPLE)}")
     mean, std = ([v] * 3 if isinstance(v, int | float) else [*v] for v in (full.mean, full.std))
-    size = {"shortest_edge": side} if full.resize_mode == "shortest" else square
+    square = {"height": side, "width": side}
     return CLIPImageProcessorPil(
-        size=size, crop_size=square, resample=RESAMPLE[kind], image_mean=mean, image_std=std
+        size={"shortest_edge": side} if mode == "shortest" else square,
+        crop_size=square,
+        resample=RESAMPLE[kind],
+        image_mean=mean,
+        image_std=std,
     )
 
 
@@ -224,12 +215,11 @@ def preprocess_config(folder: Path, side: int) -> dict[str, Any]:
     """
     ours = Preprocess.from_folder(folder).processor
     noise = np.random.default_rng(0).integers(0, 256, (side + 9, side + 21, 3), dtype=np.uint8)
-    pixels = np.asarray(ours(noise)["pixel_values"][0])
     mean, std = (list(value or [0.5] * 3) for value in (ours.image_mean, ours.image_std))
     for mode, kind in product(MODES, RESAMPLE):
         cfg = {"mean": mean, "std": std, "interpolation": kind, "resize_mode": mode}
-        theirs = processor_of(cfg, side, folder)
-        if np.array_equal(pixels, np.asarray(theirs(noise)["pixel_values"][0])):
+        both = (ours, processor_of(cfg, side, folder))
+        if np.array_equal(*(np.asarray(each(noise)["pixel_values"][0]) for each in both)):
             return cfg
     problem = f"its image processor does not resize to {side} pixels and scale to [0, 1]"
     way_out = "open_clip can do nothing else for this model: change preprocessor_config.json"
@@ -258,7 +248,7 @@ def read_open_clip(folder: Path) -> CLIPModel:
         raise BadFile(weights, problem, "check the configuration") from None
     if bad := [name for name, tensor in state.items() if not all_finite(tensor)]:
         raise NotFinite(weights, bad[0])
-    ours = to_our_names(state, tensor_names(empty.state_dict()))
+    ours = to_our_names(state, empty.state_dict())
     with quiet_transformers():  # given all tensors, it draws no random ones
         clip: Any = CLIPModel.from_pretrained(None, config=empty.config, state_dict=ours)
     clip = clip.float().eval()
@@ -275,8 +265,7 @@ def write_open_clip(clip: CLIPModel, folder: str | Path, like: str | Path | None
     """
     source, cfg, state = like or "this CLIP", model_config(clip.config), to_their_names(clip)
     theirs, _ = counterpart(cfg, clip, source)
-    theirs.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
-    require_same_features(copy.deepcopy(clip).float().eval(), theirs, source)
+    require_same_features(copy.deepcopy(clip).float().eval(), theirs.float(), source)
     preprocess = {}
     if like is not None:
         preprocess = preprocess_config(Path(like), cfg["vision_cfg"]["image_size"])

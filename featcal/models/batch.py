@@ -71,11 +71,8 @@ def first_samples(batch: Batch) -> dict[str, Any]:
 
 def single_samples(batches: Batches) -> list[dict[str, Any]]:
     """Return every sample of the batches as a batch of one."""
-    return [
-        some_samples(batch, slice(i, i + 1))
-        for batch in batches
-        for i in range(sample_count(batch))
-    ]
+    numbered = ((batch, i) for batch in batches for i in range(sample_count(batch)))
+    return [some_samples(batch, slice(i, i + 1)) for batch, i in numbered]
 
 
 def sample_count(batch: Batch) -> int:
@@ -140,9 +137,11 @@ def pad_token(model: nn.Module) -> int | None:
 def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:
     """Return the pooled features (n, h) of a model's output, or None if nothing is pooled.
 
-    Texts are pooled as in Sentence-BERT (Reimers and Gurevych, 2019), by the mean over tokens that
+    Images are projected where the model does so. Texts are pooled as in Sentence-BERT (Reimers and Gurevych, 2019), by the mean over tokens that
     are not padding; CLIP's text tower and other models pool themselves.
     """
+    if (embedded := getattr(output, "image_embeds", None)) is not None:
+        return embedded
     hidden = getattr(output, "last_hidden_state", None)
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if isinstance(hidden, Tensor) and kind != "clip_text_model":

@@ -96,17 +96,23 @@ def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def first_inputs(
     model: nn.Module,
-    blocks: Sequence[nn.Module] | nn.ModuleList,
+    stack: Stack,
     batch: Batch,
-    mixed: bool = False,
+    source: Stack | None = None,
+    fed: Tensor | None = None,
 ) -> Features:
-    """Return the hidden states that reach the first block, and its other arguments by name.
+    """Return the hidden states that reach a stack's first block, and its other arguments by name.
 
     The model's own forward stops at that block. With `mixed` it goes on for the arguments of every
-    block, while blocks pass their input on unchanged. Raises: BadPlan if a block is never reached.
+    block, while blocks pass their input on unchanged.
+
+    source, fed: the stack that feeds this one, and its output, which replaces running it.
+    Raises: BadPlan if a block is never reached, or does not receive `fed` by the plan's keyword.
     """
     calls: list[dict[str, Any]] = []
-    wanted = len(blocks) if mixed else 1
+    arrived: list[bool] = []
+    blocks, name = blocks_of(model, stack), type(model).__name__
+    wanted = len(blocks) if stack.mixed else 1
 
     def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls.append(arguments(module, args, kwargs))
@@ -117,40 +123,26 @@ def first_inputs(
         return (*args, *kwargs.values())[0]
 
     handles = [block.register_forward_pre_hook(stop, with_kwargs=True) for block in blocks[:wanted]]
-    passing = [(block, unchanged) for block in blocks[: wanted - 1]]
-    with suppress(StopForward), hooked(handles), replaced_forwards(passing):
+    forwards = [(block, unchanged) for block in blocks[: wanted - 1]]
+    if source is not None and fed is not None:
+        feeds, output = source.feeds, BaseModelOutput(last_hidden_state=fed)
+
+        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            arrived.append(arguments(module, args, kwargs).get(feeds) is fed)
+
+        forwards.append((part_of(model, source.entry), lambda *_, **__: output))
+        entry = part_of(model, stack.entry)
+        handles.append(entry.register_forward_pre_hook(note, with_kwargs=True))
+    with suppress(StopForward), hooked(handles), replaced_forwards(forwards):
         model(**model_call(model, batch))
+    if source is not None and fed is not None and not (arrived and all(arrived)):
+        handed = f"what {source.entry!r} puts out as {source.feeds!r}"
+        raise BadPlan(name, f"{stack.entry!r} does not receive {handed}")
     if len(calls) < wanted:
         problem = f"its forward never reaches the {'last' if calls else 'first'} block of the plan"
-        raise BadPlan(type(model).__name__, problem)
+        raise BadPlan(name, problem)
     hidden = [call.pop(next(iter(call))) for call in calls]
     return hidden[0], tuple(calls)
-
-
-@contextmanager
-def feeding(
-    model: nn.Module, source: Stack | None, stack: Stack, result: Tensor | None
-) -> Iterator[None]:
-    """Let the stack `source`, if any, return `result`.
-
-    Raises: BadPlan if the entry of `stack` does not receive it under the plan's keyword.
-    """
-    if source is None or result is None:
-        yield
-        return
-    arrived = []
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        arrived.append(arguments(module, args, kwargs).get(source.feeds) is result)
-
-    output = BaseModelOutput(last_hidden_state=result)
-    hook = part_of(model, stack.entry).register_forward_pre_hook(note, with_kwargs=True)
-    answer = part_of(model, source.entry), lambda *_, **__: output
-    with hook, replaced_forwards([answer]):
-        yield
-    if not (arrived and all(arrived)):
-        fed = f"what {source.entry!r} puts out as {source.feeds!r}"
-        raise BadPlan(type(model).__name__, f"{stack.entry!r} does not receive {fed}")
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -205,10 +197,8 @@ def replay(model: nn.Module, plan: BlockPlan, batch: Batch) -> dict[str, Tensor]
     """Return every stack's last output: the model's own forward to block 0, then block by block."""
     result, outputs = None, {}
     for source, stack in plan.in_order:
-        blocks = blocks_of(model, stack)
-        with feeding(model, source, stack, result):
-            hidden, arguments = first_inputs(model, blocks, batch, stack.mixed)
-        for block in blocks:
+        hidden, arguments = first_inputs(model, stack, batch, source, result)
+        for block in blocks_of(model, stack):
             hidden, arguments = step(block, stack, hidden, arguments)
         outputs[stack.name] = hidden
         result = stack_output(model, stack, hidden) if stack.feeds else None
@@ -343,7 +333,7 @@ def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str,
 
 
 class Additions(TorchFunctionMode):
-    """Capture the tensors that named outputs of linears, or these times a factor, are added to.
+    """Capture the tensors that outputs of linears by name, or these times a factor, are added to.
 
     An addition counts if both tensors have the rows of `like` and only one is a named output.
     """
@@ -351,15 +341,10 @@ class Additions(TorchFunctionMode):
     ADD = (torch.Tensor.add, torch.Tensor.add_, torch.add)
     SCALE = (torch.Tensor.mul, torch.mul)
 
-    def __init__(
-        self,
-        outputs: Mapping[str, Tensor],
-        like: Tensor,
-        streams: Captured,
-        scales: Mapping[str, Tensor],
-    ):
+    def __init__(self, like: Tensor, scales: Mapping[str, Tensor], enough: Enough | None):
         super().__init__()
-        self.outputs, self.like, self.streams, self.scales = outputs, like, streams, scales
+        self.like, self.scales, self.streams = like, scales, Captured(enough)
+        self.outputs: dict[str, Tensor] = {}
         self.scaled: dict[str, tuple[Tensor, Tensor]] = {}  # γ y and γ
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -408,11 +393,11 @@ def residual_streams(
     for an output y of this block. The `with` ends as in `module_inputs`.
     Raises: BadCapture for a stream that was overwritten in place afterwards.
     """
-    streams, outputs = Captured(enough), dict[str, Tensor]()
-    additions = Additions(outputs, hidden, streams, scales)
-    with suppress(StopForward), output_hooks(block, names, outputs.__setitem__), additions:
-        yield streams
-    outputs.clear()
+    additions = Additions(hidden, scales, enough)
+    hooks = output_hooks(block, names, additions.outputs.__setitem__)
+    with suppress(StopForward), hooks, additions:
+        yield additions.streams
+    additions.outputs.clear()
     additions.scaled.clear()
-    if changed := streams.overwritten:
+    if changed := additions.streams.overwritten:
         raise BadCapture(changed, "the residual stream was overwritten after the addition to it")

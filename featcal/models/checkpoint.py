@@ -129,8 +129,7 @@ class LazyCheckpoint:
         """Return the dtype of a tensor."""
         import torch
 
-        dtype: torch.dtype = getattr(torch, self.kind(name))
-        return dtype
+        return getattr(torch, self.kind(name))  # type: ignore[no-any-return]
 
     def bytes(self, name: str) -> int:
         """Return the size of a tensor in bytes."""
@@ -158,9 +157,7 @@ class LazyCheckpoint:
 
     def finite_tensor(self, name: str) -> "Tensor":
         """Return one tensor. Raises: NotFinite naming file and tensor."""
-        tensor = self.tensor(name)
-        if not all_finite(tensor):
-            raise NotFinite(self.file_of(name), name)
+        check_tensor(self.file_of(name), name, tensor := self.tensor(name), weight=False)
         return tensor
 
     def check_finite(self) -> None:
@@ -168,9 +165,7 @@ class LazyCheckpoint:
         bad = [name for name in self.names if not all_finite(self.tensor(name))]
         if bad:
             more = f" and {len(bad) - 5:,} more" if len(bad) > 5 else ""
-            files = {self.file_of(name) for name in bad}
-            location = self.folder if len(files) > 1 else files.pop()
-            raise NotFinite(location, f"{', '.join(bad[:5])}{more}")
+            raise NotFinite(self.file_of(bad[0]), f"{', '.join(bad[:5])}{more}")
 
     def require_floating(self) -> None:
         """Raise BadFile if a weight is stored as integers; other tensors, e.g. counters, may be."""
@@ -198,8 +193,15 @@ class LazyCheckpoint:
         if file is None:
             raise no_safetensors(self.folder)
         path, entries = _inside(self.folder, file, config), dict[str, _Entry]()
-        shards = _shards(path) if path.name.endswith(".index.json") else {path.name: []}
-        for shard in shards:
+        shards: dict[str, list[str]] = {}
+        if path.name.endswith(".index.json"):
+            try:
+                for name, shard in sorted(dict(read_json(path)["weight_map"]).items()):
+                    shards.setdefault(shard, []).append(name)
+            except (ValueError, KeyError, TypeError) as error:
+                problem = f"not a safetensors index ({error!r})"
+                raise BadFile(path, problem, "copy or download it again") from None
+        for shard in shards or [path.name]:
             file = _inside(self.folder, shard, path)
             try:
                 with safe_open(file, framework="np") as opened:
@@ -234,29 +236,16 @@ def all_finite(tensor: "Tensor") -> bool:
     return bool(tensor.isfinite().all())
 
 
-def check_tensor(source: str, name: str, tensor: "Tensor", weight: bool = True) -> None:
-    """Raise BadData or NotFinite unless a tensor in memory can be merged and calibrated.
+def check_tensor(source: object, name: str, tensor: "Tensor", weight: bool = True) -> None:
+    """Raise BadData or NotFinite unless a tensor can be merged and calibrated.
 
     source: its file or model in errors. weight: False for buffers, which may be integers.
     """
     if tensor.is_meta:
-        way_out = "load the model with its weights"
-        raise BadData(source, f"{name} is on meta, without values", way_out)
+        problem, way_out = f"{name} is on meta, without values", "load the model with its weights"
+        raise BadData(source, problem, way_out)
     if weight and not tensor.is_floating_point():
-        kind = str(tensor.dtype).removeprefix("torch.")
-        way_out = "give the model it was quantised from"
-        raise BadData(source, f"{name} is {kind}, not floating-point", way_out)
+        problem = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not floating-point"
+        raise BadData(source, problem, "give the model it was quantised from")
     if not all_finite(tensor.detach()):
         raise NotFinite(source, name)
-
-
-def _shards(index: Path) -> dict[str, list[str]]:
-    """Return the tensor names of each shard. Raises: BadFile."""
-    try:
-        shards: dict[str, list[str]] = {}
-        for name, shard in sorted(dict(read_json(index)["weight_map"]).items()):
-            shards.setdefault(shard, []).append(name)
-    except (ValueError, KeyError, TypeError) as error:
-        way_out = "copy or download it again"
-        raise BadFile(index, f"not a safetensors index ({error!r})", way_out) from None
-    return shards

@@ -54,7 +54,12 @@ def require_same_configs(configs: Mapping[str, Any]) -> None:
     """
     (here, reference), *others = configs.items()
     for there, config in others:
-        pair = _same_kind(reference, config)
+        if not all(isinstance(each, PretrainedConfig) for each in (reference, config)):
+            continue
+        pairs = [(reference, config)]  # as given, and a tower of the one with the whole other
+        pairs += [(getattr(reference, name, None), config) for name in reference.sub_configs]
+        pairs += [(reference, getattr(config, name, None)) for name in config.sub_configs]
+        pair = next(((this, that) for this, that in pairs if type(this) is type(that)), None)
         if pair is None:
             continue
         ours, theirs = (dict(_computing(each)) for each in pair)
@@ -71,20 +76,6 @@ def require_same_configs(configs: Mapping[str, Any]) -> None:
                 "give experts that were fine-tuned from this base, or,",
                 "where a config.json is wrong, correct it there",
             )
-
-
-def _same_kind(one: Any, other: Any) -> tuple[Any, Any] | None:
-    """Return two configurations of one class: as given, or a tower's and that of the whole model."""
-    if not (isinstance(one, PretrainedConfig) and isinstance(other, PretrainedConfig)):
-        return None
-    if type(one) is type(other):
-        return one, other
-    for whole, part, turned in ((one, other, False), (other, one, True)):
-        for name in whole.sub_configs:
-            tower = getattr(whole, name, None)
-            if type(tower) is type(part):
-                return (part, tower) if turned else (tower, part)
-    return None
 
 
 def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:

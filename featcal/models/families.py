@@ -47,6 +47,7 @@ def class_token(blocks: str) -> BlockPlan:
 T5_ENCODER = BlockPlan(Stack("encoder", "encoder.block", carry={1: "position_bias"}))
 T5 = t5({1: "position_bias"}, {1: "position_bias", 2: "encoder_decoder_position_bias"})
 UMT5 = t5({}, {})  # every block has its own position bias
+NORMED = ("Pegasus", "MBart", "M2M100")  # like BART, with a norm after the encoder
 
 KNOWN = {
     "CLIPVisionModel": class_token("encoder.layers"),
@@ -54,25 +55,15 @@ KNOWN = {
     "CLIPTextModel": BlockPlan(Stack("text", "encoder.layers")),
     "CLIPTextModelWithProjection": BlockPlan(Stack("text", "text_model.encoder.layers")),
     "CLIPModel": CLIP,
-    "T5EncoderModel": T5_ENCODER,
-    "T5Model": T5,
-    "T5ForConditionalGeneration": T5,
-    "MT5EncoderModel": T5_ENCODER,
-    "MT5Model": T5,
-    "MT5ForConditionalGeneration": T5,
+    **dict.fromkeys(("T5EncoderModel", "MT5EncoderModel"), T5_ENCODER),
+    **dict.fromkeys(("T5Model", "T5ForConditionalGeneration"), T5),
+    **dict.fromkeys(("MT5Model", "MT5ForConditionalGeneration"), T5),
     "UMT5EncoderModel": BlockPlan(Stack("encoder", "encoder.block")),
-    "UMT5Model": UMT5,
-    "UMT5ForConditionalGeneration": UMT5,
-    "BartModel": bart(""),
-    "BartForConditionalGeneration": bart(),
-    "MarianModel": bart(""),
-    "MarianMTModel": bart(),
-    "PegasusModel": bart("", norm=True),
-    "PegasusForConditionalGeneration": bart(norm=True),
-    "MBartModel": bart("", norm=True),
-    "MBartForConditionalGeneration": bart(norm=True),
-    "M2M100Model": bart("", norm=True),
-    "M2M100ForConditionalGeneration": bart(norm=True),
+    **dict.fromkeys(("UMT5Model", "UMT5ForConditionalGeneration"), UMT5),
+    **dict.fromkeys(("BartModel", "MarianModel"), bart("")),
+    **dict.fromkeys(("BartForConditionalGeneration", "MarianMTModel"), bart()),
+    **{f"{name}Model": bart("", norm=True) for name in NORMED},
+    **{f"{name}ForConditionalGeneration": bart(norm=True) for name in NORMED},
     "SiglipModel": SIGLIP,
     "ViTModel": class_token("layers"),
     "ViTForImageClassification": class_token("vit.layers"),

@@ -4,7 +4,6 @@ n samples · d width of a feature · p width of a projected one.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from featcal.errors import BadPlan, BadSetting
 from featcal.models.batch import Batch, pad_token, padding_mask, pooled_output
-from featcal.models.blocks import StopForward, model_call
+from featcal.models.blocks import model_call, module_inputs
 
 Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
 
@@ -26,7 +25,10 @@ def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor
     if head is not None and head is not language_head:
         expected = "must be left out for a model with a language head of its own"
         raise BadSetting("head", type(head).__name__, expected)
-    hidden = input_of(language_head, model, batch)  # (n, tokens, d)
+    name = next(name for name, part in model.named_modules() if part is language_head)
+    with module_inputs(model, [name], enough=lambda: True) as inputs:
+        model(**model_call(model, batch))
+    hidden = inputs[name]  # (n, tokens, d)
     config: Any = model.config
     keyword = "decoder_attention_mask" if config.is_encoder_decoder else "attention_mask"
     mask = padding_mask(batch, hidden, keyword, pad_token(model))
@@ -46,8 +48,7 @@ def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
     Raises: BadSetting, BadPlan.
     """
     output: Any = model(**model_call(model, batch))
-    embedded = output if isinstance(output, Tensor) else getattr(output, "image_embeds", None)
-    vectors = embedded if embedded is not None else pooled_output(model, output, batch)
+    vectors = output if isinstance(output, Tensor) else pooled_output(model, output, batch)
     if vectors is None:
         problem = "has neither image_embeds nor pooler_output"
         raise BadPlan(type(output).__name__, problem, "give a model that pools its features")
@@ -63,16 +64,3 @@ def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
         wanted = "must be the weight (p, h) of visual_projection, or a function"
         raise BadSetting("head", type(head).__name__, wanted)
     return weight(vectors)
-
-
-def input_of(module: nn.Module, model: nn.Module, batch: Batch) -> Tensor:
-    """Return the input of a module in the model's forward, which stops there."""
-    inputs: list[Tensor] = []
-
-    def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        inputs.append(args[0])
-        raise StopForward
-
-    with suppress(StopForward), module.register_forward_pre_hook(stop):
-        model(**model_call(model, batch))
-    return inputs[0]

@@ -6,6 +6,7 @@ The linears here are views: writing to them writes to these tensors, and nothing
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,19 +88,17 @@ class Unpacked(nn.Module):
         return out
 
 
-def is_packed(module: nn.Module) -> bool:
-    """Return whether a module holds experts in the two packed tensors."""
-    own = {name: p.shape for name, p in module.named_parameters(recurse=False)}
-    act = getattr(module, "act_fn", None)
-    if isinstance(module, Unpacked) or own.keys() != set(PARTS) or not isinstance(act, nn.Module):
-        return False
-    gate_up, down = (own[name] for name in PARTS)  # (E, 2i, d), (E, d, i)
-    return len(gate_up) == len(down) == 3 and gate_up == (down[0], 2 * down[2], down[1])
-
-
 def packed_experts(block: nn.Module) -> dict[str, nn.Module]:
-    """Return the packed experts of a block by path."""
-    return {path: part for path, part in block.named_modules() if is_packed(part)}
+    """Return by path the modules of a block that hold experts in the two packed tensors."""
+    packed = {}
+    for path, part in block.named_modules():
+        shapes = {name: p.shape for name, p in part.named_parameters(recurse=False)}
+        acts = isinstance(getattr(part, "act_fn", None), nn.Module)
+        if acts and shapes.keys() == set(PARTS) and not isinstance(part, Unpacked):
+            gate_up, down = (shapes[name] for name in PARTS)  # (E, 2i, d), (E, d, i)
+            if len(gate_up) == len(down) == 3 and gate_up == (down[0], 2 * down[2], down[1]):
+                packed[path] = part
+    return packed
 
 
 def unpacked_experts(block: nn.Module) -> dict[str, Unpacked]:
@@ -158,17 +157,14 @@ def expert_of(name: str, known: Mapping[str, object]) -> str | None:
 def same_unpacked(model: nn.Module) -> Iterator[None]:
     """Raise BadPlan if packed experts that run inside the `with` differ from their linears."""
 
-    packed = packed_experts(model)
-
-    def compare(part: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+    def compare(path: str, part: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
         bound = max(ROUNDING, 4 * torch.finfo(out.dtype).eps)
         difference = float((Unpacked(part)(*args) - out).abs().max())
         if not difference <= bound * float(out.abs().max()):
-            path = next(path for path, each in packed.items() if each is part)
             problem = f"the experts of {path} differ from plain linears by {difference:.3g}"
             raise BadPlan(type(model).__name__, problem)
 
     with ExitStack() as hooks:
-        for part in packed.values():
-            hooks.enter_context(part.register_forward_hook(compare))
+        for path, part in packed_experts(model).items():
+            hooks.enter_context(part.register_forward_hook(partial(compare, path)))
         yield

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor, nn
 from transformers import CLIPConfig, PretrainedConfig
 
 from featcal.errors import BadFile
 from featcal.files import atomic_folder
-from featcal.models.checkpoint import INDEX, KINDS, SINGLE
+from featcal.models.checkpoint import INDEX, KINDS
 from featcal.models.sentences import modules_of
 
 LIMIT = 5 * 10**9  # bytes per file, as transformers shards
@@ -62,22 +63,13 @@ class ShardWriter:
         self._tensors[name] = flat.to("meta"), file
 
     def join(self, limit: int) -> None:
-        """Write the shards, tensors by name; start a new one if the next tensor passes the limit."""
-        shards: list[dict[str, tuple[Tensor, Path]]] = [{}]
-        for name, (tensor, file) in sorted(self._tensors.items()):
-            size = sum(t.nbytes for t, _ in shards[-1].values())
-            if shards[-1] and size + tensor.nbytes > limit:
-                shards.append({})
-            shards[-1][name] = tensor, file
-        weight_map: dict[str, str] = {}
-        for i, shard in enumerate(shards, start=1):
-            numbered = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-            file_name = numbered if len(shards) > 1 else SINGLE
-            _write_safetensors(self.folder / file_name, shard)
-            weight_map |= dict.fromkeys(shard, file_name)
-        if len(shards) > 1:
-            total = sum(tensor.nbytes for tensor, _ in self._tensors.values())
-            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        """Write the shards, tensors by name, and their index if there are several."""
+        tensors = {name: tensor for name, (tensor, _) in sorted(self._tensors.items())}
+        split = split_torch_state_dict_into_shards(tensors, max_shard_size=limit)
+        for file, names in split.filename_to_tensors.items():
+            _write_safetensors(self.folder / file, {name: self._tensors[name] for name in names})
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
             (self.folder / INDEX).write_text(text, "utf-8")
         shutil.rmtree(self._spool)
@@ -163,25 +155,15 @@ def write_config(config: PretrainedConfig, architecture: str, folder: Path) -> N
 
 
 def copy_other_files(like: str | Path | None, folder: Path) -> None:
-    """Copy what makes a folder usable besides its weights: tokenizer, processor, prompts, modules.
-
-    Raises: BadFile for an unreadable modules.json.
-    """
-    for file in other_files(Path(like)) if like is not None else ():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(like) / file, folder / file)  # type: ignore[arg-type]
-
-
-def other_files(like: Path) -> Iterator[Path]:
-    """Yield all files but weights, the card and records of how `like` was made, as relative paths.
+    """Copy all files of `like`, if given, but weights, its card and records of how it was made.
 
     A sub-folder with weights is another form of the model (onnx/, checkpoint-500/) and is left
     out, unless modules.json lists it as a part of the model, such as a dense layer after pooling.
-    Hidden files and links to folders are left out.
+    Hidden files and links to folders are left out. Raises: BadFile for an unreadable modules.json.
     """
-    parts = modules_of(like)
-    for path, folders, files in os.walk(like):
-        inside = Path(path).relative_to(like)
+    parts = modules_of(Path(like)) if like is not None else {}
+    for path, folders, files in os.walk(like) if like is not None else ():
+        inside = Path(path).relative_to(like)  # type: ignore[arg-type]
         top, part = not inside.name, inside.as_posix() in parts
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
         weights = {name for name in files if name.lower().endswith(WEIGHTS)}
@@ -191,5 +173,6 @@ def other_files(like: Path) -> Iterator[Path]:
         for name in sorted(files):
             own = top and (name in OWN_FILES or Path(name).stem.lower() == "readme")
             left_out = name.startswith(".") or own or (name in weights and not part)
-            if not left_out and (like / inside / name).is_file():
-                yield inside / name
+            if not left_out and Path(path, name).is_file():
+                (folder / inside).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(Path(path, name), folder / inside / name)

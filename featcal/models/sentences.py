@@ -86,7 +86,8 @@ def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = No
     for path, kind in ours.items():
         for file in sorted((base / path).glob("*")):
             theirs = {name: folder / path / file.name for name, folder in own.items()}
-            differ = [n for n, f in theirs.items() if not f.is_file() or not same(file, f)]
+            read = read_json if file.suffix == ".json" else Path.read_bytes
+            differ = [n for n, f in theirs.items() if not f.is_file() or read(f) != read(file)]
             if not differ:
                 continue
             where = f"{kind} ({path}/{file.name})"
@@ -101,13 +102,6 @@ def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = No
             elif file.suffix == ".json":
                 sentences.append(f"{where} differs in {', '.join(differ)}; the base's is used.")
     return sentences
-
-
-def same(one: Path, other: Path) -> bool:
-    """Return whether two files have the same content; JSON is compared by value."""
-    if one.suffix == ".json":
-        return bool(read_json(one) == read_json(other))
-    return one.read_bytes() == other.read_bytes()
 
 
 def mean_of(file: Path, experts: Mapping[str, Path]) -> dict[str, torch.Tensor]:

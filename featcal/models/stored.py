@@ -24,8 +24,8 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from featcal.errors import BadFile, MissingTensor, NotFinite, WrongKeys
-from featcal.models.checkpoint import LazyCheckpoint, all_finite
+from featcal.errors import BadFile, MissingTensor, WrongKeys
+from featcal.models.checkpoint import LazyCheckpoint, check_tensor
 from featcal.models.load import (
     CONFIG,
     VISION,
@@ -226,8 +226,8 @@ class ModelFolder:
         self.stored |= found  # buffers
         self.named: Mapping[str, StoredTensor] = self.stored  # by the names that callers use
 
-    def _equal(self, one: StoredTensor, other: StoredTensor) -> bool:
-        return torch.equal(*(each.read(self.files.tensor) for each in (one, other)))
+    def _equal(self, *pair: StoredTensor) -> bool:
+        return torch.equal(*(each.read(self.files.tensor) for each in pair))
 
     def _reported(
         self, missing: set[str] = frozenset(), unexpected: set[str] = frozenset()
@@ -368,9 +368,7 @@ class ModelCheckpoint(ModelFolder):
 
     def finite_tensor(self, name: str) -> Tensor:
         """Return one tensor on the CPU. Raises: NotFinite naming file and tensor."""
-        tensor = self.read(name)
-        if not all_finite(tensor):
-            raise NotFinite(self.file_of(name), name)
+        check_tensor(self.file_of(name), name, tensor := self.read(name), weight=False)
         return tensor
 
     def to_module(self, named: NamedTensors) -> NamedTensors:

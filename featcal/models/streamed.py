@@ -44,12 +44,6 @@ class InMemoryModel:
         """Provide the model."""
         return nullcontext(self.module)
 
-    def prefetch(self, path: str, thread: Executor) -> None:
-        """Do nothing."""
-
-    def cancel(self) -> None:
-        """Do nothing."""
-
     def check_finite(self, label: str = "") -> None:
         """Raise NotFinite or BadData unless all parameters hold finite floating-point values."""
         for name, parameter in self.module.named_parameters():
@@ -128,10 +122,36 @@ class StreamedModel(ModelFolder):
         is loaded at once, as models tell their device by it.
         """
         kept: list[str] = []
-        forwards = [
-            (module, self._loading(module.forward, names, None if inside else kept))
-            for module, names, inside in self._needs()
-        ]
+
+        def loading(forward: Callable[..., Any], names: Sequence[str], inside: bool) -> Any:
+            @wraps(forward)  # pre-hooks run before and may stop it
+            def run(*args: Any, **kwargs: Any) -> Any:
+                loaded = [] if inside else kept
+                try:
+                    self._load(names, loaded)
+                    return forward(*args, **kwargs)
+                finally:
+                    if inside:
+                        self._drop(loaded)
+
+            return run
+
+        def computes(module: nn.Module) -> bool:
+            return type(module).forward is not nn.Module.forward  # lists have no forward
+
+        forwards = []
+        for path, module in self.module.named_modules():
+            names, dotted = self._below(module), f"{path}." if path else ""
+            # some modules read parameters of their parts; one that contains blocks reads its own
+            # and those of lists and embeddings (DeBERTa)
+            if any(blocks.startswith(dotted) for blocks in self._lists):
+                parts = [
+                    p for p in module.children() if isinstance(p, nn.Embedding) or not computes(p)
+                ]
+                names = [name for part in (module, *parts) for name in self._own[part]]
+            if computes(module):
+                inside = any(path.startswith(blocks) for blocks in self._lists)
+                forwards.append((module, loading(module.forward, names, inside)))
         try:
             self._load([next(iter(self._meta))], kept)
             with replaced_forwards(forwards):
@@ -196,46 +216,6 @@ class StreamedModel(ModelFolder):
             owner, _, attribute = name.rpartition(".")
             self.module.get_submodule(owner)._parameters[attribute] = parameter
 
-    def _needs(self) -> Iterator[tuple[nn.Module, list[str], bool]]:
-        """Yield every module with a forward, the parameters it needs, and whether it is in a block.
-
-        A module needs all parameters below it, as some read those of their parts. One that contains
-        blocks needs its own and those of lists and embeddings, which some read (DeBERTa).
-        """
-
-        def computes(module: nn.Module) -> bool:
-            return type(module).forward is not nn.Module.forward  # lists have no forward
-
-        for path, module in self.module.named_modules():
-            if not computes(module):
-                continue
-            inside = any(path.startswith(blocks) for blocks in self._lists)
-            dotted = f"{path}." if path else ""
-            if any(blocks.startswith(dotted) for blocks in self._lists):
-                parts = [
-                    p for p in module.children() if isinstance(p, nn.Embedding) or not computes(p)
-                ]
-                yield module, [n for part in (module, *parts) for n in self._own[part]], inside
-            else:
-                yield module, self._below(module), inside
-
-    def _loading(
-        self, forward: Callable[..., Any], names: Iterable[str], kept: list[str] | None
-    ) -> Callable[..., Any]:
-        """Return a forward that loads its parameters; pre-hooks run before and may stop it."""
-
-        @wraps(forward)
-        def loading(*args: Any, **kwargs: Any) -> Any:
-            loaded = [] if kept is None else kept
-            try:
-                self._load(names, loaded)
-                return forward(*args, **kwargs)
-            finally:
-                if kept is None:
-                    self._drop(loaded)
-
-        return loading
-
 
 ModelHandle = InMemoryModel | StreamedModel
 
@@ -246,15 +226,16 @@ def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str,
     At most two are in memory, and none once the iterator is closed.
     """
     names = sorted(models)
+    streamed = {name: each for name, each in models.items() if isinstance(each, StreamedModel)}
     with ThreadPoolExecutor(1, "featcal-read") as thread:
         try:
             for name, following in zip(names, [*names[1:], ""], strict=True):
                 with models[name].block(path) as block:
-                    if following:
-                        models[following].prefetch(path, thread)
+                    if following in streamed:
+                        streamed[following].prefetch(path, thread)
                     yield name, block
         finally:
-            for each in models.values():
+            for each in streamed.values():
                 each.cancel()
 
 

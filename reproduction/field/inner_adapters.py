@@ -33,7 +33,7 @@ from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadPlan, Diverged
 from featcal.models.batch import Batch, Model, naming, padding_mask, token_mean
-from featcal.models.blocks import first_inputs, hooked, residual_streams, step
+from featcal.models.blocks import first_inputs, output_hooks, residual_streams, step
 from featcal.models.families import plan_for
 from featcal.models.features import Head, output_embeddings, projected
 from featcal.models.load import evaluation_mode
@@ -144,12 +144,7 @@ def corrected(model: nn.Module, method: str, weights: Mapping[str, Weights]) -> 
         return result if isinstance(output, Tensor) else (result, *output[1:])
 
     inner = [path for path in weights if path != FEATURE]
-    with hooked(
-        [
-            model.get_submodule(p).register_forward_hook(lambda _m, _a, out, p=p: change(p, out))
-            for p in inner
-        ]
-    ):
+    with output_hooks(model, inner, change):
         yield
 
 
@@ -217,7 +212,7 @@ def attention_paths(model: nn.Module, stack: Stack, paths: list[str], batch: Bat
     """
     blocks, linears = blocks_of(model, stack), []
     with evaluation_mode([model]):
-        hidden, arguments = first_inputs(model, blocks, batch, stack.mixed)
+        hidden, arguments = first_inputs(model, stack, batch)
         for path, block in zip(paths, blocks, strict=True):
             with residual_streams(block, solved_modules(block)[0], hidden) as streams:
                 hidden, arguments = step(block, stack, hidden, arguments)
@@ -238,12 +233,7 @@ def features(model: nn.Module, batch: Batch, head: Head, paths: Sequence[str]) -
     def note(path: str, out: Any) -> None:
         seen[path] = hidden_of(out)
 
-    with hooked(
-        [
-            model.get_submodule(p).register_forward_hook(lambda _m, _a, out, p=p: note(p, out))
-            for p in paths
-        ]
-    ):
+    with output_hooks(model, paths, note):
         last = projected(model, batch, head)
     means = {}
     for path, hidden in seen.items():

@@ -177,7 +177,7 @@ def tower(model: nn.Module, batch: Batch) -> Tower:
     with exact_products():
         with block_outputs(model, blocks) as seen:
             model(**model_call(model, batch))
-        _, arguments = first_inputs(model, list(blocks), batch)
+        _, arguments = first_inputs(model, stack, batch)
     norm = model.get_submodule("post_layernorm") if mask is None else nn.Identity()
     return Tower(blocks, stack, arguments, [counted(h, mask) for h in seen.values()], norm, mask)
 
