@@ -86,7 +86,8 @@ def to_our_names(state: Mapping[str, Tensor], ours: Iterable[str]) -> dict[str, 
     renamed = {}
     for theirs, names in tensor_names(ours).items():
         tensor = state[theirs].T if theirs in TRANSPOSED else state[theirs]
-        for name, part in zip(names, tensor.chunk(len(names)), strict=True):
+        parts = [tensor] if len(names) == 1 else tensor.chunk(len(names))
+        for name, part in zip(names, parts, strict=True):
             renamed[name] = part.clone(memory_format=torch.contiguous_format)
     return renamed
 

@@ -40,16 +40,11 @@ def test_keys_that_change_features_are_listed_with_values_and_models(family, cha
         require_same_configs({"one": own(), "two": own(**change)})
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"dtype": "bfloat16", "use_cache": False, "id2label": {0: "a"}, "architectures": ["Other"]},
-        {"vocab_size": 99, "pad_token_id": 3, "bos_token_id": 5, "max_position_embeddings": 4096},
-        {"attention_dropout": 0.1, "initializer_range": 0.5, "hidden_act": "swish"},
-        {"head_dim": None, "of_another_tool": 3, "_name_or_path": "there"},
-    ],
-)
-def test_harmless_keys_pass(change):
+def test_harmless_keys_pass():
+    change = {"dtype": "bfloat16", "use_cache": False, "id2label": {0: "a"}, "architectures": ["B"]}
+    change |= {"vocab_size": 99, "pad_token_id": 3, "bos_token_id": 5, "head_dim": None}
+    change |= {"max_position_embeddings": 4096, "attention_dropout": 0.1, "hidden_act": "swish"}
+    change |= {"initializer_range": 0.5, "of_another_tool": 3, "_name_or_path": "there"}
     require_same_configs({"one": BASE["llama"](), "two": BASE["llama"](**change)})
 
 

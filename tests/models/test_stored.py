@@ -18,74 +18,60 @@ from featcal.models.load import load_model
 from featcal.models.save import save_model
 from featcal.models.streamed import StreamedModel
 
+ONES, OTHER = torch.ones(32), torch.linspace(-1, 1, 97 * 32).reshape(97, 32)
+HEAD, SHARED = "lm_head.weight", "shared.weight"
+
 
 def renamed(folder, name):
-    """Rename every tensor of a folder by the function `name`; None removes it."""
+    """Rename every tensor of a folder by the function `name`."""
     file = folder / "model.safetensors"
     state = {name(old): tensor.clone() for old, tensor in load_file(file).items()}
-    state.pop(None, None)
     save_file(state, file, metadata={"format": "pt"})
-    return folder
 
 
-def computes_the_same(folder, family):
-    """Return whether a streamed folder computes the same as from_pretrained's model."""
-    batch = batch_for(family)
-    with StreamedModel(folder).running() as module:
-        return same(outputs(module, batch), outputs(whole(folder, family), batch))
+def links(folder):
+    """Move the files of a folder as a cache of the hub has them."""
+    blobs = folder.parent / "blobs"
+    blobs.mkdir()
+    for file in list(folder.iterdir()):
+        file.rename(blobs / file.name)
+        file.symlink_to(f"../blobs/{file.name}")
+
+
+def tied_as(kept):
+    return lambda folder: renamed(folder, lambda n: f"{kept}.weight" if n == SHARED else n)
 
 
 @pytest.mark.parametrize(
-    ("family", "old"),
+    ("family", "change"),
     [
-        ("clip_text", lambda name: f"text_model.{name}"),
-        ("bert", lambda name: f"bert.{name}"),
-        ("mistral", lambda name: f"model.{name}"),
+        ("clip_text", lambda folder: renamed(folder, lambda name: f"text_model.{name}")),
+        ("bert", lambda folder: renamed(folder, lambda name: f"bert.{name}")),
+        ("mistral", lambda folder: renamed(folder, lambda name: f"model.{name}")),
+        ("dinov2", lambda folder: swiglu(folder)),  # a matrix stored whole is cut
+        ("clip", links),
+        ("t5", tied_as("lm_head")),
+        ("t5", tied_as("encoder.embed_tokens")),
+        ("t5", lambda folder: checkpoints.with_tensors(folder, {HEAD: OTHER})),  # untied
     ],
-    ids=["text tower", "base prefix", "of a causal model"],
+    ids=["text tower", "prefix", "causal", "fused", "hub cache", "head", "encoder", "two tables"],
 )
-def test_names_of_older_and_related_files_are_understood(family, old, tmp_path):
-    assert computes_the_same(renamed(folder_of(tmp_path / "m", family), old), family)
+def test_folders_of_any_names_compute_what_from_pretrained_computes(family, change, tmp_path):
+    folder, batch = folder_of(tmp_path / "m", family), batch_for(family)
+    change(folder)
+    streamed = StreamedModel(folder)
+    with streamed.running() as module:
+        assert same(outputs(module, batch), outputs(whole(folder, family), batch))
+    if (head := load_file(folder / "model.safetensors").get(HEAD)) is not None:
+        with streamed.block("lm_head") as part:
+            assert torch.equal(part.weight, head)
 
 
 def swiglu(folder):
     """Write a DINOv2 whose files hold gate and up projection as one matrix."""
     config = tf.Dinov2Config(**VISION, use_swiglu_ffn=True)
     make(lambda: tf.Dinov2Model(config), dtype=torch.float32).save_pretrained(folder)
-
-
-def test_a_matrix_stored_whole_is_cut_as_transformers_cuts_it(tmp_path):
-    swiglu(tmp_path)
-    assert any("weights_in" in name for name in load_file(tmp_path / "model.safetensors"))
-    batch = images(3, dtype=torch.float32)[0]
-    with StreamedModel(tmp_path).running() as module:
-        assert same(outputs(module, batch), outputs(whole(tmp_path, "dinov2"), batch))
-
-
-def test_the_links_of_a_hub_cache_are_followed(tmp_path):
-    folder, blobs = folder_of(tmp_path / "snapshots" / "m", "clip"), tmp_path / "blobs"
-    blobs.mkdir()
-    for file in list(folder.iterdir()):
-        file.rename(blobs / file.name)
-        file.symlink_to(f"../../blobs/{file.name}")
-    assert computes_the_same(folder, "clip")
-
-
-@pytest.mark.parametrize("kept", ["shared", "lm_head", "encoder.embed_tokens"])
-def test_a_tied_embedding_is_read_under_any_of_its_names(kept, tmp_path):
-    def name(old):
-        return f"{kept}.weight" if old == "shared.weight" else old
-
-    assert computes_the_same(renamed(folder_of(tmp_path / "m", "t5"), name), "t5")
-
-
-def test_tied_names_with_different_values_are_untied_as_from_pretrained_does(tmp_path):
-    folder = folder_of(tmp_path / "m", "t5")
-    other = torch.randn(97, 32, generator=torch.Generator().manual_seed(5))
-    checkpoints.with_tensors(folder, {"lm_head.weight": other})
-    assert computes_the_same(folder, "t5")
-    with StreamedModel(folder).block("lm_head") as head:
-        assert torch.equal(head.weight, other)
+    assert any("weights_in" in name for name in load_file(folder / "model.safetensors"))
 
 
 def test_buffers_that_a_file_holds_are_read_from_it(tmp_path):
@@ -100,33 +86,37 @@ def test_buffers_that_a_file_holds_are_read_from_it(tmp_path):
     assert torch.equal(streamed.final_logits_bias, model.final_logits_bias)
 
 
-def test_a_missing_tensor_is_named_with_the_three_nearest(tmp_path):
-    folder = checkpoints.vision_folder(tmp_path / "m")
-    checkpoints.with_tensors(folder, {"encoder.layers.1.mlp.fc2.weight": None})
-    message = r"'encoder\.layers\.1\.mlp\.fc2\.weight'; nearest names: (\S+, ){2}\S+"
-    with pytest.raises(MissingTensor, match=f"m: no tensor named {message}"):
+def broken_parts(folder):
+    swiglu(folder)
+    wrong = {"encoder.layer.0.mlp.weights_in.bias": torch.tensor(1.0)}
+    checkpoints.with_tensors(folder, wrong)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "error", "said"),
+    [
+        (
+            "vit",
+            {"layers.1.mlp.fc2.weight": None},
+            MissingTensor,
+            r"m: no tensor named 'layers\.1\.mlp\.fc2\.weight'; nearest names: (\S+, ){2}\S+",
+        ),
+        ("t5", {"shared.weight": None}, MissingTensor, r"no tensor named 'shared\.weight'"),
+        (
+            "bert",
+            {"bert.pooler.dense.bias": torch.ones(32)},  # there already, without the prefix
+            WrongKeys,
+            r"1 not part of it: \S*pooler\.dense\.bias",
+        ),
+        ("dinov2", broken_parts, FeatCalError, r"weights_in\.bias|gate_proj\.bias"),
+    ],
+    ids=["missing", "tied", "twice", "parts"],
+)
+def test_tensors_that_do_not_fit_are_named(family, change, error, said, tmp_path):
+    folder = folder_of(tmp_path / "m", family)
+    change(folder) if callable(change) else checkpoints.with_tensors(folder, change)
+    with pytest.raises(error, match=said):
         StreamedModel(folder)
-
-
-def test_a_tied_tensor_under_none_of_its_names_is_missing(tmp_path):
-    folder = folder_of(tmp_path / "m", "t5")
-    renamed(folder, lambda name: None if name == "shared.weight" else name)
-    with pytest.raises(MissingTensor, match=r"no tensor named 'shared\.weight'"):
-        StreamedModel(folder)
-
-
-def test_one_tensor_under_two_names_is_surplus(tmp_path):
-    folder = folder_of(tmp_path / "m", "bert")
-    checkpoints.with_tensors(folder, {"bert.pooler.dense.bias": torch.ones(32)})
-    with pytest.raises(WrongKeys, match=r"1 not part of it: \S*pooler\.dense\.bias"):
-        StreamedModel(folder)
-
-
-def test_parts_that_make_no_whole_are_named(tmp_path):
-    swiglu(tmp_path)
-    checkpoints.with_tensors(tmp_path, {"encoder.layer.0.mlp.weights_in.bias": torch.tensor(1.0)})
-    with pytest.raises(FeatCalError, match=r"weights_in\.bias|gate_proj\.bias"):
-        StreamedModel(tmp_path)
 
 
 def test_an_embedding_that_a_model_reads_without_running_it_is_loaded(tmp_path):
@@ -179,15 +169,6 @@ FORMS = {
         | {"lm_head.weight": s[SHARED].clone()}
     ),
 }
-ONES = torch.ones(32)
-HEAD, SHARED = "lm_head.weight", "shared.weight"
-
-
-def of_the_hub(folder, form):
-    """Rewrite the single file of a folder."""
-    file = folder / "model.safetensors"
-    changed = {name: tensor.clone() for name, tensor in form(load_file(file)).items()}
-    save_file(changed, file, metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("whose", ["base", "a"])
@@ -198,7 +179,9 @@ def test_folders_of_any_form_are_merged_as_transformers_loads_them(tmp_path, kin
     for path, model in zip(paths.values(), models, strict=True):
         model.save_pretrained(path)
     if kind in FORMS:
-        of_the_hub(paths[whose], FORMS[kind])
+        file = paths[whose] / "model.safetensors"
+        changed = {name: tensor.clone() for name, tensor in FORMS[kind](load_file(file)).items()}
+        save_file(changed, file, metadata={"format": "pt"})
     else:  # fused or packed: one folder as the model has it, the others as transformers writes it
         save_model(models[[*paths].index(whose)], paths[whose])
     base, *experts = paths.values()

@@ -15,13 +15,13 @@ from featcal.errors import MissingTensor, NotFinite, TensorsDiffer, TruncatedFil
 from featcal.files import Ledger
 from featcal.models.blocks import check_replay, first_inputs
 from featcal.models.families import plan_for
-from featcal.models.plan import blocks_of
 from featcal.models.save import save_model
 from featcal.models.streamed import InMemoryModel, StreamedModel, in_turn, require_same_tensors
 
 ENTRIES = {  # what leads to the first block
     "t5": {"shared.weight"},
     "llama": {"model.embed_tokens.weight"},
+    "gemma3": {"model.embed_tokens.weight"},
     "gpt2": {"transformer.wte.weight", "transformer.wpe.weight"},
     "opt": {"model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight"},
     "clip": {
@@ -50,26 +50,21 @@ def test_a_streamed_forward_gives_the_bits_of_the_whole_model_and_leaves_nothing
 
 
 @pytest.mark.parametrize("family", ENTRIES)
-def test_first_inputs_are_those_of_the_whole_model_and_load_no_block(family, tmp_path):
+def test_first_inputs_are_those_of_the_whole_model_load_no_block_and_lead_to_its_output(
+    family, tmp_path
+):
     folder, batch = folder_of(tmp_path / "m", family), batch_for(family)
     model, streamed = whole(folder, family), StreamedModel(folder)
-    stack = plan_for(streamed.module).stacks[0]
+    plan = plan_for(streamed.module)
+    stack = plan.stacks[0]
     with torch.no_grad(), streamed.running() as module:
-        hidden, _ = first_inputs(module, blocks_of(module, stack), batch, stack.mixed)
+        hidden, _ = first_inputs(module, stack, batch)
         loaded = present(streamed)
+        check_replay(module, plan, batch)
     with torch.no_grad():
-        expected, _ = first_inputs(model, blocks_of(model, stack), batch, stack.mixed)
+        expected, _ = first_inputs(model, stack, batch)
     assert torch.equal(hidden, expected) and nothing_left(streamed)
     assert not any(name.startswith(stack.blocks) for name in loaded) and loaded == ENTRIES[family]
-
-
-@pytest.mark.parametrize("family", ["t5", "clip", "gemma3"])
-def test_blocks_of_a_streamed_model_replay_its_own_forward(family, tmp_path):
-    streamed = StreamedModel(folder_of(tmp_path / "m", family))
-    plan = plan_for(streamed.module)
-    with streamed.running() as module:
-        check_replay(module, plan, batch_for(family))
-    assert nothing_left(streamed)
 
 
 def test_nothing_stays_loaded_after_an_exception(tmp_path):
@@ -84,34 +79,34 @@ def test_nothing_stays_loaded_after_an_exception(tmp_path):
     assert nothing_left(streamed)
 
 
-def test_a_part_of_a_block_runs_by_itself(tmp_path):
-    folder = folder_of(tmp_path / "m", "llama")
+def test_a_part_of_a_block_runs_by_itself_and_changes_to_a_block_are_lost(tmp_path):
+    folder, path = folder_of(tmp_path / "m", "llama"), "model.layers.0"
     streamed, model, x = StreamedModel(folder), whole(folder, "llama"), torch.ones(1, 32)
     with streamed.running() as module:
-        out = module.get_submodule("model.layers.0.mlp")(x)
+        out = module.get_submodule(f"{path}.mlp")(x)
         assert not any("layers" in name for name in present(streamed))
-    assert torch.equal(out, model.get_submodule("model.layers.0.mlp")(x)) and nothing_left(streamed)
-
-
-def test_changes_to_a_block_are_lost_when_it_is_read_again(tmp_path):
-    streamed = StreamedModel(folder_of(tmp_path / "m", "clip"))
-    with torch.no_grad(), streamed.block(f"{LAYERS}.0") as block:
-        before = numbers(block)
-        for parameter in block.parameters():
-            parameter.copy_(torch.zeros_like(parameter))
-    with streamed.block(f"{LAYERS}.0") as block:
-        assert same(numbers(block), before)
-        assert present(streamed) == {f"{LAYERS}.0.{name}" for name in before}
+    assert torch.equal(out, model.get_submodule(f"{path}.mlp")(x)) and nothing_left(streamed)
+    for _ in range(2):
+        with torch.no_grad(), streamed.block(path) as block:
+            assert same(numbers(block), numbers(model.get_submodule(path)))
+            assert present(streamed) == {f"{path}.{name}" for name in numbers(block)}
+            for parameter in block.parameters():
+                parameter.zero_()
     assert nothing_left(streamed)
 
 
-def test_a_tied_embedding_is_loaded_once(tmp_path):
-    streamed = StreamedModel(folder_of(tmp_path / "m", "t5"))
-    with streamed.running() as module:
-        outputs(module, batch_for("t5"))
-        assert module.shared.weight is module.lm_head.weight is module.encoder.embed_tokens.weight
-        outside = [p for name, p in module.named_parameters() if not p.is_meta]
-        assert streamed.ledger.now == sum(p.nbytes for p in outside)
+def test_other_lists_of_modules_are_loaded_like_blocks_and_a_tied_embedding_once(tmp_path):
+    folder = folder_of(tmp_path / "m", "t5")
+    streamed, blind = StreamedModel(folder, ["encoder.block"]), StreamedModel(folder)
+    for each in (streamed, blind):
+        with each.running() as module:
+            outputs(module, batch_for("t5"))
+            assert not any(".block." in name for name in present(each))
+            tied = module.shared.weight is module.lm_head.weight
+            assert tied and module.shared.weight is module.encoder.embed_tokens.weight
+            outside = [p for name, p in module.named_parameters() if not p.is_meta]
+            assert each.ledger.now == sum(p.nbytes for p in outside)
+    assert streamed.ledger.peak == blind.ledger.peak
 
 
 def test_half_precision_files_compute_in_float32(tmp_path):
@@ -121,16 +116,6 @@ def test_half_precision_files_compute_in_float32(tmp_path):
         assert same(outputs(module, batch), outputs(whole(tmp_path / "m", "llama"), batch))
     for name, _ in streamed.module.named_parameters():
         assert streamed.dtype(name) == streamed.read(name).dtype == torch.bfloat16
-
-
-def test_other_lists_of_modules_are_loaded_like_blocks(tmp_path):
-    folder = folder_of(tmp_path / "m", "t5")
-    streamed, blind = StreamedModel(folder, ["encoder.block"]), StreamedModel(folder)
-    for each in (streamed, blind):
-        with each.running() as module:
-            outputs(module, batch_for("t5"))
-            assert not any(".block." in name for name in present(each))
-    assert streamed.ledger.peak == blind.ledger.peak
 
 
 def towers(folder, count, **sizes):
@@ -171,24 +156,21 @@ def test_blocks_read_ahead_are_those_read_when_needed(tmp_path):
     assert list(ahead) == sorted(models) and all(nothing_left(model) for model in models.values())
 
 
-def test_an_error_while_reading_ahead_is_raised_where_that_block_is_taken(tmp_path):
+@pytest.mark.parametrize("broken", [True, False])
+def test_an_error_or_an_early_end_leaves_neither_threads_nor_blocks(tmp_path, broken):
     folders = towers(tmp_path, 3)
     models = {name: StreamedModel(folder) for name, folder in folders.items()}
-    file = folders["1"] / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-40_000])
+    if broken:
+        file = folders["1"] / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-40_000])
     turns = in_turn(models, f"{LAYERS}.1")
     assert next(turns)[0] == "0"
-    with pytest.raises(TruncatedFile, match="cut short"):
-        next(turns)
-    assert all(nothing_left(model) for model in models.values()) and not reading()
-
-
-def test_an_iterator_closed_early_leaves_neither_threads_nor_blocks(tmp_path):
-    models = {name: StreamedModel(folder) for name, folder in towers(tmp_path, 3).items()}
-    turns = in_turn(models, f"{LAYERS}.0")
-    next(turns)
     assert models["1"].ledger.now == block_bytes(models["1"])
-    turns.close()
+    if broken:  # raised where the block is taken
+        with pytest.raises(TruncatedFile, match="cut short"):
+            next(turns)
+    else:
+        turns.close()
     assert all(nothing_left(model) for model in models.values()) and not reading()
 
 
@@ -197,20 +179,21 @@ def reading():
 
 
 def test_models_that_do_not_fit_each_other_are_refused_by_name(tmp_path):
-    narrow = save_model(clip(dtype=torch.float32), tmp_path / "narrow")
-    wide = save_model(clip(dtype=torch.float32, width=64), tmp_path / "wide")
-    deep = save_model(clip(dtype=torch.float32, num_hidden_layers=3), tmp_path / "deep")
-    models = {"merged": StreamedModel(narrow), "expert 'a'": InMemoryModel(whole(narrow, "clip"))}
-    require_same_tensors(models)
-    with pytest.raises(
-        TensorsDiffer,
-        match=r"embeddings\.class_embedding: \[32\] in merged, but \[64\] in expert 'b'",
+    sizes = {"narrow": {}, "wide": {"width": 64}, "deep": {"num_hidden_layers": 3}}
+    narrow, wide, deep = (
+        StreamedModel(save_model(clip(dtype=torch.float32, **size), tmp_path / name))
+        for name, size in sizes.items()
+    )
+    in_memory = InMemoryModel(whole(tmp_path / "narrow", "clip"))
+    require_same_tensors({"merged": narrow, "expert 'a'": in_memory})
+    more = r"no tensor named 'encoder\.layers\.2\."
+    for merged, expert, error, said in (
+        (narrow, wide, TensorsDiffer, r"embedding: \[32\] in merged, but \[64\] in expert 'b'"),
+        (narrow, deep, MissingTensor, f"merged: {more}"),
+        (deep, narrow, MissingTensor, f"expert 'b': {more}"),
     ):
-        require_same_tensors(models | {"expert 'b'": StreamedModel(wide)})
-    with pytest.raises(MissingTensor, match=r"merged: no tensor named 'encoder\.layers\.2\."):
-        require_same_tensors(models | {"expert 'b'": StreamedModel(deep)})
-    with pytest.raises(MissingTensor, match=r"expert 'b': no tensor named 'encoder\.layers\.2\."):
-        require_same_tensors({"merged": StreamedModel(deep), "expert 'b'": StreamedModel(narrow)})
+        with pytest.raises(error, match=said):
+            require_same_tensors({"merged": merged, "expert 'b'": expert})
 
 
 def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
@@ -218,11 +201,11 @@ def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
     sizes = TEXT | {"max_position_embeddings": 16}
     bert = make(lambda: tf.BertModel(tf.BertConfig(**sizes)))
     roberta = make(lambda: tf.RobertaModel(tf.RobertaConfig(**sizes)))
-    named = [{name: p.shape for name, p in model.named_parameters()} for model in (bert, roberta)]
-    assert named[0] == named[1]
-    with pytest.raises(TensorsDiffer, match="BertModel in merged, but RobertaModel in expert 'a'"):
-        require_same_tensors({"merged": InMemoryModel(bert), "expert 'a'": InMemoryModel(roberta)})
-    with pytest.raises(TensorsDiffer, match="BertModel in base, but RobertaModel in expert 'a'"):
+    assert bert.state_dict().keys() == roberta.state_dict().keys()
+    said = "BertModel in base, but RobertaModel in expert 'a'"
+    with pytest.raises(TensorsDiffer, match=said):
+        require_same_tensors({"base": InMemoryModel(bert), "expert 'a'": InMemoryModel(roberta)})
+    with pytest.raises(TensorsDiffer, match=said):
         featcal.merge("average", bert, {"a": roberta})
 
 
