@@ -5,7 +5,7 @@ from reproduction.engine.adapt import adapt_all
 from reproduction.engine.context import load_setup
 
 
-def adapt(key: str) -> None:
+def run(key: str) -> None:
     """Write outputs/<suite>/adapted/<role>-<pool>/<merger>-<adapter>/<setting>/seed<NN>/ of a role
     and pool.
     """

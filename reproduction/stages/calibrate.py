@@ -7,7 +7,7 @@ from reproduction.engine.calibrate import calibrate_all
 from reproduction.engine.context import load_setup
 
 
-def calibrate(key: str) -> None:
+def run(key: str) -> None:
     """Write outputs/<suite>/calibrated/<role>-<pool>/<merger>-<setting>/seed<NN>/ of a role and
     pool; of language models also anchor/ next to it.
     """

@@ -16,27 +16,10 @@ EPILOG = """Examples:
 featcal stage calibrate clip_b32-8
 
 featcal stage gather scores/clip_b32-8"""
-STAGES = {
-    "prepare_data": "stages.prepare_data:run",
-    "prepare_photos": "stages.prepare_photos:run",
-    "prepare_texts": "stages.prepare_texts:run",
-    "prepare": "stages.prepare:run",
-    **{
-        verb: f"stages.{verb}:{verb}"
-        for verb in (
-            "pretrain",
-            "merge",
-            "calibrate",
-            "adapt",
-            "multitask",
-            "evaluate",
-            "measure",
-            "gather",
-            "summary",
-        )
-    },
-    "page": "stages.page:run",
-}
+STAGES = tuple(  # files of this folder, each with a function `run`; other verbs are studies
+    "prepare_data prepare_photos prepare_texts prepare pretrain merge calibrate adapt multitask"
+    " evaluate measure gather summary page".split()
+)
 LIGHT = ("pretrain", "gather", "summary", "page")  # have no workers
 WITHOUT_KEY = ("prepare_data", "prepare_photos", "prepare_texts")
 
@@ -65,8 +48,7 @@ def run_stage(verb: str, key: str | None) -> None:
     require(fine, f"stage {verb}", key, expected)
     run: Callable[..., None]
     if verb in STAGES:
-        module, _, name = STAGES[verb].partition(":")
-        run = getattr(import_module(f"reproduction.{module}"), name)
+        run = import_module(f"reproduction.stages.{verb}").run
     else:
         from reproduction.engine.study import run_study
         from reproduction.experiments import require_known, studies

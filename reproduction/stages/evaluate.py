@@ -14,7 +14,7 @@ REFERENCES = ("base", "expert", "multitask", "merged")  # methods that FeatCal i
 POINTS = 20  # of a loss curve
 
 
-def evaluate(key: str) -> None:
+def run(key: str) -> None:
     """Write outputs/<suite>/scores/<key>/: scores, correct samples, references, loss curves and
     settings; for encoders also the test samples that mergers and adapters saw.
     """

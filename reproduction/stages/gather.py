@@ -16,7 +16,7 @@ from reproduction.results import chosen_suite, project_root, read_yaml, run_reco
 CHAIN = ("prepare", "multitask", "merge", "calibrate", "adapt", "evaluate")
 
 
-def gather(name: str) -> None:
+def run(name: str) -> None:
     """For `samples/clip_b32-8`: copy outputs/<suite>/samples/clip_b32-8/ to results/<suite>/, and
     write the run's record as run.json next to the files.
     """

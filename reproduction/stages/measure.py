@@ -30,7 +30,7 @@ Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 
 
-def measure(key: str) -> None:
+def run(key: str) -> None:
     """Write outputs/<suite>/drift/<key>/<name>.csv for every name of MEASURED; no rows where
     nothing plays the role.
     """

@@ -8,7 +8,7 @@ from reproduction.engine.context import Setup, load_context
 from reproduction.engine.merge import merge_all
 
 
-def merge(key: str) -> None:
+def run(key: str) -> None:
     """Write outputs/<suite>/merged/<role>-<pool>/<merger>/ of a role and pool, or of one merger of
     them, such as `clip_b32-8-wudi`.
     """

@@ -6,7 +6,7 @@ from reproduction.engine.context import load_setup, pick
 from reproduction.prepare.experts import MultitaskJob, write_multitask
 
 
-def multitask(key: str) -> None:
+def run(key: str) -> None:
     """Write outputs/<suite>/multitask/<role>-<pool>/."""
     setup = load_setup(key)
     context, suite = setup.context, setup.context.suite

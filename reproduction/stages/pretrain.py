@@ -3,7 +3,7 @@
 from reproduction.results import project_root
 
 
-def pretrain(key: str) -> None:
+def run(key: str) -> None:
     """Write reproduction/mini/models/<role>/, which ships with the package; an interrupted run
     continues.
     """

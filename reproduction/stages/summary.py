@@ -5,7 +5,7 @@ from featcal.files import atomic_path, write_json
 from reproduction.results import chosen_suite, project_root, read_yaml, write_rows
 
 
-def summary(key: str) -> None:
+def run(key: str) -> None:
     """For `headline`: write results/<suite>/headline.json, .tasks.csv, .drift.csv; for `claims`:
     claims.json; for `artifact`: ARTIFACT.md.
     """
