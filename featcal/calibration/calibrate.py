@@ -86,7 +86,7 @@ def calibrate(
             the experts' is calibrated again with all samples but a quarter of each task (4 to 64),
             which is held out. Those samples serve to choose, and once more to check the result:
             where it is not better, the merged model is kept. Of a task with up to 42 samples the
-            held-out ones serve the last calibration as well. With fewer than 8 samples of a task
+            held-out ones serve the last calibration as well, and check nothing. With fewer than 8 samples of a task
             the paper's settings are used, unchecked. `Result.choice` says what was chosen.
         out: folder to write instead of returning the model, in the merged folder's precision. Its
             tokenizer and other files come from the merged folder, or from the base folder where
@@ -159,8 +159,11 @@ def calibrate(
         after = calibrated_handle(models, merged, student)
         before = merged_handle(models, merged)
         if choice and choice.settings and choice.divergence:
+            # where samples are few, the last calibration has seen those that were held out
+            unseen = {t: p for t, p in unseen.items() if not (p.chosen & many[t].chosen).any()}
             final = ranks.gathered(choose.divergences(models, {choose.FINAL: after}, unseen, few))
-            choice = choose.confirmed(choice, {t: before_kl[t] | final[t] for t in final})
+            if final:
+                choice = choose.confirmed(choice, {t: before_kl[t] | final[t] for t in final})
         if choice and not choice.settings:
             student.blocks, after = [], before
             if isinstance(models.student, InMemoryModel):

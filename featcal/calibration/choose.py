@@ -133,11 +133,12 @@ def divergences(
     all models. `seen` are further samples that relations are to. Raises: NotFinite.
     """
     by_task: dict[str, dict[str, list[float]]] = {}
-    for task, expert in models.experts.items():
+    for task, samples in held_out.items():
+        expert = models.experts[task]
         kl: dict[str, list[float]] = {name: [] for name in students}
         features: dict[str, list[Tensor]] = {name: [] for name in (task, *students)}
         with evaluation_mode([handle.module for handle in students.values()]):
-            for number, given in enumerate(held_out[task]):
+            for number, given in enumerate(samples):
                 batch = on_device(given, models.device)
                 with naming(task, number), expert.running() as teacher:
                     theirs = answers(teacher, batch, models.plan)

@@ -60,6 +60,7 @@ def test_auto_in_memory_and_streamed_is_the_calibration_with_what_it_chose(tmp_p
     given = experiment(torch.float32, tasks=["a", "b"], count=16, batch=8)
     result = calibrate(**given)
     assert result.choice.chosen in FEW and result.settings == FEW[result.choice.chosen]
+    assert choose.FINAL not in result.choice.divergence  # no sample is left to check it on
     same = calibrate(**given, settings=result.settings)
     assert same_bits(same.model, result.model) and same.blocks == result.blocks
     streamed = calibrate(**written(given, tmp_path), out=tmp_path / "out")
@@ -83,6 +84,8 @@ def test_merged_model_that_cannot_be_improved_is_kept(tmp_path, monkeypatch):
 
 def test_a_result_that_fails_the_last_check_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(choose, "CANDIDATES", FEW)
+    given = experiment(torch.float32, count=48, batch=16)
+    assert choose.FINAL in calibrate(**given).choice.divergence
     own = choose.divergences
 
     def worse_at_the_end(models, handles, *samples):
@@ -94,7 +97,6 @@ def test_a_result_that_fails_the_last_check_is_not_used(tmp_path, monkeypatch):
         }
 
     monkeypatch.setattr(choose, "divergences", worse_at_the_end)
-    given = experiment(torch.float32, count=16, batch=8)
     assert same_bits(calibrate(**given).model, given["merged"])
     calibrate(**written(given, tmp_path), out=tmp_path / "out")
     assert same_bits(load_as_calibrated(tmp_path / "out"), given["merged"])
