@@ -84,7 +84,7 @@ def contestants(width: int, tasks: int, samples: int, batch: int, device: str):
         )
         experts = {name: InMemoryModel(teacher) for name, teacher in teachers.items()}
         student, where = InMemoryModel(block), torch.device(device)
-        models = Models(student, InMemoryModel(base), experts, PLAN, where, torch.float32)
+        models = Models(student, student, InMemoryModel(base), experts, PLAN, where, torch.float32)
         calibrate_block(models, "", [(block, spec)], tracks, Ranks())
         return block
 

@@ -57,9 +57,9 @@ def licences_of(models: Mapping[str, object]) -> dict[Licence, list[str]]:
     roles: dict[Licence, list[str]] = {}
     for role, model in models.items():
         front = front_matter(Path(model)) if isinstance(model, str | Path) else {}
-        stated = [(key, front[key]) for key in LICENCE_KEYS if isinstance(front.get(key), str)]
-        licence = tuple((key, value) for key, value in stated if value)
-        roles.setdefault(licence if "license" in dict(licence) else (), []).append(role)
+        given = {key: front[key] for key in LICENCE_KEYS if isinstance(front.get(key), str)}
+        stated = tuple((key, value) for key, value in given.items() if value)
+        roles.setdefault(stated if given.get("license") else (), []).append(role)
     return dict(sorted(roles.items(), key=lambda one: not one[0]))  # no licence last
 
 
@@ -79,8 +79,7 @@ def render_card(
     """Return the text of a card.
 
     models: the inputs by role. The front matter names those on the hub and a licence shared by all.
-    settings: rows of name and value.
-    front: more of the front matter.
+    settings: rows of name and value.   front: more of the front matter.
     sections: other variables of the template.
     """
     from huggingface_hub import ModelCard, ModelCardData
@@ -95,7 +94,7 @@ def render_card(
     data |= stated[0] if len(stated) == 1 else {}
     sections = {
         "inputs": [[role, name_of(model)] for role, model in models.items()],
-        "licences": [[_licence_text(one), roles] for one, roles in licences.items()],
+        "licences": [[dict(licence), roles] for licence, roles in licences.items()],
         "licences_differ": len(stated) > 1,
         **sections,
     }
@@ -111,26 +110,15 @@ def render_card(
     return f"{card}\n"
 
 
-def _licence_text(licence: Licence) -> str:
-    values = dict(licence)
-    if not values:
-        return "No licence stated"
-    name = f" ({values['license_name']})" if "license_name" in values else ""
-    link = f", {values['license_link']}" if "license_link" in values else ""
-    return f"`{values['license']}`{name}{link}"
-
-
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table; a list is joined by commas, None is shown as "all"."""
+
+    def cell(value: object) -> str:
+        values = value if isinstance(value, tuple | list) else ["all" if value is None else value]
+        return ", ".join(map(str, values)).replace("|", "\\|").replace("\n", " ")
+
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "all"
-    text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
+    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
 
 
 def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:

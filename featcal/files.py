@@ -39,22 +39,25 @@ def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]
     Raises: DiskFull naming `path`, with `needed` bytes if given.
     """
     path = Path(path)
-    remove_abandoned(_leftovers(path))
+    # dots and parts repeat for a folder that was written inside another; a process that dies
+    # between its two renames leaves only the old folder, which is kept
+    ends = r"(\.\d+-\d+|\.part|\.old)+" if path.exists() else r"(\.\d+-\d+|\.part)+"
+    ours = re.compile(rf"\.+{re.escape(path.stem)}{ends}{re.escape(path.suffix)}")
+    remove_abandoned(each for each in path.parent.glob(".*") if ours.fullmatch(each.name))
     with _replacing(path, needed) as hidden:
         hidden.mkdir()
         lock = os.open(hidden, os.O_RDONLY)
         try:
             locked(lock)  # released by the system if this process dies
             yield hidden
-            if not path.exists():
-                _move(hidden, path)
-                return
             old = _hidden(path, "old")
-            _move(path, old, path)
+            if path.exists():
+                _move(path, old, path)
             try:
                 _move(hidden, path)
             except BaseException:
-                _move(old, path)
+                if old.exists():
+                    _move(old, path)
                 raise
             _remove(old)
         finally:
@@ -70,27 +73,12 @@ def _replacing(path: Path, needed: int | None) -> Iterator[Path]:
         yield hidden
     except BaseException as error:
         _remove(hidden)
-        if isinstance(error, DiskFull):  # of a file in the hidden folder: name its final path
-            inner = Path(str(error.path))
-            if inner.is_relative_to(hidden):
-                inner = path / inner.relative_to(hidden)
-            raise DiskFull(inner, error.needed) from error
+        if isinstance(error, DiskFull) and Path(str(error.path)).is_relative_to(hidden):
+            inner = Path(str(error.path)).relative_to(hidden)  # name its final path
+            raise DiskFull(path / inner, error.needed) from error
         if _is_disk_full(error):
             raise DiskFull(path, needed) from error
         raise
-
-
-def _leftovers(path: Path) -> list[Path]:
-    """Return the hidden folders of `path`, in use or left by killed processes.
-
-    A process that dies between its two renames leaves only the old folder, which is kept.
-    """
-    stem, suffix = re.escape(path.stem), re.escape(path.suffix)
-    # dots and parts repeat for a folder that was written inside another
-    ours = re.compile(rf"\.+{stem}(\.\d+-\d+|\.part|\.old)+{suffix}")
-    old = re.compile(rf"\.{stem}\.\d+-\d+\.old{suffix}")
-    found = [folder for folder in path.parent.glob(".*") if ours.fullmatch(folder.name)]
-    return [folder for folder in found if path.exists() or not old.fullmatch(folder.name)]
 
 
 def remove_abandoned(folders: Iterable[Path]) -> None:

@@ -18,6 +18,7 @@ from featcal.models.blocks import model_call
 from featcal.models.families import plan_for
 from featcal.models.features import output_embeddings, rows_before_head
 from featcal.models.plan import BlockPlan
+from featcal.models.sentences import Sentences
 
 SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
 
@@ -68,8 +69,16 @@ class Answers:
     sizes: Tensor
 
 
-def answers(model: nn.Module, batch: Batch, given_plan: BlockPlan | None) -> Answers:
-    """Return features and scores of one forward pass."""
+def answers(
+    model: nn.Module,
+    batch: Batch,
+    given_plan: BlockPlan | None,
+    sentences: Sentences | None = None,
+) -> Answers:
+    """Return features and scores of one forward pass.
+
+    sentences: how an encoder's folder makes a vector of a text, if it says so.
+    """
     plan, head = plan_for(model, given_plan), output_embeddings(model)
     stack, scores, pooled = plan.stacks[-1], None, None
     with last_outputs(model, plan) as outputs:
@@ -81,7 +90,10 @@ def answers(model: nn.Module, batch: Batch, given_plan: BlockPlan | None) -> Ans
             logits = getattr(output, "logits", None)
             if isinstance(logits, Tensor) and logits.dim() == 2:
                 scores = Scores(logits)
-            pooled = pooled_output(model, output, batch)
+            if sentences and sentences.given:
+                pooled = sentences.vectors(output.last_hidden_state, batch["attention_mask"])
+            else:
+                pooled = pooled_output(model, output, batch)
             sizes = torch.ones(len(outputs[stack.name]), dtype=torch.long)
     hidden = outputs[stack.name]
     mask = padding_mask(batch, hidden, stack.mask, pad_token(model))

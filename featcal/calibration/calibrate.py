@@ -1,11 +1,10 @@
 """Calibrate a merged model from folders to a folder, or from modules to a module."""
 
-import copy
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -32,15 +31,14 @@ from featcal.calibration.sweep import (
 from featcal.calibration.write import calibration_card, write_calibrated
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, BadFile, BadSetting
+from featcal.errors import BadBatches, BadSetting
 from featcal.files import claimed
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
 from featcal.models.load import load_as_calibrated
-from featcal.models.lora import without_adapters
 from featcal.models.moe import packed_experts
 from featcal.models.plan import BlockPlan
 from featcal.models.save import require_replaceable
-from featcal.models.streamed import InMemoryModel, ModelHandle, Override, StreamedModel, in_turn
+from featcal.models.streamed import InMemoryModel, ModelHandle, in_turn
 from featcal.settings import Calibration, require
 
 # of a GPU's free memory, for features; blocks, sums and one batch at work need the rest
@@ -119,10 +117,11 @@ def calibrate(
     ranks = current()
     default = tempfile.gettempdir() if out is None else scratch_folder(Path(out))
     scratch = Path(work or default)
-    with removed_scratch(scratch, out), ranks.fail_together(), ExitStack() as opened:
+    with ranks.fail_together(), ExitStack() as opened:
         check_arguments(experts, batches, settings, out, held_out, host_memory, scratch)
-        if out is not None and ranks.first:
-            opened.enter_context(claimed(out))
+        for path in (out, work) if out is not None and ranks.first else ():
+            if path is not None:
+                opened.enter_context(claimed(path))
         own = {task: experts[task] for task in ranks.mine(experts)}
         given = PAPER if settings == "auto" else settings
         models = open_models(
@@ -149,15 +148,12 @@ def calibrate(
                 choice = choose.too_few()
             else:
                 few, many, unseen = ({t: p[i] for t, p in parts.items()} for i in range(3))
-                choice, before_kl = best_candidate(
-                    models, merged, folder, few, unseen, spool, ranks, how
-                )
+                choice, before_kl = best_candidate(models, folder, few, unseen, spool, ranks, how)
                 batches = {**batches, **many}
             student.settings = choice.settings or given
         if choice is None or choice.settings:
             sweep(models, [student], batches, spool, ranks, **how)
-        after = calibrated_handle(models, merged, student)
-        before = merged_handle(models, merged)
+        after = calibrated_handle(models, student)
         if choice and choice.settings and choice.divergence:
             # where samples are few, the last calibration has seen those that were held out
             unseen = {t: p for t, p in unseen.items() if not (p.chosen & many[t].chosen).any()}
@@ -165,20 +161,19 @@ def calibrate(
             if final:
                 choice = choose.confirmed(choice, {t: before_kl[t] | final[t] for t in final})
         if choice and not choice.settings:
-            student.blocks, after = [], before
+            student.blocks, after = [], models.merged
             if isinstance(models.student, InMemoryModel):
-                source = merged if isinstance(merged, nn.Module) else load_as_calibrated(merged)
-                plain = without_adapters(source)
+                given_folder = not isinstance(merged, nn.Module)
+                plain = load_as_calibrated(merged) if given_folder else models.merged.module
                 models.student.module.load_state_dict(plain.state_dict())
         if choice and ranks.first:
             LOG.info(choice.sentence)
-        used = choice.settings if choice else given
 
         drift = []
         if held_out is not None:
-            by_task = ranks.gathered(measure_drift(models, before, after, batches, held_out))
+            by_task = ranks.gathered(measure_drift(models, after, batches, held_out))
             drift = [record for records in by_task.values() for record in records]
-
+        used = choice.settings if choice else given
         result = Result(models.student.module, None, student.blocks, drift, used, choice)
         if out is None or folder is None:
             return result
@@ -191,7 +186,6 @@ def calibrate(
 
 def best_candidate(
     models: Models,
-    merged: Model,
     folder: RunFolder | None,
     few: Mapping[str, choose.Part],
     unseen: Mapping[str, choose.Part],
@@ -212,7 +206,7 @@ def best_candidate(
             if folder:
                 own = RunFolder(folder.path / f"candidate-{number}", ranks.first)
                 opened.enter_context(own)
-            students[name] = Student(student_copy(models, merged), settings, own)
+            students[name] = Student(models.student_copy(), settings, own)
         # experts of a mixture see the tokens that one student routes to them
         mixture = bool(packed_experts(models.student.module))
         groups = [[one] for one in students.values()] if mixture else [list(students.values())]
@@ -225,9 +219,8 @@ def best_candidate(
                 for student in group:
                     student.settings = student.settings.but(residual=0.0)
                 sweep(models, group, few, spool, ranks, **how)
-        handles = {choose.MERGED: merged_handle(models, merged)}
-        for name, student in students.items():
-            handles[name] = calibrated_handle(models, merged, student)
+        handles = {name: calibrated_handle(models, one) for name, one in students.items()}
+        handles = {choose.MERGED: models.merged} | handles
         by_task = ranks.gathered(choose.divergences(models, handles, unseen, few))
     choice = choose.choose(by_task, {name: one.settings for name, one in students.items()})
     return choice, {task: {choose.MERGED: own[choose.MERGED]} for task, own in by_task.items()}
@@ -261,7 +254,8 @@ def check(
                 raise BadBatches(task, NO_SAMPLES)
             samples[task] = [check_plan(models, task, head[0], [models.student, expert])]
         students = [Student(models.student, given)]
-        handles, encoder = [models.student], dict[str, StudentTeacherFeatures]()
+        handles = [models.student]
+        encoder: Mapping[str, StudentTeacherFeatures] = {}
         for source, stack in models.plan.in_order:
             features = features_by_task(models, handles, stack, samples, spool, source, encoder)
             for path, [(block, spec)] in student_blocks(models, students, stack, source):
@@ -286,10 +280,9 @@ def check_arguments(
     """Raise BadBatches or BadSetting for arguments of `calibrate` that cannot be used."""
     check_tasks(experts, batches)
     given, expected = type(settings).__name__, 'must be "auto" or a featcal.Calibration'
-    fits = isinstance(settings, Calibration) or settings == "auto"
-    require(fits, "settings", given, expected)
-    fits = host_memory is None or host_memory >= 0
-    require(fits, "host_memory", host_memory, "must be a number of bytes, at least 0")
+    require(isinstance(settings, Calibration) or settings == "auto", "settings", given, expected)
+    expected = "must be a number of bytes, at least 0"
+    require(host_memory is None or host_memory >= 0, "host_memory", host_memory, expected)
     if out is not None:
         require_replaceable(Path(out))
         require(not scratch.is_file(), "work", str(scratch), "names a file; name a folder")
@@ -302,56 +295,14 @@ def check_arguments(
             raise BadBatches(task, f"is held out, but no expert has this name; {known}")
 
 
-@contextmanager
-def removed_scratch(scratch: Path, out: str | Path | None) -> Iterator[None]:
-    """Raise BadFile if another program removes the scratch folder during the run."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        if out is None or scratch.exists():
-            raise
-        problem = f"was removed while a calibration worked in it ({error.filename})"
-        raise BadFile(scratch, problem, "start the same run again") from None
-
-
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:
     """Return the bytes of features to keep on the device and in host memory."""
     on_gpu = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) if device.type == "cuda" else 0
     return on_gpu, sys.maxsize if host_memory is None else host_memory
 
 
-def student_copy(models: Models, merged: Model) -> ModelHandle:
-    """Return one more student that starts at the merged model."""
-    if isinstance(models.student, StreamedModel):
-        return streamed_again(models, merged)
-    return InMemoryModel(copy.deepcopy(models.student.module))
-
-
-def merged_handle(models: Models, merged: Model) -> ModelHandle:
-    """Return the merged model as it was given."""
-    if isinstance(merged, nn.Module):
-        return InMemoryModel(merged)
-    return (
-        models.student
-        if isinstance(models.student, StreamedModel)
-        else streamed_again(models, merged)
-    )
-
-
-def calibrated_handle(models: Models, merged: Model, student: Student) -> ModelHandle:
+def calibrated_handle(models: Models, student: Student) -> ModelHandle:
     """Return a calibrated student; a streamed one reads its solved blocks from its folder."""
-    if not isinstance(student.handle, StreamedModel):
+    if student.folder is None or isinstance(student.handle, InMemoryModel):
         return student.handle
-    assert student.folder is not None
-    return streamed_again(models, merged, student.folder.solved_values(models.plan))
-
-
-def streamed_again(models: Models, merged: Model, *override: Override) -> StreamedModel:
-    """Open the merged folder once more, with solved values in place of its own."""
-    paths = [stack.blocks for stack in models.plan.stacks]
-    how: dict[str, Any] = {"dtype": models.dtype, "device": models.device, "ledger": models.ledger}
-    if override:
-        how["override"] = override[0]
-    handle = StreamedModel(merged, paths, **how)  # type: ignore[arg-type]
-    handle.module.eval()
-    return handle
+    return models.student_copy(student.folder.solved_values(models.plan))

@@ -1,7 +1,7 @@
 """Estimate memory, disk and operations of a calibration from shapes, before a weight is read.
 
 One batch runs once through the model on torch's meta device, which shows what the linears of every
-block read and how large features are. The rest is arithmetic.
+block read and how large features are. The rest is arithmetic, for models given as folders.
 
 Accuracy: tests hold operations to 20 % of those counted in real runs, and memory and disk on CPUs
 to 25 %. Peaks on GPUs are the same sums, not measured. Runs with fewer tokens than a linear has
@@ -20,13 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from featcal.calibration.choose import (
-    CANDIDATES,
-    FEWEST,
-    STREAM,
-    Method,
-    parts_of,
-)
+from featcal.calibration import choose
 from featcal.calibration.observe import FOLDED_SHARE, PAPER, shared_sites
 from featcal.core.halves import PROJECTIONS
 from featcal.core.moments import TokenRule, stripes
@@ -50,12 +44,11 @@ class Job:
     tasks: int
     samples: int  # of each task
     batch: int  # samples in memory at a time
-    settings: Method = PAPER
+    settings: choose.Method = PAPER
     on_gpu: bool = False
     device_memory: int = 0  # bytes of cached features on the GPU
     host_memory: int | None = None  # the same in host memory; the rest goes to disk
     processes: int = 1  # that share the tasks
-    streamed: bool = True  # models are folders; False: modules, all of them in memory
     drawn: int = 0  # bytes of samples that the caller keeps in host memory
 
 
@@ -108,53 +101,46 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     Returns: parts that add up: bytes of one process on the "device" (a GPU), the "host" and the
         "disk", and "operations" of all processes.
     """
-    stages: list[tuple[tuple[Calibration, ...], Job]] = []
     passes = 0  # of single samples, for answers
-    if job.settings != "auto":
-        stages.append(((job.settings,), job))
-    elif job.samples < FEWEST:
-        stages.append(((PAPER,), job))
-    else:
-        few, last, held_out = (int(mask.sum()) for mask in parts_of(job.samples))
-        stages.append((tuple(CANDIDATES.values()), replace(job, samples=few)))
-        stages.append(((STREAM,), replace(job, samples=last)))
+    stages = [((PAPER if job.settings == "auto" else job.settings,), job)]
+    if job.settings == "auto" and job.samples >= choose.FEWEST:
+        few, last, held_out = (int(mask.sum()) for mask in choose.parts_of(job.samples))
+        stages = [(tuple(choose.CANDIDATES.values()), replace(job, samples=few))]
+        stages.append(((choose.STREAM,), replace(job, samples=last)))
         # the expert, the merged model and candidates; later the expert and the result. Without a
         # head the expert sees also what candidates are calibrated on
-        passes = (len(CANDIDATES) + 2 + 2) * held_out + 2 * few
+        passes = (len(choose.CANDIDATES) + 2 + 2) * held_out + 2 * few
     memory = [_memory(shape, *stage) for stage in stages]
-    largest = max(
-        memory, key=lambda parts: sum(parts["device"].values()) + sum(parts["host"].values())
-    )
+    needs = max(memory, key=lambda own: sum(own["device"].values()) + sum(own["host"].values()))
+    solved = sum(block.weights for block in shape.blocks) * max(len(who) for who, _ in stages)
+    needs["disk"] |= {"solved blocks": solved, "calibrated model": shape.weights}
+    needs["disk"] |= {"while joining": shape.largest}
     operations = [_operations(shape, *stage) for stage in stages]
-    total = {name: sum(one[name] for one in operations) for name in operations[0]}
+    needs["operations"] = {name: sum(one[name] for one in operations) for name in operations[0]}
     if passes:
         whole = shape.entry + sum(block.forward for block in shape.blocks)
-        total["answers"] = passes * job.tasks * whole // job.batch
-    solved = sum(block.weights for block in shape.blocks) * max(len(who) for who, _ in stages)
-    disk = {"waiting features": largest.pop("rest")["features"], "solved blocks": solved}
-    return largest | {
-        "disk": disk | {"calibrated model": shape.weights, "while joining": shape.largest},
-        "operations": total,
-    }
+        needs["operations"]["answers"] = passes * job.tasks * whole // job.batch
+    return needs
 
 
 def _memory(
     shape: ModelShape, students: Sequence[Calibration], job: Job
 ) -> dict[str, dict[str, int]]:
-    """Return the bytes on the device and the host, and those of features beyond their budgets."""
+    """Return the bytes on the device and the host, and those of features that wait on disk."""
     tasks = -(-job.tasks // job.processes)  # of the process that has most
     waiting = (len(students) + 1) * tasks * shape.features * job.samples // job.batch
     device = min(waiting, job.device_memory) if job.on_gpu else 0
-    rest = waiting - device
-    host = rest if job.host_memory is None else min(rest, job.host_memory)
-    work = _peak(shape, students, job, tasks)
-    if job.on_gpu or host < rest:
+    host = waiting - device
+    if job.host_memory is not None:
+        host = min(host, job.host_memory)
+    disk, work = waiting - device - host, _peak(shape, students, job, tasks)
+    if job.on_gpu or disk:
         work["batch of features"] = 2 * shape.features
     kept = {"waiting features": host, "samples": job.drawn, "libraries": LIBRARIES}
     return {
         "device": work | {"waiting features": device} if job.on_gpu else {},
         "host": kept if job.on_gpu else work | kept,
-        "rest": {"features": rest - host},
+        "disk": {"waiting features": disk},
     }
 
 
@@ -164,15 +150,16 @@ def _peak(
     """Return the parts of the working memory at the moment when their sum is largest."""
     prior = any(settings.prior for settings in students)
     value, count = PRODUCT if job.on_gpu else PRODUCT + SUM, len(students)
-    sums = {"sites": 0, "block": 0}  # of each site at a time, and of a whole block; halves count
+    of_site = of_block = 0  # sums of one site at a time, and of a whole block; halves count
     for one in students:
-        sums["sites" if one.order == "sites" else "block"] += 2 if one.ridge == "auto" else 1
+        halves = 2 if one.ridge == "auto" else 1
+        of_site += halves * (one.order == "sites")
+        of_block += halves * (one.order != "sites")
     moments = [{"weights": 2 * shape.outside, "batch": 2 * shape.features}]
     for block in shape.blocks:
-        for turn in zip(block.sites) if sums["sites"] else [()] if block.sites else []:
-            held = [(site, sums["sites"]) for site in turn]
-            if turn in ((), block.sites[-1:]):
-                held += [(site, sums["block"]) for site in block.sites if sums["block"]]
+        turns = [[(site, of_site)] for site in block.sites if of_site] or [[]]
+        turns[-1] += [(site, of_block) for site in block.sites if of_block]
+        for held in filter(None, turns):
             sites = [site for site, _ in held]
             systems = SUM * sum(n * s.d * (s.d + s.o) for s, n in held)
             W = max(s.d * s.o for s in sites)  # values of the largest weight
@@ -188,11 +175,9 @@ def _peak(
             solving = (2 * PRODUCT + 4 * SUM) * W  # weight and anchor; the step, twice
             if any(settings.ridge == "auto" for settings in students):  # a factor of one half
                 solving += 2 * SUM * max(s.d * s.d for s in sites)
-            moments.append(
-                {"weights": (count + 1) * block.weights, "systems": systems, "solve": solving}
-            )
-    largest = max(moments, key=lambda parts: sum(parts.values()))
-    return largest if job.streamed else largest | {"weights": (tasks + 2 + count) * shape.weights}
+            parts = {"weights": (count + 1) * block.weights, "systems": systems, "solve": solving}
+            moments.append(parts)
+    return max(moments, key=lambda parts: sum(parts.values()))
 
 
 def _operations(shape: ModelShape, students: Sequence[Calibration], job: Job) -> dict[str, int]:
@@ -203,12 +188,10 @@ def _operations(shape: ModelShape, students: Sequence[Calibration], job: Job) ->
         reach = [site.reach for site in block.sites]
         whole, apart = max((*reach, *block.norms), default=0.0), sum((*reach, *block.norms))
         # by site: a pass for each norm and site, up to its input
-        teacher, turns = (sum(reach[:-1]) + 1, len(reach)) if by_site else (1, 1)
-        after = sum(
-            (apart if one.order == "sites" else whole) + 1 + (one.order == "stale")
-            for one in students
-        )
-        passes += (after + teacher) * block.forward + turns * block.routed
+        own, turns = (sum(reach[:-1]) + 1, len(reach)) if by_site else (1, 1)
+        for one in students:
+            own += (apart if one.order == "sites" else whole) + 1 + (one.order == "stale")
+        passes += own * block.forward + turns * block.routed
         for d, o, n, width in ((s.d, s.o, s.n, s.width) for s in block.sites):
             gram = sum((b - a) * (d - a) for a, b in stripes(d, job.on_gpu))
             products += len(students) * 2 * n * (d * width + gram)
@@ -241,14 +224,14 @@ class _Meta(TorchDispatchMode):
 
 
 def model_shape(
-    model: nn.Module, plan: BlockPlan, batch: Mapping[str, Tensor], method: Method = PAPER
+    model: nn.Module, plan: BlockPlan, batch: Mapping[str, Tensor], method: choose.Method = PAPER
 ) -> ModelShape:
     """Run one batch through the model's blocks, both on the meta device, and read off the shapes.
 
     Raises: BadPlan for a model whose forward depends on values.
     """
     settings = PAPER if method == "auto" else method
-    entry, between, result, shapes = 0, 0, None, list[BlockShape]()
+    entry, result, shapes = 0, None, list[BlockShape]()
     eager = getattr(getattr(model, "config", None), "_attn_implementation", "eager") == "eager"
     try:
         with torch.no_grad(), unpacked(model), _Meta("attention_mask" in batch, eager) as meta:
@@ -257,20 +240,19 @@ def model_shape(
                 with FlopCounterMode(display=False) as flops:
                     features = first_inputs(model, stack, batch, source, result)
                 entry += flops.get_total_flops()
-                between = max(between, nbytes(features))
                 for block in blocks:
                     meta.widest, last = 0, block is blocks[-1]
                     shape, features = _block(block, stack, features, settings, rule, last)
                     shapes.append(replace(shape, widest=max(shape.widest, meta.widest)))
-                    between = max(between, shape.features)
                 result = stack_output(model, stack, features[0]) if stack.feeds else None
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        reason = f"({' '.join(str(error).split())[:200]})"
-        problem = f"its forward depends on values, or on other inputs {reason}"
+        reason = " ".join(str(error).split())[:200]
+        problem = f"its forward depends on values, or on other inputs ({reason})"
         way_out = "calibrate it on few samples and measure what that run takes"
         raise BadPlan(type(model).__name__, problem, way_out) from error
     sizes = [nbytes(p) for p in model.parameters()]
     outside = sum(sizes) - sum(block.weights for block in shapes)
+    between = max(block.features for block in shapes)
     return ModelShape(tuple(shapes), entry, between, sum(sizes), outside, max(sizes))
 
 
@@ -304,8 +286,8 @@ def _block(
     early = tuple(until[name] / max(work, 1) for name in norms)
     weights, after, read = map(nbytes, (list(block.parameters()), out, list(seen.values())))
     routed = sum(part.work for part in unpacked_experts(block).values())
-    work = flops.get_total_flops()
     sizes = weights, after, read, widest
+    work = flops.get_total_flops()
     return BlockShape(stack.name, tuple(sites), early, *sizes, work, routed), out
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from featcal.core.drift import Drift
-from featcal.errors import BadBatches
+from featcal.errors import BadBatches, BadFile
 from featcal.files import Ledger, atomic_path, locked, remove_abandoned
 from featcal.models.batch import Batch, Batches, check_batch, naming, pad_token, padding_mask
 from featcal.models.blocks import first_inputs, stack_output, step
@@ -95,13 +95,12 @@ class Spool(AbstractContextManager["Spool"]):
         if handle.file is not None:
             pinned = handle.device.type == "cuda"
             content = torch.empty(handle.bytes, dtype=torch.uint8, pin_memory=pinned)
-            with handle.file.open("rb") as file:
+            read = 0
+            with suppress(FileNotFoundError), handle.file.open("rb") as file:
                 read = file.readinto(content.numpy().data)
             if read != handle.bytes:
-                raise OSError(
-                    f"{handle.file}: {read} of {handle.bytes} bytes are left; another program "
-                    "wrote to this file"
-                )
+                problem = f"{read} of {handle.bytes} bytes are left by another program"
+                raise BadFile(handle.file, problem, "start the same run again")
             flat = content.view(handle.dtype)
         assert flat is not None
         flat = flat.to(handle.device, non_blocking=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +26,13 @@ from featcal.models.load import (
 from featcal.models.lora import dense_model, without_adapters
 from featcal.models.modules import check_blocks, check_norm, solved_modules
 from featcal.models.plan import BlockPlan
-from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
+from featcal.models.streamed import (
+    InMemoryModel,
+    ModelHandle,
+    Override,
+    StreamedModel,
+    require_same_tensors,
+)
 from featcal.settings import Calibration, require
 
 
@@ -34,13 +41,24 @@ class Models:
     """The student (first the merged model, in the end the calibrated one), base and experts."""
 
     student: ModelHandle
+    merged: ModelHandle  # as it was given; the student itself where both are streamed
     base: ModelHandle
     experts: Mapping[str, ModelHandle]  # by task, sorted; those of this process
     plan: BlockPlan
     device: torch.device
     dtype: torch.dtype
     ledger: Ledger = field(default_factory=Ledger)  # bytes of streamed parameters in memory
-    sources: Mapping[str, nn.Module | Path] = field(default_factory=dict)  # by name in errors
+
+    def student_copy(self, override: Override = lambda name: None) -> ModelHandle:
+        """Return one more student that starts at the merged model.
+
+        override: by name a tensor for a streamed one to load instead of the folder's, or None.
+        """
+        if isinstance(self.student, InMemoryModel):
+            return InMemoryModel(copy.deepcopy(self.student.module))
+        how: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "ledger": self.ledger}
+        paths = [stack.blocks for stack in self.plan.stacks]
+        return StreamedModel(self.student.folder, paths, override=override, **how)
 
     def round_to_stored_dtype(self, path: str, block: nn.Module) -> None:
         """Round a streamed student's block to the precision it is written in, so that later blocks
@@ -52,9 +70,7 @@ class Models:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Put all models into evaluation mode without gradients; the student, a copy, stays in
-        it.
-        """
+        """Put all models into evaluation mode without gradients; the student stays in it."""
         self.student.module.eval()
         with evaluation_mode([model.module for model in (self.base, *self.experts.values())]):
             yield
@@ -80,8 +96,7 @@ def open_models(
     """
     first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else torch.empty(0)
     if first is None:
-        way_out = "give a model with blocks of linears"
-        raise BadPlan(type(merged).__name__, "has no parameters", way_out)
+        raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks")
     target, dtype, ledger = torch_device(device or first.device), dtype or first.dtype, Ledger()
     expected = "must be a floating-point type, such as torch.float32"
     require(dtype.is_floating_point, "calibrate.dtype", str(dtype), expected)
@@ -95,11 +110,12 @@ def open_models(
         return StreamedModel(folder, paths, dtype=dtype, device=target, ledger=ledger, like=like)
 
     if isinstance(merged, nn.Module):
-        student: ModelHandle = InMemoryModel(copy.deepcopy(without_adapters(merged)))
-    elif whole:
-        student = InMemoryModel(load_as_calibrated(merged, dtype).to(target))
+        before: ModelHandle = InMemoryModel(without_adapters(merged))
+        student: ModelHandle = InMemoryModel(copy.deepcopy(before.module))
     else:
-        student = streamed(merged)
+        before = student = streamed(merged)
+        if whole:
+            student = InMemoryModel(load_as_calibrated(merged, dtype).to(target))
     plan, kind = plan_for(student.module, plan), type(student.module)
 
     def opened(model: Model) -> ModelHandle:
@@ -115,11 +131,8 @@ def open_models(
     others = [opened(model) for model in (base, *experts.values())]
     given = {"merged": merged, "base": base}
     given |= {f"expert {task!r}": expert for task, expert in experts.items()}
-    sources = {
-        role if isinstance(model, nn.Module) else f"{role} ({model})": model
-        for role, model in given.items()
-    }
-    handles = dict(zip(sources, (student, *others), strict=True))
+    labels = [n if isinstance(m, nn.Module) else f"{n} ({m})" for n, m in given.items()]
+    handles = dict(zip(labels, (student, *others), strict=True))
     # outside of blocks the number of rows (of a vocabulary, of a head's classes) may differ
     require_same_tensors(handles, [stack.blocks for stack in plan.stacks])
     for name, handle in handles.items():
@@ -129,13 +142,5 @@ def open_models(
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
             for name in solved_modules(block)[1]:
                 check_norm(block.get_submodule(name))
-    return Models(
-        student,
-        others[0],
-        dict(zip(experts, others[1:], strict=True)),
-        plan,
-        target,
-        dtype,
-        ledger,
-        {name: m if isinstance(m, nn.Module) else Path(m) for name, m in sources.items()},
-    )
+    own = dict(zip(experts, others[1:], strict=True))
+    return Models(student, before, others[0], own, plan, target, dtype, ledger)

@@ -2,13 +2,13 @@
 owner, which broadcasts the solution.
 
 Processes exchange small objects before every transfer of tensors. One that failed reports it there,
-so no other waits for its tensors. Knows no models and no files."""
+so no other waits for its tensors.
+"""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import fields
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,7 +19,8 @@ from featcal.calibration.observe import Site, Systems
 from featcal.core.norm import NormSystem
 from featcal.core.precision import SUM_DTYPE
 from featcal.core.ridge import Solution
-from featcal.errors import BadCapture, BadSetting, RankLostError, RemoteRankError
+from featcal.errors import BadCapture, RankLostError, RemoteRankError
+from featcal.settings import require
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ T = TypeVar("T")
 TRANSFER_TIMEOUT = timedelta(seconds=60)
 # for a slow process; gloo notices at once when the connection to a dead one breaks
 MEETING_TIMEOUT = timedelta(days=1)
+PROCESSES = "torchrun --nproc-per-node"
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -41,16 +43,13 @@ class Ranks:
         return self.rank == 0
 
     def mine(self, tasks: Collection[str]) -> list[str]:
-        """Return the tasks of this process, dealt in sorted order. Raises: BadSetting for more
-        processes than tasks.
-        """
-        if self.world > len(tasks):
-            expected = (
-                f"must be at most {len(tasks)}, the number of tasks, since every process takes "
-                "whole ones; run several experiments side by side, each on its own GPUs "
-                "(CUDA_VISIBLE_DEVICES), to use more"
-            )
-            raise BadSetting("torchrun --nproc-per-node", self.world, expected)
+        """Return the tasks of this process, dealt in sorted order. Raises: BadSetting."""
+        expected = (
+            f"must be at most {len(tasks)}, the number of tasks, since every process takes whole "
+            "ones; run several experiments side by side, each on its own GPUs "
+            "(CUDA_VISIBLE_DEVICES), to use more"
+        )
+        require(self.world <= len(tasks), PROCESSES, self.world, expected)
         return sorted(tasks)[self.rank :: self.world]
 
     def summed(self, systems: Systems) -> Systems:
@@ -86,7 +85,6 @@ class SeveralRanks(Ranks):
         object_group: dist.ProcessGroup | None = None,
         tensor_group: dist.ProcessGroup | None = None,
     ):
-        """Set the groups for objects and for tensors. Default: torch's default group."""
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.object_group, self.tensor_group = object_group, tensor_group
         self.device = torch.device("cpu")  # that of the sums, once there are any
@@ -104,8 +102,8 @@ class SeveralRanks(Ranks):
             parts = systems.sites[site] if owner == self.rank else systems.sites.pop(site)
             for system in parts:
                 self.device = system.left.device
-                for name in [field.name for field in fields(system)]:
-                    setattr(system, name, self.transfer(dist.reduce, getattr(system, name), owner))
+                for name, sums in vars(system).items():
+                    setattr(system, name, self.transfer(dist.reduce, sums, owner))
         for _, norms in sorted(systems.norms.items()):
             for index, norm in enumerate(norms):
                 rows = (norm.zz, norm.z, norm.right_gain, norm.right_shift)  # (d,) each
@@ -133,10 +131,8 @@ class SeveralRanks(Ranks):
 
     def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
         """Gather the records of all processes."""
-        union: dict[str, T] = {}
-        for theirs in self.all_gather_checked(dict(records)):
-            union |= theirs
-        return super().gathered(union)
+        everyone = self.all_gather_checked(dict(records))
+        return super().gathered({task: own for theirs in everyone for task, own in theirs.items()})
 
     def together(self) -> None:
         """Wait for every process, and raise if one failed."""
@@ -225,10 +221,9 @@ def process_group() -> Iterator[None]:
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
+    way_out = "start several processes with torchrun, or unset WORLD_SIZE"
     for name in TORCHRUN_VARIABLES:
-        if name not in os.environ:
-            way_out = "start several processes with torchrun, or unset WORLD_SIZE"
-            raise BadSetting(name, None, f"must be set where WORLD_SIZE is; {way_out}")
+        require(name in os.environ, name, None, f"must be set where WORLD_SIZE is; {way_out}")
     try:
         dist.init_process_group("gloo", timeout=TRANSFER_TIMEOUT)
         ranks = SeveralRanks(dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT))
@@ -251,18 +246,14 @@ def process_group() -> Iterator[None]:
 
 def own_device(device: torch.device) -> torch.device:
     """Return the device of this process: each of several processes on GPUs has its own, and tensors
-    move through NCCL from now on.
-
-    Raises: BadSetting for more processes than GPUs.
+    move through NCCL from now on. Raises: BadSetting for more processes than GPUs.
     """
     if device.type != "cuda" or os.environ.get("WORLD_SIZE", "1") == "1":
         return device
     ranks, local, count = current(), int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     assert isinstance(ranks, SeveralRanks)
-    if local >= count:
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
-        expected = f"must be at most {count}, the number of GPUs here; or use the CPU"
-        raise BadSetting("torchrun --nproc-per-node", processes, expected)
+    expected = f"must be at most {count}, the number of GPUs here; or use the CPU"
+    require(local < count, PROCESSES, os.environ.get("LOCAL_WORLD_SIZE", local + 1), expected)
     ranks.together()  # learn of a process without a GPU before waiting for it
     torch.cuda.set_device(local)
     ranks.tensor_group = dist.new_group(backend="nccl", timeout=TRANSFER_TIMEOUT)

@@ -1,8 +1,8 @@
-"""Measure how far models are from their experts, after every block or after the last one, and
-record it.
+"""Measure how far models are from their experts, after every block or after the last one.
 
 Relative drift is ‖H − H_exp‖_F / ‖H_exp‖_F of features H (Figures 1, 2, 6 and 7). Two equal runs
-give equal records."""
+give equal records.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -67,36 +67,25 @@ class DriftRecord:
     samples: int
     held_out: bool  # not the samples that the model was calibrated on
 
-    @property
-    def worse(self) -> bool:
-        """Return whether the calibrated model is farther from this expert than the merged one."""
-        return self.calibrated > self.merged
-
 
 @dataclass(frozen=True)
 class Choice:
     """The result of a choice by answers.
 
-    chosen: name of the candidate, or "merged".
-    sentence: the same in words.
-    settings: of the candidate; None for the merged model.
     divergence: by model and task, the mean over held-out samples; smaller is better. Empty where
         there were too few samples to choose.
     """
 
-    chosen: str
-    sentence: str
-    settings: Calibration | None
+    chosen: str  # name of the candidate, or "merged"
+    sentence: str  # the same in words
+    settings: Calibration | None  # of the candidate; None for the merged model
     divergence: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def stated(self) -> dict[str, Any]:
         """Return the choice for a JSON file."""
-        return {
-            "chosen": self.chosen,
-            "sentence": self.sentence,
-            "divergence": {name: dict(tasks) for name, tasks in self.divergence.items()},
-        }
+        divergence = {name: dict(tasks) for name, tasks in self.divergence.items()}
+        return {"chosen": self.chosen, "sentence": self.sentence, "divergence": divergence}
 
     @property
     def rows(self) -> list[list[str]]:
@@ -122,6 +111,17 @@ class Result:
     settings: Calibration | None = None
     choice: Choice | None = None
 
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Return settings, blocks, drift and choice for a JSON file, without what there is not."""
+        drift = [asdict(one) for one in self.drift]
+        return {
+            "settings": self.settings.stated if self.settings else None,
+            "blocks": [block.stated for block in self.blocks],
+            **({"drift": drift} if drift else {}),
+            **({"choice": self.choice.stated} if self.choice else {}),
+        }
+
 
 def round_digits(value: float) -> float:
     """Return the value with the digits that are the same on every machine."""
@@ -136,23 +136,15 @@ def block_record(
     """Return the record of one block from every task's drift, tokens and tokens of each expert of a
     mixture; tasks are sorted by name.
     """
-    drifts, tokens, expert_tokens = zip(*tasks.values(), strict=True)
-
-    def mean(values: list[float]) -> float:
-        return round_digits(sum(values) / len(values))
-
-    measured = None not in drifts
-    return BlockRecord(
-        name=name,
-        relative_drift=mean([drift.relative for drift in drifts]) if measured else None,
-        cosine=mean([drift.cosine for drift in drifts]) if measured else None,
-        tokens=sum(tokens),
-        conditioning=round_digits(max(conditioning, default=1.0)),
-        experts={
-            expert: sum(counts.get(expert, 0) for counts in expert_tokens)
-            for expert in sorted(set().union(*expert_tokens))
-        },
-    )
+    drifts, tokens, counts = zip(*tasks.values(), strict=True)
+    relative = cosine = None
+    if None not in drifts:
+        relative = round_digits(sum(drift.relative for drift in drifts) / len(drifts))
+        cosine = round_digits(sum(drift.cosine for drift in drifts) / len(drifts))
+    names = sorted(set().union(*counts))
+    experts = {expert: sum(own.get(expert, 0) for own in counts) for expert in names}
+    bound = round_digits(max(conditioning, default=1.0))
+    return BlockRecord(name, relative, cosine, sum(tokens), bound, experts)
 
 
 def progress_line(records: Sequence[BlockRecord], tasks: int, seconds: float, resumed: bool) -> str:
@@ -185,59 +177,51 @@ def last_outputs(
         if stop and len(outputs) == len(plan.stacks):
             raise StopForward
 
+    lasts = {stack.name: blocks_of(model, stack)[-1] for stack in plan.stacks}
     handles = [
-        blocks_of(model, stack)[-1].register_forward_hook(
-            lambda _module, _args, output, name=stack.name: note(name, output)
-        )
-        for stack in plan.stacks
+        block.register_forward_hook(lambda _, _args, output, name=name: note(name, output))
+        for name, block in lasts.items()
     ]
     with suppress(StopForward), hooked(handles):
         yield outputs
 
 
 def measure_drift(
-    models: Models,
-    merged: ModelHandle,
-    calibrated: ModelHandle,
-    batches: TaskBatches,
-    held_out: TaskBatches,
+    models: Models, calibrated: ModelHandle, batches: TaskBatches, held_out: TaskBatches
 ) -> dict[str, list[DriftRecord]]:
     """Measure how far the merged and the calibrated model are from every expert, by task.
 
     A task without held-out batches is measured on its calibration batches, unless these are a
     consumed iterator. One block of a streamed model is in memory at a time. Raises: BadBatches.
     """
-    records = {}
-    with evaluation_mode([merged.module, calibrated.module]):
+    records: dict[str, list[DriftRecord]] = {}
+    stacks, pair = models.plan.stacks, (models.merged, calibrated)
+    with evaluation_mode([handle.module for handle in pair]):
         for task, expert in models.experts.items():
             own = held_out.get(task, () if isinstance(batches[task], Iterator) else batches[task])
-            pair, samples = (merged, calibrated), 0
-            drift = {stack.name: (Drift(), Drift()) for stack in models.plan.stacks}
+            drift, samples = {stack.name: (Drift(), Drift()) for stack in stacks}, 0
             for number, given in enumerate(own):
                 check_batch(task, number, given, expert.module)
                 batch = on_device(given, models.device)
                 with naming(task, number):
                     theirs = last_features(expert, batch, models.plan)
                     for which, handle in enumerate(pair):
-                        features = last_features(handle, batch, models.plan)
-                        pad = pad_token(handle.module)
-                        for stack in models.plan.stacks:
-                            h, h_exp = features[stack.name], theirs[stack.name]
+                        ours, pad = (
+                            last_features(handle, batch, models.plan),
+                            pad_token(handle.module),
+                        )
+                        for stack in stacks:
+                            h, h_exp = ours[stack.name], theirs[stack.name]
                             mask = padding_mask(batch, h, stack.mask, pad)
                             drift[stack.name][which].add(h, h_exp, mask)
-                samples += len(theirs[models.plan.stacks[0].name])
-            records[task] = [
-                DriftRecord(
-                    task,
-                    stack,
-                    *(round_digits(each.relative) for each in of_pair),
-                    *(round_digits(each.cosine) for each in of_pair),
-                    samples,
-                    task in held_out,
+                samples += len(theirs[stacks[0].name])
+            records[task] = []
+            for stack_name, (before, after) in drift.items() if samples else ():
+                values = (before.relative, after.relative, before.cosine, after.cosine)
+                measured = map(round_digits, values)
+                records[task].append(
+                    DriftRecord(task, stack_name, *measured, samples, task in held_out)
                 )
-                for stack, of_pair in drift.items()
-                if samples
-            ]
     return records
 
 

@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import IO
 
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from featcal.calibration.models import Models
 from featcal.calibration.report import BlockRecord
 from featcal.core.moments import TokenRule
-from featcal.errors import BadSetting
-from featcal.files import atomic_path, locked, read_json, write_json
+from featcal.errors import BadFile
+from featcal.files import atomic_path, read_json, write_json
 from featcal.models.plan import BlockPlan, Stack
+from featcal.models.streamed import StreamedModel
 from featcal.settings import Calibration
 
 CODE = ("core", "models", "calibration")  # subpackages that weights depend on
@@ -33,9 +33,9 @@ SAMPLES, SAMPLE = 64, 4096  # pieces of a weight file that are read, bytes of ea
 class Digest:
     """A running hash of tensors and texts."""
 
-    def __init__(self) -> None:
-        """Start with nothing."""
+    def __init__(self, *parts: object) -> None:
         self._hash = hashlib.sha256()
+        self.add(*parts)
 
     def add(self, *parts: object) -> None:
         """Add tensors by shape, type and bytes, and everything else by its text."""
@@ -48,7 +48,6 @@ class Digest:
                 self._hash.update(part if isinstance(part, bytes) else f"{part!r};".encode())
 
     def __str__(self) -> str:
-        """Return the digest in hexadecimal."""
         return self._hash.hexdigest()
 
 
@@ -62,32 +61,30 @@ def fingerprint(
     """Return a digest of models, batches (their digests by task), settings, plan, this code and the
     versions it runs on.
     """
-    digest = Digest()
-    digest.add(settings.model_dump(), sorted(batches.items()), models.device.type, models.dtype)
-    digest.add(block_drift, torch.__version__, transformers.__version__)
+    digest = Digest(settings.model_dump(), sorted(batches.items()), models.device.type)
+    digest.add(models.dtype, block_drift, torch.__version__, transformers.__version__)
     for stack in models.plan.stacks:
         rule = token_weights or models.plan.rule(stack)
         code = getattr(rule, "__code__", None)
         digest.add(stack.name, stack.blocks, stack.mask, getattr(rule, "__qualname__", type(rule)))
         digest.add(*(code.co_code, code.co_consts, code.co_names) if code else ())
-    for label, model in sorted(models.sources.items()):
-        digest.add(label)
-        add_model(digest, model)
+    roles = {"merged": models.merged, "base": models.base}
+    roles |= {f"expert {task}": expert for task, expert in models.experts.items()}
+    for role, handle in roles.items():
+        digest.add(role)
+        if isinstance(handle, StreamedModel):
+            add_folder(digest, handle.folder)
+        else:
+            digest.add(*(part for named in handle.module.named_parameters() for part in named))
     root = Path(__file__).parents[1]
     for file in sorted(file for part in CODE for file in (root / part).glob("*.py")):
         digest.add(file.name, file.read_bytes())
     return str(digest)
 
 
-def add_model(digest: Digest, model: nn.Module | Path) -> None:
-    """Add a module by its weights, or a folder by names, sizes, dates and samples of its files,
-    which may be too large to read.
-    """
-    if isinstance(model, nn.Module):
-        for name, p in model.named_parameters():
-            digest.add(name, p)
-        return
-    for file in sorted([model / "config.json", *model.glob("*.safetensors")]):
+def add_folder(digest: Digest, folder: Path) -> None:
+    """Add names, sizes, dates and samples of a model's files, which may be too large to read."""
+    for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
         state = file.stat()
         digest.add(file.name, state.st_size, state.st_mtime_ns)
         with file.open("rb") as stream:
@@ -98,9 +95,7 @@ def add_model(digest: Digest, model: nn.Module | Path) -> None:
 
 def check_sum(parameters: Mapping[str, Tensor], record: str) -> str:
     """Return a digest of a solved block's file, which a full disk or an editor changes."""
-    digest = Digest()
-    digest.add(record, *(part for item in sorted(parameters.items()) for part in item))
-    return str(digest)
+    return str(Digest(record, *(part for item in sorted(parameters.items()) for part in item)))
 
 
 def block_name(stack: Stack, index: int) -> str:
@@ -114,38 +109,22 @@ def scratch_folder(out: Path) -> Path:
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
-    """Solved blocks in a folder; one process at a time works in it.
+    """Solved blocks in a folder.
 
     The folder stays if the body fails with blocks solved; `remove` is called once the result is
-    written. Of several processes that share a run, one `writes` and all read. Raises: BadSetting if
-    another process works in it.
+    written. Of several processes that share a run, one `writes` and all read.
     """
 
     def __init__(self, path: Path, writes: bool = True):
-        """Set the folder, which is created on entering."""
         self.path, self._blocks, self._writes = path, path / "blocks", writes
-        self._lock: IO[str] | None = None
-
-    def __enter__(self) -> "RunFolder":
-        """Create and lock the folder."""
-        if not self._writes:
-            return self
-        self._blocks.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.path / "lock").open("w")
-        if not locked(self._lock):
-            self._lock.close()
-            expected = "is in use by another calibration; wait for it or name another folder"
-            raise BadSetting("work", str(self.path), expected)
-        for unfinished in self._blocks.glob(".*"):  # of a process that was killed while it wrote
-            unfinished.unlink()
-        return self
+        if writes:
+            self._blocks.mkdir(parents=True, exist_ok=True)
+            for unfinished in self._blocks.glob(".*"):  # of a process that was killed in `keep`
+                unfinished.unlink()
 
     def __exit__(self, *error: object) -> None:
-        """Unlock the folder, and remove it if it has no solved block."""
-        if self._writes and not any(self.path.rglob("blocks/*.safetensors")):
+        if not any(self.path.rglob("blocks/*.safetensors")):
             self.remove()
-        if self._lock:
-            self._lock.close()
 
     def resume(self, fingerprints: Mapping[str, str], wanted: bool = True) -> None:
         """Keep the blocks of an earlier run with the same fingerprints, and remove all others."""
@@ -189,12 +168,17 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def solved_values(self, plan: BlockPlan) -> Callable[[str], Tensor | None]:
-        """Return a function from a parameter's name in the model to its solved value, or None."""
+        """Return a function from a parameter's name in the model to its solved value, None for one
+        that is not solved; it raises BadFile for a block that is gone.
+        """
 
         @lru_cache(maxsize=1)
         def parameters(block: str) -> Mapping[str, Tensor]:
             solved = self.solved(block)
-            return solved[0] if solved else {}
+            if solved is None:
+                problem = f"lost block {block}, removed or changed by another program"
+                raise BadFile(self.path, problem, "start the same run again")
+            return solved[0]
 
         def value(name: str) -> Tensor | None:
             for stack in plan.stacks:

@@ -65,7 +65,8 @@ def sweep(
     task, stream = next(iter(streams.items()))
     for batch in stream.head():
         check_plan(models, task, batch, [students[0].handle])
-    handles, encoder = [student.handle for student in students], dict[str, StudentTeacherFeatures]()
+    handles = [student.handle for student in students]
+    encoder: Mapping[str, StudentTeacherFeatures] = {}
     for source, stack in models.plan.in_order:
         features = features_by_task(models, handles, stack, streams, spool, source, encoder)
         if not students[0].blocks:  # by now all batches have been read

@@ -3,8 +3,7 @@ from its experts."""
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,13 @@ from torch import Tensor
 from featcal import __version__
 from featcal.calibration.models import Models
 from featcal.calibration.report import BlockRecord, DriftRecord, Result
-from featcal.calibration.resume import RunFolder, block_name
+from featcal.calibration.resume import RunFolder
 from featcal.card import SENTENCE_CLASS, front_matter, name_of, render_card, write_card
-from featcal.errors import BadFile
 from featcal.files import atomic_folder
 from featcal.models.checkpoint import LazyCheckpoint
-from featcal.models.plan import blocks_of
 from featcal.models.save import copy_other_files, save_model, shard_writer
 from featcal.models.sentences import modules_of
-from featcal.models.streamed import StreamedModel
+from featcal.models.streamed import Override, StreamedModel
 
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β", "prior": "κ"}
 RECIPE = "mergekit_config.yml"
@@ -46,26 +43,24 @@ def calibration_card(
     models |= {f"expert {task}": experts[task] for task in sorted(experts)}
     method, choice = merge_method(merged), result.choice
     stated = result.settings.stated if result.settings else {}
-    rows = [
-        [f"{SYMBOLS[key]}, {key}" if key in SYMBOLS else key, value]
-        for key, value in stated.items()
-    ]
+    names = {key: f"{symbol}, {key}" for key, symbol in SYMBOLS.items()}
     measured = all(block.relative_drift is not None for block in result.blocks)
-    calibrated = (
-        ". Its weights were then calibrated to the experts' features with"
-        f" [FeatCal](https://arxiv.org/abs/2605.13030) (featcal {__version__}):"
-        " in closed form, without training."
+    summary = (
+        f"{len(experts)} fine-tuned models merged into one{f' by {method}' if method else ''}. "
     )
-    if not result.settings:
-        calibrated = f". It was not calibrated (featcal {__version__})."
+    if result.settings:
+        summary += (
+            "Its weights were then calibrated to the experts' features with"
+            f" [FeatCal](https://arxiv.org/abs/2605.13030) (featcal {__version__}):"
+            " in closed form, without training."
+        )
+    else:
+        summary += f"It was not calibrated (featcal {__version__})."
     return render_card(
         f"{name_of(base)}: {len(experts)} experts merged and calibrated",
-        f"{len(experts)} fine-tuned models merged into one"
-        + (f" by {method}" if method else "")
-        + calibrated
-        + (f" {choice.sentence}" if choice else ""),
+        summary + (f" {choice.sentence}" if choice else ""),
         models,
-        rows,
+        [[names.get(key, key), value] for key, value in stated.items()],
         {"datasets": sorted(set(datasets))} if datasets else {},
         samples=list((samples or {}).items()),
         drift_columns=DRIFT_COLUMNS,
@@ -92,13 +87,12 @@ def worse(drift: Sequence[DriftRecord]) -> list[str]:
     """Return a sentence naming the experts whose drift calibration increased; [] if there are
     none.
     """
-    names = list(dict.fromkeys(one.expert for one in drift if one.worse))
-    if not names:
-        return []
-    return [
+    names = list(dict.fromkeys(one.expert for one in drift if one.calibrated > one.merged))
+    sentence = (
         f"Calibration increased the drift from these experts: {', '.join(names)}."
         " featcal compare shows whether their answers are worse too."
-    ]
+    )
+    return [sentence] if names else []
 
 
 def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
@@ -108,11 +102,9 @@ def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
         for block in blocks
     ]
     if len(blocks) > 1:
-        means = (
-            sum(getattr(block, key) for block in blocks) / len(blocks)
-            for key in ("relative_drift", "cosine")
-        )
-        rows.append(["mean", *(f"{mean:.3f}" for mean in means), ""])
+        pairs = [(block.relative_drift or 0.0, block.cosine or 0.0) for block in blocks]
+        means = [f"{sum(values) / len(blocks):.3f}" for values in zip(*pairs, strict=True)]
+        rows.append(["mean", *means, ""])
     return rows
 
 
@@ -141,50 +133,27 @@ def class_name(merged: object) -> str:
 
 def write_calibrated(
     models: Models, out: str | Path, result: Result, folder: RunFolder, card: str
-) -> Path:
+) -> None:
     """Write the calibrated model as a folder with the merged one's tensor names and precision, with
     its records (featcal.json) and card (README.md).
 
     Other files, such as the tokenizer, are copied from the merged folder, or from the base folder
     if the merged model is a module. Raises: DiskFull; BadFile if a solved block is gone.
     """
-    record: dict[str, Any] = {
-        "settings": result.settings.stated if result.settings else None,
-        "blocks": [block.stated for block in result.blocks],
-    }
-    if result.drift:
-        record["drift"] = [asdict(one) for one in result.drift]
-    if result.choice:
-        record["choice"] = result.choice.stated
-    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    text = json.dumps(result.stated, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     student, base = models.student, models.base
     with atomic_folder(out) as path:
         if isinstance(student, StreamedModel):
-            copy_with(student, path, solved_tensors(models, folder) if result.settings else ())
+            solved = folder.solved_values(models.plan) if result.settings else lambda _: None
+            copy_with(student, path, solved)
         else:
             like = base.folder if isinstance(base, StreamedModel) else None
             save_model(student.module, path, like=like)
         (path / "featcal.json").write_text(text, encoding="utf-8")
         write_card(path, card)
-    return Path(out)
 
 
-def solved_tensors(models: Models, folder: RunFolder) -> Iterator[tuple[str, Tensor]]:
-    """Yield every solved parameter by its name in the model, one block in memory at a time. Raises:
-    BadFile for a block that is gone.
-    """
-    for stack in models.plan.stacks:
-        for index in range(len(blocks_of(models.student.module, stack))):
-            name = block_name(stack, index)
-            solved = folder.solved(name)
-            if solved is None:
-                problem = f"lost block {name}, removed or changed by another program"
-                raise BadFile(folder.path, problem, "start the same run again")
-            for parameter, tensor in solved[0].items():
-                yield f"{stack.blocks}.{index}.{parameter}", tensor
-
-
-def copy_with(student: StreamedModel, folder: Path, solved: Iterable[tuple[str, Tensor]]) -> None:
+def copy_with(student: StreamedModel, folder: Path, solved: Override) -> None:
     """Copy the student's folder with solved parameters in place of its own; names, precision and
     configuration stay.
     """
@@ -192,9 +161,11 @@ def copy_with(student: StreamedModel, folder: Path, solved: Iterable[tuple[str, 
     stored_name = student.files.stored_name
 
     def rounded() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in solved:
-            written.update(map(stored_name, student.stored[name].sources))
-            yield name, tensor.to(student.dtype(name))
+        for name, _ in student.module.named_parameters():
+            tensor = solved(name)
+            if tensor is not None:
+                written.update(map(stored_name, student.stored[name].sources))
+                yield name, tensor.to(student.dtype(name))
 
     with shard_writer(folder, needed=sum(whole.bytes(name) for name in whole.names)) as writer:
         shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")

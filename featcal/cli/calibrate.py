@@ -3,7 +3,7 @@
 import ctypes
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -345,13 +345,7 @@ def show_result(result: "Result", as_json: bool) -> None:
     from featcal.calibration.write import DRIFT_COLUMNS, block_rows, drift_rows, worse
 
     if as_json:
-        blocks = [block.stated for block in result.blocks]
-        drift = [asdict(one) for one in result.drift]
-        stated = result.settings.stated if result.settings else None
-        content = {"folder": str(result.folder), "settings": stated, "blocks": blocks}
-        if result.choice:
-            content["choice"] = result.choice.stated
-        say_json(content | {"drift": drift})
+        say_json({"folder": str(result.folder), "drift": []} | result.stated)
     else:
         if result.choice:
             title = "divergence from the experts' answers to held-out samples"

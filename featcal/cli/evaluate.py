@@ -170,8 +170,9 @@ def text_answers(
 ) -> "Answers":
     """Return the answers on labelled texts, by the head, likelihoods or vectors of the model."""
     from featcal.data.texts import input_of, load_labelled, reader_for
-    from featcal.evaluation.texts import WAYS, Sentences, TextModel, right_answers, way_of
+    from featcal.evaluation.texts import WAYS, TextModel, right_answers, way_of
     from featcal.models.load import load_model
+    from featcal.models.sentences import Sentences
 
     pairs = options.pairs_by_name("--classes", classes, "NAME=A,B,...")
     names = {task: labels.split(",") for task, labels in pairs.items()}
@@ -180,7 +181,7 @@ def text_answers(
         require(task in datasets, "--classes", task, expected)
     model = load_model(folder).to(device)
     way, reader = way_of(model), reader_for([folder], input_of(model), sampling.tokens)
-    sentences = Sentences.of_folder(folder, reader.tokenizer)
+    sentences = Sentences.of_folder(folder)
     one = way != "likelihood" or len(templates) < 2
     require(one, "--template", templates, "must be one for likelihoods")
     expected = "is not used by a model with a head of classes"

@@ -5,8 +5,9 @@ n samples · d width of a feature · K scores of a row. An image has one row of 
 every token.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from math import sqrt
 
 import torch
@@ -24,6 +25,7 @@ from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan
+from featcal.models.sentences import Sentences
 from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
 from featcal.settings import require
 
@@ -48,6 +50,7 @@ class Agreement:
     top1:       share of rows with the same largest score; None without a head.
     relations:  without a head, mean over samples of the divergence of the softmax of each sample's
                 cosines to the expert's features of the others (`calibration/choose.py`); else None.
+                Models of a SentenceTransformer's folder are compared by its vectors.
     than_first: by measure, the paired difference to the first model; empty for that one.
     """
 
@@ -119,42 +122,58 @@ def compare(
     return agreements
 
 
-@dataclass
 class Totals:
     """Sums of one model over the batches of one task, and the values of each sample by measure."""
 
-    drift: Drift = field(default_factory=Drift)
-    by_sample: dict[str, list[float]] = field(
-        default_factory=lambda: {"relative_drift": [], "kl": [], "top1": [], "relations": []}
-    )
-    pooled: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # without scores
-    rows: int = 0
-    kl: float = 0.0
-    top1: float = 0.0
+    def __init__(self) -> None:
+        self.drift, self.rows = Drift(), 0
+        self.sums = {"kl": 0.0, "top1": 0.0}  # over rows
+        self.by_sample: dict[str, list[float]] = {
+            name: [] for name in ("relative_drift", "kl", "top1", "relations")
+        }
+        self.pooled: list[tuple[Tensor, Tensor]] = []  # without scores
 
     def add(self, ours: Answers, theirs: Answers) -> None:
         """Add one batch."""
         self.drift.add(ours.hidden, theirs.hidden, ours.mask)
-        for i in range(len(ours.hidden)):
+        masks = repeat(None) if ours.mask is None else ours.mask
+        for h, h_exp, mask in zip(ours.hidden, theirs.hidden, masks, strict=False):
             own = Drift()
-            own.add(ours.hidden[i], theirs.hidden[i], None if ours.mask is None else ours.mask[i])
+            own.add(h, h_exp, mask)
             self.by_sample["relative_drift"].append(own.relative)
         if ours.scores is None or theirs.scores is None or ours.scores.width != theirs.scores.width:
             self.pooled.append((ours.pooled, theirs.pooled))
             return
-        kl, same = kl_and_top1(ours.scores, theirs.scores)
-        self.rows += len(kl)
-        self.kl += float(kl.sum())
-        self.top1 += float(same.sum())
-        for name, values in (("kl", kl), ("top1", same)):
+        measured = dict(zip(self.sums, kl_and_top1(ours.scores, theirs.scores), strict=True))
+        for name, values in measured.items():
+            self.sums[name] += float(values.sum())
             parts = values.split(ours.sizes.tolist())
             self.by_sample[name] += [float(part.mean()) for part in parts if len(part)]
+        self.rows += len(measured["kl"])
 
-    def finish(self) -> None:
-        """Compare relations between samples, once all are there; three are needed."""
-        if len(self.by_sample["relative_drift"]) > 2 and self.pooled and not self.rows:
+    def agreement(self, model: str, expert: str, first: "Totals") -> Agreement:
+        """Return the record, once all batches are added; first that of the first model. Raises:
+        NotFinite.
+        """
+        samples = len(self.by_sample["relative_drift"])
+        if samples > 2 and self.pooled and not self.rows:
             ours, theirs = (torch.cat(side) for side in zip(*self.pooled, strict=True))
             self.by_sample["relations"] = relational_divergence(ours, theirs).tolist()
+        if not torch.tensor(self.drift.relative).isfinite():
+            raise NotFinite(f"model {model}, task {expert}", "its features")
+        kl, top1 = (total / self.rows if self.rows else None for total in self.sums.values())
+        relations = self.by_sample["relations"]
+        return Agreement(
+            model,
+            expert,
+            samples,
+            self.drift.relative,
+            self.drift.cosine,
+            kl,
+            top1,
+            sum(relations) / len(relations) if relations else None,
+            {} if self is first else self.minus(first),
+        )
 
     def minus(self, first: "Totals") -> dict[str, Difference]:
         """Return the paired differences to another model, by measure."""
@@ -176,35 +195,22 @@ def task_agreements(
     batches: Batches,
     plan: BlockPlan | None,
     device: torch.device,
-) -> Iterator[Agreement]:
-    """Yield the records of one task. Raises: BadBatches; NotFinite."""
+) -> list[Agreement]:
+    """Return the records of one task. Raises: BadBatches; NotFinite."""
     totals = {name: Totals() for name in models}
+    # a SentenceTransformer's own pooling and layers; of a module none are known
+    folders = {id(h): h.folder for h in (expert, *models.values()) if isinstance(h, StreamedModel)}
+    sentences = {key: Sentences.of_folder(folder) for key, folder in folders.items()}
     for number, given in enumerate(batches):
         check_batch(task, number, given, expert.module)
         with naming(task, number), expert.running() as teacher:
             batch = on_device(given, device)
-            theirs = answers(teacher, batch, plan)
+            theirs = answers(teacher, batch, plan, sentences.get(id(expert)))
             for name, handle in models.items():
                 with handle.running() as model:
-                    totals[name].add(answers(model, batch, plan), theirs)
+                    ours = answers(model, batch, plan, sentences.get(id(handle)))
+                    totals[name].add(ours, theirs)  # while the model's head is loaded
     first = next(iter(totals.values()))
-    samples = len(first.by_sample["relative_drift"])
-    if not samples:
+    if not first.by_sample["relative_drift"]:
         raise BadBatches(task, "is empty; at least one batch is needed")
-    for own in totals.values():
-        own.finish()
-    for name, own in totals.items():
-        relations = own.by_sample["relations"]
-        if not torch.tensor(own.drift.relative).isfinite():
-            raise NotFinite(f"model {name}, task {task}", "its features")
-        yield Agreement(
-            name,
-            task,
-            samples,
-            own.drift.relative,
-            own.drift.cosine,
-            own.kl / own.rows if own.rows else None,
-            own.top1 / own.rows if own.rows else None,
-            sum(relations) / len(relations) if relations else None,
-            {} if own is first else own.minus(first),
-        )
+    return [own.agreement(name, task, first) for name, own in totals.items()]

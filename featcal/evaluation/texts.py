@@ -5,138 +5,21 @@ n texts · K labels · d width of the model · p width of a vector
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
 from featcal.core.precision import wide
 from featcal.data.batches import IGNORED, padded
 from featcal.data.texts import Labelled, Reader, Sample, input_of
-from featcal.errors import BadData, BadFile, BadSetting, NotFinite
+from featcal.errors import BadData, BadSetting, NotFinite
+from featcal.evaluation.zero_shot import prompts_of
 from featcal.models.blocks import model_call
 from featcal.models.features import output_embeddings
 from featcal.models.load import evaluation_mode
-from featcal.models.sentences import MODULES, Texts, modules_of, optional_json
-
-MODES = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len", "weightedmean")
-ACTIVATIONS: Any = {"Tanh": torch.tanh, "Identity": nn.Identity(), "ReLU": torch.relu}
-USE_LIBRARY = "encode with sentence-transformers itself"
-
-
-@dataclass(frozen=True)
-class Sentences:
-    """Settings that turn texts into vectors.
-
-    modes:    of pooling over tokens (MODES); several are concatenated.
-    layers:   applied to the pooled vectors, in turn.
-    unpooled: number of first tokens, of the prompt, that pooling leaves out.
-    given:    True if the folder defines all this; otherwise it is the mean over tokens.
-    """
-
-    modes: tuple[str, ...] = ("mean",)
-    layers: tuple[Callable[[Tensor], Tensor], ...] = ()
-    unpooled: int = 0
-    given: bool = False
-
-    @classmethod
-    def of_folder(cls, folder: str | Path, tokenizer: Any = None) -> "Sentences":
-        """Read modules.json of a SentenceTransformer; without one, use the mean over tokens.
-
-        tokenizer: counts the tokens of a prompt that pooling leaves out.
-        Raises: BadFile for a module that is not supported.
-        """
-        folder = Path(folder)
-        if not (folder / MODULES).is_file():
-            return cls()
-        modes: tuple[str, ...] = ("mean",)
-        layers: list[Callable[[Tensor], Tensor]] = []
-        unpooled, prompt = 0, Texts.of_folder(folder).prompt
-        for path, kind in modules_of(folder).items():
-            if kind == "Pooling":
-                modes = pooling_modes(folder / path / "config.json")
-                whole = optional_json(folder / path / "config.json").get("include_prompt", True)
-                if prompt and not whole and tokenizer is not None:
-                    ids = tokenizer(prompt)["input_ids"]
-                    unpooled = len(ids) - (ids[-1] in tokenizer.all_special_ids)
-            elif kind == "Dense":
-                layers.append(dense_layer(folder / path))
-            elif kind == "Normalize":
-                layers.append(lambda vectors: normalize(vectors, dim=-1))
-            elif kind != "Dropout":
-                problem = f"its module {kind} ({path}) is not supported"
-                raise BadFile(folder / MODULES, problem, USE_LIBRARY)
-        return cls(modes, tuple(layers), unpooled, True)
-
-    @torch.no_grad()
-    def vectors(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
-        """Return the vectors (n, p) of a batch of tokens padded on the right."""
-        output = model(**model_call(model, batch))
-        hidden = getattr(output, "last_hidden_state", None)
-        hidden = output[0] if hidden is None else hidden  # (n, tokens, d)
-        mask = batch["attention_mask"].to(hidden.device)
-        if self.unpooled:
-            mask = mask.clone()
-            mask[:, : self.unpooled] = 0
-        vectors = pool(hidden, mask, self.modes)
-        for layer in self.layers:
-            vectors = layer(vectors)
-        return vectors
-
-
-def pool(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
-    """Pool features (n, tokens, d) over the tokens where mask (n, tokens) is 1; return
-    (n, d · number of modes).
-    """
-    counted = mask[..., None].to(hidden.dtype)
-    rows = torch.arange(len(hidden), device=hidden.device)
-    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    first, last = mask.argmax(1), (mask * places).argmax(1)
-    weights = counted * places[None, :, None]
-    pools: Mapping[str, Callable[[], Tensor]] = {
-        "cls": lambda: hidden[rows, first],
-        "max": lambda: hidden.masked_fill(counted == 0, float("-inf")).amax(1),
-        "mean": lambda: (hidden * counted).sum(1) / counted.sum(1).clamp_min(1e-9),
-        "lasttoken": lambda: hidden[rows, last],
-        "mean_sqrt_len": lambda: (hidden * counted).sum(1) / counted.sum(1).clamp_min(1e-9).sqrt(),
-        "weightedmean": lambda: (hidden * weights).sum(1) / weights.sum(1).clamp_min(1e-9),
-    }
-    return torch.cat([pools[mode]() for mode in modes], dim=-1)
-
-
-def pooling_modes(file: Path) -> tuple[str, ...]:
-    """Return the modes of a Pooling module, in its old or its present form. Raises: BadFile."""
-    config = optional_json(file)
-    mode = config.get("pooling_mode")
-    modes = [mode] if isinstance(mode, str) else list(mode or ())
-    modes = [mode.removesuffix("_tokens") for mode in modes]
-    modes = modes or [
-        key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
-        for key, on in config.items()
-        if key.startswith("pooling_mode_") and on
-    ]
-    unknown = [mode for mode in modes if mode not in MODES]
-    if unknown or not modes:
-        problem = f"pools by {unknown[0] if unknown else 'nothing'}, which is not supported"
-        raise BadFile(file, problem, USE_LIBRARY)
-    return tuple(modes)
-
-
-def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
-    """Return a Dense module: a linear layer and its activation. Raises: BadFile."""
-    name = str(optional_json(folder / "config.json").get("activation_function", "Tanh"))
-    activation = ACTIVATIONS.get(name.rsplit(".", 1)[-1])
-    if not (folder / "model.safetensors").is_file() or activation is None:
-        problem = f"a dense layer with {name}, or without safetensors, is not supported"
-        raise BadFile(folder, problem, USE_LIBRARY)
-    tensors = load_file(folder / "model.safetensors")
-    W = tensors["linear.weight"]
-    b = tensors.get("linear.bias", torch.zeros(len(W)))
-    return lambda vectors: activation(vectors @ W.to(vectors).T + b.to(vectors))
-
+from featcal.models.sentences import Sentences
 
 WAYS = {
     "head": "the largest score of the model's own classes",
@@ -232,13 +115,19 @@ def similarities(texts: TextModel, data: Labelled, templates: Sequence[str]) -> 
     if output_embeddings(encoder) is not None:
         encoder = encoder.base_model
 
+    def encode(batch: dict[str, Tensor]) -> Tensor:
+        hidden = encoder(**model_call(encoder, batch))[0]
+        return texts.sentences.vectors(hidden, batch["attention_mask"])
+
     def vectors(lines: Sequence[str]) -> Tensor:
         rows = [texts.reader.tokens(Sample("a text", line)).ids for line in lines]
-        own = texts.run(rows, lambda batch: texts.sentences.vectors(encoder, batch))
-        return normalize(own, dim=-1)
+        return normalize(texts.run(rows, encode), dim=-1)
 
-    prompts = [template.replace("{}", name) for name in data.classes for template in templates]
-    heads = vectors(prompts).reshape(len(data.classes), len(templates), -1).mean(1)  # (K, p)
+    heads = (
+        vectors(prompts_of(data.classes, templates))
+        .reshape(len(data.classes), len(templates), -1)
+        .mean(1)
+    )  # (K, p)
     return vectors([sample.text for sample in data.samples]) @ normalize(heads, dim=-1).T
 
 
@@ -246,7 +135,7 @@ def likelihoods(texts: TextModel, data: Labelled, template: str) -> Tensor:
     """Return log p(label's text | text), summed over the tokens of the label's text, (n, K)."""
     reader = texts.reader
     has_decoder = reader.takes.kind == "pair"
-    labels = [template.replace("{}", name) for name in data.classes]
+    labels = prompts_of(data.classes, [template])
     rows: list[tuple[list[int], list[int], int]] = []  # ids, decoder's ids, first scored position
     for sample in data.samples:
         text = reader.shortened(sample.text, end=not has_decoder)

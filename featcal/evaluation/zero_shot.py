@@ -35,17 +35,12 @@ class Samples(Protocol):
         ...
 
 
-def unit_features(model: Encoder, projection: Tensor | None, inputs: Inputs) -> Tensor:
-    """Return unit-length features of one batch, (n, p).
+@torch.no_grad()
+def projected_features(model: Encoder, projection: Tensor | None, inputs: Inputs) -> Tensor:
+    """Return features of one batch after the projection, (n, p).
 
     projection: for CLIP, the base's visual_projection weight (p, h); None for other models.
     """
-    return unit_length(projected_features(model, projection, inputs))
-
-
-@torch.no_grad()
-def projected_features(model: Encoder, projection: Tensor | None, inputs: Inputs) -> Tensor:
-    """Return features of one batch after the projection, (n, p)."""
     if not isinstance(model, nn.Module):
         return model(inputs)
     weight = next(model.parameters())
@@ -69,58 +64,30 @@ def require_finite(features: Tensor, label: str) -> None:
         raise NotFinite(label, "its features")
 
 
+@torch.no_grad()
 def zero_shot_head(
-    clip: nn.Module,
+    model: Any,
     tokenizer: Any,
     classes: Sequence[str],
     templates: Sequence[str],
     batch: int = 256,
 ) -> Tensor:
-    """Return text features of every class, (K, p): each prompt normalised, averaged over
+    """Return a unit vector for every class, (K, p): each prompt normalised, averaged over
     templates, normalised again.
 
-    Raises: NotFinite for a text feature with NaN or infinity.
+    A prompt's vector is a CLIP's text feature, or a sentence encoder's mean over tokens.
+    Raises: NotFinite for a vector with NaN or infinity.
     """
-
-    text: Any = clip
-
-    def encode(ids: Tensor, mask: Tensor) -> Tensor:
-        return text.get_text_features(input_ids=ids, attention_mask=mask).pooler_output
-
-    return text_head(encode, clip, tokenizer, classes, templates, batch)
-
-
-def sentence_head(
-    model: nn.Module,
-    tokenizer: Any,
-    classes: Sequence[str],
-    templates: Sequence[str],
-    batch: int = 64,
-) -> Tensor:
-    """Return the same from a sentence encoder, (K, h): means over tokens. Raises: NotFinite."""
-
-    def encode(ids: Tensor, mask: Tensor) -> Tensor:
-        return token_mean(model(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
-
-    return text_head(encode, model, tokenizer, classes, templates, batch)
-
-
-@torch.no_grad()
-def text_head(
-    encode: Callable[[Tensor, Tensor], Tensor],
-    model: nn.Module,
-    tokenizer: Any,
-    classes: Sequence[str],
-    templates: Sequence[str],
-    batch: int,
-) -> Tensor:
-    """Return a unit vector for every class, (K, p), from the vectors of its prompts."""
-    prompts, device = prompts_of(classes, templates), next(model.parameters()).device
-    parts = []
+    prompts, parts = prompts_of(classes, templates), []
+    device = next(model.parameters()).device
     for start in range(0, len(prompts), batch):
         texts = prompts[start : start + batch]
         tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(device)
-        parts.append(encode(tokens["input_ids"], tokens["attention_mask"]))
+        inputs = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+        if hasattr(model, "get_text_features"):
+            parts.append(model.get_text_features(**inputs).pooler_output)
+        else:
+            parts.append(token_mean(model(**inputs).last_hidden_state, inputs["attention_mask"]))
     vectors = unit_length(torch.cat(parts))
     head = unit_length(vectors.reshape(len(classes), len(templates), -1).mean(1))
     bad = (~torch.isfinite(head).all(-1)).nonzero()
@@ -146,7 +113,7 @@ def class_mean_head(
         raise BadData("class means", problem, "drop the class or add images of it")
     parts = []
     for inputs in images.batches(None, batch):
-        parts.append(unit_features(vision, projection, inputs).cpu())
+        parts.append(unit_length(projected_features(vision, projection, inputs)).cpu())
         require_finite(parts[-1], "base model")
     features = torch.cat(parts)
     sums = torch.zeros(len(images.classes), features.shape[1], dtype=torch.float64)

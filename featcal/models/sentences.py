@@ -2,19 +2,24 @@
 texts, and further modules, such as pooling or a dense layer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from featcal.errors import BadFile
 from featcal.files import read_json
 
 MODULES = "modules.json"  # the modules, each in a sub-folder
 PICKLED = (".bin", ".pt", ".pth")
+MODES = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len", "weightedmean")
+ACTIVATIONS: Any = {"Tanh": torch.tanh, "Identity": nn.Identity(), "ReLU": torch.relu}
+USE_LIBRARY = "encode with sentence-transformers itself"
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,111 @@ def modules_of(folder: Path) -> dict[str, str]:
     except (TypeError, KeyError, AttributeError):
         problem = "is not the list of a SentenceTransformer's parts"
         raise BadFile(file, problem, "copy or download it again, or remove it") from None
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Settings that turn the features of texts into vectors.
+
+    modes:    of pooling over tokens (MODES); several are concatenated.
+    layers:   applied to the pooled vectors, in turn.
+    unpooled: number of first tokens, of the prompt, that pooling leaves out.
+    given:    True if the folder defines all this; otherwise it is the mean over tokens.
+    """
+
+    modes: tuple[str, ...] = ("mean",)
+    layers: tuple[Callable[[Tensor], Tensor], ...] = ()
+    unpooled: int = 0
+    given: bool = False
+
+    @classmethod
+    def of_folder(cls, folder: str | Path) -> "Sentences":
+        """Read modules.json of a SentenceTransformer; without one, use the mean over tokens.
+
+        Raises: BadFile for a module that is not supported.
+        """
+        folder = Path(folder)
+        modes: tuple[str, ...] = ("mean",)
+        layers: list[Callable[[Tensor], Tensor]] = []
+        unpooled, prompt = 0, Texts.of_folder(folder).prompt
+        for path, kind in modules_of(folder).items():
+            if kind == "Pooling":
+                modes = pooling_modes(folder / path / "config.json")
+                whole = optional_json(folder / path / "config.json").get("include_prompt", True)
+                if prompt and not whole:
+                    from featcal.models.load import load_tokenizer
+
+                    tokenizer = load_tokenizer(folder)
+                    ids = tokenizer(prompt)["input_ids"]
+                    unpooled = len(ids) - (ids[-1] in tokenizer.all_special_ids)
+            elif kind == "Dense":
+                layers.append(dense_layer(folder / path))
+            elif kind == "Normalize":
+                layers.append(lambda vectors: normalize(vectors, dim=-1))
+            elif kind != "Dropout":
+                problem = f"its module {kind} ({path}) is not supported"
+                raise BadFile(folder / MODULES, problem, USE_LIBRARY)
+        return cls(modes, tuple(layers), unpooled, (folder / MODULES).is_file())
+
+    def vectors(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """Return the vectors (n, p) of features (n, tokens, d) of texts padded on the right."""
+        mask = mask.to(hidden.device, copy=True)  # (n, tokens)
+        mask[:, : self.unpooled] = 0
+        vectors = pool(hidden, mask, self.modes)
+        for layer in self.layers:
+            vectors = layer(vectors)
+        return vectors
+
+
+def pool(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
+    """Pool features (n, tokens, d) over the tokens where mask (n, tokens) is 1; return
+    (n, d · number of modes).
+    """
+    counted = mask[..., None].to(hidden.dtype)
+    rows = torch.arange(len(hidden), device=hidden.device)
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    first, last = mask.argmax(1), (mask * places).argmax(1)
+    weights = counted * places[None, :, None]
+    pools: Mapping[str, Callable[[], Tensor]] = {
+        "cls": lambda: hidden[rows, first],
+        "max": lambda: hidden.masked_fill(counted == 0, float("-inf")).amax(1),
+        "mean": lambda: (hidden * counted).sum(1) / counted.sum(1).clamp_min(1e-9),
+        "lasttoken": lambda: hidden[rows, last],
+        "mean_sqrt_len": lambda: (hidden * counted).sum(1) / counted.sum(1).clamp_min(1e-9).sqrt(),
+        "weightedmean": lambda: (hidden * weights).sum(1) / weights.sum(1).clamp_min(1e-9),
+    }
+    return torch.cat([pools[mode]() for mode in modes], dim=-1)
+
+
+def pooling_modes(file: Path) -> tuple[str, ...]:
+    """Return the modes of a Pooling module, in its old or its present form. Raises: BadFile."""
+    config = optional_json(file)
+    mode = config.get("pooling_mode")
+    modes = [mode] if isinstance(mode, str) else list(mode or ())
+    modes = [mode.removesuffix("_tokens") for mode in modes]
+    modes = modes or [
+        key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
+        for key, on in config.items()
+        if key.startswith("pooling_mode_") and on
+    ]
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown or not modes:
+        problem = f"pools by {unknown[0] if unknown else 'nothing'}, which is not supported"
+        raise BadFile(file, problem, USE_LIBRARY)
+    return tuple(modes)
+
+
+def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
+    """Return a Dense module: a linear layer and its activation. Raises: BadFile."""
+    name = str(optional_json(folder / "config.json").get("activation_function", "Tanh"))
+    activation = ACTIVATIONS.get(name.rsplit(".", 1)[-1])
+    if not (folder / "model.safetensors").is_file() or activation is None:
+        problem = f"a dense layer with {name}, or without safetensors, is not supported"
+        raise BadFile(folder, problem, USE_LIBRARY)
+    tensors = load_file(folder / "model.safetensors")
+    W = tensors["linear.weight"]
+    b = tensors.get("linear.bias", torch.zeros(len(W)))
+    return lambda vectors: activation(vectors @ W.to(vectors).T + b.to(vectors))
 
 
 def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = None) -> list[str]:

@@ -98,15 +98,17 @@ class Distillation:
         with Spool(0, sys.maxsize, tempfile.gettempdir()) as spool, exact_products():
             tracks: dict[str, StudentTeacherFeatures] = {}
             for source, stack in plan.in_order:
-                fed = tracks if source else {}
-                for task, track in fed.items():
-                    copy_tensors(self.models.experts[task], self.teacher, f"{source.exit}.")
-                    leave_stack(self.student, source, track.students[0])
-                    leave_stack(self.teacher, source, track.teacher)
+                if source is None:
+                    tracks = {}
+                else:
+                    for task, track in tracks.items():
+                        copy_tensors(self.models.experts[task], self.teacher, f"{source.exit}.")
+                        leave_stack(self.student, source, track.students[0])
+                        leave_stack(self.teacher, source, track.teacher)
                 for task, expert in self.models.experts.items():
                     copy_tensors(expert, self.teacher)
                     ends = [self.student], self.teacher, stack, batches[task], spool, source
-                    tracks[task] = first_features(task, *ends, fed.get(task))
+                    tracks[task] = first_features(task, *ends, tracks.get(task))
                 for i, block in enumerate(blocks_of(self.student, stack)):
                     path = f"{stack.blocks}.{i}."
                     for task, expert in self.models.experts.items():

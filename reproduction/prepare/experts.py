@@ -101,7 +101,7 @@ def write_encoder_and_heads(
     import torch
     from safetensors.torch import save_file
 
-    from featcal.evaluation.zero_shot import sentence_head
+    from featcal.evaluation.zero_shot import zero_shot_head
     from featcal.files import atomic_path
     from featcal.models.load import load_model, load_tokenizer
     from featcal.models.save import save_model
@@ -112,8 +112,8 @@ def write_encoder_and_heads(
     tensors = {"logit_scale": torch.tensor(math.log(1 / temperature))}
     for task in tasks:
         named = read_classes(texts / task)
-        head = sentence_head(model, tokenizer, named.classes, named.templates)  # (classes, h)
-        tensors[f"head/{task}"] = head
+        prompts = named.classes, named.templates
+        tensors[f"head/{task}"] = zero_shot_head(model, tokenizer, *prompts, 64)  # (classes, h)
     with atomic_path(store / HEADS) as hidden:
         save_file(tensors, hidden)
 

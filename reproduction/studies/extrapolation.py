@@ -216,7 +216,7 @@ def measured(
     if file.is_file():
         found: dict[str, Any] = read_json(file)
         return found
-    from featcal.calibration.calibrate import budgets, student_copy
+    from featcal.calibration.calibrate import budgets
     from featcal.calibration.features import Spool
     from featcal.calibration.models import open_models
     from featcal.calibration.ranks import Ranks
@@ -239,7 +239,7 @@ def measured(
         opened.enter_context(models.evaluated())
         opened.enter_context(exact_products())
         spool = opened.enter_context(Spool(*budgets(device, None), file.parent))
-        students = [Student(student_copy(models, merged), one.settings) for one in candidates]
+        students = [Student(models.student_copy(), one.settings) for one in candidates]
         if candidates[0].choice == SPECTRUM:
             variants = [one.variant for one in candidates]
             below = calibrate_by_spectrum(models, students, variants, kept, spool)

@@ -1,7 +1,5 @@
 """Settings beyond the paper: residual targets in every family, priors, resumed runs."""
 
-from dataclasses import replace
-
 import families
 import pytest
 import torch
@@ -44,8 +42,9 @@ def shallow(dtype):
     return clip(dtype=dtype, num_hidden_layers=1)
 
 
-def one_block(count=20):
-    return experiment(build=shallow, count=count) | {"token_weights": every_token}
+def shallow_dinov2(dtype):
+    config = tf.Dinov2Config(**VISION | {"num_hidden_layers": 1})
+    return make(lambda: tf.Dinov2Model(config), 0, dtype)
 
 
 @pytest.mark.parametrize("family", WRITERS)
@@ -53,16 +52,11 @@ def test_residual_target_changes_only_linears_that_write_into_the_stream(family)
     given = families.experiment(FAMILIES[family])
     path = next(iter(FAMILIES[family].stacks.values()))
     paper, residual = (
-        calibrate(**given, settings=PAPER.but(residual=beta)).model for beta in (0.0, 1.0)
+        calibrate(**given, settings=PAPER.but(residual=beta)).model.get_submodule(f"{path}.0")
+        for beta in (0.0, 1.0)
     )
-    first = (
-        dict(model.get_submodule(f"{path}.0").named_parameters()) for model in (paper, residual)
-    )
-    changed = {
-        name.rpartition(".")[0]
-        for (name, p), q in zip(next(first).items(), next(first).values(), strict=True)
-        if not torch.equal(p, q)
-    }
+    pairs = zip(paper.named_parameters(), residual.parameters(), strict=True)
+    changed = {name.rpartition(".")[0] for (name, p), q in pairs if not torch.equal(p, q)}
     assert changed == set(WRITERS[family])
 
 
@@ -71,32 +65,23 @@ def test_a_model_whose_outputs_are_normed_before_the_addition_is_refused():
         calibrate(**families.experiment(FAMILIES["gemma2"]), settings=PAPER.but(residual=1.0))
 
 
-def shallow_dinov2(dtype):
-    return make(
-        lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION | {"num_hidden_layers": 1})), 0, dtype
-    )
-
-
 @pytest.mark.parametrize("build", [shallow, shallow_dinov2])
 def test_residual_target_reduces_the_drift_of_a_wrong_residual_stream(build):
     given = experiment(build=build, count=400) | {"token_weights": every_token}
     task = next(iter(given["experts"]))
     given |= {part: {task: given[part][task]} for part in ("experts", "batches")}
-    lagging = shifted(
-        given["merged"], 5
-    )  # its embeddings, which are not calibrated, are not the expert's
+    # its embeddings, which are not calibrated, are not the expert's
+    given["merged"] = shifted(given["merged"], 5)
     settings = PAPER.but(ridge=1e-10, anchor_blend=1.0, interpolation=1.0, order="sites")
-    drift = [
-        calibrate(**given | {"merged": lagging}, settings=settings.but(residual=beta))
-        .blocks[0]
-        .relative_drift
+    none, half, whole = (
+        calibrate(**given, settings=settings.but(residual=beta)).blocks[0].relative_drift
         for beta in (0.0, 0.5, 1.0)
-    ]
-    assert drift[2] < drift[1] < drift[0]
+    )
+    assert whole < half < none
 
 
 def test_large_prior_anchored_at_the_base_is_closed_form_wudi():
-    given = one_block()
+    given = experiment(build=shallow, count=20) | {"token_weights": every_token}
     settings = Calibration(ridge=1e-9, anchor_blend=0.0, interpolation=1.0, prior=1e6)
     model = calibrate(**given, settings=settings).model
     for name in ("self_attn.out_proj", "mlp.fc1"):
@@ -104,9 +89,8 @@ def test_large_prior_anchored_at_the_base_is_closed_form_wudi():
             m.encoder.layers[0].get_submodule(name).weight.detach()
             for m in (given["base"], model, *given["experts"].values())
         )
-        torch.testing.assert_close(
-            result - base, Interference.of([w - base for w in theirs]).minimum(), rtol=0, atol=1e-5
-        )
+        minimum = Interference.of([w - base for w in theirs]).minimum()
+        torch.testing.assert_close(result - base, minimum, rtol=0, atol=1e-5)
 
 
 def test_streamed_interrupted_and_resumed_run_is_bit_identical_to_one_in_memory(
@@ -116,8 +100,8 @@ def test_streamed_interrupted_and_resumed_run_is_bit_identical_to_one_in_memory(
     in_memory = calibrate(**given, settings=ALL).model
     folders = written(given, tmp_path)
     killed_after(monkeypatch, 2, tmp_path / "out", folders, ALL)
-    _, lines = finished(tmp_path / "out", folders, ALL, host_memory=0)
-    assert [line.endswith("(solved before)") for line in lines] == [True, True, False, False]
+    _, resumed = finished(tmp_path / "out", folders, ALL, host_memory=0)
+    assert resumed == [True, True, False, False]
     assert same_bits(load_as_calibrated(tmp_path / "out"), in_memory)
 
 

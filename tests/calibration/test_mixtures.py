@@ -37,27 +37,18 @@ def given(request, monkeypatch):
     base.config._experts_implementation = "eager"  # the others know no float64
     experts = {task: shifted(base, i + 1) for i, task in enumerate("ab")}
     batches = {task: text(10 * i, batch=3) for i, task in enumerate("ab")}
-    return {
-        "base": base,
-        "experts": experts,
-        "batches": batches,
-        "merged": averaged(list(experts.values())),
-    }
+    merged = averaged(list(experts.values()))
+    return {"base": base, "experts": experts, "batches": batches, "merged": merged}
 
 
 def calibrated(given, settings=PLAIN, **more):
-    return featcal.calibrate(
-        given["merged"],
-        **{k: v for k, v in given.items() if k != "merged"},
-        settings=settings,
-        **more,
-    )
+    return featcal.calibrate(**given, settings=settings, **more)
 
 
 def test_equal_experts_stay_as_they_are(given):
     one = given["experts"]["a"]
     given |= {"experts": dict.fromkeys("ab", one), "merged": averaged([one, one])}
-    result = calibrated(given, featcal.Calibration(ridge=0.05, anchor_blend=1.0, interpolation=0.3))
+    result = calibrated(given, PLAIN.but(anchor_blend=1.0))
     assert difference(result.model, one) < 1e-9
     assert result.blocks[-1].relative_drift < 1e-6  # norms compute in float32
 
@@ -76,31 +67,25 @@ def test_equal_experts_stay_as_they_are(given):
     ids=str,
 )
 def test_the_result_does_not_depend_on_how_samples_are_batched(given, changes):
+    parts = ({task: text(10 * i, batch=size) for i, task in enumerate("ab")} for size in (4, 6))
     one, other = (
-        calibrated(
-            given | {"batches": {task: text(10 * i, batch=size) for i, task in enumerate("ab")}},
-            PLAIN.but(**changes),
-        ).model
-        for size in (4, 6)
+        calibrated(given | {"batches": batches}, PLAIN.but(**changes)).model for batches in parts
     )
     assert difference(one, other) < 1e-4  # norms and routers compute in float32
     assert difference(one, given["merged"]) > 1e-2
 
 
-def routed(model, batches):
-    """Of each batch what reaches the first block's experts, the router's choice, and which rows are
-    no padding.
+def routed(model, batches, number):
+    """Of each batch the rows that reach the first block's experts, and which of them, without
+    padding, the router sends to one of these.
     """
-    seen = []
-    handle = model.model.layers[0].mlp.experts.register_forward_pre_hook(
-        lambda _, args: seen.append(args[:2])
-    )
-    with torch.no_grad():
+    seen, experts = [], model.model.layers[0].mlp.experts
+    note = experts.register_forward_pre_hook(lambda _, args: seen.append(args[:2]))
+    with note, torch.no_grad():
         for batch in batches:
             model(**batch)
-    handle.remove()
     return [
-        (x, chosen, batch["attention_mask"].flatten().bool())
+        (x, (chosen == number).any(1) & batch["attention_mask"].flatten().bool())
         for (x, chosen), batch in zip(seen, batches, strict=True)
     ]
 
@@ -109,43 +94,27 @@ def test_an_experts_linears_solve_the_ridge_of_its_tokens(given):
     """Eq. 17 by hand, in float64: rows are those that the merged model's router sends, in the
     merged model and in the expert.
     """
+
+    def weight(model):
+        return model.model.layers[0].mlp.experts.gate_up_proj[number].detach()
+
     result = calibrated(given)
-    ours = result.model.model.layers[0].mlp.experts
     number = max(range(4), key=lambda n: result.blocks[0].experts[f"mlp.experts.{n}"])
-    width = ours.down_proj.shape[2]
-    packed = {
-        name: model.model.layers[0].mlp.experts
-        for name, model in (given["experts"] | given).items()
-        if name in "ab"
-    }
-    base, merged = (
-        given[name].model.layers[0].mlp.experts.gate_up_proj[number].detach()
-        for name in ("base", "merged")
-    )
-    left, right, tokens = (
-        0.05 * torch.eye(len(base[0])).double(),
-        0.05 * (base + 2 * (merged - base)),
-        0,
-    )
+    base, merged, tokens = weight(given["base"]), weight(given["merged"]), 0
+    left = 0.05 * torch.eye(len(base[0])).double()
+    right = 0.05 * (base + 2 * (merged - base))
     for task, expert in given["experts"].items():
-        G, C = torch.zeros_like(left), torch.zeros_like(left)
-        pairs = zip(
-            *(routed(model, given["batches"][task]) for model in (given["merged"], expert)),
-            strict=True,
-        )
-        for (x, chosen, real), (y, _, _) in pairs:
-            rows = (chosen == number).any(1) & real
-            G, C, tokens = (
-                G + x[rows].T @ x[rows],
-                C + x[rows].T @ y[rows],
-                tokens + int(rows.sum()),
-            )
-        W = packed[task].gate_up_proj[number].detach()
-        left, right = left + G / G.norm(), right + W @ (0.3 * C + 0.7 * G).T / G.norm()
+        G, C, batches = torch.zeros_like(left), torch.zeros_like(left), given["batches"][task]
+        ours, theirs = (routed(model, batches, number) for model in (given["merged"], expert))
+        for (x, rows), (y, _) in zip(ours, theirs, strict=True):
+            G, C = G + x[rows].T @ x[rows], C + x[rows].T @ y[rows]
+            tokens += int(rows.sum())
+        left = left + G / G.norm()
+        right = right + weight(expert) @ (0.3 * C + 0.7 * G).T / G.norm()
     assert result.blocks[0].experts[f"mlp.experts.{number}"] == tokens > 0
     want = torch.linalg.solve(left, right.T).T
-    assert torch.allclose(ours.gate_up_proj[number], want, rtol=0, atol=1e-10)
-    assert width * 2 == len(want) and not torch.allclose(want, merged, atol=1e-3)
+    assert torch.allclose(weight(result.model), want, rtol=0, atol=1e-10)
+    assert not torch.allclose(want, merged, atol=1e-3)
 
 
 def test_an_expert_with_too_few_tokens_keeps_its_anchor_and_the_router_stays(given, monkeypatch):
@@ -167,33 +136,26 @@ def test_an_expert_with_too_few_tokens_keeps_its_anchor_and_the_router_stays(giv
 def test_folders_equal_modules_and_load_with_the_same_logits(given, tmp_path, form):
     models = {"base": given["base"], "merged": given["merged"], **given["experts"]}
     for name, model in models.items():
-        models[name] = model.float()
-        save_model(model, tmp_path / name)
+        save_model(model.float(), tmp_path / name)
         if form != "packed":  # as transformers writes it: a tensor for each expert
             model.save_pretrained(tmp_path / name)
-    module = calibrated(given).model
-    paths = {
-        "base": tmp_path / "base",
-        "experts": {t: tmp_path / t for t in "ab"},
-        "batches": given["batches"],
-    }
-    result = featcal.calibrate(tmp_path / "merged", **paths, settings=PLAIN, out=tmp_path / "new")
+    module, batches = calibrated(given).model, given["batches"]
+    folders = {name: tmp_path / name for name in ("base", "merged")}
+    folders |= {"experts": {task: tmp_path / task for task in "ab"}, "batches": batches}
+    result = calibrated(folders, out=tmp_path / "new")
     loaded = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "new").eval()
-    batch = given["batches"]["a"][0]
     with torch.no_grad():
-        assert torch.equal(loaded(**batch).logits, load_model(tmp_path / "new")(**batch).logits)
-        assert torch.allclose(loaded(**batch).logits, module(**batch).logits, rtol=1e-4, atol=1e-5)
-    there, here = (
-        set(load_file(tmp_path / name / "model.safetensors")) for name in ("merged", "new")
-    )
-    assert there == here
+        logits, same, near = (
+            model(**batches["a"][0]).logits
+            for model in (loaded, load_model(tmp_path / "new"), module)
+        )
+    assert torch.equal(logits, same) and torch.allclose(logits, near, rtol=1e-4, atol=1e-5)
+    there, here = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "new"))
+    assert there.keys() == here.keys()
     blocks = json.loads((tmp_path / "new/featcal.json").read_text())["blocks"]
-    real = sum(
-        int(b["attention_mask"].sum()) for batches in given["batches"].values() for b in batches
-    )
-    assert [sum(block["experts"].values()) for block in blocks] == [
-        2 * real
-    ] * 2  # each token goes to two
+    real = sum(int(b["attention_mask"].sum()) for own in batches.values() for b in own)
+    for block in blocks:  # each token goes to two
+        assert sum(block["experts"].values()) == 2 * real
     assert [block.experts for block in result.blocks] == [block["experts"] for block in blocks]
 
 
@@ -201,6 +163,6 @@ def test_experts_that_compute_otherwise_are_refused_by_name(given, monkeypatch):
     kind = type(given["merged"].model.layers[0].mlp.experts)
     monkeypatch.setattr(kind, "forward", lambda self, x, index, weights: x * 2)
     with pytest.raises(
-        BadPlan, match=r"the experts of model\.layers\.0\.mlp\.experts differ from plain linears"
+        BadPlan, match=r"experts of model\.layers\.0\.mlp\.experts differ from plain"
     ):
         calibrated(given)

@@ -1,7 +1,7 @@
 """Several processes give the numbers of one, and the same bits on all of them."""
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from featcal import calibrate
 from featcal.calibration import choose
 from featcal.calibration.observe import Systems
-from featcal.calibration.ranks import Ranks, current, owners
+from featcal.calibration.ranks import Ranks, owners
 from featcal.calibration.resume import RunFolder
 from featcal.core.norm import NormSystem
 from featcal.core.ridge import RidgeSystem, Solution
@@ -33,13 +33,8 @@ def t5():
 
 
 def beyond():
-    more = {
-        "order": "sites",
-        "residual": 1.0,
-        "affine": "joint",
-        "prior": 0.1,
-    }
-    return tiny.experiment(count=20) | {"settings": tiny.PAPER.but(**more)}
+    settings = tiny.PAPER.but(order="sites", residual=1.0, affine="joint", prior=0.1)
+    return tiny.experiment(count=20) | {"settings": settings}
 
 
 def auto():
@@ -54,7 +49,8 @@ def calibrated(given):
         patch.setattr(choose, "CANDIDATES", few)
         result = calibrate(**{"settings": tiny.PAPER} | given)
     assert result.blocks
-    return dict(result.model.named_parameters()), [asdict(block) for block in result.blocks]
+    tensors = {name: tensor.detach().clone() for name, tensor in result.model.named_parameters()}
+    return tensors, [asdict(block) for block in result.blocks]
 
 
 def untouched():
@@ -68,10 +64,7 @@ def calibrate_own(build, ranks, folder):
     for task in set(given["experts"]) - set(ranks.mine(given["experts"])):
         given["experts"][task], given["batches"][task] = Path("is not there"), untouched()
     tensors, blocks = calibrated(given)
-    save_file(
-        {name: tensor.detach().clone() for name, tensor in tensors.items()},
-        folder / f"{ranks.rank}.safetensors",
-    )
+    save_file(tensors, folder / f"{ranks.rank}.safetensors")
     return blocks
 
 
@@ -85,47 +78,26 @@ def assert_same_records(records, expected):
         }
 
 
-@pytest.mark.parametrize(
-    ("build", "world"),
-    [(clip, 3), (t5, 2), (beyond, 2), (auto, 2)],
-    ids=lambda value: getattr(value, "__name__", value),
-)
+@pytest.mark.parametrize(("build", "world"), [(clip, 3), (t5, 2), (beyond, 2), (auto, 2)])
 def test_several_processes_agree_bit_by_bit_and_with_one_process(build, world, tmp_path):
     ends = together(partial(calibrate_own, build), world, tmp_path)
-    assert all("result" in end for end in ends), ends
+    assert all("result" in end and end == ends[0] for end in ends), ends
     first, *others = (load_file(tmp_path / f"{rank}.safetensors") for rank in range(world))
     assert all(torch.equal(first[name], other[name]) for other in others for name in first)
-    assert all(end == ends[0] for end in ends)
     tensors, blocks = calibrated(build())
-    assert (
-        max(float((tensor.detach() - first[name]).abs().max()) for name, tensor in tensors.items())
-        < 1e-12
-    )
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(tensor, first[name], rtol=0, atol=1e-12)
     assert_same_records(ends[0]["result"], blocks)
 
 
-def test_tasks_are_dealt_in_sorted_order():
-    tasks, dealt = ["svhn", "dtd", "mnist", "gtsrb", "stl10"], []
-    for rank in range(3):
-        ranks = Ranks()
-        ranks.rank, ranks.world = rank, 3
-        dealt.append(ranks.mine(tasks))
-    assert dealt == [["dtd", "stl10"], ["gtsrb", "svhn"], ["mnist"]]
-
-
-def test_more_processes_than_tasks_are_refused_with_the_way_to_use_them():
-    ranks = Ranks()
+def test_tasks_are_dealt_in_sorted_order_to_no_more_processes_than_there_are():
+    ranks, dealt = Ranks(), []
     ranks.world = 3
-    with pytest.raises(BadSetting, match="3 .* at most 2, the number of tasks.* side by side"):
+    for ranks.rank in range(3):
+        dealt.append(ranks.mine(["svhn", "dtd", "mnist", "gtsrb", "stl10"]))
+    assert dealt == [["dtd", "stl10"], ["gtsrb", "svhn"], ["mnist"]]
+    with pytest.raises(BadSetting, match="3 .* at most 2, the number of tasks"):
         ranks.mine({"mnist", "dtd"})
-
-
-def test_ranks_of_one_process_are_the_identity():
-    ranks, systems, solutions = current(), Systems({}, {}), {}
-    assert type(ranks) is Ranks and ranks.first
-    assert ranks.summed(systems) is systems and ranks.shared(solutions) is solutions
-    assert list(ranks.gathered({"mnist": 1, "dtd": 2}).items()) == [("dtd", 2), ("mnist", 1)]
-    assert ranks.mine({"mnist", "dtd"}) == ["dtd", "mnist"] and ranks.together() is None
 
 
 def test_owners_balance_the_load_whatever_the_order():
@@ -139,54 +111,35 @@ def test_owners_balance_the_load_whatever_the_order():
 
 def summed_and_shared(ranks, folder):
     """What arrives of column-major tensors: sums, and solutions of one site each."""
-    mine = (
-        torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T + ranks.rank
-    )  # (3, 2), column-major
-    system = RidgeSystem(
-        torch.eye(3, dtype=torch.float64),
-        mine.clone(),
-        mine[:, 0].clone(),
-        mine[0].clone(),
-        mine[0, 0].clone(),
-    )
+    mine = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T + ranks.rank  # (3, 2)
+    rest = mine[:, 0].clone(), mine[0].clone(), mine[0, 0].clone()
+    system = RidgeSystem(torch.eye(3, dtype=torch.float64), mine.clone(), *rest)
     norm = NormSystem(*(mine[:, 0] * (i + 1) for i in range(4)), 1.0)
     systems = ranks.summed(Systems({QK: [system]}, {"norm": [norm]}))
     sums = {"+".join(site): one.right.tolist() for site, [one] in systems.sites.items()}
     [norm] = systems.norms["norm"]
-    norms = [norm.right_shift.tolist(), norm.tasks]
-    solved = {(QK, OUT)[ranks.rank]: Solution(mine, mine[:, 1], 2.0 + ranks.rank)}
+    solved = ranks.shared({(QK, OUT)[ranks.rank]: Solution(mine, mine[:, 1], 2.0 + ranks.rank)})
     shared = {
-        "+".join(s): [r.weight.tolist(), r.bias.tolist(), r.conditioning]
-        for s, r in ranks.shared(solved).items()
+        "+".join(s): [r.weight.tolist(), r.bias.tolist(), r.conditioning] for s, r in solved.items()
     }
-    return [sums, norms, shared]
+    return [sums, [norm.right_shift.tolist(), norm.tasks], shared]
 
 
 def test_column_major_tensors_arrive_as_they_are(tmp_path):
     first, second = (end["result"] for end in together(summed_and_shared, 2, tmp_path))
     weight = [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
     plus = [[x + 1 for x in row] for row in weight]
-    assert first[0] == {
-        "q_proj+k_proj": [
-            [a + b for a, b in zip(*rows, strict=True)] for rows in zip(weight, plus, strict=True)
-        ]
-    }
+    total = torch.tensor(weight) + torch.tensor(plus)
+    assert first[0] == {"q_proj+k_proj": total.tolist()}
     assert second[0] == {}  # the site belongs to the first
     assert first[1] == second[1] == [[4.0, 12.0, 20.0], 2.0]
-    assert (
-        first[2]
-        == second[2]
-        == {
-            "out_proj": [plus, [4.0, 5.0, 6.0], 3.0],
-            "q_proj+k_proj": [weight, [3.0, 4.0, 5.0], 2.0],
-        }
-    )
+    shared = {"out_proj": [plus, [4.0, 5.0, 6.0], 3.0]}
+    shared["q_proj+k_proj"] = [weight, [3.0, 4.0, 5.0], 2.0]
+    assert first[2] == second[2] == shared
 
 
 def written_by_two(stop, name, ranks, folder):
-    """Calibrates into a folder; where told to stop the first process dies behind its first solved
-    block.
-    """
+    """Calibrate into a folder; with `stop` the first process dies after its first solved block."""
     if stop and ranks.first:
         keep = RunFolder.keep
 
@@ -202,19 +155,14 @@ def written_by_two(stop, name, ranks, folder):
 
 def test_several_processes_resume_after_one_was_killed_with_the_same_bytes(tmp_path):
     together(partial(written_by_two, False, "whole"), 2, tmp_path)
-    assert (
-        together(partial(written_by_two, True, "out"), 2, tmp_path)[1]["error"] == "RankLostError"
-    )
-    assert not (tmp_path / "out").exists()
+    _, second = together(partial(written_by_two, True, "out"), 2, tmp_path)
+    assert second["error"] == "RankLostError" and not (tmp_path / "out").exists()
     for file in tmp_path.glob("*.json"):
         file.unlink()
     first, second = together(partial(written_by_two, False, "out"), 2, tmp_path)
-    assert ["solved before" in line for line in first["result"]] == [True, False] and second[
-        "result"
-    ] == []
-    bytes_of = {
-        name: {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()}
-        for name in ("whole", "out")
-    }
-    assert bytes_of["whole"] == bytes_of["out"]
-    assert not list(tmp_path.glob(".*"))
+    assert ["solved before" in line for line in first["result"]] == [True, False]
+    assert second["result"] == [] and not list(tmp_path.glob(".*"))
+    whole, again = (
+        {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("whole", "out")
+    )
+    assert whole == again

@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 import tiny
+import torch
 from processes import environment, free_port, run, together
 from safetensors.torch import load_file
 from test_cli import CALIBRATE, models, ready, tree  # noqa: F401 - two fixtures
@@ -32,36 +33,29 @@ def differing(ranks, folder):
     ranks.summed(Systems({(QK, OUT)[ranks.rank]: [RidgeSystem.zero(3, 2)]}, {}))
 
 
-def failing(error, ranks, folder):
-    """The second process fails in the middle of a calibration, the others go on to their next
-    meeting.
-    """
+def failing(rank, error, ranks, folder):
+    """One process fails: the second before a meeting, the first after it, at the end."""
     with ranks.fail_together():
-        if ranks.rank == 1:
+        if ranks.rank == rank == 1:
             raise error
         ranks.together()
-
-
-def failing_at_the_end(error, ranks, folder):
-    """The first process fails where it alone has something to do."""
-    with ranks.fail_together():
-        ranks.together()
-        if ranks.first:
+        if ranks.rank == rank:
             raise error
 
 
+OURS = RuntimeError("a fault of ours")
 MISTAKES = {
-    "between meetings": (partial(failing, BadBatches("mnist", "is empty")), 1, "mnist"),
-    "at the end": (partial(failing_at_the_end, BadBatches("dtd", "is empty")), 0, "dtd"),
-    "of ours": (partial(failing, RuntimeError("a fault of ours")), 1, "a fault of ours"),
-    "by all": (differing, 0, "share inputs differently"),
+    "between meetings": (partial(failing, 1, BadBatches("mnist", "is empty")), 3, 1, "mnist"),
+    "at the end": (partial(failing, 0, BadBatches("dtd", "is empty")), 2, 0, "dtd"),
+    "of ours": (partial(failing, 1, OURS), 2, 1, "a fault of ours"),
+    "by all": (differing, 2, 0, "share inputs differently"),
 }
 
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_one_process_reports_an_error_and_all_end(case, tmp_path):
-    work, teller, text = MISTAKES[case]
-    ends = together(work, 3 if case == "between meetings" else 2, tmp_path)
+    work, world, teller, text = MISTAKES[case]
+    ends = together(work, world, tmp_path)
     assert all(text in end["text"] for end in ends)
     assert [rank for rank, end in enumerate(ends) if end["error"] != "RemoteRankError"] == [teller]
 
@@ -81,11 +75,8 @@ def test_killed_process_ends_the_others_with_a_message(tmp_path):
     start = time.monotonic()
     first, second = together(killed, 2, tmp_path)
     assert time.monotonic() - start < 30
-    assert (
-        first["error"] == "RankLostError"
-        and "ended before its time" in first["text"]
-        and second == {}
-    )
+    assert first["error"] == "RankLostError" and second == {}
+    assert "ended before its time" in first["text"]
 
 
 def reporting_late(work, rank, world, port, folder):
@@ -102,13 +93,8 @@ def reporting_late(work, rank, world, port, folder):
         os._exit(0)
 
 
-def test_no_process_ends_before_the_failed_one_has_reported(
-    tmp_path,
-):
-    assert run(reporting_late, partial(failing, RuntimeError("a fault of ours")), 2, tmp_path) == [
-        0,
-        0,
-    ]
+def test_no_process_ends_before_the_failed_one_has_reported(tmp_path):
+    assert run(reporting_late, partial(failing, 1, OURS), 2, tmp_path) == [0, 0]
 
 
 def test_missing_process_times_out(monkeypatch):
@@ -142,30 +128,18 @@ def test_command_line_error_is_printed_once_and_all_exit_with_2(models):  # noqa
 
 def test_torchrun_writes_the_folder_of_one_process(models, capsys):  # noqa: F811
     """Two processes of torchrun's, as a user starts them."""
-    program = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "featcal",
-    ]
-    done = subprocess.run(
-        [*program, *CALIBRATE], cwd=models, capture_output=True, text=True, timeout=120, check=False
-    )
+    program = "-m torch.distributed.run --standalone --nproc-per-node 2 -m featcal".split()
+    command, how = [sys.executable, *program, *CALIBRATE], {"timeout": 240, "check": False}
+    done = subprocess.run(command, cwd=models, capture_output=True, text=True, **how)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("calibrated model: new") == 1 and done.stderr.count("vision.01") == 1
     assert cli.main([*CALIBRATE[:-1], "alone"]) == 0
     assert tree(models / "new").keys() == tree(models / "alone").keys()
-    several, one = (load_file(models / name / "model.safetensors") for name in ("new", "alone"))
-    assert (
-        max(float((several[name] - one[name]).abs().max()) for name in one) < 1e-6
-    )  # float32 models
-    first, second = (
-        json.loads((models / name / "featcal.json").read_text()) for name in ("new", "alone")
-    )
+    folders = models / "new", models / "alone"
+    several, one = (load_file(folder / "model.safetensors") for folder in folders)
+    for name in one:  # float32 models
+        torch.testing.assert_close(several[name], one[name], rtol=0, atol=1e-6)
+    first, second = (json.loads((folder / "featcal.json").read_text()) for folder in folders)
     assert first["settings"] == second["settings"]
     assert_same_records(first["blocks"], second["blocks"])
 

@@ -11,9 +11,11 @@ import torch
 import transformers as tf
 from families import FAMILIES, experiment
 from language import WORDS, jsonl
+from test_save import sentence_folder
 from tiny import TEXT, make, shifted
 
 import featcal
+from featcal.calibration.choose import relational_divergence
 from featcal.cli import main as cli
 from featcal.data.batches import Draw, drawn
 from featcal.data.places import Location
@@ -73,6 +75,20 @@ def test_paired_errors_are_those_of_the_differences_between_samples():
     assert difference.mean == pytest.approx(np.mean(drifts), rel=1e-6)
     error = np.std(drifts, ddof=1) / np.sqrt(len(drifts))
     assert difference.error == pytest.approx(error, rel=1e-6)
+
+
+def test_relations_are_between_the_vectors_that_sentence_transformers_makes(tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    texts, vectors = ["the cat sat far away", "a dog", "red the end of it", "no", "ships"], []
+    for seed, name in enumerate("ab"):
+        language.folder(tmp_path / name, "bert", seed)
+        sentence_folder(tmp_path / name, {"pooling_mode": "max"})
+        encoder = library.SentenceTransformer(str(tmp_path / name), device="cpu")
+        vectors.append(encoder.encode(texts, convert_to_tensor=True))
+    batch = dict(language.tokenizer()(texts, padding=True, return_tensors="pt"))
+    experts = {"b": tmp_path / "b"}
+    [one] = featcal.compare({"a": tmp_path / "a"}, experts, {"b": [batch]})
+    assert one.relations == pytest.approx(float(relational_divergence(*vectors).mean()), rel=1e-3)
 
 
 def test_the_command_prints_what_python_returns(tmp_path, monkeypatch, capsys):

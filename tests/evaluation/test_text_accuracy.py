@@ -55,9 +55,8 @@ def test_language_models_answer_with_the_likeliest_label(kind, rows, tmp_path, c
     def log_likelihoods(text):
         scores = {}
         for label in NAMES:
-            ids = torch.tensor(
-                [tokenize((text if kind == "llama" else "") + space + label).input_ids]
-            )
+            before = text if kind == "llama" else ""
+            ids = torch.tensor([tokenize(before + space + label).input_ids])
             labels = ids.clone()
             if kind == "llama":
                 labels[:, : len(text)] = -100  # a token is a byte

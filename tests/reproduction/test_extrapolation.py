@@ -7,7 +7,6 @@ import tiny
 import torch
 
 import featcal
-from featcal.calibration.calibrate import student_copy
 from featcal.calibration.features import Spool
 from featcal.calibration.models import open_models
 from featcal.calibration.sweep import Student
@@ -29,7 +28,7 @@ def solved(tmp_path_factory):
         opened.enter_context(models.evaluated())
         opened.enter_context(torch.no_grad())
         spool = opened.enter_context(Spool(0, 2**30, tmp_path_factory.mktemp("spool")))
-        students = [Student(student_copy(models, given["merged"]), SETTINGS) for _ in VARIANTS]
+        students = [Student(models.student_copy(), SETTINGS) for _ in VARIANTS]
         shares = calibrate_by_spectrum(models, students, VARIANTS, given["batches"], spool)
     found = {name: one.handle.module for name, one in zip(VARIANTS, students, strict=True)}
     return found, given, shares

@@ -13,7 +13,7 @@ from sentences import encoder, task
 
 from featcal.data.images import ImageSet, Preprocess
 from featcal.errors import BadFile, HubUnreachable, MissingPath, UnknownKey
-from featcal.evaluation.zero_shot import unit_features
+from featcal.evaluation.zero_shot import projected_features, unit_length
 from featcal.models.load import load_model
 from reproduction.prepare.damage import (
     DAMAGES,
@@ -135,6 +135,6 @@ def test_features_of_the_real_encoder_are_those_of_sentence_transformers():
     theirs = library.SentenceTransformer(str(folder), device="cpu")
     theirs.max_seq_length = TOKENS
     batch = sentences.batch(range(0, 300, 10))
-    ours = unit_features(load_model(folder), None, batch)
+    ours = unit_length(projected_features(load_model(folder), None, batch))
     wanted = theirs.encode([sentences.texts[i] for i in range(0, 300, 10)], convert_to_tensor=True)
     assert (ours - wanted).abs().max() < 1e-6
