@@ -29,6 +29,9 @@ Site = tuple[str, ...]  # names of the linears within their block, in the block'
 
 # take C against the expert's output where a site puts out less than this share of what it takes in
 FOLDED_SHARE = 0.5
+# with fewer tokens of a task than this many times d, products with each token cost less than
+# float64 products with the sums
+FEW_TOKENS = 2
 PAPER = Calibration()
 
 
@@ -54,6 +57,7 @@ class BlockSpec:
 class BlockMoments:
     """Moments of one task in one block: of all samples, or of both halves if λ is chosen by them."""
 
+    tokens: int  # of the task, without padding
     sites: dict[Site, list[Moments]] = field(default_factory=dict)
     norms: dict[str, list[NormMoments]] = field(default_factory=dict)
     expert_tokens: Counter[str] = field(default_factory=Counter)  # of a mixture, without padding
@@ -85,7 +89,7 @@ def observe(
         teacher's features move on.
     Raises: BadCapture for an input that cannot be trusted.
     """
-    moments, before = {number: BlockMoments() for number in specs}, 0
+    moments, before = {number: BlockMoments(features.tokens) for number in specs}, 0
     leader = next(iter(specs))
     spec = replace(  # what the teacher is asked for
         max(specs.values(), key=lambda one: len(one.writers)),
@@ -188,7 +192,8 @@ def add_batch(
     for site, w in sites.items():
         name = site[0]
         ws = [w] if len(parts) == 1 else [weigh(name, x_cal[name]) for weigh in parts]
-        add_site(moments, site, teacher, x_cal[name], x_exp[name], y_exp, gaps, ws)
+        alpha = spec.settings.interpolation
+        add_site(moments, site, teacher, x_cal[name], x_exp[name], y_exp, gaps, ws, alpha)
     for name in spec.norms:
         x = x_cal[name]
         if name not in moments.norms:
@@ -245,6 +250,7 @@ def add_site(
     y_exp: Mapping[str, Tensor],
     gaps: Mapping[str, Tensor],
     ws: Sequence[Tensor],
+    alpha: float,
 ) -> None:
     """Add one batch to the moments of a site.
 
@@ -253,30 +259,34 @@ def add_site(
         y_exp: captured outputs (..., o) of the teacher's linears.
         gaps: β (r_exp − r_cal), (..., o), of linears that write into the residual stream.
         ws: token weights (...) of every part of the samples.
+        alpha: α.
     """
     linears = [teacher.get_submodule(name) for name in site]
     widths = [len(weight_of(linear)) for linear in linears]
     x_cal, x_exp = x_cal.flatten(0, -2), x_exp.flatten(0, -2)  # (n, d), (n, d)
     (d, o), has_gap = (x_cal.shape[1], sum(widths)), any(name in gaps for name in site)
     if site not in moments.sites:
-        folded = has_gap or o < FOLDED_SHARE * d
-        shape = d, o if folded else None, x_cal.device, has_gap
+        blended = o <= d and moments.tokens < FEW_TOKENS * d
+        folded = blended or has_gap or o < FOLDED_SHARE * d
+        shape = d, o if folded else None, x_cal.device, has_gap, blended
         moments.sites[site] = [Moments.zero(*shape) for _ in ws]
-    y = gap = None
-    if moments.sites[site][0].folded:
-        if all(name in y_exp for name in site):
-            parts = [y_exp[name].flatten(0, -2) for name in site]
-            y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # (n, o)
-        else:
-            W, b = side_by_side(linears)
-            y = product(x_exp, W.T)  # (n, o)
-            y = y + b.to(y.dtype)
-        if has_gap:
-            parts = [
-                gaps[name].flatten(0, -2) if name in gaps else y.new_zeros(len(y), width)
-                for name, width in zip(site, widths, strict=True)
-            ]
-            gap = torch.cat(parts, dim=1)  # (n, o)
+    like, y, gap = moments.sites[site][0], None, None
+    if like.blended:
+        y = product(wide(x_cal).lerp(wide(x_exp), alpha), side_by_side(linears)[0].T)  # (n, o)
+    elif like.folded and all(name in y_exp for name in site):
+        parts = [y_exp[name].flatten(0, -2) for name in site]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # (n, o)
+    elif like.folded:
+        W, b = side_by_side(linears)
+        y = product(x_exp, W.T)  # (n, o)
+        y = y + b.to(y.dtype)
+    if y is not None and has_gap:
+        parts = [
+            gaps[name].flatten(0, -2) if name in gaps else y.new_zeros(len(y), width)
+            for name, width in zip(site, widths, strict=True)
+        ]
+        gap = torch.cat(parts, dim=1)  # (n, o)
+        y = y + (alpha * gap if like.blended else gap)
     for sums, w in zip(moments.sites[site], ws, strict=True):
         sums.add(x_cal, x_exp, w.flatten(), y, gap)
 

@@ -45,18 +45,19 @@ def mirror(G: Tensor) -> Tensor:
 class Moments:
     """Sums over the tokens of one task at one site (Eqs. 13 and 52, before the division by n).
 
-    If `folded`, C is taken against the expert's output instead of its input. That is cheaper where
-    o is much smaller than d, as in the last linear of an MLP, and exact, because Eq. 17 needs C
-    only as C Wᵀ = Σ w x_cal (W x_exp + b)ᵀ − Σ w x_cal bᵀ.
+    Eq. 17 needs C only as C Wᵀ. If `folded`, C is therefore taken against outputs instead of
+    inputs: against W x_exp + b, which costs less where o is much smaller than d, or if `blended`
+    against W (α x_exp + (1−α) x_cal), which costs less where there are few tokens.
     """
 
     G: Tensor  # (d, d)  Σ w x_cal x_calᵀ, complete after `mirror`
-    C: Tensor  # (d, d)  Σ w x_cal x_expᵀ;  folded: (d, o)  Σ w x_cal (W x_exp + b)ᵀ
+    C: Tensor  # (d, d)  Σ w x_cal x_expᵀ;  folded: (d, o)  Σ w x_cal yᵀ
     cal: Tensor  # (d,)  Σ w x_cal
     exp: Tensor  # (d,)  Σ w x_exp
     weight: Tensor  # ()  Σ w: the paper's n
     folded: bool = False
-    residual_gap: Tensor | None = None  # (o,)  Σ w β (r_exp − r_cal), part of a folded target
+    blended: bool = False
+    residual_gap: Tensor | None = None  # (o,)  Σ w β (r_exp − r_cal)
 
     @classmethod
     def zero(
@@ -65,6 +66,7 @@ class Moments:
         o: int | None = None,
         device: torch.device | str = "cpu",
         with_residual_gap: bool = False,
+        blended: bool = False,
     ) -> "Moments":
         """Return the moments of no tokens, folded if `o` is given."""
 
@@ -73,14 +75,14 @@ class Moments:
 
         residual_gap = zeros(o) if with_residual_gap and o is not None else None
         sums = zeros(d, d), zeros(d, d if o is None else o), zeros(d), zeros(d), zeros()
-        return cls(*sums, folded=o is not None, residual_gap=residual_gap)
+        return cls(*sums, o is not None, blended, residual_gap)
 
     def add(
         self,
         x_cal: Tensor,
         x_exp: Tensor,
         w: Tensor,
-        y_exp: Tensor | None = None,
+        y: Tensor | None = None,
         residual_gap: Tensor | None = None,
     ) -> None:
         """Add n tokens: products in the data's precision, at least float32; sums in float64.
@@ -88,12 +90,12 @@ class Moments:
         Args:
             x_cal, x_exp: inputs of student and expert (n, d).
             w: token weights (n,), at least 0.
-            y_exp: only for folded moments: the expert's W x_exp + b, (n, o).
-            residual_gap: only for folded moments: β (r_exp − r_cal), (n, o), added to y_exp.
+            y: only for folded moments: what C is taken against, (n, o).
+            residual_gap: only for folded moments: β (r_exp − r_cal), (n, o), which is part of y,
+                times α if blended.
         """
-        target = x_exp if y_exp is None else y_exp  # (n, d) or (n, o)
+        target = x_exp if y is None else y  # (n, d) or (n, o)
         if residual_gap is not None and self.residual_gap is not None:
-            target = target + residual_gap
             self.residual_gap += w @ residual_gap
         kept = w != 0
         if not kept.all():

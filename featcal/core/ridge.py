@@ -90,15 +90,16 @@ def task_system(
         return RidgeSystem.zero(W.shape[1], W.shape[0], W.device)
     mu_cal = moments.cal / n  # (d,)  Eq. 52
     mu_tgt = alpha * moments.exp / n + (1 - alpha) * mu_cal  # (d,)
-    G = mirror(moments.G).div_(n)  # (d, d)  Eq. 13
+    G = mirror(moments.G)
     if omega is None:
-        omega = (
-            1 / G.norm().clamp_min(EPS) if task_weights == "gram" else torch.ones_like(n)
-        )  # Eq. 14
+        gram = task_weights == "gram"
+        omega = 1 / (G.norm() / n).clamp_min(EPS) if gram else torch.ones_like(n)  # Eq. 14
     share = moments.weight / n  # (), 1 for the whole
+    G *= omega / n  # (d, d)  ωG, Eq. 13
     C = moments.C.mul_(omega / n)  # (d, d), folded (d, o)  ωC
-    G *= omega  # ωG
-    if moments.folded:
+    if moments.blended:
+        target = C
+    elif moments.folded:
         C.addr_(omega * mu_cal, b, alpha=-1)  # ωC Wᵀ
         target = C.mul_(alpha).addmm_(G, W.T, alpha=1 - alpha)  # (d, o)
     else:
@@ -168,15 +169,14 @@ def solve_ridge(
     """Solve for the weight nearest the experts' outputs, pulled to the anchor, then for the bias
     (Eqs. 17 and 55).
 
-    Eq. 17 is W (Σ ωG + λI) = Σ ω W C + λA. Subtracting A (Σ ωG + λI) from both sides, it is solved
-    for the step away from the anchor, (W − A)(Σ ωG + λI) = Σ ω W C − A Σ ωG, which is exactly zero
-    without data; Eq. 55 likewise. One Cholesky factorisation in float64. Each ωG has unit Frobenius
-    norm, so the condition number is at most (T + λ)/λ for T tasks: 161 for CLIP (λ = 0.05, T = 8),
-    8e5 for T5 (λ = 1e-5). The paper's stabiliser εI is left out: in float64 λ > 0 is enough, and at
-    λ = 0.05 εI would change the weight by 2e-7, relative.
+    Eq. 17 is W (Σ ωG + λI) = Σ ω W C + λA: one Cholesky factorisation in float64. Each ωG has unit
+    Frobenius norm, so the condition number is at most (T + λ)/λ for T tasks: 161 for CLIP
+    (λ = 0.05, T = 8), 8e5 for T5 (λ = 1e-5). The paper's stabiliser εI is left out: in float64
+    λ > 0 is enough, and at λ = 0.05 εI would change the weight by 2e-7, relative. Without data the
+    anchor is returned as it is.
 
     Args:
-        system: summed over tasks, consumed: its left becomes the factor, its right the step.
+        system: summed over tasks, consumed: its left becomes the factor, its right the weight.
         A, a: anchors (o, d) and (o,), Eqs. 11 and 51.
         ridge: λ > 0.
         site: its name in the error.
@@ -188,18 +188,20 @@ def solve_ridge(
         SingularGram: the left side has no Cholesky factor.
     """
     A, a = A.to(SUM_DTYPE), a.to(SUM_DTYPE)
-    step = system.right.addmm_(system.left, A.T, alpha=-1)  # (d, o)  Σ ω C Wᵀ − Σ ωG Aᵀ
-    system.left.diagonal().add_(ridge)  # (d, d)  Σ ωG + λI
+    diagonal = system.left.diagonal()
+    if not diagonal.any():
+        return Solution(A.contiguous(), a, 1.0)
+    diagonal += ridge  # Σ ωG + λI
+    weight = system.right.add_(A.T, alpha=ridge)  # (d, o)  Σ ω C Wᵀ + λAᵀ
     factor = cholesky(system.left)
     if factor is None:
         raise SingularGram(site, ridge, len(system.left))
-    for L, upper in ((factor, False), (factor.mT, True)):  # L Lᵀ step = right side
-        torch.linalg.solve_triangular(L, step, upper=upper, out=step)
+    for L, upper in ((factor, False), (factor.mT, True)):  # L Lᵀ Wᵀ = right side
+        torch.linalg.solve_triangular(L, weight, upper=upper, out=weight)
     # column-major memory would reach other processes transposed, as gloo copies it raw
-    W = (A + step.T).contiguous()  # (o, d)
+    W = weight.T.contiguous()  # (o, d)
     b = a + (system.y - W @ system.x - system.scale * a) / (system.scale + ridge)  # (o,)
-    diagonal = factor.diagonal()
-    return Solution(W, b, float((diagonal.max() / diagonal.min()) ** 2))
+    return Solution(W, b, float((factor.diagonal().max() / factor.diagonal().min()) ** 2))
 
 
 def cholesky(left: Tensor) -> Tensor | None:

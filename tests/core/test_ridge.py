@@ -40,10 +40,12 @@ def moments(x_cal, x_exp, w, y_exp=None, batches=1):
     return m
 
 
-def system(tasks, alpha=ALPHA, task_weights="gram", folded=False):
+def system(tasks, alpha=ALPHA, task_weights="gram", target="input"):
     total = RidgeSystem.zero(*reversed(tasks[0][3].shape))
     for x, y, w, W, b in tasks:
-        m = moments(x, y, w, F.linear(y, W, b) if folded else None)
+        outputs = {"input": None, "output": F.linear(y, W, b), "blend": torch.lerp(x, y, alpha) @ W.T}
+        m = moments(x, y, w, outputs[target])
+        m.blended = target == "blend"
         total += task_system(m, W, b, alpha, task_weights)
     return total
 
@@ -68,12 +70,12 @@ def tall(tasks, A, a, alpha=ALPHA, ridge=RIDGE, uniform=False):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("target", ["input", "output", "blend"])
 @pytest.mark.parametrize("task_weights", ["gram", "uniform"])
-def test_weight_and_bias_equal_tall_least_squares(count, folded, task_weights):
+def test_weight_and_bias_equal_tall_least_squares(count, target, task_weights):
     tasks = [task(seed) for seed in range(count)]
     _, _, _, A, a = task(99)
-    solution = solve_ridge(system(tasks, task_weights=task_weights, folded=folded), A, a, RIDGE)
+    solution = solve_ridge(system(tasks, task_weights=task_weights, target=target), A, a, RIDGE)
     W, b = tall(tasks, A, a, uniform=task_weights == "uniform")
     np.testing.assert_allclose(solution.weight, W, **CLOSE)
     np.testing.assert_allclose(solution.bias, b, **CLOSE)
@@ -190,7 +192,7 @@ def test_target_with_the_residual_gap_worked_by_hand():
     x, zero = float64([1, 0], [0, 1]), float64(0, 0)
     m = Moments.zero(2, 2, with_residual_gap=True)
     gap = float64([0, 4], [0, 0])  # of the first of two tokens, in the second output
-    m.add(x, 2 * x, float64(1, 1), 2 * x, gap)
+    m.add(x, 2 * x, float64(1, 1), 2 * x + gap, gap)
     solution = solve_ridge(task_system(m, x, zero, 0.5, "uniform"), 0 * x, zero, 0.5)
     torch.testing.assert_close(solution.weight, float64([0.75, 0], [1, 0.75]))
     # target means (0.75, 0.75) + (0, 1) minus the weight's (0.375, 0.875), over 1 + λ
