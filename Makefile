@@ -32,7 +32,7 @@ export DVC_NO_ANALYTICS = 1
 unexport JUPYTER_PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup locked project repro real studies test processors book pretrain verify rehearsal accept citation clean
+.PHONY: help setup locked project repro real studies test bench processors book pretrain verify rehearsal accept citation clean
 
 help:
 	@awk -F ' *## *' '/^[a-z]+:.*## / {sub(/:.*/, "", $$1); printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ book: project  ## build the book from the results in git, computing no model
 test: project  ## run the tests, and execute the pages of the book and compare them with git
 	@bash scripts/system_packages.sh
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(PARTS:%=run/%) run/pages
+
+bench: project  ## time a calibration against the method's published form (15 minutes; end other work first)
+	$(BIN)/python -m benchmarks.speed
 
 # A part that fails makes the target fail.
 RUN = MAKEFLAGS= bash scripts/test_part.sh

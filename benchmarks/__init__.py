@@ -1,5 +1,3 @@
-"""Benchmarks, each against the plain version in the same run. The import makes transformers
-importable with a CPU torch.
-"""
+"""Benchmarks. The import makes transformers importable with a CPU torch."""
 
 import featcal  # noqa: F401

@@ -12,7 +12,9 @@ time says something only on a machine that does nothing else meanwhile, and is l
 """
 
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,16 +28,24 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.block import SETTINGS
-from benchmarks.calibrate import ROOT, write_folders
-from benchmarks.measure import arguments, images, machine, memory
-from benchmarks.scaling import exponent
+from benchmarks.measure import (
+    ROOT,
+    SETTINGS,
+    arguments,
+    averaged,
+    images,
+    machine,
+    memory,
+    moved,
+    tower,
+)
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli.calibrate import return_large_blocks
 from featcal.cli.plan import meta_batch
 from featcal.files import write_json
 from featcal.models.families import plan_for
+from featcal.models.save import save_model
 from featcal.models.stored import skeleton
 
 SIZES = {
@@ -48,7 +58,7 @@ BASE = {"tasks": 2, "samples": 16, "layers": 2, "width": 768, "batch": 16}  # wh
 
 
 def batches(task: int, args: Namespace) -> Iterator[dict[str, torch.Tensor]]:
-    """Pictures of one task, each batch made when it is asked for."""
+    """Yield pictures of one task, each batch made when it is asked for."""
     for start in range(0, args.samples, args.batch):
         yield {"pixel_values": images(1000 * task + start, min(args.batch, args.samples - start))}
 
@@ -80,8 +90,12 @@ def planned(args: Namespace, root: Path) -> dict[str, int]:
 
 
 def measured(args: Namespace, root: Path) -> dict[str, Any]:
-    """Both of one size, the calibration in a process of its own."""
-    write_folders(args, root)
+    """Return both of one size, the calibration in a process of its own."""
+    base = tower(args.width, args.layers)
+    experts = {f"task{t}": moved(base, 1 + t, 0.002) for t in range(args.tasks)}
+    models = {"merged": averaged(list(experts.values())), "base": base, **experts}
+    for name, model in models.items():
+        save_model(model, root / name)
     options = [f"--{key}={getattr(args, key)}" for key in (*BASE, "threads", "clock")]
     command = [sys.executable, "-m", "benchmarks.growth", *options, f"--root={root}"]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
@@ -89,12 +103,12 @@ def measured(args: Namespace, root: Path) -> dict[str, Any]:
 
 
 def exponents(points: list[dict[str, Any]]) -> dict[str, float]:
-    """Slopes on log-log axes of what was taken."""
-    sizes = [point["size"] for point in points]
-    return {
-        measure: round(exponent(sizes, [point["took"][measure] for point in points]), 3)
-        for measure in points[0]["took"]
-    }
+    """Return the slopes of log(taken) over log(size) by least squares."""
+    sizes, slopes = [math.log(point["size"]) for point in points], {}
+    for measure in points[0]["took"]:
+        taken = [math.log(point["took"][measure]) for point in points]
+        slopes[measure] = round(statistics.linear_regression(sizes, taken).slope, 3)
+    return slopes
 
 
 def main() -> None:

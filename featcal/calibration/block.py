@@ -4,7 +4,6 @@ A system holds the normal equations of one site or of one norm, summed over task
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from math import inf
 
 from torch import Tensor, nn
@@ -81,14 +80,10 @@ def calibrate_block(
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]
     tracks = next(iter(features.values())).students
-    parts_of: list[list[BlockSpec]] = []
-    known: dict[
-        tuple[bool, float], list[BlockSpec]
-    ] = {}  # students of equal order have equal parts
-    for (block, spec), track, in_parts in zip(students, tracks, by_site, strict=True):
-        key = in_parts, spec.residual
-        known[key] = known.get(key) or block_parts(block, track[0], spec, in_parts)
-        parts_of.append([replace(part, settings=spec.settings) for part in known[key]])
+    parts_of = [
+        block_parts(block, track[0], spec, in_parts)
+        for (block, spec), track, in_parts in zip(students, tracks, by_site, strict=True)
+    ]
     with ExitStack() as opened:
         prior = any(spec.settings.prior for _, spec in students)
         base = opened.enter_context(models.base.block(path)) if prior else None

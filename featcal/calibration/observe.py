@@ -112,42 +112,26 @@ def observe(
             if x_exp is None:  # experts of a mixture see the tokens of the first student's
                 x_exp = {}
                 if linears or spec.moves_teacher:
+                    given = features.teacher[number], linears, outputs, spec.moves_teacher
                     with following(teacher, student):
-                        x_exp, y_exp, r_exp, teacher_output = capture(
-                            teacher,
-                            spec,
-                            features.teacher[number],
-                            linears,
-                            outputs,
-                            spec.moves_teacher,
-                        )
+                        x_exp, y_exp, r_exp, teacher_output = capture(teacher, spec, *given)
+                    del given
             if set(r_cal) != set(own.writers) or set(r_exp) != set(writers):
-                problem = (
-                    "their outputs are not added to the residual stream in every batch and model"
-                )
-                raise BadCapture(writers, problem)
-            masks = (
-                batch[0],
-                mask,
-                batch[1][0].get(own.encoder_keyword),
-                features.encoder_masks[number],
-            )
-            gaps = {
-                name: own.residual * (wide(r_exp[name]) - wide(r_cal[name])) for name in own.writers
-            }
-            for (
-                name,
-                scale,
-            ) in own.scales.items():  # γ y is added: an output with γ = 0 is never seen
+                problem = "their outputs are not added to the residual stream in every batch"
+                raise BadCapture(writers, f"{problem} and model")
+            gaps = {n: own.residual * (wide(r_exp[n]) - wide(r_cal[n])) for n in own.writers}
+            for name, scale in own.scales.items():  # γ y is added; one with γ = 0 is never seen
                 gaps[name] = torch.where(scale == 0, 0, gaps[name] / wide(scale))
+            encoder = batch[1][0].get(own.encoder_keyword), features.encoder_masks[number]
+            tokens = (batch[0], mask), encoder
             sums = moments[which]
-            add_batch(sums, own, student, teacher, x_cal, x_exp, y_exp, gaps, masks, before)
+            add_batch(sums, own, student, teacher, x_cal, x_exp, y_exp, gaps, tokens, before)
             del x_cal, r_cal, gaps
         before += len(batch[0])
         if spec.moves_teacher:
             features.teacher[number] = teacher_output
         # free the largest tensors of a batch before the next batch brings its own
-        del x_exp, y_exp, r_exp, teacher_output, batch, masks
+        del x_exp, y_exp, r_exp, teacher_output, batch, tokens
     return moments
 
 
@@ -160,31 +144,24 @@ def add_batch(
     x_exp: Mapping[str, Tensor],
     y_exp: Mapping[str, Tensor],
     gaps: Mapping[str, Tensor],
-    masks: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
+    tokens: tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]],
     before: int,
 ) -> None:
     """Add one batch to the moments of every site and norm of one student.
 
-    masks: hidden states and mask of the block, hidden states and mask of the encoder.
+    tokens: hidden states and mask of the block, and of the encoder.
     before: number of samples in earlier batches; samples alternate between the halves.
     """
-    hidden, mask, encoder, encoder_mask = masks
+    (hidden, mask), _ = tokens
     expert_rows = routed(student)
-    whole = partial(row_weights, spec, (hidden, mask), (encoder, encoder_mask), expert_rows)
+    whole = partial(row_weights, spec, tokens, expert_rows)
     parts = [whole]
     if spec.settings.ridge == "auto":
+        number = torch.arange(before, before + len(hidden), device=hidden.device)[:, None]
         parts = []
-        for half in (0, 1):
-            rows = (torch.arange(before, before + len(hidden), device=hidden.device) % 2 == half)[
-                :, None
-            ]
-            own = rows.expand(hidden.shape[:2]) if mask is None else rows * mask
-            theirs = None
-            if encoder is not None:
-                theirs = (
-                    rows.expand(encoder.shape[:2]) if encoder_mask is None else rows * encoder_mask
-                )
-            parts.append(partial(row_weights, spec, (hidden, own), (encoder, theirs), expert_rows))
+        for rows in (number % 2 == 0, number % 2 == 1):  # (batch, 1)
+            masked = tuple((x, rows if own is None else rows * own) for x, own in tokens)
+            parts.append(partial(row_weights, spec, masked, expert_rows))
     sites = shared_sites(x_cal, spec.linears, whole)
     if moments.sites and moments.sites.keys() != sites.keys():
         problem = "its linears share inputs differently from one batch to the next"
@@ -252,14 +229,10 @@ def add_site(
     ws: Sequence[Tensor],
     alpha: float,
 ) -> None:
-    """Add one batch to the moments of a site.
+    """Add one batch to the moments of a site, with token weights (...) of each part of the samples.
 
-    Args:
-        x_cal, x_exp: inputs (..., d) of the site in the student and the teacher.
-        y_exp: captured outputs (..., o) of the teacher's linears.
-        gaps: β (r_exp − r_cal), (..., o), of linears that write into the residual stream.
-        ws: token weights (...) of every part of the samples.
-        alpha: α.
+    y_exp: captured outputs (..., o) of the teacher's linears.
+    gaps: β (r_exp − r_cal), (..., o), of linears that write into the residual stream.
     """
     linears = [teacher.get_submodule(name) for name in site]
     widths = [len(weight_of(linear)) for linear in linears]
@@ -268,7 +241,7 @@ def add_site(
     if site not in moments.sites:
         blended = o <= d and moments.tokens < FEW_TOKENS * d
         folded = blended or has_gap or o < FOLDED_SHARE * d
-        shape = d, o if folded else None, x_cal.device, has_gap, blended
+        shape = d, o if folded else None, x_cal.device, blended
         moments.sites[site] = [Moments.zero(*shape) for _ in ws]
     like, y, gap = moments.sites[site][0], None, None
     if like.blended:
@@ -293,20 +266,18 @@ def add_site(
 
 def row_weights(
     spec: BlockSpec,
-    own: tuple[Tensor, Tensor | None],
-    encoder: tuple[Tensor | None, Tensor | None],
+    tokens: tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]],
     expert_rows: Mapping[str, Tensor],
     name: str,
     x: Tensor,
 ) -> Tensor:
     """Return the token weights of one module's input x (..., d), shaped x.shape[:-1].
 
-    Most inputs are (batch, tokens, d) like the block's own. Some modules read flattened rows (n,
-    d), norms in attention read one row per head, and keys and values of cross-attention read the
-    encoder's tokens; `own` and `encoder` are hidden states with their masks. Raises: BadCapture
-    where the rows are not the tokens of the batch.
+    Some modules read flattened rows (n, d), norms in attention read one row per head, and keys and
+    values of cross-attention read the encoder's tokens. Raises: BadCapture where the rows are not
+    the tokens of the batch.
     """
-    hidden, mask = own
+    (hidden, mask), encoder = tokens
     if encoder[0] is not None and same_memory(x, encoder[0]):
         hidden, mask = encoder
     batch, count = hidden.shape[:2]
@@ -381,17 +352,14 @@ def block_parts(
         return [spec]
     with module_inputs(student, spec.linears + spec.norms) as inputs:
         step(student, spec.stack, hidden, arguments)
-    groups: list[list[str]] = []
-    for name, x in inputs.items():
-        for group in groups:
-            linears_only = name in spec.linears and group[0] in spec.linears
-            if linears_only and same_memory(x, inputs[group[0]]):
-                group.append(name)
-                break
-        else:
-            groups.append([name])
+    order, one = list(inputs), torch.ones(())
+    groups = [
+        *shared_sites(inputs, spec.linears, lambda *_: one),
+        *((name,) for name in spec.norms),
+    ]
+    groups.sort(key=lambda group: min(map(order.index, group)))
 
-    def among(names: Collection[str], group: list[str]) -> tuple[str, ...]:
+    def among(names: Collection[str], group: Site) -> Site:
         return tuple(name for name in names if name in group)
 
     with_linears = [n for n, group in enumerate(groups) if group[0] in spec.linears]

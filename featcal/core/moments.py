@@ -55,9 +55,9 @@ class Moments:
     cal: Tensor  # (d,)  Σ w x_cal
     exp: Tensor  # (d,)  Σ w x_exp
     weight: Tensor  # ()  Σ w: the paper's n
+    gap: Tensor  # (o,)  Σ w β (r_exp − r_cal)
     folded: bool = False
     blended: bool = False
-    residual_gap: Tensor | None = None  # (o,)  Σ w β (r_exp − r_cal)
 
     @classmethod
     def zero(
@@ -65,7 +65,6 @@ class Moments:
         d: int,
         o: int | None = None,
         device: torch.device | str = "cpu",
-        with_residual_gap: bool = False,
         blended: bool = False,
     ) -> "Moments":
         """Return the moments of no tokens, folded if `o` is given."""
@@ -73,9 +72,8 @@ class Moments:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=SUM_DTYPE, device=device)
 
-        residual_gap = zeros(o) if with_residual_gap and o is not None else None
-        sums = zeros(d, d), zeros(d, d if o is None else o), zeros(d), zeros(d), zeros()
-        return cls(*sums, o is not None, blended, residual_gap)
+        sums = zeros(d, d), zeros(d, o or d), zeros(d), zeros(d), zeros(), zeros(o or d)
+        return cls(*sums, o is not None, blended)
 
     def add(
         self,
@@ -83,7 +81,7 @@ class Moments:
         x_exp: Tensor,
         w: Tensor,
         y: Tensor | None = None,
-        residual_gap: Tensor | None = None,
+        gap: Tensor | None = None,
     ) -> None:
         """Add n tokens: products in the data's precision, at least float32; sums in float64.
 
@@ -91,12 +89,11 @@ class Moments:
             x_cal, x_exp: inputs of student and expert (n, d).
             w: token weights (n,), at least 0.
             y: only for folded moments: what C is taken against, (n, o).
-            residual_gap: only for folded moments: β (r_exp − r_cal), (n, o), which is part of y,
-                times α if blended.
+            gap: β (r_exp − r_cal), (n, o), which is part of y, times α if blended.
         """
         target = x_exp if y is None else y  # (n, d) or (n, o)
-        if residual_gap is not None and self.residual_gap is not None:
-            self.residual_gap += w @ residual_gap
+        if gap is not None:
+            self.gap += w @ gap
         kept = w != 0
         if not kept.all():
             x_cal, x_exp, target, w = x_cal[kept], x_exp[kept], target[kept], w[kept]

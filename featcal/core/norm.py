@@ -66,8 +66,7 @@ def norm_system(
         gain, shift: γ and β (d,) of its expert; shift is None for RMSNorm.
         whole: n of the task, where `moments` are of a part of its samples.
 
-    Returns:
-        The task's system, zero if the task has no tokens.
+    Returns: the task's system, zero if the task has no tokens.
     """
     n = moments.weight if whole is None else whole
     if n == 0:
@@ -91,8 +90,7 @@ def solve_norm(
         gain, shift: anchors (d,); shift is None for RMSNorm.
         ridge: λ > 0.
 
-    Returns:
-        γ* (d,) and β* (d,) or None, float64.
+    Returns: γ* (d,) and β* (d,) or None, float64.
     """
     gain = gain.to(SUM_DTYPE)
     a11, a12, a22 = system.zz + ridge, system.z, system.tasks + ridge  # Eq. 58

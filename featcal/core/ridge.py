@@ -81,8 +81,7 @@ def task_system(
             `eliminate_bias`.
         whole: n and ω of the task, where `moments` are of a part of its samples.
 
-    Returns:
-        The task's system, zero if the task has no tokens.
+    Returns: the task's system, zero if the task has no tokens.
     """
     W, b = W.to(SUM_DTYPE), b.to(SUM_DTYPE)
     n, omega = whole or (moments.weight, None)
@@ -105,8 +104,8 @@ def task_system(
     else:
         target = C.mul_(alpha).add_(G, alpha=1 - alpha) @ W.T  # (d, o)
     y = W @ mu_tgt + share * b  # (o,)
-    if moments.residual_gap is not None:
-        y += alpha * moments.residual_gap / n
+    if moments.folded:
+        y += alpha * moments.gap / n
     if affine == "joint":
         target.addr_(omega * mu_cal, b)
     return RidgeSystem(G, target, omega * mu_cal, omega * y, share * omega)
@@ -131,11 +130,8 @@ def prior_system(W: Tensor, W_base: Tensor, kappa: float) -> RidgeSystem:
     span of the task vectors: closed-form WUDI (Cheng et al., 2025). Linears that share their input
     are stacked, as WUDI's official code does with q, k and v.
 
-    Args:
-        W, W_base: weights (o, d) of the expert and the base.
-
-    Returns:
-        The share, to be added to the task's system; zeros if the expert equals the base.
+    Weights W, W_base of the expert and the base are (o, d). Returns: the share, to be added to the
+    task's system; zeros if the expert equals the base.
     """
     W, tau = W.to(SUM_DTYPE), W.to(SUM_DTYPE) - W_base.to(SUM_DTYPE)
     share = RidgeSystem.zero(W.shape[1], len(W), W.device)
@@ -151,11 +147,8 @@ def eliminate_bias(system: RidgeSystem, a: Tensor, ridge: float) -> RidgeSystem:
 
     With x̄ = Σ ωμ, ȳ, s = Σ ω, the bias at its minimum is b = (ȳ + λa − W x̄)/(s + λ), as in Eq. 55.
     Inserted into the weight's equation W (Σ ωG + λI) + b x̄ᵀ = Σ ω (C Wᵀ + μ bᵀ)ᵀ + λA, it
-    subtracts x̄x̄ᵀ/(s + λ) from the left side: the moments become centred.
-
-    Args:
-        system: sum of shares made with affine "joint", changed in place.
-        a: anchor of the bias (o,).
+    subtracts x̄x̄ᵀ/(s + λ) from the left side: the moments become centred. The system, a sum of
+    shares made with affine "joint", is changed in place; a (o,) is the anchor of the bias.
     """
     total = system.scale + ridge
     system.left.addr_(system.x, system.x / total, alpha=-1)
@@ -167,13 +160,12 @@ def solve_ridge(
     system: RidgeSystem, A: Tensor, a: Tensor, ridge: float, *, site: str = "linear"
 ) -> Solution:
     """Solve for the weight nearest the experts' outputs, pulled to the anchor, then for the bias
-    (Eqs. 17 and 55).
+    (Eqs. 17 and 55); without data that is the anchor.
 
     Eq. 17 is W (Σ ωG + λI) = Σ ω W C + λA: one Cholesky factorisation in float64. Each ωG has unit
     Frobenius norm, so the condition number is at most (T + λ)/λ for T tasks: 161 for CLIP
     (λ = 0.05, T = 8), 8e5 for T5 (λ = 1e-5). The paper's stabiliser εI is left out: in float64
-    λ > 0 is enough, and at λ = 0.05 εI would change the weight by 2e-7, relative. Without data the
-    anchor is returned as it is.
+    λ > 0 is enough, and at λ = 0.05 εI would change the weight by 2e-7, relative.
 
     Args:
         system: summed over tasks, consumed: its left becomes the factor, its right the weight.
@@ -181,11 +173,8 @@ def solve_ridge(
         ridge: λ > 0.
         site: its name in the error.
 
-    Returns:
-        Weight (o, d) and bias (o,), float64, contiguous.
-
-    Raises:
-        SingularGram: the left side has no Cholesky factor.
+    Returns: weight (o, d) and bias (o,), float64, contiguous.
+    Raises: SingularGram if the left side has no Cholesky factor.
     """
     A, a = A.to(SUM_DTYPE), a.to(SUM_DTYPE)
     diagonal = system.left.diagonal()

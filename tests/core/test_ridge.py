@@ -190,7 +190,7 @@ def float64(*rows):
 
 def test_target_with_the_residual_gap_worked_by_hand():
     x, zero = float64([1, 0], [0, 1]), float64(0, 0)
-    m = Moments.zero(2, 2, with_residual_gap=True)
+    m = Moments.zero(2, 2)
     gap = float64([0, 4], [0, 0])  # of the first of two tokens, in the second output
     m.add(x, 2 * x, float64(1, 1), 2 * x + gap, gap)
     solution = solve_ridge(task_system(m, x, zero, 0.5, "uniform"), 0 * x, zero, 0.5)

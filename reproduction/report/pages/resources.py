@@ -1,5 +1,6 @@
 """Time of every kind of stage, growth of a calibration, and choices for language models: the page of cost."""
 
+import csv
 import math
 from collections import Counter
 from html import escape
@@ -20,6 +21,7 @@ VERBS = {
     "ablate": "controls", "evaluate": "scores", "measure": "drift and final features",
 }  # fmt: skip
 GROWTH = Path(__file__).parents[1] / "growth.json"  # written by benchmarks/growth.py
+SPEED = GROWTH.with_name("speed.csv")  # written by benchmarks/speed.py
 KEYS = {"samples": "samples per task", "tasks": "tasks", "layers": "blocks", "width": "features"}
 LOOKS = {"seconds": ("time", "#0072B2", "o-"), "host_bytes": ("memory", "#D55E00", "s--")}
 CHOICES = {("flan_t5_base", "glue"): "smaller T5", ("llama_3b", "mergebench"): "smaller Llama"}
@@ -72,6 +74,28 @@ def by_kind(suite: str) -> PageOutput:
     rows.append(("fc-total", ["all", str(counted.total()), f"{sum(spent.values()) / 60:.0f}"]))
     caption = f"Time of every kind of stage on {' and '.join(map(escape, machines(suite)))}, no GPU"
     return PageOutput(table(["What is made", "Stages", "Minutes"], rows, caption))
+
+
+def speed() -> PageOutput:
+    """List how many times as long as ours the method's published form takes, with the circumstances."""
+    rows = []
+    with SPEED.open(newline="") as file:
+        for row in csv.DictReader(file):
+            spread = f"{row['low']} to {row['high']}" if int(row["pairs"]) > 1 else "one pair"
+            how = [row[key] for key in ("instruction set", "threads", "products", "date", "commit")]
+            name = row["row"].replace("x", "×")
+            rows.append(("", [name, f"{row['ratio']}<small>{spread}</small>", *map(escape, how)]))
+    head = [
+        "Tasks × images",
+        "Published / ours",
+        "Instructions",
+        "Threads",
+        "Products",
+        "Date",
+        "Commit",
+    ]
+    caption = "Time of one calibration of ViT-B/32's shape: the published form's over ours"
+    return PageOutput(table(head, rows, caption))
 
 
 def growth() -> PageOutput:

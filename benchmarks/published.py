@@ -1,14 +1,10 @@
-"""The opponents: the method on CLIP's vision tower, written down as the paper states it and with
-nothing done to make it fast.
+"""The opponent: the method on CLIP's vision tower in its published form (github.com/egangu/featcal),
+batch for batch and product for product.
 
 One Gram matrix per linear, α on every token, d × d cross moments, everything in the models' own
-precision, the sums of all tasks kept until their block is solved, one `linalg.solve` per linear.
+precision, one `linalg.solve` per linear. Features are kept between blocks, in the host's memory,
+and the teacher runs once. After the last block the student does not run again.
 Knows the package's settings and nothing else of it.
-
-The published form of the method (github.com/egangu/featcal) does the same, batch for batch and
-product for product, but for three things, which `published` turns on: features wait in the host's
-memory, the left side has its stabiliser 1e-8, and after the last block the student does not run
-again.
 """
 
 import copy
@@ -31,7 +27,7 @@ LINEARS = (
 )
 NORMS = ("layer_norm1", "layer_norm2")
 BATCH = 16
-STABILISER = 1e-8  # ε of Eq. 14, on the left side of the published form
+STABILISER = 1e-8  # ε of Eq. 14, on the left side
 PATCH_WEIGHT = 0.01  # of a patch token in the last block, except where keys and values read it
 
 Pairs = list[
@@ -47,13 +43,12 @@ def calibrate(
     experts: Mapping[str, nn.Module],
     images: Mapping[str, Tensor],
     s: Calibration,
-    published: bool = False,
 ):
-    """The calibrated copy of the merged model; images (n, 3, height, width) per task."""
-    student, place = copy.deepcopy(merged).eval(), "cpu" if published else merged.device
+    """Return the calibrated copy of the merged model; images (n, 3, height, width) per task."""
+    student = copy.deepcopy(merged).eval()
     hidden = {
         t: [
-            (embedded(student, x).to(place), embedded(experts[t], x).to(place))
+            (embedded(student, x).to("cpu"), embedded(experts[t], x).to("cpu"))
             for x in images[t].split(BATCH)
         ]
         for t in experts
@@ -61,14 +56,12 @@ def calibrate(
     for i, block in enumerate(student.encoder.layers):
         teachers = {t: expert.encoder.layers[i] for t, expert in experts.items()}
         last = i + 1 == len(student.encoder.layers)
-        hidden = calibrate_block(
-            block, base.encoder.layers[i], teachers, hidden, s, last, published
-        )
+        hidden = calibrate_block(block, base.encoder.layers[i], teachers, hidden, s, last)
     return student
 
 
 def embedded(model: nn.Module, images: Tensor) -> Tensor:
-    """What reaches the first block."""
+    """Return what reaches the first block."""
     return model.pre_layrnorm(model.embeddings(images))
 
 
@@ -80,11 +73,9 @@ def calibrate_block(
     hidden: Mapping[str, Pairs],
     s: Calibration,
     last: bool,
-    published: bool = False,
 ) -> dict[str, Pairs]:
-    """Solve one block in place. Returns: the features after it."""
+    """Solve one block in place and return the features after it, none after the last one."""
     device = next(student.parameters()).device
-    place = "cpu" if published else device
     sums: dict[str, Sums] = {t: {} for t in teachers}
     after: dict[str, list[Tensor]] = {t: [] for t in teachers}
     for task, teacher in teachers.items():
@@ -92,22 +83,19 @@ def calibrate_block(
             with inputs(student) as cal:
                 student(x_student.to(device), attention_mask=None)
             with inputs(teacher) as exp:
-                after[task].append(teacher(x_teacher.to(device), attention_mask=None).to(place))
+                after[task].append(teacher(x_teacher.to(device), attention_mask=None).to("cpu"))
             add(sums[task], cal, exp, s, last)
-    stabiliser = STABILISER if published else 0.0
-    solved = {
-        name: solve_linear(name, student, base, teachers, sums, s, stabiliser) for name in LINEARS
-    }
+    solved = {name: solve_linear(name, student, base, teachers, sums, s) for name in LINEARS}
     solved |= {name: solve_norm(name, student, base, teachers, sums, s) for name in NORMS if s.norm}
     for name, (weight, bias) in solved.items():
         student.get_submodule(name).weight.copy_(weight)
         if name in NORMS or s.bias:
             student.get_submodule(name).bias.copy_(bias)
-    if published and last:
+    if last:
         return {}
     return {
         t: [
-            (student(x.to(device), attention_mask=None).to(place), y)
+            (student(x.to(device), attention_mask=None).to("cpu"), y)
             for (x, _), y in zip(hidden[t], after[t], strict=True)
         ]
         for t in teachers
@@ -116,7 +104,7 @@ def calibrate_block(
 
 @contextmanager
 def inputs(block: nn.Module):
-    """Inputs (batch, tokens, d) of linears and norms during the next forward."""
+    """Capture the inputs (batch, tokens, d) of linears and norms during the next forward."""
     seen: dict[str, Tensor] = {}
     handles = [
         block.get_submodule(name).register_forward_pre_hook(
@@ -160,7 +148,7 @@ def add(
 
 
 def anchors(name: str, student: nn.Module, base: nn.Module, rho: float) -> tuple[Tensor, Tensor]:
-    """ρ·merged + (1−ρ)·base of weight and bias (Eqs. 11, 51)."""
+    """Return ρ·merged + (1−ρ)·base of weight and bias (Eqs. 11, 51)."""
     merged, first = student.get_submodule(name), base.get_submodule(name)
     return rho * merged.weight + (1 - rho) * first.weight, rho * merged.bias + (
         1 - rho
@@ -174,12 +162,11 @@ def solve_linear(
     teachers: Mapping[str, nn.Module],
     sums: Mapping[str, Sums],
     s: Calibration,
-    stabiliser: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Weight (o, d) and bias (o,) of one linear (Eqs. 14, 17, 55)."""
+    """Return weight (o, d) and bias (o,) of one linear (Eqs. 14, 17, 55)."""
     A, a = anchors(name, student, base, s.anchor_blend)
     left, right = (
-        (s.ridge + stabiliser) * torch.eye(A.shape[1]).to(A),
+        (s.ridge + STABILISER) * torch.eye(A.shape[1]).to(A),
         s.ridge * A,
     )  # (d, d), (o, d)
     shares = []
@@ -202,7 +189,7 @@ def solve_norm(
     sums: Mapping[str, Sums],
     s: Calibration,
 ) -> tuple[Tensor, Tensor]:
-    """Scale and shift (d,) of one norm (Eqs. 58, 59)."""
+    """Return scale and shift (d,) of one norm (Eqs. 58, 59)."""
     gain, shift = anchors(name, student, base, s.anchor_blend)
     a11, a12, a22, r1, r2 = s.ridge, 0.0, len(teachers) + s.ridge, s.ridge * gain, s.ridge * shift
     for task, teacher in teachers.items():
