@@ -97,8 +97,7 @@ def calibrate_block(
             systems = {number: Systems() for number in parts}
             # tasks come sorted by name, so that sums do not depend on the caller's order
             for task, teacher in in_turn(models.experts, path):
-                first = not expert_tokens
-                moments = observe(blocks, teacher, features[task], parts, check_inputs=first)
+                moments = observe(blocks, teacher, features[task], parts)
                 counts = next(iter(moments.values())).expert_tokens
                 expert_tokens.setdefault(task, {}).update(counts)
                 for number, part in parts.items():

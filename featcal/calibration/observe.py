@@ -78,22 +78,20 @@ def observe(
     teacher: nn.Module,
     features: StudentTeacherFeatures,
     specs: Mapping[int, BlockSpec],
-    check_inputs: bool = True,
 ) -> dict[int, BlockMoments]:
     """Run the students' and the teacher's block on the features of one task and return the moments
     of every site and norm, by student.
 
     specs: by number of the student; others wait. The modules of one contain those of the others.
-    check_inputs: run the first batch through the first student's whole block, which shows inputs
-        that are overwritten later. Other passes stop once everything is captured, except where the
-        teacher's features move on.
+    Passes stop once everything is captured, but where the teacher's features move on: this pass
+    through the whole block also shows inputs that are overwritten later.
     Raises: BadCapture for an input that cannot be trusted.
     """
     moments, before = {number: BlockMoments(features.tokens) for number in specs}, 0
-    leader = next(iter(specs))
     spec = replace(  # what the teacher is asked for
         max(specs.values(), key=lambda one: len(one.writers)),
         linears=max((one.linears for one in specs.values()), key=len),
+        norms=max((one.norms for one in specs.values()), key=len),
     )
     linears, writers = spec.linears, spec.writers
     weights = {name: weight_of(teacher.get_submodule(name)) for name in linears}  # (o, d)
@@ -107,15 +105,14 @@ def observe(
         x_exp, y_exp, r_exp, teacher_output = None, {}, {}, None
         for which, own in specs.items():
             student, batch = students[which], features.students[which][number]
-            whole = check_inputs and number == 0 and which == leader
-            x_cal, _, r_cal, _ = capture(student, own, batch, own.linears + own.norms, (), whole)
+            x_cal, _, r_cal, _ = capture(student, own, batch, (), False)
             if x_exp is None:  # experts of a mixture see the tokens of the first student's
                 x_exp = {}
                 if linears or spec.moves_teacher:
-                    given = features.teacher[number], linears, outputs, spec.moves_teacher
                     with following(teacher, student):
-                        x_exp, y_exp, r_exp, teacher_output = capture(teacher, spec, *given)
-                    del given
+                        x_exp, y_exp, r_exp, teacher_output = capture(
+                            teacher, spec, features.teacher[number], outputs, spec.moves_teacher
+                        )
             if set(r_cal) != set(own.writers) or set(r_exp) != set(writers):
                 problem = "their outputs are not added to the residual stream in every batch"
                 raise BadCapture(writers, f"{problem} and model")
@@ -189,15 +186,15 @@ def capture(
     block: nn.Module,
     spec: BlockSpec,
     features: Features,
-    inputs: Sequence[str],
     outputs: Sequence[str],
     whole: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Features | None]:
-    """Run a block and return, by name, inputs x and outputs y of modules and the residual streams r
-    that linears write into, and what leaves the block.
+    """Run a block and return, by name, inputs x of solved modules, outputs y and the residual
+    streams r that linears write into, and what leaves the block.
 
     Unless `whole`, the run stops once all are captured, and nothing (None) leaves the block.
     """
+    inputs = spec.linears + spec.norms
     x, y, r, result = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor](), None
 
     def enough() -> bool:

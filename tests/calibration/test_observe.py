@@ -50,6 +50,15 @@ def test_shared_sites_give_the_weights_of_one_gram_per_linear(monkeypatch):
     assert difference(shared, calibrate(**experiment(), settings=PAPER).model) < 1e-12
 
 
+@pytest.mark.parametrize("more", [{}, {"residual": 1.0}, {"ridge": "auto"}, {"affine": "joint"}])
+def test_products_with_each_token_in_place_of_the_sums_change_nothing(more, monkeypatch):
+    given, results = experiment(), []
+    for few in (0, 1000):
+        monkeypatch.setattr(observe, "FEW_TOKENS", few)
+        results.append(calibrate(**given, settings=PAPER.but(**more)).model)
+    assert 0 < difference(*results) < 1e-11
+
+
 @pytest.mark.parametrize(
     "more",
     [{}, {"order": "sites"}, {"order": "sites", "residual": 1.0}, {"residual": 1.0}],
@@ -78,6 +87,7 @@ def nothing(block, names, enough):
 @pytest.mark.parametrize("name", ["clip_text", "llama", "gpt2"])
 def test_experts_own_outputs_give_the_result_of_outputs_computed_anew(name, monkeypatch):
     """With a bias, without one, and with GPT-2's transposed weights."""
+    monkeypatch.setattr(observe, "FEW_TOKENS", 0)
     monkeypatch.setattr(observe, "FOLDED_SHARE", 10.0)
     given = families.experiment(FAMILIES[name])
     kept = calibrate(**given, settings=PAPER).model

@@ -43,7 +43,11 @@ def moments(x_cal, x_exp, w, y_exp=None, batches=1):
 def system(tasks, alpha=ALPHA, task_weights="gram", target="input"):
     total = RidgeSystem.zero(*reversed(tasks[0][3].shape))
     for x, y, w, W, b in tasks:
-        outputs = {"input": None, "output": F.linear(y, W, b), "blend": torch.lerp(x, y, alpha) @ W.T}
+        outputs = {
+            "input": None,
+            "output": F.linear(y, W, b),
+            "blend": torch.lerp(x, y, alpha) @ W.T,
+        }
         m = moments(x, y, w, outputs[target])
         m.blended = target == "blend"
         total += task_system(m, W, b, alpha, task_weights)
