@@ -5,6 +5,7 @@ A system holds the normal equations of one site or of one norm, summed over task
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import inf
+from operator import add
 
 from torch import Tensor, nn
 
@@ -58,17 +59,10 @@ def calibrate_block(
     block_drift: bool = True,
 ) -> list[BlockRecord]:
     """Calibrate the students' block in place and move every task's features past it (Algorithm 1,
-    lines 2-18). The teachers' block runs once for all students.
+    lines 2-18). The teachers' block, at `path` in each model, runs once for all students.
 
-    Args:
-        models: opened models, with the experts of this process.
-        path: of the block in each model.
-        students: each student's block, in memory, and its specification.
-        features: of every task of this process, before the block.
-        block_drift: measure the drift after the block. Without it, nothing runs through the last
-            block.
-
-    Returns: a record for each student, which like the student is the same on all processes.
+    `models` and `features` have the tasks of this process. Without `block_drift`, nothing runs
+    through the last block. Returns: a record for each student, the same on all processes.
     """
     blocks = [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
@@ -100,14 +94,13 @@ def calibrate_block(
                 moments = observe(blocks, teacher, features[task], parts)
                 counts = next(iter(moments.values())).expert_tokens
                 expert_tokens.setdefault(task, {}).update(counts)
-                for number, part in parts.items():
-                    own = systems[number], moments[number], teacher
-                    add_task_systems(*own, part.settings, base)
+                for which, sums in moments.items():
+                    add_task_systems(systems[which], sums, teacher, parts[which].settings, base)
             if base is None:
                 base = opened.enter_context(models.base.block(path))
-            for number, part in parts.items():
-                own = systems[number], blocks[number], base
-                conditioning[number] += solve_systems(*own, part, ranks)
+            for which, part in parts.items():
+                solved = solve_systems(systems[which], blocks[which], base, part, ranks)
+                conditioning[which] += solved
     records = []
     for number, (block, spec) in enumerate(students):
         models.round_to_stored_dtype(path, block)
@@ -186,11 +179,7 @@ def add_task_systems(
         gain, n = norm.get_parameter("weight").detach(), sum(part.weight for part in norm_moments)
         norm_shares = [norm_system(part, gain, shift_of(norm), n) for part in norm_moments]
         known = systems.norms.get(name)
-        systems.norms[name] = (
-            [total + share for total, share in zip(known, norm_shares, strict=True)]
-            if known
-            else norm_shares
-        )
+        systems.norms[name] = list(map(add, known, norm_shares)) if known else norm_shares
 
 
 def solve_systems(
@@ -231,12 +220,10 @@ def solve_systems(
         if ridge == "auto":
             sums = norm_parts[0] + norm_parts[1]
             ridge = norm_ridge_by_halves(norm_parts, *anchors_of_norm)
-        new_gain, new_shift = (
-            anchors_of_norm if ridge == inf else solve_norm(sums, *anchors_of_norm, ridge)
-        )
-        gain.copy_(new_gain)
-        if shift is not None and new_shift is not None:
-            shift.copy_(new_shift)
+        new = anchors_of_norm if ridge == inf else solve_norm(sums, *anchors_of_norm, ridge)
+        gain.copy_(new[0])
+        if shift is not None and new[1] is not None:
+            shift.copy_(new[1])
     return [solution.conditioning for solution in solutions.values()]
 
 

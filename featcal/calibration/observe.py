@@ -93,14 +93,12 @@ def observe(
         linears=max((one.linears for one in specs.values()), key=len),
         norms=max((one.norms for one in specs.values()), key=len),
     )
-    linears, writers = spec.linears, spec.writers
-    weights = {name: weight_of(teacher.get_submodule(name)) for name in linears}  # (o, d)
-    # rounded outputs of models in half precision are computed again, in float32
-    outputs = [
-        name
-        for name, W in weights.items()
-        if (name in writers or len(W) < FOLDED_SHARE * W.shape[1]) and W.dtype not in HALF
-    ]
+    linears, writers, outputs = spec.linears, spec.writers, []
+    for name in linears:
+        W = weight_of(teacher.get_submodule(name))  # (o, d)
+        # rounded outputs of models in half precision are computed again, in float32
+        if W.dtype not in HALF and (name in writers or len(W) < FOLDED_SHARE * W.shape[1]):
+            outputs.append(name)
     for number, mask in enumerate(features.masks):
         x_exp, y_exp, r_exp, teacher_output = None, {}, {}, None
         for which, own in specs.items():
@@ -330,9 +328,8 @@ def block_parts(
     """Return the parts of a block in the order in which they are observed.
 
     The paper observes the whole block at once. With `by_site` every norm is a part, and so are all
-    linears that read the same tensor, in forward order. `features` are those of one batch before
-    the block. Raises: BadSetting for a residual target (β > 0) where no solved linear writes into
-    the residual stream.
+    linears that read the same tensor, in forward order. Raises: BadSetting for a residual target
+    (β > 0) where no solved linear writes into the residual stream.
     """
     hidden, arguments = features
     if spec.residual:

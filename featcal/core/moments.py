@@ -120,10 +120,8 @@ def every_token(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
 
 
 def class_token_last(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
-    """Return CLIP's weights: 0.01 for patch tokens of the last block, else 1.
-
-    Only the class token is read after the last block. Its keys and values are the exception: the
-    class token reads them at every patch.
+    """Return CLIP's weights: 0.01 for patch tokens of the last block, after which only the class
+    token is read, else 1; and 1 for its keys and values, which the class token reads at every patch.
     """
     w = torch.ones(shape, dtype=SUM_DTYPE)  # float32 would make 0.01 off by 2e-8 in float64 models
     if last and not module.endswith(("k_proj", "v_proj")):

@@ -82,8 +82,7 @@ def solve_norm(
 ) -> tuple[Tensor, Tensor | None]:
     """Solve for scale and shift nearest the experts' affine maps, pulled to the anchors (Eq. 59).
 
-    Like Eq. 17 in `ridge.py` it is solved for the step away from the anchors, which is exactly zero
-    without data.
+    It is solved for the step away from the anchors, which is exactly zero without data.
 
     Args:
         system: summed over tasks.

@@ -126,12 +126,9 @@ def task_halves(
 def prior_system(W: Tensor, W_base: Tensor, kappa: float) -> RidgeSystem:
     """Return one task's share of the data-free term κ Σ ‖(W − W_t) τᵀ‖²/‖τ‖², τ = W_t − W_base.
 
-    It is κP and κPW_tᵀ for P = τᵀτ/‖τ‖². At κ → ∞ the step from the base is Σ τP (Σ P)⁺ within the
-    span of the task vectors: closed-form WUDI (Cheng et al., 2025). Linears that share their input
-    are stacked, as WUDI's official code does with q, k and v.
-
-    Weights W, W_base of the expert and the base are (o, d). Returns: the share, to be added to the
-    task's system; zeros if the expert equals the base.
+    It is κP and κPW_tᵀ for P = τᵀτ/‖τ‖², zero if the expert's weight W (o, d) equals the base's. At
+    κ → ∞ the step from the base is Σ τP (Σ P)⁺ within the span of the task vectors: closed-form
+    WUDI (Cheng et al., 2025), whose official code stacks q, k and v likewise.
     """
     W, tau = W.to(SUM_DTYPE), W.to(SUM_DTYPE) - W_base.to(SUM_DTYPE)
     share = RidgeSystem.zero(W.shape[1], len(W), W.device)

@@ -95,7 +95,7 @@ def speed() -> PageOutput:
         "Commit",
     ]
     caption = "Time of one calibration of ViT-B/32's shape: the published form's over ours"
-    return PageOutput(table(head, rows, caption))
+    return PageOutput(table(head, rows, caption) if rows else note("○ not run: `make bench`."))
 
 
 def growth() -> PageOutput:
