@@ -80,7 +80,7 @@ def calibrate(
         settings: λ, ρ, α and the switches of the method; `Calibration()` has the paper's for CLIP.
             Default: "auto" chooses among a few (`calibration/choose.py`) and the merged model. They
             are calibrated on up to 32 samples of each task. Of those that are worse than the merged
-            model on no task beyond the paired standard error, the one whose answers are nearest to
+            model on no task beyond two paired standard errors, the one whose answers are nearest to
             the experts' is calibrated again with all samples but a quarter of each task (4 to 64),
             which is held out. Those samples serve to choose, and once more to check the result:
             where it is not better, the merged model is kept. Of a task with up to 42 samples the

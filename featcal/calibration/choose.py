@@ -187,7 +187,7 @@ def choose(
     by_task: Mapping[str, Mapping[str, Sequence[float]]], settings: Mapping[str, Calibration]
 ) -> Choice:
     """Choose the model of least mean divergence among those that are worse than the merged one on
-    no task by more than the paired standard error.
+    no task by more than two paired standard errors.
 
     by_task: what `divergences` returns.   settings: of the candidates, by name.
     """
@@ -199,7 +199,7 @@ def choose(
             values = torch.tensor(own[name], dtype=SUM_DTYPE)
             divergence.setdefault(name, {})[task] = round_digits(float(values.mean()))
             difference = values - torch.tensor(own[MERGED], dtype=SUM_DTYPE)
-            worse |= bool(difference.mean() > difference.std() / sqrt(len(difference)))
+            worse |= bool(difference.mean() > 2 * difference.std() / sqrt(len(difference)))
         if not worse:
             allowed.append(name)
     chosen = min(allowed, key=lambda name: sum(divergence[name].values()))
