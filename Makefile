@@ -11,7 +11,7 @@ STAMP  := $(VENV)/.installed-$(firstword $(shell (cat pyproject.toml reproductio
 
 # Results of Table 1 and Figure 1 on synthetic images, and their metrics; the same results on real models.
 HEADLINE := gather@scores-clip_b32-8 headline
-REAL     := $(addprefix pipeline/request/dvc.yaml:request@,scores-minilm-8 drift-minilm-8)
+REAL     := $(addprefix pipeline/request/dvc.yaml:request@,scores-minilm-8 drift-minilm-8 scores-vit_s-8)
 # Base models of the synthetic suite, which are in git.
 BASES    := clip_b32 clip_l14 flan_t5_base flan_t5_large llama_3b llama_8b
 
@@ -73,7 +73,7 @@ repro: project  ## recompute the headline chain on synthetic images (Table 1, Fi
 
 # Claims and ARTIFACT.md do not depend on stages that run on request; they are made again after them.
 SHOW = $(BIN)/dvc repro --single-item --glob 'requested*' claims artifact && $(MAKE) --no-print-directory book
-real: project  ## recompute the same tables on the real encoder (about fifty minutes), and build the book
+real: project  ## recompute the same tables on real texts and real images (about ninety minutes), and build the book
 	$(BIN)/dvc repro $(REAL)
 	@$(SHOW)
 
