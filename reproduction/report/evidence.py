@@ -14,7 +14,7 @@ import pandas as pd
 
 from reproduction import results as schema
 from reproduction.report import statistics
-from reproduction.report.paper import REAL, TASKS, TEXT_TASKS, texts, title_of
+from reproduction.report.paper import REAL, TASKS, TEXT_TASKS, VISION, photos, texts, title_of
 from reproduction.report.statistics import Bits, with_correct
 from reproduction.results import project_root
 
@@ -175,9 +175,10 @@ class Evidence:
         if self.pool in TEXT_TASKS:
             run = set(self.table("scores")["task"])
             return [task for task in TEXT_TASKS[self.pool] if task in run or not run]
-        if self.role == REAL:
+        if self.role in (REAL, VISION):
             run = set(self.table("scores")["task"])
-            return [task for task in list(texts())[: int(self.pool)] if task in run or not run]
+            sets = list(texts() if self.role == REAL else photos())
+            return [task for task in sets[: int(self.pool)] if task in run or not run]
         listed = [
             task["task"] for task in suite_record(self.suite, self.folder).get("tasks", [])
         ] or list(TASKS)

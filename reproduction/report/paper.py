@@ -95,6 +95,11 @@ def texts() -> dict[str, dict[str, Any]]:
     return packaged("texts.yaml")
 
 
+def photos() -> dict[str, dict[str, Any]]:
+    """Return the image sets of the real image model."""
+    return packaged("photos.yaml")
+
+
 @cache
 def paper_table(table: str, model: str = "") -> pd.DataFrame:
     """Return one table of the paper with our names of methods, mergers and tasks.
@@ -152,7 +157,7 @@ def paper_value(table: str, upstream: str, method: str, task: str = AVERAGE) -> 
 
 def title_of(task: str) -> str:
     """Return the heading of a task's column; empty for a task that the paper lacks."""
-    return _TITLES.get(task) or texts().get(task, {}).get("name", "")
+    return _TITLES.get(task) or (texts() | photos()).get(task, {}).get("name", "")
 
 
 def place_name(role: str, pool: str) -> str:

@@ -25,7 +25,8 @@ UPSTREAMS = {
 }  # fmt: skip
 MERGERS = UPSTREAMS | {
     "ties": "TIES-Merging", "regmean": "RegMean", "regmean_plus_plus": "RegMean++", "lot": "LOT Merging, from its formula",
-    "wudi_closed_form": "WUDI-Merging, closed form", "adamerging_1000": "AdaMerging, 1,000 steps",
+    "wudi_closed_form": "WUDI-Merging, closed form", "adamerging_1000": "AdaMerging, 1,000 steps", "tsv_merge": "TSV-Merge",
+    "iso_c": "Iso-C",
 }  # fmt: skip
 NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
 METHODS = {method: f"w/ {name}" for method, name in NAMES.items()}

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, one_panel, shown
 from reproduction.report.html import PageOutput, estimated, note, table
-from reproduction.report.paper import IMAGES, PRINTED, REAL, TEXT_PRINTED, paper_table
+from reproduction.report.paper import IMAGES, PRINTED, REAL, TEXT_PRINTED, VISION, paper_table
 from reproduction.report.statistics import Estimate, estimate, noise
 from reproduction.report.tables import (
     MERGERS,
@@ -35,6 +35,7 @@ NAMES = {
 LOOKS = {
     "MiniLM": ("o", "#009E73"),
     "MPNet": ("s", "#D55E00"),
+    "ViT-S/14": ("D", "#CC79A7"),
     "": ("^", "#0072B2"),
 }  # Okabe and Ito
 Pair = tuple[Estimate | float | None, Estimate | float | None]  # the first is claimed to be above
@@ -108,8 +109,9 @@ def models(suite: str) -> dict[str, list[Model]]:
     """Return the models of a suite by source."""
     real = Evidence(suite, REAL, "8")
     own = [Model(Evidence(suite, *place), name) for place, name in NAMES.items()]
-    encoders = [Model(real, "MiniLM"), Model(real, "MPNet", "second_encoder")]
-    return {"Real models": encoders, TITLES.get(suite, suite): own}
+    models = [Model(Evidence(suite, VISION, "8"), "ViT-S/14")]
+    models += [Model(real, "MiniLM"), Model(real, "MPNet", "second_encoder")]
+    return {"Real models": models, TITLES.get(suite, suite): own}
 
 
 def is_weak(way: float | None) -> bool:

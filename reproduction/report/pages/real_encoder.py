@@ -1,15 +1,16 @@
-"""Build the page on real models: two sentence encoders, their text sets, and other experts."""
+"""Build the page on real models: two sentence encoders and an image model, their sets, and other experts."""
 
 from collections import Counter
 from collections.abc import Iterator
 from html import escape
+from typing import Any
 
 import pandas as pd
 
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import PageOutput, estimated, note, table
-from reproduction.report.paper import REAL, paper_value, texts
+from reproduction.report.paper import REAL, VISION, paper_value, photos, texts
 from reproduction.report.statistics import estimate, noise
 from reproduction.report.tables import MERGERS, REFERENCES, SHIFT, Key, average
 from reproduction.report.verdicts import DECIDED, sources
@@ -23,6 +24,7 @@ WAYS = {
     ("prob_surgery", "paper"): "ProbSurgery, published size",
     ("prob_surgery", "suite"): "ProbSurgery, in proportion",
     (SHIFT, "suite"): "mean shift",
+    (SHIFT, "paper"): "mean shift",
 }
 
 
@@ -37,14 +39,15 @@ def lines() -> Iterator[tuple[str, Key]]:
 
 
 def averages(suite: str) -> PageOutput:
-    """List the averages of both encoders, with the change against the merger."""
-    ours, rows = Evidence(suite, REAL, "8"), []
+    """List the averages of all real models, with the change against the merger."""
+    texts_8, images = Evidence(suite, REAL, "8"), Evidence(suite, VISION, "8")
+    models, rows = ((images, "scores"), (texts_8, "scores"), (texts_8, "second_encoder")), []
     for name, key in lines():
-        found = [average(ours, key, file) for file in ("scores", "second_encoder")]
+        found = [average(ours, key, file) for ours, file in models]
         if not any(found):
             continue
         cells = []
-        for one, file in zip(found, ("scores", "second_encoder"), strict=True):
+        for one, (ours, file) in zip(found, models, strict=True):
             start = average(ours, (key[0], "merged", ""), file) if key[1] != "merged" else None
             change = (
                 f"<small>{one.mean - start.mean:+.1f} ± {noise(one, start):.1f}</small>"
@@ -53,18 +56,15 @@ def averages(suite: str) -> PageOutput:
             )
             cells.append(estimated(one) + change)
         printed = paper_value("table01", key[0], key[1]) if key[2] in ("", "paper") else None
-        rows.append(
-            (
-                "fc-merger" if key[1] == "merged" else "",
-                [name, *cells, "–" if printed is None else f"{printed:.1f}"],
-            )
-        )
+        cells.append("–" if printed is None else f"{printed:.1f}")
+        rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
     if not rows:
-        return PageOutput(note("○ not run: no scores of a real encoder with 8 tasks."))
-    caption = "Average accuracy (%) on 8 text tasks; small: change against the merger ± two standard errors"
-    return PageOutput(
-        table(["", "MiniLM", "MPNet", "The paper, CLIP ViT-B/32"], rows, caption, "fc-long")
+        return PageOutput(note("○ not run: no scores of a real model with 8 tasks."))
+    caption = (
+        "Average accuracy (%) on 8 tasks; small: change against the merger ± two standard errors"
     )
+    head = ["", "ViT-S/14, images", "MiniLM, texts", "MPNet, texts", "The paper, CLIP ViT-B/32"]
+    return PageOutput(table(head, rows, caption, "fc-long"))
 
 
 def seeds(suite: str) -> PageOutput:
@@ -100,17 +100,20 @@ def agreement(suite: str) -> PageOutput:
 
 
 def sets(suite: str) -> PageOutput:
-    """List the text sets: what one reads, classes, licence and source, and what base and expert score."""
-    rows, tables = [], [Evidence(suite, REAL, pool).table("scores") for pool in POOLS]
-    for number, (task, facts) in enumerate(texts().items(), start=1):
-        pool = next(pool for pool in POOLS if number <= int(pool))
-        scores = next((one for one in tables if task in set(one["task"])), tables[0])
-        own = [
-            estimated(estimate(select(scores, {"task": task, "method": m})))
-            for m in ("base", "expert")
-        ]
-        name = f"{escape(facts['name'])}<small>{escape(facts['says'])}</small>"
-        source = f"{escape(facts['licence'])}<small>{escape(facts['source'])}</small>"
-        rows.append(("", [name, str(facts["classes"]), pool, *own, source]))
-    head = ["Set", "Classes", "From pool", "Base (%)", "Expert (%)", "Licence and source"]
-    return PageOutput(table(head, rows, "The text sets, MiniLM on their test texts", "fc-words"))
+    """List the sets: what one sees, classes, licence and source, and what base and expert score."""
+    tables = [Evidence(suite, REAL, pool).table("scores") for pool in POOLS]
+    rows = [_set(facts, task, tables) for task, facts in texts().items()]
+    images = [Evidence(suite, VISION, "8").table("scores")]
+    rows += [_set(facts, task, images) for task, facts in photos().items()]
+    head = ["Set", "Classes", "Base (%)", "Expert (%)", "Licence and source"]
+    caption = "The text sets, MiniLM on their test texts, and the image sets, ViT-S/14"
+    return PageOutput(table(head, rows, caption, "fc-words"))
+
+
+def _set(facts: dict[str, Any], task: str, tables: list[pd.DataFrame]) -> tuple[str, list[str]]:
+    """Return the row of one set, with scores from the first table that has it."""
+    scores = next((one for one in tables if task in set(one["task"])), tables[0])
+    own = [estimate(select(scores, {"task": task, "method": m})) for m in ("base", "expert")]
+    name = f"{escape(facts['name'])}<small>{escape(facts['says'])}</small>"
+    source = f"{escape(facts['licence'])}<small>{escape(facts['source'])}</small>"
+    return "", [name, str(facts["classes"]), *map(estimated, own), source]
