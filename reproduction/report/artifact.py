@@ -18,9 +18,9 @@ from reproduction.report.verdicts import Source, Verdict, rows_of, sources
 
 REQUEST = "pipeline/request/dvc.yaml"  # what `dvc repro` leaves as it is in git
 REPRO = ["gather@scores-clip_b32-8", "headline"]  # what `make repro` computes
-REAL = [
-    f"{REQUEST}:request@{kind}-minilm-8" for kind in ("scores", "drift")
-]  # what `make real` computes
+REAL = [  # what `make real` computes
+    f"{REQUEST}:request@{kind}" for kind in ("scores-minilm-8", "drift-minilm-8", "scores-vit_s-8")
+]
 # A test holds it against scripts/compare_results.py.
 TOLERANCE = "±1 point on an average, ±3 on a single task, each √(500/n) times as much for tests of n < 500 answers"
 CONTROLS = ("anchor", "rescaled")

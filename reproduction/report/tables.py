@@ -12,6 +12,7 @@ from reproduction.report.paper import (
     AVERAGE,
     PRINTED,
     TASKS,
+    VISION,
     corrected_table,
     paper_row,
     paper_table,
@@ -26,7 +27,7 @@ UPSTREAMS = {
 MERGERS = UPSTREAMS | {
     "ties": "TIES-Merging", "regmean": "RegMean", "regmean_plus_plus": "RegMean++", "lot": "LOT Merging, from its formula",
     "wudi_closed_form": "WUDI-Merging, closed form", "adamerging_1000": "AdaMerging, 1,000 steps", "tsv_merge": "TSV-Merge",
-    "iso_c": "Iso-C",
+    "iso_c": "Iso-C", "task_arithmetic_tuned": "Task Arithmetic, tuned scale",
 }  # fmt: skip
 NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
 METHODS = {method: f"w/ {name}" for method, name in NAMES.items()}
@@ -101,11 +102,14 @@ def accuracy_rows(ours: Evidence) -> list[Row]:
     """
     printed = PRINTED.get((ours.role, ours.pool))
     references = references_of(printed) if printed else tuple(REFERENCES)
+    upstreams, settings = list(UPSTREAMS), settings_shown(ours.suite, ours.pool)
+    if ours.role == VISION:  # other mergers than the paper's, at its settings alone
+        run = ours.table("scores")
+        references = [method for method in references if method in set(run["method"])]
+        upstreams = [merger for merger in MERGERS if merger in set(run["upstream"])]
+        settings = ("paper",)
     return rows_in_order(
-        lambda u, m, s: measured_cells(ours, model_key(u, m, s)),
-        references,
-        UPSTREAMS,
-        settings_shown(ours.suite, ours.pool),
+        lambda u, m, s: measured_cells(ours, model_key(u, m, s)), references, upstreams, settings
     )
 
 
@@ -145,7 +149,7 @@ def rows_in_order(
     """Return references, then a block per merger: itself, and what calibrates it at each setting."""
     rows = [Row(REFERENCES[method], "reference", "", look("", method, "")) for method in references]
     for upstream in upstreams:
-        merger = Row(UPSTREAMS[upstream], "merger", upstream, look(upstream, "merged", ""))
+        merger = Row(MERGERS[upstream], "merger", upstream, look(upstream, "merged", ""))
         block = [merger]
         for setting in settings:
             for method, label in METHODS.items():
