@@ -62,6 +62,6 @@ def test_another_fault_keeps_its_traceback(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr("featcal.cli.options.model_folder", broken)
+    monkeypatch.setattr("featcal.cli.inputs.model_folder", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         cli.main(["inspect", "anything"])

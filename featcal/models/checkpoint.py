@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 VARIANT = re.compile(r"model\.[^.]+\.safetensors")  # such as model.fp16.safetensors
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MODULES = "modules.json"  # of a SentenceTransformer: its modules, each in a sub-folder
 ADAPTER = "adapter_config.json"
 KINDS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",

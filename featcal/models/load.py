@@ -26,8 +26,7 @@ from transformers.utils import logging
 
 from featcal.errors import BadFile, BadSetting, WrongKeys
 from featcal.files import read_json
-from featcal.models.checkpoint import LazyCheckpoint, folder_path, refuse_adapter
-from featcal.models.sentences import MODULES
+from featcal.models.checkpoint import MODULES, LazyCheckpoint, folder_path, refuse_adapter
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 VISION = "vision_model"  # a CLIPModel's vision tower

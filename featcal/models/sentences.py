@@ -14,8 +14,9 @@ from torch.nn.functional import normalize
 
 from featcal.errors import BadFile
 from featcal.files import read_json
+from featcal.models.checkpoint import MODULES
+from featcal.models.load import load_tokenizer
 
-MODULES = "modules.json"  # the modules, each in a sub-folder
 PICKLED = (".bin", ".pt", ".pth")
 MODES = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len", "weightedmean")
 ACTIVATIONS: Any = {"Tanh": torch.tanh, "Identity": nn.Identity(), "ReLU": torch.relu}
@@ -101,8 +102,6 @@ class Sentences:
                 modes = pooling_modes(folder / path / "config.json")
                 whole = optional_json(folder / path / "config.json").get("include_prompt", True)
                 if prompt and not whole:
-                    from featcal.models.load import load_tokenizer
-
                     tokenizer = load_tokenizer(folder)
                     ids = tokenizer(prompt)["input_ids"]
                     unpooled = len(ids) - (ids[-1] in tokenizer.all_special_ids)
