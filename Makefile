@@ -73,7 +73,7 @@ repro: project  ## recompute the headline chain on synthetic images (Table 1, Fi
 
 # Claims and ARTIFACT.md do not depend on stages that run on request; they are made again after them.
 SHOW = $(BIN)/dvc repro --single-item --glob 'requested*' claims artifact && $(MAKE) --no-print-directory book
-real: project  ## recompute the same tables on real texts and real images (about ninety minutes), and build the book
+real: project  ## recompute the same tables on real texts and real images (about two hours), and build the book
 	$(BIN)/dvc repro $(REAL)
 	@$(SHOW)
 

@@ -67,6 +67,11 @@ class DriftRecord:
     samples: int
     held_out: bool  # not the samples that the model was calibrated on
 
+    @property
+    def worse(self) -> bool:
+        """Return whether the calibrated model is farther from this expert than the merged one."""
+        return self.calibrated > self.merged
+
 
 @dataclass(frozen=True)
 class Choice:

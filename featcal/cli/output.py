@@ -19,11 +19,11 @@ def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
 
     Raises: BadSetting, BadFile.
     """
-
-    key, given, path = "--out", str(out), out.resolve()
+    key, given = "--out", str(out)
     if out.is_symlink() and not out.exists():
         expected = f"is a link to {out.readlink()}, which does not exist; remove it"
         raise BadSetting(key, given, expected)
+    path = out.resolve()
     for folder in (folder.resolve() for folder in inputs):
         holds = path in (folder, *folder.parents)
         require(not holds, key, given, "names, or holds, a folder that is read; name another one")
