@@ -13,6 +13,7 @@ from reproduction.report.statistics import Estimate
 RESULTS = ROOT / "results" / "mini"
 PRINTED = ROOT / "reproduction" / "report" / "paper_tables"
 FILES = {
+    "ViT-S/14": "scores/vit_s-8/scores.csv",
     "MiniLM": "scores/minilm-8/scores.csv", "MPNet": "second_encoder/minilm-8/second_encoder.csv",
     "CLIP, smaller": "scores/clip_b32-8/scores.csv", "CLIP, larger": "scores/clip_l14-8/scores.csv",
     "T5, smaller": "scores/flan_t5_base-glue/scores.csv", "T5, larger": "scores/flan_t5_large-glue/scores.csv",
