@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine, peak memory of this process, options, random models."""
+"""Helpers of the benchmarks: the machine, peak memory of this process, options, random models."""
 
 import argparse
 import copy

@@ -1,7 +1,7 @@
 """Time a calibration of ViT-B/32's shape with random weights against the method's published form.
 
 python -m benchmarks.speed                   Measure every row and write reproduction/report/speed.csv,
-which the book shows. Takes 15 minutes on a machine that does nothing else.
+which the book shows. Takes about 17 minutes on an idle machine with two cores.
 python -m benchmarks.speed --rows "2 x 32,8 x 8" --threads 1
 
 Both run in turns, with models in memory, and must give the same model. A run during which other

@@ -200,10 +200,10 @@ def read_inputs(
     collect.report()
     origin = origin or folder
     assert origin is not None
+    from featcal.models.checkpoint import is_adapter
+
     for name, path in experts.items():
-        # some tools put the base's config.json next to an adapter
-        adapter = (path / "adapter_config.json").is_file()
-        if adapter and not any(path.glob("model*.safetensors")):
+        if is_adapter(path):
             adapter_bases.setdefault(name, origin)
     if names is not None:
         listed = ", ".join(f"{name}={path}" for name, path in experts.items())

@@ -159,7 +159,7 @@ def copy_other_files(like: str | Path | None, folder: Path) -> None:
 
     A sub-folder with weights is another form of the model (onnx/, checkpoint-500/) and is left
     out, unless modules.json lists it as a part of the model, such as a dense layer after pooling.
-    Hidden files and links to folders are left out. Raises: BadFile for an unreadable modules.json.
+    Skips hidden files and links to folders. Raises: BadFile for an unreadable modules.json.
     """
     parts = modules_of(Path(like)) if like is not None else {}
     for path, folders, files in os.walk(like) if like is not None else ():

@@ -184,8 +184,8 @@ class ModelFolder:
     stored: every parameter and buffer that the files hold, a tied one by its first name.
     ties: the names of each parameter. Tied ones with different stored values are apart, as
     from_pretrained has them.
-    surplus: stored tensors that the model has no place for, such as a head. Buffers of older files,
-    which every model builds itself, are left out.
+    surplus: stored tensors that the model has no place for, such as a head. It leaves out
+    buffers of older files, which every model builds itself.
 
     Raises: as skeleton and LazyCheckpoint; BadFile for weights stored as integers.
     """

@@ -1,8 +1,8 @@
 """Read the DINOv2 backbone of an ONNX file as plain protobuf; nothing of the file is run.
 
 Of the protobuf: ModelProto.graph (7) has nodes (1: input 1, name 3) and initializers (5: dims 1,
-data_type 2, name 8, raw_data 9). Linears lie there transposed, under names that tell nothing; the
-name of the node that uses one tells its module.
+data_type 2, name 8, raw_data 9). Linears are stored transposed, under meaningless names; the node
+that uses one names its module.
 """
 
 import json
