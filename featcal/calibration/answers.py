@@ -91,7 +91,10 @@ def answers(
             if isinstance(logits, Tensor) and logits.dim() == 2:
                 scores = Scores(logits)
             if sentences and sentences.given:
-                pooled = sentences.vectors(output.last_hidden_state, batch["attention_mask"])
+                hidden = output.last_hidden_state
+                mask = padding_mask(batch, hidden)
+                every = hidden.new_ones(hidden.shape[:2], dtype=torch.long)
+                pooled = sentences.vectors(hidden, every if mask is None else mask)
             else:
                 pooled = pooled_output(model, output, batch)
             sizes = torch.ones(len(outputs[stack.name]), dtype=torch.long)

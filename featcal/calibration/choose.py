@@ -4,7 +4,8 @@ The divergence of a model from the expert of task t on held-out sample i is KL(p
 softmax of the model's own scores; a text has the mean over its tokens. Models without a head are
 compared by relations: p_i = softmax_{j≠i}(cos(f_i, g_j)/τ), where f_i is the model's feature of
 sample i, or the expert's, g_j the expert's features of all the task's samples, also of those that
-candidates are calibrated on, and τ the standard deviation of the expert's cosines.
+candidates are calibrated on, and τ the standard deviation of the expert's cosines. The feature of a
+text is the vector that the expert's folder makes of it, else the mean over its tokens.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +22,11 @@ from featcal.calibration.features import Spool, SpooledList, on_device
 from featcal.calibration.models import Models
 from featcal.calibration.report import Choice, round_digits
 from featcal.core.precision import SUM_DTYPE
-from featcal.errors import NotFinite
+from featcal.errors import BadFile, NotFinite
 from featcal.models.batch import Batch, Batches, TaskBatches, naming, sample_count, some_samples
 from featcal.models.load import evaluation_mode
-from featcal.models.streamed import ModelHandle
+from featcal.models.sentences import Sentences
+from featcal.models.streamed import ModelHandle, StreamedModel
 from featcal.settings import Calibration
 
 STREAM = Calibration(
@@ -135,17 +137,18 @@ def divergences(
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, samples in held_out.items():
         expert = models.experts[task]
+        pooling = pooling_of(expert)  # for all models, so that their features can be compared
         kl: dict[str, list[float]] = {name: [] for name in students}
         features: dict[str, list[Tensor]] = {name: [] for name in (task, *students)}
         with evaluation_mode([handle.module for handle in students.values()]):
             for number, given in enumerate(samples):
                 batch = on_device(given, models.device)
                 with naming(task, number), expert.running() as teacher:
-                    theirs = answers(teacher, batch, models.plan)
+                    theirs = answers(teacher, batch, models.plan, pooling)
                     features[task].append(theirs.pooled)
                     for name, handle in students.items():
                         with handle.running() as student:  # scores are made when they are compared
-                            ours = answers(student, batch, models.plan)
+                            ours = answers(student, batch, models.plan, pooling)
                             scores = ours.scores, theirs.scores
                             if None not in scores and scores[0].width == scores[1].width:
                                 rows = kl_and_top1(*scores)[0].split(ours.sizes.tolist())
@@ -155,7 +158,7 @@ def divergences(
                 with expert.running() as teacher:
                     for given in seen[task]:
                         batch = on_device(given, models.device)
-                        features[task].append(answers(teacher, batch, models.plan).pooled)
+                        features[task].append(answers(teacher, batch, models.plan, pooling).pooled)
         for name in students:
             if not kl[name]:
                 both = torch.cat(features[name]), torch.cat(features[task])
@@ -164,6 +167,16 @@ def divergences(
                 raise NotFinite(f"model {name}, task {task}", "its answers")
         by_task[task] = kl
     return by_task
+
+
+def pooling_of(expert: ModelHandle) -> Sentences | None:
+    """Return how the expert's folder makes a vector of a text, or None if it does not say so or
+    has a module that is not supported; texts are then compared by the mean over their tokens.
+    """
+    try:
+        return Sentences.of_folder(expert.folder) if isinstance(expert, StreamedModel) else None
+    except BadFile:
+        return None
 
 
 def relational_divergence(f: Tensor, f_exp: Tensor) -> Tensor:

@@ -1,10 +1,15 @@
 """The choice by answers, and the calibration of several students in one pass of the teachers."""
 
+import shutil
+from pathlib import Path
+
 import families
 import pytest
 import torch
 from families import FAMILIES, GROUPED
+from language import WORDS
 from test_mixtures import KINDS
+from test_save import MERGE, make_folders, sentence_folder
 from test_streaming import written
 from tiny import PAPER, averaged, experiment, make, same_bits, seeded, shifted
 from torch.nn.functional import log_softmax
@@ -13,7 +18,8 @@ from featcal import calibrate
 from featcal.calibration import block as block_module
 from featcal.calibration import choose
 from featcal.calibration.choose import CANDIDATES, STREAM, Part, parts_of
-from featcal.models.load import load_as_calibrated
+from featcal.cli import main as cli
+from featcal.models.load import load_as_calibrated, load_tokenizer
 from featcal.settings import Calibration
 
 FEW = {"paper": PAPER, "stream": STREAM.but(anchor_blend=2.0)}
@@ -208,6 +214,36 @@ def test_encoders_are_compared_by_all_samples_that_the_choice_uses():
         kl = choose.relational_divergence(f[: held_out.sum()], f_exp)
         found = result.choice.divergence["merged"][task]
         assert found == pytest.approx(float(kl.mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize("pooling", [{"pooling_mode": "cls"}, {"pooling_mode": ["max", "mean"]}])
+def test_texts_are_compared_by_the_vectors_of_the_experts_folder(pooling, tmp_path, monkeypatch):
+    library = pytest.importorskip("sentence_transformers")
+    monkeypatch.chdir(tmp_path)
+    make_folders()
+    sentence_folder(Path("base"), pooling)
+    for name in "ab":
+        sentence_folder(Path(name), pooling)
+        shutil.copy("base/vocab.txt", name)
+    assert cli.main(MERGE) == 0
+    texts = [" ".join(WORDS[i:] + WORDS[:i])[: 8 + 3 * i] for i in range(8)]
+    batch = dict(load_tokenizer("base")(texts, padding=True, return_tensors="pt"))
+    given = {
+        "base": "base",
+        "experts": {"a": "a", "b": "b"},
+        "batches": dict.fromkeys("ab", [batch]),
+    }
+    found = calibrate("merged", **given, out="new").choice.divergence["merged"]
+    held_out = parts_of(len(texts))[2]
+    order = torch.cat([held_out.nonzero(), (~held_out).nonzero()])[:, 0]
+
+    def encoded(folder):
+        model = library.SentenceTransformer(folder, device="cpu")
+        return model.encode([texts[i] for i in order], convert_to_tensor=True)
+
+    for task in "ab":
+        kl = choose.relational_divergence(encoded("merged")[: held_out.sum()], encoded(task))
+        assert found[task] == pytest.approx(float(kl.mean()), rel=1e-3)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
