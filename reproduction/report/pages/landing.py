@@ -1,10 +1,14 @@
 """Build the landing page: verdict words by source, the gain over each merger, and the averages behind both.
 
-A comparison is decided when its difference exceeds two standard errors.
+The printed settings have the paper's numbers of samples; the default's rows are those of its own
+study, whose adapters were tuned on the same samples. A comparison is decided when its difference
+exceeds two standard errors.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -12,19 +16,15 @@ from matplotlib.figure import Figure
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, one_panel, shown
 from reproduction.report.html import PageOutput, estimated, note, table
+from reproduction.report.pages.default import Place, places
 from reproduction.report.paper import IMAGES, PRINTED, REAL, TEXT_PRINTED, VISION, paper_table
-from reproduction.report.statistics import Estimate, estimate, noise
-from reproduction.report.tables import (
-    MERGERS,
-    SETTING_LABELS,
-    UPSTREAMS,
-    average,
-    settings_shown,
-    share,
-)
+from reproduction.report.statistics import Estimate, estimate, highest, noise
+from reproduction.report.tables import MERGERS, UPSTREAMS, average, share
 from reproduction.report.verdicts import TITLES
 
 ADAPTERS = ("surgery", "prob_surgery")
+DEFAULT = "auto"
+SETTINGS = {"paper": "printed settings", DEFAULT: "default"}
 PROCEDURES = {"each_step": "as published", "once": "features kept"}
 FEW = 8  # samples per task
 NAMES = {
@@ -49,60 +49,98 @@ class Model:
     name: str
     file: str = "scores"
 
-    def average(self, upstream: str, method: str, setting: str = "") -> Estimate | None:
-        """Return the mean of one row over tasks and seeds, None where it was not run."""
-        return average(self.evidence, (upstream, method, setting), self.file)
+    @cached_property
+    def defaults(self) -> dict[str, Place]:
+        """Return the study of the default by merger; an encoder's second model has none."""
+        several = places(self.evidence.suite, most_drawn=True) if self.file == "scores" else []
+        own = (self.evidence.role, self.evidence.pool)
+        return {one.merger: one for one in several if (one.ours.role, one.ours.pool) == own}
+
+    def score(self, merger: str, method: str, setting: str = "") -> Estimate | None:
+        """Return the mean of one row over tasks and seeds, None where it was not run.
+
+        setting: DEFAULT for the default's study, which has merged models and adapters of its own.
+        """
+        if setting != DEFAULT:
+            row = (merger, method, "" if method == "merged" else setting)
+            return average(self.evidence, row, self.file)
+        place = self.defaults.get(merger)
+        return place and place.score(method, DEFAULT if method == "featcal" else "")
 
     @property
     def mergers(self) -> list[str]:
         """The mergers from which FeatCal was run."""
         calibrated = set(select(self.evidence.table(self.file), {"method": "featcal"})["upstream"])
-        return [merger for merger in MERGERS if merger in calibrated]
+        return [merger for merger in MERGERS if merger in calibrated | set(self.defaults)]
 
     def way(self, merger: str) -> float | None:
         """Return the share of the way from base to experts that a merger covers, in percent."""
-        rows = (("", "base"), (merger, "merged"), ("", "expert"))
-        return share(*(one and one.mean for one in (self.average(*row) for row in rows)))
+        start = self.score(merger, "merged") or self.score(merger, "merged", DEFAULT)
+        ends = (self.score("", "base"), start, self.score("", "expert"))
+        return share(*(one and one.mean for one in ends))
 
     def pairs(self, setting: str, weak: bool) -> Iterator[Pair]:
         """Pair FeatCal with every weak, or every strong, merger that it starts from."""
         for merger in self.mergers:
             if is_weak(self.way(merger)) == weak:
-                yield self.average(merger, "featcal", setting), self.average(merger, "merged")
+                yield (
+                    self.score(merger, "featcal", setting),
+                    self.score(merger, "merged", setting),
+                )
 
     def lowered(self, setting: str) -> Iterator[str]:
         """Name each merger that FeatCal lowers by more than two standard errors, and by how much."""
         for merger in self.mergers:
-            ours, start = self.average(merger, "featcal", setting), self.average(merger, "merged")
+            ours, start = (self.score(merger, m, setting) for m in ("featcal", "merged"))
             if ours and start and sum(lead(ours, start)) < 0:
                 change = f"{ours.mean - start.mean:+.1f} ± {noise(ours, start):.1f}"
                 yield f"<small>{MERGERS[merger]}, {self.name}: {change}</small>"
 
     def adapters(self, setting: str) -> Iterator[Pair]:
-        """Pair FeatCal with each adapter after the same merger, of the published size where it was run."""
+        """Pair FeatCal with each adapter after the same merger.
+
+        At the printed settings adapters have the published size, where it was run, else the suite's.
+        """
         for merger in self.mergers:
             for adapter in ADAPTERS:
-                theirs = self.average(merger, adapter, setting) or self.average(
-                    merger, adapter, "suite"
-                )
-                yield self.average(merger, "featcal", setting), theirs
+                theirs = self.score(merger, adapter, setting)
+                if setting != DEFAULT:
+                    theirs = theirs or self.score(merger, adapter, "suite")
+                yield self.score(merger, "featcal", setting), theirs
 
     def few(self, setting: str) -> Iterator[Pair]:
         """Pair FeatCal with each adapter from few samples; one model of an encoder has the study."""
-        if self.file == "scores":
-            rows = select(self.evidence.table("samples"), {"samples": FEW, "setting": setting})
-            for adapter in ADAPTERS:
-                yield tuple(estimate(select(rows, {"method": m})) for m in ("featcal", adapter))  # type: ignore[misc]
+        if self.file != "scores":
+            return
+        if setting == DEFAULT:
+            wanted = {"upstream": "task_arithmetic", "samples": FEW}
+            rows = select(self.evidence.table("default"), wanted)
+            ours = estimate(select(rows, {"setting": DEFAULT}))
+        else:
+            wanted = {"samples": FEW, "setting": setting}
+            rows = select(self.evidence.table("samples"), wanted)
+            ours = estimate(select(rows, {"method": "featcal"}))
+        yield from ((ours, estimate(select(rows, {"method": one}))) for one in ADAPTERS)
 
-    def times(self, procedure: str) -> Iterator[Pair]:
-        """Pair the seconds of each adapter, by one procedure, with those of FeatCal."""
-        if self.file == "scores":
-            runs = self.evidence.table("cost.run")
-            ours = select(runs, {"method": "featcal"})["seconds"]
-            for adapter in ADAPTERS:
-                theirs = select(runs, {"method": adapter, "encode": procedure})["seconds"]
-                if len(ours) and len(theirs):
-                    yield float(theirs.mean()), float(ours.mean())
+    def times(self, procedure: str, setting: str) -> Iterator[Pair]:
+        """Pair the seconds of each adapter, by one procedure, with those of FeatCal.
+
+        Of the default: with its choice, against adapters with all their trials.
+        """
+        if self.file != "scores":
+            return
+        if setting == DEFAULT:
+            runs = [one["seconds"] for one in self.evidence.record("default").get("cost", [])]
+            spent = {m: [one[m] for one in runs if m in one] for m in (DEFAULT, *ADAPTERS)}
+            if procedure == "once" and all(spent.values()):
+                yield from ((fmean(spent[one]), fmean(spent[DEFAULT])) for one in ADAPTERS)
+            return
+        runs = self.evidence.table("cost.run")
+        ours = select(runs, {"method": "featcal"})["seconds"]
+        for adapter in ADAPTERS:
+            theirs = select(runs, {"method": adapter, "encode": procedure})["seconds"]
+            if len(ours) and len(theirs):
+                yield float(theirs.mean()), float(ours.mean())
 
 
 def models(suite: str) -> dict[str, list[Model]]:
@@ -129,18 +167,17 @@ def words(suite: str) -> PageOutput:
     clear = all(sum(lead(*pair)) >= 0 for pair in weak + strong if None not in pair)
     lowered = ["none" if clear else "some"]
     for name, own in models(suite).items():
-        for setting in settings_shown(suite):
+        for setting, label in SETTINGS.items():
             columns.append(measured_pairs(own, setting))
             lowered.append("".join(one for m in own for one in m.lowered(setting)) or "none")
-            head.append(f"{name}, {SETTING_LABELS[setting]}")
+            head.append(f"{name}, {label}")
     rows = [
         ("", [question, *(verdict(column[question]) for column in columns)])
         for question in columns[0]
     ]
     rows.insert(2, ("", ["lower a merger?", *lowered]))
     caption = (
-        "Verdicts by source. Small: comparisons decided for FeatCal · against it · all of them."
-        " Adapters were not tuned."
+        "Verdicts by source. Small: comparisons decided for FeatCal · against it · all of them"
     )
     return PageOutput(table(head, rows, caption, "fc-words"))
 
@@ -154,7 +191,7 @@ def measured_pairs(own: list[Model], setting: str) -> dict[str, list[Pair]]:
         f"beat them with {FEW} samples?": [pair for model in own for pair in model.few(setting)],
     } | {
         f"cost less time, adapters {name}?": [
-            pair for model in own for pair in model.times(procedure)
+            pair for model in own for pair in model.times(procedure, setting)
         ]
         for procedure, name in PROCEDURES.items()
     }
@@ -222,9 +259,9 @@ def _gains(suite: str) -> Figure | None:
     for source, own in models(suite).items():
         for model in own:
             for merger in model.mergers:
-                way, start = model.way(merger), model.average(merger, "merged")
-                for setting in settings_shown(suite):
-                    ours = model.average(merger, "featcal", setting)
+                way = model.way(merger)
+                for setting in SETTINGS:
+                    ours, start = (model.score(merger, m, setting) for m in ("featcal", "merged"))
                     if ours and start and way is not None:
                         name = model.name if source == "Real models" else ""
                         gain, room = lead(ours, start)
@@ -241,7 +278,7 @@ def _gains(suite: str) -> Figure | None:
                 "markersize": 8,
             }
             x, y, bars = zip(*several, strict=True)
-            words_of = f"{name or 'synthetic'}, {SETTING_LABELS[setting]}"
+            words_of = f"{name or 'synthetic'}, {SETTINGS[setting]}"
             face = colour if setting != "paper" else "white"
             axes.errorbar(x, y, yerr=bars, markerfacecolor=face, label=words_of, **look)
         axes.axhline(0, color=INK, lw=1.2)
@@ -255,30 +292,20 @@ def _gains(suite: str) -> Figure | None:
 
 
 def averages(suite: str) -> PageOutput:
-    """List the averages behind the verdict words: merged, FeatCal at both settings, the better adapter."""
+    """List the averages behind the verdict words: merged, FeatCal, and the better adapter of each kind."""
     rows = []
-    for own in models(suite).values():
-        for model in own:
-            for merger in model.mergers:
-                settings = settings_shown(suite)
-                adapters = [model.average(merger, a, s) for a in ADAPTERS for s in settings]
-                best = max((one for one in adapters if one), key=lambda one: one.mean, default=None)
-                cells = [model.average(merger, "merged")]
-                cells += [model.average(merger, "featcal", setting) for setting in settings] + [
-                    best
-                ]
-                cells += [model.average("", "expert")]
-                rows.append(
-                    ("", [f"{model.name}<small>{MERGERS[merger]}</small>", *map(estimated, cells)])
-                )
+    for model in (model for own in models(suite).values() for model in own):
+        for merger in model.mergers:
+            as_run = (model.score(merger, a, s) for a in ADAPTERS for s in ("paper", "suite"))
+            tuned = (model.score(merger, a, DEFAULT) for a in ADAPTERS)
+            cells = [model.score(merger, "merged") or model.score(merger, "merged", DEFAULT)]
+            cells += [model.score(merger, "featcal", setting) for setting in SETTINGS]
+            cells += [highest(as_run), highest(tuned), model.score("", "expert")]
+            name = f"{model.name}<small>{MERGERS[merger]}</small>"
+            rows.append(("", [name, *map(estimated, cells)]))
     if not rows:
         return PageOutput(note("○ not run: no scores."))
-    head = [
-        "Model, merged with",
-        "Merged",
-        *(f"FeatCal, {SETTING_LABELS[s]}" for s in settings_shown(suite)),
-    ]
-    head += ["Better adapter", "Experts"]
-    return PageOutput(
-        table(head, rows, "Average score (%) on test samples, by model and merger", "fc-long")
-    )
+    head = ["Model, merged with", "Merged", "FeatCal, printed settings", "FeatCal, default"]
+    head += ["Better adapter, as published or in proportion", "Better adapter, tuned", "Experts"]
+    caption = "Average score (%) on test samples, by model and merger"
+    return PageOutput(table(head, rows, caption, "fc-long"))
