@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 SAMPLING = options.Sampling(batch=64, split="test")
 MODEL = "Model to evaluate."
 CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
+CLASS_MEANS = "Vision model whose mean features by class, over the split train, are the heads for images. Default: CLIP's text tower."
 LABELLED = "Labelled images or texts of a task. Repeatable."
 CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."
-EPILOG = """Images need the whole CLIP: its text tower makes the zero-shot heads.
+EPILOG = """Images need the whole CLIP, whose text tower makes the zero-shot heads, or --class-means with the base.
 
 Texts are classified by the model's own head. Without one, a causal model or T5 chooses the label
 with the highest likelihood, and an encoder the label with the nearest vector (a SentenceTransformer
@@ -53,6 +54,9 @@ def evaluate(
     model: Annotated[Path, Option(callback=folder_option, **options.MODEL, help=MODEL)],
     data: Annotated[list[str], Option(metavar="NAME=PATH", help=LABELLED)],
     clip: Annotated[Path | None, Option(callback=folder_option, **options.MODEL, help=CLIP)] = None,
+    class_means: Annotated[
+        Path | None, Option(callback=folder_option, **options.MODEL, help=CLASS_MEANS)
+    ] = None,
     template: options.Template = None,
     classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)] = None,
     column: options.Column = None,
@@ -77,7 +81,16 @@ def evaluate(
     from featcal.models.stored import skeleton
 
     where = torch_device(device)
-    if clip is None and input_of(skeleton(model)).kind != "pictures":
+    if class_means is not None:
+        expected = "stands alone, without --clip, --template and --classes"
+        alone = not (clip or prompts or classes)
+        require(alone, "--class-means", str(class_means), expected)
+        for folder in (model, class_means):
+            pictures = input_of(skeleton(folder)).kind == "pictures"
+            require(pictures, "--class-means", str(folder), "is for models of images")
+        kind, unit = "image-classification", "images"
+        answers = image_answers(model, class_means, datasets, None, sampling, where, columns)
+    elif clip is None and input_of(skeleton(model)).kind != "pictures":
         kind, unit = "text-classification", "texts"
         answers = text_answers(model, datasets, prompts, classes, sampling, where, columns)
     else:
@@ -114,48 +127,58 @@ def whole_clip(model: Path) -> Path:
     for folder in folders:
         if read_json(folder / "config.json").get("architectures") == ["CLIPModel"]:
             return folder
-    raise BadSetting("--clip", None, "must be the whole CLIP, which makes the heads for images")
+    expected = "must be the whole CLIP, which makes the heads for images; or give --class-means"
+    raise BadSetting("--clip", None, expected)
 
 
 def image_answers(
     model: Path,
-    clip: Path,
+    base: Path,
     datasets: "Mapping[str, Location]",
-    templates: list[str],
+    templates: list[str] | None,
     sampling: options.Sampling,
     device: Any,
     columns: Mapping[str, str],
 ) -> "Answers":
-    """Return the zero-shot answers of a vision tower."""
+    """Return the answers of a vision model by heads that the base makes: a whole CLIP's text features
+    of prompts, or, without templates, a vision model's mean features of every class.
+    """
     from featcal.data.images import Preprocess, load_images
-    from featcal.evaluation.zero_shot import (
-        evaluate_pool,
-        prompts_of,
-        words_known,
-        zero_shot_head,
-    )
-    from featcal.models.load import load_clip, load_tokenizer, load_vision
+    from featcal.evaluation import zero_shot
+    from featcal.models.load import load_as_calibrated, load_clip, load_tokenizer, load_vision
     from featcal.models.stored import skeleton
 
-    whole = load_clip(clip).to(device)
-    ours, theirs = (skeleton(folder).config.hidden_size for folder in (model, clip))  # type: ignore[union-attr]
+    whole: Any = (load_as_calibrated if templates is None else load_clip)(base).to(device)
+    ours, theirs = (skeleton(folder).config.hidden_size for folder in (model, base))  # type: ignore[union-attr]
     if ours != theirs:
-        raise TensorsDiffer("vision width", model, ours, clip, theirs)
-    preprocess, split = Preprocess.from_folder(clip), sampling.split
-    own = {column: key for key, column in columns.items()}
-    tasks = {
-        name: load_images(dataset.source, split, preprocess, columns=own)
-        for name, dataset in datasets.items()
-    }
-    tokenizer, heads = load_tokenizer(clip), {}
-    expected = f"must hold only words that the tokenizer of {clip} knows; use --template"
-    for task, images in tasks.items():
-        for prompt in prompts_of(images.classes, templates):
-            require(words_known(tokenizer, [prompt], ["{}"]), f"{task}: prompt", prompt, expected)
-        heads[task] = zero_shot_head(whole, tokenizer, images.classes, templates)
-    projection = whole.visual_projection.weight.detach()
-    vision = load_vision(model).to(device)
-    pool = evaluate_pool({"model": vision}, tasks, heads, projection, sampling.batch)
+        raise TensorsDiffer("vision width", model, ours, base, theirs)
+    preprocess, own = Preprocess.from_folder(base), {column: key for key, column in columns.items()}
+
+    def read(split: str) -> dict[str, Any]:
+        return {
+            name: load_images(dataset.source, split, preprocess, columns=own)
+            for name, dataset in datasets.items()
+        }
+
+    tasks, heads, projection = read(sampling.split), {}, None
+    if templates is None:
+        for task, images in read("train").items():
+            expected = f"must be the classes of its split train: {', '.join(images.classes)}"
+            same = images.classes == tasks[task].classes
+            require(same, f"{task}: classes", ", ".join(tasks[task].classes), expected)
+            heads[task] = zero_shot.class_mean_head(whole, None, images, sampling.batch)
+        vision: Any = load_as_calibrated(model).to(device)
+    else:
+        tokenizer = load_tokenizer(base)
+        expected = f"must hold only words that the tokenizer of {base} knows; use --template"
+        for task, images in tasks.items():
+            for prompt in zero_shot.prompts_of(images.classes, templates):
+                known = zero_shot.words_known(tokenizer, [prompt], ["{}"])
+                require(known, f"{task}: prompt", prompt, expected)
+            heads[task] = zero_shot.zero_shot_head(whole, tokenizer, images.classes, templates)
+        projection = whole.visual_projection.weight.detach()
+        vision = load_vision(model).to(device)
+    pool = zero_shot.evaluate_pool({"model": vision}, tasks, heads, projection, sampling.batch)
     return {name: (right, len(tasks[name].classes)) for name, right in pool["model"].items()}
 
 

@@ -49,7 +49,9 @@ def projected_features(model: Encoder, projection: Tensor | None, inputs: Inputs
         for name, x in inputs.items()
     }
     vectors = pooled_output(model, model(**moved), moved)  # (n, h)
-    assert vectors is not None
+    if vectors is None:
+        name = type(model).__name__
+        raise BadData(name, "its output has no pooled feature", "use a model with a pooler")
     return vectors if projection is None else vectors @ projection.to(vectors).T  # (n, p)
 
 

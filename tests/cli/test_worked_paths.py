@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import checkpoints
+import datasets
 import language
 import numpy as np
 import peft
@@ -17,7 +18,8 @@ from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny import shifted
-from transformers import AutoTokenizer
+from torch.nn import functional as F
+from transformers import AutoImageProcessor, AutoTokenizer
 from vision import dinov2
 
 from featcal.cli import main as cli
@@ -223,10 +225,36 @@ def test_dinov2_folders_are_calibrated_compared_and_scored_by_class_means(
         shutil.copytree(Path("images") / name / "test/dog", Path("images") / name / "train/dog")
     run(section("use-dinov2"))
     assert all(name.startswith("encoder.layer.") for name in solved())
-    capsys.readouterr()
-    (scored,) = re.findall(r"```python\n(.*?)```", section("use-dinov2"), re.S)
-    exec(scored, {})
-    assert set(eval(capsys.readouterr().out)) == {"merged", "calibrated"}
+    printed = capsys.readouterr().out
+    result = json.loads(printed[printed.index('{\n  "model": "calibrated",\n  "tasks"') :])
+    model, vision = load_model("calibrated"), load_model("dinov2")
+    for name in ("flowers", "birds"):
+        assert result["tasks"][name]["accuracy"] == by_nearest_mean(vision, model, name)
+    wrong = ["evaluate", "--model", "calibrated", "--class-means", "dinov2", "--data"]
+    names = ["dog", "cat"]  # in the other order
+    columns = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=names))
+    picture = {"image": [Image.new("RGB", (32, 32))], "label": [0]}
+    datasets.Dataset.from_dict(picture, columns).to_parquet("images/birds/test.parquet")
+    assert cli.main([*wrong, "birds=images/birds"]) == 2
+    assert "cat, dog" in capsys.readouterr().err
+    assert cli.main([*wrong, "birds=images/birds", "--template", "a {}"]) == 2
+
+
+def by_nearest_mean(vision, model, task: str) -> float:
+    """Return the percentage of test pictures whose class has the nearest mean of the base's features."""
+    processor = AutoImageProcessor.from_pretrained("dinov2", backend="pil")
+
+    def features(of, split: str, label: str) -> torch.Tensor:
+        files = sorted(Path("images", task, split, label).glob("*.png"))
+        pixels = processor([Image.open(file) for file in files], return_tensors="pt")
+        with torch.no_grad():
+            return F.normalize(of(**pixels).last_hidden_state[:, 0], dim=-1)
+
+    classes = ("cat", "dog")
+    means = torch.stack([features(vision, "train", c).mean(0) for c in classes])
+    means = F.normalize(means, dim=-1)
+    right = [(features(model, "test", c) @ means.T).argmax(-1) == i for i, c in enumerate(classes)]
+    return 100 * float(torch.cat(right).double().mean())
 
 
 def test_an_open_clip_checkpoint_is_converted_calibrated_and_converted_back_without_loss(
