@@ -14,19 +14,17 @@ from matplotlib.figure import Figure
 from reproduction.report.evidence import Evidence, read_scores, select
 from reproduction.report.figures import COLOURS, WIDTH, drawing, shown
 from reproduction.report.html import PageOutput, estimated, note, table
-from reproduction.report.paper import IMAGES, REAL, model_title
+from reproduction.report.paper import IMAGES, REAL, VISION, model_title
 from reproduction.report.statistics import Estimate, estimate, highest, noise
-from reproduction.report.tables import MERGERS as PAPERS
-from reproduction.report.tables import NAMES
+from reproduction.report.tables import MERGERS, NAMES
 
-SOURCES = ((REAL, "8"), (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"))
+SOURCES = ((VISION, "8"), (REAL, "8"), (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"))
 SETTINGS = {
     "paper": "printed settings", "suite": "tuned settings", "large anchor": "λ .01, ρ 8, α .3",
     "best": "former preset best",
 }  # fmt: skip
 ADAPTERS = ("surgery", "prob_surgery")
-MERGERS = PAPERS | {"tsv_merge": "TSV-Merge"}
-SHORT = {REAL: "MiniLM", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama"}
+SHORT = {VISION: "ViT-S", REAL: "MiniLM", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama"}
 CLOSE = 0.5  # points that the default may be below the best fixed setting
 NOT_RUN = "○ not run: no scores of the default."
 # rows of ideas that the library no longer has, and of the settings that each was added to
