@@ -113,7 +113,7 @@ def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Par
     parts = {}
     for task, given in batches.items():
         own = given
-        if not (isinstance(given, Sequence) or getattr(given, "same_every_time", False)):
+        if not isinstance(given, Sequence):
             own = SpooledList(spool)
             for batch in given:
                 own.append(batch)

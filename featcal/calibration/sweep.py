@@ -31,7 +31,9 @@ from featcal.models.blocks import check_replay
 from featcal.models.modules import solved_modules
 from featcal.models.plan import BlockPlan, Stack, blocks_of
 from featcal.models.streamed import ModelHandle
-from featcal.settings import Calibration
+from featcal.settings import Calibration, require
+
+EXPECTED_RULE = "must be a function (module name, last block?, (batch, tokens)) -> weights, a tensor of that shape"
 
 
 @dataclass
@@ -82,18 +84,18 @@ def sweep(
             name = blocks[0][1].name
             kept = [student.folder.solved(name) for student in students if student.folder]
             solved = [one for one in kept if one]
-            if len(solved) == len(students):
+            resumed = len(solved) == len(students)
+            if resumed:
                 replay_block(models, path, blocks, features, [one for one, _ in solved])
                 records = [record for _, record in solved]
             else:
                 records = calibrate_block(models, path, blocks, features, ranks, block_drift)
-                for student, (block, spec), record in zip(students, blocks, records, strict=True):
-                    if student.folder:
-                        student.folder.keep(name, solved_parameters(block, spec), record)
-            for student, record in zip(students, records, strict=True):
+            for student, (block, spec), record in zip(students, blocks, records, strict=True):
                 student.blocks.append(record)
+                if student.folder and not resumed:
+                    student.folder.keep(name, solved_parameters(block, spec), record)
             seconds, start = time.perf_counter() - start, time.perf_counter()
-            report(records, seconds, len(solved) == len(students))
+            report(records, seconds, resumed)
         encoder = encoder_outputs(models, handles, stack, features)
 
 
@@ -224,14 +226,9 @@ def checked_rule(rule: TokenRule) -> TokenRule:
         try:
             w: object = rule(module, last, shape)
         except TypeError as error:
-            w = error
-        if not (isinstance(w, Tensor) and w.shape == shape):
-            given = w if isinstance(w, TypeError) else type(w).__name__
-            expected = (
-                "must be a function (module name, last block?, (batch, tokens)) -> weights, a "
-                "tensor of that shape"
-            )
-            raise BadSetting("calibrate.token_weights", given, expected)
+            raise BadSetting("calibrate.token_weights", error, EXPECTED_RULE) from None
+        valid = isinstance(w, Tensor) and w.shape == shape
+        require(valid, "calibrate.token_weights", type(w).__name__, EXPECTED_RULE)
         return w
 
     return weights
