@@ -27,7 +27,7 @@ from featcal.models.load import load_model, load_vision
 from pipeline import write_settings
 from reproduction.experiments import MAIN
 from reproduction.language.tests import ANTLR, antlr_version
-from reproduction.prepare.image_tasks import POOLS, TASKS
+from reproduction.prepare.tasks import POOLS, TASKS
 from reproduction.results import SCORES, read_rows
 
 LANGUAGE = ["flan_t5_large-glue", "llama_3b-mergebench"]
