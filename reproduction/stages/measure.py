@@ -241,7 +241,7 @@ def task_vector_alignment(
     return cosine, (sqrt(own / theirs) if theirs else nan)
 
 
-def parameter_groups(model: "nn.Module", plan: "BlockPlan | None" = None) -> dict[str, list[str]]:
+def parameter_groups(model: "nn.Module") -> dict[str, list[str]]:
     """Return the names of all parameters ("backbone"), and of the weights of the blocks' linears,
     which calibration solves for ("linear").
     """
@@ -249,7 +249,7 @@ def parameter_groups(model: "nn.Module", plan: "BlockPlan | None" = None) -> dic
     from featcal.models.modules import is_linear
     from featcal.models.plan import part_of
 
-    stacks = plan_for(model, plan).stacks
+    stacks = plan_for(model).stacks
     blocks = [(stack.blocks, part_of(model, stack.blocks)) for stack in stacks]
     solved = [
         f"{path}.{name}.weight"

@@ -148,7 +148,6 @@ sys.path.insert(0, {str(Path(checkpoints.__file__).parent)!r})
 from pathlib import Path
 from reproduction.prepare.sources import Split, mapped_images
 import checkpoints
-import reproduction.prepare.sources
 mapped_images(Path({str(kept)!r}), Split(Path({str(pets.source)!r}), "test", checkpoints.plain(crop=32), True))
 print([name for name in ("datasets", "pyarrow") if name in sys.modules])
 """
