@@ -234,10 +234,13 @@ def _both(scores: Table, controls: Table) -> Table:
 
 @lru_cache(maxsize=64)
 def _with_clean(damaged: Table, scores: Table) -> Table:
-    """Return rows of damaged samples, preceded by the same models from clean ones."""
+    """Return rows of damaged samples, preceded by the same models from clean ones where the study
+    has none.
+    """
     names = ["upstream", "method", "setting", "seed"]
     wanted = damaged[names].drop_duplicates()
     mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
+    wanted = wanted[:0] if (damaged["corruption"] == "clean").any() else wanted
     clean = scores.merge(pd.concat([mergers, wanted]), on=names).assign(corruption="clean")
     return _kept(pd.concat([clean.reindex(columns=damaged.columns), damaged], ignore_index=True))
 

@@ -23,6 +23,7 @@ class CorruptedStudy(Study):
     """Settings of the study.
 
     severity:  3 of images; one or more of 1, 2 and 3 of texts.
+    clean:     as many clean samples too. Default: clean scores are those of `scores`.
     at_papers: FeatCal at the paper's settings too.
     """
 
@@ -35,6 +36,7 @@ class CorruptedStudy(Study):
     severity: int | Each[Annotated[int, Field(ge=1, le=3)]]
     samples: PositiveInt
     seeds: Seeds
+    clean: bool = False
     at_papers: Calibration | None = None
 
     def check(self) -> None:
@@ -63,14 +65,16 @@ class CorruptedStudy(Study):
         ways += [("featcal", "paper", self.at_papers)] if self.at_papers else []
         if rivals.stream != "train":
             ways += [(m, f"{rivals.setting}_train", getattr(rivals, m)) for m in adapters]
-        for seed, damage in product(self.seeds, self.damages):
+        damages = [*([""] if self.clean else []), *self.damages]
+        for seed, damage in product(self.seeds, damages):
             for method, setting, settings in ways:
-                out = folder / f"{damage}-{method}-{setting}-{seed}"
+                kind = damage or "clean"
+                out = folder / f"{kind}-{method}-{setting}-{seed}"
                 model = rival(rivals, method, self.upstream, self.samples, seed, out)
                 changes = {"setting": setting, "settings": settings, "damage": damage}
                 if setting.endswith("_train"):
                     changes["draw"] = model.draw.but(stream="train")
-                found.append(model.but(**changes, columns={"corruption": damage}))
+                found.append(model.but(**changes, columns={"corruption": kind}))
         return found
 
     def found(self, setup: Setup, folder: Path) -> Found:

@@ -98,8 +98,9 @@ def numbers(ours: Evidence) -> tuple[str, str]:
     """Return how many samples per task FeatCal gets, clean and damaged."""
     runs = ours.settings().get("calibrate", {}).values()
     clean = {run["samples"] for run in runs if run.get("calibration")}
-    damaged = ours.settings("corrupted").get("study", {}).get("samples", "–")
-    return ", ".join(map(str, sorted(clean))) or "–", str(damaged)
+    study = ours.settings("corrupted").get("study", {})
+    damaged = str(study.get("samples", "–"))
+    return damaged if study.get("clean") else ", ".join(map(str, sorted(clean))) or "–", damaged
 
 
 def _row(ours: Evidence, method: str, name: str, setting: str = "") -> Row:
