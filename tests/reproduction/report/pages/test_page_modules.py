@@ -11,12 +11,12 @@ import pytest
 from synthetic_correct import forget_answers, write_answers
 
 from featcal.merging.registry import method_named, method_names
-from pipeline import ROOT
+from pipeline import ROOT, read_rows
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import default, differences, field, gain, real_encoder, resources
 from reproduction.report.paper import errata, packaged, paper_table
 from reproduction.report.statistics import noise
-from reproduction.results import CANDIDATES, DEFAULT, read_rows, write_rows
+from reproduction.results import CANDIDATES, DEFAULT, write_rows
 
 RESULTS = ROOT / "results" / "mini"
 
