@@ -32,9 +32,8 @@ from featcal.data.places import Kind, first_line
 from featcal.errors import MissingPath
 from reproduction.experiments import GLUE_POOL, Experiments, Pool, load_experiments
 from reproduction.prepare import packages
-from reproduction.prepare.image_tasks import TASKS
 from reproduction.prepare.suite import Suite, load_suite
-from reproduction.prepare.text_tasks import DOMAINS, GLUE, HUB_ID, PUBLIC
+from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS
 from reproduction.results import project_root
 
 State = Literal["cached", "reachable", "gated", "missing", "unreachable", "offline"]

@@ -70,10 +70,7 @@ MEASURED = {
     "vectors": VECTORS,
 }
 
-_AGAIN = "make or copy it again"
 _DECIMALS = {"value": 4, "similarity": 4, "x": 4, "y": 4}  # other fractions get six
-_FRACTIONS = {*"value relative_drift l2 cosine cosine_sd similarity size x y".split()}
-_WHOLE = {"count", "index"}
 # Results, pages and dvc.lock change by being made.
 _SOURCES = tuple(
     "featcal notebooks suites params.yaml dvc.yaml pipeline/*.yaml pipeline/*/dvc.yaml".split()
@@ -132,35 +129,6 @@ def write_scores(
     write_rows(correct_path(path), kept, correct_columns(columns))
 
 
-def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return the rows of a CSV file: fractions as float, counts and indices as int, everything else
-    as text.
-
-    Raises: MissingPath; BadFile when the header is not `columns`, a row has another length, or a
-    number is not one.
-    """
-    if not Path(path).is_file():
-        raise MissingPath(path, "a results file", "run the stage that writes it: dvc repro")
-    with open(path, encoding="utf-8", newline="") as file:
-        header, *body = list(csv.reader(file)) or [[]]
-    expected = list(header if columns is None else columns)
-    if header != expected:
-        raise BadFile(
-            path,
-            f"columns are {', '.join(header) or 'none'}, expected {', '.join(expected)}",
-            _AGAIN,
-        )
-    for number, line in enumerate(body, start=2):
-        if len(line) != len(header):
-            raise BadFile(
-                path, f"line {number} has {len(line)} cells instead of {len(header)}", _AGAIN
-            )
-    return [
-        {c: _value(path, n, c, t) for c, t in zip(header, line, strict=True)}
-        for n, line in enumerate(body, start=2)
-    ]
-
-
 def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:
     """Return what varies between two runs: seconds per step, host, versions, commit, and `more`."""
     return {
@@ -197,14 +165,6 @@ def _text(path: object, column: str, value: Any) -> str:
     decimals = _DECIMALS.get(column, 6)
     # + 0.0 turns -0.0, whose sign is chance, into 0.0
     return f"{round(value, decimals) + 0.0:.{decimals}f}"
-
-
-def _value(path: object, line: int, column: str, text: str) -> Any:
-    kind = float if column in _FRACTIONS else int if column in _WHOLE else str
-    try:
-        return kind(text)
-    except ValueError:
-        raise BadFile(path, f"line {line}: {column} is {text!r}, not a number", _AGAIN) from None
 
 
 def _cpu_name() -> str:

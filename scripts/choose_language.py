@@ -19,7 +19,7 @@ from reproduction.mini.language.glue import COUNTS, WORLDS, draw_rows, draw_samp
 from reproduction.mini.training import MODELS
 from reproduction.prepare.fine_tune import fine_tune_text
 from reproduction.prepare.suite import FineTuneText, Lora
-from reproduction.prepare.text_tasks import prompted
+from reproduction.prepare.tasks import prompted
 
 CHOICE = Path("reproduction/mini/language/choice_t5.json")
 ROLES = {

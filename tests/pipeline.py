@@ -1,6 +1,10 @@
-"""Read the stages that the project's dvc.yaml files define, and the settings that they use."""
+"""Read the stages that the project's dvc.yaml files define, the settings that they use, and the
+results that they write.
+"""
 
+import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,8 @@ from reproduction.results import read_yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "pipeline/pages.yaml"  # what the stage `page` is repeated for
+KINDS = dict.fromkeys("value relative_drift l2 cosine cosine_sd similarity size x y".split(), float)
+KINDS |= {"count": int, "index": int}
 SETTINGS = (ROOT / "params.yaml", *(ROOT / name for name in MORE))
 
 
@@ -50,3 +56,11 @@ def blocks(root: Path = ROOT) -> dict[str, dict]:
 def stages(root: Path = ROOT) -> dict[str, dict]:
     """Return the stage of every block, with its variables unresolved."""
     return {name: block.get("do", block) for name, block in blocks(root).items()}
+
+
+def read_rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the rows of a results file with these columns, numbers as such."""
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *body = list(csv.reader(file))
+    assert not columns or header == list(columns)
+    return [{c: KINDS.get(c, str)(v) for c, v in zip(header, row, strict=True)} for row in body]

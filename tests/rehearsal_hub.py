@@ -8,7 +8,7 @@ from rehearsal_images import image_data, image_models
 from rehearsal_rows import metric, text_data
 from rehearsal_texts import LLAMAS, T5_SIZES, text_models
 
-from reproduction.prepare.image_tasks import TASKS
+from reproduction.prepare.tasks import TASKS
 
 Repositories = dict[str, Path | dict[str, Path]]
 SIZES = ("base-patch32", "large-patch14")

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
 from featcal.data.places import quiet_datasets
-from reproduction.prepare.image_tasks import TASKS, load_prompts
+from reproduction.prepare.tasks import TASKS, load_prompts
 
 ROWS = {"train": 64, "validation": 12, "test": 12}
 SIDE = 32  # of what a model reads; the hub's models read 224

@@ -13,7 +13,7 @@ import datasets
 from rehearsal_images import drawn
 
 from featcal.data.places import quiet_datasets
-from reproduction.prepare.text_tasks import DOMAINS, GLUE, HUB_ID
+from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID
 
 # rows of a train split, of one that is scored, and of a public test
 TRAINED, SCORED, ASKED = (24, 8, 3)

@@ -81,7 +81,7 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
     from dvc.repo import Repo
 
     from reproduction.language.tests import lacking
-    from reproduction.prepare.text_tasks import PUBLIC
+    from reproduction.prepare.tasks import PUBLIC
 
     copied(work, root)
     write_settings(work, rehearsal_params(root))

@@ -22,7 +22,7 @@ from transformers import (
     T5Tokenizer,
 )
 
-from reproduction.prepare.text_tasks import DOMAINS, GLUE
+from reproduction.prepare.tasks import DOMAINS, GLUE
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 LETTERS = [chr(code) for code in range(33, 127)]

@@ -41,7 +41,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "report": {"results"},
     "results": set(),
     "language": {"prepare", "mini"},
-    "mini": {"prepare.text_tasks"},
+    "mini": {"prepare.tasks"},
     "prepare": KNOWN | {"mini.tasks"},
     "engine": KNOWN | {"language", "prepare", "profiling"},
     "field": KNOWN | {"prepare", "engine"},

@@ -1,13 +1,16 @@
-"""How adapters are trained: samples are encoded once, then every training reads their features."""
+"""Train adapters; the stage `adapt`.
+
+Samples are encoded once, then every training reads their features.
+"""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reproduction.engine.context import Setup
+from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import stream, streams
-from reproduction.engine.spec import ModelSpec
+from reproduction.engine.spec import ModelSpec, adapted, replacing
 from reproduction.engine.workers import report_progress
 from reproduction.experiments import Draw
 
@@ -17,6 +20,18 @@ if TYPE_CHECKING:
     from featcal.baselines.adapters import Pair
 
 Drawn = tuple[Draw, str]  # samples of every task, and their damage
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/adapted/<role>-<pool>/<merger>-<adapter>/<setting>/seed<NN>/ of a role
+    and pool.
+    """
+    setup = load_setup(key)
+    with (
+        setup.context.recorded("adapt", key),
+        replacing(setup, "adapt", "adapted", adapted(setup)) as models,
+    ):
+        adapt_all(key, setup, models)
 
 
 def adapt_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:

@@ -1,4 +1,4 @@
-"""How models of FeatCal and of its controls are made from merged models."""
+"""Make models of FeatCal and of its controls from merged models; the stage `calibrate`."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -6,13 +6,30 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from reproduction.engine.context import Setup
+from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import plan_of, streams
-from reproduction.engine.spec import ModelSpec
+from reproduction.engine.spec import ModelSpec, anchors, calibrated, replacing
 from reproduction.engine.workers import report_progress
 from reproduction.experiments import ANCHOR, RESCALED
 
 CALIBRATED = (ANCHOR, RESCALED, "featcal")
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/calibrated/<role>-<pool>/<merger>-<setting>/seed<NN>/ of a role and
+    pool; of language models also anchor/ next to it.
+    """
+    setup = load_setup(key)
+    with setup.context.recorded("calibrate", key) as record:
+        models = [*(anchors(setup) if setup.of_texts else ()), *calibrated(setup)]
+        with replacing(setup, "calibrate", "calibrated", models) as made:
+            seconds = calibrate_all(key, setup, made)
+        record["cost"] = cost = dict[str, dict[str, Any]]()
+        for model in made:
+            if model.method == "featcal":
+                run = model.name.partition("/")[0]  # its key in params.yaml
+                own = cost.setdefault(f"calibrate@{run}", {})
+                own[f"seed {model.seed}"] = {"seconds": round(seconds[model.name], 3)}
 
 
 def calibrate_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> dict[str, float]:

@@ -158,11 +158,16 @@ class Context:
 
 @dataclass(frozen=True)
 class Setup:
-    """One role and pool of a context: its tasks, and the models that others are made from."""
+    """One role and pool of a context: its tasks, and the models that others are made from.
+
+    only: some of its tasks.   made: a folder for models made from those.
+    """
 
     context: Context
     role: str
     pool: Pool
+    only: tuple[str, ...] = ()
+    made: Path | None = None
 
     @property
     def key(self) -> str:
@@ -184,7 +189,7 @@ class Setup:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        return self.context.suite.tasks_of(self.role, self.pool)
+        return self.only or self.context.suite.tasks_of(self.role, self.pool)
 
     @property
     def of_texts(self) -> bool:
@@ -208,7 +213,8 @@ class Setup:
 
     def folder(self, kind: str, *parts: str) -> Path:
         """Return a folder of its outputs of one kind, such as `merged`."""
-        return self.context.layout.found(kind, self.key).joinpath(*parts)
+        found = self.made / kind if self.made else self.context.layout.found(kind, self.key)
+        return found.joinpath(*parts)
 
     def merged(self, upstream: str) -> Path:
         return self.folder("merged", upstream)

@@ -127,10 +127,19 @@ def anchors(setup: Setup) -> Iterator[ModelSpec]:
 
 
 @contextmanager
-def replacing(out: Path, models: Iterable[ModelSpec]) -> Iterator[list[ModelSpec]]:
-    """Yield models with other folders, which replace those below `out` once all are made."""
+def replacing(
+    setup: Setup, verb: str, kind: str, models: Iterable[ModelSpec]
+) -> Iterator[list[ModelSpec]]:
+    """Yield models with hidden folders, which replace those of the kind once all are made; none
+    where the suite runs none.
+    """
+    out, chosen = setup.folder(kind), list(models) if setup.plays else []
+    if not chosen:
+        yield []
+        setup.context.not_run(f"{verb} {setup.key}", out)
+        return
     with atomic_folder(out) as hidden:
-        yield [m.but(folder=hidden / m.folder.relative_to(out)) for m in models if m.folder]
+        yield [m.but(folder=hidden / m.folder.relative_to(out)) for m in chosen if m.folder]
 
 
 def merged_model(setup: Setup, upstream: str) -> ModelSpec:

@@ -27,7 +27,7 @@ from reproduction.language.harness import (
     silent,
 )
 from reproduction.prepare.suite import Language
-from reproduction.prepare.text_tasks import PUBLIC, PublicTest
+from reproduction.prepare.tasks import PUBLIC, PublicTest
 from reproduction.prepare.texts import open_rows, read_text_sources
 
 # sympy reads LaTeX with antlr4 4.11 only; omegaconf, which DVC installs, imports with 4.9 only. No

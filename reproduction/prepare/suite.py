@@ -367,7 +367,7 @@ def _known_tasks(source: str) -> tuple[str, ...]:
 
         return tuple(tasks.TASKS)
     if source == "hub":
-        from reproduction.prepare import image_tasks
+        from reproduction.prepare import tasks
 
-        return tuple(image_tasks.TASKS)
+        return tuple(tasks.TASKS)
     return ()

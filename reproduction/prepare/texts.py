@@ -18,7 +18,7 @@ from featcal.models.plan import BlockPlan
 from featcal.models.stored import skeleton
 from featcal.settings import Settings
 from reproduction.experiments import Reading, require_known
-from reproduction.prepare.text_tasks import GLUE, domain_text, prompted
+from reproduction.prepare.tasks import GLUE, domain_text, prompted
 
 SOURCES = "sources.json"
 COUNTED = "labels"  # keyword of a batch whose labels say which tokens count

@@ -4,7 +4,7 @@ people.
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Annotated
 
 from typer import Argument
@@ -16,10 +16,22 @@ EPILOG = """Examples:
 featcal stage calibrate clip_b32-8
 
 featcal stage gather scores/clip_b32-8"""
-STAGES = tuple(  # files of this folder, each with a function `run`; other verbs are studies
-    "prepare_data prepare_photos prepare_texts prepare pretrain merge calibrate adapt multitask"
-    " evaluate measure gather summary page".split()
-)
+STAGES = {  # their functions, below `reproduction`; other verbs are studies
+    "prepare_data": "stages.prepare_data:run",
+    "prepare_photos": "stages.prepare:photos",
+    "prepare_texts": "stages.prepare_texts:run",
+    "prepare": "stages.prepare:run",
+    "pretrain": "stages.command:pretrain",
+    "merge": "engine.merge:run",
+    "calibrate": "engine.calibrate:run",
+    "adapt": "engine.adapt:run",
+    "multitask": "stages.prepare:multitask",
+    "evaluate": "stages.evaluate:run",
+    "measure": "stages.measure:run",
+    "gather": "stages.gather:run",
+    "summary": "stages.summary:run",
+    "page": "stages.page:run",
+}
 LIGHT = ("pretrain", "gather", "summary", "page")  # have no workers
 WITHOUT_KEY = ("prepare_data", "prepare_photos", "prepare_texts")
 
@@ -48,7 +60,7 @@ def run_stage(verb: str, key: str | None) -> None:
     require(fine, f"stage {verb}", key, expected)
     run: Callable[..., None]
     if verb in STAGES:
-        run = import_module(f"reproduction.stages.{verb}").run
+        run = resolve_name(f"reproduction.{STAGES[verb]}")
     else:
         from reproduction.engine.study import run_study
         from reproduction.experiments import require_known, studies
@@ -56,3 +68,20 @@ def run_stage(verb: str, key: str | None) -> None:
         require_known("stage", verb, (*STAGES, *studies()))
         run = partial(run_study, verb)
     run(*([] if key is None else [key]))
+
+
+def pretrain(key: str) -> None:
+    """Write reproduction/mini/models/<role>/, which ships with the package; an interrupted run
+    continues.
+    """
+    from reproduction.results import project_root
+
+    root = project_root()
+    out, state = root / "reproduction" / "mini" / "models" / key, root / ".featcal" / "pretrain"
+    if key.startswith("llama"):
+        from reproduction.mini.language.llama import pretrain_llama as make
+    elif key.startswith("flan_t5"):
+        from reproduction.mini.language.t5 import pretrain_t5 as make
+    else:
+        from reproduction.mini.pretrain import pretrain as make
+    make(key, out=out, state_folder=state)

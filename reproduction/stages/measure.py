@@ -7,6 +7,7 @@ n samples · p width of a feature. Features are of length one, as the classifier
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from math import nan, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ from reproduction.results import MEASURED, write_rows
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from featcal.models.plan import BlockPlan
+    from featcal.models.batch import Batch, Batches
+    from featcal.models.plan import BlockPlan, Stack
 
 BATCH = 250
 METHODS = ("merged", "featcal", "surgery", "prob_surgery")
@@ -62,7 +64,6 @@ def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
     """Return the rows of one task, by file; those of single samples of the task to show only."""
     from featcal.baselines.adapters import Adapters
     from featcal.evaluation.zero_shot import unit_length
-    from reproduction.engine.drift import model_drift
 
     projection, samples = setup.projection(), load_split(setup, task, "test")
     base, expert = setup.load(setup.base), setup.load(setup.expert(task))
@@ -94,6 +95,60 @@ def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
             rows["similarity"] += similarity_rows(line, features, own)
     rows["projection"] += projection_rows(task, samples.labels, shown)
     return rows
+
+
+def features_by_stack(
+    model: "nn.Module", batch: "Batch", plan: "BlockPlan"
+) -> "dict[str, tuple[Stack, Tensor]]":
+    """Return the features (batch, tokens, d) of one batch, with their stacks, by block.
+
+    The names are "embeddings" before the first block, then "00", "01", …; where the model has
+    several stacks, they begin with the stack's, as in "decoder.00".
+    """
+    from featcal.core.precision import exact_products
+    from featcal.models.blocks import block_outputs, model_call
+    from featcal.models.load import evaluation_mode
+    from featcal.models.plan import blocks_of
+
+    with evaluation_mode([model]), exact_products(), ExitStack() as hooks:
+        outputs = [
+            (stack, hooks.enter_context(block_outputs(model, blocks_of(model, stack))))
+            for stack in plan.stacks
+        ]
+        model(**model_call(model, batch))
+    several = len(plan.stacks) > 1
+    return {
+        f"{stack.name}.{block}" if several else block: (stack, h)
+        for stack, features in outputs
+        for block, h in features.items()
+    }
+
+
+def model_drift(model: "nn.Module", expert: "nn.Module", batches: "Batches") -> list[Row]:
+    """Return the relative drift after every block over all tokens, and distance and cosine of the
+    first (class) token; in forward order, "embeddings" first. `count` is samples.
+    """
+    from featcal.core.drift import Drift
+    from featcal.models.batch import pad_token, padding_mask
+    from featcal.models.families import plan_for
+
+    tokens, first, plan = dict[str, Drift](), dict[str, Drift](), plan_for(model)
+    for batch in batches:
+        features, theirs = (features_by_stack(m, batch, plan) for m in (model, expert))
+        for block, (stack, h) in features.items():
+            h_exp, mask = theirs[block][1], padding_mask(batch, h, stack.mask, pad_token(model))
+            tokens.setdefault(block, Drift()).add(h, h_exp, mask)
+            first.setdefault(block, Drift()).add(h[:, 0], h_exp[:, 0])
+    return [
+        {
+            "block": block,
+            "relative_drift": tokens[block].relative,
+            "l2": first[block].l2,
+            "cosine": first[block].cosine,
+            "count": int(first[block].count),
+        }
+        for block in tokens
+    ]
 
 
 def _last(features: "Tensor", own: "Tensor") -> Row:
@@ -186,7 +241,7 @@ def task_vector_alignment(
     return cosine, (sqrt(own / theirs) if theirs else nan)
 
 
-def parameter_groups(model: "nn.Module", plan: "BlockPlan | None" = None) -> dict[str, list[str]]:
+def parameter_groups(model: "nn.Module") -> dict[str, list[str]]:
     """Return the names of all parameters ("backbone"), and of the weights of the blocks' linears,
     which calibration solves for ("linear").
     """
@@ -194,7 +249,7 @@ def parameter_groups(model: "nn.Module", plan: "BlockPlan | None" = None) -> dic
     from featcal.models.modules import is_linear
     from featcal.models.plan import part_of
 
-    stacks = plan_for(model, plan).stacks
+    stacks = plan_for(model).stacks
     blocks = [(stack.blocks, part_of(model, stack.blocks)) for stack in stacks]
     solved = [
         f"{path}.{name}.weight"

@@ -1,4 +1,5 @@
-"""Stage `prepare`: base, experts and heads of a role and pool.
+"""Stages `prepare`: base, experts and heads of a role and pool; `multitask`: one model trained on
+all of its tasks; `prepare_photos`: the real images.
 
 A finished expert stays finished: it lies outside the stage's outputs until all are, so that an
 interrupted run goes on.
@@ -11,12 +12,12 @@ from typing import Any
 
 from featcal.errors import HubUnreachable
 from featcal.files import atomic_folder
-from reproduction.engine.context import Setup, fingerprint, load_setup
+from reproduction.engine.context import Setup, fingerprint, load_context, load_setup, pick
 from reproduction.engine.workers import console, fan_out
 from reproduction.prepare import experts
-from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, model_folder
+from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, MultitaskJob, model_folder
 from reproduction.prepare.packages import WEIGHTS
-from reproduction.prepare.photos import write_vision_and_heads
+from reproduction.prepare.photos import write_photos, write_vision_and_heads
 from reproduction.prepare.suite import FINE_TUNE, LanguageRole, PhotoRole, Role, SentenceRole
 
 FIRST = 0  # seed of the experts of sentences and real images; the study expert_seeds trains others
@@ -54,6 +55,42 @@ def run(key: str) -> None:
                 shutil.copyfile(store / HEADS, folder / HEADS)
     for old in store.parent.glob(f"{key}-*"):  # interrupted runs with other settings too
         shutil.rmtree(old)
+
+
+def multitask(key: str) -> None:
+    """Write outputs/<suite>/multitask/<role>-<pool>/."""
+    setup = load_setup(key)
+    context, suite = setup.context, setup.context.suite
+    chosen, out = pick("multitask", context.experiments.multitask, key), setup.folder("multitask")
+    with context.recorded("multitask", key):
+        if chosen is None or not setup.plays:
+            context.not_run(f"multitask {key}", out)
+            return
+        sentences = setup.role in suite.sentences.roles
+        recipe: Any = suite.sentences.fine_tune if sentences else suite.fine_tune
+        recipe = recipe.but(steps=chosen.steps) if chosen.steps else recipe
+        job = MultitaskJob(setup.tasks, chosen.model, recipe, chosen.seed, suite.device)
+        given = (
+            job,
+            setup.base.parent,
+            context.layout.data_of(setup.role),
+            context.layout.pins,
+            out,
+        )
+        context.run("multitask", experts.write_multitask, {key: given})
+
+
+def photos() -> None:
+    """Write outputs/<suite>/photos/."""
+    context = load_context()
+    real, out = context.suite.photos, context.layout.outputs / "photos"
+    with context.recorded("prepare_photos", None):
+        if not real.roles:
+            context.not_run("prepare_photos", out)
+            return
+        with atomic_folder(out) as folder:
+            tasks = max(real.pools.values(), key=len)
+            write_photos(context.layout.root / real.folder, tasks, folder)
 
 
 def _made(setup: Setup, role: Any) -> Path:

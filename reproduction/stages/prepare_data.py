@@ -88,7 +88,7 @@ def _named(context: Context, folder: Path) -> dict[str, Source]:
     are read.
     """
     from reproduction.prepare.hub import pinned_data
-    from reproduction.prepare.image_tasks import TASKS, load_prompts
+    from reproduction.prepare.tasks import TASKS, load_prompts
 
     sources = {}
     for task in context.suite.tasks:

@@ -41,7 +41,7 @@ def _drawn(context: Context, folder: Path) -> dict[str, TextSource]:
     """Draw every task of the synthetic suite in the workers: GLUE's, the domains, and the tests."""
     from reproduction.mini.language.domains import DOMAINS, TESTS, write_domain, write_test
     from reproduction.mini.language.glue import WORLDS, write_glue
-    from reproduction.prepare.text_tasks import GLUE
+    from reproduction.prepare.tasks import GLUE
 
     language = context.suite.language
     texts = language.texts
@@ -78,7 +78,7 @@ def _draw(
 
 def _copied(context: Context, folder: Path) -> dict[str, TextSource]:
     """Copy the user's folders, so that a later edit of them cannot change half of the results."""
-    from reproduction.prepare.text_tasks import glue_task
+    from reproduction.prepare.tasks import glue_task
 
     language = context.suite.language
     assert language.texts is not None
@@ -97,7 +97,7 @@ def _named(context: Context, folder: Path) -> dict[str, TextSource]:
     are read.
     """
     from reproduction.prepare.hub import pinned_data
-    from reproduction.prepare.text_tasks import DOMAINS, GLUE, HUB_ID, PUBLIC
+    from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC
 
     language, pins, sources = context.suite.language, context.layout.pins, {}
 

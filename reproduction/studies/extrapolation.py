@@ -16,29 +16,26 @@ the least λ was chosen everywhere and ρ has no effect: the same at the paper's
 What is run is limited by time alone; pipeline/studies.yaml says what was left out.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from featcal.files import read_json, write_json
 from featcal.settings import Calibration, require
-from reproduction.engine.context import Setup, fingerprint
-from reproduction.engine.samples import Drawn, Selection, load_split
-from reproduction.engine.score import Row, answers
+from reproduction.engine.context import Setup
+from reproduction.engine.samples import Selection, load_split, streams
+from reproduction.engine.score import evaluate_model, score
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.study import Found, make
 from reproduction.experiments import Each, Study
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from featcal.calibration.features import Spool
     from featcal.calibration.models import Models
     from featcal.calibration.sweep import Student
@@ -53,32 +50,6 @@ PARTS = {
     "ρ": "anchor_blend", "λ": "ridge",
 }  # fmt: skip  # of `stream`, that the paper's settings lack
 NOWHERE, BELOW, ABOVE, WEIGHTS, EVERYTHING = "nowhere", "below", "above", "weights", "everything"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One calibration. choice: what it is for.   variant: of the candidates for that."""
-
-    choice: str
-    variant: str
-    settings: Calibration
-
-    @property
-    def cell(self) -> tuple[Any, ...]:
-        """Return what candidates share of which one λ is chosen."""
-        settings = self.settings
-        ridge = None if self.choice == CELL else settings.ridge
-        return self.choice, self.variant, settings.interpolation, settings.anchor_blend, ridge
-
-    @property
-    def columns(self) -> Row:
-        """Return the candidate's columns of a row; an empty λ is chosen by halves of the samples."""
-        settings = self.settings
-        ridge = "" if settings.ridge == "auto" else f"{settings.ridge:g}"
-        numbers = {
-            name: f"{getattr(settings, name):g}" for name in ("interpolation", "anchor_blend")
-        }
-        return {"choice": self.choice, "variant": self.variant, **numbers, "ridge": ridge}
 
 
 class ExtrapolationStudy(Study):
@@ -107,188 +78,157 @@ class ExtrapolationStudy(Study):
 
     def check(self) -> None:
         require("forward" in self.orders, "extrapolation.orders", self.orders, "lacks forward")
-        self.first()
+        self.first(Path())
 
-    def first(self) -> dict[str, list[Candidate]]:
-        """Return what is calibrated first, in groups that share the passes of their teachers."""
-        groups = {
-            f"{order} α={alpha:g}": [
-                Candidate(CELL, order, self.at(order, alpha, rho, ridge))
+    def model(self, folder: Path, choice: str, variant: str, **changes: Any) -> ModelSpec:
+        """Return the paper's method with changes. An empty λ is chosen by halves of the samples."""
+        settings = self.paper.but(**changes)
+        numbers = {
+            name: getattr(settings, name) for name in ("interpolation", "anchor_blend", "ridge")
+        }
+        columns = {"choice": choice, "variant": variant}
+        columns |= {name: "" if n == "auto" else f"{n:g}" for name, n in numbers.items()}
+        name = "-".join(columns.values())
+        words = ("featcal", self.upstream, "", self.seed, settings, self.drawn())
+        return ModelSpec(name, folder / name, *words, columns=columns)
+
+    def first(self, folder: Path) -> list[ModelSpec]:
+        """Return the cells, the anchors alone, and `stream` at every ρ."""
+        names = ("order", "interpolation", "anchor_blend", "ridge")
+        grid = product(self.orders, self.interpolations, self.blends, self.ridges)
+        points = [dict(zip(names, point, strict=True)) for point in grid]
+        fixed = {"order": "forward", "interpolation": self.interpolations[0], "ridge": NO_DATA}
+        stream = dict(self.stream)
+        return [
+            *(self.model(folder, CELL, point["order"], **point) for point in points),
+            *(self.model(folder, ANCHOR, "", **fixed, anchor_blend=rho) for rho in self.blends),
+            *(
+                self.model(folder, STREAM, "", **stream | {"anchor_blend": rho})
                 for rho in self.blends
-                for ridge in self.ridges
-            ]
-            for order in self.orders
-            for alpha in self.interpolations
-        }
-        alpha = self.interpolations[0]
-        groups[ANCHOR] = [
-            Candidate(ANCHOR, "", self.at("forward", alpha, rho, NO_DATA)) for rho in self.blends
+            ),
         ]
-        groups[STREAM] = [
-            Candidate(STREAM, "", self.stream.but(anchor_blend=rho)) for rho in self.blends
-        ]
-        return groups
 
-    def second(self, stream: Calibration, ridge: float) -> dict[str, list[Candidate]]:
-        """Return what is calibrated once ρ of `stream` and λ of the spectrum's cell are chosen."""
-        changed = [Candidate(ALONE, "", self.paper)]
+    def second(self, folder: Path, rho: float, ridge: float) -> list[ModelSpec]:
+        """Return the parts of `stream` at its ρ, and ρ on some weights at a λ and at the paper's."""
+        stream = dict(self.stream.but(anchor_blend=rho))
+        changed = [self.model(folder, ALONE, "")]
         for name, field in PARTS.items():
-            added, removed = ({field: getattr(one, field)} for one in (stream, self.paper))
-            changed.append(Candidate(ALONE, name, self.paper.but(**added)))
-            changed.append(Candidate(LEFT_OUT, name, stream.but(**removed)))
-        by_site = [one for one in changed if one.settings.order == "sites"]
-        rho = self.blends[-1]
+            changed.append(self.model(folder, ALONE, name, **{field: stream[field]}))
+            without = stream | {field: getattr(self.paper, field)}
+            changed.append(self.model(folder, LEFT_OUT, name, **without))
+        changed.sort(key=lambda model: model.settings.order == "sites")
+        own: dict[str, Any] = {"order": "forward", "interpolation": self.interpolations[0]}
         places = (NOWHERE, BELOW, ABOVE, WEIGHTS, EVERYTHING)
-        spectrum = [
-            Candidate(SPECTRUM, place, self.at("forward", self.interpolations[0], rho, value))
-            for value in dict.fromkeys((ridge, self.paper.ridge))
-            for place in places
-        ]
-        return {
-            "parts in forward order": [one for one in changed if one not in by_site],
-            "parts by site": by_site,
-            SPECTRUM: spectrum,
-        }
-
-    def at(self, order: str, alpha: float, rho: float, ridge: float) -> Calibration:
-        """Return the paper's method at an order, α, ρ and λ."""
-        changes = {"interpolation": alpha, "anchor_blend": rho, "ridge": ridge}
-        return self.paper.but(order=order, **changes)
+        for value, place in product(dict.fromkeys((ridge, self.paper.ridge)), places):
+            at = {**own, "anchor_blend": self.blends[-1], "ridge": value}
+            changed.append(self.model(folder, SPECTRUM, place, **at))
+        return changed
 
     def found(self, setup: Setup, folder: Path) -> Found:
-        """Return rows of the candidates that are scored, and the divergence of all."""
-        label, merged = f"extrapolation {self.key}", folder / "merged"
-        merger = setup.context.experiments.merge[f"{self.key}-{self.upstream}"]
-        make(label, setup, [ModelSpec("merged", merged, "merged", self.upstream, settings=merger)])
-        files = [setup.heads, *merged.glob("*.safetensors")]
-        for model in (setup.base, *setup.experts.values()):
-            files += model.glob("*.safetensors")
-        grid = ("orders", "interpolations", "blends", "ridges", "stream")
-        common = {name: value for name, value in self.model_dump().items() if name not in grid}
-        digest = fingerprint(common, sorted(files))
-        store = setup.context.layout.unfinished(f"extrapolation-{self.key}-{digest}")
-        store.mkdir(parents=True, exist_ok=True)
+        """Return rows of the models that are scored, and the divergence of all."""
+        label, first = f"extrapolation {self.key}", self.first(folder)
+        make(label, setup, first)
+        far = divergences(label, setup, self, first)
+        rho = min((m for m in first if m.columns["choice"] == STREAM), key=lambda m: far[m.name])
+        start = f"{CELL}-forward-{self.interpolations[0]:g}-{self.blends[-1]:g}-"
+        [cell] = best_of([model for model in first if model.name.startswith(start)], far)
+        second = self.second(folder, rho.settings.anchor_blend, cell.settings.ridge)
+        partly = [model for model in second if model.columns["choice"] == SPECTRUM]
+        make(label, setup, [model for model in second if model not in partly])
+        below = setup.context.run(label, spectrum, {SPECTRUM: (setup, self, partly)})[SPECTRUM]
+        far |= divergences(label, setup, self, second)
+        models = [
+            model.but(columns={**model.columns, "divergence": far[model.name]})
+            for model in (*first, *second)
+        ]
+        chosen = best_of(models, far)
+        selection = Selection("test", self.scored, self.seed)
+        evaluate = partial(evaluate_model, selection=selection)
+        scores = score(f"{label} score", setup, chosen, evaluate)
+        words = {**setup.words, "upstream": self.upstream}
+        candidates = [{**words, **m.columns, "chosen": int(m in chosen)} for m in models]
+        rows = [row for model in chosen for row in scores[model.name]]
+        facts = {"below": below, "stream_blend": rho.settings.anchor_blend}
+        return Found(rows, {"extrapolation.candidates": candidates}, facts)
 
-        def run(groups: Mapping[str, Sequence[Candidate]]) -> list[Row]:
-            jobs = {}
-            for name, group in groups.items():
-                own = fingerprint(
-                    [(one.choice, one.variant, dict(one.settings)) for one in group], ()
-                )
-                jobs[name] = (setup, self, merged, group, store / f"{own}.json")
-            results = setup.context.run(label, measured, jobs)
-            below.update({k: v for result in results.values() for k, v in result["below"].items()})
-            return [row for result in results.values() for row in result["rows"]]
 
-        below: dict[str, Row] = {}
-        rows = run(self.first())
-        streams = [row for row in rows if row["choice"] == STREAM]
-        rho = float(min(streams, key=lambda row: row["divergence"])["anchor_blend"])
-        wanted = (CELL, "forward", *(f"{x:g}" for x in (self.interpolations[0], self.blends[-1])))
+def best_of(models: Sequence[ModelSpec], divergence: Mapping[str, float]) -> list[ModelSpec]:
+    """Return the models that are scored, in their order: of each cell the λ of least divergence."""
+    best: dict[tuple[Any, ...], ModelSpec] = {}
+    for model in sorted(models, key=lambda model: divergence[model.name]):
+        columns = model.columns
+        ridge = None if columns["choice"] == CELL else columns["ridge"]
         names = ("choice", "variant", "interpolation", "anchor_blend")
-        cell = next(r for r in rows if r["chosen"] and tuple(r[n] for n in names) == wanted)
-        rows += run(self.second(self.stream.but(anchor_blend=rho), float(cell["ridge"])))
-        words = {**setup.words, "upstream": self.upstream, "method": "featcal", "setting": ""}
-        scores, candidates = [], []
-        for row in rows:
-            counts = row.pop("counts")
-            candidates.append({**setup.words, "upstream": self.upstream, **row})
-            del row["chosen"]
-            scores += [
-                {**words, **row, "metric": "accuracy", "seed": self.seed, "task": task, **one}
-                for task, one in counts.items()
-            ]
-        shutil.rmtree(store)
-        tables = {"extrapolation.candidates": candidates}
-        return Found(scores, tables, facts={"below": below, "stream_blend": rho})
-
-
-def measured(
-    setup: Setup,
-    study: ExtrapolationStudy,
-    merged: Path,
-    candidates: Sequence[Candidate],
-    file: Path,
-) -> dict[str, Any]:
-    """Calibrate candidates together and return rows with their divergence, and with scores where λ
-    is chosen; they are kept in a file for an interrupted run.
-    """
-    if file.is_file():
-        found: dict[str, Any] = read_json(file)
-        return found
-    from featcal.calibration.calibrate import budgets
-    from featcal.calibration.features import Spool
-    from featcal.calibration.models import open_models
-    from featcal.calibration.ranks import Ranks
-    from featcal.calibration.sweep import Student, sweep
-    from featcal.core.precision import exact_products
-    from featcal.data.batches import draw_indices
-
-    kept, held_out = {}, {}
-    for task in setup.tasks:
-        samples = load_split(setup, task, "train")
-        count = study.samples + study.held_out
-        drawn = draw_indices(task, len(samples.labels), count, study.seed)
-        kept[task] = Drawn(samples.take(drawn[: study.samples]), study.batch)
-        held_out[task] = samples.take(drawn[study.samples :])
-    below: dict[str, Row] = {}
-    with ExitStack() as opened:
-        given = (merged, setup.base, setup.experts, None, candidates[0].settings)
-        device = setup.context.device
-        models = open_models(*given, whole=True, device=device, dtype=None)
-        opened.enter_context(models.evaluated())
-        opened.enter_context(exact_products())
-        spool = opened.enter_context(Spool(*budgets(device, None), file.parent))
-        students = [Student(models.student_copy(), one.settings) for one in candidates]
-        if candidates[0].choice == SPECTRUM:
-            variants = [one.variant for one in candidates]
-            below = calibrate_by_spectrum(models, students, variants, kept, spool)
-        else:
-            sweep(models, students, kept, spool, Ranks(), block_drift=False)
-        modules = [student.handle.module for student in students]
-    divergence = divergences(setup, modules, held_out, study.batch)
-    best: dict[tuple[Any, ...], int] = {}
-    for number in sorted(range(len(candidates)), key=divergence.__getitem__):
-        best.setdefault(candidates[number].cell, number)
-    scored = {str(number): modules[number] for number in sorted(best.values())}
-    selection = Selection("test", study.scored, study.seed)
-    counts = answers(setup, lambda _: scored, partial(selection.read, setup))
-    rows = [
-        {
-            **one.columns,
-            "divergence": divergence[number],
-            "chosen": int(str(number) in scored),
-            "counts": counts.get(str(number), {}),
-        }
-        for number, one in enumerate(candidates)
-    ]
-    found = {"rows": rows, "below": below}
-    write_json(file, found)
-    return found
+        best.setdefault((ridge, *(columns[name] for name in names)), model)
+    return [model for model in models if model in best.values()]
 
 
 def divergences(
-    setup: Setup, modules: Sequence["nn.Module"], held_out: Mapping[str, Any], batch: int
-) -> list[float]:
-    """Return for each model the mean over tasks of KL(expert's answers ‖ model's)."""
+    label: str, setup: Setup, study: ExtrapolationStudy, models: Sequence[ModelSpec]
+) -> dict[str, float]:
+    """Return the divergence of every model by its name."""
+    jobs = {model.name: (setup, study, model) for model in models}
+    return setup.context.run(f"{label} divergence", divergence, jobs)
+
+
+def divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> float:
+    """Return the mean over tasks of KL(expert's answers ‖ model's) on held-out samples."""
     from safetensors.torch import load_file
 
     from featcal.calibration.answers import Scores, kl_and_top1
+    from featcal.data.batches import draw_indices
     from featcal.evaluation.zero_shot import unit_length
     from reproduction.stages.measure import projected
 
-    tensors, projection, totals = load_file(setup.heads), setup.projection(), [0.0] * len(modules)
-    scale = tensors["logit_scale"].exp()
-    for task, samples in held_out.items():
-        head = scale * tensors[f"head/{task}"]  # (K, p)
+    tensors, projection, total = load_file(setup.heads), setup.projection(), 0.0
+    scale, ours = tensors["logit_scale"].exp(), setup.load(model.folder)
+    for task in setup.tasks:
+        samples, head = load_split(setup, task, "train"), scale * tensors[f"head/{task}"]  # (K, p)
+        count = study.samples + study.held_out
+        drawn = draw_indices(task, len(samples.labels), count, study.seed)
+        held_out = samples.take(drawn[study.samples :])
+        answers = (
+            Scores(
+                unit_length(projected(module, projection, held_out, study.batch, place)) @ head.T
+            )
+            for module, place in (
+                (ours, f"{model.name}, task {task}"),
+                (setup.load(setup.expert(task)), f"expert of {task}"),
+            )
+        )
+        total += float(kl_and_top1(*answers)[0].mean()) / len(setup.tasks)
+    return total
 
-        place, expert = f"a model, task {task}", setup.load(setup.expert(task))
-        theirs = Scores(unit_length(projected(expert, projection, samples, batch, place)) @ head.T)
-        for number, module in enumerate(modules):
-            features = projected(module, projection, samples, batch, place)
-            ours = Scores(unit_length(features) @ head.T)
-            totals[number] += float(kl_and_top1(ours, theirs)[0].mean()) / len(held_out)
-    return totals
+
+def spectrum(
+    setup: Setup, study: ExtrapolationStudy, models: Sequence[ModelSpec]
+) -> dict[str, dict[str, float]]:
+    """Make the models whose ρ acts on some weights only; return the shares below each λ."""
+    from featcal.calibration.calibrate import budgets
+    from featcal.calibration.features import Spool
+    from featcal.calibration.models import open_models
+    from featcal.calibration.sweep import Student
+    from featcal.core.precision import exact_products
+    from featcal.models.save import save_model
+
+    merged, device = setup.merged(study.upstream), setup.context.device
+    with ExitStack() as opened:
+        given = (merged, setup.base, setup.experts, None, models[0].settings)
+        parts = open_models(*given, whole=True, device=device, dtype=None)
+        opened.enter_context(parts.evaluated())
+        opened.enter_context(exact_products())
+        assert models[0].folder is not None and models[0].draw is not None
+        spool = opened.enter_context(Spool(*budgets(device, None), models[0].folder.parent))
+        students = [Student(parts.student_copy(), one.settings) for one in models]
+        variants, batches = (
+            [one.columns["variant"] for one in models],
+            streams(setup, models[0].draw),
+        )
+        below = calibrate_by_spectrum(parts, students, variants, batches, spool)
+        for model, student in zip(models, students, strict=True):
+            assert model.folder is not None
+            save_model(student.handle.module, model.folder, like=merged)
+    return below
 
 
 def calibrate_by_spectrum(

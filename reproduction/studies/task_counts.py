@@ -6,10 +6,12 @@ the task's own classes, and among those of all tasks, where an adapter is still 
 n samples · p width of a feature · K classes of all tasks of a pool.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
@@ -18,10 +20,19 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.baselines.mean_shift import MeanShift
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
-from reproduction.engine.samples import load_split, stream
-from reproduction.engine.score import Row
-from reproduction.engine.study import Found
-from reproduction.experiments import ADAPTER_BATCH, SPLITS, Counts, Rivals, Study, at_papers_once
+from reproduction.engine.samples import load_split
+from reproduction.engine.score import Counts, Row, score
+from reproduction.engine.spec import ModelSpec
+from reproduction.engine.study import Found, made_and_scored
+from reproduction.experiments import (
+    ADAPTER_BATCH,
+    SPLITS,
+    Draw,
+    Each,
+    Rivals,
+    Study,
+    at_papers_once,
+)
 from reproduction.results import TASK_COUNTS
 from reproduction.stages.measure import projected
 
@@ -29,7 +40,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNSEEN = "unseen"  # test samples that are in no adapter's draw
-Features = Mapping[str, "Tensor"]  # (n, p) by the samples' name
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class TaskCountsStudy(Study):
     tables: ClassVar = {"task_counts": TASK_COUNTS}
     upstreams: tuple[str, ...]
     rivals: Rivals
-    counts: Counts
+    counts: Each[PositiveInt]
     shuffles: PositiveInt
     samples: PositiveInt
     seed: NonNegativeInt
@@ -96,31 +106,46 @@ class TaskCountsStudy(Study):
         for upstream, run in merges.items():
             expected = "must be mergers that look at no data"
             require(run.draw is None, f"{label}.upstreams", upstream, expected)
-        parts = self.parts(setup.tasks)
-        jobs = {task: (setup, self, task, folder / f"{task}.safetensors") for task in setup.tasks}
-        experts = context.run(f"{label} experts", encode_expert, jobs)
-        named = {
-            f"{len(p.tasks)} tasks, draw {p.draw}, {u}": (setup, self, p.tasks, u, folder)
-            for p in parts
-            for u in self.upstreams
-        }
-        longest_first = dict(sorted(named.items(), key=lambda item: -len(item[1][2])))
-        models, rows = context.run(label, recover, longest_first), list[Row]()
-        words = [
-            setup.words | {"metric": "accuracy", "tasks": len(p.tasks), "draw": p.draw}
-            for p in parts
-        ]
-        for shared, part in zip(words, parts, strict=True):
-            rows += [shared | experts[task] for task in part.tasks]
-        for number, name in enumerate(named):
-            rows += [words[number // len(self.upstreams)] | own for own in models[name]]
+        parts, rows = self.parts(setup.tasks), list[Row]()
+        jobs = {task: (setup, self, task, folder) for task in setup.tasks}
+        context.run(f"{label} experts", encode_expert, jobs)
+        evaluate = partial(judged, study=self, folder=folder)
+        named = {f"{len(part.tasks)}-{part.draw}": part for part in parts}
+        own = {n: replace(setup, only=p.tasks, made=folder / n) for n, p in named.items()}
+        columns = {n: {"tasks": len(p.tasks), "draw": p.draw} for n, p in named.items()}
+        for name, some in own.items():
+            expert = ModelSpec("expert", None, "expert", columns=columns[name])
+            rows += score(f"{label} {name}", some, [expert], evaluate)["expert"]
+        for (name, some), (upstream, run) in product(own.items(), merges.items()):
+            merged = ModelSpec("merged", some.merged(upstream), "merged", upstream, settings=run)
+            models = [m.but(columns=columns[name]) for m in (merged, *self.models(some, upstream))]
+            rows += made_and_scored(some, f"{label} {name} {upstream}", models, evaluate=evaluate)
+            rmtree(some.folder(""))
         heads = load_file(setup.heads)
         facts = {
-            "parts": {f"{len(p.tasks)}-{p.draw}": p.tasks for p in parts},
+            "parts": {name: part.tasks for name, part in named.items()},
             "mergers": {upstream: run.options for upstream, run in merges.items()},
             "classes": {task: len(heads[f"head/{task}"]) for task in setup.tasks},
         }
         return Found(tables={"task_counts": rows}, facts=facts)
+
+    def models(self, setup: Setup, upstream: str) -> Iterator[ModelSpec]:
+        """Yield FeatCal at every setting, then adapters from every stream."""
+        rivals = self.rivals
+        settings = {rivals.setting: rivals.featcal}
+        settings |= {"paper": self.at_papers} if self.at_papers else {}
+        draw = rivals.draw("featcal", self.samples, self.seed)
+        for setting, own in settings.items():
+            words = ("featcal", upstream, setting, self.seed, own, draw)
+            yield ModelSpec(f"featcal-{setting}", setup.folder("calibrated", setting), *words)
+        for stream in self.streams:
+            setting = rivals.setting + ("_train" if stream == "train" else "")
+            drawn = Draw(stream=stream, samples=self.samples, batch=ADAPTER_BATCH, seed=self.seed)
+            for adapter in (rivals.surgery, rivals.prob_surgery, MeanShift()):
+                name = f"{adapter.name}-{setting}"
+                words = (adapter.name, upstream, setting, self.seed, adapter, drawn)
+                out = setup.folder("adapted", name)
+                yield ModelSpec(name, out, *words, corrects="merged")
 
 
 @dataclass(frozen=True)
@@ -159,124 +184,60 @@ class Judge:
         }  # fmt: skip
 
 
-def samples_of(setup: Setup, study: TaskCountsStudy, task: str) -> dict[str, Any]:
-    """Return the samples of one task that are encoded: every draw, as `adapt` makes them, and the
-    test samples that are in none. Raises: BadSetting where no test sample is left.
-    """
+def unseen(setup: Setup, study: TaskCountsStudy, task: str) -> Any:
+    """Return the test samples of a task that are in no adapter's draw. Raises: BadSetting for none."""
     import numpy as np
 
     from featcal.data.batches import draw_indices
 
-    found, test = {}, load_split(setup, task, "test")
+    test = load_split(setup, task, "test")
     left, count = np.arange(len(test.labels)), len(test.labels)
-    for name in study.streams:
-        samples = test if SPLITS[name] == "test" else load_split(setup, task, SPLITS[name])
-        drawn = draw_indices(task, len(samples.labels), study.samples, study.seed)
-        found[name] = samples.take(drawn)
-        left = np.setdiff1d(left, drawn) if samples is test else left
+    if any(SPLITS[name] == "test" for name in study.streams):
+        left = np.setdiff1d(left, draw_indices(task, count, study.samples, study.seed))
     expected = f"must be less than {count}, the number of test samples of {task}: some have to be left to score"
     require(len(left) > 0, f"task_counts.{study.key}.samples", study.samples, expected)
-    return found | {UNSEEN: test.take(left)}
+    return test.take(left)
 
 
-def encoded(
-    setup: Setup, model: Any, samples: Mapping[str, Any], place: str
-) -> dict[str, "Tensor"]:
-    """Return features of a model as they leave the projection."""
-    head = setup.projection()
-    return {n: projected(model, head, own, ADAPTER_BATCH, place) for n, own in samples.items()}
-
-
-def judge_of(setup: Setup, study: TaskCountsStudy, task: str, expert: "Tensor") -> Judge:
-    """Return what scores features of a task. expert: its own features, (n, p)."""
-    import torch
-    from safetensors.torch import load_file
-
-    from featcal.evaluation.zero_shot import unit_length
-
-    tensors = load_file(setup.heads)
-    heads = {name: tensors[f"head/{name}"] for name in setup.tasks}
-    start = sum(len(heads[name]) for name in setup.tasks[: setup.tasks.index(task)])
-    labels = torch.as_tensor(samples_of(setup, study, task)[UNSEEN].labels)
-    whole, span = torch.cat(list(heads.values())), (start, start + len(heads[task]))
-    return Judge(task, whole, span, labels, unit_length(expert.cpu()))
-
-
-def encode_expert(setup: Setup, study: TaskCountsStudy, task: str, out: Path) -> Row:
-    """Write the expert's features of all samples of its task; return its row."""
+def encode_expert(setup: Setup, study: TaskCountsStudy, task: str, folder: Path) -> None:
+    """Write the expert's features of the unseen samples of its task, as they leave the projection."""
     from safetensors.torch import save_file
 
-    expert, samples = setup.load(setup.expert(task)), samples_of(setup, study, task)
-    own = encoded(setup, expert, samples, f"expert of {task}, samples of {task}")
-    save_file({name: features.contiguous() for name, features in own.items()}, out)
-    words = {"upstream": "", "method": "expert", "setting": "", "seed": ""}
-    return words | judge_of(setup, study, task, own[UNSEEN]).row(own[UNSEEN])
+    expert, samples = setup.load(setup.expert(task)), unseen(setup, study, task)
+    given = (setup.projection(), samples, ADAPTER_BATCH, f"expert of {task}, samples of {task}")
+    save_file({UNSEEN: projected(expert, *given).contiguous()}, folder / f"{task}.safetensors")
 
 
-def recover(
-    setup: Setup, study: TaskCountsStudy, tasks: tuple[str, ...], upstream: str, folder: Path
-) -> list[Row]:
-    """Return rows of some tasks merged in one way: the merged model, FeatCal at every setting, and
-    adapters from every stream.
-    """
+def judged(
+    setup: Setup,
+    model: ModelSpec,
+    corrected: Sequence[ModelSpec],
+    study: TaskCountsStudy,
+    folder: Path,
+) -> dict[str, Counts]:
+    """Return the scores of one model, or of each task's own expert, and of the same with adapters."""
+    import torch
     from safetensors.torch import load_file
 
-    import featcal
+    from featcal.baselines.adapters import Adapters
+    from featcal.evaluation.zero_shot import unit_length
 
-    rivals, device, place = study.rivals, setup.context.device, f"{upstream} of {', '.join(tasks)}"
-    base, experts = setup.base, {task: setup.expert(task) for task in tasks}
-    run, rows = setup.context.experiments.merge[f"{setup.key}-{upstream}"], list[Row]()
-    theirs = {task: load_file(folder / f"{task}.safetensors") for task in tasks}
-    judges = {task: judge_of(setup, study, task, theirs[task][UNSEEN]) for task in tasks}
-    draw = rivals.draw("featcal", study.samples, study.seed)
-
-    def add(features: Mapping[str, "Tensor"], method: str, setting: str, seed: int | str) -> None:
-        words = {"upstream": upstream, "method": method, "setting": setting, "seed": seed}
-        rows.extend(words | judges[task].row(own) for task, own in features.items())
-
-    with TemporaryDirectory(dir=folder) as models:
-        start = Path(models, "merged")
-        featcal.merge(run.method, base, experts, out=start, **(run.options or {}))
-        merged = setup.load(start)
-        ours = {
-            task: encoded(setup, merged, samples_of(setup, study, task), f"{place}, on {task}")
-            for task in tasks
-        }
-        add({task: own[UNSEEN] for task, own in ours.items()}, "merged", "", "")
-        settings = {rivals.setting: rivals.featcal}
-        settings |= {"paper": study.at_papers} if study.at_papers else {}
-        for setting, calibration in settings.items():
-            out, batches = Path(models, setting), {t: stream(setup, t, draw) for t in tasks}
-            given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches}
-            given |= {"settings": calibration, "device": device, "out": out, "resume": False}
-            featcal.calibrate(start, **given)
-            model, unseen = setup.load(out), dict[str, Any]()
-            for task in tasks:
-                own = {UNSEEN: samples_of(setup, study, task)[UNSEEN]}
-                unseen |= {task: encoded(setup, model, own, f"{place}, on {task}")[UNSEEN]}
-            add(unseen, "featcal", setting, study.seed)
-    for method, setting, adapters in _trained(study, ours, theirs, device):
-        fixed = {task: adapters.apply(task, ours[task][UNSEEN]) for task in tasks}
-        add(fixed, method, setting, study.seed)
-    return rows
-
-
-def _trained(
-    study: TaskCountsStudy,
-    ours: Mapping[str, Features],
-    theirs: Mapping[str, Features],
-    device: Any,
-) -> Iterator[tuple[str, str, Any]]:
-    """Yield method, setting and adapters of all tasks, by every method from every stream."""
-    import torch
-
-    from featcal.baselines.adapters import Pair
-
-    for name in study.streams:
-        pairs = {}
-        for task in sorted(ours):
-            sides = (ours[task][name].to(device), theirs[task][name].to(device))
-            pairs[task] = Pair(*sides, torch.ones(len(sides[0]), dtype=torch.long))
-        setting = study.rivals.setting + ("_train" if name == "train" else "")
-        for settings in (study.rivals.surgery, study.rivals.prob_surgery, MeanShift()):
-            yield settings.name, setting, settings.fit(pairs, study.seed)
+    pool, tensors = replace(setup, only=()).tasks, load_file(setup.heads)
+    heads = {name: tensors[f"head/{name}"] for name in pool}
+    ours = setup.load(model.folder) if model.folder else None
+    adapters = {one.name: Adapters.load(one.folder) for one in corrected if one.folder}
+    found: dict[str, Counts] = {name: {} for name in (model.name, *adapters)}
+    for task in setup.tasks:
+        samples, theirs = unseen(setup, study, task), load_file(folder / f"{task}.safetensors")
+        start = sum(len(heads[name]) for name in pool[: pool.index(task)])
+        span, labels = (start, start + len(heads[task])), torch.as_tensor(samples.labels)
+        expert, place = theirs[UNSEEN], f"{model.upstream} of {', '.join(setup.tasks)}, on {task}"
+        judge = Judge(
+            task, torch.cat(list(heads.values())), span, labels, unit_length(expert.cpu())
+        )
+        given = (setup.projection(), samples, ADAPTER_BATCH, place)
+        own = projected(ours, *given) if ours else expert
+        found[model.name][task] = judge.row(own)
+        for name, adapter in adapters.items():
+            found[name][task] = judge.row(adapter.apply(task, own))
+    return found

@@ -13,7 +13,7 @@ from tiny import PAPER, TASKS, clip, difference, experiment, images, same_bits, 
 from featcal import BlockPlan, Stack, calibrate
 from featcal.core.moments import every_token
 from featcal.models.families import plan_for
-from reproduction.engine.drift import features_by_stack, model_drift
+from reproduction.stages.measure import features_by_stack, model_drift
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 

@@ -13,7 +13,7 @@ from featcal import calibrate
 from featcal.models.blocks import block_outputs, check_replay, replay
 from featcal.models.families import plan_for
 from featcal.models.plan import blocks_of
-from reproduction.engine.drift import model_drift
+from reproduction.stages.measure import model_drift
 
 
 @pytest.mark.parametrize("name", FAMILIES)

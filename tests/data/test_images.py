@@ -17,7 +17,7 @@ from PIL import Image
 from featcal.data.images import ImageSet, Preprocess, class_names, load_images
 from featcal.data.places import quiet_datasets
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath
-from reproduction.prepare.image_tasks import TASKS
+from reproduction.prepare.tasks import TASKS
 
 README = """---
 dataset_info:

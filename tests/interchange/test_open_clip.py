@@ -30,7 +30,7 @@ from featcal.interchange.open_clip import (
 )
 from featcal.models.load import load_clip, load_tokenizer, load_vision
 from featcal.models.save import save_model
-from reproduction.prepare.image_tasks import load_prompts
+from reproduction.prepare.tasks import load_prompts
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from featcal.data.texts import Sample
 from featcal.errors import BadSetting, UnknownKey
 from featcal.files import atomic_path
 from reproduction.mini.language.worlds import WORLDS, chance
-from reproduction.prepare.text_tasks import GLUE, prompted
+from reproduction.prepare.tasks import GLUE, prompted
 
 COUNTS = {"train": 1200, "validation": 300, "test": 500}
 WEB = "web"  # what the bases are pre-trained on

@@ -35,7 +35,7 @@ from featcal.data.texts import Reader, input_of
 from reproduction.mini.language.glue import WEB, draw_rows, draw_samples
 from reproduction.mini.language.worlds import WORLDS
 from reproduction.mini.training import STATE, Optimiser, run_to_end, with_first_weights, write_base
-from reproduction.prepare.text_tasks import GLUE, prompted
+from reproduction.prepare.tasks import GLUE, prompted
 
 BLOCKS = ("encoder.block", "decoder.block")
 STEPS = {"flan_t5_base": 2000, "flan_t5_large": 1600}

@@ -17,8 +17,9 @@ from reproduction.report.statistics import Estimate, estimate, noise
 
 BEHIND = {
     "featcal": "with FeatCal", "featcal_best": "with FeatCal extended", "surgery": "with Surgery",
-    "prob_surgery": "with ProbSurgery", "svc": "with SVC",
+    "prob_surgery": "with ProbSurgery", "repair": "with REPAIR", "svc": "with SVC",
 }  # fmt: skip
+INFERRED = ("surgery_inferred", "prob_surgery_inferred")  # in summaries, next to BEHIND
 TRAINED = {
     "prodistill": "with ProDistill",
     "surgery_v2": "with SurgeryV2",
@@ -67,7 +68,7 @@ def summary(suite: str) -> PageOutput:
     rows = []
     for role, name in ROLES.items():
         ours = Evidence(suite, role, "8")
-        for way in BEHIND:
+        for way in (*BEHIND, *INFERRED):
             pairs = [
                 (average(ours, merger, "merged"), average(ours, merger, way))
                 for merger in mergers(ours)
@@ -95,16 +96,18 @@ def summary(suite: str) -> PageOutput:
 def values(role: str, suite: str) -> PageOutput:
     """List every merger with its marks, seconds and scale, its average, and the averages of what follows it."""
     ours, rows = Evidence(suite, role, "8"), []
+    run = set(ours.table("field")["method"])
+    ways = [way for way in BEHIND if way in run]
     for merger in [*mergers(ours), *([TANGENT] if average(ours, TANGENT, "merged") else [])]:
         known, took = METHODS[merger], seconds(ours, merger, "merged")
         cost = "–" if took is None else f"{took:.1f}<small>{_scale(ours, merger)}</small>"
-        cells = [estimated(average(ours, merger, way)) for way in ("merged", *BEHIND)]
+        cells = [estimated(average(ours, merger, way)) for way in ("merged", *ways)]
         rows.append(
             ("", [f"{escape(known.name)} {_marks(ours, merger)}", known.sees, cost, *cells])
         )
     if not rows:
         return PageOutput(note(f"○ not run: no study of the field with {ROLES[role]}."))
-    head = ["Merger", "It looks at", "Seconds", "Alone", *BEHIND.values()]
+    head = ["Merger", "It looks at", "Seconds", "Alone", *(BEHIND[way] for way in ways)]
     samples = ours.settings("field")["study"]["samples"]
     caption = (
         f"Average accuracy (%), 8 tasks, {ROLES[role]}; {samples} training samples of each task"
@@ -113,15 +116,16 @@ def values(role: str, suite: str) -> PageOutput:
 
 
 def _scale(ours: Evidence, merger: str) -> str:
-    """Return the scale that validation samples chose, whether at an end of its range, and its seconds."""
+    """Return the value that validation samples chose, whether at an end of its range, and its seconds."""
     facts = ours.settings("field")
-    tried = [one["scale"] for one in facts.get("tried", {}).get(merger, [])]
-    if not tried:
+    rows = facts.get("tried", {}).get(merger, [])
+    if not rows:
         return ""
-    chosen = facts["chosen"][merger]["scale"]
+    key = "eta" if "eta" in rows[0] else "scale"
+    tried, chosen = [row[key] for row in rows], facts["chosen"][merger][key]
     edge = ", an end" if chosen in (min(tried), max(tried)) else ""
     took = seconds(ours, merger, "choosing")
-    return f"scale {compact(chosen)} of {len(tried)}{edge}" + (
+    return f"{'η' if key == 'eta' else key} {compact(chosen)} of {len(tried)}{edge}" + (
         "" if took is None else f", {took:.0f} s"
     )
 
@@ -151,7 +155,7 @@ def _trained(ours: Evidence, name: str) -> Iterator[tuple[str, list[str]]]:
     study = ours.settings("field").get("study", {})
     for merger in mergers(ours):
         if any(average(ours, merger, method) for method in TRAINED):
-            for method in ("merged", *BEHIND, *TRAINED):
+            for method in ("merged", *BEHIND, *INFERRED, *TRAINED):
                 value, took = average(ours, merger, method), seconds(ours, merger, method)
                 own = (
                     study.get("rivals", {}).get(method, study.get(method))
@@ -170,7 +174,7 @@ def _trained(ours: Evidence, name: str) -> Iterator[tuple[str, list[str]]]:
 def legend() -> PageOutput:
     """Explain the marks, and list what each thing after a merger looks at."""
     rows = [("", [mark, escape(text)]) for mark, text in packaged("field.yaml")["marks"].items()]
-    for name in (*BEHIND, *TRAINED):
+    for name in (*BEHIND, *INFERRED, *TRAINED):
         known = METHODS[name]
         rows.append(("", [escape(known.name), f"looks at {known.sees} <sup>{known.marks}</sup>"]))
     return PageOutput(
@@ -178,14 +182,23 @@ def legend() -> PageOutput:
     )
 
 
-def printed() -> PageOutput:
-    """List averages that other authors printed for CLIP ViT-B/32 on the paper's eight tasks."""
-    rows = [
-        ("", [escape(name), f"{value:.1f}", escape(place)])
-        for name, value, place in packaged("field.yaml")["printed"]
-    ]
-    caption = "Printed elsewhere: CLIP ViT-B/32, 8 tasks, FusionBench’s checkpoints"
-    return PageOutput(table(["Method", "Average (%)", "Where"], rows, caption, "fc-words"))
+def language(suite: str) -> PageOutput:
+    """List mergers of a language model, which nothing follows, best first, and every η that was tried."""
+    ours, rows = Evidence(suite, "flan_t5_base", "glue"), []
+    names = [str(name) for name in ours.table("field")["upstream"].unique()]
+    found = {name: average(ours, name, "merged") for name in names}
+    for merger in sorted(names, key=lambda name: -(one.mean if (one := found[name]) else 0.0)):
+        name = escape(METHODS[merger].name)
+        first = f"{name} {_marks(ours, merger)}<small>{_scale(ours, merger)}</small>"
+        rows.append(("", [first, estimated(found[merger])]))
+        tried = ours.settings("field").get("tried", {}).get(merger, [])
+        words = [f"{name}, η = {one['eta']:,.0f}<small>validation texts</small>" for one in tried]
+        values = [f"{one['value']:.1f}" for one in tried]
+        rows += [("", list(cells)) for cells in zip(words, values, strict=True)]
+    if not rows:
+        return PageOutput(note("○ not run: no study of the field with a language model."))
+    caption = "Average score (%), 8 text tasks, synthetic model in the role of FLAN-T5-base; mergers alone"
+    return PageOutput(table(["Merger", "Alone"], rows, caption, "fc-words"))
 
 
 def panel(role: str, suite: str) -> PageOutput:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from reproduction.language.programs import passes
+from reproduction.language.answers import passes
 from reproduction.mini.language.domains import test_items as drawn_items
 
 DRAWN = [

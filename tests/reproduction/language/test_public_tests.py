@@ -18,7 +18,7 @@ from featcal.errors import BadEnvironment, UnknownKey
 from reproduction.language import harness
 from reproduction.language import tests as requirements
 from reproduction.language.tests import PAPER, load_public
-from reproduction.prepare.text_tasks import PUBLIC
+from reproduction.prepare.tasks import PUBLIC
 
 installed = pytest.mark.skipif(not harness.installed(), reason="needs the extra `language`")
 FINAL = "Final Answer: The final answer is ${}$. I hope it is correct."
@@ -35,7 +35,7 @@ import json, sys
 import featcal, datasets
 from rehearsal_rows import TESTS
 from test_harness import model, texts
-from reproduction.prepare.text_tasks import PUBLIC
+from reproduction.prepare.tasks import PUBLIC
 from reproduction.language import harness
 from reproduction.language.tests import load_public
 

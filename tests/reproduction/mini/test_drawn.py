@@ -21,7 +21,7 @@ from reproduction.mini.language.llama import SHARES
 from reproduction.mini.language.worlds import WORLDS
 from reproduction.mini.pretrain import image_processor, normalised
 from reproduction.mini.tasks import TASKS
-from reproduction.prepare.text_tasks import GLUE, prompted
+from reproduction.prepare.tasks import GLUE, prompted
 
 
 @pytest.mark.parametrize("key", TASKS)

@@ -18,9 +18,8 @@ from test_images import PETS, encoded, parquet
 from featcal.data.images import Preprocess
 from featcal.errors import BadData, MissingPath
 from reproduction.engine.workers import fan_out
-from reproduction.prepare import decoded
-from reproduction.prepare.decoded import Split, mapped_images
-from reproduction.prepare.sources import Source, load_task, write_sources
+from reproduction.prepare import sources
+from reproduction.prepare.sources import Source, Split, load_task, mapped_images, write_sources
 
 PLAIN = checkpoints.plain(crop=32)
 
@@ -92,7 +91,7 @@ def test_another_question_has_an_answer_of_its_own(pets, kept, change):
 
 def test_other_code_and_another_pil_find_nothing(pets, kept, monkeypatch):
     mapped_images(kept, pets)
-    monkeypatch.setattr(decoded, "_code", lambda: "edited")
+    monkeypatch.setattr(sources, "_code", lambda: "edited")
     with pytest.MonkeyPatch.context() as one:
         one.setattr(Split, "load", refused)
         with pytest.raises(AssertionError, match="decoded again"):
@@ -117,14 +116,14 @@ def test_a_spoilt_file_is_made_again(pets, kept, spoil, kind):
 
 
 def test_a_large_split_that_is_not_read_whole_is_decoded_when_asked_for(pets, kept, monkeypatch):
-    monkeypatch.setattr(decoded, "WORTHWHILE", 1)
+    monkeypatch.setattr(sources, "WORTHWHILE", 1)
     drawn = mapped_images(kept, replace(pets, whole=False))
     assert not kept.exists() and same(drawn, pets.load())
     assert same(mapped_images(kept, pets), pets.load()) and len(entries(kept)) == 1
 
 
 def test_pictures_of_two_sizes_are_noticed_across_chunks(kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded, "CHUNK", 1)
+    monkeypatch.setattr(sources, "CHUNK", 1)
     sizes = [encoded(picture()), encoded(picture(size=(10, 10)))]
     folder = parquet(tmp_path / "sizes", labels=(0, 1), feature=PETS, image=sizes)
     with pytest.raises(BadData, match=r"row 1 is \(10, 10\) pixels, row 0 is \(32, 40\)"):
@@ -147,9 +146,8 @@ def test_a_hit_imports_neither_datasets_nor_arrow(pets, kept):
 import sys
 sys.path.insert(0, {str(Path(checkpoints.__file__).parent)!r})
 from pathlib import Path
-from reproduction.prepare.decoded import Split, mapped_images
+from reproduction.prepare.sources import Split, mapped_images
 import checkpoints
-import reproduction.prepare.sources
 mapped_images(Path({str(kept)!r}), Split(Path({str(pets.source)!r}), "test", checkpoints.plain(crop=32), True))
 print([name for name in ("datasets", "pyarrow") if name in sys.modules])
 """

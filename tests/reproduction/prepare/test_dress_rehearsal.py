@@ -24,11 +24,11 @@ from safetensors.torch import load_file
 from featcal.cli import main as cli
 from featcal.data.places import quiet_datasets
 from featcal.models.load import load_model, load_vision
-from pipeline import write_settings
+from pipeline import read_rows, write_settings
 from reproduction.experiments import MAIN
 from reproduction.language.tests import ANTLR, antlr_version
-from reproduction.prepare.image_tasks import POOLS, TASKS
-from reproduction.results import SCORES, read_rows
+from reproduction.prepare.tasks import POOLS, TASKS
+from reproduction.results import SCORES
 
 LANGUAGE = ["flan_t5_large-glue", "llama_3b-mergebench"]
 ONE = ["clip_b32-8"]

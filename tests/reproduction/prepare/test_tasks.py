@@ -5,8 +5,7 @@ from hashlib import sha256
 import pytest
 
 from featcal.errors import BadData, UnknownKey
-from reproduction.prepare.image_tasks import TASKS, load_prompts
-from reproduction.prepare.text_tasks import prompted
+from reproduction.prepare.tasks import TASKS, load_prompts, prompted
 
 SUMS = {  # of class names and of templates in label order, joined by line ends
     "sun397": "dd1277b1cfcf09ba c97a3d1ad5819800", "stanford-cars": "93d089469409bbd0 255ecc632c41182c",

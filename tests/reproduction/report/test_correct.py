@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from featcal.errors import BadData, BadFile
+from pipeline import read_rows
 from reproduction.report.statistics import bits
-from reproduction.results import SCORES, correct_columns, packed, read_rows, write_scores
+from reproduction.results import SCORES, correct_columns, packed, write_scores
 
 RESULTS = Path(__file__).parents[3] / "results"
 KEPT = sorted(RESULTS.rglob("*.correct.csv"))

@@ -13,12 +13,13 @@ from synthetic_correct import forget_answers
 from synthetic_results import TASKS, write_project
 from torch import nn
 
+from pipeline import read_rows
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import costs, damage, drift, sweeps
 from reproduction.report.statistics import apart, correlation, estimate, gains, together
 from reproduction.report.verdicts import judge
-from reproduction.results import SCORES, read_rows, write_rows
+from reproduction.results import SCORES, write_rows
 from reproduction.stages.measure import (
     alignment_row,
     evenly,

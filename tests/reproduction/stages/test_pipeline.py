@@ -100,7 +100,8 @@ def dependencies(stage: str) -> list[str]:
 def program(stage: str) -> str:
     """Return the file that a stage runs; a stage of larger pools or texts may run the same."""
     verb = DEFINED[stage]["cmd"].split()[2]
-    return f"reproduction/{'stages' if verb in command.STAGES else 'studies'}/{verb}.py"
+    module = command.STAGES.get(verb, f"studies.{verb}").partition(":")[0]
+    return f"reproduction/{module.replace('.', '/')}.py"
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -16,13 +16,13 @@ from smoke_graph import DEPTH, FEW, RUN, keep_a_chain, run_smoke_graph, smoke_pa
 
 from featcal.cli.main import main
 from featcal.data.batches import draw_indices
-from pipeline import settings, write_settings
+from pipeline import read_rows, settings, write_settings
 from reproduction import results
 from reproduction.engine.calibrate import rescale
 from reproduction.engine.context import Setup, load_context
 from reproduction.experiments import ADAPTERS, MAIN, studies
 from reproduction.report.statistics import bits
-from reproduction.results import correct_columns, read_rows
+from reproduction.results import correct_columns
 
 OUTER = ("surgery", "prob_surgery")  # adapters after the last feature
 

@@ -23,8 +23,8 @@ from featcal.models.batch import single_samples
 from reproduction.engine import samples as streams
 from reproduction.engine.context import Setup
 from reproduction.experiments import Draw
-from reproduction.prepare import decoded, sources
-from reproduction.prepare.decoded import Split, mapped_images
+from reproduction.prepare import sources
+from reproduction.prepare.sources import Split, mapped_images
 
 SIDE = 32
 PLAIN = checkpoints.plain(SIDE)
@@ -107,7 +107,7 @@ def pets(folder, count):
 
 
 def test_decoding_into_the_cache_holds_a_few_chunks_however_large_the_split(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded, "CHUNK", 2 * PICTURE)
+    monkeypatch.setattr(sources, "CHUNK", 2 * PICTURE)
     split = Split(pets(tmp_path / "pets", 120), "test", PLAIN, whole=True)
     encoded_bytes = sum(file.stat().st_size for file in (tmp_path / "pets").iterdir())
     mapped_images(tmp_path / "first", split)  # imports, tables

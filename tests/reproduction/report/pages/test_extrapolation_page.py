@@ -9,11 +9,11 @@ import pytest
 from synthetic_correct import write_answers
 
 from featcal.files import write_json
-from pipeline import ROOT
+from pipeline import ROOT, read_rows
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.pages import extrapolation
 from reproduction.report.statistics import bits
-from reproduction.results import EXTRAPOLATION, read_rows
+from reproduction.results import EXTRAPOLATION
 
 BLENDS = {1.0: 0.0, 8.0: 6.0}  # what ρ adds
 ORDERS = {"forward": 64.0, "sites": 65.0}

@@ -11,7 +11,7 @@ import pytest
 from synthetic_correct import forget_answers, write_answers
 
 from featcal.merging.registry import method_named, method_names
-from pipeline import ROOT
+from pipeline import ROOT, read_rows
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import default, differences, field, gain, real_encoder, resources
 from reproduction.report.paper import errata, packaged, paper_table
@@ -31,7 +31,8 @@ def line(page, start):
 
 def test_every_method_of_the_field_has_its_facts():
     known = field.METHODS
-    assert set(known) == {*method_names(), *field.BEHIND, *field.TRAINED, field.TANGENT}
+    after = (*field.BEHIND, *field.INFERRED, *field.TRAINED)
+    assert set(known) == {*method_names(), "swudi", *after, field.TANGENT}
     assert {mark for one in known.values() for mark in one.marks} <= set(
         packaged("field.yaml")["marks"]
     )
@@ -63,6 +64,19 @@ def test_the_field_counts_what_each_way_raises(ours):
 def test_only_a_chosen_scale_is_marked_and_an_end_of_its_range_is_told(ours):
     assert field._marks(ours, "iso_c") == "<sup>V</sup>" and field._marks(ours, "average") == " [1]"
     assert "an end" in field._scale(ours, "iso_c") and field._scale(ours, "average") == ""
+
+
+def test_mergers_of_the_language_model_are_means_over_its_tasks_best_first():
+    rows = read_rows(ROOT / "results/mini/field/flan_t5_base-glue/field.csv")
+    means = {}
+    for merger in {row["upstream"] for row in rows}:
+        own = [float(row["value"]) for row in rows if row["upstream"] == merger]
+        means[field.METHODS[merger].name] = sum(own) / len(own)
+    lines = [one for one in field.language("mini").text.splitlines()[2:] if "validation" not in one]
+    assert len(lines) == len(means)
+    best_first = sorted(means, key=lambda name: -means[name])
+    for text, name in zip(lines, best_first, strict=True):
+        assert text.startswith(f"{name} ") and text.split()[-1] == f"{means[name]:.1f}"
 
 
 # the default
