@@ -18,7 +18,13 @@ from reproduction.report.paper import IMAGES, REAL, VISION, model_title
 from reproduction.report.statistics import Estimate, estimate, highest, noise
 from reproduction.report.tables import MERGERS, NAMES
 
-SOURCES = ((VISION, "8"), (REAL, "8"), (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"))
+SOURCES = (
+    (VISION, "8"),
+    (REAL, "8"),
+    (IMAGES, "8"),
+    ("flan_t5_base", "glue"),
+    ("llama_3b", "mergebench"),
+)
 SETTINGS = {
     "paper": "printed settings", "suite": "tuned settings", "large anchor": "λ .01, ρ 8, α .3",
     "best": "former preset best",
