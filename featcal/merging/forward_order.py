@@ -24,7 +24,7 @@ from featcal.core.moments import add_gram, mirror
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadFile
 from featcal.merging.registry import MergeJob, NamedTensors
-from featcal.merging.sources import Source
+from featcal.merging.sources import Tensors
 from featcal.merging.tensors import average_tensor, stacked_vectors, task_vectors
 from featcal.models.batch import check_tasks
 from featcal.models.blocks import hooked, module_inputs, step
@@ -74,7 +74,7 @@ class ForwardOrder:
         joined = sorted(set(self.job.names) - self.worker.state_dict().keys())
         if joined:  # experts of an MoE
             raise BadFile(
-                self.job.base.file_of(joined[0]),
+                self.job.base[joined[0]].file,
                 f"{joined[0]} is stored separately, but this method runs blocks that hold it joined",
                 "save all models with model.save_pretrained(folder, save_original_format=False)",
             )
@@ -129,7 +129,7 @@ class ForwardOrder:
             copy_tensors(expert, self.worker, path)
             sums.append(sum_block(block, feeder, stack, tasks[task], move=self.own))
         solved = self._solve_block(path, block, sums)
-        merged = {name: tensor.to(self.job.base.dtype(name)) for name, tensor in solved}
+        merged = {name: tensor.to(self.job.base[name].dtype) for name, tensor in solved}
         for name in self.job.names:
             if name.startswith(path) and name not in merged:
                 merged[name] = average_tensor(*self.job.read(name))
@@ -250,9 +250,9 @@ def token_rows(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def copy_tensors(model: Source, module: nn.Module, path: str = "") -> None:
+def copy_tensors(tensors: Tensors, module: nn.Module, path: str = "") -> None:
     """Copy a model's tensors into a module, or only those below a path."""
     state = module.state_dict()
-    for name in model.names:
+    for name, each in tensors.items():
         if name.startswith(path):
-            state[name].copy_(model.finite_tensor(name))
+            state[name].copy_(each.finite())

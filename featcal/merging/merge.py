@@ -1,7 +1,6 @@
 """The public function `merge`: modules or folders in, a module or a folder out."""
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer
 from featcal.files import claimed, write_json
 from featcal.merging.align import align, class_of, part_ties, require_alike
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
-from featcal.merging.sources import Source, expert_sources, is_vocabulary, source, view
+from featcal.merging.sources import Source, Tensors, expert_sources, is_vocabulary, source
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.checkpoint import is_adapter
@@ -139,6 +138,7 @@ class Form:
         complete: adds to the unfinished folder once all tensors are written.   Raises: DiskFull.
         """
         stored = self.source if isinstance(self.source, ModelCheckpoint) else None
+        size = sum(each.nbytes for each in self.source.tensors.values())
         if out is None:
             module = self.module()
             state = module.state_dict()
@@ -150,11 +150,9 @@ class Form:
             config, like = self.model.config, None
         else:
             config, like = AutoConfig.from_pretrained(self.model, local_files_only=True), self.model
-        shapes = [(self.source.shape(n), self.source.dtype(n)) for n in self.source.names]
         tensors = iter(stored.to_files(tensors)) if stored else tensors
         first = next(tensors)  # checks run here, before a folder is made
-        needed = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
-        with shard_writer(out, needed=needed) as writer:
+        with shard_writer(out, needed=size) as writer:
             config = untied_config(config) if self.untied else config
             write_config(config, self.architecture, writer.folder)  # type: ignore[arg-type]
             copy_other_files(like, writer.folder)
@@ -232,21 +230,21 @@ class OpenedMerge:
         """Yield counters, merged tensors, then those that stay the base's; complete the record."""
         job = self.job
         require_alike(job.base, job.experts)
-        for name in sorted(set(job.base.names) - set(job.names)):
-            counter = job.base.finite_tensor(name)
+        for name in sorted(job.base.keys() - set(job.names)):
+            counter = job.base[name].finite()
             for expert in job.experts.values():
-                if not torch.equal(counter, expert.finite_tensor(name)):
-                    ours, theirs = job.base.file_of(name), expert.file_of(name)
+                if not torch.equal(counter, expert[name].finite()):
+                    ours, theirs = job.base[name].file, expert[name].file
                     raise TensorsDiffer(name, ours, "one value", theirs, "another")
             yield name, counter
         for name, tensor in merged:
             if self.method.scaled:
                 tensor = add_task_vector(
-                    job.base.finite_tensor(name).to(tensor.device), tensor, self.settings["scale"]
+                    job.base[name].finite().to(tensor.device), tensor, self.settings["scale"]
                 )
             yield name, tensor
         for name, own in self.kept.items():
-            yield name, self.form.source.finite_tensor(own)
+            yield name, self.form.source.tensors[own].finite()
         if job.record:
             about = {"method": self.method.name, "source": self.method.source}
             about |= {"note": self.method.note} if self.method.note else {}
@@ -304,19 +302,26 @@ def open_merge(
         folder = f" ({each.files.folder})" if isinstance(each, ModelCheckpoint) else ""
         configs[label + folder] = getattr(each.module, "config", None)
     require_same_configs(configs)
-    if untied := part_ties(origin, sources):
-        form, ours = replace(form, untied=untied), view(origin, untied)
-        sources = {task: view(expert, untied) for task, expert in sources.items()}
-    theirs, hidden = align(ours, sources, form.model, experts, progress)
+    untied = part_ties(origin, {task: each.tensors for task, each in sources.items()})
+    form = replace(form, untied=untied)
+
+    def with_untied(tensors: Tensors) -> Tensors:
+        return dict(sorted({**{n: tensors[o] for n, o in untied.items()}, **tensors}.items()))
+
+    theirs = {task: with_untied(each.tensors) for task, each in sources.items()}
+    ours = with_untied(origin.tensors)
+    theirs, hidden = align(ours, theirs, form.model, experts, progress)
     if embeddings == "base":
-        every = (name for model in (origin, *theirs.values()) for name in model.names)
-        hidden |= {name for name in every if is_vocabulary(name)}
-    if hidden:
-        ours = view(ours, hidden=hidden)
-        theirs = {task: view(expert, hidden=hidden) for task, expert in theirs.items()}
+        hidden |= {
+            n for each in (origin.tensors, *theirs.values()) for n in each if is_vocabulary(n)
+        }
+
+    def shown(tensors: Tensors) -> Tensors:
+        return {name: each for name, each in tensors.items() if name not in hidden}
+
     job = MergeJob(
-        base=ours,
-        experts=theirs,
+        base=shown(ours),
+        experts={task: shown(expert) for task, expert in theirs.items()},
         structure=form.module,
         batches=batches or {},
         head=read_head(head, theirs) if head is not None else {},
@@ -325,7 +330,7 @@ def open_merge(
         n_jobs=n_jobs,
     )
     kept = {name: untied.get(name, name) for name in sorted(hidden)}
-    kept = {name: own for name, own in kept.items() if own in origin.names}
+    kept = {name: own for name, own in kept.items() if own in origin.tensors}
     return OpenedMerge(entry, checked_settings, job, kept, form, experts)
 
 

@@ -57,8 +57,7 @@ def dense_model(
     if isinstance(base, nn.Module):
         model = copy.deepcopy(base)
     else:
-        stored = LazyCheckpoint(base)
-        wide = any(stored.kind(name) == "float64" for name in stored.names)
+        wide = any(each.kind == "float64" for each in LazyCheckpoint(base).values())
         model = load(base, torch.float64 if wide else torch.float32)
     return merged_adapter(with_adapter(model, adapter), adapter, precision)
 
