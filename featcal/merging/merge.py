@@ -9,21 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal import __version__
 from featcal.card import SENTENCE_CLASS, name_of, render_card, write_card
-from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer, TruncatedFile
+from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer
 from featcal.files import claimed, write_json
 from featcal.merging.align import align, class_of, part_ties, require_alike
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
 from featcal.merging.sources import Source, Tensors, expert_sources, is_vocabulary, source
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
-from featcal.models.checkpoint import is_adapter
+from featcal.models.checkpoint import is_adapter, read_safetensors
 from featcal.models.configs import require_same_configs
 from featcal.models.load import VISION, load_model, load_vision, torch_device
 from featcal.models.lora import untied_config
@@ -166,13 +164,13 @@ class Form:
 class OpenedMerge:
     """One merge, opened and checked, before anything is computed.
 
-    kept: tensors that stay the base's, each with its name there.
+    kept: tensors that stay the base's.
     """
 
     method: Method
     settings: dict[str, Any]
     job: MergeJob
-    kept: Mapping[str, str]
+    kept: Tensors
     form: Form
     experts: Mapping[str, Model]
 
@@ -243,8 +241,8 @@ class OpenedMerge:
                     job.base[name].finite().to(tensor.device), tensor, self.settings["scale"]
                 )
             yield name, tensor
-        for name, own in self.kept.items():
-            yield name, self.form.source.tensors[own].finite()
+        for name, each in self.kept.items():
+            yield name, each.finite()
         if job.record:
             about = {"method": self.method.name, "source": self.method.source}
             about |= {"note": self.method.note} if self.method.note else {}
@@ -306,7 +304,8 @@ def open_merge(
     form = replace(form, untied=untied)
 
     def with_untied(tensors: Tensors) -> Tensors:
-        return dict(sorted({**{n: tensors[o] for n, o in untied.items()}, **tensors}.items()))
+        more = {name: tensors[own] for name, own in untied.items() if own in tensors}
+        return dict(sorted({**more, **tensors}.items()))
 
     theirs = {task: with_untied(each.tensors) for task, each in sources.items()}
     ours = with_untied(origin.tensors)
@@ -329,8 +328,7 @@ def open_merge(
         progress=progress,
         n_jobs=n_jobs,
     )
-    kept = {name: untied.get(name, name) for name in sorted(hidden)}
-    kept = {name: own for name, own in kept.items() if own in origin.tensors}
+    kept = {name: ours[name] for name in sorted(hidden) if name in ours}
     return OpenedMerge(entry, checked_settings, job, kept, form, experts)
 
 
@@ -347,10 +345,7 @@ def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> 
         way_out = "give a heads.safetensors, or its tensors in a dictionary"
         raise MissingPath(head, "zero-shot heads", way_out)
     else:
-        try:
-            tensors, label = load_file(head), str(head)
-        except SafetensorError as error:
-            raise TruncatedFile(head, error) from None
+        tensors, label = read_safetensors(Path(head)), str(head)
     heads = [f"head/{task}" for task in tasks]
     wanted = [*([PROJECTION] if PROJECTION in tensors else []), LOGIT_SCALE, *heads]
     for name in wanted:

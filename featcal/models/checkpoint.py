@@ -218,6 +218,19 @@ def _inside(folder: Path, name: object, source: Path) -> Path:
     return folder / name
 
 
+def read_safetensors(file: Path) -> "dict[str, Tensor]":
+    """Return all tensors of a file. Raises: TruncatedFile; NotFinite, BadData naming the tensor."""
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise TruncatedFile(file, error) from None
+    for name, tensor in tensors.items():
+        check_tensor(file, name, tensor, name.endswith("weight"))
+    return tensors
+
+
 def all_finite(tensor: "Tensor") -> bool:
     """Return whether a tensor holds neither NaN nor infinity."""
     if not tensor.is_floating_point() or bool(tensor.sum().isfinite()):
