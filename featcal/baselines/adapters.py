@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featcal.card import render_card, write_card
@@ -24,11 +23,10 @@ from featcal.errors import (
     BadSetting,
     MissingPath,
     MissingTensor,
-    NotFinite,
-    TruncatedFile,
     UnknownKey,
 )
 from featcal.files import atomic_folder, read_json, write_json
+from featcal.models.checkpoint import read_safetensors
 from featcal.models.features import output_embeddings
 from featcal.settings import Settings
 
@@ -216,21 +214,16 @@ class Adapters:
 def load_weights(
     path: Path, tasks: list[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Return the tensors of a file; check that each is present, finite and has its shape."""
+    """Return the tensors of a file; check that each is present and has its shape."""
     if not path.is_file():
         raise MissingPath(path, "the weights of the adapters", TRAIN_AGAIN)
-    try:
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise TruncatedFile(path, error) from None
+    tensors = read_safetensors(path)
     for name, shape in ((f"{task}/{part}", shapes[part]) for task in tasks for part in shapes):
         if name not in tensors:
             raise MissingTensor(path, name, tensors)
         if tuple(tensors[name].shape) != shape:
             problem = f"{name} is {tuple(tensors[name].shape)}, but {shape} is expected"
             raise BadFile(path, problem, OWN_MODEL)
-        if not torch.isfinite(tensors[name]).all():
-            raise NotFinite(path, name)
     return tensors
 
 

@@ -95,15 +95,6 @@ def prob_surgery(
     Source: Wei et al., Representation Surgery in Model Merging with Probabilistic Modeling (ICML
     2025).
     """
-    settings = ProbSurgery(
-        steps=steps,
-        lr=lr,
-        batch=batch,
-        features=features,
-        reshuffle=reshuffle,
-        encode=encode,
-        hidden=hidden,
-        kl_weight=kl_weight,
-        loss=loss,
-    )
+    given = locals()
+    settings = ProbSurgery(**{name: given[name] for name in ProbSurgery.model_fields})
     return adapters_for(settings, merged, experts, batches, head, seed, device, progress)

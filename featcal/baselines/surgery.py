@@ -97,13 +97,6 @@ def surgery(
     module = as_module(merged, device)
     if features is None:
         features = "unit" if output_embeddings(module) is None else "raw"
-    settings = Surgery(
-        rank=rank,
-        steps=steps,
-        lr=lr,
-        batch=batch,
-        reshuffle=reshuffle,
-        encode=encode,
-        features=features,
-    )
+    given = locals()
+    settings = Surgery(**{name: given[name] for name in Surgery.model_fields})
     return adapters_for(settings, module, experts, batches, head, seed, device, progress)

@@ -66,7 +66,7 @@ class Models:
         """
         if isinstance(self.student, StreamedModel):
             for name, p in block.named_parameters():
-                p.copy_(p.to(self.student.dtype(f"{path}.{name}")))
+                p.copy_(p.to(self.student.stored[f"{path}.{name}"].dtype))
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:

@@ -158,20 +158,20 @@ def copy_with(student: StreamedModel, folder: Path, solved: Override) -> None:
     configuration stay.
     """
     whole, written = LazyCheckpoint(student.folder), set[str]()  # of a whole CLIP both towers
-    stored_name = student.files.stored_name
+    prefix = student.files.prefix
 
     def rounded() -> Iterator[tuple[str, Tensor]]:
         for name, _ in student.module.named_parameters():
             tensor = solved(name)
             if tensor is not None:
-                written.update(map(stored_name, student.stored[name].sources))
-                yield name, tensor.to(student.dtype(name))
+                written.update(prefix + source for source in student.sources(name))
+                yield name, tensor.to(student.stored[name].dtype)
 
-    with shard_writer(folder, needed=sum(whole.bytes(name) for name in whole.names)) as writer:
+    with shard_writer(folder, needed=sum(each.nbytes for each in whole.values())) as writer:
         shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
         copy_other_files(whole.folder, writer.folder)
         for name, tensor in student.to_files(rounded()):
-            writer.write(stored_name(name), tensor)
-        for name in whole.names:
+            writer.write(prefix + name, tensor)
+        for name, each in whole.items():
             if name not in written:
-                writer.write(name, whole.tensor(name))
+                writer.write(name, each.read())

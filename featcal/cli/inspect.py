@@ -48,9 +48,9 @@ def inspect(
     if plan is not False or (folder / "adapter_config.json").is_file():
         check_config(folder)
     checkpoint, recipe = LazyCheckpoint(folder), recipe_as_mapping(recipe_in(folder))
-    shapes = {name: checkpoint.shape(name) for name in checkpoint.names}
+    shapes = {name: each.shape for name, each in checkpoint.items()}
     sizes = {name: prod(shape) for name, shape in shapes.items()}
-    kinds = Counter(checkpoint.kind(name) for name in shapes)
+    kinds = Counter(each.kind for each in checkpoint.values())
     lists = stored_blocks(shapes)
     checkpoint.check_finite()
     if as_json:

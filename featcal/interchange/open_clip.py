@@ -14,23 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
 from featcal.data.images import Preprocess
-from featcal.errors import (
-    BadEnvironment,
-    BadFile,
-    BadSetting,
-    MissingPath,
-    NotFinite,
-    TensorsDiffer,
-    TruncatedFile,
-)
+from featcal.errors import BadEnvironment, BadFile, BadSetting, MissingPath, TensorsDiffer
 from featcal.files import atomic_folder, read_json, write_json
-from featcal.models.checkpoint import all_finite, no_safetensors
+from featcal.models.checkpoint import no_safetensors, read_safetensors
 from featcal.models.load import load_clip, load_vision, quiet_transformers
 from featcal.models.save import copy_other_files, save_model
 
@@ -239,16 +230,12 @@ def read_open_clip(folder: Path) -> CLIPModel:
     weights = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if weights is None:
         raise no_safetensors(folder, WEIGHTS)
+    state = {name: tensor.float() for name, tensor in read_safetensors(weights).items()}
     try:
-        state = {name: tensor.float() for name, tensor in load_file(weights).items()}
         theirs.load_state_dict(state, assign=True)
-    except SafetensorError as error:
-        raise TruncatedFile(weights, error) from None
     except RuntimeError as error:
         problem = f"the weights do not fit {path} ({' '.join(str(error).split())[:300]})"
         raise BadFile(weights, problem, "check the configuration") from None
-    if bad := [name for name, tensor in state.items() if not all_finite(tensor)]:
-        raise NotFinite(weights, bad[0])
     ours = to_our_names(state, empty.state_dict())
     with quiet_transformers():  # given all tensors, it draws no random ones
         clip: Any = CLIPModel.from_pretrained(None, config=empty.config, state_dict=ours)

@@ -4,6 +4,7 @@ vocabularies, other heads.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,59 +13,58 @@ from torch import Tensor, nn
 
 from featcal.data.texts import VOCABULARIES
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
-from featcal.merging.sources import Aligned, Source, is_vocabulary
+from featcal.merging.sources import Source, Tensors, is_vocabulary
 from featcal.models.batch import Model
-from featcal.models.checkpoint import is_adapter
+from featcal.models.checkpoint import LazyTensor, is_adapter
 from featcal.models.configs import require_one_family
 from featcal.models.load import load_tokenizer, model_class
 from featcal.models.lora import is_peft
 
 
-def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
+def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:
     """Require the same tensor names, shapes and dtypes. Raises: MissingTensor, TensorsDiffer."""
     for expert in experts.values():
         for has, lacks in ((base, expert), (expert, base)):
-            missing = sorted(set(has.names) - set(lacks.names))
-            if missing:
-                files = f"{lacks.file_of(lacks.names[0])} (compared with {has.file_of(missing[0])})"
-                raise MissingTensor(files, missing[0], lacks.names)
-        for name in base.names:
-            ours, theirs = base.file_of(name), expert.file_of(name)
-            if base.shape(name) != expert.shape(name):
-                raise TensorsDiffer(name, ours, base.shape(name), theirs, expert.shape(name))
-            this, that = base.dtype(name), expert.dtype(name)
-            if this != that:
-                dtype = str(this).removeprefix("torch.")
+            if missing := sorted(has.keys() - lacks.keys()):
+                first = next(iter(lacks.values())).file
+                files = f"{first} (compared with {has[missing[0]].file})"
+                raise MissingTensor(files, missing[0], lacks)
+        for name, ours in base.items():
+            theirs = expert[name]
+            if ours.shape != theirs.shape:
+                raise TensorsDiffer(name, ours.file, ours.shape, theirs.file, theirs.shape)
+            if ours.kind != theirs.kind:
                 way_out = (
                     "save the second model in the dtype of the first, with its own class:\n"
-                    f"    model = AutoModel.from_pretrained(folder, dtype={dtype!r})\n"
+                    f"    model = AutoModel.from_pretrained(folder, dtype={ours.kind!r})\n"
                     "    model.save_pretrained(new_folder)"
                 )
-                raise TensorsDiffer(name, ours, this, theirs, that, way_out)
+                dtypes = ours.dtype, theirs.dtype
+                raise TensorsDiffer(name, ours.file, dtypes[0], theirs.file, dtypes[1], way_out)
 
 
-def part_ties(base: Source, experts: Mapping[str, Source]) -> dict[str, str]:
+def part_ties(base: Source, experts: Mapping[str, Tensors]) -> dict[str, str]:
     """Return the tensors that the base ties and an expert does not, each with its name in the base.
 
     Only the table and head of a language model: others cannot be apart by tie_word_embeddings.
     """
     untied = {}
     for names in base.ties:
-        kept = [name for name in names if name in base.names]
+        kept = [name for name in names if name in base.tensors]
         if len(names) == 2 and len(kept) == 1:
             (other,) = set(names) - set(kept)
-            if any(other in expert.names for expert in experts.values()):
+            if any(other in expert for expert in experts.values()):
                 untied[other] = kept[0]
     return untied
 
 
 def align(
-    base: Source,
-    experts: Mapping[str, Source],
+    base: Tensors,
+    experts: Mapping[str, Tensors],
     base_model: Model,
     models: Mapping[str, Model],
     progress: Callable[[str], None],
-) -> tuple[dict[str, Source], frozenset[str]]:
+) -> tuple[dict[str, Tensors], frozenset[str]]:
     """Align experts that share the base's tower; experts like the base stay as they are.
 
     Embedding rows are matched by token; a token that an expert lacks keeps the base's row. Tensors
@@ -80,9 +80,8 @@ def align(
     kinds = {task: ours if is_adapter(m) else class_of(m) for task, m in models.items()}
     require_one_family({"base": ours} | {f"expert {task!r}": kind for task, kind in kinds.items()})
     aligned, kept = dict(experts), set[str]()
-    tower, names = tower_prefix(ours, base), set(base.names)
-    tables = [name for name in base.names if is_vocabulary(name)]
-    counts = {base.shape(name)[0] for name in tables}
+    tower, names = tower_prefix(ours, base), set(base)
+    counts = {each.shape[0] for name, each in base.items() if is_vocabulary(name)}
     words = vocabularies(base_model, models, max(counts, default=0), progress)
     for task, expert in experts.items():
         prefix = tower_prefix(kinds[task], expert)
@@ -91,7 +90,7 @@ def align(
             continue
         rows, shared = {}, dict(known)
         for name, theirs in known.items():
-            here, there = base.shape(name), expert.shape(theirs)
+            here, there = base[name].shape, expert[theirs].shape
             # a table has one row per token: by its name, or a head's by its number of rows
             if (len(here) == len(there) > 0 and here[1:] == there[1:]) and (
                 is_vocabulary(name)
@@ -102,30 +101,35 @@ def align(
                     rows[name] = matched
             elif here != there and is_outside(name, tower):
                 del shared[name]
-        if names == set(expert.names) and shared == {name: name for name in names} and not rows:
+        if names == set(expert) and shared == {name: name for name in names} and not rows:
             continue
         kept |= names - set(shared)
-        aligned[task] = Aligned(expert, base, shared, rows)
-        if left := sorted(set(expert.names) - set(shared.values())):
+        aligned[task] = {
+            name: with_base_rows(base[name], expert[theirs], rows[name])
+            if name in rows
+            else expert[theirs]
+            for name, theirs in sorted(shared.items())
+        }
+        if left := sorted(set(expert) - set(shared.values())):
             more = ", ..." if len(left) > 4 else ""
             progress(f"{task}: its own head is not merged ({', '.join(left[:4])}{more})")
         for name in list(rows)[:1]:
-            matched, there = int((rows[name] >= 0).sum()), expert.shape(known[name])[0]
-            here = base.shape(name)[0]
+            matched, there = int((rows[name] >= 0).sum()), expert[known[name]].shape[0]
+            here = base[name].shape[0]
             progress(f"{task}: {matched} of its {there} embedding rows match the base's {here}")
     return aligned, frozenset(kept)
 
 
 def match_names(
-    base: Source, expert: Source, tower: str, theirs: str, same: bool
+    base: Tensors, expert: Tensors, tower: str, theirs: str, same: bool
 ) -> dict[str, str] | None:
     """Return base name -> expert name if everything missing on either side is outside the tower.
 
     tower, theirs: prefix of the tower in base and expert, with a dot; empty for a bare tower.
     same: both have one class, so a missing token table is tied, and no head of a task.
     """
-    known, ours = {}, set(base.names)
-    for name in expert.names:
+    known, ours = {}, set(base)
+    for name in expert:
         in_base = tower + name.removeprefix(theirs) if name.startswith(theirs) else name
         if in_base in ours:
             known[in_base] = name
@@ -133,7 +137,7 @@ def match_names(
     def inside(names: set[str], prefix: str) -> bool:
         return any((same and is_vocabulary(n)) or not is_outside(n, prefix) for n in names)
 
-    missing, surplus = ours.difference(known), set(expert.names).difference(known.values())
+    missing, surplus = ours.difference(known), set(expert).difference(known.values())
     return None if inside(missing, tower) or inside(surplus, theirs) else known or None
 
 
@@ -149,13 +153,28 @@ def class_of(model: Any) -> type:
     return model_class(model)
 
 
-def tower_prefix(kind: type, source: Source) -> str:
+def tower_prefix(kind: type, tensors: Tensors) -> str:
     """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
     prefix = f"{getattr(kind, 'base_model_prefix', '')}."
-    return prefix if prefix != "." and any(n.startswith(prefix) for n in source.names) else ""
+    return prefix if prefix != "." and any(n.startswith(prefix) for n in tensors) else ""
 
 
 # Rows of words
+
+
+def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTensor:
+    """Return an expert's token table with the base's rows.
+
+    rows: the expert's row for each row of the base, -1 for none.
+    """
+
+    def read() -> Tensor:
+        tensor = expert.finite()
+        table = base.finite().to(tensor.dtype, copy=True)
+        table[rows >= 0] = tensor[rows[rows >= 0]]
+        return table
+
+    return replace(expert, shape=base.shape, read=read)
 
 
 def vocabularies(

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +21,18 @@ from featcal.calibration.features import (
     first_features,
     leave_stack,
 )
-from featcal.core.moments import add_gram, mirror
-from featcal.core.precision import SUM_DTYPE, exact_products
+from featcal.calibration.observe import BlockSpec, Site, row_weights, shared_sites
+from featcal.core.moments import add_gram, every_token, mirror
+from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.errors import BadFile
 from featcal.merging.registry import MergeJob, NamedTensors
-from featcal.merging.sources import Source
+from featcal.merging.sources import Tensors
 from featcal.merging.tensors import average_tensor, stacked_vectors, task_vectors
 from featcal.models.batch import check_tasks
 from featcal.models.blocks import hooked, module_inputs, step
 from featcal.models.families import plan_for
 from featcal.models.modules import normalised, solved_modules
 from featcal.models.plan import Stack, blocks_of
-
-Linears = tuple[str, ...]  # names within their block of the linears of one site
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Gram:
 
 
 # sums over one task's tokens in one block: Grams by site; Σ x̂² (d,) of norms' inputs before scaling
-BlockSums = tuple[dict[Linears, Gram], dict[str, Tensor]]
+BlockSums = tuple[dict[Site, Gram], dict[str, Tensor]]
 # (label, each task's Gram, W₀, each task's τ (Σo, d) in float64) -> merged weight (Σo, d)
 SolveSite = Callable[[str, Sequence[Gram], Tensor, list[Tensor]], Tensor]
 # (each task's squares, each task's τ (d,) in float64) -> task vector of the merged scale (d,)
@@ -74,7 +74,7 @@ class ForwardOrder:
         joined = sorted(set(self.job.names) - self.worker.state_dict().keys())
         if joined:  # experts of an MoE
             raise BadFile(
-                self.job.base.file_of(joined[0]),
+                self.job.base[joined[0]].file,
                 f"{joined[0]} is stored separately, but this method runs blocks that hold it joined",
                 "save all models with model.save_pretrained(folder, save_original_format=False)",
             )
@@ -129,7 +129,7 @@ class ForwardOrder:
             copy_tensors(expert, self.worker, path)
             sums.append(sum_block(block, feeder, stack, tasks[task], move=self.own))
         solved = self._solve_block(path, block, sums)
-        merged = {name: tensor.to(self.job.base.dtype(name)) for name, tensor in solved}
+        merged = {name: tensor.to(self.job.base[name].dtype) for name, tensor in solved}
         for name in self.job.names:
             if name.startswith(path) and name not in merged:
                 merged[name] = average_tensor(*self.job.read(name))
@@ -204,26 +204,25 @@ def sum_block(
 
     Products have the data's precision, sums float64. Raises: BadCapture.
     """
-    grams, squares = dict[Linears, Gram](), dict[str, Tensor]()
+    grams, squares = dict[Site, Gram](), dict[str, Tensor]()
     linears, norms = solved_modules(block)
+    spec = BlockSpec(type(block).__name__, stack, (*linears,), (*norms,), every_token, last=False)
     for number, mask in enumerate(features.masks):
         hidden, arguments = features.teacher[number]
         with module_inputs(block, [*linears, *norms]) as inputs:
             output = step(block, stack, hidden, arguments)
         fed = arguments[0].get(feeder.feeds) if feeder else None
-        sites: dict[object, list[str]] = {}  # by the tensor that their linears read
-        for name in linears:
-            sites.setdefault(memory_key(inputs[name]), []).append(name)
-        for key, names in sites.items():
-            from_fed = isinstance(fed, Tensor) and key == memory_key(fed)
-            own_mask = features.encoder_masks[number] if from_fed else mask
-            rows = token_rows(inputs[names[0]], own_mask)  # (n, d)
+        tokens = (hidden, mask), (fed, features.encoder_masks[number])
+        weigh = partial(row_weights, spec, tokens, {})
+        for site, weights in shared_sites(inputs, linears, weigh).items():
+            rows = wide(inputs[site[0]][weights > 0])  # (n, d)
             d = rows.shape[1]
-            gram = grams.setdefault(tuple(names), Gram(rows.new_zeros(d, d, dtype=SUM_DTYPE)))
+            gram = grams.setdefault(site, Gram(rows.new_zeros(d, d, dtype=SUM_DTYPE)))
             add_gram(gram.total, rows)
             gram.tokens += len(rows)
         for name in norms:
-            z = token_rows(normalised(block.get_submodule(name), inputs[name]), mask)
+            x = inputs[name]
+            z = wide(normalised(block.get_submodule(name), x)[weigh(name, x) > 0])
             squares[name] = squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
         if move:
             features.teacher[number] = output
@@ -232,27 +231,10 @@ def sum_block(
     return grams, squares
 
 
-def memory_key(x: Tensor) -> tuple[object, ...]:
-    """Return a key that is equal for two live tensors with the same view of the same memory."""
-    return x.data_ptr(), x.shape, x.stride()
-
-
-def token_rows(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return rows (n, d) of an input (batch, tokens, d) or (batch · tokens, d) without padding, in
-    float32 or float64.
-    """
-    if mask is not None and x.shape[: mask.dim()] == mask.shape:
-        x = x[mask.bool()]
-    elif mask is not None and x.shape[:-1] == (mask.numel(),):
-        x = x[mask.flatten().bool()]
-    x = x.reshape(-1, x.shape[-1])
-    return x if x.dtype == torch.float64 else x.float()
-
-
 @torch.no_grad()
-def copy_tensors(model: Source, module: nn.Module, path: str = "") -> None:
+def copy_tensors(tensors: Tensors, module: nn.Module, path: str = "") -> None:
     """Copy a model's tensors into a module, or only those below a path."""
     state = module.state_dict()
-    for name in model.names:
+    for name, each in tensors.items():
         if name.startswith(path):
-            state[name].copy_(model.finite_tensor(name))
+            state[name].copy_(each.finite())

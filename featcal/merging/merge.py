@@ -1,7 +1,6 @@
 """The public function `merge`: modules or folders in, a module or a folder out."""
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -10,21 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal import __version__
 from featcal.card import SENTENCE_CLASS, name_of, render_card, write_card
-from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer, TruncatedFile
+from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer
 from featcal.files import claimed, write_json
 from featcal.merging.align import align, class_of, part_ties, require_alike
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
-from featcal.merging.sources import Source, expert_sources, is_vocabulary, source, view
+from featcal.merging.sources import Source, Tensors, expert_sources, is_vocabulary, source
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
-from featcal.models.checkpoint import is_adapter
+from featcal.models.checkpoint import is_adapter, read_safetensors
 from featcal.models.configs import require_same_configs
 from featcal.models.load import VISION, load_model, load_vision, torch_device
 from featcal.models.lora import untied_config
@@ -139,6 +136,7 @@ class Form:
         complete: adds to the unfinished folder once all tensors are written.   Raises: DiskFull.
         """
         stored = self.source if isinstance(self.source, ModelCheckpoint) else None
+        size = sum(each.nbytes for each in self.source.tensors.values())
         if out is None:
             module = self.module()
             state = module.state_dict()
@@ -150,11 +148,9 @@ class Form:
             config, like = self.model.config, None
         else:
             config, like = AutoConfig.from_pretrained(self.model, local_files_only=True), self.model
-        shapes = [(self.source.shape(n), self.source.dtype(n)) for n in self.source.names]
         tensors = iter(stored.to_files(tensors)) if stored else tensors
         first = next(tensors)  # checks run here, before a folder is made
-        needed = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
-        with shard_writer(out, needed=needed) as writer:
+        with shard_writer(out, needed=size) as writer:
             config = untied_config(config) if self.untied else config
             write_config(config, self.architecture, writer.folder)  # type: ignore[arg-type]
             copy_other_files(like, writer.folder)
@@ -168,13 +164,13 @@ class Form:
 class OpenedMerge:
     """One merge, opened and checked, before anything is computed.
 
-    kept: tensors that stay the base's, each with its name there.
+    kept: tensors that stay the base's.
     """
 
     method: Method
     settings: dict[str, Any]
     job: MergeJob
-    kept: Mapping[str, str]
+    kept: Tensors
     form: Form
     experts: Mapping[str, Model]
 
@@ -232,21 +228,21 @@ class OpenedMerge:
         """Yield counters, merged tensors, then those that stay the base's; complete the record."""
         job = self.job
         require_alike(job.base, job.experts)
-        for name in sorted(set(job.base.names) - set(job.names)):
-            counter = job.base.finite_tensor(name)
+        for name in sorted(job.base.keys() - set(job.names)):
+            counter = job.base[name].finite()
             for expert in job.experts.values():
-                if not torch.equal(counter, expert.finite_tensor(name)):
-                    ours, theirs = job.base.file_of(name), expert.file_of(name)
+                if not torch.equal(counter, expert[name].finite()):
+                    ours, theirs = job.base[name].file, expert[name].file
                     raise TensorsDiffer(name, ours, "one value", theirs, "another")
             yield name, counter
         for name, tensor in merged:
             if self.method.scaled:
                 tensor = add_task_vector(
-                    job.base.finite_tensor(name).to(tensor.device), tensor, self.settings["scale"]
+                    job.base[name].finite().to(tensor.device), tensor, self.settings["scale"]
                 )
             yield name, tensor
-        for name, own in self.kept.items():
-            yield name, self.form.source.finite_tensor(own)
+        for name, each in self.kept.items():
+            yield name, each.finite()
         if job.record:
             about = {"method": self.method.name, "source": self.method.source}
             about |= {"note": self.method.note} if self.method.note else {}
@@ -304,19 +300,27 @@ def open_merge(
         folder = f" ({each.files.folder})" if isinstance(each, ModelCheckpoint) else ""
         configs[label + folder] = getattr(each.module, "config", None)
     require_same_configs(configs)
-    if untied := part_ties(origin, sources):
-        form, ours = replace(form, untied=untied), view(origin, untied)
-        sources = {task: view(expert, untied) for task, expert in sources.items()}
-    theirs, hidden = align(ours, sources, form.model, experts, progress)
+    untied = part_ties(origin, {task: each.tensors for task, each in sources.items()})
+    form = replace(form, untied=untied)
+
+    def with_untied(tensors: Tensors) -> Tensors:
+        more = {name: tensors[own] for name, own in untied.items() if own in tensors}
+        return dict(sorted({**more, **tensors}.items()))
+
+    theirs = {task: with_untied(each.tensors) for task, each in sources.items()}
+    ours = with_untied(origin.tensors)
+    theirs, hidden = align(ours, theirs, form.model, experts, progress)
     if embeddings == "base":
-        every = (name for model in (origin, *theirs.values()) for name in model.names)
-        hidden |= {name for name in every if is_vocabulary(name)}
-    if hidden:
-        ours = view(ours, hidden=hidden)
-        theirs = {task: view(expert, hidden=hidden) for task, expert in theirs.items()}
+        hidden |= {
+            n for each in (origin.tensors, *theirs.values()) for n in each if is_vocabulary(n)
+        }
+
+    def shown(tensors: Tensors) -> Tensors:
+        return {name: each for name, each in tensors.items() if name not in hidden}
+
     job = MergeJob(
-        base=ours,
-        experts=theirs,
+        base=shown(ours),
+        experts={task: shown(expert) for task, expert in theirs.items()},
         structure=form.module,
         batches=batches or {},
         head=read_head(head, theirs) if head is not None else {},
@@ -324,8 +328,7 @@ def open_merge(
         progress=progress,
         n_jobs=n_jobs,
     )
-    kept = {name: untied.get(name, name) for name in sorted(hidden)}
-    kept = {name: own for name, own in kept.items() if own in origin.names}
+    kept = {name: ours[name] for name in sorted(hidden) if name in ours}
     return OpenedMerge(entry, checked_settings, job, kept, form, experts)
 
 
@@ -342,10 +345,7 @@ def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> 
         way_out = "give a heads.safetensors, or its tensors in a dictionary"
         raise MissingPath(head, "zero-shot heads", way_out)
     else:
-        try:
-            tensors, label = load_file(head), str(head)
-        except SafetensorError as error:
-            raise TruncatedFile(head, error) from None
+        tensors, label = read_safetensors(Path(head)), str(head)
     heads = [f"head/{task}" for task in tasks]
     wanted = [*([PROJECTION] if PROJECTION in tensors else []), LOGIT_SCALE, *heads]
     for name in wanted:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from featcal.merging.sources import Source
+    from featcal.merging.sources import Tensors
     from featcal.models.batch import TaskBatches
 
 NamedTensors = Iterator[tuple[str, "Tensor"]]
@@ -43,8 +43,8 @@ class MergeJob:
     record:    content of merge.json.
     """
 
-    base: Source
-    experts: dict[str, Source]
+    base: Tensors
+    experts: dict[str, Tensors]
     structure: Callable[[], nn.Module]
     batches: TaskBatches = field(default_factory=dict)
     head: Mapping[str, Tensor] = field(default_factory=dict)
@@ -56,12 +56,12 @@ class MergeJob:
     @property
     def names(self) -> list[str]:
         """Return the names of the tensors to merge: floating point only, no counters."""
-        return [name for name in self.base.names if self.base.dtype(name).is_floating_point]
+        return [name for name, each in self.base.items() if each.dtype.is_floating_point]
 
     def read(self, name: str) -> tuple[Tensor, list[Tensor]]:
         """Return one tensor of the base and of every expert, on the device."""
-        experts = [expert.finite_tensor(name).to(self.device) for expert in self.experts.values()]
-        return self.base.finite_tensor(name).to(self.device), experts
+        experts = [expert[name].finite().to(self.device) for expert in self.experts.values()]
+        return self.base[name].finite().to(self.device), experts
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featcal.merging.registry import MergeJob, NamedTensors
-from featcal.merging.sources import Source, is_vocabulary
+from featcal.merging.sources import Tensors, is_vocabulary
 
 PIECE = 1 << 20  # entries processed at a time: few enough for a cache
 STACKED = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", "key", "value"))
@@ -53,7 +53,7 @@ def vector_pieces(job: MergeJob, name: str) -> Iterator[list[Tensor]]:
 def in_pieces(job: MergeJob, rule: Callable[[list[Tensor]], Tensor]) -> NamedTensors:
     """Yield `rule(vectors)` of every tensor in float64, computed on flat pieces."""
     for name in job.names:
-        shape = job.base.shape(name)
+        shape = job.base[name].shape
         merged = torch.empty(math.prod(shape), dtype=torch.float64, device=job.device)
         parts = torch.split(merged, PIECE)
         for part, vectors in zip(parts, vector_pieces(job, name), strict=True):
@@ -113,7 +113,7 @@ def thin_svd(matrix: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor
 
 def matrix_names(job: MergeJob, exclude: tuple[str, ...]) -> list[str]:
     """Return the names of tensors with two axes, as FusionBench does, except `exclude`."""
-    two = (name for name in job.names if len(job.base.shape(name)) == 2)
+    two = (name for name in job.names if len(job.base[name].shape) == 2)
     return [name for name in two if not is_vocabulary(name, exclude)]
 
 
@@ -129,21 +129,21 @@ def linear_groups(job: MergeJob, exclude: tuple[str, ...]) -> list[tuple[str, ..
         groups += [
             tuple(own.pop(name) for name in qkv)
             for qkv in STACKED
-            if set(qkv) <= set(own) and len({job.base.shape(own[name])[1] for name in qkv}) == 1
+            if set(qkv) <= set(own) and len({job.base[own[name]].shape[1] for name in qkv}) == 1
         ]
         groups += [(own[linear],) for linear in sorted(own)]
     return groups
 
 
-def conv1d_names(model: Source) -> frozenset[str]:
+def conv1d_names(model: Tensors) -> frozenset[str]:
     """Return the weights that a model stores as (d, o), as GPT-2's Conv1D does.
 
     GPT-BigCode gives linears the same names; biases show which of the two a model has.
     """
-    named = [name for name in model.names if CONV1D.search(name)]
+    named = [name for name in model if CONV1D.search(name)]
     for name in named:
-        bias, shape = f"{name.removesuffix('weight')}bias", model.shape(name)
-        if bias in model.names and shape[0] != model.shape(bias)[0] == shape[1]:
+        bias, shape = f"{name.removesuffix('weight')}bias", model[name].shape
+        if bias in model and shape[0] != model[bias].shape[0] == shape[1]:
             return frozenset(named)
     return frozenset()
 

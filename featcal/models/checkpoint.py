@@ -5,10 +5,13 @@ torch is imported only where tensors are read, so that headers can be checked fi
 """
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from math import prod
 from os import PathLike
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -37,13 +40,36 @@ KINDS = {
 }  # fmt: skip
 
 
-class _Entry(NamedTuple):
-    """One tensor in a safetensors file."""
+@dataclass(frozen=True, eq=False)
+class LazyTensor:
+    """A tensor of a model that is read when it is needed.
 
-    file: Path
-    name: str  # in the file
-    kind: str  # of safetensors, such as F32
+    name, file: the tensor and its file, or its model, in errors.
+    kind:       torch's name of its dtype, such as float32.
+    """
+
+    name: str
+    file: object
+    kind: str
     shape: tuple[int, ...]
+    read: Callable[[], "Tensor"]  # on the CPU
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        """Return the dtype."""
+        import torch
+
+        return getattr(torch, self.kind)  # type: ignore[no-any-return]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size in bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def finite(self) -> "Tensor":
+        """Return the tensor. Raises: NotFinite, BadData naming file and tensor."""
+        check_tensor(self.file, self.name, tensor := self.read(), self.name.endswith("weight"))
+        return tensor
 
 
 def no_safetensors(folder: Path, wanted: str = SINGLE) -> BadFile:
@@ -95,8 +121,8 @@ def refuse_adapter(folder: str | Path) -> None:
         )
 
 
-class LazyCheckpoint:
-    """The tensors of a Hugging Face folder (one file, or shards with an index), read on demand.
+class LazyCheckpoint(dict[str, LazyTensor]):
+    """The tensors of a Hugging Face folder (one file, or shards with an index), sorted by name.
 
     part: "vision_model" selects that tower of a whole CLIPModel, without the prefix, which towers
     saved before transformers 5 have too. Raises: MissingPath, TruncatedFile, BadFile.
@@ -104,87 +130,45 @@ class LazyCheckpoint:
 
     def __init__(self, folder: str | Path, part: str | None = None):
         self.folder = folder_path(folder)
-        entries, prefix = self._stored_entries(), f"{part}."
-        inside = [name for name in entries if part and name.startswith(prefix)] or entries
-        self._entries = {n.removeprefix(prefix): entries[n] for n in sorted(inside)}
         self._opened: tuple[Path | None, Any] = (None, None)  # the file that was read last
+        stored, prefix = self._stored_tensors(), f"{part}."
+        self.prefix = prefix if part and any(name.startswith(prefix) for name in stored) else ""
+        inside = sorted(name for name in stored if name.startswith(self.prefix))
+        super().__init__({name.removeprefix(self.prefix): stored[name] for name in inside})
 
-    @property
-    def names(self) -> list[str]:
-        """Return all tensor names, sorted."""
-        return list(self._entries)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
-        return self._entry(name).shape
-
-    def kind(self, name: str) -> str:
-        """Return torch's name of a tensor's dtype, such as float32. Raises: BadFile for others."""
-        entry = self._entry(name)
-        if entry.kind not in KINDS:
-            problem = f"{entry.name} is stored as {entry.kind}"
-            raise BadFile(entry.file, problem, f"store it as one of {', '.join(KINDS)}")
-        return KINDS[entry.kind]
-
-    def dtype(self, name: str) -> "torch.dtype":
-        """Return the dtype of a tensor."""
-        import torch
-
-        return getattr(torch, self.kind(name))  # type: ignore[no-any-return]
-
-    def bytes(self, name: str) -> int:
-        """Return the size of a tensor in bytes."""
-        return prod(self.shape(name)) * self.dtype(name).itemsize
-
-    def stored_name(self, name: str) -> str:
-        """Return the name of a tensor in its file; names of no tensor are returned as they are."""
-        return self._entries[name].name if name in self._entries else name
-
-    def file_of(self, name: str) -> Path:
-        """Return the file of a tensor. Raises: MissingTensor with the three nearest names."""
-        return self._entry(name).file
-
-    def tensor(self, name: str) -> "Tensor":
-        """Return one tensor on the CPU. Raises: MissingTensor, TruncatedFile, BadFile."""
-        self.kind(name)
-        entry, (path, opened) = self._entry(name), self._opened
-        try:
-            if path != entry.file:
-                opened = safe_open(entry.file, framework="pt", backend="pread")
-                self._opened = (entry.file, opened)
-            return opened.get_tensor(entry.name)  # type: ignore[no-any-return]
-        except SafetensorError as error:
-            raise TruncatedFile(entry.file, error) from None
-
-    def finite_tensor(self, name: str) -> "Tensor":
-        """Return one tensor. Raises: NotFinite naming file and tensor."""
-        check_tensor(self.file_of(name), name, tensor := self.tensor(name), weight=False)
-        return tensor
+    def __missing__(self, name: str) -> LazyTensor:
+        raise MissingTensor(self.folder, name, self)
 
     def check_finite(self) -> None:
         """Read every tensor once. Raises: NotFinite naming up to five tensors."""
-        bad = [name for name in self.names if not all_finite(self.tensor(name))]
+        bad = [name for name, each in self.items() if not all_finite(each.read())]
         if bad:
             more = f" and {len(bad) - 5:,} more" if len(bad) > 5 else ""
-            raise NotFinite(self.file_of(bad[0]), f"{', '.join(bad[:5])}{more}")
+            raise NotFinite(self[bad[0]].file, f"{', '.join(bad[:5])}{more}")
 
     def require_floating(self) -> None:
         """Raise BadFile if a weight is stored as integers; other tensors, e.g. counters, may be."""
-        for name in self.names:
-            if name.endswith("weight") and "float" not in self.kind(name):
-                problem = f"{name} is stored as {self.kind(name)}, not floating-point"
+        for name, each in self.items():
+            if name.endswith("weight") and "float" not in each.kind:
+                problem = f"{name} is stored as {each.kind}, not floating-point"
                 way_out = (
                     "give the checkpoint that the quantised one was made from, or write its values "
                     "as float32, float16 or bfloat16"
                 )
-                raise BadFile(self.file_of(name), problem, way_out)
+                raise BadFile(each.file, problem, way_out)
 
-    def _entry(self, name: str) -> _Entry:
-        if name not in self._entries:
-            raise MissingTensor(self.folder, name, self.names)
-        return self._entries[name]
+    def _read(self, file: Path, name: str) -> "Tensor":
+        """Return one tensor of a file. Raises: TruncatedFile."""
+        path, opened = self._opened
+        try:
+            if path != file:
+                opened = safe_open(file, framework="pt", backend="pread")
+                self._opened = (file, opened)
+            return opened.get_tensor(name)  # type: ignore[no-any-return]
+        except SafetensorError as error:
+            raise TruncatedFile(file, error) from None
 
-    def _stored_entries(self) -> dict[str, _Entry]:
+    def _stored_tensors(self) -> dict[str, LazyTensor]:
         """Return the tensors by stored name, of the files that transformers would read."""
         config = self.folder / "config.json"
         named = read_json(config) if config.is_file() else {}
@@ -193,7 +177,7 @@ class LazyCheckpoint:
         file = chosen or next(present, None)  # an index beside a single file is an older model's
         if file is None:
             raise no_safetensors(self.folder)
-        path, entries = _inside(self.folder, file, config), dict[str, _Entry]()
+        path, stored = _inside(self.folder, file, config), dict[str, LazyTensor]()
         shards: dict[str, list[str]] = {}
         if path.name.endswith(".index.json"):
             try:
@@ -207,15 +191,19 @@ class LazyCheckpoint:
             try:
                 with safe_open(file, framework="np") as opened:
                     for name in opened.keys():  # noqa: SIM118
-                        part = opened.get_slice(name)
-                        entries[name] = _Entry(file, name, part.get_dtype(), (*part.get_shape(),))
+                        part, read = opened.get_slice(name), partial(self._read, file, name)
+                        kind, shape = part.get_dtype(), (*part.get_shape(),)
+                        if kind not in KINDS:
+                            problem, known = f"{name} is stored as {kind}", ", ".join(KINDS)
+                            raise BadFile(file, problem, f"store it as one of {known}")
+                        stored[name] = LazyTensor(name, file, KINDS[kind], shape, read)
             except SafetensorError as error:
                 raise TruncatedFile(file, error) from None
         for shard, names in shards.items():
-            if lost := next((name for name in names if name not in entries), None):
-                raise MissingTensor(self.folder / shard, lost, entries)
+            if lost := next((name for name in names if name not in stored), None):
+                raise MissingTensor(self.folder / shard, lost, stored)
         # older files store this counter 0, 1, 2, … although every model builds it itself
-        return {n: e for n, e in entries.items() if not n.endswith("embeddings.position_ids")}
+        return {n: t for n, t in stored.items() if not n.endswith("embeddings.position_ids")}
 
 
 def _inside(folder: Path, name: object, source: Path) -> Path:
@@ -228,6 +216,19 @@ def _inside(folder: Path, name: object, source: Path) -> Path:
         way_out = "copy or download it"
         raise MissingPath(folder / name, f"a file of weights named in {source.name}", way_out)
     return folder / name
+
+
+def read_safetensors(file: Path) -> "dict[str, Tensor]":
+    """Return all tensors of a file. Raises: TruncatedFile; NotFinite, BadData naming the tensor."""
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise TruncatedFile(file, error) from None
+    for name, tensor in tensors.items():
+        check_tensor(file, name, tensor, name.endswith("weight"))
+    return tensors
 
 
 def all_finite(tensor: "Tensor") -> bool:

@@ -15,14 +15,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
-from featcal.errors import BadEnvironment, BadFile, TruncatedFile
+from featcal.errors import BadEnvironment, BadFile
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
-from featcal.models.checkpoint import LazyCheckpoint, check_tensor, folder_path, no_safetensors
+from featcal.models.checkpoint import LazyCheckpoint, folder_path, no_safetensors, read_safetensors
 from featcal.models.load import load_as_calibrated
 from featcal.models.modules import tied_names
 from featcal.models.save import save_model
@@ -57,8 +55,7 @@ def dense_model(
     if isinstance(base, nn.Module):
         model = copy.deepcopy(base)
     else:
-        stored = LazyCheckpoint(base)
-        wide = any(stored.kind(name) == "float64" for name in stored.names)
+        wide = any(each.kind == "float64" for each in LazyCheckpoint(base).values())
         model = load(base, torch.float64 if wide else torch.float32)
     return merged_adapter(with_adapter(model, adapter), adapter, precision)
 
@@ -125,13 +122,8 @@ def _read_adapter(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     _require_mergeable(config, folder / CONFIG)
     if not file.is_file():
         raise no_safetensors(folder, WEIGHTS)
-    try:
-        state = load_file(file)
-    except SafetensorError as error:
-        raise TruncatedFile(file, error) from None
+    state = read_safetensors(file)
     config.base_model_name_or_path = config.task_type = None  # the base is given
-    for name, tensor in state.items():
-        check_tensor(str(file), name, tensor)
     return config, state
 
 

@@ -6,7 +6,7 @@ packed experts. Headers alone show which tensors are missing, surplus or misshap
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from transformers.core_model_loading import (
 )
 
 from featcal.errors import BadFile, MissingTensor, WrongKeys
-from featcal.models.checkpoint import LazyCheckpoint, check_tensor
+from featcal.models.checkpoint import LazyCheckpoint, LazyTensor
 from featcal.models.load import (
     CONFIG,
     VISION,
@@ -87,33 +87,23 @@ def _map_buffers(module: PreTrainedModel, make: Callable[[Tensor], Tensor]) -> N
         part._buffers |= {n: make(b) for n, b in part._buffers.items() if b is not None}
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of the model: stored in the checkpoint, or made of tensors that are.
+@dataclass(frozen=True, eq=False)
+class Form:
+    """Stored tensors that transformers converts together, such as the parts of packed experts.
 
-    convert: makes the tensors `made` of the sources; None if the tensor is stored as it is.
-    revert:  makes the sources, in their order, of the tensors `made`.
+    convert: makes the model's tensors `made` of the sources, and revert the sources, in their
+    order, of `made`.
     """
 
-    name: str
-    sources: tuple[str, ...]  # stored names
-    shape: tuple[int, ...]
-    convert: Callable[[Read], dict[str, Tensor]] | None = None
-    revert: Callable[[Mapping[str, Tensor]], list[Tensor]] | None = None
-    made: tuple[str, ...] = ()
-
-    def read(self, read: Read) -> Tensor:
-        """Return the tensor in memory of its own; `read` reads each source."""
-        if self.convert is None:
-            return read(self.sources[0])
-        return self.convert(read)[self.name].clone()
+    sources: tuple[str, ...]  # names in the checkpoint
+    made: tuple[str, ...]
+    convert: Callable[[Read], dict[str, Tensor]]
+    revert: Callable[[Mapping[str, Tensor]], list[Tensor]]
 
     def to_sources(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sources that make the tensors `made`, or `made` itself if transformers cannot
         revert the conversion.
         """
-        if self.convert is None or self.revert is None:
-            return {self.sources[0]: made[self.name]}
         try:
             sources = dict(zip(self.sources, self.revert(made), strict=True))
             again = self.convert(sources.__getitem__)
@@ -126,8 +116,10 @@ class StoredTensor:
 
 def _matches(
     module: PreTrainedModel, checkpoint: LazyCheckpoint, state: dict[str, Tensor]
-) -> Iterator[StoredTensor]:
-    """Yield every tensor of the checkpoint under the model's name for it. Raises: BadFile."""
+) -> Iterator[tuple[str, LazyTensor, str | Form]]:
+    """Yield every tensor of the checkpoint under the model's name for it, with its name there or
+    how it is made. Raises: BadFile.
+    """
     transforms = get_model_conversion_mapping(module)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
@@ -135,12 +127,12 @@ def _matches(
     parts: dict[str, list[tuple[str, str]]] = {}  # sources and patterns by the first name made
     prefix = module.base_model_prefix
     # parts that are joined are joined in this order
-    for source in sorted(checkpoint.names, key=dot_natural_key):
+    for source in sorted(checkpoint, key=dot_natural_key):
         name, pattern = rename_source_key(source, renamings, converters, prefix, state)
         if name not in state and source in state:  # a present name that looks like an old one
             name, pattern = rename_source_key(source, [], [], prefix, state)
         if pattern is None:
-            yield StoredTensor(name, (source,), checkpoint.shape(source))
+            yield name, checkpoint[source], source
         else:
             parts.setdefault(name, []).append((source, pattern))
 
@@ -164,24 +156,30 @@ def _matches(
         sources = run(converter, target)
         return [sources[name] for name in sorted(sources, key=dot_natural_key)]
 
+    def read(form: Form, name: str) -> Tensor:
+        return form.convert(lambda source: checkpoint[source].read())[name].clone()
+
     for first, pairs in parts.items():
         sources, convert_all = tuple(source for source, _ in pairs), partial(convert, first=first)
+        origin = checkpoint[sources[0]]
         try:
-            made = convert_all(lambda name: torch.empty(checkpoint.shape(name), device="meta"))
+            made = convert_all(lambda name: torch.empty(checkpoint[name].shape, device="meta"))
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             problem = f"{sources[0]} and its other parts make no {first} ({reason})"
             way_out = "write the model again with save_pretrained(folder)"
-            raise BadFile(checkpoint.file_of(sources[0]), problem, way_out) from None
-        how = convert_all, partial(revert, first=first), tuple(made)
+            raise BadFile(origin.file, problem, way_out) from None
+        form = Form(sources, tuple(made), convert_all, partial(revert, first=first))
         for name, tensor in made.items():
-            yield StoredTensor(name, sources, tuple(tensor.shape), *how)
+            shape = tuple(tensor.shape)
+            yield name, replace(origin, shape=shape, read=partial(read, form, name)), form
 
 
 class ModelFolder:
     """The model of a folder, with parameters on meta, and the tensors of its files.
 
     stored: every parameter and buffer that the files hold, a tied one by its first name.
+    forms: its name in the files, or how it is made of them.
     ties: the names of each parameter. Tied ones with different stored values are apart, as
     from_pretrained has them.
     surplus: stored tensors that the model has no place for, such as a head. It leaves out
@@ -199,35 +197,34 @@ class ModelFolder:
         whole: bool = False,
     ):
         self.module = skeleton(folder, dtype, device, like, whole)
-        self.files = LazyCheckpoint(
-            folder, VISION if type(self.module) is CLIPVisionModel else None
-        )
+        part = VISION if type(self.module) is CLIPVisionModel else None
+        self.files = LazyCheckpoint(folder, part)
         self.files.require_floating()
-        state, found, surplus = self.module.state_dict(), dict[str, StoredTensor](), []
-        for each in _matches(self.module, self.files, state):
-            if each.name in state and each.name not in found:
-                found[each.name] = each
+        self.forms: dict[str, str | Form] = {}
+        state, found = self.module.state_dict(), dict[str, LazyTensor]()
+        surplus: list[tuple[str, LazyTensor]] = []
+        for name, tensor, form in _matches(self.module, self.files, state):
+            self.forms.setdefault(name, form)
+            if name in state and name not in found:
+                found[name] = tensor
             else:
-                surplus.append(each)
-        _, unexpected = self._reported(unexpected={each.name for each in surplus})
-        self.surplus = [each for each in surplus if each.name in unexpected]
-        self.ties, self.stored = list[list[str]](), dict[str, StoredTensor]()
+                surplus.append((name, tensor))
+        _, unexpected = self._reported(unexpected={name for name, _ in surplus})
+        self.surplus = [(name, tensor) for name, tensor in surplus if name in unexpected]
+        self.ties, self.stored = list[list[str]](), dict[str, LazyTensor]()
         for names in tied_names(self.module):
             own = {name: found.pop(name) for name in names if name in found}
             if own:
-                first = next(iter(own.values()))
-                own = {n: e for n, e in own.items() if e is not first and not self._equal(e, first)}
+                (kept, first), *others = own.items()
+                own = {n: t for n, t in others if not torch.equal(t.read(), first.read())}
                 self.stored |= {names[0]: first} | own
+                self.forms[names[0]] = self.forms[kept]
             for name in own:
                 path, _, attribute = name.rpartition(".")
                 parameter = nn.Parameter(self.module.get_parameter(name).detach().clone())
                 setattr(self.module.get_submodule(path), attribute, parameter)
             self.ties += [[name for name in names if name not in own], *([name] for name in own)]
         self.stored |= found  # buffers
-        self.named: Mapping[str, StoredTensor] = self.stored  # by the names that callers use
-
-    def _equal(self, *pair: StoredTensor) -> bool:
-        return torch.equal(*(each.read(self.files.tensor) for each in pair))
 
     def _reported(
         self, missing: set[str] = frozenset(), unexpected: set[str] = frozenset()
@@ -246,9 +243,7 @@ class ModelFolder:
         module, state, stored = self.module, self.module.state_dict(), self.stored
         misshapen = sorted(n for n, each in stored.items() if each.shape != tuple(state[n].shape))
         unexpected = sorted(
-            each.sources[0]
-            for each in self.surplus
-            if each.name in state or not in_head(each.name, module)
+            each.name for n, each in self.surplus if n in state or not in_head(n, module)
         )
         missing = [names[0] for names in self.ties if names[0] not in stored]
         buffers = state.keys() - stored.keys() - {name for names in self.ties for name in names}
@@ -259,40 +254,37 @@ class ModelFolder:
             kind = type(module).__name__
             raise WrongKeys(self.files.folder, kind, missing, unexpected, misshapen)
         if missing:
-            raise MissingTensor(self.files.folder, missing[0], self.files.names)
+            raise MissingTensor(self.files.folder, missing[0], self.files)
 
-    def read(self, name: str) -> Tensor:
-        """Return a tensor in the dtype of its file, on the CPU."""
-        return self.named[name].read(self.files.tensor)
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of a tensor in its file."""
-        return self.files.dtype(self.named[name].sources[0])
+    def sources(self, name: str) -> tuple[str, ...]:
+        """Return the names in the files of what a tensor of the model is read from."""
+        form = self.forms[name]
+        return (form,) if isinstance(form, str) else form.sources
 
     def to_files(self, named: NamedTensors) -> NamedTensors:
         """Yield tensors as the files hold them; other names are passed on.
 
         The parts of a stored tensor are joined; those that `named` lacks are read from the files.
         """
-        waiting: dict[tuple[str, ...], dict[str, Tensor]] = {}
+        waiting: dict[Form, dict[str, Tensor]] = {}
         for name, tensor in named:
-            each = self.named.get(name)
-            if each is None or each.convert is None:
-                yield each.sources[0] if each else name, tensor
+            form = self.forms.get(name, name)
+            if isinstance(form, str):
+                yield form, tensor
                 continue
-            made = waiting.setdefault(each.sources, {})
-            made[each.name] = tensor
-            if len(made) == len(each.made):
-                yield from each.to_sources(waiting.pop(each.sources)).items()
-        for made in waiting.values():
-            each, first = self.stored[next(iter(made))], next(iter(made.values()))
-            rest = (name for name in each.made if name not in made)
-            kept = {n: self.stored[n].read(self.files.tensor).to(first.dtype) for n in rest}
-            yield from each.to_sources(kept | made).items()
+            made = waiting.setdefault(form, {})
+            made[name] = tensor
+            if len(made) == len(form.made):
+                yield from form.to_sources(waiting.pop(form)).items()
+        for form, made in waiting.items():
+            dtype = next(iter(made.values())).dtype
+            rest = (name for name in form.made if name not in made)
+            kept = {name: self.stored[name].read().to(dtype) for name in rest}
+            yield from form.to_sources(kept | made).items()
 
 
 class ModelCheckpoint(ModelFolder):
-    """The tensors of a folder, one at a time, as merging reads them.
+    """The tensors of a folder as merging reads them.
 
     A tied tensor has one name. Packed experts are read as the matrices that their file holds, under
     its names, so that methods see matrices. Heads that the model lacks keep their own names.
@@ -312,82 +304,64 @@ class ModelCheckpoint(ModelFolder):
     ):
         super().__init__(folder, whole=part is None)
         base = like if isinstance(like, ModelCheckpoint) else self
-        self._last: tuple[StoredTensor | None, dict[str, Tensor]] = None, {}
-        # by name of a part the model's tensor in the base, which is stored in parts
-        self._in_parts: dict[str, StoredTensor] = {}
-        self.named = named = dict[str, StoredTensor]()
+        self._last: tuple[Form | None, dict[str, Tensor]] = None, {}
+        self._in_parts: dict[str, Form] = {}  # by name of a part, as the base stores it
+        tensors = dict[str, LazyTensor]()
         for name, each in self.stored.items():
-            form = base.stored.get(name, each)
-            in_parts = form.shape == each.shape and len(form.sources) > 1
-            if not in_parts or isinstance(like, nn.Module):
-                named[name] = each
+            form = base.forms.get(name, self.forms[name])
+            fits = base.stored.get(name, each).shape == each.shape
+            whole = isinstance(form, str) or len(form.sources) < 2 or isinstance(like, nn.Module)
+            if whole or not fits:
+                tensors[name] = each
                 continue
-            for part_name in form.sources:
-                self._in_parts[part_name], shape = form, base.files.shape(part_name)
-                plain = StoredTensor(part_name, (part_name,), shape)
-                cut = StoredTensor(part_name, each.sources, shape, partial(self._cut, form))
-                named[part_name] = plain if part_name in each.sources else cut
-        for each in self.surplus:
-            named.setdefault(each.name, each)
+            for source in form.sources:
+                self._in_parts[source], shape = form, base.files[source].shape
+                cut = partial(self._cut, form, source, each.file)
+                plain = self.files[source] if source in self.sources(name) else None
+                tensors[source] = plain or replace(each, shape=shape, read=cut)
+        for name, each in self.surplus:
+            tensors.setdefault(name, each)
         for names in base.ties if base is not self else ():  # tied there
-            present = [name for name in names if name in named]
-            equal = [n for n in present[1:] if self._equal(named[present[0]], named[n])]
-            for name in equal:
-                del named[name]
-            if present and names[0] not in named:
-                named[names[0]] = named.pop(present[0])
+            present = [name for name in names if name in tensors]
+            for name in present[1:]:
+                if torch.equal(tensors[present[0]].read(), tensors[name].read()):
+                    del tensors[name]
+            if present and names[0] not in tensors:
+                tensors[names[0]] = tensors.pop(present[0])
         for names in self.ties if base is not self else ():  # tied here, but not there
             for name in names:
-                if name in base.named and names[0] in named:
-                    named.setdefault(name, named[names[0]])
+                if name in base.tensors and names[0] in tensors:
+                    tensors.setdefault(name, tensors[names[0]])
+        self.tensors = dict(sorted(tensors.items()))
 
-    def _cut(self, form: StoredTensor, read: Read) -> dict[str, Tensor]:
-        """Return the parts, as the base stores them, of a tensor that is packed here."""
+    def _cut(self, form: Form, source: str, file: object) -> Tensor:
+        """Return a part, as the base stores it, of a tensor that is packed here."""
         if self._last[0] is not form:
-            made = {name: self.stored[name].read(read) for name in form.made}
+            made = {name: self.stored[name].read() for name in form.made}
             self._last = form, form.to_sources(made)
         if self._last[1].keys() != set(form.sources):
-            problem = f"{form.name} cannot be cut into the parts that the base stores"
+            problem = f"{form.made[0]} cannot be cut into the parts that the base stores"
             way_out = "write all models again with save_pretrained(folder)"
-            file = self.files.file_of(self.stored[form.name].sources[0])
             raise BadFile(file, problem, way_out)
-        return self._last[1]
-
-    @property
-    def names(self) -> list[str]:
-        """Return all names, sorted."""
-        return sorted(self.named)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
-        return self.named[name].shape
-
-    def file_of(self, name: str) -> Path:
-        """Return the file of a tensor."""
-        return self.files.file_of(self.named[name].sources[0])
-
-    def finite_tensor(self, name: str) -> Tensor:
-        """Return one tensor on the CPU. Raises: NotFinite naming file and tensor."""
-        check_tensor(self.file_of(name), name, tensor := self.read(name), weight=False)
-        return tensor
+        return self._last[1][source].clone()
 
     def to_module(self, named: NamedTensors) -> NamedTensors:
         """Yield tensors by our names under the names of the model's state."""
-        waiting: dict[tuple[str, ...], dict[str, Tensor]] = {}
+        waiting: dict[Form, dict[str, Tensor]] = {}
         for name, tensor in named:
             form = self._in_parts.get(name)
-            if form is None or form.convert is None:
-                yield self.named[name].name if name in self.named else name, tensor
+            if form is None:
+                yield name, tensor
                 continue
-            parts = waiting.setdefault(form.sources, {})
+            parts = waiting.setdefault(form, {})
             parts[name] = tensor
             if len(parts) == len(form.sources):
-                yield from form.convert(waiting.pop(form.sources).__getitem__).items()
+                yield from form.convert(waiting.pop(form).__getitem__).items()
 
     def from_module(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the state of a module of this class, packed experts in parts as here."""
         named = dict(state)
         for form in self._in_parts.values():
-            if form.name in named:
+            if form.made[0] in named:
                 named |= form.to_sources({name: named.pop(name) for name in form.made})
         return named

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ class StreamedModel(ModelFolder):
         self._names = {names[0]: names for names in self.ties}
         self._meta = {name: self.module.get_parameter(name) for name in self._names}
         for name in self.stored.keys() - self._meta.keys():
-            self.module.get_buffer(name).copy_(self.read(name))
+            self.module.get_buffer(name).copy_(self.stored[name].read())
         first_names = {id(parameter): name for name, parameter in self._meta.items()}
         self._own = {  # parameters by module, without those of its parts
             part: [first_names[id(p)] for p in part._parameters.values() if p is not None]
@@ -163,12 +162,12 @@ class StreamedModel(ModelFolder):
         """Let the thread read a block into host memory, for the next `block` or `cancel`."""
 
         def read(name: str) -> Tensor:
-            tensor = self.read(name)
+            tensor = self.stored[name].read()
             return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
         below = self._below(part_of(self.module, path))
         names = [n for n in below if n not in self._loaded and n in self.stored]
-        size = sum(prod(self.stored[n].shape) * self.dtype(n).itemsize for n in names)
+        size = sum(self.stored[name].nbytes for name in names)
         self.ledger.add(size)
         self._ahead = thread.submit(lambda: {name: read(name) for name in names}), size
 
@@ -195,7 +194,7 @@ class StreamedModel(ModelFolder):
             if tensor is None:
                 tensor = self._override(name)
             if tensor is None:
-                tensor = self.read(name)
+                tensor = self.stored[name].read()
             meta = self._meta[name]
             tensor = tensor.to(self.device, non_blocking=True).to(meta.dtype)
             # some modules compute differently without gradients

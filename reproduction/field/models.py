@@ -5,23 +5,23 @@ from dataclasses import dataclass
 
 from featcal.merging.align import require_alike
 from featcal.merging.merge import Form
-from featcal.merging.sources import Source, source
+from featcal.merging.sources import Tensors, source
 from featcal.models.batch import Model
 
 
 @dataclass(frozen=True)
 class Models:
-    """The models as sources.   form: what a result is like."""
+    """The models' tensors.   form: what a result is like."""
 
-    merged: Source
-    base: Source
-    experts: dict[str, Source]  # by task, sorted
+    merged: Tensors
+    base: Tensors
+    experts: dict[str, Tensors]  # by task, sorted
     form: Form
 
     @classmethod
     def opened(cls, merged: Model, base: Model, experts: Mapping[str, Model]) -> "Models":
         """Open modules or checkpoint folders. Raises: MissingTensor, TensorsDiffer."""
-        form, ours = Form.of(base, experts), source(merged, "merged")
-        theirs = {task: source(experts[task], f"expert {task!r}") for task in sorted(experts)}
-        require_alike(form.source, {**theirs, "merged": ours})
-        return cls(ours, form.source, theirs, form)
+        form, ours = Form.of(base, experts), source(merged, "merged").tensors
+        theirs = {t: source(experts[t], f"expert {t!r}").tensors for t in sorted(experts)}
+        require_alike(form.source.tensors, {**theirs, "merged": ours})
+        return cls(ours, form.source.tensors, theirs, form)

@@ -121,9 +121,9 @@ class Distillation:
                         advance(block, stack, track.students[0])
                     done |= fitted.keys()
                     yield from fitted.items()
-        for name in self.models.merged.names:
+        for name, each in self.models.merged.items():
             if name not in done:
-                yield name, self.models.merged.finite_tensor(name)
+                yield name, each.finite()
 
     def fitted(
         self,
@@ -163,9 +163,9 @@ class Distillation:
 
     def vectors(self, name: str, like: Tensor) -> Tensor:
         """Return τₜ of every task, (tasks, …)."""
-        base = self.models.base.finite_tensor(name).double()
+        base = self.models.base[name].finite().double()
         experts = self.models.experts.values()
-        return torch.stack([e.finite_tensor(name).double() - base for e in experts]).to(like)
+        return torch.stack([e[name].finite().double() - base for e in experts]).to(like)
 
 
 @torch.enable_grad()

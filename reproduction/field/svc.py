@@ -62,12 +62,12 @@ def svc(
 def calibrated_tensors(models: Models, least: float, device: torch.device) -> NamedTensors:
     """Yield every tensor in the merged model's dtype."""
     turned = conv1d_names(models.base)
-    for name in models.merged.names:
-        tensor = models.merged.finite_tensor(name)
+    for name, each in models.merged.items():
+        tensor = each.finite()
         if tensor.dim() == 2 and tensor.is_floating_point() and not is_vocabulary(name):
-            start = models.base.finite_tensor(name).to(device)
+            start = models.base[name].finite().to(device)
             (tau,) = task_vectors(start, [tensor.to(device)])
-            theirs = [expert.finite_tensor(name).to(device) for expert in models.experts.values()]
+            theirs = [expert[name].finite().to(device) for expert in models.experts.values()]
             vectors = [tau, *task_vectors(start, theirs)]
             if name in turned:  # stored as (d, o)
                 vectors = [vector.T for vector in vectors]

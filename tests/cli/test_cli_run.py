@@ -48,7 +48,7 @@ def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(models, capsy
 
 def test_a_dry_run_finds_what_a_run_would_stumble_over(models, capsys):
     assert "at most 9" in refused([*DRY, "--samples", "10"], models, capsys)
-    whole = LazyCheckpoint(models / "dtd").tensor(WEIGHT)
+    whole = LazyCheckpoint(models / "dtd")[WEIGHT].read()
     for broken in (torch.zeros(48, 32), None, torch.full((64, 32), float("nan"))):
         checkpoints.with_tensors(models / "dtd", {WEIGHT: broken})
         assert WEIGHT in refused(DRY, models, capsys)

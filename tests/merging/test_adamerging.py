@@ -51,9 +51,11 @@ def adamerging(base=None, experts=None, record=False, **settings):
 
 def job():
     base, experts = models()
-    sources = {task: ModuleSource(expert, task) for task, expert in experts.items()}
+    sources = {task: ModuleSource(expert, task).tensors for task, expert in experts.items()}
     batches, heads = data(), {name: tensor.double() for name, tensor in head().items()}
-    return MergeJob(ModuleSource(base, "base"), sources, tiny.clip, batches=batches, head=heads)
+    return MergeJob(
+        ModuleSource(base, "base").tensors, sources, tiny.clip, batches=batches, head=heads
+    )
 
 
 def answered(work, mixture):

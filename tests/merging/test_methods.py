@@ -255,7 +255,7 @@ def test_the_diagonal_is_the_mean_of_squared_gradients_at_drawn_labels():
     name, expert = "encoder.layers.1.mlp.fc2.bias", tiny.clip(1)
     heads = {key: tensor.double() for key, tensor in head("a").items()}
     job = MergeJob(
-        ModuleSource(tiny.clip(), "base"), {}, tiny.clip, batches=images("a"), head=heads
+        ModuleSource(tiny.clip(), "base").tensors, {}, tiny.clip, batches=images("a"), head=heads
     )
     exact, count = torch.zeros_like(expert.get_parameter(name)), 0
     for batch in job.batches["a"]:
@@ -271,7 +271,7 @@ def test_the_diagonal_is_the_mean_of_squared_gradients_at_drawn_labels():
             count += 1
 
     def diagonal(seed):
-        sums, n = squared_gradients(job, tiny.clip(), ModuleSource(expert, "a"), "a", seed)
+        sums, n = squared_gradients(job, tiny.clip(), ModuleSource(expert, "a").tensors, "a", seed)
         return sums[name] / n
 
     draws = torch.stack([diagonal(seed) for seed in range(30)])
@@ -307,9 +307,9 @@ def test_gradient_matching_lies_between_fisher_merging_and_task_arithmetic():
 
 def test_gradient_matching_divides_the_bases_curvature_by_the_number_of_tasks():
     base, models, batches, heads = tiny.clip(), experts("ab"), images("ab"), head("ab")
-    sources = {task: ModuleSource(model, task) for task, model in models.items()}
+    sources = {task: ModuleSource(model, task).tensors for task, model in models.items()}
     wide = {key: tensor.double() for key, tensor in heads.items()}
-    origin = ModuleSource(base, "base")
+    origin = ModuleSource(base, "base").tensors
     job = MergeJob(origin, sources, tiny.clip, batches=batches, head=wide)
 
     def curvature(model, task, purpose):

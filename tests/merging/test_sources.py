@@ -109,9 +109,9 @@ def test_task_vectors_of_a_lora_on_a_bfloat16_base_keep_the_rank_of_the_adapter(
         for given in (base, folder):
             origin = source(given, "base")
             (one,) = expert_sources({"a": form}, given, origin, None).values()
-            S = torch.linalg.svdvals(one.finite_tensor(name).double() - before)
+            S = torch.linalg.svdvals(one.tensors[name].finite().double() - before)
             assert S[1] > 1e-3 and S[2] < 1e-12 * S[0]
-            assert one.dtype(name) == torch.bfloat16
+            assert one.tensors[name].dtype == torch.bfloat16
     out = merge("tsv_merge", folder, [tmp_path / "lora"], out=tmp_path / "out")
     assert load_file(out / "model.safetensors")[name].dtype == torch.bfloat16
 

@@ -89,7 +89,7 @@ def test_a_variant_takes_its_matrices_and_averages_the_rest_or_keeps_the_base(va
 
 
 def job(family):
-    model = ModuleSource(tiny.make(families.FAMILIES[family].build), "base")
+    model = ModuleSource(tiny.make(families.FAMILIES[family].build), "base").tensors
     return MergeJob(model, {}, lambda: None)
 
 

@@ -15,15 +15,14 @@ from featcal.models.checkpoint import LazyCheckpoint, all_finite
 def test_sharded_and_single_checkpoints_read_the_same(tmp_path):
     single = LazyCheckpoint(written(tmp_path / "single"))
     sharded = LazyCheckpoint(written(tmp_path / "sharded", limit=70))
-    assert single.names == sharded.names == sorted(TENSORS)
-    assert sharded.file_of("a.bias").name.startswith("model-0000")
+    assert list(single) == list(sharded) == sorted(TENSORS)
+    assert sharded["a.bias"].file.name.startswith("model-0000")
     for name, tensor in TENSORS.items():
         for checkpoint in (single, sharded):
-            read = checkpoint.tensor(name)
+            lazy, read = checkpoint[name], checkpoint[name].read()
             assert torch.equal(read, tensor) and read.untyped_storage().nbytes() == tensor.nbytes
-            assert checkpoint.shape(name) == tuple(tensor.shape)
-            assert checkpoint.dtype(name) == tensor.dtype
-            assert checkpoint.bytes(name) == tensor.nbytes
+            assert (lazy.shape, lazy.dtype) == (tuple(tensor.shape), tensor.dtype)
+            assert lazy.nbytes == tensor.nbytes
     with open("/proc/self/maps") as maps:
         assert str(tmp_path) not in maps.read()  # mapped pages count as memory of this process
 
@@ -33,8 +32,8 @@ def test_legacy_whole_and_present_layouts_have_the_same_names_and_values(tmp_pat
     for layout in ("vision_folder", "legacy_folder", "clip_folder"):
         folder = getattr(checkpoints, layout)(tmp_path / layout)
         tower = LazyCheckpoint(folder, part="vision_model")
-        assert tower.names == sorted(expected)
-        assert all(torch.equal(tower.tensor(name), expected[name]) for name in expected)
+        assert list(tower) == sorted(expected)
+        assert all(torch.equal(tower[name].read(), expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,7 @@ def test_a_truncated_file_is_named_when_opened_and_when_read(tmp_path):
     folder = checkpoints.vision_folder(tmp_path / "model")
     checkpoint, file = LazyCheckpoint(folder), folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    for read in (lambda: LazyCheckpoint(folder), lambda: checkpoint.tensor(checkpoint.names[0])):
+    for read in (lambda: LazyCheckpoint(folder), next(iter(checkpoint.values())).read):
         with pytest.raises(TruncatedFile, match=r"model\.safetensors.*cut short"):
             read()
 
@@ -94,10 +93,10 @@ def test_nan_and_infinity_are_found_and_the_largest_values_are_not(tmp_path, dty
     state = {"good": good, "bad": bad, "none": good[:0], "large": largest, "n": torch.tensor(-1)}
     save_file(state, tmp_path / "model.safetensors")
     checkpoint = LazyCheckpoint(tmp_path)
-    assert [name for name in checkpoint.names if not all_finite(checkpoint.tensor(name))] == ["bad"]
+    assert [name for name, each in checkpoint.items() if not all_finite(each.read())] == ["bad"]
     assert not all_finite(torch.cat([largest, -largest, bad[-1:], -bad[-1:]]))
-    assert torch.equal(checkpoint.finite_tensor("good"), good)
-    for check in (checkpoint.check_finite, lambda: checkpoint.finite_tensor("bad")):
+    assert torch.equal(checkpoint["good"].finite(), good)
+    for check in (checkpoint.check_finite, checkpoint["bad"].finite):
         with pytest.raises(NotFinite, match=r"model\.safetensors: bad"):
             check()
 
@@ -107,10 +106,10 @@ def test_the_files_that_transformers_reads_are_read(tmp_path):
     new = {name: tensor + 1 for name, tensor in TENSORS.items()}
     save_file(new, folder / "model.safetensors")
     (folder / "model-00001-of-00002.safetensors").unlink(missing_ok=True)  # the index is stale
-    assert torch.equal(LazyCheckpoint(folder).tensor("a.bias"), new["a.bias"])
+    assert torch.equal(LazyCheckpoint(folder)["a.bias"].read(), new["a.bias"])
     save_file({"other": torch.ones(1)}, folder / "own.safetensors")
     (folder / "config.json").write_text('{"transformers_weights": "own.safetensors"}')
-    assert LazyCheckpoint(folder).names == ["other"]
+    assert list(LazyCheckpoint(folder)) == ["other"]
     (folder / "config.json").write_text('{"transformers_weights": "../own.safetensors"}')
     with pytest.raises(BadFile, match="no name of a file in this folder"):
         LazyCheckpoint(folder)

@@ -115,7 +115,8 @@ def test_half_precision_files_compute_in_float32(tmp_path):
     with streamed.running() as module:
         assert same(outputs(module, batch), outputs(whole(tmp_path / "m", "llama"), batch))
     for name, _ in streamed.module.named_parameters():
-        assert streamed.dtype(name) == streamed.read(name).dtype == torch.bfloat16
+        lazy = streamed.stored[name]
+        assert lazy.dtype == lazy.read().dtype == torch.bfloat16
 
 
 def towers(folder, count, **sizes):

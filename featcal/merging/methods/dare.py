@@ -4,7 +4,8 @@ Source: Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099); Fus
 fusion_bench/method/dare.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 from featcal.core.draws import generator
 from featcal.merging.methods.task_arithmetic import task_arithmetic
 from featcal.merging.registry import MergeJob, NamedTensors, method
-from featcal.merging.sources import Derived, Source
 
 DropRate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -29,28 +29,21 @@ def drop_entries(vector: Tensor, share: float, draws: torch.Generator) -> Tensor
     return vector * kept.to(vector.device) / (1 - share)
 
 
-@dataclass
-class SparseExpert(Derived):
-    """An expert θ₀ + DARE(θᵢ − θ₀) as a source; a tensor is the same whenever it is read."""
-
-    base: Source
-    task: str
-    share: float
-    seed: int
-
-    def finite_tensor(self, name: str) -> Tensor:
-        """Return a tensor in float64, as rounding would add noise to every task vector."""
-        base = self.base.finite_tensor(name).double()
-        vector = self.inner.finite_tensor(name).double() - base
-        draws = generator(self.task, f"dare {name}", self.seed)
-        return base + drop_entries(vector, self.share, draws)
-
-
 def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
-    """Return the job with DARE's experts in place of its own."""
-    experts: dict[str, Source] = {
-        task: SparseExpert(expert, job.base, task, drop, seed)
-        for task, expert in job.experts.items()
+    """Return the job with experts θ₀ + DARE(θᵢ − θ₀) in place of its own.
+
+    A tensor is the same whenever it is read, and float64, as rounding would add noise to every task
+    vector.
+    """
+
+    def sparse(task: str, name: str) -> Tensor:
+        base = job.base[name].finite().double()
+        vector = job.experts[task][name].finite().double() - base
+        return base + drop_entries(vector, drop, generator(task, f"dare {name}", seed))
+
+    experts = {
+        task: {name: replace(each, read=partial(sparse, task, name)) for name, each in own.items()}
+        for task, own in job.experts.items()
     }
     return replace(job, experts=experts)
 

@@ -16,21 +16,26 @@ from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches
 from featcal.merging.methods.adamerging import encoder, zero_shot_logits
 from featcal.merging.registry import MergeJob, NamedTensors, method
-from featcal.merging.sources import Source
+from featcal.merging.sources import Tensors
 from featcal.models.batch import check_batch, check_tasks, naming, single_samples
 
 
 @torch.enable_grad()  # even under a caller's no_grad
 def squared_gradients(
-    job: MergeJob, model: nn.Module, source: Source, task: str, seed: int, purpose: str = "fisher"
+    job: MergeJob,
+    model: nn.Module,
+    model_tensors: Tensors,
+    task: str,
+    seed: int,
+    purpose: str = "fisher",
 ) -> tuple[dict[str, Tensor], int]:
     """Return Σ (∂ log p(y | x) / ∂θ)² over the n samples of a task by tensor in float64, and n.
 
-    Each label y is drawn from the model's own p(· | x), with `source`'s tensors as θ.
+    Each label y is drawn from the model's own p(· | x), with `model_tensors` as θ.
     Raises: BadBatches for a task without samples.
     """
     tensors = {
-        name: source.finite_tensor(name).to(job.device).requires_grad_() for name in job.names
+        name: model_tensors[name].finite().to(job.device).requires_grad_() for name in job.names
     }
     sums = {name: torch.zeros_like(tensor, dtype=SUM_DTYPE) for name, tensor in tensors.items()}
     draws, count = generator(task, purpose, seed), 0

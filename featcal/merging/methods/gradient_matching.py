@@ -15,7 +15,7 @@ from torch import Tensor
 from featcal.merging.methods.adamerging import encoder
 from featcal.merging.methods.fisher import squared_gradients
 from featcal.merging.registry import MergeJob, NamedTensors, method
-from featcal.merging.sources import Source
+from featcal.merging.sources import Tensors
 from featcal.merging.tensors import task_vectors, tensor_sum
 from featcal.models.batch import check_tasks
 
@@ -57,7 +57,7 @@ def gradient_matching(
     check_tasks(job.experts, job.batches)
     model = encoder(job, "gradient_matching")
 
-    def curvature(source: Source, task: str, purpose: str) -> dict[str, Tensor]:
+    def curvature(source: Tensors, task: str, purpose: str) -> dict[str, Tensor]:
         return squared_gradients(job, model, source, task, seed, purpose)[0]
 
     own = [curvature(expert, task, "fisher") for task, expert in job.experts.items()]

@@ -59,7 +59,7 @@ def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> NamedTensors:
     ratio: share of each expert's entries that compete, those of highest β. Ratio and scale are the
            authors' for CLIP.
     """
-    count, entries = len(job.experts), sum(math.prod(job.base.shape(name)) for name in job.names)
+    count, entries = len(job.experts), sum(math.prod(job.base[name].shape) for name in job.names)
     job.progress("pcb: magnitudes")
     ends = sorted((int(entries * OUTLIERS) + 1, max(1, int(entries * (1 - OUTLIERS)))))
     bounds = kth_smallest(lambda: magnitudes(job), [(i, k) for i in range(count) for k in ends])

@@ -57,7 +57,7 @@ def ties(
     combine: "sum" (FusionBench, whose recipes the paper follows) or "mean" (the disjoint mean of
              the method's own paper, which takes scale=1).
     """
-    entries = sum(math.prod(job.base.shape(name)) for name in job.names)
+    entries = sum(math.prod(job.base[name].shape) for name in job.names)
     rank = entries - int(entries * density)
     job.progress("ties: magnitudes")
     cuts = kth_smallest(lambda: magnitudes(job), [(i, rank) for i in range(len(job.experts))])

@@ -129,7 +129,7 @@ def wudi(
             tau = problem.minimum(rtol)
             losses = [problem.loss(problem.start), problem.loss(tau)]
         else:  # in float32 unless the model has more precision
-            wide = job.base.dtype(names[0]) == torch.float64
+            wide = job.base[names[0]].dtype == torch.float64
             problem = problem if wide else problem.to(torch.float32)
             tau, losses = minimize(problem, count, rate, names[0])
         curve = [a + b for a, b in zip(curve, losses, strict=True)] if curve else losses
@@ -137,7 +137,7 @@ def wudi(
         job.progress(f"wudi {number}/{len(groups)}: {names[0]}  {losses[0]:.4g} → {losses[-1]:.4g}")
         weight = W0 + tau.double()
         for name, part in zip(names, torch.split(weight, rows), strict=True):
-            yield name, (part.T if name in turned else part).to(job.base.dtype(name))
+            yield name, (part.T if name in turned else part).to(job.base[name].dtype)
     job.record.update(loss=curve, matrices=ends)
     for name in sorted(set(job.names) - {name for names in groups for name in names}):
         base, experts = job.read(name)
