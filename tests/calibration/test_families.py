@@ -169,21 +169,3 @@ def test_float32_models_differ_from_float64_by_rounding(name, ridge, bound):
     )
     for p, q in zip(exact.parameters(), single.parameters(), strict=True):
         assert (q.double() - p).norm() < bound * p.norm()
-
-
-def test_whole_clip_gives_both_towers_what_each_gets_alone():
-    given = experiment(FAMILIES["clip"])
-    whole = calibrate(**given, settings=PAPER)
-    for tower, *keys in (("vision", "pixel_values"), ("text", "input_ids", "attention_mask")):
-        path = f"{tower}_model"
-        alone = calibrate(
-            **{role: given[role].get_submodule(path) for role in ("base", "merged")},
-            experts={task: m.get_submodule(path) for task, m in given["experts"].items()},
-            batches={
-                t: [{k: b[k] for k in keys} for b in bs] for t, bs in given["batches"].items()
-            },
-            settings=PAPER,
-        )
-        assert same_bits(alone.model, whole.model.get_submodule(path))
-        assert [block for block in whole.blocks if block.name.startswith(tower)] == alone.blocks
-    assert same_bits(whole.model.visual_projection, given["merged"].visual_projection)
