@@ -342,7 +342,7 @@ def block_parts(
             reason = "no linear that is solved here puts its output into the residual stream"
             expected = f"must be 0 for {spec.name} of this model: {reason} as it is"
             raise BadSetting("calibrate.residual", spec.residual, expected)
-    if not by_site:
+    if not by_site or not spec.linears + spec.norms:
         return [spec]
     with module_inputs(student, spec.linears + spec.norms) as inputs:
         step(student, spec.stack, hidden, arguments)

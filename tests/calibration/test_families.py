@@ -13,7 +13,6 @@ from featcal import calibrate
 from featcal.models.blocks import block_outputs, check_replay, replay
 from featcal.models.families import plan_for
 from featcal.models.plan import blocks_of
-from reproduction.stages.measure import model_drift
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -125,20 +124,6 @@ def test_forms_of_the_decoders_tokens_give_one_model(t5):
     assert difference(labels.model, tokens.model) < 1e-12
     assert difference(first.model, second.model) < 1e-12
     assert first.blocks[-1].tokens == second.blocks[-1].tokens
-
-
-def test_records_of_both_stacks_equal_the_drift_of_whole_models(t5):
-    result = calibrate(**t5, settings=PAPER)
-    measured = [
-        {r["block"]: r["relative_drift"] for r in model_drift(result.model, expert, batches)}
-        for expert, batches in zip(t5["experts"].values(), t5["batches"].values(), strict=True)
-    ]
-    assert list(measured[0]) == [
-        f"{stack}.{at}" for stack in ("encoder", "decoder") for at in ("embeddings", "00", "01")
-    ]
-    for record in result.blocks:
-        expected = sum(own[record.name] for own in measured) / 2
-        assert record.relative_drift == pytest.approx(expected, rel=1e-5)
 
 
 def test_tied_embeddings_stay_merged_and_tied_in_memory_and_in_a_folder(tmp_path):
