@@ -110,7 +110,8 @@ class Ranks:
     def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
         """Return the records of all tasks, sorted by name; they hold no tensors."""
         everyone = self.all_gather_checked(dict(records))
-        return dict(sorted(item for theirs in everyone for item in theirs.items()))
+        by_task = {task: own for theirs in everyone for task, own in theirs.items()}
+        return {task: by_task[task] for task in sorted(by_task)}
 
     def together(self) -> None:
         """Wait for every process, and raise if one failed."""

@@ -224,8 +224,8 @@ def measure_drift(
             records[task] = []
             for name, (before, after) in drift.items() if samples else ():
                 values = before.relative, after.relative, before.cosine, after.cosine
-                measured = *map(round_digits, values), samples, task in held_out
-                records[task].append(DriftRecord(task, name, *measured))
+                measured = map(round_digits, values)
+                records[task].append(DriftRecord(task, name, *measured, samples, task in held_out))
     return records
 
 
