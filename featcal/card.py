@@ -1,9 +1,11 @@
-"""Model cards (README.md) of result folders, from card_template.md.
+"""The model card (README.md, from card_template.md) and the record (featcal.json) of a result folder.
 
-A card holds no path of the machine: a folder is named by the last part of its path, a cached hub
-checkpoint by its name on the hub.
+Neither holds a path of the machine. A card names a folder by the last part of its path, a cached hub
+checkpoint by its name on the hub. A record names models relative to its folder, or by name and
+commit on the hub, so that later commands find base and experts by themselves.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from featcal.errors import BadFile
-from featcal.files import atomic_path
+from featcal.files import atomic_path, read_json, write_json
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
-CARD = "README.md"
+CARD, RECORD = "README.md", "featcal.json"
 TEMPLATE = Path(__file__).with_name("card_template.md")
 SENTENCE_CLASS = "SentenceTransformer"  # what loads a folder with a modules.json
 LICENCE_KEYS = ("license", "license_name", "license_link")  # as the hub spells them
@@ -155,3 +157,27 @@ def write_card(folder: Path, text: str) -> None:
     """Write or replace the card of a folder. Raises: DiskFull."""
     with atomic_path(folder / CARD) as hidden:
         hidden.write_text(text, encoding="utf-8", newline="\n")
+
+
+def models_record(base: object, experts: Mapping[str, Any], out: str | Path) -> dict[str, Any]:
+    """Return base and experts as the record in the folder `out` names them; {} for modules."""
+
+    def name(model: str | Path) -> str:
+        if hub := hub_checkpoint(model):
+            return "@".join(hub)
+        return Path(os.path.relpath(Path(model).resolve(), Path(out).resolve())).as_posix()
+
+    if not all(isinstance(model, str | Path) for model in (base, *experts.values())):
+        return {}
+    return {"base": name(base), "experts": {task: name(experts[task]) for task in sorted(experts)}}  # type: ignore[arg-type]
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's record; {} without one. Raises: BadFile if it is no JSON."""
+    record = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
+    return record if isinstance(record, dict) else {}
+
+
+def add_to_record(folder: Path, **content: Any) -> None:
+    """Add entries to a folder's record."""
+    write_json(folder / RECORD, dict(sorted({**read_record(folder), **content}.items())))

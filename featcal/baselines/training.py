@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from featcal.baselines.adapters import Adapters, Audit, Baseline, Pair, Progress
-from featcal.core.draws import generator
+from featcal.core import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.models.batch import IGNORED, Batch, Batches, Model, check_tasks, naming, single_samples

@@ -57,12 +57,13 @@ def calibrate_block(
     features: Mapping[str, StudentTeacherFeatures],
     ranks: Ranks,
     block_drift: bool = True,
+    solve: bool = True,
 ) -> list[BlockRecord]:
     """Calibrate the students' block in place and move every task's features past it (Algorithm 1,
     lines 2-18). The teachers' block, at `path` in each model, runs once for all students.
 
     `models` and `features` have the tasks of this process. Without `block_drift`, nothing runs
-    through the last block. Returns: a record for each student, the same on all processes.
+    through the last block; without `solve`, the students keep their weights. Returns: a record for each student, the same on all processes.
     """
     blocks = [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
@@ -94,11 +95,11 @@ def calibrate_block(
                 moments = observe(blocks, teacher, features[task], parts)
                 counts = next(iter(moments.values())).expert_tokens
                 expert_tokens.setdefault(task, {}).update(counts)
-                for which, sums in moments.items():
+                for which, sums in moments.items() if solve else ():
                     add_task_systems(systems[which], sums, teacher, parts[which].settings, base)
-            if base is None:
+            if base is None and solve:
                 base = opened.enter_context(models.base.block(path))
-            for which, part in parts.items():
+            for which, part in parts.items() if solve else ():
                 solved = solve_systems(systems[which], blocks[which], base, part, ranks)
                 conditioning[which] += solved
     records = []

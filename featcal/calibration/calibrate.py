@@ -14,21 +14,19 @@ import torch
 from torch import nn
 
 from featcal.calibration import choose
-from featcal.calibration.features import NO_SAMPLES, Spool, StudentTeacherFeatures, advance
+from featcal.calibration.features import NO_SAMPLES, Spool
 from featcal.calibration.models import Models, open_models
-from featcal.calibration.observe import PAPER, block_parts, observe
+from featcal.calibration.observe import PAPER
 from featcal.calibration.ranks import Ranks, current
-from featcal.calibration.report import BlockRecord, Result, measure_drift, progress_line
-from featcal.calibration.resume import RunFolder, scratch_folder
-from featcal.calibration.sweep import (
-    Student,
-    check_plan,
-    encoder_outputs,
-    features_by_task,
-    student_blocks,
-    sweep,
+from featcal.calibration.report import (
+    BlockRecord,
+    Result,
+    calibration_card,
+    measure_drift,
+    progress_line,
 )
-from featcal.calibration.write import calibration_card, write_calibrated
+from featcal.calibration.resume import RunFolder, scratch_folder, write_calibrated
+from featcal.calibration.sweep import Student, check_plan, sweep
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting
@@ -38,7 +36,7 @@ from featcal.models.load import load_as_calibrated
 from featcal.models.moe import packed_experts
 from featcal.models.plan import BlockPlan
 from featcal.models.save import require_replaceable
-from featcal.models.streamed import InMemoryModel, ModelHandle, in_turn
+from featcal.models.streamed import InMemoryModel, ModelHandle
 from featcal.settings import Calibration, require
 
 # of a GPU's free memory, for features; blocks, sums and one batch at work need the rest
@@ -254,18 +252,7 @@ def check(
                 raise BadBatches(task, NO_SAMPLES)
             samples[task] = [check_plan(models, task, head[0], [models.student, expert])]
         students = [Student(models.student, given)]
-        handles = [models.student]
-        encoder: Mapping[str, StudentTeacherFeatures] = {}
-        for source, stack in models.plan.in_order:
-            features = features_by_task(models, handles, stack, samples, spool, source, encoder)
-            for path, [(block, spec)] in student_blocks(models, students, stack, source):
-                first = next(iter(features.values())).students[0][0]
-                for part in block_parts(block, first, spec, given.order == "sites"):
-                    for task, teacher in in_turn(models.experts, path):
-                        observe([block], teacher, features[task], {0: part})
-                for own in features.values():
-                    advance(block, stack, own.students[0])
-            encoder = encoder_outputs(models, handles, stack, features)
+        sweep(models, students, samples, spool, current(), block_drift=False, solve=False)
 
 
 def check_arguments(

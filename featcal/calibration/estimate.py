@@ -150,11 +150,9 @@ def _peak(
     """Return the parts of the working memory at the moment when their sum is largest."""
     prior = any(settings.prior for settings in students)
     value, count = PRODUCT if job.on_gpu else PRODUCT + SUM, len(students)
-    of_site = of_block = 0  # sums of one site at a time, and of a whole block; halves count
-    for one in students:
-        halves = 2 if one.ridge == "auto" else 1
-        of_site += halves * (one.order == "sites")
-        of_block += halves * (one.order != "sites")
+    halves = [(1 + (one.ridge == "auto"), one.order == "sites") for one in students]
+    of_site = sum(n for n, by_site in halves if by_site)  # sums of one site at a time
+    of_block = sum(n for n, by_site in halves if not by_site)
     moments = [{"weights": 2 * shape.outside, "batch": 2 * shape.features}]
     for block in shape.blocks:
         turns = [[(site, of_site)] for site in block.sites if of_site] or [[]]

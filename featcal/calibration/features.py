@@ -28,18 +28,22 @@ PREFIX = "featcal-spool-"  # of the folders with tensors on disk
 NO_SAMPLES = "is empty; calibration needs at least one batch with at least one sample"
 
 
-@dataclass(eq=False)
 class Handle:
-    """One tensor that a spool keeps; only that spool reads it."""
+    """One tensor that a spool keeps, for as long as the handle is referred to."""
 
-    shape: torch.Size
-    strides: list[int]  # in memory without gaps; 0 along expanded axes
-    dtype: torch.dtype
-    device: torch.device
-    bytes: int
-    ledger: Ledger
     flat: Tensor | None = None  # all values in order of memory; None if they are on disk
     file: Path | None = None
+
+    def __init__(self, tensor: Tensor, strides: list[int], flat: Tensor, ledger: Ledger):
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
+        self.strides = strides  # in memory without gaps; 0 along expanded axes
+        self.bytes, self.ledger = flat.nbytes, ledger
+        ledger.add(self.bytes)
+
+    def __del__(self) -> None:
+        self.ledger.remove(self.bytes)
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
 
 
 class Spool(AbstractContextManager["Spool"]):
@@ -54,7 +58,6 @@ class Spool(AbstractContextManager["Spool"]):
     def __init__(self, device_bytes: int, host_bytes: int, folder: str | Path):
         self._device_budget, self._host_budget, self.folder = device_bytes, host_bytes, Path(folder)
         self.device, self.host, self.disk = Ledger(), Ledger(), Ledger()
-        self._handles: set[Handle] = set()
         self._files: Path | None = None
         self._written = 0
         remove_abandoned(sorted(self.folder.glob(f"{PREFIX}*")))
@@ -64,33 +67,26 @@ class Spool(AbstractContextManager["Spool"]):
         once = tensor = tensor.detach()
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             once = once.narrow(axis, 0, 1) if stride == 0 and size > 1 else once
-        # from the widest stride to the narrowest
-        axes = sorted(range(once.dim()), key=lambda axis: (-once.stride(axis), axis))
-        dense = once.permute(axes)
-        own = dict(zip(axes, torch.empty(dense.shape, device="meta").stride(), strict=True))
-        pairs = zip(tensor.shape, once.shape, strict=True)
-        strides = [own[axis] if size == whole else 0 for axis, (whole, size) in enumerate(pairs)]
-        # a reshape would leave a single value its stride, which may be 0
-        flat = dense.reshape(-1).as_strided((dense.numel(),), (1,))
+        if once.untyped_storage().nbytes() != once.nbytes:
+            once = once.clone()  # a part would keep the whole of a larger tensor in memory
+        flat = once.as_strided((once.numel(),), (1,))
+        sizes = zip(tensor.shape, once.shape, once.stride(), strict=True)
+        strides = [stride if size == whole else 0 for whole, size, stride in sizes]
         ledger = self.host if self.host.now + flat.nbytes <= self._host_budget else self.disk
         if flat.is_cuda and self.device.now + flat.nbytes <= self._device_budget:
             ledger = self.device
-        handle = Handle(tensor.shape, strides, tensor.dtype, tensor.device, flat.nbytes, ledger)
-        if ledger is self.disk:
-            handle.file = self._write(flat)
+        file = self._write(flat) if ledger is self.disk else None
+        handle = Handle(tensor, strides, flat, ledger)
+        if file:
+            handle.file = file
         elif ledger is self.host and flat.is_cuda:
             handle.flat = torch.empty_like(flat, device="cpu", pin_memory=True).copy_(flat)
         else:
-            # a part of a larger tensor would keep all of that in memory
-            alone = flat.untyped_storage().nbytes() == flat.nbytes
-            handle.flat = flat if alone else flat.clone()
-        ledger.add(handle.bytes)
-        self._handles.add(handle)
+            handle.flat = flat
         return handle
 
     def get(self, handle: Handle) -> Tensor:
         """Return the tensor as it was given, on the device it came from; it stays kept."""
-        assert handle in self._handles, "this tensor was dropped, or belongs to another spool"
         flat = handle.flat
         if handle.file is not None:
             pinned = handle.device.type == "cuda"
@@ -106,17 +102,7 @@ class Spool(AbstractContextManager["Spool"]):
         flat = flat.to(handle.device, non_blocking=True)
         return flat.as_strided(handle.shape, handle.strides)
 
-    def drop(self, handle: Handle) -> None:
-        """Drop a tensor and its file."""
-        self._handles.remove(handle)
-        handle.ledger.remove(handle.bytes)
-        handle.flat = None
-        if handle.file is not None:
-            handle.file.unlink(missing_ok=True)
-
     def __exit__(self, *error: object) -> None:
-        for handle in list(self._handles):
-            self.drop(handle)
         if self._files is not None:
             shutil.rmtree(self._files, ignore_errors=True)
             os.close(self._lock)
@@ -156,17 +142,16 @@ class SpooledList:
 
     def __getitem__(self, number: int) -> Any:
         """Return a value with its tensors."""
-        tensors = {handle: self.spool.get(handle) for handle in self._handles(number)}
+        leaves = tree_leaves(self._values[number])
+        tensors = {leaf: self.spool.get(leaf) for leaf in leaves if isinstance(leaf, Handle)}
         self._last = number, {id(tensor): (tensor, handle) for handle, tensor in tensors.items()}
         return tree_map_only(Handle, tensors.__getitem__, self._values[number])
 
     def __setitem__(self, number: int, value: Any) -> None:
-        """Replace a value and drop tensors that only the old one has."""
-        before, (read_last, tensors) = self._handles(number), self._last
+        """Replace a value; tensors that only the old one has are dropped."""
+        read_last, tensors = self._last
         self._last = -1, {}
         self._values[number] = self._keep(value, tensors if read_last == number else {})
-        for handle in before - self._handles(number):
-            self.spool.drop(handle)
 
     def append(self, value: Any) -> None:
         """Keep one more value."""
@@ -174,12 +159,7 @@ class SpooledList:
 
     def clear(self) -> None:
         """Drop all values."""
-        for handle in set().union(*map(self._handles, range(len(self)))):
-            self.spool.drop(handle)
-        self._values = []
-
-    def _handles(self, number: int) -> set[Handle]:
-        return {leaf for leaf in tree_leaves(self._values[number]) if isinstance(leaf, Handle)}
+        self._values, self._last = [], (-1, {})
 
     def _keep(self, value: Any, known: dict[int, tuple[Tensor, Handle]]) -> Any:
         """Return the value with handles instead of tensors; a tensor that occurs twice is kept

@@ -5,7 +5,7 @@ A site is the linears of a block that read the same tensor with the same token w
 and v: they share one Gram matrix. Legend: n rows (tokens of a batch) · d inputs · o outputs."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -115,7 +115,8 @@ def observe(
                 problem = "their outputs are not added to the residual stream in every batch"
                 raise BadCapture(writers, f"{problem} and model")
             gaps = {n: own.residual * (wide(r_exp[n]) - wide(r_cal[n])) for n in own.writers}
-            for name, scale in own.scales.items():  # γ y is added; one with γ = 0 is never seen
+            for name in own.scales.keys() & gaps:  # γ y is added; one with γ = 0 is never seen
+                scale = own.scales[name]
                 gaps[name] = torch.where(scale == 0, 0, gaps[name] / wide(scale))
             encoder = batch[1][0].get(own.encoder_keyword), features.encoder_masks[number]
             tokens = (batch[0], mask), encoder
@@ -336,39 +337,26 @@ def block_parts(
         with residual_streams(student, solved_modules(student)[0], hidden) as streams:
             step(student, spec.stack, hidden, arguments)
         writers = tuple(name for name in spec.linears if name in streams)
-        scales = {name: scale for name, scale in streams.scales.items() if name in writers}
-        spec = replace(spec, writers=writers, scales=scales)
-        if not spec.writers:
+        spec = replace(spec, writers=writers, scales=streams.scales)
+        if not writers:
             reason = "no linear that is solved here puts its output into the residual stream"
             expected = f"must be 0 for {spec.name} of this model: {reason} as it is"
             raise BadSetting("calibrate.residual", spec.residual, expected)
-    if not by_site:
+    if not by_site or not spec.linears + spec.norms:
         return [spec]
     with module_inputs(student, spec.linears + spec.norms) as inputs:
         step(student, spec.stack, hidden, arguments)
     order, one = list(inputs), torch.ones(())
-    groups = [
-        *shared_sites(inputs, spec.linears, lambda *_: one),
-        *((name,) for name in spec.norms),
-    ]
-    groups.sort(key=lambda group: min(map(order.index, group)))
-
-    def among(names: Collection[str], group: Site) -> Site:
-        return tuple(name for name in names if name in group)
-
-    with_linears = [n for n, group in enumerate(groups) if group[0] in spec.linears]
-    last = max(with_linears, default=len(groups) - 1)  # after it no teacher's input is needed
-    return [
-        replace(
-            spec,
-            linears=among(spec.linears, group),
-            norms=among(spec.norms, group),
-            writers=among(spec.writers, group),
-            scales={name: spec.scales[name] for name in spec.scales if name in group},
-            moves_teacher=number == last,
-        )
-        for number, group in enumerate(groups)
-    ]
+    groups = [*shared_sites(inputs, spec.linears, lambda *_: one), *((n,) for n in spec.norms)]
+    parts = []
+    for group in sorted(groups, key=lambda group: min(map(order.index, group))):
+        own = {kind: getattr(spec, kind) for kind in ("linears", "norms", "writers")}
+        own = {kind: tuple(n for n in names if n in group) for kind, names in own.items()}
+        parts.append(replace(spec, **own, moves_teacher=False))
+    with_linears = [number for number, part in enumerate(parts) if part.linears]
+    last = max(with_linears, default=len(parts) - 1)  # after it no teacher's input is needed
+    parts[last] = replace(parts[last], moves_teacher=True)
+    return parts
 
 
 def solved_parameters(block: nn.Module, spec: BlockSpec) -> dict[str, nn.Parameter]:

@@ -33,9 +33,20 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 
 class Ranks:
-    """A single process, for which every method is the identity."""
+    """One of several processes, which call the same methods in the same order and get bit-identical
+    results; or a single one, which exchanges nothing.
+    """
 
-    rank, world = 0, 1
+    def __init__(
+        self,
+        object_group: dist.ProcessGroup | None = None,
+        tensor_group: dist.ProcessGroup | None = None,
+    ):
+        several = dist.is_available() and dist.is_initialized()
+        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        self.object_group, self.tensor_group = object_group, tensor_group
+        self.device = torch.device("cpu")  # that of the sums, once there are any
+        self.over = False  # a failure is known to all, and nothing more is exchanged
 
     @property
     def first(self) -> bool:
@@ -54,46 +65,11 @@ class Ranks:
 
     def summed(self, systems: Systems) -> Systems:
         """Return the sums over all tasks: all norms, and the sites that this process solves. The
-        argument is consumed.
+        argument is consumed. Raises: BadCapture unless the tasks of all processes have the same
+        sites.
         """
-        return systems
-
-    def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
-        """Return the solutions of all sites from all processes."""
-        return solutions
-
-    def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
-        """Return the records of all tasks, sorted by name; they hold no tensors."""
-        return {task: records[task] for task in sorted(records)}
-
-    def together(self) -> None:
-        """Wait for every process."""
-
-    @contextmanager
-    def fail_together(self) -> Iterator[None]:
-        """Wait for every process at the end; a failure in one ends all."""
-        yield
-
-
-class SeveralRanks(Ranks):
-    """One of several processes, which call the same methods in the same order and get bit-identical
-    results.
-    """
-
-    def __init__(
-        self,
-        object_group: dist.ProcessGroup | None = None,
-        tensor_group: dist.ProcessGroup | None = None,
-    ):
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.object_group, self.tensor_group = object_group, tensor_group
-        self.device = torch.device("cpu")  # that of the sums, once there are any
-        self.over = False  # a failure is known to all, and nothing more is exchanged
-
-    def summed(self, systems: Systems) -> Systems:
-        """Reduce each site to its owner. Raises: BadCapture unless the tasks of all processes have
-        the same sites.
-        """
+        if self.world == 1:
+            return systems
         widths = {site: len(parts[0].left) for site, parts in systems.sites.items()}
         if any(others != widths for others in self.all_gather_checked(widths)):
             linears = sorted({name for site in widths for name in site})
@@ -113,7 +89,9 @@ class SeveralRanks(Ranks):
         return systems
 
     def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
-        """Broadcast each solution from the process that solved it."""
+        """Return the solutions of all sites, each broadcast from the process that solved it."""
+        if self.world == 1:
+            return solutions
         shapes = {site: (one.weight.shape, one.conditioning) for site, one in solutions.items()}
         gathered = self.all_gather_checked(shapes)
         owner_of = {site: owner for owner, theirs in enumerate(gathered) for site in theirs}
@@ -130,9 +108,10 @@ class SeveralRanks(Ranks):
         return everywhere
 
     def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
-        """Gather the records of all processes."""
+        """Return the records of all tasks, sorted by name; they hold no tensors."""
         everyone = self.all_gather_checked(dict(records))
-        return super().gathered({task: own for theirs in everyone for task, own in theirs.items()})
+        by_task = {task: own for theirs in everyone for task, own in theirs.items()}
+        return {task: by_task[task] for task in sorted(by_task)}
 
     def together(self) -> None:
         """Wait for every process, and raise if one failed."""
@@ -140,7 +119,9 @@ class SeveralRanks(Ranks):
 
     @contextmanager
     def fail_together(self) -> Iterator[None]:
-        """Raise RemoteRankError where another process failed, RankLostError where one is gone."""
+        """Wait for every process at the end. Raises: RemoteRankError where another process failed,
+        RankLostError where one is gone.
+        """
         try:
             yield
             self.together()
@@ -154,6 +135,8 @@ class SeveralRanks(Ranks):
 
         Raises: RemoteRankError on every process but the first failed one.
         """
+        if self.world == 1:
+            return [own]
         gathered: list[Any] = [None] * self.world
         message = None if mistake is None else str(mistake) or type(mistake).__name__
         with self.reaching_others():
@@ -204,11 +187,7 @@ RANKS: ContextVar[Ranks | None] = ContextVar("ranks", default=None)
 
 def current() -> Ranks:
     """Return the ranks of `process_group`, or else those of torch's default process group."""
-    ranks = RANKS.get()
-    if ranks is not None:
-        return ranks
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return SeveralRanks() if several else Ranks()
+    return RANKS.get() or Ranks()
 
 
 @contextmanager
@@ -226,7 +205,7 @@ def process_group() -> Iterator[None]:
         require(name in os.environ, name, None, f"must be set where WORLD_SIZE is; {way_out}")
     try:
         dist.init_process_group("gloo", timeout=TRANSFER_TIMEOUT)
-        ranks = SeveralRanks(dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT))
+        ranks = Ranks(dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT))
     except RuntimeError as error:  # torch's errors of connections are among these
         raise RankLostError(error) from error
     token = RANKS.set(ranks)
@@ -251,7 +230,6 @@ def own_device(device: torch.device) -> torch.device:
     if device.type != "cuda" or os.environ.get("WORLD_SIZE", "1") == "1":
         return device
     ranks, local, count = current(), int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    assert isinstance(ranks, SeveralRanks)
     expected = f"must be at most {count}, the number of GPUs here; or use the CPU"
     require(local < count, PROCESSES, os.environ.get("LOCAL_WORLD_SIZE", local + 1), expected)
     ranks.together()  # learn of a process without a GPU before waiting for it

@@ -1,35 +1,37 @@
-"""Measure how far models are from their experts, after every block or after the last one.
+"""Measure how far models are from their experts, after every block or after the last one, and say
+so in records and in the model card.
 
 Relative drift is ‖H − H_exp‖_F / ‖H_exp‖_F of features H (Figures 1, 2, 6 and 7). Two equal runs
 give equal records.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import Tensor, nn
 
+from featcal import __version__
 from featcal.calibration.features import on_device
 from featcal.calibration.models import Models
+from featcal.card import SENTENCE_CLASS, front_matter, name_of, render_card
 from featcal.core.drift import Drift
-from featcal.models.batch import (
-    Batch,
-    TaskBatches,
-    check_batch,
-    naming,
-    pad_token,
-    padding_mask,
-)
-from featcal.models.blocks import StopForward, hooked, model_call
+from featcal.models.batch import Batch, TaskBatches, check_batch, naming, pad_token, padding_mask
+from featcal.models.blocks import StopForward, model_call, output_hooks
 from featcal.models.load import evaluation_mode
 from featcal.models.plan import BlockPlan, blocks_of
+from featcal.models.sentences import modules_of
 from featcal.models.streamed import ModelHandle
 from featcal.settings import Calibration
 
 DIGITS = 6  # later digits differ between machines
+SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β", "prior": "κ"}
+RECIPE = "mergekit_config.yml"
+DRIFT_COLUMNS = ["expert", "merged", "calibrated", "cosine merged", "cosine calibrated", "samples"]
 
 
 @dataclass(frozen=True)
@@ -176,18 +178,14 @@ def last_outputs(
     stop: end the forward after the last of them.
     """
     outputs: dict[str, Tensor] = {}
+    names = {f"{s.blocks}.{len(blocks_of(model, s)) - 1}": s.name for s in plan.stacks}
 
-    def note(name: str, output: Any) -> None:
-        outputs[name] = output if isinstance(output, Tensor) else output[0]
-        if stop and len(outputs) == len(plan.stacks):
+    def note(path: str, output: Any) -> None:
+        outputs[names[path]] = output if isinstance(output, Tensor) else output[0]
+        if stop and len(outputs) == len(names):
             raise StopForward
 
-    lasts = {stack.name: blocks_of(model, stack)[-1] for stack in plan.stacks}
-    handles = [
-        block.register_forward_hook(lambda _, _args, output, name=name: note(name, output))
-        for name, block in lasts.items()
-    ]
-    with suppress(StopForward), hooked(handles):
+    with suppress(StopForward), output_hooks(model, names, note):
         yield outputs
 
 
@@ -200,38 +198,134 @@ def measure_drift(
     consumed iterator. One block of a streamed model is in memory at a time. Raises: BadBatches.
     """
     records: dict[str, list[DriftRecord]] = {}
-    stacks, pair = models.plan.stacks, (models.merged, calibrated)
+    plan, pair = models.plan, (models.merged, calibrated)
+
+    def features(handle: ModelHandle, batch: Batch) -> dict[str, Tensor]:
+        with handle.running() as model, last_outputs(model, plan, stop=True) as outputs:
+            model(**model_call(model, batch))
+        return outputs
+
     with evaluation_mode([handle.module for handle in pair]):
         for task, expert in models.experts.items():
             own = held_out.get(task, () if isinstance(batches[task], Iterator) else batches[task])
-            drift, samples = {stack.name: (Drift(), Drift()) for stack in stacks}, 0
+            drift, samples = {stack.name: (Drift(), Drift()) for stack in plan.stacks}, 0
             for number, given in enumerate(own):
                 check_batch(task, number, given, expert.module)
                 batch = on_device(given, models.device)
                 with naming(task, number):
-                    theirs = last_features(expert, batch, models.plan)
+                    theirs = features(expert, batch)
                     for which, handle in enumerate(pair):
-                        ours, pad = (
-                            last_features(handle, batch, models.plan),
-                            pad_token(handle.module),
-                        )
-                        for stack in stacks:
+                        ours, pad = features(handle, batch), pad_token(handle.module)
+                        for stack in plan.stacks:
                             h, h_exp = ours[stack.name], theirs[stack.name]
                             mask = padding_mask(batch, h, stack.mask, pad)
                             drift[stack.name][which].add(h, h_exp, mask)
-                samples += len(theirs[stacks[0].name])
+                samples += len(h_exp)
             records[task] = []
-            for stack_name, (before, after) in drift.items() if samples else ():
-                values = (before.relative, after.relative, before.cosine, after.cosine)
+            for name, (before, after) in drift.items() if samples else ():
+                values = before.relative, after.relative, before.cosine, after.cosine
                 measured = map(round_digits, values)
-                records[task].append(
-                    DriftRecord(task, stack_name, *measured, samples, task in held_out)
-                )
+                records[task].append(DriftRecord(task, name, *measured, samples, task in held_out))
     return records
 
 
-def last_features(handle: ModelHandle, batch: Batch, plan: BlockPlan) -> dict[str, Tensor]:
-    """Return the output of every stack's last block on one batch."""
-    with handle.running() as model, last_outputs(model, plan, stop=True) as outputs:
-        model(**model_call(model, batch))
-    return outputs
+def calibration_card(
+    merged: object,
+    base: object,
+    experts: Mapping[str, Any],
+    result: Result,
+    samples: Mapping[str, object] | None = None,
+    datasets: Sequence[str] = (),
+) -> str:
+    """Return the text of the model card; two equal runs give the same text.
+
+    samples: rows of the section on samples, such as their number, seed and location.
+    datasets: names of data sets on the hub, for the front matter.
+    """
+    models = {"base": base, "merged model": merged}
+    models |= {f"expert {task}": experts[task] for task in sorted(experts)}
+    method, choice = merge_method(merged), result.choice
+    stated = result.settings.stated if result.settings else {}
+    names = {key: f"{symbol}, {key}" for key, symbol in SYMBOLS.items()}
+    measured = all(block.relative_drift is not None for block in result.blocks)
+    by = f" by {method}" if method else ""
+    summary = f"{len(experts)} fine-tuned models merged into one{by}. " + (
+        "Its weights were then calibrated to the experts' features with"
+        f" [FeatCal](https://arxiv.org/abs/2605.13030) (featcal {__version__}):"
+        " in closed form, without training."
+        if result.settings
+        else f"It was not calibrated (featcal {__version__})."
+    )
+    return render_card(
+        f"{name_of(base)}: {len(experts)} experts merged and calibrated",
+        summary + (f" {choice.sentence}" if choice else ""),
+        models,
+        [[names.get(key, key), value] for key, value in stated.items()],
+        {"datasets": sorted(set(datasets))} if datasets else {},
+        samples=list((samples or {}).items()),
+        drift_columns=DRIFT_COLUMNS,
+        drift=drift_rows(result.drift),
+        warnings=worse(result.drift),
+        blocks=block_rows(result.blocks) if measured else [],
+        class_name=class_name(merged),
+    )
+
+
+def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
+    """Return the cells of `DRIFT_COLUMNS`, one row per expert and stack."""
+    several = len({one.stack for one in drift}) > 1
+    rows = []
+    for one in drift:
+        values = (one.merged, one.calibrated, one.cosine_merged, one.cosine_calibrated)
+        name = f"{one.expert}, {one.stack}" if several else one.expert
+        samples = f"{one.samples}{', held out' * one.held_out}"
+        rows.append([name, *(f"{value:.3f}" for value in values), samples])
+    return rows
+
+
+def worse(drift: Sequence[DriftRecord]) -> list[str]:
+    """Return a sentence naming the experts whose drift calibration increased; [] if there are
+    none.
+    """
+    names = list(dict.fromkeys(one.expert for one in drift if one.worse))
+    sentence = (
+        f"Calibration increased the drift from these experts: {', '.join(names)}."
+        " featcal compare shows whether their answers are worse too."
+    )
+    return [sentence] if names else []
+
+
+def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
+    """Return a row of drift, cosine and tokens for each block, and their means."""
+    rows = [
+        [block.name, f"{block.relative_drift:.3f}", f"{block.cosine:.3f}", f"{block.tokens:,}"]
+        for block in blocks
+    ]
+    if len(blocks) > 1:
+        pairs = [(block.relative_drift or 0.0, block.cosine or 0.0) for block in blocks]
+        means = [f"{sum(values) / len(blocks):.3f}" for values in zip(*pairs, strict=True)]
+        rows.append(["mean", *means, ""])
+    return rows
+
+
+def merge_method(merged: object) -> str | None:
+    """Return the merge method that a folder's mergekit recipe or card states, or None."""
+    if not isinstance(merged, str | Path):
+        return None
+    try:
+        recipe = yaml.safe_load((Path(merged) / RECIPE).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):  # the folder states no method
+        recipe = None
+    if isinstance(recipe, dict) and isinstance(recipe.get("merge_method"), str):
+        return f"mergekit's {recipe['merge_method']}"
+    method = front_matter(Path(merged)).get("merge_method")
+    return f"featcal's {method}" if isinstance(method, str) else None
+
+
+def class_name(merged: object) -> str:
+    """Return the class that loads the result."""
+    if not isinstance(merged, str | Path):
+        return type(merged).__name__
+    if modules_of(Path(merged)):
+        return SENTENCE_CLASS
+    return str(json.loads((Path(merged) / "config.json").read_text("utf-8"))["architectures"][0])

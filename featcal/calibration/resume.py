@@ -1,4 +1,5 @@
-"""Keep solved blocks on disk, so that an interrupted calibration continues after the last of them.
+"""Keep solved blocks on disk, so that an interrupted calibration continues after the last of them,
+and write the calibrated folder from them.
 
 A fingerprint covers everything that the result depends on: two runs with the same one give the same
 bytes on the same machine, and only then are blocks of the earlier run used."""
@@ -6,7 +7,7 @@ bytes on the same machine, and only then are blocks of the earlier run used."""
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
@@ -18,12 +19,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from featcal.calibration.models import Models
-from featcal.calibration.report import BlockRecord
+from featcal.calibration.report import BlockRecord, Result
+from featcal.card import RECORD, write_card
 from featcal.core.moments import TokenRule
 from featcal.errors import BadFile
-from featcal.files import atomic_path, read_json, write_json
+from featcal.files import atomic_folder, atomic_path, read_json, write_json
+from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.plan import BlockPlan, Stack
-from featcal.models.streamed import StreamedModel
+from featcal.models.save import copy_other_files, save_model, shard_writer
+from featcal.models.streamed import Override, StreamedModel
 from featcal.settings import Calibration
 
 CODE = ("core", "models", "calibration")  # subpackages that weights depend on
@@ -167,7 +171,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         if self._writes:
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def solved_values(self, plan: BlockPlan) -> Callable[[str], Tensor | None]:
+    def solved_values(self, plan: BlockPlan) -> Override:
         """Return a function from a parameter's name in the model to its solved value, None for one
         that is not solved; it raises BadFile for a block that is gone.
         """
@@ -188,3 +192,49 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             return None
 
         return value
+
+
+def write_calibrated(
+    models: Models, out: str | Path, result: Result, folder: RunFolder, card: str
+) -> None:
+    """Write the calibrated model as a folder with the merged one's tensor names and precision, with
+    its records (featcal.json) and card (README.md).
+
+    Other files, such as the tokenizer, are copied from the merged folder, or from the base folder
+    if the merged model is a module. Raises: DiskFull; BadFile if a solved block is gone.
+    """
+    text = json.dumps(result.stated, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    student, base = models.student, models.base
+    with atomic_folder(out) as path:
+        if isinstance(student, StreamedModel):
+            solved = folder.solved_values(models.plan) if result.settings else lambda _: None
+            copy_with(student, path, solved)
+        else:
+            like = base.folder if isinstance(base, StreamedModel) else None
+            save_model(student.module, path, like=like)
+        (path / RECORD).write_text(text, encoding="utf-8")
+        write_card(path, card)
+
+
+def copy_with(student: StreamedModel, folder: Path, solved: Override) -> None:
+    """Copy the student's folder with solved parameters in place of its own; names, precision and
+    configuration stay.
+    """
+    whole, written = LazyCheckpoint(student.folder), set[str]()  # of a whole CLIP both towers
+    prefix = student.files.prefix
+
+    def rounded() -> Iterator[tuple[str, Tensor]]:
+        for name, _ in student.module.named_parameters():
+            tensor = solved(name)
+            if tensor is not None:
+                written.update(prefix + source for source in student.sources(name))
+                yield name, tensor.to(student.stored[name].dtype)
+
+    with shard_writer(folder, needed=sum(each.nbytes for each in whole.values())) as writer:
+        shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
+        copy_other_files(whole.folder, writer.folder)
+        for name, tensor in student.to_files(rounded()):
+            writer.write(prefix + name, tensor)
+        for name, each in whole.items():
+            if name not in written:
+                writer.write(name, each.read())

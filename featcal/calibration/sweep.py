@@ -56,10 +56,12 @@ def sweep(
     token_weights: TokenRule | None = None,
     block_drift: bool = True,
     resume: bool = True,
+    solve: bool = True,
     report: Callable[[list[BlockRecord], float, bool], None] = lambda *_: None,
 ) -> None:
     """Calibrate the students block by block, each with its settings, and record their blocks.
 
+    solve: False only observes the blocks, as a check.
     report: called after each block with the students' records, seconds, and whether an earlier run
         had solved it.
     """
@@ -89,7 +91,7 @@ def sweep(
                 replay_block(models, path, blocks, features, [one for one, _ in solved])
                 records = [record for _, record in solved]
             else:
-                records = calibrate_block(models, path, blocks, features, ranks, block_drift)
+                records = calibrate_block(models, path, blocks, features, ranks, block_drift, solve)
             for student, (block, spec), record in zip(students, blocks, records, strict=True):
                 student.blocks.append(record)
                 if student.folder and not resumed:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from featcal.card import licences_differ, write_card
+from featcal.card import add_to_record, licences_differ, models_record, write_card
 from featcal.cli import options
 from featcal.cli.inputs import (
     Inputs,
@@ -30,7 +30,6 @@ from featcal.cli.output import (
 )
 from featcal.cli.terminal import note, progress_bar, say, say_json, table
 from featcal.errors import BadPlan
-from featcal.record import add_to_record, models_record
 from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
@@ -310,7 +309,7 @@ def return_large_blocks() -> None:
 
 def write_samples_card(request: Request, result: "Result") -> None:
     """Replace the card of a written folder by one that also names the source of the samples."""
-    from featcal.calibration.write import calibration_card
+    from featcal.calibration.report import calibration_card
 
     counts = {task: draw.samples for task, draw in sorted(request.draws.items())}
     same = len(set(counts.values())) == 1
@@ -342,7 +341,7 @@ def show_result(result: "Result", as_json: bool) -> None:
     """Print what was chosen, the drift of the blocks and from each expert, and a warning where it
     grew.
     """
-    from featcal.calibration.write import DRIFT_COLUMNS, block_rows, drift_rows, worse
+    from featcal.calibration.report import DRIFT_COLUMNS, block_rows, drift_rows, worse
 
     if as_json:
         say_json({"folder": str(result.folder), "drift": []} | result.stated)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from featcal.card import read_record
 from featcal.cli import options
 from featcal.cli.inputs import (
     Inputs,
@@ -18,7 +19,6 @@ from featcal.cli.inputs import (
 )
 from featcal.cli.output import add_to_card
 from featcal.cli.terminal import note, say_json, table
-from featcal.record import read_record
 
 if TYPE_CHECKING:
     from featcal.data.batches import Draw

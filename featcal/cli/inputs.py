@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typer import CallbackParam
 
+from featcal.card import RECORD, read_record
 from featcal.cli.options import pairs_by_name
 from featcal.cli.terminal import note
 from featcal.errors import BadFile, BadPlan, BadSetting, FeatCalError, MissingPath, nearest
 from featcal.files import read_json
 from featcal.interchange.mergekit import read_recipe, recipe_in
-from featcal.record import RECORD, read_record
 from featcal.settings import require
 
 if TYPE_CHECKING:

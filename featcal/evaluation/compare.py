@@ -8,7 +8,7 @@ every token.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
-from math import sqrt
+from math import isfinite, nan, sqrt
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from featcal.calibration.answers import Answers, answers, kl_and_top1
 from featcal.calibration.choose import relational_divergence
 from featcal.calibration.features import on_device
 from featcal.core.drift import Drift
-from featcal.core.precision import exact_products
+from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
 from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
 from featcal.models.configs import require_same_configs
@@ -155,37 +155,24 @@ class Totals:
         """Return the record, once all batches are added; first that of the first model. Raises:
         NotFinite.
         """
-        samples = len(self.by_sample["relative_drift"])
+        samples, drift = len(self.by_sample["relative_drift"]), self.drift
         if samples > 2 and self.pooled and not self.rows:
             ours, theirs = (torch.cat(side) for side in zip(*self.pooled, strict=True))
             self.by_sample["relations"] = relational_divergence(ours, theirs).tolist()
-        if not torch.tensor(self.drift.relative).isfinite():
+        if not isfinite(drift.relative):
             raise NotFinite(f"model {model}, task {expert}", "its features")
         kl, top1 = (total / self.rows if self.rows else None for total in self.sums.values())
         relations = self.by_sample["relations"]
-        return Agreement(
-            model,
-            expert,
-            samples,
-            self.drift.relative,
-            self.drift.cosine,
-            kl,
-            top1,
-            sum(relations) / len(relations) if relations else None,
-            {} if self is first else self.minus(first),
-        )
-
-    def minus(self, first: "Totals") -> dict[str, Difference]:
-        """Return the paired differences to another model, by measure."""
-        differences = {}
-        for name, values in self.by_sample.items():
+        mean = sum(relations) / len(relations) if relations else None
+        measured = samples, drift.relative, drift.cosine, kl, top1, mean
+        differences: dict[str, Difference] = {}
+        for name, values in self.by_sample.items() if self is not first else ():
             if values and first.by_sample[name]:
-                difference = torch.tensor(values, dtype=torch.float64)
-                difference -= torch.tensor(first.by_sample[name], dtype=torch.float64)
-                count = len(difference)
-                error = float(difference.std()) / sqrt(count) if count > 1 else float("nan")
+                pair = torch.tensor([values, first.by_sample[name]], dtype=SUM_DTYPE)
+                difference = pair[0] - pair[1]
+                error = float(difference.std()) / sqrt(len(values)) if len(values) > 1 else nan
                 differences[name] = Difference(float(difference.mean()), error)
-        return differences
+        return Agreement(model, expert, *measured, differences)
 
 
 def task_agreements(

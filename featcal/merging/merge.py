@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal import __version__
-from featcal.card import SENTENCE_CLASS, name_of, render_card, write_card
+from featcal.card import (
+    RECORD,
+    SENTENCE_CLASS,
+    models_record,
+    name_of,
+    render_card,
+    write_card,
+)
 from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer
 from featcal.files import claimed, write_json
 from featcal.merging.align import align, class_of, part_ties, require_alike
@@ -28,7 +35,6 @@ from featcal.models.lora import untied_config
 from featcal.models.save import copy_other_files, shard_writer, write_config
 from featcal.models.sentences import merge_modules, modules_of
 from featcal.models.stored import ModelCheckpoint
-from featcal.record import RECORD, models_record
 from featcal.settings import require
 
 PROJECTION, LOGIT_SCALE = "visual_projection", "logit_scale"

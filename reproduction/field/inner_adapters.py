@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featcal.baselines.training import as_module, batch_order, samples_of
-from featcal.core.draws import generator
+from featcal.core import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadPlan, Diverged
 from featcal.models.batch import Batch, Model, naming, padding_mask, token_mean

@@ -25,7 +25,7 @@ from featcal.calibration.features import (
     first_features,
     leave_stack,
 )
-from featcal.core.draws import generator
+from featcal.core import generator
 from featcal.core.precision import exact_products
 from featcal.errors import Diverged
 from featcal.merging.forward_order import copy_tensors

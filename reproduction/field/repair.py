@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from featcal.baselines.training import as_module, together
 from featcal.core.precision import exact_products
-from featcal.merging.forward_order import token_rows
 from featcal.models.batch import Batch, Model, TaskBatches, single_samples
 from featcal.models.blocks import model_call, output_hooks
 from featcal.models.families import plan_for
@@ -86,5 +85,10 @@ def linears(module: nn.Module) -> list[str]:
 
 def moments(output: Tensor, batch: Batch) -> Tensor:
     """Return mean and standard deviation over tokens without padding, in float64, (2, o)."""
-    rows = token_rows(output, batch.get("attention_mask")).double()
+    mask = batch.get("attention_mask")
+    if mask is not None and output.shape[: mask.dim()] == mask.shape:
+        output = output[mask.bool()]
+    elif mask is not None and output.shape[:-1] == (mask.numel(),):
+        output = output[mask.flatten().bool()]
+    rows = output.reshape(-1, output.shape[-1]).double()
     return torch.stack([rows.mean(0), rows.std(0, correction=0)])

@@ -16,7 +16,7 @@ from featcal.baselines.mean_shift import MeanShift
 from featcal.baselines.prob_surgery import ProbSurgery
 from featcal.baselines.surgery import Surgery
 from featcal.baselines.training import batch_order, first_weights
-from featcal.core.draws import generator
+from featcal.core import generator
 from featcal.errors import BadBatches, BadSetting
 
 SURGERY = Surgery(rank=3, batch=8, steps=60, features="raw")

@@ -24,7 +24,7 @@ from featcal.baselines.training import (
     together,
     train,
 )
-from featcal.core.draws import generator
+from featcal.core import generator
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.models.batch import single_samples
 from featcal.models.features import rows_before_head

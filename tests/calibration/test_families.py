@@ -13,7 +13,6 @@ from featcal import calibrate
 from featcal.models.blocks import block_outputs, check_replay, replay
 from featcal.models.families import plan_for
 from featcal.models.plan import blocks_of
-from reproduction.stages.measure import model_drift
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -127,20 +126,6 @@ def test_forms_of_the_decoders_tokens_give_one_model(t5):
     assert first.blocks[-1].tokens == second.blocks[-1].tokens
 
 
-def test_records_of_both_stacks_equal_the_drift_of_whole_models(t5):
-    result = calibrate(**t5, settings=PAPER)
-    measured = [
-        {r["block"]: r["relative_drift"] for r in model_drift(result.model, expert, batches)}
-        for expert, batches in zip(t5["experts"].values(), t5["batches"].values(), strict=True)
-    ]
-    assert list(measured[0]) == [
-        f"{stack}.{at}" for stack in ("encoder", "decoder") for at in ("embeddings", "00", "01")
-    ]
-    for record in result.blocks:
-        expected = sum(own[record.name] for own in measured) / 2
-        assert record.relative_drift == pytest.approx(expected, rel=1e-5)
-
-
 def test_tied_embeddings_stay_merged_and_tied_in_memory_and_in_a_folder(tmp_path):
     given = experiment(FAMILIES["t5"], torch.float32)
     model, merged = calibrate(**given, settings=PAPER).model, given["merged"]
@@ -169,21 +154,3 @@ def test_float32_models_differ_from_float64_by_rounding(name, ridge, bound):
     )
     for p, q in zip(exact.parameters(), single.parameters(), strict=True):
         assert (q.double() - p).norm() < bound * p.norm()
-
-
-def test_whole_clip_gives_both_towers_what_each_gets_alone():
-    given = experiment(FAMILIES["clip"])
-    whole = calibrate(**given, settings=PAPER)
-    for tower, *keys in (("vision", "pixel_values"), ("text", "input_ids", "attention_mask")):
-        path = f"{tower}_model"
-        alone = calibrate(
-            **{role: given[role].get_submodule(path) for role in ("base", "merged")},
-            experts={task: m.get_submodule(path) for task, m in given["experts"].items()},
-            batches={
-                t: [{k: b[k] for k in keys} for b in bs] for t, bs in given["batches"].items()
-            },
-            settings=PAPER,
-        )
-        assert same_bits(alone.model, whole.model.get_submodule(path))
-        assert [block for block in whole.blocks if block.name.startswith(tower)] == alone.blocks
-    assert same_bits(whole.model.visual_projection, given["merged"].visual_projection)

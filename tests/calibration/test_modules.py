@@ -19,7 +19,10 @@ LINEARS = PAPER.but(norm=False)
 NORMS = ("input_layernorm", "post_attention_layernorm")
 CASES = [
     ("t5", LINEARS, ("q", "v"), ()),
-    ("t5", LINEARS, ("EncDecAttention.k",), ()),  # the encoder has none, and is passed as it is
+    *[  # the encoder has none, and is passed as it is
+        ("t5", LINEARS.but(order=order), ("EncDecAttention.k",), ())
+        for order in ("forward", "sites")
+    ],
     ("t5_gated", LINEARS, ("wi_0", "wi_1", "wo"), ()),
     ("llama", LINEARS, ("q_proj", "k_proj", "v_proj", "o_proj"), ()),
     ("llama", PAPER, ("q_proj", "v_proj"), NORMS),  # which are solved whatever the list says

@@ -55,9 +55,9 @@ def test_tensors_come_back_with_bits_and_strides(layout, budget, tmp_path):
 def test_gaps_are_not_kept_and_expanded_axes_once(budget, tmp_path):
     gaps, expanded = random(6, 8)[::2, 1:4], random(1, 4).expand(100, 4)
     with Spool(0, budget, tmp_path) as spool:
-        back = spool.get(spool.keep(gaps))
+        kept = [spool.keep(gaps), spool.keep(expanded)]
+        back = spool.get(kept[0])
         assert torch.equal(back, gaps) and back.is_contiguous()
-        spool.keep(expanded)
         assert (spool.disk if budget == DISK else spool.host).now == gaps.nbytes + 16
 
 
@@ -68,12 +68,11 @@ def test_host_memory_is_used_up_to_its_budget_then_the_disk(tmp_path):
         assert (spool.host.now, spool.disk.now, spool.host.peak) == (80, 80, 80)
         for handle, tensor in zip(handles, tensors, strict=True):
             assert torch.equal(spool.get(handle), tensor)
-        spool.drop(handles[0])
+        del handles[0], handle
         later = spool.keep(random(5, seed=9))  # there is room in memory again
         assert (spool.host.now, spool.disk.now) == (60, 80)
         assert torch.equal(spool.get(later), random(5, seed=9)) and len(files(tmp_path)) == 2
-        for handle in (*handles[1:], later):
-            spool.drop(handle)
+        del handles, later
         assert (spool.host.now, spool.disk.now, spool.host.peak, files(tmp_path)) == (0, 0, 80, [])
 
 
@@ -83,8 +82,10 @@ def files(folder):
 
 def test_nothing_is_left_on_disk_whatever_ends_the_run(tmp_path):
     with pytest.raises(KeyboardInterrupt), Spool(0, DISK, tmp_path) as spool:
-        spool.keep(random(10))
+        handle = spool.keep(random(10))
+        assert spool.get(handle).shape == (10,)
         raise KeyboardInterrupt
+    del handle
     assert os.listdir(tmp_path) == [] and spool.disk.now == 0
 
 
@@ -92,7 +93,7 @@ def test_files_of_a_killed_process_are_removed_and_those_of_a_live_one_kept(tmp_
     code = """
 import os, signal, sys, torch
 from featcal.calibration.features import Spool
-Spool(0, 0, sys.argv[1]).keep(torch.ones(10))
+handle = Spool(0, 0, sys.argv[1]).keep(torch.ones(10))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     with Spool(0, DISK, tmp_path) as living:

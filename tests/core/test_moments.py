@@ -12,20 +12,18 @@ SHAPE = (2, 5)
 
 
 @pytest.mark.parametrize(
-    "module", ["self_attn.q_proj", "self_attn.out_proj", "mlp.fc1", "mlp.fc2", "layer_norm1"]
+    ("module", "last", "patch"),
+    [
+        *[(n, True, 0.01) for n in ("self_attn.q_proj", "self_attn.out_proj", "mlp.fc2", "norm1")],
+        *[(n, True, 1) for n in ("self_attn.k_proj", "self_attn.v_proj")],
+        ("mlp.fc1", False, 1),
+    ],
 )
-def test_patches_of_clips_last_block_count_a_hundredth(module):
-    w = class_token_last(module, True, SHAPE)
-    assert w[:, 0].eq(1).all() and torch.equal(
-        w[:, 1:], torch.full((2, 4), 0.01, dtype=torch.float64)
-    )
-
-
-@pytest.mark.parametrize(
-    ("module", "last"), [("self_attn.k_proj", True), ("self_attn.v_proj", True), ("mlp.fc1", False)]
-)
-def test_keys_values_and_earlier_blocks_count_every_token_alike(module, last):
-    assert class_token_last(module, last, SHAPE).eq(1).all()
+def test_patches_of_clips_last_block_count_a_hundredth_but_for_keys_and_values(module, last, patch):
+    w = class_token_last(module, last, SHAPE)
+    expected = torch.full(SHAPE, patch, dtype=torch.float64)
+    expected[:, 0] = 1
+    assert torch.equal(w, expected)
 
 
 def test_padding_counts_nothing_whatever_the_rule():

@@ -28,7 +28,7 @@ STEPS = {
     ],
     "Write, and resume": [
         "featcal.calibration.resume.RunFolder",
-        "featcal.calibration.write.write_calibrated",
+        "featcal.calibration.resume.write_calibrated",
     ],
     "Measure the result": [
         "featcal.calibration.choose.divergences",

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
-from featcal.core.draws import generator
+from featcal.core import generator
 from featcal.merging.methods.task_arithmetic import task_arithmetic
 from featcal.merging.registry import MergeJob, NamedTensors, method
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor, nn
 
-from featcal.core.draws import generator
+from featcal.core import generator
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches
 from featcal.merging.methods.adamerging import encoder, zero_shot_logits

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from featcal.baselines.training import batch_order
-from featcal.core.draws import generator
+from featcal.core import generator
 from featcal.errors import BadPlan, BadSetting
 from reproduction.field.inner_adapters import FEATURE, InnerAdapters, inner_adapters
 from reproduction.studies.field import IntervMerge, SurgeryV2

@@ -7,7 +7,7 @@ from torch.func import functional_call
 from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
 
 import featcal
-from featcal.core.draws import generator
+from featcal.core import generator
 from reproduction.field.prodistill import prodistill
 
 
