@@ -3,8 +3,11 @@
 The names below are loaded on first use, so importing this package loads no torch.
 """
 
-from importlib import import_module
-from typing import Any
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # what is imported here delays the moment from which Ctrl-C is silent
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -26,5 +29,7 @@ __all__ = [*_MODULES]
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'featcal' has no attribute {name!r}")
+    from importlib import import_module
+
     globals()[name] = getattr(import_module(_MODULES[name]), name)
     return globals()[name]

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import featcal
-from featcal.data.batches import Draw, drawn, held_out
+from featcal.data.batches import Draw, drawn
 from featcal.data.places import Location
 from featcal.errors import BadSetting, MissingPath
 from featcal.models.stored import skeleton
@@ -47,15 +47,11 @@ def test_batches_are_those_that_the_command_draws(folders):
             assert all(one["pixel_values"].equal(other["pixel_values"]) for one, other in pairs)
 
 
-def test_samples_held_out_are_others_than_those_drawn(folders, monkeypatch):
-    monkeypatch.setattr("featcal.data.batches.LEAST_HELD_OUT", 2)
-    model, places = skeleton(folders / "base"), {"a": Location(folders / "a")}
-    given = model, [folders / "base"], places
-    ours, others = (
-        next(iter(make(*given, Draw(4, 3, 6))["a"]))["pixel_values"] for make in (drawn, held_out)
-    )
+def test_samples_after_the_drawn_ones_are_others(folders):
+    given = skeleton(folders / "base"), [folders / "base"], {"a": Location(folders / "a")}
+    draws = Draw(4, 3, 6), Draw(2, 3, 6, skip=4)
+    ours, others = (next(iter(drawn(*given, draw)["a"]))["pixel_values"] for draw in draws)
     assert len(others) == 2 and len(torch.cat([ours, others]).unique(dim=0)) == 6
-    assert not held_out(*given, Draw(5, 3, 6))
 
 
 def test_what_is_not_there_or_too_little_is_said(folders):

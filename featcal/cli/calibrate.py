@@ -2,24 +2,16 @@
 
 import ctypes
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from featcal.card import add_to_record, licences_differ, models_record, write_card
 from featcal.cli import options
-from featcal.cli.inputs import (
-    Inputs,
-    as_many_as_left,
-    differing_vocabularies,
-    plan_with,
-    read_inputs,
-    whole_experts,
-)
+from featcal.cli.inputs import Inputs, differing_vocabularies, read_inputs
 from featcal.cli.output import (
     new_folder,
     push,
@@ -28,6 +20,7 @@ from featcal.cli.output import (
     require_space,
     require_writable,
 )
+from featcal.cli.request import Request, whole_experts
 from featcal.cli.terminal import note, progress_bar, say, say_json, table
 from featcal.errors import BadPlan
 from featcal.settings import Calibration, require
@@ -36,10 +29,9 @@ if TYPE_CHECKING:
     from featcal.calibration.choose import Method
     from featcal.calibration.report import Result
     from featcal.data.batches import Draw, DrawnBatches
-    from featcal.models.plan import BlockPlan
 
 MOST = 256  # samples of a task by default
-FEWEST, SPARE = 4, 64  # samples of a task that are left for a comparison
+MOST_HELD_OUT, LEAST_HELD_OUT = 64, 16  # further samples on which the drift is measured
 MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
 SAMPLES = "Samples per task. Default: 256, or all there are."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
@@ -85,95 +77,57 @@ def calibrate(
     """Calibrate a merged model to its experts' features, block by block in closed form, and write
     the result as a folder of the same format.
     """
-    given = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
-    given = {key: value for key, value in given.items() if value is not None}
-    own = Calibration.from_mapping(given, "calibrate")
-    own, keys = options.read_set(setting, "calibrate", own, options.Running())
-    settings = options.method_of(preset, own, bool(given) or options.changes_method(setting))
+    own = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
+    pairs = options.with_own_options(setting, **own)
+    values, keys = options.read_set(pairs, "calibrate", *SETTINGS)
+    settings = options.method_of(preset, values, pairs)
     inputs = read_inputs(merged, base, expert, data, keys.recipe)
     new_folder(out, force, inputs.folders)
     require_hub(push_to_hub)
     require_work_folder(keys.work, [*inputs.folders, out])
     require_room(inputs.merged, out, keys.work)
     draw = keys.draw(samples or MOST, seed, dtype, column)
-    request = Request(inputs, out, settings, keys, draw, device, host_memory)
-    request.draw_tasks(samples)
+    request = Calibrating(inputs, keys, draw, device, out, settings, host_memory)
+    draws = {task: draw if samples else request.rest(task, 0, MOST) for task in inputs.data}
     if dry_run:
-        return show_dry_run(request, as_json)
-    result = run(request)
+        return show_dry_run(request, draws, as_json)
+    result = run(request, draws)
     if result is not None:
         show_result(result, as_json)
         push(out, push_to_hub)
 
 
 @dataclass(frozen=True)
-class Request:
-    """One calibration of folders to a folder, after the checks that read no weights.
+class Calibrating(Request):
+    """One calibration of folders to a folder."""
 
-    draw: of a task that has enough samples.  draws: of every task.
-    """
-
-    inputs: Inputs
+    keys: options.Running
     out: Path
     settings: "Method"
-    keys: options.Running
-    draw: "Draw"
-    device: str
-    host_memory: int | None = None
-    draws: "dict[str, Draw]" = field(default_factory=dict)
-
-    @cached_property
-    def student(self) -> Any:
-        """Return the merged model without weights."""
-        from featcal.models.stored import skeleton
-
-        student = skeleton(self.inputs.merged)
-        note_differences(student, self.inputs)
-        return student
-
-    @cached_property
-    def plan(self) -> "BlockPlan":
-        """Return the blocks to calibrate."""
-        return plan_with(self.student, self.keys.stack)
-
-    def draw_tasks(self, samples: int | None, spare: float = 0) -> None:
-        """Draw `samples` of every task, else as many as there are, at most MOST.
-
-        spare: share of a task that is left for a comparison, SPARE samples at most.
-        """
-
-        def spared(count: int) -> int:
-            return min(SPARE, max(FEWEST, int(spare * count))) if spare else 0
-
-        for task, data in self.inputs.data.items():
-            self.draws[task] = self.draw
-            if samples is None:
-                self.draws[task] = as_many_as_left(self.student, task, data, self.draw, spared)
-
-    def batches(self, tasks: Iterable[str], of: Any) -> dict[str, Any]:
-        """Return the batches that `of` (drawn, held_out) makes of these tasks."""
-        sources, made = (self.inputs.base, self.inputs.merged), {}
-        for task in sorted(tasks):
-            made |= of(self.student, sources, {task: self.inputs.data[task]}, self.draws[task])
-        return made
+    host_memory: int | None
 
 
-def run(request: Request) -> "Result | None":
+def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
     """Calibrate, write the folder with its card and record, and return the result; None in a
     process of several that is not the first.
     """
     import featcal
     from featcal.calibration.ranks import current, own_device
     from featcal.calibration.resume import scratch_folder
-    from featcal.data.batches import drawn, held_out
     from featcal.models.load import torch_device
     from featcal.models.plan import blocks_of
 
-    inputs, keys, draws = request.inputs, request.keys, request.draws
+    inputs, keys = request.inputs, request.keys
+    note_differences(inputs)
     blocks = sum(len(blocks_of(request.student, stack)) for stack in request.plan.stacks)
     sweeps = 2 if request.settings == "auto" else 1  # once for the candidates
     mine = current().mine(inputs.experts)  # each process reads the batches of its own tasks only
-    batches, unseen = request.batches(mine, drawn), request.batches(mine, held_out)
+    used = {task: draws[task] for task in mine}
+    unseen = {
+        task: replace(own, skip=own.samples, samples=min(MOST_HELD_OUT, left))
+        for task, own in used.items()
+        if (left := request.count(task) - own.samples) >= LEAST_HELD_OUT
+    }
     device = own_device(torch_device(request.device))
     if device.type == "cpu":
         return_large_blocks()
@@ -186,10 +140,10 @@ def run(request: Request) -> "Result | None":
                 inputs.merged,
                 base=inputs.base,
                 experts=experts,
-                batches=dict.fromkeys(inputs.experts, ()) | batches,
+                batches=dict.fromkeys(inputs.experts, ()) | request.batches(used),
                 settings=request.settings,
                 out=request.out,
-                held_out=unseen,
+                held_out=request.batches(unseen),
                 plan=request.plan,
                 device=device,
                 dtype=request.draw.dtype,
@@ -203,7 +157,7 @@ def run(request: Request) -> "Result | None":
             raise
     if not current().first:
         return None
-    write_samples_card(request, result)
+    write_samples_card(request, draws, result)
     add_to_record(
         request.out,
         **models_record(inputs.base, inputs.experts, request.out),
@@ -226,14 +180,16 @@ def require_work_folder(work: Path | None, folders: list[Path]) -> None:
     require_writable("calibrate.work", work / "run")
 
 
-def note_differences(student: Any, inputs: Inputs) -> None:
-    """Note heads that are not used and vocabularies that differ."""
+def note_differences(inputs: Inputs) -> None:
+    """Note experts of another class, such as one with another head, and differing vocabularies."""
     from featcal.models.load import model_class
 
+    merged = model_class(inputs.merged)
     for name, folder in inputs.configured.items():
-        own, kind = model_class(folder), type(student)
-        if own is not kind and own.base_model_prefix == kind.base_model_prefix:
-            note(f"{name}: a {own.__name__}; its head is not used (merged: {kind.__name__})")
+        own = model_class(folder)
+        if own is not merged and own.base_model_prefix == merged.base_model_prefix:
+            ours = f"only what the merged {merged.__name__} has of it is used"
+            note(f"{name}: a {own.__name__}; {ours}")
     folders = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
     if listed := differing_vocabularies(folders):
         note(
@@ -242,7 +198,7 @@ def note_differences(student: Any, inputs: Inputs) -> None:
         )
 
 
-def check_inputs(request: Request, batches: "Mapping[str, DrawnBatches]") -> None:
+def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") -> None:
     """Check models and batches as the run does; adapters are checked against their base alone."""
     from featcal.calibration.calibrate import check
     from featcal.models.lora import with_adapter
@@ -265,14 +221,14 @@ def check_inputs(request: Request, batches: "Mapping[str, DrawnBatches]") -> Non
     )
 
 
-def show_dry_run(request: Request, as_json: bool) -> None:
+def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: bool) -> None:
     """Check all inputs; print the drawn samples of every task and the estimate of `featcal plan`."""
     from featcal.calibration.estimate import Job
     from featcal.cli.plan import estimated, needs_as_mapping, show_needs
-    from featcal.data.batches import drawn
     from featcal.models.load import torch_device
 
-    batches = request.batches(request.draws, drawn)
+    note_differences(request.inputs)
+    batches = request.batches(draws)
     check_inputs(request, batches)
     most = max(task.samples for task in batches.values())
     longest = max(task.longest for task in batches.values())
@@ -307,11 +263,11 @@ def return_large_blocks() -> None:
         mallopt(MMAP_THRESHOLD, 2 << 20)
 
 
-def write_samples_card(request: Request, result: "Result") -> None:
+def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result: "Result") -> None:
     """Replace the card of a written folder by one that also names the source of the samples."""
     from featcal.calibration.report import calibration_card
 
-    counts = {task: draw.samples for task, draw in sorted(request.draws.items())}
+    counts = {task: draw.samples for task, draw in sorted(draws.items())}
     same = len(set(counts.values())) == 1
     listed = ", ".join(f"{task} {count}" for task, count in counts.items())
     rows: dict[str, object] = {

@@ -10,20 +10,14 @@ from typer import Option
 
 from featcal.card import read_record
 from featcal.cli import options
-from featcal.cli.inputs import (
-    Inputs,
-    as_many_as_left,
-    plan_with,
-    read_compared,
-    whole_experts,
-)
+from featcal.cli.inputs import Inputs, read_compared
 from featcal.cli.output import add_to_card
+from featcal.cli.request import Request, whole_experts
 from featcal.cli.terminal import note, say_json, table
 
 if TYPE_CHECKING:
     from featcal.data.batches import Draw
     from featcal.evaluation.compare import Agreement
-    from featcal.models.plan import BlockPlan
 
 MODEL = "Model to compare; the first is the reference. Repeatable."
 BASE = "Model whose tokenizer is used. Default: as recorded in one of the models, else the first."
@@ -32,6 +26,7 @@ SKIP = "First samples to leave out. Default: those that calibration used."
 SEED = "Random seed for drawing samples. Default: as in the calibration, else 42."
 SAMPLES = "Samples per task. Default: 64, or what is left."
 MOST = 64  # samples of a task by default
+OTHERS = "; give more, take other ones (--set split=test), or use all of them (--skip 0)"
 KEYS = options.SamplingAndBlocks()
 # by field of Agreement: column, number format, factor, and its name in the model card
 MEASURES = {
@@ -73,23 +68,20 @@ def compare(
     """
     (keys,) = options.read_set(setting, "compare", KEYS)
     models, inputs = read_compared(model, base, expert, data, keys.recipe)
-    from featcal.models.stored import skeleton
-
-    student = skeleton(inputs.merged)
-    plan = plan_with(student, keys.stack)
     used = [record for folder in models.values() if "samples" in (record := read_record(folder))]
     seeds = [record["seed"] for record in used if record.get("split") == keys.split]
     draw = keys.draw(MOST, next(iter(seeds), 42) if seed is None else seed, dtype, column)
     same = [one for one in used if (one.get("seed"), one.get("split")) == (draw.seed, draw.split)]
-    draws = {}
-    for task, location in inputs.data.items():
+    request, draws = Request(inputs, keys, draw, device), {}
+    for task in inputs.data:
         first = max((one["samples"].get(task, 0) for one in same), default=0)
-        own = replace(draw, skip=first if skip is None else skip, samples=samples or MOST)
-        draws[task] = own if samples else as_many_as_left(student, task, location, own, fewest=2)
+        first = first if skip is None else skip
+        own = replace(draw, skip=first, samples=samples or MOST)
+        draws[task] = own if samples else request.rest(task, first, MOST, 0, 2, OTHERS)
     if skip is None and any(own.skip for own in draws.values()):
         listed = ", ".join(f"{task} {own.skip}" for task, own in draws.items())
         note(f"left out, because calibration used them: the first samples of {listed}")
-    agreements = agreements_of(models, inputs, student, plan, draws, device)
+    agreements = agreements_of(models, request, draws)
     if as_json:
         say_json({"agreement": [asdict(one) for one in agreements]})
     else:
@@ -101,23 +93,15 @@ def compare(
 
 
 def agreements_of(
-    models: Mapping[str, Path],
-    inputs: Inputs,
-    student: Any,
-    plan: "BlockPlan",
-    draws: "Mapping[str, Draw]",
-    device: str,
+    models: Mapping[str, Path], request: Request, draws: "Mapping[str, Draw]"
 ) -> "list[Agreement]":
     """Compare models with the experts on the drawn samples."""
     import featcal
-    from featcal.data.batches import drawn
 
-    sources, batches = [inputs.base, *models.values()], {}
-    for task, draw in sorted(draws.items()):
-        batches |= drawn(student, sources, {task: inputs.data[task]}, draw)
-    dtype = next(iter(draws.values())).dtype
+    inputs, batches = request.inputs, request.batches(draws, *models.values())
+    how: Any = {"plan": request.plan, "device": request.device, "dtype": request.draw.dtype}
     with TemporaryDirectory() as work, whole_experts(inputs, Path(work), inputs.experts) as experts:
-        return featcal.compare(models, experts, batches, plan=plan, device=device, dtype=dtype)
+        return featcal.compare(models, experts, batches, **how)
 
 
 def add_agreements(

@@ -17,7 +17,7 @@ from featcal.cli.inputs import (
 )
 from featcal.cli.output import add_to_card
 from featcal.cli.terminal import note, say_json, table
-from featcal.errors import BadSetting, TensorsDiffer
+from featcal.errors import BadSetting, FeatCalError, TensorsDiffer
 from featcal.files import read_json
 from featcal.settings import require
 
@@ -94,8 +94,9 @@ def evaluate(
         kind, unit = "text-classification", "texts"
         answers = text_answers(model, datasets, prompts, classes, sampling, where, columns)
     else:
-        expected = "are images; --classes and --set tokens are for texts"
-        require(not classes and sampling.tokens is None, "--data", data, expected)
+        if classes or sampling.tokens is not None:
+            problem = f"{model} reads images; --classes and --set tokens are for texts"
+            raise FeatCalError("evaluate", problem, "leave them out")
         kind, unit = "zero-shot-image-classification", "images"
         whole, prompts = clip or whole_clip(model), prompts or ["a photo of a {}."]
         answers = image_answers(model, whole, datasets, prompts, sampling, where, columns)
@@ -214,6 +215,8 @@ def text_answers(
     asked, answers = TextModel(model, reader, sampling.batch, sentences), {}
     for task, dataset in datasets.items():
         labelled = load_labelled(dataset, sampling.split, names.get(task), columns)
+        if way != "head" and labelled.classes == [*map(str, range(len(labelled.classes)))]:
+            note(f"{task}: classes without names; name them with --classes {task}=A,B,...")
         named = labelled.samples[0].label is not None and way == "likelihood"
         prompts = templates or [" {}" if named else "{}"]
         answers[task] = right_answers(asked, labelled, prompts), len(labelled.classes)

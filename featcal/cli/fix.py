@@ -1,6 +1,5 @@
 """`featcal fix`: calibrate a merged model, and check on held-out samples that it is better."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,17 +7,17 @@ from typer import Argument, Option
 
 from featcal.card import hub_checkpoint
 from featcal.cli import options
-from featcal.cli.calibrate import FEWEST, MOST, SPARE, Request, run
+from featcal.cli.calibrate import MOST, Calibrating, run
 from featcal.cli.compare import add_agreements, agreements_of
-from featcal.cli.inputs import as_many_as_left, read_inputs
+from featcal.cli.inputs import read_inputs
 from featcal.cli.output import new_folder, require_room
-from featcal.cli.terminal import say, say_json, table
+from featcal.cli.terminal import note, say, say_json, table
 
 if TYPE_CHECKING:
     from featcal.evaluation.compare import Agreement
 
 OUT = "Folder to write. Default: MERGED-calibrated."
-LEFT = 0.25  # share of a task's samples that are held out
+LEFT, FEWEST, SPARE = 0.25, 4, 64  # share of a task's samples held out, within these numbers
 ERRORS = 2  # standard errors beyond which a difference counts
 BEFORE, AFTER = "before", "after"
 VERDICTS = ("better", "worse", "same")
@@ -46,7 +45,7 @@ def fix(
     force: options.Force = False,
 ) -> None:
     """Calibrate a merged model, report for each expert whether it is better, and write it."""
-    inputs = read_inputs(merged, base, expert, data)
+    inputs = read_inputs(merged, base, expert, data, named_by="MERGED")
     if out is None:
         hub = hub_checkpoint(inputs.merged)
         own = Path(hub[0].split("/")[1]) if hub else inputs.merged
@@ -54,17 +53,23 @@ def fix(
     new_folder(out, force, inputs.folders)
     require_room(inputs.merged, out, None)
     keys = options.Running()
-    request = Request(inputs, out, "auto", keys, keys.draw(MOST, 42, column=column), device)
-    request.draw_tasks(None, LEFT)
-    result = run(request)
+    draw = keys.draw(MOST, 42, column=column)
+    request = Calibrating(inputs, keys, draw, device, out, "auto", None)
+    draws, rest = {}, {}
+    for task in inputs.data:
+        spared = min(SPARE, max(FEWEST, int(LEFT * request.count(task))))
+        draws[task] = request.rest(task, 0, MOST, spared)
+        rest[task] = request.rest(task, draws[task].samples, SPARE)
+        used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
+        note(f"{task}: {request.count(task)} samples, {used}")
+    result = run(request, draws)
     if result is None:  # another process of this run reports it
         return
-    rest = {}
-    for task, draw in request.draws.items():
-        others = replace(draw, skip=draw.samples, samples=SPARE)
-        rest[task] = as_many_as_left(request.student, task, inputs.data[task], others)
-    models = {BEFORE: inputs.merged, AFTER: out}
-    agreements = agreements_of(models, inputs, request.student, request.plan, rest, device)
+    try:
+        agreements = agreements_of({BEFORE: inputs.merged, AFTER: out}, request, rest)
+    except KeyboardInterrupt:
+        note(f"{out} is complete, but not compared with {inputs.merged}: see featcal compare")
+        raise
     add_agreements(out, inputs, keys.split, [one for one in agreements if one.model == AFTER])
     rows = [verdict(*pair) for pair in zip(agreements[::2], agreements[1::2], strict=True)]
     choice = result.choice
@@ -76,8 +81,9 @@ def fix(
     title = f"divergence from the experts' answers, on {counts} held-out samples"
     columns = ["expert", BEFORE, AFTER, "±", ""]
     table(title, columns, [[str(row[key]) for key in row if key != "samples"] for row in rows])
-    kept = choice is not None and choice.settings is None
-    say(f"{out}: {choice.sentence}" if kept and choice else sentence(rows, out))
+    if choice is not None:
+        say(choice.sentence)
+    say(sentence(rows, out))
 
 
 def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:

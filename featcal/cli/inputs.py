@@ -1,14 +1,11 @@
-"""The models and samples that a command reads, all checked before any work.
+"""The folders of models and samples that options name, all checked before any work.
 
-A LoRA expert is a model and an adapter; where a whole model is
-needed, one is written for as long as the command runs.
+Base and experts come from options, a recipe or the record of the merged folder.
 """
 
 import os
 import re
-import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,15 +16,13 @@ from typer import CallbackParam
 from featcal.card import RECORD, read_record
 from featcal.cli.options import pairs_by_name
 from featcal.cli.terminal import note
-from featcal.errors import BadFile, BadPlan, BadSetting, FeatCalError, MissingPath, nearest
+from featcal.errors import BadFile, BadSetting, FeatCalError, MissingPath, UnknownKey
 from featcal.files import read_json
-from featcal.interchange.mergekit import read_recipe, recipe_in
+from featcal.interchange.mergekit import WRITTEN, read_recipe, recipe_in
 from featcal.settings import require
 
 if TYPE_CHECKING:
-    from featcal.data.batches import Draw
     from featcal.data.places import Location
-    from featcal.models.plan import BlockPlan
 
 T = TypeVar("T")
 
@@ -53,8 +48,6 @@ class AllAtOnce:
 
     def report(self) -> None:
         """Raise the mistakes, if there are any."""
-        if len(self.mistakes) == 1:
-            raise self.mistakes[0]
         if self.mistakes:
             raise FeatCalError("\n".join(map(str, self.mistakes)))
 
@@ -113,8 +106,10 @@ def model_folder(
     expected = "names a file; give the folder that holds it"
     require(not folder.is_file(), named_by, str(folder), expected)
     if near is not None and (near / folder).is_dir():
-        return Path(os.path.relpath((near / folder).resolve()))
+        folder = Path(os.path.relpath((near / folder).resolve()))
     if folder.is_dir():
+        expected = "must be a model folder, which has a config.json"
+        require(any(folder.glob("*config.json")), named_by, str(folder), expected)
         return folder
     searched = f"searched {f'in {near} and ' if near else ''}in the current folder"
     hub = HUB_MODEL.fullmatch(str(given))
@@ -133,7 +128,8 @@ def model_folder(
 
 def folder_option(parameter: CallbackParam, given: Path | None) -> Path | None:
     """Return the folder of an option or argument, for its declaration."""
-    return None if given is None else model_folder(parameter.opts[0], given)
+    named_by = parameter.opts[0] if parameter.param_type_name == "option" else "MODEL"
+    return None if given is None else model_folder(named_by, given)
 
 
 def named_folders(option: str, pairs: Iterable[str], find: Callable[..., Any]) -> dict[str, Path]:
@@ -162,17 +158,19 @@ def read_inputs(
     *,
     weights: bool = True,
     needs_base: bool = True,
+    named_by: str = "--merged",
 ) -> Inputs:
     """Return the inputs of a command. Base and experts come from the options, else the recipe, else
     what the merged folder records.
 
     weights: False if the configuration of models on the hub is enough.
     needs_base: False if the merged model can take the place of a base that is not known.
+    named_by: the option or argument of the merged model.
     Raises: one FeatCalError with all mistakes.
     """
     collect = AllAtOnce()
     find = partial(collect, partial(model_folder, weights=weights))
-    folder = find("--merged", merged) if merged else None
+    folder = find(named_by, merged) if merged else None
     origin = find("--base", base) if base else None
     experts = collect(named_folders, "--expert", expert or (), find) or {}
     datasets = named_data(data or (), collect)
@@ -195,7 +193,7 @@ def read_inputs(
         needed = (("--base", base or not needs_base), ("--expert", expert))
         if missing := [option for option, given in needed if not given]:
             problem = f"must be given: {merged} holds no featcal.json or recipe that names them"
-            way_out = "name them, or mergekit's recipe with --set recipe=FILE"
+            way_out = f"name them, or put mergekit's recipe there as {WRITTEN}"
             collect.mistakes.append(FeatCalError(", ".join(missing), problem, way_out))
     collect.report()
     origin = origin or folder
@@ -249,13 +247,13 @@ def read_compared(
 
 
 def require_samples(experts: Collection[str], data: Collection[str]) -> None:
-    """Raise BadSetting unless there are samples of every expert, and of no other."""
+    """Raise BadSetting or UnknownKey unless there are samples of every expert, and of no other."""
     if lacking := [name for name in experts if name not in data]:
         way_out = ", ".join(f"--data {name}=PATH" for name in lacking)
         raise BadSetting("--data", None, f"must hold samples of every expert: add {way_out}")
     for name in data:
-        expected = f"has no expert of that name; {nearest(name, experts)}"
-        require(name in experts, "--data", name, expected)
+        if name not in experts:
+            raise UnknownKey("--data", name, experts)
 
 
 def names_in(folder: Path | None, recipe: Path | None = None) -> Names | None:
@@ -287,52 +285,6 @@ def records_models(folder: Path) -> bool:
     return "experts" in read_record(folder) or recipe_in(folder) is not None
 
 
-def as_many_as_left(
-    student: Any,
-    task: str,
-    data: "Location",
-    draw: "Draw",
-    spared: Callable[[int], int] = lambda _: 0,
-    fewest: int = 1,
-) -> "Draw":
-    """Return the draw of a task, of no more samples than there are after those that it skips.
-
-    spared: of the number of samples, how many are left for another use; none by default.
-    Raises: BadSetting if fewer than `fewest` are left.
-    """
-    from featcal.data.batches import count_samples
-
-    count = count_samples(student, data, draw)
-    out = draw.skip + spared(count)
-    expected = f"must hold more than the {out} samples that are left out; it has {count}"
-    require(count - out >= fewest, f"--data {task}", str(data.source), expected)
-    return replace(draw, samples=min(draw.samples, count - out))
-
-
-@contextmanager
-def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator[dict[str, Path]]:
-    """Yield the experts' folders, with LoRA experts among `mine` as whole models in `work`.
-
-    They are removed afterwards, unless `work` holds finished blocks: a run that continues needs
-    the same files.
-    """
-    from featcal.models.lora import dense_folder
-
-    made = {name: work / "experts" / name for name in inputs.adapter_bases if name in mine}
-    try:
-        for name, folder in made.items():
-            note(f"{name}: adding the adapter to {inputs.adapter_bases[name]}")
-            dense_folder(inputs.adapter_bases[name], inputs.experts[name], folder)
-        yield {**inputs.experts, **made}
-    finally:
-        if not any(work.rglob("blocks/*")):
-            for folder in made.values():
-                shutil.rmtree(folder, ignore_errors=True)
-            for folder in (work / "experts", work) if made else ():
-                if folder.is_dir() and not any(folder.iterdir()):
-                    folder.rmdir()
-
-
 def check_config(folder: Path) -> None:
     """Check that config.json names a class and no quantisation; note code that is not run.
 
@@ -359,22 +311,3 @@ def differing_vocabularies(folders: Mapping[str, Path]) -> str:
     sizes = {name: size for name, size in stated.items() if isinstance(size, int)}
     listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
     return listed if len(set(sizes.values())) > 1 else ""
-
-
-def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
-    """Return the model's plan, or one of the named lists of blocks."""
-    from torch.nn import ModuleList
-
-    from featcal.models.families import plan_for
-    from featcal.models.plan import BlockPlan, Stack, blocks_of
-
-    try:
-        stacks = (Stack(path.replace(".", "_"), path) for path in paths or ())
-        plan = BlockPlan(*stacks) if paths else plan_for(model)
-        for stack in plan.stacks:
-            blocks_of(model, stack)
-    except BadPlan as error:
-        lists = [n for n, part in model.named_modules() if isinstance(part, ModuleList) and part]
-        choices = f"name one with --set stack=PATH: {', '.join(lists) or 'there is none'}"
-        raise BadPlan(type(model).__name__, error.problem, choices) from None
-    return plan

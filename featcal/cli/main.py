@@ -25,7 +25,7 @@ MISTAKE, INTERRUPTED = 2, 130
 # by name one line of help; the function is `featcal.cli.<name>.<name>`
 COMMANDS = {
     "merge": "Merge fine-tuned models into one.",
-    "fix": "Calibrate a merged model and check on held-out samples that it is better.",
+    "fix": "Calibrate a merged model and test it on held-out samples.",
     "calibrate": "Calibrate a merged model to its experts' features.",
     "compare": "Measure how closely models match their experts, without labels.",
     "evaluate": "Measure accuracy on labelled images or texts.",
@@ -37,6 +37,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 METAVARS = {Path: "PATH", int: "N", float: "X", str: "NAME"}
 GROUP = "featcal.commands"  # entry points of other packages: functions for typer
 
+LOG_LEVEL = "Level of the log: debug, info, warning or error. Default: info."
 EXIT_CODES = (
     "Exit codes: 0 done; 2 a mistake in arguments, files or settings, explained in one message; "
     "130 interrupted (Ctrl-C, SIGTERM); 1 a bug in featcal."
@@ -67,11 +68,11 @@ class Command(TyperCommand):
             from featcal.cli.inputs import records_models
 
             merged = given.get("merged")
-            takes_merged = any(one.name == "merged" for one in self.params)
-            if takes_merged and not (merged and records_models(Path(merged))):
+            if merged and not records_models(Path(merged)):
                 missing += [f"--{name}" for name in ("base", "expert") if not given.get(name)]
             way_out = f"{context.command_path} --help lists all options"
-            raise FeatCalError(context.command_path, f"also needs {', '.join(missing)}", way_out)
+            problem = f"{context.info_name} also needs {', '.join(missing)}."
+            raise FeatCalError(problem, "", way_out)
         return super().parse_args(context, arguments)
 
 
@@ -140,7 +141,8 @@ def options(
         str, typer.Option(metavar="FILE", help="Write a timestamped log to FILE.")
     ] = "",
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(help="Level of the log.")
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(metavar="LEVEL", show_default=False, help=LOG_LEVEL),
     ] = "info",
 ) -> None:
     """Apply the options of all commands."""

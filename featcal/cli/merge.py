@@ -62,11 +62,11 @@ def merge(
     force: options.Force = False,
 ) -> None:
     """Merge experts into one model. Tensors are read one at a time where the method allows it."""
-    pairs = options.pairs_by_name("--set", setting or (), "NAME=VALUE", "density=0.1")
-    common = [f"{key}={pairs.pop(key)}" for key in options.keys_of_set(KEYS) if key in pairs]
+    own = options.with_own_options(setting, scale=scale)
+    pairs = options.pairs_by_name("--set", own, "NAME=VALUE", "density=0.1")
+    common = [f"{key}={pairs.pop(key)}" for key in type(KEYS).model_fields if key in pairs]
     (keys,) = options.read_set(common, "merge", KEYS)
     settings = {name: options.yaml_scalar(text) for name, text in pairs.items()}
-    settings |= {} if scale is None else {"scale": scale}
     if method not in method_names():
         raise UnknownKey("METHOD", method, method_names())
     inputs = read_inputs(None, base, expert, data)

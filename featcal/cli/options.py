@@ -52,10 +52,19 @@ PRESET = (
 )
 Preset = Annotated[Literal["auto", "paper"] | None, Option(help=PRESET)]
 Seed = Annotated[int, Option(min=0, help="Random seed for drawing samples.")]
-Device = Annotated[
-    Literal["auto", "cpu", "cuda"],
-    Option(help="Where to compute; auto takes the GPU if there is one."),
-]
+
+
+def usable_device(name: str) -> str:
+    """Return the device of --device. Raises: BadSetting for cuda without a GPU."""
+    if name == "cuda":
+        from featcal.models.load import torch_device
+
+        torch_device(name)
+    return name
+
+
+DEVICE = "Where to compute; auto takes the GPU if there is one."
+Device = Annotated[Literal["auto", "cpu", "cuda"], Option(callback=usable_device, help=DEVICE)]
 Dtype = Annotated[Literal["float32", "bfloat16"], Option(help="Precision of the models.")]
 HostMemory = Annotated[int | None, Option(parser=byte_size, metavar="SIZE", help=HOST_MEMORY)]
 Force = Annotated[bool, Option("--force", help="Replace the model folder at --out.")]
@@ -108,6 +117,7 @@ class Running(SamplingAndBlocks):
 
 
 MEANINGS = {
+    "ridge": "or auto: chosen for each site by halves of the samples",
     "batch": "samples per batch",
     "split": "split of the data",
     "tokens": "maximum per text, default 512 or the model's limit",
@@ -122,20 +132,13 @@ MEANINGS = {
 }
 
 
-def keys_of_set(*defaults: Settings) -> list[str]:
-    """Return the keys of --set: fields of these settings without an option of their own."""
-    own = ("ridge", "anchor_blend", "interpolation")
-    return [key for one in defaults for key in type(one).model_fields if key not in own]
-
-
 def set_option(*defaults: Settings) -> Any:
     """Return the option --set, whose help lists the keys of these settings with their defaults."""
-    values = {key: value for one in defaults for key, value in one}
     keys = ", ".join(
         key
-        + ("" if values[key] is None else f"={str(values[key]).lower()}")
+        + ("" if value is None else f"={str(value).lower()}")
         + (f" ({MEANINGS[key]})" if key in MEANINGS else "")
-        for key in keys_of_set(*defaults)
+        for key, value in (pair for one in defaults for pair in one)
     )
     text = f"Any other setting; commas separate a list. Repeatable. Keys: {keys}."
     return Option("--set", metavar="KEY=VALUE", help=text)
@@ -144,12 +147,11 @@ def set_option(*defaults: Settings) -> Any:
 def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[Any, ...]:
     """Return the settings changed by --set. Raises: BadSetting; UnknownKey with the nearest key."""
     values: dict[str, Any] = {}
-    known = keys_of_set(*defaults)
+    fields = {key: field for one in defaults for key, field in type(one).model_fields.items()}
     for key, text in pairs_by_name("--set", pairs or (), "KEY=VALUE", "residual=1.0").items():
-        if key not in known:
-            raise UnknownKey("--set", key, known)
-        kind = next(type(one) for one in defaults if key in type(one).model_fields)
-        annotation = str(kind.model_fields[key].annotation)
+        if key not in fields:
+            raise UnknownKey("--set", key, fields)
+        annotation = str(fields[key].annotation)
         listed = "tuple" in annotation and ("," in text or "str" in annotation)
         values[key] = [yaml_scalar(t) for t in text.split(",")] if listed else yaml_scalar(text)
     changed = []
@@ -159,16 +161,20 @@ def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[A
     return tuple(changed)
 
 
-def method_of(preset: str | None, settings: Calibration, changed: bool) -> "Method":
-    """Return the settings of a calibration, or "auto". Raises: BadSetting."""
+def method_of(preset: str | None, settings: Calibration, pairs: Iterable[str] | None) -> "Method":
+    """Return the settings of a calibration; "auto" unless pairs of --set or the preset say otherwise.
+
+    Raises: BadSetting.
+    """
+    changed = any(pair.partition("=")[0] in Calibration.model_fields for pair in pairs or ())
     expected = "chooses every setting; leave it out, or use paper, to change some"
     require(not (preset == "auto" and changed), "--preset", preset, expected)
     return settings if changed or preset == "paper" else "auto"
 
 
-def changes_method(pairs: Iterable[str] | None) -> bool:
-    """Return whether --set changes a setting of the method."""
-    return any(pair.partition("=")[0] in Calibration.model_fields for pair in pairs or ())
+def with_own_options(pairs: Iterable[str] | None, **options: float | None) -> list[str]:
+    """Return pairs of --set and those that have an option of their own, such as --ridge."""
+    return [*(pairs or ()), *(f"{k}={v}" for k, v in options.items() if v is not None)]
 
 
 def yaml_scalar(text: str) -> Any:

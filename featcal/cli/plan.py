@@ -9,7 +9,8 @@ from pydantic import ByteSize, PositiveInt
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.inputs import plan_with, read_inputs
+from featcal.cli.inputs import read_inputs
+from featcal.cli.request import plan_with
 from featcal.cli.terminal import say, say_json, size_text, table
 from featcal.errors import BadSetting
 from featcal.settings import Calibration, Settings, require
@@ -61,7 +62,7 @@ def plan(
 ) -> None:
     """Estimate the memory, disk and operations of a calibration. Reads only config.json files."""
     keys, own = options.read_set(setting, "plan", Planning(), Calibration())
-    settings = options.method_of(preset, own, options.changes_method(setting))
+    settings = options.method_of(preset, own, setting)
     inputs = read_inputs(merged, base, expert, recipe=keys.recipe, weights=False)
     tasks = len(inputs.experts)
     expected = f"must be at most the number of experts, {tasks}"

@@ -1,7 +1,7 @@
 """Draw samples of every task and make batches of them for one model's forward."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
@@ -26,7 +26,6 @@ from featcal.models.batch import IGNORED, Batch
 from featcal.models.stored import skeleton
 from featcal.settings import require
 
-HELD_OUT, LEAST_HELD_OUT = 64, 16  # samples of a task on which a calibration is measured
 # computed tokens per token that counts, at most: below, more batches cost more than padding
 PADDED = 1.2
 
@@ -150,22 +149,6 @@ def count_samples(model: nn.Module, location: Location, draw: Draw) -> int:
     if input_of(model).kind == "pictures":
         return len(open_images(location, draw.split, False, draw.columns))
     return len(load_text(location, draw.split, draw.columns))
-
-
-def held_out(
-    model: nn.Module, folders: Sequence[Path], locations: Mapping[str, Location], draw: Draw
-) -> dict[str, DrawnBatches]:
-    """Return batches of the next samples of the same draw, at most HELD_OUT per task.
-
-    Tasks with fewer than LEAST_HELD_OUT left are skipped. Raises: as drawn.
-    """
-    batches = {}
-    for task, location in sorted(locations.items()):
-        left = min(HELD_OUT, count_samples(model, location, draw) - draw.samples)
-        if left >= LEAST_HELD_OUT:
-            rest = replace(draw, samples=left, skip=draw.samples)
-            batches |= drawn(model, folders, {task: location}, rest)
-    return batches
 
 
 def _picture_batches(

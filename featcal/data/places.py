@@ -161,7 +161,13 @@ def _picture_folder(folder: Path, split: str, labelled: bool) -> "Dataset":
     roots = [folder / name for name in (splits if labelled else splits[:1])] or [folder]
     files = {f"s{i}": f"{glob.escape(str(root))}/**" for i, root in enumerate(roots)}
     at = f"{folder} ({split})"
-    return _read(at, "imagefolder", data_files=files, split="s0", drop_labels=not labelled)
+    table = _read(at, "imagefolder", data_files=files, split="s0", drop_labels=not labelled)
+    classes = getattr(table.features.get(LABEL), "names", None) or ()
+    for root in roots:  # `datasets` takes the split for the class of pictures right below it
+        if root.name in classes and not any((one / root.name).is_dir() for one in roots):
+            way_out = f"put them into {root.name}/<class>/"
+            raise BadData(root, "holds pictures outside of class folders: no labels", way_out)
+    return table
 
 
 def _read(at: str, builder: str, **options: Any) -> "Dataset":
@@ -178,6 +184,8 @@ def _read(at: str, builder: str, **options: Any) -> "Dataset":
             return datasets.load_dataset(builder, **options)
     except (*refused, ValueError, RuntimeError, FileNotFoundError) as error:
         reason = first_line(error.__cause__ or error).rstrip(".")
+        empty = "corresponds to no data" in reason or "at least one example" in reason
+        reason = "it holds no sample" if empty else reason
         way_out = (
             "check that it is a readable file (UTF-8, parquet, JSON lines or pictures) with at "
             "least one row, and on the hub also its split and configuration"

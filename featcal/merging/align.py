@@ -34,9 +34,12 @@ def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:
             if ours.shape != theirs.shape:
                 raise TensorsDiffer(name, ours.file, ours.shape, theirs.file, theirs.shape)
             if ours.kind != theirs.kind:
+                folder = Path(theirs.file).parent
+                stored = (folder / "config.json").is_file()
+                own = model_class(folder).__name__ if stored else "its class"
                 way_out = (
                     "save the second model in the dtype of the first, with its own class:\n"
-                    f"    model = AutoModel.from_pretrained(folder, dtype={ours.kind!r})\n"
+                    f"    model = {own}.from_pretrained(folder, dtype={ours.kind!r})\n"
                     "    model.save_pretrained(new_folder)"
                 )
                 dtypes = ours.dtype, theirs.dtype

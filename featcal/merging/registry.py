@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
 
-from featcal.errors import BadSetting, UnknownKey
+from featcal.errors import BadSetting, FeatCalError, UnknownKey
 from featcal.merging import methods
 from featcal.settings import Settings
 
@@ -83,14 +83,15 @@ class Method:
     note: str = ""
 
     def check_needs(self, given: Mapping[str, object]) -> None:
-        """Raise BadSetting unless batches and head are given exactly where the method uses them."""
+        """Raise FeatCalError unless batches and head are given exactly where the method uses them."""
         for key, what in NEEDS.items():
             needed = key in self.needs
             if needed and given[key] is None:
                 expected = f"must be given: {self.name} needs {what} of every task"
                 raise BadSetting(f"merge.{key}", None, expected)
             if not needed and given[key] is not None:
-                raise BadSetting(f"merge.{key}", what, f"must be left out: {self.name} uses none")
+                problem = f"{self.name} uses no {what}"
+                raise FeatCalError(f"merge.{key}", problem, "leave it out")
 
 
 METHODS: dict[str, Method] = {}  # the methods loaded so far

@@ -20,6 +20,8 @@ from featcal.calibration.report import Result
 from featcal.calibration.resume import RunFolder
 from featcal.cli import main as cli
 from featcal.cli import terminal
+from featcal.cli.calibrate import note_differences
+from featcal.cli.inputs import Inputs
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.save import save_model
 from featcal.settings import Calibration
@@ -61,6 +63,20 @@ def test_a_disk_without_room_is_named_before_the_work(models, capsys, monkeypatc
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     for command in (CALIBRATE, DRY, [*MERGE[:-1], "elsewhere"]):
         assert "1000 B" in refused(command, models, capsys)
+
+
+def test_a_missing_gpu_is_named_before_any_data_are_read(models, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("featcal.cli.inputs.named_data", lambda *_: pytest.fail("read"))
+    for command in (CALIBRATE, MERGE, EVALUATE):
+        assert "needs a GPU" in refused([*command, "--device", "cuda"], models, capsys)
+
+
+def test_an_expert_of_another_class_is_noted_and_one_of_the_same_class_is_not(models, capsys):
+    base = Path("base")
+    note_differences(Inputs(base, base, {"whole": base, "mnist": Path("mnist")}))
+    noted = capsys.readouterr().err
+    assert "expert 'mnist': a CLIPVisionModel" in noted and "whole" not in noted
 
 
 def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch):

@@ -12,6 +12,7 @@ from test_worked_paths import llamas, merged_as_mergekit_does, pictures, recipe_
 
 import featcal
 from featcal.cli import main as cli
+from featcal.data import batches
 from featcal.data.batches import Draw, drawn
 from featcal.data.places import Location
 from featcal.models.stored import skeleton
@@ -52,6 +53,19 @@ def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(m
         expected = ("better" if difference.mean < 0 else "worse") if beyond else "same"
         assert row["verdict"] == expected
     assert "KL from the expert's answers" in Path("merged-calibrated/README.md").read_text()
+
+
+def test_fix_counts_the_samples_of_a_task_once(merged, monkeypatch, capsys):
+    counted, count = [], batches.count_samples
+
+    def counting(model, location, draw):
+        counted.append(location.source.name)
+        return count(model, location, draw)
+
+    monkeypatch.setattr(batches, "count_samples", counting)
+    assert cli.main(["fix", "merged", *BY_NAME]) == 0
+    assert sorted(counted) == sorted(DATA.values())
+    assert "math: 8 samples, 4 to calibrate, 4 held out" in capsys.readouterr().err
 
 
 def test_a_record_holds_no_path_of_the_machine_and_moves_with_its_models(merged, tmp_path, capsys):

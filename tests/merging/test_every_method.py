@@ -10,7 +10,14 @@ import torch
 from safetensors.torch import load_file
 from test_adamerging import head
 
-from featcal.errors import BadBatches, BadSetting, MissingPath, MissingTensor, UnknownKey
+from featcal.errors import (
+    BadBatches,
+    BadSetting,
+    FeatCalError,
+    MissingPath,
+    MissingTensor,
+    UnknownKey,
+)
 from featcal.merging.merge import merge
 from featcal.merging.registry import method_named, method_names
 from featcal.models.load import load_vision
@@ -90,8 +97,8 @@ def test_one_expert_is_that_expert(method, settings):
     [
         ("avrage", {}, UnknownKey, "avrage.*did you mean 'average'"),
         ("average", {"scale": 0.5}, UnknownKey, "merge.average: 'scale' is not known here"),
-        ("average", {"batches": {}}, BadSetting, r"merge\.batches"),
-        ("average", {"head": {}}, BadSetting, "merge.head.*must be left out"),
+        ("average", {"batches": {}}, FeatCalError, r"merge\.batches"),
+        ("average", {"head": {}}, FeatCalError, "merge.head.*uses no"),
         ("average", {"experts": {}}, BadSetting, r"merge\.experts"),
         ("average", {"n_jobs": 0}, BadSetting, "merge.n_jobs"),
         ("regmean", {"batches": None}, BadSetting, "merge.batches.*must be given"),
