@@ -128,6 +128,7 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
         for task, own in used.items()
         if (left := request.count(task) - own.samples) >= LEAST_HELD_OUT
     }
+    batches, held_out = request.batches(used), request.batches(unseen)
     device = own_device(torch_device(request.device))
     if device.type == "cpu":
         return_large_blocks()
@@ -140,10 +141,10 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
                 inputs.merged,
                 base=inputs.base,
                 experts=experts,
-                batches=dict.fromkeys(inputs.experts, ()) | request.batches(used),
+                batches=dict.fromkeys(inputs.experts, ()) | batches,
                 settings=request.settings,
                 out=request.out,
-                held_out=request.batches(unseen),
+                held_out=held_out,
                 plan=request.plan,
                 device=device,
                 dtype=request.draw.dtype,
