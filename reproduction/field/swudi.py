@@ -36,6 +36,6 @@ def swudi(job: MergeJob, eta: PositiveFloat) -> NamedTensors:
             W0, vectors, _ = stacked_vectors(job, [name], turned)
             weight = W0 + filtered_minimum(Interference.of(vectors), eta)
             weight = weight.T if name in turned else weight
-            yield name, weight.to(job.base.dtype(name))
+            yield name, weight.to(job.base[name].dtype)
         else:
             yield name, average_tensor(*job.read(name))
