@@ -9,7 +9,15 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from reproduction.report.paper import IMAGES, REAL, TEXT_TASKS, packaged, place_name
+from reproduction.report.paper import (
+    IMAGES,
+    LANGUAGE,
+    REAL,
+    TEXT_SIZES,
+    TEXT_TASKS,
+    packaged,
+    place_name,
+)
 from reproduction.report.tables import NAMES, UPSTREAMS
 
 # [upstream, method], or a mapping with these and more columns, role, pool, file and task among them
@@ -21,6 +29,8 @@ DIGITS = {"value": 1, "seconds": 1, "memory_mib": 0, "count": 0}  # by measure; 
 CALIBRATED = ("featcal", "surgery", "prob_surgery")
 SECOND_MERGERS = ("average", "task_arithmetic", "wudi_closed_form")  # of the second encoder
 SECOND_METHODS = {"base", "expert", "merged", *CALIBRATED}
+# settings of the real language model, by the Llama for which the paper prints them
+LLAMAS = {"llama_3b": "paper", "llama_8b": "paper_8b"}
 OTHER = "other_task"  # each other task's right side, against the left side's task
 UNITS = {  # by `each`
     "task": "tasks", OTHER: "other tasks", "samples": "numbers of samples",
@@ -111,7 +121,8 @@ class Claim:
     @property
     def parts(self) -> dict[str, "Claim"]:
         """Return one claim per combination of `over`, by name; none where there is no `over`."""
-        titles, found = UPSTREAMS | NAMES, {}
+        llamas = {setting: f"{TEXT_SIZES[role]}’s settings" for role, setting in LLAMAS.items()}
+        titles, found = UPSTREAMS | NAMES | llamas, {}
         for values in product(*self.lists.values()) if self.over else ():
             choice = dict(zip(self.lists, values, strict=True))
             names = [
@@ -169,6 +180,25 @@ class Claim:
         over = lists if isinstance(one.over, dict) else lists.get("place")
         return replace(one, file="second_encoder", over=over)
 
+    @property
+    def on_language_model(self) -> "Claim | None":
+        """Return the claim about the real language model, at each Llama's printed settings.
+
+        None for claims about anything but averages of Llamas.
+        """
+        lists = self.lists
+        roles = [role for role, _ in lists.pop("place", [[self.role, self.pool]])]
+        columns = {column for side in (*self.sides, self.where) for column in side}
+        if not set(roles) <= set(LLAMAS) or self.each or not columns <= {"upstream", "method"}:
+            return None
+        one = replace(self, role=LANGUAGE[0], pool=LANGUAGE[1], over=lists or None)
+        if not self.has_settings:
+            return one
+        settings = [LLAMAS[role] for role in roles]
+        if len(settings) > 1:
+            return replace(one, over=lists | {"setting": settings})
+        return one._one({"setting": settings[0]}) if not lists else None
+
     def is_about(self, value: Any) -> bool:
         """Return True if a claim about each task, or each of another column, includes this one."""
         left_out = (named(self.left)["task"], *self.beside) if self.each == OTHER else self.beside
@@ -186,6 +216,11 @@ class Claim:
         upstream = {"upstream": choice["upstream"]} if "upstream" in choice else {}
         against = {"method": choice["against"]} if "against" in choice else {}
         left, right = named(self.left) | upstream, named(self.right) | upstream | against
+        if "setting" in choice:
+            left, right = (
+                side | {"setting": choice["setting"]} if side.get("method") == "featcal" else side
+                for side in (left, right)
+            )
         return replace(self, role=role, pool=str(pool), over=None, left=left, right=right)
 
 

@@ -63,6 +63,7 @@ EXTENDED = {  # columns of Table 2, as printed → role, pool
 }  # fmt: skip
 # real models have the smaller image model's experiments: an encoder on texts, a tower on images
 REAL, VISION, IMAGES = "minilm", "vit_s", "clip_b32"
+LANGUAGE = ("smollm2", "chat")  # role and pool of the real language model
 SIZES = {REAL: "real encoder", IMAGES: "smaller model", "clip_l14": "larger model"}
 PAPER_NAMES = {
     "clip_b32": "CLIP-ViT-B/32", "clip_l14": "CLIP-ViT-L/14",

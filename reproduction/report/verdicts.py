@@ -85,18 +85,20 @@ class Source:
     """The results that verdicts come from.
 
     key: its name in claims.json.   counterpart: returns the claim about these models, or None.
+    settings: at which it was run.
     """
 
     key: str
     title: str
     suite: str
     counterpart: Callable[[Claim], Claim | None] = lambda claim: claim
+    settings: tuple[str, ...] = (PAPER, "suite")
 
     def judged(
         self, chosen: Iterable[Claim], setting: str = PAPER, folder: Path | None = None
     ) -> list[Verdict | None]:
-        """Return verdicts at one setting; None for a claim without a counterpart."""
-        own = [self.counterpart(claim) for claim in chosen]
+        """Return verdicts at one setting; None for one that was not run and a claim without a counterpart."""
+        own = [self.counterpart(claim) if setting in self.settings else None for claim in chosen]
         found = iter(judged((claim for claim in own if claim), self.suite, setting, folder))
         return [next(found) if claim else None for claim in own]
 
@@ -104,9 +106,18 @@ class Source:
 def sources(suite: str) -> tuple[Source, ...]:
     """Return the real models, the suite's own, and the paper's checkpoints if run."""
     found = [
-        Source("real_images", "ViT-S/14, real images", suite, lambda claim: claim.on(VISION)),
+        Source(
+            "real_images", "ViT-S/14, real images", suite, lambda claim: claim.on(VISION), (PAPER,)
+        ),
         Source("real_encoder", "MiniLM, real texts", suite, lambda claim: claim.on(REAL)),
         Source("second_encoder", "MPNet, real texts", suite, lambda claim: claim.on_second_encoder),
+        Source(
+            "real_language",
+            "SmolLM2, real texts",
+            suite,
+            lambda claim: claim.on_language_model,
+            (PAPER,),
+        ),
         Source(suite, TITLES.get(suite, f"{suite} suite"), suite),
     ]
     run = suite != PAPER and any(
