@@ -20,7 +20,6 @@ from reproduction.report.paper import (
     paper_row,
     paper_table,
 )
-from reproduction.report.tables import settings_shown
 from reproduction.report.verdicts import DECIDED, WORDS, Source, Verdict, sources
 
 BOTH = "At the printed settings; small: at settings tuned on validation rows, adapters not tuned."
@@ -88,7 +87,7 @@ def tally(suite: str) -> PageOutput:
 
 def _judged(source: Source, chosen: list[Claim]) -> list[list[Verdict | None]]:
     """Return the verdicts of a source at each of its settings, the printed ones first."""
-    return [source.judged(chosen, setting) for setting in settings_shown(source.suite)]
+    return [source.judged(chosen, setting) for setting in source.settings]
 
 
 def _both(cells: list[str]) -> str:

@@ -34,7 +34,7 @@ from reproduction.report.statistics import (
     estimate,
     together,
 )
-from reproduction.report.tables import UPSTREAMS
+from reproduction.report.tables import UPSTREAMS, settings_shown
 
 WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
 DECIDED = ("holds", "does not hold")
@@ -84,46 +84,43 @@ class Verdict:
 class Source:
     """The results that verdicts come from.
 
-    key: its name in claims.json.   counterpart: returns the claim about these models, or None.
-    settings: at which it was run.
+    key: its name in claims.json.   settings: at which it was run, the printed ones first.
+    counterpart: returns the claim about these models, or None.
     """
 
     key: str
     title: str
     suite: str
+    settings: tuple[str, ...]
     counterpart: Callable[[Claim], Claim | None] = lambda claim: claim
-    settings: tuple[str, ...] = (PAPER, "suite")
 
     def judged(
         self, chosen: Iterable[Claim], setting: str = PAPER, folder: Path | None = None
     ) -> list[Verdict | None]:
-        """Return verdicts at one setting; None for one that was not run and a claim without a counterpart."""
-        own = [self.counterpart(claim) if setting in self.settings else None for claim in chosen]
+        """Return verdicts at one setting; None for a claim without a counterpart."""
+        own = [self.counterpart(claim) for claim in chosen]
         found = iter(judged((claim for claim in own if claim), self.suite, setting, folder))
         return [next(found) if claim else None for claim in own]
 
 
 def sources(suite: str) -> tuple[Source, ...]:
     """Return the real models, the suite's own, and the paper's checkpoints if run."""
+    printed, both = (PAPER,), settings_shown(suite)
     found = [
+        Source("real_images", "ViT-S/14, real images", suite, printed, lambda one: one.on(VISION)),
+        Source("real_encoder", "MiniLM, real texts", suite, both, lambda one: one.on(REAL)),
         Source(
-            "real_images", "ViT-S/14, real images", suite, lambda claim: claim.on(VISION), (PAPER,)
+            "second_encoder", "MPNet, real texts", suite, both, lambda one: one.on_second_encoder
         ),
-        Source("real_encoder", "MiniLM, real texts", suite, lambda claim: claim.on(REAL)),
-        Source("second_encoder", "MPNet, real texts", suite, lambda claim: claim.on_second_encoder),
         Source(
-            "real_language",
-            "SmolLM2, real texts",
-            suite,
-            lambda claim: claim.on_language_model,
-            (PAPER,),
+            "real_language", "SmolLM2, chats", suite, printed, lambda one: one.on_language_model
         ),
-        Source(suite, TITLES.get(suite, f"{suite} suite"), suite),
+        Source(suite, TITLES.get(suite, f"{suite} suite"), suite, both),
     ]
     run = suite != PAPER and any(
         Evidence(PAPER, role, pool).was_run for role, pool in PRINTED | TEXT_PRINTED
     )
-    return (*found, *([Source(PAPER, TITLES[PAPER], PAPER)] if run else []))
+    return (*found, *([Source(PAPER, TITLES[PAPER], PAPER, printed)] if run else []))
 
 
 def judged(
