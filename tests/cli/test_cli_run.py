@@ -67,7 +67,7 @@ def test_a_disk_without_room_is_named_before_the_work(models, capsys, monkeypatc
 
 def test_a_missing_gpu_is_named_before_any_data_are_read(models, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("featcal.cli.inputs.named_data", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr("featcal.data.places.location_of", lambda *_: pytest.fail("read"))
     for command in (CALIBRATE, MERGE, EVALUATE):
         assert "needs a GPU" in refused([*command, "--device", "cuda"], models, capsys)
 
