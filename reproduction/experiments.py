@@ -37,7 +37,7 @@ Counts = Each[PositiveInt]
 Names = Each[str]
 Seeds = Each[NonNegativeInt]
 Stream = Literal["train", "test_unlabelled", "unlabelled"]
-Setting = Literal["suite", "paper"]
+Setting = Literal["suite", "paper", "paper_8b"]  # paper_8b: of the larger of two models
 # `suite` keeps the published code's ratio of adapter size to feature width, `paper` its absolute
 # size. Image adapters see test images, as in their own sources; text adapters see unlabelled texts
 # that are not scored. `_train`: the samples that FeatCal sees; `_scored`: the test texts themselves.
@@ -48,7 +48,7 @@ SETTINGS: tuple[Setting, ...] = get_args(Setting)
 ADAPTER_SETTINGS: tuple[AdapterWord, ...] = get_args(AdapterWord)
 
 HEADLINE_POOL = 8  # of Tables 1 and 7, with every merger and all controls
-TEXT_POOLS = GLUE_POOL, DOMAIN_POOL = "glue", "mergebench"
+TEXT_POOLS = GLUE_POOL, DOMAIN_POOL, CHAT_POOL = "glue", "mergebench", "chat"
 ANCHOR, RESCALED = "anchor", "rescaled"  # methods of the controls in results
 ADAPTERS: dict[str, type[AdapterMethod]] = {
     "surgery": Surgery,

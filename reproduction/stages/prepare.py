@@ -15,17 +15,26 @@ from featcal.files import atomic_folder
 from reproduction.engine.context import Setup, fingerprint, load_context, load_setup, pick
 from reproduction.engine.workers import console, fan_out
 from reproduction.prepare import experts
+from reproduction.prepare.chat import PLAIN_TEXTS, write_base_and_chats
 from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, MultitaskJob, model_folder
 from reproduction.prepare.packages import WEIGHTS
 from reproduction.prepare.photos import write_photos, write_vision_and_heads
-from reproduction.prepare.suite import FINE_TUNE, LanguageRole, PhotoRole, Role, SentenceRole
+from reproduction.prepare.suite import (
+    FINE_TUNE,
+    ChatRole,
+    LanguageRole,
+    PhotoRole,
+    Role,
+    SentenceRole,
+)
 
+TEXTS = "texts"  # of models that answer instructions
 FIRST = 0  # seed of the experts of sentences and real images; the study expert_seeds trains others
 
 
 def run(key: str) -> None:
     """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors of encoders,
-    adapters/ of language models.
+    adapters/ of language models, texts/ of those that answer instructions.
 
     Experts are of the tasks that no smaller pool holds. Nothing is made where nothing plays the
     role, nor, with a message, where the package of a sentence encoder cannot be fetched.
@@ -40,7 +49,7 @@ def run(key: str) -> None:
         try:
             store = _made(setup, role)
         except HubUnreachable as error:
-            if not isinstance(role, SentenceRole):
+            if not isinstance(role, SentenceRole | ChatRole):
                 raise
             record["not_run"] = str(error)
             again = f"its pages will say so; later: dvc repro -f prepare@{key}"
@@ -48,7 +57,7 @@ def run(key: str) -> None:
             return
         with atomic_folder(out) as folder:
             (store / "experts").mkdir(exist_ok=True)  # a pool may need no further expert
-            for part in ("base", "experts", ADAPTERS):
+            for part in ("base", "experts", ADAPTERS, TEXTS):
                 if (store / part).is_dir():
                     shutil.copytree(store / part, folder / part)
             if (store / HEADS).is_file():
@@ -99,6 +108,8 @@ def _made(setup: Setup, role: Any) -> Path:
         return _photos(setup, role)
     if isinstance(role, SentenceRole):
         return _sentences(setup, role)
+    if isinstance(role, ChatRole):
+        return _chat(setup, role)
     return _texts(setup, role) if isinstance(role, LanguageRole) else _images(setup, role)
 
 
@@ -160,6 +171,24 @@ def _photos(setup: Setup, role: PhotoRole) -> Path:
         job = ExpertJob(task, FINE_TUNE, photos.fine_tune, FIRST, setup.context.suite.device)
         out = store / "experts" / task
         jobs[task] = (out, (job, data, store, layout.pins, out))
+    _make_experts(setup, jobs)
+    return store
+
+
+def _chat(setup: Setup, role: ChatRole) -> Path:
+    """Raises: HubUnreachable."""
+    layout, chat, jobs = setup.context.layout, setup.context.suite.chat, {}
+    model, origin = model_folder(layout.root, role.model, layout.pins), layout.root / chat.texts
+    named = sorted({*chat.tasks, *chat.unseen, PLAIN_TEXTS})
+    rows = [file for task in named for file in sorted((origin / task).glob("*.*"))]
+    settings = [role.model_dump(), chat.model_dump(exclude={"roles"}), FIRST]
+    store = layout.unfinished(f"{setup.key}-{_digest(settings, model / WEIGHTS, *rows)}")
+    first = (model, chat, origin, store)
+    _make_first(setup, store / TEXTS, write_base_and_chats, first)
+    for task in setup.tasks:
+        recipe, out = role.fine_tuning(task), store / "experts" / task
+        job = ExpertJob(task, role.experts, recipe, FIRST, setup.context.suite.device, role.dtype)
+        jobs[task] = (out, (job, store / TEXTS, store, layout.pins, out))
     _make_experts(setup, jobs)
     return store
 

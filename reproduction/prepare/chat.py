@@ -1,0 +1,146 @@
+"""Write real short texts as chat instructions with few answers, each one token of the vocabulary.
+
+An instruction is the system's message, a text the user's, and the answer the assistant's. Rows of
+classes without a word are left out. PLAIN holds questions without instruction or answer, whose
+log-likelihood is scored.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.errors import BadData
+from reproduction.prepare.suite import Chat
+
+PLAIN, PLAIN_TEXTS = "plain_text", "mmlu_subjects"
+TEST = "test"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What is asked about a text, and the word of every class that is asked for."""
+
+    asked: str
+    words: Mapping[str, str]
+
+
+INSTRUCTIONS = {
+    "clickbait": Instruction(
+        "Is this headline clickbait? Answer yes or no.",
+        {"clickbait headline": "yes", "serious news headline": "no"},
+    ),
+    "code_language": Instruction(
+        "Name the programming language: java, php, python or rust.",
+        {"java": "java", "php": "php", "python": "python", "rust": "rust"},
+    ),
+    "csabstruct": Instruction(
+        "Is this background, method, objective or result?",
+        {
+            "background": "background", "method": "method", "objective or research question": "objective",
+            "result or finding": "result",
+        },
+    ),
+    "go_emotions": Instruction(
+        "Name the emotion: anger, care, joy or love.",
+        {"anger": "anger", "caring": "care", "joy": "joy", "love": "love"},
+    ),
+    "rt_polarity": Instruction(
+        "Is this review positive or negative?",
+        {"negative movie review": "negative", "positive movie review": "positive"},
+    ),
+    "wordnet_supersense": Instruction(
+        "Is this an animal, food, person, place, plant or time?",
+        {
+            "animal": "animal", "food or drink": "food", "person": "person", "place or location": "place",
+            "plant": "plant", "time or period": "time",
+        },
+    ),
+    # no expert sees these
+    "subjectivity": Instruction(
+        "Is this an opinion? Answer yes or no.",
+        {"subjective opinion about a movie": "yes", "objective description of a movie plot": "no"},
+    ),
+    "open_trivia": Instruction(
+        "Name the topic: animals, history, music or science.",
+        {"animals": "animals", "history": "history", "music": "music", "science and technology": "science"},
+    ),
+}  # fmt: skip
+
+
+def write_base_and_chats(model: Path, chat: Chat, origin: Path, store: Path) -> None:
+    """Write the base to store/base/, and the texts of every task, unseen ones included, to
+    store/texts/.
+    """
+    from featcal.files import atomic_folder
+    from featcal.models.load import load_model, load_tokenizer
+    from featcal.models.save import save_model
+    from reproduction.prepare.texts import TextSource, write_text_sources
+
+    save_model(load_model(model), store / "base", like=model)
+    tokenizer, sources = load_tokenizer(model), {}
+    counts = {"train": chat.train, "validation": chat.validation, TEST: chat.test}
+    with atomic_folder(store / "texts") as folder:
+        for task in (*chat.tasks, *chat.unseen, PLAIN):
+            splits = counts if task in chat.tasks else {TEST: chat.test}
+            named: dict[str, Any] = {"location": task, "kind": "folder", "paper_name": task}
+            sources[task] = TextSource(**named, splits={split: split for split in splits})
+            for split, count in splits.items():
+                given = (task, split, origin, tokenizer, chat.tokens)
+                rows = plain_rows(*given[1:]) if task == PLAIN else chat_rows(*given)
+                _write(rows[:count], folder / task / f"{split}.parquet")
+        write_text_sources(folder, sources)
+
+
+def chat_rows(
+    task: str, split: str, origin: Path, tokenizer: Any, tokens: int
+) -> list[dict[str, str]]:
+    """Return prompts with their completions, in the order of the file.
+
+    Raises: BadData for a word of several tokens; whatever reading the texts raises.
+    """
+    from reproduction.prepare.sentences import read_classes
+
+    asked, classes = INSTRUCTIONS[task], read_classes(origin / task).classes
+    for word in asked.words.values():
+        if len(tokenizer(word)["input_ids"]) != 1:
+            raise BadData(task, f"its answer {word!r} is not one token", "take another word")
+    rows = []
+    for text, label in _texts_and_labels(origin / task, split):
+        word = asked.words.get(classes[label])
+        if word is None:
+            continue
+        messages = [
+            {"role": "system", "content": asked.asked},
+            {"role": "user", "content": shortened(text, tokenizer, tokens)},
+        ]
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        rows.append({"prompt": prompt, "completion": word + tokenizer.eos_token})
+    return rows
+
+
+def plain_rows(split: str, origin: Path, tokenizer: Any, tokens: int) -> list[dict[str, str]]:
+    """Return texts whose completion is everything."""
+    texts = (text for text, _ in _texts_and_labels(origin / PLAIN_TEXTS, split))
+    return [{"prompt": "", "completion": shortened(text, tokenizer, tokens)} for text in texts]
+
+
+def shortened(text: str, tokenizer: Any, tokens: int) -> str:
+    """Return the first tokens of a text."""
+    ids = tokenizer(text)["input_ids"]
+    return text if len(ids) <= tokens else str(tokenizer.decode(ids[:tokens]))
+
+
+def _texts_and_labels(folder: Path, split: str) -> list[tuple[str, int]]:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(folder / f"{split}.parquet")
+    return list(zip(table["text"].to_pylist(), table["label"].to_pylist(), strict=True))
+
+
+def _write(rows: Sequence[Mapping[str, str]], file: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(list(rows)), file)
