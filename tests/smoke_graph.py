@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import networkx
 import yaml
+from gguf_model import chat_model
 from pages import without_kernels
 from safetensors.torch import load_file, save_file
 from sentences import encoder, task
@@ -46,6 +47,7 @@ POOLS = (
     "vit_s-8",
     "flan_t5_base-glue",
     "llama_3b-mergebench",
+    "smollm2-chat",
 )
 BRIEF = {"steps": 3}
 RIVALS = {
@@ -113,7 +115,8 @@ def smoke_params(root: Path = ROOT) -> dict:
             groups["smoke"] = _merger(key, name, groups["mini"]) if key in POOLS else None
     for section in ("calibrate", "adapt"):
         for key, entry in params[section].items():
-            entry["smoke"] = FEWER[section](key, entry["mini"]) if key in POOLS else None
+            few = FEWER[section](key, entry["mini"]) if key in POOLS and entry["mini"] else None
+            entry["smoke"] = few
             if key.endswith("-8"):
                 entry["from"] = {
                     name: ROWS[section](name, row) for name, row in entry["from"].items()
@@ -219,6 +222,7 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
     pipeline.write_settings(work, smoke_params(root))
     encoder(work / "data" / "encoder")
     dinov2(work / "data" / "vision")
+    chat_model(work / "data" / "chat")
     for number, name in enumerate(("clinc150", "banking77", "tosdr_cases")):
         task(work / "data" / "sentences" / name, count=120, seed=7 + number)
     from dvc.repo import Repo

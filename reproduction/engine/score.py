@@ -7,7 +7,7 @@ from typing import Any
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection
 from reproduction.engine.spec import ModelSpec
-from reproduction.experiments import DOMAIN_POOL
+from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
 from reproduction.prepare.suite import DOMAINS
 from reproduction.results import packed
 
@@ -40,8 +40,12 @@ def score(
     language, texts = setup.context.suite.language, setup.pool == DOMAIN_POOL
     tasks = list(language.tests) if texts else setup.tasks
     common = {**setup.words, "metric": "accuracy"}
+    chats = setup.pool == CHAT_POOL  # experts have no answers to what they did not see
     return {
-        m.name: [{**common, **m.words, "task": task, **found[m.name][task]} for task in tasks]
+        m.name: [
+            {**common, **m.words, "task": task, **found[m.name][task]}
+            for task in (found[m.name] if chats else tasks)
+        ]
         for m in models
     }
 
@@ -65,6 +69,8 @@ def evaluate_model(
     def own(task: str) -> Any:
         return shared or setup.load(setup.expert(task))
 
+    if setup.pool == CHAT_POOL:
+        return {model.name: chat_answers(setup, own, shared is not None, selection.split)}
     if setup.of_texts:
         changes = {model.name: None, **{name: one.before_head for name, one in adapters.items()}}
         return generated(setup, own, changes, selection.split)
@@ -137,7 +143,7 @@ def generated(
     from reproduction.language.tests import load_tests
     from reproduction.prepare.texts import load_texts
 
-    tokenizer, texts = load_tokenizer(setup.base), setup.context.layout.texts
+    tokenizer, texts = load_tokenizer(setup.base), setup.texts
     found: dict[str, Counts] = {name: {} for name in changes}
     if setup.pool == DOMAIN_POOL:
         tests, model = load_tests(texts, setup.context.suite.language, split), model_of("")
@@ -152,6 +158,35 @@ def generated(
         for name, change in changes.items():
             one = score_glue(model, tokenizer, task, samples, batch=TEXTS, change=change)
             found[name][task] = _counted(metric_of(task), *one)
+    return found
+
+
+def chat_answers(
+    setup: Setup, model_of: Callable[[str], Any], every: bool, split: str = "test"
+) -> Counts:
+    """Return the answers by task, by likelihood and, under <task>-greedy, by greedy exact match.
+
+    every: also score the tasks that no expert saw, and plain texts by their log-likelihood.
+    """
+    from featcal.models.load import load_tokenizer
+    from reproduction.language.chat import log_likelihood, right_answers
+    from reproduction.prepare.chat import INSTRUCTIONS, PLAIN
+    from reproduction.prepare.texts import load_texts
+
+    tokenizer, found = load_tokenizer(setup.base), Counts()
+    for task in (*setup.tasks, *(setup.context.suite.chat.unseen if every else ())):
+        rows = [(one.text, one.target or "") for one in load_texts(setup.texts, task, split)]
+        words = [*INSTRUCTIONS[task].words.values()]
+        likely, exact = right_answers(model_of(task), tokenizer, rows, words)
+        for name, metric, right in (
+            (task, "accuracy", likely),
+            (f"{task}-greedy", "exact_match", exact),
+        ):
+            found[name] = _counted(metric, 100 * sum(right) / len(right), len(right), right)
+    if every:
+        texts = [one.target or "" for one in load_texts(setup.texts, PLAIN, split)]
+        value = log_likelihood(model_of(""), tokenizer, texts)
+        found[PLAIN] = _counted("log_likelihood", value, len(texts), None)
     return found
 
 

