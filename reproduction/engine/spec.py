@@ -119,6 +119,8 @@ def anchors(setup: Setup) -> Iterator[ModelSpec]:
     runs = setup.context.experiments.calibrated_in(setup.role, setup.pool)
     for key, run in runs.items():
         assert run.calibration is not None
+        if run.setting == "paper_8b":  # has the ρ of `paper`, and so its anchor
+            continue
         folder = setup.folder("calibrated", f"{run.upstream}-{run.setting}", ANCHOR)
         factor = run.calibration.anchor_blend
         yield ModelSpec(
