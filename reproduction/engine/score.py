@@ -178,11 +178,8 @@ def chat_answers(
         rows = [(one.text, one.target or "") for one in load_texts(setup.texts, task, split)]
         words = [*INSTRUCTIONS[task].words.values()]
         likely, exact = right_answers(model_of(task), tokenizer, rows, words)
-        for name, metric, right in (
-            (task, "accuracy", likely),
-            (f"{task}-greedy", "exact_match", exact),
-        ):
-            found[name] = _counted(metric, 100 * sum(right) / len(right), len(right), right)
+        for name, right in ((task, likely), (f"{task}-greedy", exact)):
+            found[name] = _counted("accuracy", 100 * sum(right) / len(right), len(right), right)
     if every:
         texts = [one.target or "" for one in load_texts(setup.texts, PLAIN, split)]
         value = log_likelihood(model_of(""), tokenizer, texts)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from gguf_model import GROUPS, HEADS, SPECIAL, WORDS, chat_model, write_gguf
+from gguf_model import EPSILON, GROUPS, HEADS, SPECIAL, THETA, WORDS, chat_model, write_gguf
 
 from featcal.errors import HubUnreachable
 from featcal.models.load import load_model, load_tokenizer
@@ -56,7 +56,7 @@ def test_tensors_are_de_quantised_as_the_format_defines():
 def test_logits_are_those_of_a_plain_forward(tmp_path):
     model, tokenizer = load_model(chat_model(tmp_path)), load_tokenizer(tmp_path)
     ids = tokenizer(PROMPT)["input_ids"]
-    expected = plain_logits(write_gguf()[1], ids, HEADS, GROUPS, 10000.0, 1e-5)
+    expected = plain_logits(write_gguf()[1], ids, HEADS, GROUPS, THETA, EPSILON)
     with torch.no_grad():
         found = model(torch.tensor([ids])).logits[0].numpy()
     assert np.abs(found - expected).max() < 1e-3

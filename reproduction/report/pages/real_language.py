@@ -1,0 +1,57 @@
+"""Build the table of the real language model: what it answers after merging and calibration."""
+
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.html import PageOutput, estimated, note, table
+from reproduction.report.statistics import Estimate, estimate, noise
+from reproduction.report.tables import MERGERS, REFERENCES, Key
+
+ROLE, POOL, PLAIN, GREEDY = "smollm2", "chat", "plain_text", "-greedy"
+WAYS = {
+    ("featcal", "paper"): "w/ FeatCal, as printed for the smaller Llama",
+    ("featcal", "paper_8b"): "w/ FeatCal, as printed for the larger Llama",
+    ("anchor", "paper"): "its anchor alone",
+}
+
+
+def parts(suite: str, key: Key) -> list[Estimate | None]:
+    """Return the means of one model: right answers by likelihood and greedily on the experts' tasks,
+    by likelihood on the others, and the log-likelihood of plain texts.
+    """
+    scores = Evidence(suite, ROLE, POOL).table("scores")
+    own = set(scores[scores["method"] == "expert"]["task"])
+    likely = [task for task in own if not task.endswith(GREEDY)]
+    unseen = {task for task in scores["task"] if not task.endswith(GREEDY)} - own - {PLAIN}
+    rows = select(scores, dict(zip(("upstream", "method", "setting"), key, strict=True)))
+    groups = (likely, own - set(likely), unseen, [PLAIN])
+    return [estimate(rows[rows["task"].isin(tasks)]) for tasks in groups]
+
+
+def answers(suite: str) -> PageOutput:
+    """List every model's means, with the changes against the merged model that it starts from."""
+    if not Evidence(suite, ROLE, POOL).was_run:
+        return PageOutput(note("○ not run: no scores of the real language model."))
+    lines = [(name, ("", method, "")) for method, name in REFERENCES.items()]
+    for merger, name in MERGERS.items():
+        lines.append((name, (merger, "merged", "")))
+        lines += [(label, (merger, *way)) for way, label in WAYS.items()]
+    rows = []
+    for name, key in lines:
+        found = parts(suite, key)
+        if not any(found):
+            continue
+        start = parts(suite, (key[0], "merged", "")) if key[1:] in WAYS else []
+        cells = [
+            f"{one.mean:.2f}" if one and place == 3 else estimated(one)
+            for place, one in enumerate(found)
+        ]
+        for place, (one, before) in enumerate(zip(found[:3], start, strict=False)):
+            if one and before:
+                change = f"{one.mean - before.mean:+.1f} ± {noise(one, before):.1f}"
+                cells[place] += f"<small>{change}</small>"
+        rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
+    head = ["SmolLM2-135M-Instruct", "By likelihood", "Greedy", "Unseen tasks", "Plain text"]
+    caption = (
+        "Right answers (%) on the experts’ tasks, and on tasks that no expert saw; log-likelihood per token. "
+        "Small: change against the merged model ± two standard errors"
+    )
+    return PageOutput(table(head, rows, caption, "fc-long"))
