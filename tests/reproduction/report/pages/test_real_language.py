@@ -11,10 +11,10 @@ UNSEEN = ("open_trivia", "subjectivity")
 
 
 def test_the_table_shows_the_means_of_the_rows_in_git():
-    rows = [one for one in csv.DictReader(SCORES.open()) if one["method"] == "featcal"]
-    rows = [one for one in rows if one["setting"] == "paper_8b"]
+    rows = [one for one in csv.DictReader(SCORES.open()) if one["method"] == "merged"]
+    rows = [one for one in rows if one["upstream"] == "task_arithmetic"]
     page = real_language.answers("mini").text.splitlines()
-    shown = next(one for one in page if "larger Llama" in one).split("  ")[1:]
+    shown = next(one for one in page if one.startswith("Task Arithmetic")).split("  ")[1:]
     expected = {"likely": [], "greedy": [], "unseen": [], "plain": []}
     for row in rows:
         task, greedy, _ = row["task"].partition("-greedy")
