@@ -14,7 +14,16 @@ import pandas as pd
 
 from reproduction import results as schema
 from reproduction.report import statistics
-from reproduction.report.paper import REAL, TASKS, TEXT_TASKS, VISION, photos, texts, title_of
+from reproduction.report.paper import (
+    LANGUAGE,
+    REAL,
+    TASKS,
+    TEXT_TASKS,
+    VISION,
+    photos,
+    texts,
+    title_of,
+)
 from reproduction.report.statistics import Bits, with_correct
 from reproduction.results import project_root
 
@@ -36,6 +45,7 @@ COLUMNS: dict[str, Sequence[str]] = {
     "second_encoder": schema.SCORES, "expert_seeds": (*schema.SCORES, "expert_seed"),
     **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), schema.SEEN),
 }  # fmt: skip
+GREEDY = "-greedy"  # ends a task of the real language model whose answers were decoded greedily
 # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says
 # each run cost
 MEASURED = ".run"
@@ -96,9 +106,15 @@ class Evidence:
         return self.beside(kind) / f"{kind}.csv"
 
     def table(self, kind: str) -> Table:
-        """Return the rows of one kind of file, not to be changed; empty where not run."""
+        """Return the rows of one kind of file, not to be changed; empty where not run.
+
+        Of the real language model's scores: the experts' tasks, answered by likelihood.
+        """
         if kind not in self._tables:
             found = self._read(kind)
+            if (self.role, self.pool, kind) == (*LANGUAGE, "scores"):
+                own = {task for task in found["task"][found["method"] == "expert"]}
+                found = _kept(found[found["task"].isin(own - {one + GREEDY for one in own})])
             if (
                 kind == "scores" and self.path("ablate").is_file()
             ):  # controls, scored by a stage of their own
@@ -136,6 +152,11 @@ class Evidence:
         elif path.is_file():
             return read_scores(path)
         return _none(kind)
+
+    @property
+    def every_score(self) -> Table:
+        """Return all rows of the scores: also greedy answers, tasks without an expert and plain text."""
+        return self._read("scores")
 
     @property
     def run_record(self) -> dict[str, Any]:

@@ -148,7 +148,8 @@ def _cell(claim: Claim, found: Sequence[Verdict | None], short: bool) -> str:
     if first is None:
         return '<span class="fc-none">–</span>'
     parts = len(first.claim.parts)
-    only = f"<small>here: {parts} of {len(claim.parts)}</small>" if parts < len(claim.parts) else ""
+    whole = len(claim.parts)
+    only = f"<small>here: {parts} of {whole}</small>" if 0 < parts < whole else ""
     also = others if claim.has_settings else []
     cells = [f"{verdict_chip(first)}<br>{measured(first, short)}{only}"]
     return _both([*cells, *(verdict_chip(verdict) for verdict in also if verdict)])

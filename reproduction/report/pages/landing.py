@@ -17,7 +17,15 @@ from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, one_panel, shown
 from reproduction.report.html import PageOutput, estimated, note, table
 from reproduction.report.pages.default import Place, places
-from reproduction.report.paper import IMAGES, PRINTED, REAL, TEXT_PRINTED, VISION, paper_table
+from reproduction.report.paper import (
+    IMAGES,
+    LANGUAGE,
+    PRINTED,
+    REAL,
+    TEXT_PRINTED,
+    VISION,
+    paper_table,
+)
 from reproduction.report.statistics import Estimate, estimate, highest, noise
 from reproduction.report.tables import MERGERS, UPSTREAMS, average, share
 from reproduction.report.verdicts import TITLES
@@ -36,6 +44,7 @@ LOOKS = {
     "MiniLM": ("o", "#009E73"),
     "MPNet": ("s", "#D55E00"),
     "ViT-S/14": ("D", "#CC79A7"),
+    "SmolLM2": ("v", "#E69F00"),
     "": ("^", "#0072B2"),
 }  # Okabe and Ito
 Pair = tuple[Estimate | float | None, Estimate | float | None]  # the first is claimed to be above
@@ -149,6 +158,7 @@ def models(suite: str) -> dict[str, list[Model]]:
     own = [Model(Evidence(suite, *place), name) for place, name in NAMES.items()]
     models = [Model(Evidence(suite, VISION, "8"), "ViT-S/14")]
     models += [Model(real, "MiniLM"), Model(real, "MPNet", "second_encoder")]
+    models.append(Model(Evidence(suite, *LANGUAGE), "SmolLM2"))
     return {"Real models": models, TITLES.get(suite, suite): own}
 
 

@@ -1,11 +1,12 @@
 """Build the table of the real language model: what it answers after merging and calibration."""
 
-from reproduction.report.evidence import Evidence, select
+from reproduction.report.evidence import GREEDY, Evidence, select
 from reproduction.report.html import PageOutput, estimated, note, table
+from reproduction.report.paper import LANGUAGE
 from reproduction.report.statistics import Estimate, estimate, noise
 from reproduction.report.tables import MERGERS, REFERENCES, Key
 
-ROLE, POOL, PLAIN, GREEDY = "smollm2", "chat", "plain_text", "-greedy"
+PLAIN = "plain_text"
 WAYS = {
     ("featcal", "paper"): "w/ FeatCal, as printed for the smaller Llama",
     ("featcal", "paper_8b"): "w/ FeatCal, as printed for the larger Llama",
@@ -17,7 +18,7 @@ def parts(suite: str, key: Key) -> list[Estimate | None]:
     """Return the means of one model: right answers by likelihood and greedily on the experts' tasks,
     by likelihood on the others, and the log-likelihood of plain texts.
     """
-    scores = Evidence(suite, ROLE, POOL).table("scores")
+    scores = Evidence(suite, *LANGUAGE).every_score
     own = set(scores[scores["method"] == "expert"]["task"])
     likely = [task for task in own if not task.endswith(GREEDY)]
     unseen = {task for task in scores["task"] if not task.endswith(GREEDY)} - own - {PLAIN}
@@ -28,7 +29,7 @@ def parts(suite: str, key: Key) -> list[Estimate | None]:
 
 def answers(suite: str) -> PageOutput:
     """List every model's means, with the changes against the merged model that it starts from."""
-    if not Evidence(suite, ROLE, POOL).was_run:
+    if not Evidence(suite, *LANGUAGE).was_run:
         return PageOutput(note("○ not run: no scores of the real language model."))
     lines = [(name, ("", method, "")) for method, name in REFERENCES.items()]
     for merger, name in MERGERS.items():
