@@ -294,6 +294,35 @@ def drift_parts(suite: str) -> PageOutput:
     )
 
 
+def by_offset(suite: str) -> PageOutput:
+    """Draw the average score of every method by the size of the offset in the inputs."""
+    return shown(_by_offset(suite), "offset in the inputs")
+
+
+def _by_offset(suite: str) -> Figure | None:
+    study, main = Evidence(suite, REAL, "8").table("offset"), studied_setting(suite)
+    if study.empty:
+        return None
+    lines = {
+        ("expert", ""): ("#555555", "x", "experts"), ("merged", ""): (INK, "s", "task arithmetic"),
+        ("featcal", "paper"): ("#0072B2", "^", "FeatCal, printed settings"),
+        ("featcal", main): ("#56B4E9", "v", "FeatCal, tuned settings"),
+        ("surgery", main): ("#CC79A7", "o", "Surgery"), ("prob_surgery", main): ("#D55E00", "D", "ProbSurgery"),
+        (SHIFT, main): ("#009E73", "*", "mean shift"),
+    }  # fmt: skip
+    strengths = sorted(set(study["strength"]), key=float)
+    with one_panel(4.0) as (figure, axes):
+        for (method, setting), (colour, marker, words) in lines.items():
+            own = select(study, {"method": method, "setting": setting})
+            means = [select(own, {"strength": strength})["value"].mean() for strength in strengths]
+            axes.plot(
+                [float(s) for s in strengths], means, marker=marker, color=colour, label=words
+            )
+        axes.set(xlabel="size of the offset", ylabel="average accuracy (%)")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=3, fontsize="small")
+        return figure
+
+
 def ranking(suite: str) -> PageOutput:
     """Rank the sixteen rows of the paper's table here and there; ranks are compared, values are not."""
     rows = []

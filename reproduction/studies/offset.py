@@ -1,0 +1,153 @@
+"""An intervention: a fixed offset per task in the inputs of a sentence encoder, which its experts undo.
+
+Texts of task t are read at positions of their own, where the base has its usual position embeddings
+plus s·δₜ and expert t has its own without it. So every expert answers as before, the inputs of one task
+share a constant that the merged model does not undo, and nothing is trained. Synthetic images have
+such a constant, the fixed change of each task's images; public texts do not.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from featcal.settings import Calibration, require
+from reproduction.engine.context import Setup
+from reproduction.engine.samples import Batch, Selection, streams
+from reproduction.engine.score import Row, answers
+from reproduction.engine.study import Found
+from reproduction.experiments import Draw, Each, Rivals, Study
+from reproduction.results import OFFSET
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TABLE = "embeddings.position_embeddings.weight"
+Drift = dict[str, tuple[float, float]]  # by task: squared drift, and the part all samples share
+
+
+class OffsetStudy(Study):
+    """Settings of the study.
+
+    strengths: s; 1 is an offset whose entries deviate as much as those of word embeddings.
+    scored:    test samples of each task.
+    """
+
+    section = "offset"
+    scores = OFFSET
+    upstream: str
+    rivals: Rivals
+    paper: Calibration
+    strengths: Each[float]
+    samples: PositiveInt
+    seed: NonNegativeInt
+    scored: PositiveInt
+
+    def found(self, setup: Setup, folder: Path) -> Found:
+        """Return rows of experts, merged and calibrated models and adapters at every strength."""
+        jobs = {f"{s:g}": (setup, self, s, folder / f"{s:g}") for s in self.strengths}
+        results = setup.context.run(f"offset {self.key}", measured, jobs)
+        rows = [row for rows, _ in results.values() for row in rows]
+        return Found(rows, facts={"drift": {name: drift for name, (_, drift) in results.items()}})
+
+
+def placed(first: int, batch: Batch) -> Batch:
+    """Return a batch whose texts are read from a position on."""
+    import torch
+
+    ids = batch["input_ids"]
+    return {**batch, "position_ids": torch.arange(first, first + ids.shape[1]).expand_as(ids)}
+
+
+def with_offsets(
+    model: Path, out: Path, offsets: Mapping[int, "Tensor"], own: int | None, width: int
+) -> Path:
+    """Write a model that repeats its first `width` positions from every number of `offsets` on,
+    each time plus the offset (d,), but for the number `own`.
+    """
+    import torch
+
+    from featcal.models.load import load_as_calibrated
+    from featcal.models.save import save_model
+
+    module = load_as_calibrated(model)
+    table = module.get_parameter(TABLE)
+    expected = f"must be at most {len(table)}, the positions of {model}"
+    require(max(offsets) + width <= len(table), "offset.positions", max(offsets) + width, expected)
+    with torch.no_grad():
+        start = table[:width].clone()
+        for first, offset in offsets.items():
+            table[first : first + width] = start if first == own else start + offset
+    return save_model(module, out, like=model)
+
+
+def measured(
+    setup: Setup, study: OffsetStudy, strength: float, out: Path
+) -> tuple[list[Row], Drift]:
+    """Return rows at one strength, and the merged model's drift from the experts."""
+    import torch
+
+    import featcal
+    from featcal.baselines.mean_shift import MeanShift
+    from featcal.baselines.training import pool_features
+    from featcal.core.draws import generator
+    from featcal.models.load import load_as_calibrated
+    from reproduction.prepare.sentences import TOKENS
+
+    firsts = {task: TOKENS * number for number, task in enumerate(setup.tasks)}
+    words = load_as_calibrated(setup.base).get_input_embeddings().weight.detach()
+    offsets = {
+        first: float(words.std())
+        * strength
+        * torch.randn(words.shape[1], generator=generator(task, "offset", study.seed))
+        for task, first in firsts.items()
+    }
+    base = with_offsets(setup.base, out / "base", offsets, None, TOKENS)
+    experts = {
+        task: with_offsets(setup.expert(task), out / task, offsets, first, TOKENS)
+        for task, first in firsts.items()
+    }
+    run = setup.context.experiments.merge[f"{study.key}-{study.upstream}"]
+    merged = out / "merged"
+    featcal.merge(run.method, base, experts, out=merged, **(run.options or {}))
+
+    def seen(draw: Draw) -> dict[str, list[Batch]]:
+        drawn = streams(setup, draw)
+        return {task: [placed(firsts[task], batch) for batch in drawn[task]] for task in drawn}
+
+    rivals, device, seed = study.rivals, setup.context.device, study.seed
+    given: dict[str, Any] = {"base": base, "experts": experts, "device": device, "resume": False}
+    given["batches"] = seen(rivals.draw("featcal", study.samples, seed))
+    models = {("merged", ""): setup.load(merged)}  # the first, which adapters correct
+    for setting, settings in {"paper": study.paper, rivals.setting: rivals.featcal}.items():
+        featcal.calibrate(merged, settings=settings, out=out / setting, **given)
+        models["featcal", setting] = setup.load(out / setting)
+    batches = seen(rivals.draw("surgery", study.samples, seed))
+    pairs = pool_features(merged, experts, batches, setup.projection(), device)
+    methods = (rivals.surgery, rivals.prob_surgery, MeanShift())
+    changes: Any = {(m.name, rivals.setting): m.fit(pairs, seed).apply for m in methods}
+
+    def read(task: str) -> Any:
+        samples, place = Selection("test", study.scored, seed).read(setup, task), firsts[task]
+        batches = lambda *given: map(partial(placed, place), samples.batches(*given))  # noqa: E731
+        return SimpleNamespace(labels=samples.labels, batches=batches)
+
+    def encoders(task: str) -> Any:
+        return {**models, ("expert", ""): setup.load(experts[task])}
+
+    counts: Any = answers(setup, encoders, read, changes)
+    common = {**setup.words, "strength": f"{strength:g}", "metric": "accuracy", "seed": seed}
+    rows = []
+    for (method, setting), found in counts.items():
+        upstream = "" if method == "expert" else study.upstream
+        own = {**common, "upstream": upstream, "method": method, "setting": setting}
+        rows += [{**own, "task": task, **one} for task, one in found.items()]
+    drift = {}
+    for task, pair in pairs.items():
+        difference = (pair.expert - pair.merged).double()  # (n, p)
+        parts = difference.square().sum(1).mean(), difference.mean(0).square().sum()
+        drift[task] = (round(float(parts[0]), 6), round(float(parts[1]), 6))
+    return rows, drift
