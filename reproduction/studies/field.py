@@ -1,5 +1,5 @@
-"""Every merger from the same experts and samples: alone and with FeatCal, adapters, SVC and what
-trains for minutes.
+"""Every merger from the same experts and samples: alone and with FeatCal, adapters, REPAIR, SVC and
+what trains for minutes.
 
 FeatCal is run twice: as the suite has it, and with its extensions. Settings that a method's source
 chooses on validation samples are chosen there, by the merged model's own scores alone. Nobody has
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -28,12 +28,20 @@ from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, Inter
 from reproduction.results import SCORES
 from reproduction.studies.default import BEST
 
+if TYPE_CHECKING:  # a stage's own process loads no torch
+    from torch import Tensor
+
+    from featcal.baselines.adapters import Adapters
+
 T = TypeVar("T")
 OUTER = ("surgery", "prob_surgery")  # adapters after the last feature
+INFERRED = {f"{method}_inferred": method for method in OUTER}  # with the task read off the feature
 DEEP = ("surgery_v2", "interv_merge")  # adapters inside the model
 TRAINED = ("prodistill", *DEEP)  # what trains for minutes
 TANGENT = "tangent"  # task arithmetic in the tangent space, in results
 PARTS = ("merged", "expert")  # of it: the merged model, and each task's own expert as one row
+MEANS = "task_means.safetensors"  # next to a merged model: its mean feature of every task
+CHOSEN = ("scale", "eta")  # settings that may be a list
 TRAINED_BATCH = 16  # samples of each task in a step of ProDistill: the source's 128 of eight tasks
 ADAPTED_BATCH = 16  # samples in a step of a merger that adapts without labels
 Seconds = dict[str, float]  # by part
@@ -43,7 +51,7 @@ KEPT: dict[tuple[Any, ...], Any] = {}  # what a process has read or computed for
 class FieldStudy(Study):
     """Settings of the study.
 
-    mergers: settings by method; validation samples choose one of a list of scales.
+    mergers: settings by method; validation samples choose one of a list, such as scales.
     rows:    validation samples of each task.   scored: test samples of each task; None: all.
     trained: mergers with which the methods of TRAINED are run too, ProDistill for `epochs`.
     tangent: scales of task arithmetic in the tangent space; none: not run.
@@ -73,20 +81,21 @@ class FieldStudy(Study):
             "must hold other samples than are scored: train, or unlabelled",
         )
         require(stream != "test_unlabelled", "field.rivals.stream", stream, expected)
+        import reproduction.field.swudi  # noqa: F401 - registers a merger
+
         for method in self.mergers:
-            scales: Any = [{"scale": scale} for scale in self.scales(method)] or [{}]
-            for more in scales:
-                settings_of(method, {**self.settings(method), **more}, f"field.mergers.{method}")
+            for own in self.candidates(method):
+                settings_of(method, own, f"field.mergers.{method}")
 
-    def scales(self, method: str) -> tuple[float, ...]:
-        """Return the scales of which validation samples choose one; none where none is chosen."""
-        given = self.mergers[method].get("scale")
-        return tuple(given) if isinstance(given, list) else ()
+    def chosen_key(self, method: str) -> str:
+        """Return the setting that is given as a list, of which validation samples choose one."""
+        keys = (key for key in CHOSEN if isinstance(self.mergers[method].get(key), list))
+        return next(keys, "")
 
-    def settings(self, method: str) -> dict[str, Any]:
-        """Return the settings of a method without a scale that is chosen."""
-        own = dict(self.mergers[method])
-        return {k: v for k, v in own.items() if k != "scale" or not self.scales(method)}
+    def candidates(self, method: str) -> list[dict[str, Any]]:
+        """Return the settings of a method, one for every value that validation samples can choose."""
+        own, key = dict(self.mergers[method]), self.chosen_key(method)
+        return [{**own, key: value} for value in own[key]] if key else [own]
 
     def models(self, name: str, folder: Path) -> list[ModelSpec]:
         """Return what is scored of one merger."""
@@ -94,13 +103,13 @@ class FieldStudy(Study):
             return [ModelSpec(f"{name}/{part}", folder / part, part, name) for part in PARTS]
         found = [ModelSpec(name, folder / "merged", "merged", name)]
         trained = TRAINED if name in self.trained else ()
-        after = () if name in WITHOUT_SVC else ("svc",)
-        for method in ("featcal", "featcal_best", *OUTER, *after, *trained):
+        after = ("repair",) if name in WITHOUT_SVC else ("repair", "svc")
+        for method in ("featcal", "featcal_best", *OUTER, *INFERRED, *after, *trained):
             setting, seed = ("", "") if method == "svc" else (self.rivals.setting, self.seed)
             setting = "best" if method == "featcal_best" else setting
-            corrects = name if method in (*OUTER, *DEEP) else ""
-            words = (method, name, setting, seed)
-            found.append(ModelSpec(f"{name}/{method}", folder / method, *words, corrects=corrects))
+            corrects = name if method in (*OUTER, *INFERRED, *DEEP) else ""
+            words, made = (method, name, setting, seed), folder / INFERRED.get(method, method)
+            found.append(ModelSpec(f"{name}/{method}", made, *words, corrects=corrects))
         return found
 
     def found(self, setup: Setup, folder: Path) -> Found:
@@ -157,15 +166,17 @@ def make(setup: Setup, study: FieldStudy, name: str, out: Path) -> dict[str, Any
 def merge(
     setup: Setup, study: FieldStudy, name: str, out: Path, clock: Callable[..., Any]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Write the merged model; return its settings, and the scales tried with their accuracy on
-    validation samples. It is merged once, whatever the number of scales.
+    """Write the merged model; return its settings, and those tried with their accuracy on
+    validation samples.
     """
     import featcal
+    import reproduction.field.swudi  # noqa: F401 - registers a merger
     from featcal.merging.merge import open_merge
     from featcal.merging.registry import method_named
 
-    scales, settings, needs = study.scales(name), study.settings(name), method_named(name).needs
-    given: dict[str, Any] = {"device": setup.context.device, **settings}
+    key, candidates = study.chosen_key(name), study.candidates(name)
+    needs, first = method_named(name).needs, candidates[0]
+    given: dict[str, Any] = {"device": setup.context.device}
     if needs:
         given["batches"] = drawn(setup, study.drawn())
     if name == "adamerging":
@@ -175,25 +186,35 @@ def merge(
     if "head" in needs:
         given["head"] = setup.heads
     base, experts = setup.base, setup.experts
-    if not scales:
-        clock("merged", lambda: featcal.merge(name, base, experts, out=out, **given))
-        return settings, []
-    at_scale = clock("merged", lambda: open_merge(name, base, experts, **given).at_scales())
+    if not key:
+        clock("merged", lambda: featcal.merge(name, base, experts, out=out, **given, **first))
+        return first, []
+    if key == "scale":  # merged once, whatever the number of scales
+        rest = {k: v for k, v in first.items() if k != key}
+        opened = open_merge(name, base, experts, **given, **rest)
+        at_value = clock("merged", opened.at_scales)
+    else:
+
+        def at_value(value: float, **more: Any) -> Any:
+            return featcal.merge(name, base, experts, **given, **{**first, key: value}, **more)
+
     validation = partial(read, setup, study, "validation")
-    models = {scale: at_scale(scale) for scale in scales}
+    models = clock("choosing", lambda: {own[key]: at_value(own[key]) for own in candidates})
     values = clock("choosing", partial(averages, setup, models, validation))
-    best = max(scales, key=lambda scale: (round(values[scale], 4), -scale))
-    clock("merged", lambda: at_scale(best, out=out))
-    tried = [{**settings, "scale": scale, "value": round(values[scale], 4)} for scale in scales]
-    return {**settings, "scale": best}, tried
+    best = max(candidates, key=lambda own: (round(values[own[key]], 4), -own[key]))
+    clock("merged", lambda: at_value(best[key], out=out))
+    return best, [{**own, "value": round(values[own[key]], 4)} for own in candidates]
 
 
 def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Seconds) -> None:
     """Write everything that follows a merged model, out/merged."""
+    from safetensors.torch import save_file
+
     import featcal
     from featcal.baselines.training import pool_features
     from reproduction.field.inner_adapters import inner_adapters
     from reproduction.field.prodistill import prodistill
+    from reproduction.field.repair import renormalised
     from reproduction.field.svc import svc
 
     base, experts, device = setup.base, setup.experts, setup.context.device
@@ -214,6 +235,12 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Secon
     for method in OUTER:
         adapters = clock(method, partial(getattr(rivals, method).fit, pairs, seed))
         adapters.save(out / method)
+    save_file({task: pair.merged.mean(0) for task, pair in pairs.items()}, out / MEANS)
+    one_batch, wanted, seconds["moments"] = kept(
+        ("moments",), partial(expert_moments, experts, drawn(setup, study.drawn()), device)
+    )
+    own: dict[str, Any] = {"out": out / "repair", "device": device}
+    clock("repair", partial(renormalised, merged, wanted, one_batch, **own))
     if name not in WITHOUT_SVC:
         least = SVC_AFTER.get(name, SVC_LEAST)
         clock(
@@ -246,6 +273,17 @@ def expert_features(
     return found, time.perf_counter() - start
 
 
+def expert_moments(
+    experts: Mapping[str, Path], seen: Mapping[str, Iterable[Any]], device: Any
+) -> tuple[Any, Any, float]:
+    """Return all samples as one batch, the experts' moments on it for REPAIR, and seconds."""
+    from reproduction.field.repair import all_samples, output_moments
+
+    start, one_batch = time.perf_counter(), all_samples(seen)
+    moments = output_moments(experts.values(), one_batch, device)
+    return one_batch, moments, round(time.perf_counter() - start, 2)
+
+
 def drawn(setup: Setup, draw: Draw) -> dict[str, Any]:
     """Return batches of every task for a draw, whose samples are read once in a process."""
     one = draw.but(batch=1)
@@ -263,6 +301,8 @@ def evaluate(
     study: FieldStudy, setup: Setup, model: ModelSpec, corrected: Sequence[ModelSpec]
 ) -> dict[str, Counts]:
     """Return what a model gets right, alone and with adapters; with those inside it runs anew."""
+    from safetensors.torch import load_file
+
     from featcal.baselines.adapters import Adapters
     from reproduction.field.inner_adapters import InnerAdapters
 
@@ -277,7 +317,13 @@ def evaluate(
         assert other.folder is not None  # only each task's own expert has none
         folders[other.name] = other.folder
     deep = [other.name for other in corrected if other.method in DEEP]
-    after = {n: Adapters.load(folder).apply for n, folder in folders.items() if n not in deep}
+    after: dict[str, Any] = {}
+    for other in corrected:
+        if other.name not in deep:
+            adapters = Adapters.load(folders[other.name])
+            guess = other.method in INFERRED
+            means = load_file(folders[other.name].parent / MEANS) if guess else {}
+            after[other.name] = partial(inferred, adapters, means) if guess else adapters.apply
     found = scoring.answers(setup, lambda _: encoder, test, after)
     for name in deep:
         own, found[name] = InnerAdapters.load(folders[name]), {}
@@ -287,3 +333,16 @@ def evaluate(
                 judged = scoring.answers(setup, lambda _: encoder, test, changed, (task,))
             found[name] |= judged[name]
     return found
+
+
+def inferred(
+    adapters: "Adapters", means: Mapping[str, "Tensor"], _: str, rows: "Tensor"
+) -> "Tensor":
+    """Correct every feature by the adapter of the task whose mean is nearest; the head is told."""
+    import torch
+
+    tasks, result = sorted(means), torch.empty_like(rows)
+    nearest = torch.cdist(rows, torch.stack([means[task] for task in tasks]).to(rows)).argmin(1)
+    for number, task in enumerate(tasks):
+        result[nearest == number] = adapters.apply(task, rows[nearest == number])
+    return result

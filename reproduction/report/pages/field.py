@@ -17,8 +17,9 @@ from reproduction.report.statistics import Estimate, estimate, noise
 
 BEHIND = {
     "featcal": "with FeatCal", "featcal_best": "with FeatCal extended", "surgery": "with Surgery",
-    "prob_surgery": "with ProbSurgery", "svc": "with SVC",
+    "prob_surgery": "with ProbSurgery", "repair": "with REPAIR", "svc": "with SVC",
 }  # fmt: skip
+INFERRED = ("surgery_inferred", "prob_surgery_inferred")  # in summaries, next to BEHIND
 TRAINED = {
     "prodistill": "with ProDistill",
     "surgery_v2": "with SurgeryV2",
@@ -67,7 +68,7 @@ def summary(suite: str) -> PageOutput:
     rows = []
     for role, name in ROLES.items():
         ours = Evidence(suite, role, "8")
-        for way in BEHIND:
+        for way in (*BEHIND, *INFERRED):
             pairs = [
                 (average(ours, merger, "merged"), average(ours, merger, way))
                 for merger in mergers(ours)
@@ -113,15 +114,16 @@ def values(role: str, suite: str) -> PageOutput:
 
 
 def _scale(ours: Evidence, merger: str) -> str:
-    """Return the scale that validation samples chose, whether at an end of its range, and its seconds."""
+    """Return the value that validation samples chose, whether at an end of its range, and its seconds."""
     facts = ours.settings("field")
-    tried = [one["scale"] for one in facts.get("tried", {}).get(merger, [])]
-    if not tried:
+    rows = facts.get("tried", {}).get(merger, [])
+    if not rows:
         return ""
-    chosen = facts["chosen"][merger]["scale"]
+    key = "eta" if "eta" in rows[0] else "scale"
+    tried, chosen = [row[key] for row in rows], facts["chosen"][merger][key]
     edge = ", an end" if chosen in (min(tried), max(tried)) else ""
     took = seconds(ours, merger, "choosing")
-    return f"scale {compact(chosen)} of {len(tried)}{edge}" + (
+    return f"{'η' if key == 'eta' else key} {compact(chosen)} of {len(tried)}{edge}" + (
         "" if took is None else f", {took:.0f} s"
     )
 
@@ -151,7 +153,7 @@ def _trained(ours: Evidence, name: str) -> Iterator[tuple[str, list[str]]]:
     study = ours.settings("field").get("study", {})
     for merger in mergers(ours):
         if any(average(ours, merger, method) for method in TRAINED):
-            for method in ("merged", *BEHIND, *TRAINED):
+            for method in ("merged", *BEHIND, *INFERRED, *TRAINED):
                 value, took = average(ours, merger, method), seconds(ours, merger, method)
                 own = (
                     study.get("rivals", {}).get(method, study.get(method))
@@ -170,7 +172,7 @@ def _trained(ours: Evidence, name: str) -> Iterator[tuple[str, list[str]]]:
 def legend() -> PageOutput:
     """Explain the marks, and list what each thing after a merger looks at."""
     rows = [("", [mark, escape(text)]) for mark, text in packaged("field.yaml")["marks"].items()]
-    for name in (*BEHIND, *TRAINED):
+    for name in (*BEHIND, *INFERRED, *TRAINED):
         known = METHODS[name]
         rows.append(("", [escape(known.name), f"looks at {known.sees} <sup>{known.marks}</sup>"]))
     return PageOutput(

@@ -1,0 +1,92 @@
+"""REPAIR: give the outputs of a merged model's linears the mean and deviation of its experts'.
+
+Source: Jordan et al., REPAIR: REnormalizing Permuted Activations for Interpolation Repair, ICLR 2023
+(arXiv 2211.08403): two networks on the same samples. Here N experts, each on the samples of all tasks.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featcal.baselines.training import as_module, together
+from featcal.core.precision import exact_products
+from featcal.merging.forward_order import token_rows
+from featcal.models.batch import Batch, Model, TaskBatches, single_samples
+from featcal.models.blocks import model_call, output_hooks
+from featcal.models.families import plan_for
+from featcal.models.load import evaluation_mode
+from featcal.models.modules import solved_modules, weight_of
+from featcal.models.plan import blocks_of
+from featcal.models.save import save_model
+
+Moments = Mapping[str, Tensor]  # by linear: mean and standard deviation of its outputs, (2, o)
+
+
+def all_samples(batches: TaskBatches) -> Batch:
+    """Return the samples of all tasks as one batch."""
+    return together("*", [one for task in sorted(batches) for one in single_samples(batches[task])])
+
+
+def output_moments(models: Iterable[Model], batch: Batch, device: Any) -> Moments:
+    """Return each linear's moments, averaged over models."""
+    found: dict[str, list[Tensor]] = {}
+    for model in models:
+        module = as_module(model, device)
+
+        def keep(name: str, output: Tensor) -> None:
+            found.setdefault(name, []).append(moments(output, batch))
+
+        with (
+            evaluation_mode([module]),
+            exact_products(),
+            output_hooks(module, linears(module), keep),
+        ):
+            module(**model_call(module, batch))
+    return {name: torch.stack(own).mean(0) for name, own in found.items()}
+
+
+def renormalised(
+    merged: Model, wanted: Moments, batch: Batch, *, out: Path | None = None, device: Any = "cpu"
+) -> nn.Module:
+    """Rescale and shift every linear, each on the outputs of those repaired before it:
+    y' = (y − μ) s / σ + m, with μ and σ of the merged model and m and s wanted.
+
+    A linear without bias is only rescaled, and an output that never changes only shifted.
+    """
+    module = as_module(merged, device)
+
+    def change(name: str, output: Tensor) -> Tensor:
+        linear, (mean, deviation) = module.get_submodule(name), moments(output, batch)
+        factor = torch.where(deviation > 0, wanted[name][1] / deviation, 1.0)
+        weight, bias = weight_of(linear), linear.bias
+        weight.copy_(factor[:, None] * weight)
+        result = output * factor.to(output)
+        if not isinstance(bias, Tensor):
+            return result
+        shift = wanted[name][0] - factor * mean
+        bias.copy_(factor * bias + shift)
+        return result + shift.to(output)
+
+    with evaluation_mode([module]), exact_products(), output_hooks(module, linears(module), change):
+        module(**model_call(module, batch))
+    if out:
+        save_model(module, out, like=None if isinstance(merged, nn.Module) else merged)
+    return module
+
+
+def linears(module: nn.Module) -> list[str]:
+    """Return the paths of the linears in all blocks."""
+    found = []
+    for stack in plan_for(module).stacks:
+        for number, block in enumerate(blocks_of(module, stack)):
+            found += [f"{stack.blocks}.{number}.{name}" for name in solved_modules(block)[0]]
+    return found
+
+
+def moments(output: Tensor, batch: Batch) -> Tensor:
+    """Return mean and standard deviation over tokens without padding, in float64, (2, o)."""
+    rows = token_rows(output, batch.get("attention_mask")).double()
+    return torch.stack([rows.mean(0), rows.std(0, correction=0)])

@@ -1,0 +1,124 @@
+"""REPAIR, SWUDI and adapters whose task is inferred: plain loops, and what they must reach."""
+
+import families
+import tiny
+import torch
+
+from featcal.baselines.adapters import Adapters
+from featcal.baselines.mean_shift import MeanShift
+from featcal.merging.merge import merge
+from featcal.merging.methods.wudi import Interference
+from featcal.models.save import save_model
+from reproduction.field.repair import all_samples, linears, output_moments, renormalised
+from reproduction.field.swudi import filtered_minimum
+from reproduction.studies.field import inferred
+
+
+def images(seed):
+    return [{"pixel_values": torch.randn(5, 3, 16, 16, generator=tiny.seeded(seed)).double()}]
+
+
+def plain_moments(model, batch, name):
+    """Mean and standard deviation of one linear's outputs over all tokens."""
+    outputs = []
+    linear = model.get_submodule(name)
+    handle = linear.register_forward_hook(lambda module, args, out: outputs.append(out))
+    with torch.no_grad():
+        model(**batch)
+    handle.remove()
+    (output,) = outputs
+    rows = [row for sample in output for row in sample]
+    mean = sum(rows) / len(rows)
+    return mean, (sum((row - mean) ** 2 for row in rows) / len(rows)).sqrt()
+
+
+def test_repaired_linears_have_the_experts_mean_and_deviation_on_all_tasks_samples(tmp_path):
+    experts, base = {"b": tiny.clip(1), "a": tiny.clip(2)}, tiny.clip(0)
+    merged = merge("average", base, experts)
+    before = {name: p.detach().clone() for name, p in merged.named_parameters()}
+    batch = all_samples({"b": images(1), "a": images(2)})
+    assert len(batch["pixel_values"]) == 10
+    wanted = output_moments(experts.values(), batch, "cpu")
+    first = linears(merged)[0]
+    mean, deviation = plain_moments(merged, batch, first)
+    repaired = renormalised(merged, wanted, batch, out=tmp_path / "out")
+    for name in linears(repaired):
+        want = [plain_moments(expert, batch, name) for expert in experts.values()]
+        for ours, *theirs in zip(plain_moments(repaired, batch, name), *want, strict=True):
+            assert torch.allclose(ours, sum(theirs) / len(theirs), rtol=0, atol=1e-9), name
+    factor = wanted[first][1] / deviation
+    weight, bias = (repaired.get_parameter(f"{first}.{part}") for part in ("weight", "bias"))
+    old, shift = before[f"{first}.weight"], wanted[first][0] - factor * mean
+    for row in range(len(factor)):
+        assert torch.allclose(weight[row], factor[row] * old[row], rtol=0, atol=1e-12)
+    assert torch.allclose(bias, factor * before[f"{first}.bias"] + shift, rtol=0, atol=1e-12)
+    untouched = [name for name in before if "norm" in name or "embed" in name]
+    assert untouched and all(torch.equal(repaired.get_parameter(n), before[n]) for n in untouched)
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_repairing_an_expert_with_its_own_moments_changes_nothing():
+    expert, batch = tiny.clip(1), all_samples({"a": images(1)})
+    before = {name: p.detach().clone() for name, p in expert.named_parameters()}
+    repaired = renormalised(expert, output_moments([expert], batch, "cpu"), batch)
+    for name, parameter in repaired.named_parameters():
+        assert torch.allclose(parameter, before[name], rtol=0, atol=1e-10)
+
+
+def test_padding_counts_nowhere():
+    texts = [torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9, 4, 3, 2]])]
+    batches = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in texts]
+    model = tiny.make(families.FAMILIES["bert"].build, 1)
+    found = output_moments([model], all_samples({"a": batches[:1], "b": batches[1:]}), "cpu")
+    name, outputs = linears(model)[-1], []
+    model.get_submodule(name).register_forward_hook(lambda m, a, out: outputs.append(out[0]))
+    with torch.no_grad():
+        for batch in batches:
+            model(**batch)
+    assert torch.allclose(found[name][0], torch.cat(outputs).mean(0), rtol=0, atol=1e-10)
+
+
+def test_swudi_s_filter_is_gradient_flow_and_ends_at_the_closed_form():
+    vectors = [torch.randn(6, 8, generator=tiny.seeded(s), dtype=torch.float64) for s in range(3)]
+    problem, steps, eta = Interference.of(vectors), 20_000, 3.0
+    tau = torch.zeros(6, 8, dtype=torch.float64)
+    for _ in range(steps):
+        tau = tau - eta / steps * (tau @ problem.G - problem.R)
+    assert torch.allclose(filtered_minimum(problem, eta), tau, rtol=0, atol=1e-3)
+    want, (sigma, V) = torch.zeros(6, 8, dtype=torch.float64), torch.linalg.eigh(problem.G)
+    for s, v in zip(sigma, V.T, strict=True):
+        want += (1 - torch.exp(-eta * s)) / s * torch.outer(problem.R @ v, v)
+    assert torch.allclose(filtered_minimum(problem, eta), want, rtol=0, atol=1e-10)
+    assert torch.allclose(filtered_minimum(problem, 1e9), problem.minimum(), rtol=0, atol=1e-8)
+
+
+def test_a_direction_without_any_expert_s_change_stays_the_base_s():
+    vectors = [torch.zeros(4, 5, dtype=torch.float64) for _ in range(2)]
+    vectors[0][:, 0] = 1.0
+    found = filtered_minimum(Interference.of(vectors), 100.0)
+    assert torch.isfinite(found).all() and not found[:, 1:].any()
+
+
+def test_swudi_merges_matrices_by_its_filter_and_everything_else_by_the_mean(tmp_path):
+    base, experts = tiny.clip(0), {"a": tiny.clip(1), "b": tiny.clip(2)}
+    found = merge("swudi", base, experts, eta=10.0)
+    name, bias = "encoder.layers.0.mlp.fc1.weight", "encoder.layers.0.mlp.fc1.bias"
+    start, *theirs = (m.get_parameter(name).detach() for m in (base, *experts.values()))
+    want = start + filtered_minimum(Interference.of([one - start for one in theirs]), 10.0)
+    assert torch.allclose(found.get_parameter(name), want, rtol=0, atol=1e-12)
+    mean = merge("average", base, experts).get_parameter(bias)
+    assert torch.equal(found.get_parameter(bias), mean)
+    save_model(found, tmp_path / "out")
+
+
+def test_the_inferred_task_is_that_of_the_nearest_mean_whatever_the_true_one():
+    shifts = {"a": torch.tensor([[10.0, 0.0]]), "b": torch.tensor([[0.0, 20.0]])}
+    adapters = Adapters(MeanShift(), 0, {task: {"shift": shift} for task, shift in shifts.items()})
+    means = {"a": torch.tensor([0.0, 0.0]), "b": torch.tensor([4.0, 4.0])}
+    rows = torch.tensor([[0.5, 0.0], [3.0, 4.0], [1.0, 1.0]])
+    want = []
+    for row in rows:
+        task = min(means, key=lambda task: float((row - means[task]).norm()))
+        want.append(row + shifts[task][0])
+    for true in shifts:
+        assert torch.equal(inferred(adapters, means, true, rows), torch.stack(want))
