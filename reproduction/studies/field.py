@@ -1,7 +1,8 @@
 """Every merger from the same experts and samples: alone and with FeatCal, adapters, REPAIR, SVC and
 what trains for minutes.
 
-FeatCal is run twice: as the suite has it, and with its extensions. Settings that a method's source
+Language models have the mergers alone. FeatCal is run twice: as the suite has it, and with its
+extensions. Settings that a method's source
 chooses on validation samples are chosen there, by the merged model's own scores alone. Nobody has
 seen what is scored. Seconds go to the run record.
 """
@@ -23,7 +24,7 @@ from reproduction.engine.samples import Selection, streams
 from reproduction.engine.score import Counts, averages
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.study import Found
-from reproduction.experiments import Draw, Numbers, Rivals, Study
+from reproduction.experiments import TEXT_POOLS, Draw, Numbers, Rivals, Study
 from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, IntervMerge, SurgeryV2
 from reproduction.results import SCORES
 from reproduction.studies.default import BEST
@@ -102,6 +103,8 @@ class FieldStudy(Study):
         if name == TANGENT:
             return [ModelSpec(f"{name}/{part}", folder / part, part, name) for part in PARTS]
         found = [ModelSpec(name, folder / "merged", "merged", name)]
+        if self.pool in TEXT_POOLS:
+            return found
         trained = TRAINED if name in self.trained else ()
         after = ("repair",) if name in WITHOUT_SVC else ("repair", "svc")
         for method in ("featcal", "featcal_best", *OUTER, *INFERRED, *after, *trained):
@@ -159,7 +162,8 @@ def make(setup: Setup, study: FieldStudy, name: str, out: Path) -> dict[str, Any
         chosen, tried = tangent.make(setup, study, out, partial(timed, seconds))
     else:
         chosen, tried = merge(setup, study, name, out / "merged", partial(timed, seconds))
-        repair(setup, study, name, out, seconds)
+        if not setup.of_texts:
+            repair(setup, study, name, out, seconds)
     return {"chosen": chosen, "tried": tried, "seconds": seconds}
 
 
@@ -198,12 +202,26 @@ def merge(
         def at_value(value: float, **more: Any) -> Any:
             return featcal.merge(name, base, experts, **given, **{**first, key: value}, **more)
 
-    validation = partial(read, setup, study, "validation")
-    models = clock("choosing", lambda: {own[key]: at_value(own[key]) for own in candidates})
-    values = clock("choosing", partial(averages, setup, models, validation))
+    def validated() -> dict[float, float]:
+        if setup.of_texts:
+            folders = {own[key]: out.parent / f"{key}-{own[key]:g}" for own in candidates}
+            for value, folder in folders.items():
+                at_value(value, out=folder)
+            return {value: validation_average(setup, folder) for value, folder in folders.items()}
+        models = {own[key]: at_value(own[key]) for own in candidates}
+        return averages(setup, models, partial(read, setup, study, "validation"))
+
+    values = clock("choosing", validated)
     best = max(candidates, key=lambda own: (round(values[own[key]], 4), -own[key]))
     clock("merged", lambda: at_value(best[key], out=out))
     return best, [{**own, "value": round(values[own[key]], 4)} for own in candidates]
+
+
+def validation_average(setup: Setup, folder: Path) -> float:
+    """Return the average score of a language model over all validation samples."""
+    model, selection = ModelSpec("tried", folder, "merged"), Selection("validation")
+    found = scoring.evaluate_model(setup, model, (), selection)["tried"].values()
+    return sum(one["value"] for one in found) / len(found)
 
 
 def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Seconds) -> None:
@@ -301,6 +319,8 @@ def evaluate(
     study: FieldStudy, setup: Setup, model: ModelSpec, corrected: Sequence[ModelSpec]
 ) -> dict[str, Counts]:
     """Return what a model gets right, alone and with adapters; with those inside it runs anew."""
+    if setup.of_texts:
+        return scoring.evaluate_model(setup, model, corrected)
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Adapters
