@@ -21,7 +21,7 @@ from reproduction.results import project_root
 KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
     "pool", "corruption", "parameter", "statement", "quantity", "choice",
-    "option", "origin", "variant", "stream", "correct", "seen", "expert_seed", "candidate",
+    "option", "origin", "variant", "stream", "correct", "seen", "expert_seed", "candidate", "strength",
 ]  # fmt: skip
 COLUMNS: dict[str, Sequence[str]] = {
     "scores": schema.SCORES, "references": schema.SCORES, "drift": schema.DRIFT,
@@ -33,7 +33,7 @@ COLUMNS: dict[str, Sequence[str]] = {
     "cost": schema.AUDIT, "default": schema.DEFAULT,
     "default.candidates": schema.CANDIDATES, "field": schema.SCORES, "ablate": schema.SCORES,
     "extrapolation": schema.EXTRAPOLATION, "extrapolation.candidates": schema.EXTRAPOLATION_CANDIDATES,
-    "second_encoder": schema.SCORES, "expert_seeds": (*schema.SCORES, "expert_seed"),
+    "offset": schema.OFFSET, "second_encoder": schema.SCORES, "expert_seeds": (*schema.SCORES, "expert_seed"),
     **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), schema.SEEN),
 }  # fmt: skip
 # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says
@@ -46,7 +46,7 @@ COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 # kinds beside which it stands what was right
 KEPT = (
     "scores", "ablate", "corrupted", "sweep", "choices", "samples", "cost", "field", "second_encoder",
-    "default", "extrapolation",
+    "default", "extrapolation", "offset",
 )  # fmt: skip
 COLUMNS |= {f"{kind}.correct": schema.correct_columns(COLUMNS[kind]) for kind in KEPT}
 # tables that lie with others, by the folder; every other one begins with its folder's name

@@ -1,0 +1,67 @@
+"""The offset per task: experts answer as before, and the merged model is off by what is left."""
+
+import pytest
+import sentences
+import torch
+
+import featcal
+from featcal.errors import BadSetting
+from featcal.models.load import load_as_calibrated, load_tokenizer
+from reproduction.prepare.sentences import load_sentences
+from reproduction.studies.offset import TABLE, Placed, with_offsets
+
+WIDTH, SCALE = 16, 0.3
+FIRSTS = {"a": 0, "b": WIDTH}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Base, experts, and all three with offsets of very different size."""
+    folder = tmp_path_factory.mktemp("offset")
+    base = sentences.encoder(folder / "base")
+    offsets = {first: torch.full((32,), 0.1 * (first + 1)) for first in FIRSTS.values()}
+    moved, plain = {"base": with_offsets(base, folder / "moved", offsets, (), WIDTH)}, {}
+    for seed, (task, first) in enumerate(FIRSTS.items(), start=1):
+        expert = load_as_calibrated(base)
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(seed)
+            for parameter in expert.parameters():
+                parameter += 0.05 * torch.randn(parameter.shape)
+        plain[task] = folder / f"plain {task}"
+        expert.save_pretrained(plain[task])
+        load_tokenizer(base).save_pretrained(plain[task])
+        moved[task] = with_offsets(plain[task], folder / task, offsets, [first], WIDTH)
+    return folder, base, plain, moved, offsets
+
+
+def test_an_expert_with_offsets_answers_its_own_task_as_before(made):
+    folder, base, plain, moved, _ = made
+    sentences.task(folder / "texts")
+    for task, first in FIRSTS.items():
+        samples = load_sentences(folder / "texts", "test", base)
+        before, after = (load_as_calibrated(one) for one in (plain[task], moved[task]))
+        shifted = list(Placed(samples, first).batches(None, 7))
+        assert len(shifted) == 9 and (Placed(samples, first).labels == samples.labels).all()
+        with torch.no_grad():
+            for batch, other in zip(samples.batches(None, 7), shifted, strict=True):
+                want = before(**batch).last_hidden_state
+                found = after(**other).last_hidden_state
+                assert torch.allclose(found, want, rtol=0, atol=1e-5)
+
+
+def test_task_arithmetic_keeps_the_share_of_the_offset_that_no_expert_undoes(made):
+    folder, _, plain, moved, offsets = made
+    base, experts = moved["base"], {task: moved[task] for task in FIRSTS}
+    merged = featcal.merge("task_arithmetic", base, experts, scale=SCALE).get_parameter(TABLE)
+    usual = load_as_calibrated(made[1]).get_parameter(TABLE)
+    theirs = [load_as_calibrated(one).get_parameter(TABLE) for one in plain.values()]
+    for first in FIRSTS.values():
+        for row in range(WIDTH):
+            want = usual[row] + SCALE * sum(table[row] - usual[row] for table in theirs)
+            want = want + (1 - SCALE) * offsets[first]
+            assert torch.allclose(merged[first + row], want, rtol=0, atol=1e-5)
+
+
+def test_more_positions_than_the_model_has_are_refused(made, tmp_path):
+    with pytest.raises(BadSetting, match="512"):
+        with_offsets(made[1], tmp_path / "out", {500: torch.zeros(32)}, (), WIDTH)
