@@ -6,9 +6,10 @@ share a constant that the merged model does not undo, and nothing is trained. Sy
 such a constant, the fixed change of each task's images; public texts do not.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import NonNegativeInt, PositiveInt
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TABLE = "embeddings.position_embeddings.weight"
+Drift = dict[str, tuple[float, float]]  # by task: squared drift, and the part all samples share
 
 
 class OffsetStudy(Study):
@@ -52,43 +54,19 @@ class OffsetStudy(Study):
         return Found(rows, facts={"drift": {name: drift for name, (_, drift) in results.items()}})
 
 
-@dataclass(frozen=True)
-class Placed:
-    """Samples of one task at its own positions."""
-
-    samples: Any
-    first: int
-
-    @property
-    def labels(self) -> Any:
-        """Return the labels, (n,)."""
-        return self.samples.labels
-
-    @property
-    def classes(self) -> Any:
-        """Return the names of the classes."""
-        return self.samples.classes
-
-    def batches(self, indices: Any, size: int) -> Iterator[Batch]:
-        """Yield batches with position_ids."""
-        for batch in self.samples.batches(indices, size):
-            yield placed(batch, self.first)
-
-
-def placed(batch: Batch, first: int) -> Batch:
+def placed(first: int, batch: Batch) -> Batch:
     """Return a batch whose texts are read from a position on."""
     import torch
 
     ids = batch["input_ids"]
-    positions = torch.arange(first, first + ids.shape[1]).expand_as(ids)
-    return {**batch, "position_ids": positions}
+    return {**batch, "position_ids": torch.arange(first, first + ids.shape[1]).expand_as(ids)}
 
 
 def with_offsets(
-    model: Path, out: Path, offsets: Mapping[int, "Tensor"], plain: Collection[int], width: int
+    model: Path, out: Path, offsets: Mapping[int, "Tensor"], own: int | None, width: int
 ) -> Path:
-    """Write a model whose positions are repeated: `width` of them from every number of `offsets`
-    on, each plus its offset (d,), but for those in `plain`.
+    """Write a model that repeats its first `width` positions from every number of `offsets` on,
+    each time plus the offset (d,), but for the number `own`.
     """
     import torch
 
@@ -102,16 +80,14 @@ def with_offsets(
     with torch.no_grad():
         start = table[:width].clone()
         for first, offset in offsets.items():
-            table[first : first + width] = start if first in plain else start + offset
+            table[first : first + width] = start if first == own else start + offset
     return save_model(module, out, like=model)
 
 
 def measured(
     setup: Setup, study: OffsetStudy, strength: float, out: Path
-) -> tuple[list[Row], dict[str, tuple[float, float]]]:
-    """Return rows at one strength, and by task the merged model's squared drift from the expert
-    and the part of it that is the same for all samples.
-    """
+) -> tuple[list[Row], Drift]:
+    """Return rows at one strength, and the merged model's drift from the experts."""
     import torch
 
     import featcal
@@ -122,16 +98,17 @@ def measured(
     from reproduction.prepare.sentences import TOKENS
 
     firsts = {task: TOKENS * number for number, task in enumerate(setup.tasks)}
-    words = load_as_calibrated(setup.base).get_input_embeddings().weight
-    size = strength * float(words.detach().std())
+    words = load_as_calibrated(setup.base).get_input_embeddings().weight.detach()
     offsets = {
-        first: size * torch.randn(words.shape[1], generator=generator(task, "offset", study.seed))
+        first: float(words.std())
+        * strength
+        * torch.randn(words.shape[1], generator=generator(task, "offset", study.seed))
         for task, first in firsts.items()
     }
-    base = with_offsets(setup.base, out / "base", offsets, (), TOKENS)
+    base = with_offsets(setup.base, out / "base", offsets, None, TOKENS)
     experts = {
-        task: with_offsets(setup.expert(task), out / task, offsets, [firsts[task]], TOKENS)
-        for task in setup.tasks
+        task: with_offsets(setup.expert(task), out / task, offsets, first, TOKENS)
+        for task, first in firsts.items()
     }
     run = setup.context.experiments.merge[f"{study.key}-{study.upstream}"]
     merged = out / "merged"
@@ -139,42 +116,35 @@ def measured(
 
     def seen(draw: Draw) -> dict[str, list[Batch]]:
         drawn = streams(setup, draw)
-        return {task: [placed(batch, firsts[task]) for batch in drawn[task]] for task in drawn}
+        return {task: [placed(firsts[task], batch) for batch in drawn[task]] for task in drawn}
 
-    rivals, device, projection = study.rivals, setup.context.device, setup.projection()
-    calibrated = {rivals.setting: rivals.featcal, "paper": study.paper}
-    for setting, settings in calibrated.items():
-        batches = seen(rivals.draw("featcal", study.samples, study.seed))
-        given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches}
-        given |= {"settings": settings, "device": device, "out": out / "calibrated" / setting}
-        featcal.calibrate(merged, **given, resume=False)
-    batches = seen(rivals.draw("surgery", study.samples, study.seed))
-    pairs = pool_features(merged, experts, batches, projection, device)
-    fitted = {
-        ("surgery", rivals.setting): rivals.surgery.fit(pairs, study.seed),
-        ("prob_surgery", rivals.setting): rivals.prob_surgery.fit(pairs, study.seed),
-        ("mean_shift", rivals.setting): MeanShift().fit(pairs),
-    }
+    rivals, device, seed = study.rivals, setup.context.device, study.seed
+    given: dict[str, Any] = {"base": base, "experts": experts, "device": device, "resume": False}
+    given["batches"] = seen(rivals.draw("featcal", study.samples, seed))
     models = {("merged", ""): setup.load(merged)}  # the first, which adapters correct
-    for setting in calibrated:
-        models["featcal", setting] = setup.load(out / "calibrated" / setting)
-    selection = Selection("test", study.scored, study.seed)
+    for setting, settings in {"paper": study.paper, rivals.setting: rivals.featcal}.items():
+        folder = featcal.calibrate(merged, settings=settings, out=out / setting, **given)
+        models["featcal", setting] = setup.load(folder)
+    batches = seen(rivals.draw("surgery", study.samples, seed))
+    pairs = pool_features(merged, experts, batches, setup.projection(), device)
+    methods = (rivals.surgery, rivals.prob_surgery, MeanShift())
+    changes: Any = {(m.name, rivals.setting): m.fit(pairs, seed).apply for m in methods}
 
-    def read(task: str) -> Placed:
-        return Placed(selection.read(setup, task), firsts[task])
+    def read(task: str) -> Any:
+        samples, place = Selection("test", study.scored, seed).read(setup, task), firsts[task]
+        batches = lambda *given: map(partial(placed, place), samples.batches(*given))  # noqa: E731
+        return SimpleNamespace(labels=samples.labels, batches=batches)
 
-    def all_models(task: str) -> dict[Any, Any]:
+    def encoders(task: str) -> Any:
         return {**models, ("expert", ""): setup.load(experts[task])}
 
-    changes: Any = {name: adapters.apply for name, adapters in fitted.items()}
-    counts: Any = answers(setup, all_models, read, changes)  # type: ignore[arg-type]
+    counts: Any = answers(setup, encoders, read, changes)
+    common = {**setup.words, "strength": f"{strength:g}", "metric": "accuracy", "seed": seed}
     rows = []
     for (method, setting), found in counts.items():
-        columns = {"method": method, "setting": setting, "strength": f"{strength:g}"}
-        columns |= {"metric": "accuracy", "seed": study.seed}
         upstream = "" if method == "expert" else study.upstream
-        common = {**setup.words, "upstream": upstream, **columns}
-        rows += [{**common, "task": task, **one} for task, one in found.items()]
+        own = {**common, "upstream": upstream, "method": method, "setting": setting}
+        rows += [{**own, "task": task, **one} for task, one in found.items()]
     drift = {}
     for task, pair in pairs.items():
         difference = (pair.expert - pair.merged).double()  # (n, p)

@@ -8,7 +8,7 @@ import featcal
 from featcal.errors import BadSetting
 from featcal.models.load import load_as_calibrated, load_tokenizer
 from reproduction.prepare.sentences import load_sentences
-from reproduction.studies.offset import TABLE, Placed, with_offsets
+from reproduction.studies.offset import TABLE, placed, with_offsets
 
 WIDTH, SCALE = 16, 0.3
 FIRSTS = {"a": 0, "b": WIDTH}
@@ -20,7 +20,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("offset")
     base = sentences.encoder(folder / "base")
     offsets = {first: torch.full((32,), 0.1 * (first + 1)) for first in FIRSTS.values()}
-    moved, plain = {"base": with_offsets(base, folder / "moved", offsets, (), WIDTH)}, {}
+    moved, plain = {"base": with_offsets(base, folder / "moved", offsets, None, WIDTH)}, {}
     for seed, (task, first) in enumerate(FIRSTS.items(), start=1):
         expert = load_as_calibrated(base)
         with torch.no_grad(), torch.random.fork_rng():
@@ -30,7 +30,7 @@ def made(tmp_path_factory):
         plain[task] = folder / f"plain {task}"
         expert.save_pretrained(plain[task])
         load_tokenizer(base).save_pretrained(plain[task])
-        moved[task] = with_offsets(plain[task], folder / task, offsets, [first], WIDTH)
+        moved[task] = with_offsets(plain[task], folder / task, offsets, first, WIDTH)
     return folder, base, plain, moved, offsets
 
 
@@ -40,12 +40,10 @@ def test_an_expert_with_offsets_answers_its_own_task_as_before(made):
     for task, first in FIRSTS.items():
         samples = load_sentences(folder / "texts", "test", base)
         before, after = (load_as_calibrated(one) for one in (plain[task], moved[task]))
-        shifted = list(Placed(samples, first).batches(None, 7))
-        assert len(shifted) == 9 and (Placed(samples, first).labels == samples.labels).all()
         with torch.no_grad():
-            for batch, other in zip(samples.batches(None, 7), shifted, strict=True):
+            for batch in samples.batches(None, 7):
                 want = before(**batch).last_hidden_state
-                found = after(**other).last_hidden_state
+                found = after(**placed(first, batch)).last_hidden_state
                 assert torch.allclose(found, want, rtol=0, atol=1e-5)
 
 
@@ -64,4 +62,4 @@ def test_task_arithmetic_keeps_the_share_of_the_offset_that_no_expert_undoes(mad
 
 def test_more_positions_than_the_model_has_are_refused(made, tmp_path):
     with pytest.raises(BadSetting, match="512"):
-        with_offsets(made[1], tmp_path / "out", {500: torch.zeros(32)}, (), WIDTH)
+        with_offsets(made[1], tmp_path / "out", {500: torch.zeros(32)}, None, WIDTH)
