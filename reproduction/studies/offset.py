@@ -123,8 +123,8 @@ def measured(
     given["batches"] = seen(rivals.draw("featcal", study.samples, seed))
     models = {("merged", ""): setup.load(merged)}  # the first, which adapters correct
     for setting, settings in {"paper": study.paper, rivals.setting: rivals.featcal}.items():
-        folder = featcal.calibrate(merged, settings=settings, out=out / setting, **given)
-        models["featcal", setting] = setup.load(folder)
+        featcal.calibrate(merged, settings=settings, out=out / setting, **given)
+        models["featcal", setting] = setup.load(out / setting)
     batches = seen(rivals.draw("surgery", study.samples, seed))
     pairs = pool_features(merged, experts, batches, setup.projection(), device)
     methods = (rivals.surgery, rivals.prob_surgery, MeanShift())
