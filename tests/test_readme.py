@@ -58,6 +58,18 @@ def test_the_table_shows_what_the_sentences_below_it_say():
     assert any(adapter > default for *_, default, adapter in values)
 
 
+def test_the_numbers_of_the_language_model_are_in_the_results():
+    path = RESULTS / "scores/smollm2-chat/scores.csv"
+    scores = pd.read_csv(path, keep_default_na=False)
+    own = {task for task in scores.task[scores.method == "expert"] if "-greedy" not in task}
+    means = scores[scores.task.isin(own)].groupby(["upstream", "method", "setting"]).value.mean()
+    start = "task_arithmetic"
+    keys = [(start, "merged", ""), (start, "featcal", "paper"), (start, "featcal", "paper_8b")]
+    sentence = README[README.index("A language model, ") :].split("(")[0]
+    told = re.findall(r"\d+\.\d", sentence)
+    assert told == [f"{means[key]:.1f}" for key in [*keys, ("", "expert", "")]]
+
+
 @pytest.fixture
 def project(models) -> Path:
     """The folders that the README names: models/ and images/."""
