@@ -85,6 +85,7 @@ STUDIED: dict[str, dict] = {
         "trained": ["average"], "epochs": 2, "surgery_v2": {"rank": 2, "steps": 3}, "interv_merge": {"steps": 3},
         "tangent": [0.3, 0.5], "scored": 40,
     },
+    "offset": {"strengths": [0.0, 1.0], "samples": 16, "scored": 40},
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
     "second_encoder": {
         "model": "data/encoder", "upstreams": ["task_arithmetic"], "samples": 16, "scored": 40, "rivals": RIVALS,
