@@ -93,7 +93,7 @@ def measured(
     import featcal
     from featcal.baselines.mean_shift import MeanShift
     from featcal.baselines.training import pool_features
-    from featcal.core.draws import generator
+    from featcal.core import generator
     from featcal.models.load import load_as_calibrated
     from reproduction.prepare.sentences import TOKENS
 
