@@ -238,9 +238,11 @@ def keep_a_chain(work: Path) -> None:
     """
     key, merger, params = CHAIN["key"], CHAIN["merger"], pipeline.settings(work)
     for section in ("calibrate", "adapt"):
-        for entry in (entry for own, entry in params[section].items() if own.endswith("-8")):
+        for entry in (
+            entry for own, entry in params[section].items() if own.endswith(("-8", "-chat"))
+        ):
             entry["from"] = {name: row for name, row in entry["from"].items() if name == merger}
-    for own in ("clip_b32-8", "clip_l14-8", "minilm-8", "vit_s-8"):
+    for own in ("clip_b32-8", "clip_l14-8", "minilm-8", "vit_s-8", "smollm2-chat"):
         params["merge"][own] = {merger: params["merge"][own][merger]}
     params["mergers"] = sorted({name for own in params["merge"].values() for name in own})
     for study in studies():
