@@ -147,11 +147,11 @@ def settings_of(name: object, given: Mapping[str, Any], section: str = "") -> di
 
 
 def methods_table() -> list[tuple[str, str, str]]:
-    """Return name, settings with their defaults, and source of every method, from the sources of
-    their files.
+    """Return name, settings with their defaults, and source of the library's own methods, from the
+    sources of their files.
     """
     rows = []
-    for name in method_names():
+    for name in sorted(file.name for file in pkgutil.iter_modules(methods.__path__)):
         tree = ast.parse(Path(methods.__path__[0], f"{name}.py").read_text("utf-8"))
         function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
         (call,) = function.decorator_list
