@@ -55,7 +55,7 @@ def test_conv1d_weights_are_calibrated_as_outputs_by_inputs():
 
 def test_svc_follows_mergers_with_their_sources_coefficient():
     assert SVC_AFTER["tsv_merge"] == SVC_AFTER["wudi"] == 1.0 and SVC_AFTER["iso_cts"] == 0.2
-    study = SimpleNamespace(trained=(), rivals=SimpleNamespace(setting="suite"), seed=1)
+    study = SimpleNamespace(pool="8", trained=(), rivals=SimpleNamespace(setting="suite"), seed=1)
     after = {
         m.name for name in ("ties", "lot") for m in FieldStudy.models(study, name, Path("out"))
     }
