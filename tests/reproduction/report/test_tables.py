@@ -23,7 +23,7 @@ from reproduction.report.statistics import Estimate
 from reproduction.report.tables import METHODS, accuracy_rows, paper_recovered, paper_rows
 
 RESULTS = Path(__file__).parents[3] / "results" / "mini"
-MEASURED = sorted(folder.name for folder in RESULTS.glob("scores/*-*"))
+MEASURED = sorted({folder.name for folder in RESULTS.glob("scores/*-*")} - {"smollm2-chat"})
 NAMES = {label: method for method, label in METHODS.items()} | {
     "Pre-trained": "base", "Fine-tuned (STL)": "expert", "Multi-task (MTL)": "multitask",
 }  # fmt: skip
