@@ -9,7 +9,7 @@ only in a process that does nothing else.
 import argparse
 import json
 import os
-import threading
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,35 +64,34 @@ def batches(seed: int, asked: argparse.Namespace):
 
 
 class Files:
-    """The most bytes that files below a folder had together while the `with` ran, looked at all the
-    time by a thread.
+    """The most bytes that files below a folder had together while the `with` ran: looked at before
+    each file is removed or replaced, since until then they only grow.
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.peak, self.over = folder, 0, threading.Event()
-        self.thread = threading.Thread(target=self.look)
+        self.folder, self.peak, self.watching = folder, 0, False
+        sys.addaudithook(self.before)
+
+    def before(self, event: str, _: tuple[object, ...]) -> None:
+        if self.watching and event in {"os.remove", "os.rename", "os.truncate", "os.rmdir"}:
+            self.look()
 
     def look(self) -> None:
-        before = self.sizes()
-        while not self.over.wait(0.01):
-            self.peak = max(self.peak, self.sizes() - before)
-
-    def sizes(self) -> int:
-        found = {}  # by inode: a file that is renamed meanwhile may be met twice
-        for place, _, names in os.walk(self.folder):  # which does not mind folders that are gone
+        sizes = {}  # by inode: a file may have two names
+        for place, _, names in os.walk(self.folder):
             for name in names:
-                with suppress(FileNotFoundError):
+                with suppress(FileNotFoundError):  # a thread may remove one meanwhile
                     about = os.stat(os.path.join(place, name))
-                    found[about.st_ino] = about.st_size
-        return sum(found.values())
+                    sizes[about.st_ino] = about.st_size
+        self.peak = max(self.peak, sum(sizes.values()))
 
     def __enter__(self) -> "Files":
-        self.thread.start()
+        self.watching = True
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self.thread.join()
+        self.look()
+        self.watching = False
 
 
 SIZES = {"width": 512, "blocks": 2, "tasks": 3, "samples": 32, "batch": 16, "tokens": 64}
