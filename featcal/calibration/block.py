@@ -33,7 +33,6 @@ from featcal.core.ridge import (
     Solution,
     anchor,
     eliminate_bias,
-    prior_system,
     solve_ridge,
     task_halves,
     task_system,
@@ -80,8 +79,7 @@ def calibrate_block(
         for (block, spec), track, in_parts in zip(students, tracks, by_site, strict=True)
     ]
     with ExitStack() as opened:
-        prior = any(spec.settings.prior for _, spec in students)
-        base = opened.enter_context(models.base.block(path)) if prior else None
+        base: nn.Module | None = None
         for index, turn in enumerate(max(parts_of, key=len)):
             # a student that is observed as a whole is so while the teacher passes the block
             parts = {
@@ -96,7 +94,7 @@ def calibrate_block(
                 counts = next(iter(moments.values())).expert_tokens
                 expert_tokens.setdefault(task, {}).update(counts)
                 for which, sums in moments.items() if solve else ():
-                    add_task_systems(systems[which], sums, teacher, parts[which].settings, base)
+                    add_task_systems(systems[which], sums, teacher, parts[which].settings)
             if base is None and solve:
                 base = opened.enter_context(models.base.block(path))
             for which, part in parts.items() if solve else ():
@@ -147,12 +145,11 @@ def add_task_systems(
     moments: BlockMoments,
     teacher: nn.Module,
     settings: Calibration,
-    base: nn.Module | None = None,
 ) -> None:
     """Add one task's normal equations to every system of the block (Eqs. 10, 14, 58).
 
-    The moments are consumed, so that memory does not grow with the number of tasks. `base`, the
-    base's block, is needed for the prior. Raises: BadCapture if tasks differ in their sites.
+    The moments are consumed, so that memory does not grow with the number of tasks. Raises:
+    BadCapture if tasks differ in their sites.
     """
     if systems.sites and systems.sites.keys() != moments.sites.keys():
         linears = sorted({name for site in systems.sites for name in site})
@@ -167,9 +164,6 @@ def add_task_systems(
         shares = (
             task_halves(parts, W, b, *how) if len(parts) > 1 else [task_system(*parts, W, b, *how)]
         )
-        if settings.prior and base is not None:
-            W_base = side_by_side(base.get_submodule(name) for name in site)[0]
-            shares[0] += prior_system(W, W_base, settings.prior)
         if site in systems.sites:
             for total, share in zip(systems.sites[site], shares, strict=True):
                 total += share

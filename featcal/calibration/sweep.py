@@ -214,7 +214,6 @@ def student_blocks(
                     token_rule=rule,
                     last=index + 1 == count,
                     encoder_keyword=source.feeds if source else "",
-                    residual=settings.residual_at(index / max(count - 1, 1)),
                     settings=settings,
                 )
                 found.append((block, spec))

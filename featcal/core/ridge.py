@@ -123,22 +123,6 @@ def task_halves(
     return [task_system(half, W, b, alpha, task_weights, affine, (n, omega)) for half in halves]
 
 
-def prior_system(W: Tensor, W_base: Tensor, kappa: float) -> RidgeSystem:
-    """Return one task's share of the data-free term κ Σ ‖(W − W_t) τᵀ‖²/‖τ‖², τ = W_t − W_base.
-
-    It is κP and κPW_tᵀ for P = τᵀτ/‖τ‖², zero if the expert's weight W (o, d) equals the base's. At
-    κ → ∞ the step from the base is Σ τP (Σ P)⁺ within the span of the task vectors: closed-form
-    WUDI (Cheng et al., 2025), whose official code stacks q, k and v likewise.
-    """
-    W, tau = W.to(SUM_DTYPE), W.to(SUM_DTYPE) - W_base.to(SUM_DTYPE)
-    share = RidgeSystem.zero(W.shape[1], len(W), W.device)
-    size = tau.square().sum()
-    if size > 0:
-        share.left.addmm_(tau.T, tau, alpha=kappa / float(size))
-        share.right += share.left @ W.T
-    return share
-
-
 def eliminate_bias(system: RidgeSystem, a: Tensor, ridge: float) -> RidgeSystem:
     """Eliminate the bias, so that `solve_ridge` gives weight and bias at their joint minimum.
 
