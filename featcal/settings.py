@@ -154,7 +154,7 @@ class Calibration(Settings):
     """Settings of a calibration. The defaults are the paper's for CLIP (Section 5.1).
 
     ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14; or "auto":
-                    each site chooses its own by halves of the samples (`core/halves.py`).
+                    each site chooses its own by halves of the samples (`core/ridge.py`).
     anchor_blend:   ρ of Eq. 11: 1 is the merged weight, 0 the base weight, above 1 extrapolates
                     away from the base.
     interpolation:  α in [0, 1] of Eq. 10: 0 targets the student's own features, 1 the teacher's.

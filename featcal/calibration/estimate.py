@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from featcal.calibration import choose
 from featcal.calibration.observe import FOLDED_SHARE, PAPER, shared_sites
-from featcal.core.halves import PROJECTIONS
 from featcal.core.moments import TokenRule, stripes
+from featcal.core.ridge import PROJECTIONS
 from featcal.errors import BadPlan
 from featcal.models.batch import PROVING
 from featcal.models.blocks import Features, first_inputs, module_inputs, stack_output, step

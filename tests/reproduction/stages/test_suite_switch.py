@@ -32,7 +32,9 @@ def test_what_takes_time_writes_cached_outputs_and_depends_on_nothing_that_a_swi
     items = pipeline.blocks()[name].get("foreach")
     deps = set(stage["deps"])
     for dep in [dep for dep in deps if dep.startswith("${item.")]:
-        deps = deps - {dep} | {own[dep.removeprefix("${item.").rstrip("}")] for own in items.values()}
+        deps = deps - {dep} | {
+            own[dep.removeprefix("${item.").rstrip("}")] for own in items.values()
+        }
     deps = [dep for dep in deps if not dep.startswith(code)]
     assert all(dep.startswith("outputs/${suite}/") for dep in deps), deps
     assert not any(dep.startswith(RECORD) for dep in deps), "a record of seconds would differ"
