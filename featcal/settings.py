@@ -12,7 +12,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     PositiveFloat,
     ValidationError,
     model_validator,
@@ -155,7 +154,7 @@ class Calibration(Settings):
     """Settings of a calibration. The defaults are the paper's for CLIP (Section 5.1).
 
     ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14; or "auto":
-                    each site chooses its own by halves of the samples (`core/halves.py`).
+                    each site chooses its own by halves of the samples (`core/ridge.py`).
     anchor_blend:   ρ of Eq. 11: 1 is the merged weight, 0 the base weight, above 1 extrapolates
                     away from the base.
     interpolation:  α in [0, 1] of Eq. 10: 0 targets the student's own features, 1 the teacher's.
@@ -172,14 +171,10 @@ class Calibration(Settings):
                     recompute the student's features after each.
     residual:       β in [0, 1]. A linear whose output y = W x + b is added to the residual stream r
                     gets the target W_t x_t + b_t + β (r_t − r): at β = 1 the sum r + y is to be the
-                    expert's. A pair gives β of the first and the last block of a stack, linear in
-                    between.
+                    expert's.
     affine:         "joint" solves weight and bias as one system; "separate" (Eqs. 17 and 55) solves
                     the weight as if targets had no bias, then the bias. Linears without a bias are
                     always "separate".
-    prior:          κ ≥ 0, weight of Σ_t ‖(W − W_t) τ_tᵀ‖²/‖τ_t‖² with τ_t = W_t − W_base (WUDI's
-                    objective), added to the data term. κ → ∞ gives closed-form WUDI in the span of
-                    the task vectors.
     """
 
     section = "calibrate"
@@ -191,21 +186,13 @@ class Calibration(Settings):
     task_weights: Literal["gram", "uniform"] = "gram"
     order: Literal["forward", "stale", "sites"] = "forward"
     modules: Annotated[tuple[Name, ...], Field(min_length=1), Distinct] | None = None
-    residual: Fraction | tuple[Fraction, Fraction] = 0.0
+    residual: Fraction = 0.0
     affine: Literal["separate", "joint"] = "separate"
-    prior: NonNegativeFloat = 0.0
 
     def check(self) -> None:
-        """Raise BadSetting for affine="joint" without bias, or a prior with ridge="auto"."""
+        """Raise BadSetting for affine="joint" without bias."""
         expected = "solves weight and bias together, so calibrate.bias must be true"
         require(self.bias or self.affine == "separate", "calibrate.affine", self.affine, expected)
-        expected = "must be 0 with ridge auto, which is chosen on samples alone"
-        require(not (self.prior and self.ridge == "auto"), "calibrate.prior", self.prior, expected)
-
-    def residual_at(self, depth: float) -> float:
-        """Return β of a block at a depth in its stack; 0 is the first block, 1 the last."""
-        ends = self.residual if isinstance(self.residual, tuple) else (self.residual,) * 2
-        return ends[0] + (ends[1] - ends[0]) * depth
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -215,5 +202,5 @@ class Calibration(Settings):
 
 # Settings beyond the paper, with the values that give the paper's method.
 OFF: dict[str, Any] = {
-    name: Calibration.model_fields[name].default for name in ("residual", "affine", "prior")
+    name: Calibration.model_fields[name].default for name in ("residual", "affine")
 }

@@ -506,7 +506,7 @@ BAD: dict[str, tuple[Callable[[], object], bool]] = {
 # is fine
 ADDED = """
 --ridge 0 | --ridge nan | --ridge -1 | --ridge x | --anchor-blend inf | --interpolation 2 | --interpolation -1 | --set residual=2 |
---set order=none | --set affine=none | --set affine=joint --set bias=false | --set prior=-1 | --preset none |
+--set order=none | --set affine=none | --set affine=joint --set bias=false | --preset none |
 --samples 0 | --samples 10 | --samples x | --set tokens=0 | --set tokens=100000 | --seed -1 | --set batch=0 |
 --set modules=nowhere | --set modules=query,query | --set stack=nowhere | --set stack=encoder | --device tpu | --device cuda |
 --dtype float16 | --host-memory much | --host-memory -1GiB | --set work=a.jsonl | --set work=base/in | --out base --force |

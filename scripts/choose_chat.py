@@ -2,7 +2,7 @@
 rows. Writes reproduction/real_language/choice.json.
 
 The scale with the best average is taken, before FeatCal has run. Needs the prepared models:
-dvc repro pipeline/prepare/dvc.yaml:prepare_chat@smollm2-chat
+dvc repro pipeline/prepare/dvc.yaml:prepare_role@smollm2-chat
 """
 
 from pathlib import Path

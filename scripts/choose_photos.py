@@ -2,7 +2,7 @@
 images. Writes reproduction/real_images/choice.json.
 
 The scale with the best average is taken, before FeatCal or any adapter has run. Needs the prepared
-models: dvc repro pipeline/prepare/dvc.yaml:prepare_vision@vit_s-8
+models: dvc repro pipeline/prepare/dvc.yaml:prepare_role@vit_s-8
 """
 
 from functools import partial

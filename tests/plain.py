@@ -67,23 +67,21 @@ def token_weights(name, shape, last):
 
 def linear(tasks, merged, base, s):
     """Eqs. 10-17 and 51-55 for one linear; tasks: [(X_cal (d, n), X_exp (d, n), p (n,), W_i, b_i,
-    lag (o, n), tau)].
+    lag (o, n))].
 
-    Beyond the paper: lag is added to the expert's output; tau is the task vector of all linears of
-    the site.
+    Beyond the paper: lag is added to the expert's output.
     """
     blend = [
         s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(merged, base, strict=True)
     ]
     left, right = s.ridge * np.eye(len(tasks[0][0])), s.ridge * blend[0]
     total, gaps, own, shares = s.ridge, s.ridge * blend[1], 0, []
-    for X_cal, X_exp, p, W, b, lag, tau in tasks:
+    for X_cal, X_exp, p, W, b, lag in tasks:
         X_tgt = s.interpolation * X_exp + (1 - s.interpolation) * X_cal
         Y = W @ X_tgt + s.interpolation * lag  # (o, n)
         G = (X_cal * p) @ X_cal.T
         omega = 1 / np.linalg.norm(G) if s.task_weights == "gram" else 1.0
-        P = s.prior * tau.T @ tau / np.linalg.norm(tau) ** 2
-        left, right = left + omega * G + P, right + omega * (Y * p) @ X_cal.T + W @ P
+        left, right = left + omega * G, right + omega * (Y * p) @ X_cal.T
         total, own = total + omega, own + omega * np.outer(b, X_cal @ p)
         shares.append((omega, X_cal @ p, b + Y @ p))
     if s.affine == "joint":
@@ -115,17 +113,11 @@ def norm(tasks, merged, base, s):
     return tuple(np.array(solved).T)
 
 
-def beyond(name, last, beta, student, teacher, expert, base, index):
-    """What targets beyond the paper need of one task: the lag of the residual stream, the task
-    vector of the site.
-    """
+def lag_of(name, beta, student, teacher):
+    """Return β (r_exp − r_cal) of the residual stream that a linear writes into, (o, n); else 0."""
     to, rows = f"to {name}", student[name].shape[:2]
     lag = beta * (teacher[to] - student[to]) if to in student else np.zeros((*rows, 1))
-    site = (name,)
-    if name in LINEARS[:3]:  # q, k and v; in the last block q has token weights of its own
-        site = LINEARS[:3] if not last else LINEARS[:1] if name == LINEARS[0] else LINEARS[1:3]
-    keys = [f"encoder.layers.{index}.{n}.weight" for n in site]
-    return lag.reshape(-1, lag.shape[-1]).T, np.vstack([expert[key] - base[key] for key in keys])
+    return lag.reshape(-1, lag.shape[-1]).T
 
 
 def calibrate(merged, base, experts, hidden, settings, depth=2):
@@ -136,7 +128,7 @@ def calibrate(merged, base, experts, hidden, settings, depth=2):
     experts = {task: parameters(model) for task, model in experts.items()}
     hidden, s = {task: list(pair) for task, pair in hidden.items()}, settings
     for index in range(depth):
-        last, beta = index + 1 == depth, s.residual_at(index / max(depth - 1, 1))
+        last = index + 1 == depth
         teacher = {t: block(experts[t], index, hidden[t][1]) for t in hidden}
         # of the merged block, for the stale order
         stale = {t: block(result, index, hidden[t][0])[1] for t in hidden}
@@ -150,9 +142,7 @@ def calibrate(merged, base, experts, hidden, settings, depth=2):
                     seen = [student[t], teacher[t][0]] if name in LINEARS else [student[t]]
                     p = token_weights(name, student[t][name].shape[:2], last)
                     features = [x[name].reshape(-1, x[name].shape[-1]).T for x in seen]
-                    more = []
-                    if name in LINEARS:
-                        more = beyond(name, last, beta, *seen, experts[t], base, index)
+                    more = [lag_of(name, s.residual, *seen)] if name in LINEARS else []
                     tasks.append((*features, p, *(experts[t][k] for k in pair), *more))
                 solve = linear if name in LINEARS else norm
                 both = solve(tasks, tuple(merged[k] for k in pair), tuple(base[k] for k in pair), s)

@@ -54,8 +54,8 @@ def test_an_unknown_name_gives_the_nearest_one():
         ({}, "study: [] cannot be used; it lacks inner"),
         ({"inner": {"ridge": -1}}, "study.inner.ridge: -1"),
         ({"inner": {"affine": "joint", "bias": False}}, "study.inner.affine: 'joint'"),
-        ({"inner": {}, "several": [{}, {"prior": "x"}]}, "study.several.1.prior: 'x'"),
-        ({"inner": {}, "several": [{}, {"priro": 1}]}, "study.several.1: 'priro'"),
+        ({"inner": {}, "several": [{}, {"norm": "x"}]}, "study.several.1.norm: 'x'"),
+        ({"inner": {}, "several": [{}, {"nrom": 1}]}, "study.several.1: 'nrom'"),
     ],
 )
 def test_a_mistake_in_nested_settings_is_named_with_its_place(given, said):
@@ -65,8 +65,8 @@ def test_a_mistake_in_nested_settings_is_named_with_its_place(given, said):
 
 
 def test_lists_become_tuples_whole_numbers_are_numbers_and_a_class_stays_itself():
-    settings = Calibration(ridge=1, modules=["q"], residual=[0, 1])
-    assert settings == Calibration(ridge=1.0, modules=("q",), residual=(0.0, 1.0))
+    settings = Calibration(ridge=1, modules=["q"], residual=1)
+    assert settings == Calibration(ridge=1.0, modules=("q",), residual=1.0)
     assert settings.but(norm=False).modules == ("q",) and hash(settings)
     with pytest.raises(ValueError, match="frozen"):
         settings.ridge = 2

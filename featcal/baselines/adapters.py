@@ -26,8 +26,8 @@ from featcal.errors import (
     UnknownKey,
 )
 from featcal.files import atomic_folder, read_json, write_json
+from featcal.models.batch import output_embeddings
 from featcal.models.checkpoint import read_safetensors
-from featcal.models.features import output_embeddings
 from featcal.settings import Settings
 
 Weights = Mapping[str, Tensor]  # by name, of one task or stacked for all tasks

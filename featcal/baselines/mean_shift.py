@@ -9,8 +9,7 @@ from torch import Tensor
 from featcal.baselines.adapters import Adapters, Baseline, Pair, Weights
 from featcal.baselines.training import adapters_for
 from featcal.errors import BadBatches
-from featcal.models.batch import Batches, Model
-from featcal.models.features import Head
+from featcal.models.batch import Batches, Head, Model
 
 
 class MeanShift(Baseline):

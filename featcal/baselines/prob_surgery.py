@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from featcal.baselines.adapters import Adapters, Weights
 from featcal.baselines.training import Training, adapters_for
-from featcal.models.batch import Batches, Model
-from featcal.models.features import Head
+from featcal.models.batch import Batches, Head, Model
 
 
 class ProbSurgery(Training):

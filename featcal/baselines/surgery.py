@@ -9,8 +9,7 @@ from torch import Tensor
 
 from featcal.baselines.adapters import Adapters, Weights
 from featcal.baselines.training import Training, adapters_for, as_module
-from featcal.models.batch import Batches, Model
-from featcal.models.features import Head, output_embeddings
+from featcal.models.batch import Batches, Head, Model, output_embeddings
 from featcal.settings import require
 
 

@@ -18,8 +18,18 @@ from featcal.baselines.adapters import Adapters, Audit, Baseline, Pair, Progress
 from featcal.core import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, Diverged
-from featcal.models.batch import IGNORED, Batch, Batches, Model, check_tasks, naming, single_samples
-from featcal.models.features import Head, output_embeddings, rows_before_head
+from featcal.models.batch import (
+    IGNORED,
+    Batch,
+    Batches,
+    Head,
+    Model,
+    check_tasks,
+    naming,
+    output_embeddings,
+    rows_before_head,
+    single_samples,
+)
 from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.settings import require
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from featcal.calibration import choose
+from featcal.calibration.block import Student, check_plan, sweep
 from featcal.calibration.features import NO_SAMPLES, Spool
 from featcal.calibration.models import Models, open_models
 from featcal.calibration.observe import PAPER
@@ -26,7 +27,6 @@ from featcal.calibration.report import (
     progress_line,
 )
 from featcal.calibration.resume import RunFolder, scratch_folder, write_calibrated
-from featcal.calibration.sweep import Student, check_plan, sweep
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting

@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from featcal.calibration import choose
 from featcal.calibration.observe import FOLDED_SHARE, PAPER, shared_sites
-from featcal.core.halves import PROJECTIONS
 from featcal.core.moments import TokenRule, stripes
+from featcal.core.ridge import PROJECTIONS
 from featcal.errors import BadPlan
 from featcal.models.batch import PROVING
 from featcal.models.blocks import Features, first_inputs, module_inputs, stack_output, step
@@ -148,7 +148,6 @@ def _peak(
     shape: ModelShape, students: Sequence[Calibration], job: Job, tasks: int
 ) -> dict[str, int]:
     """Return the parts of the working memory at the moment when their sum is largest."""
-    prior = any(settings.prior for settings in students)
     value, count = PRODUCT if job.on_gpu else PRODUCT + SUM, len(students)
     halves = [(1 + (one.ridge == "auto"), one.order == "sites") for one in students]
     of_site = sum(n for n, by_site in halves if by_site)  # sums of one site at a time
@@ -164,9 +163,8 @@ def _peak(
             product = max(value * s.d * max(s.d // 16, s.width) for s in sites)
             seeing = 2 * block.inputs + max(2 * block.widest, block.features + product)
             adding = (PRODUCT + 2 * SUM) * W  # the expert's weight, twice, and the right side
-            adding += prior * SUM * max(s.d * s.d + 3 * s.d * s.o for s in sites)
             for seen in {max(tasks - 2, 0), tasks - 1}:  # tasks before; one block is read ahead
-                parts = {"weights": (count + 1 + (seen + 1 < tasks) + prior) * block.weights}
+                parts = {"weights": (count + 1 + (seen + 1 < tasks)) * block.weights}
                 parts["moments"] = SUM * sum(n * s.d * (s.d + s.width) for s, n in held)
                 parts |= {"systems": systems * bool(seen), "batch": max(seeing, adding)}
                 moments.append(parts)
@@ -194,7 +192,7 @@ def _operations(shape: ModelShape, students: Sequence[Calibration], job: Job) ->
             gram = sum((b - a) * (d - a) for a, b in stripes(d, job.on_gpu))
             products += len(students) * 2 * n * (d * width + gram)
             for settings in students:
-                solves += job.tasks * (6 if settings.prior else 2) * d * d * o  # right sides
+                solves += job.tasks * 2 * d * d * o  # right sides
                 solves += d**3 // 3 + 4 * d * d * o  # factor, anchor, two triangular solves
                 if settings.ridge == "auto":
                     solves += 2 * EVALUATIONS * (d**3 // 3 + 4 * d * d * min(o, PROJECTIONS))

@@ -46,7 +46,6 @@ class BlockSpec:
     token_rule: TokenRule
     last: bool  # of its stack
     encoder_keyword: str = ""  # argument with the output of the stack that feeds this one
-    residual: float = 0.0  # β
     settings: Calibration = PAPER
     writers: tuple[str, ...] = ()  # linears that write into the residual stream, where β > 0
     scales: Mapping[str, Tensor] = field(default_factory=dict)  # γ (o,) of scaled writers
@@ -114,7 +113,9 @@ def observe(
             if set(r_cal) != set(own.writers) or set(r_exp) != set(writers):
                 problem = "their outputs are not added to the residual stream in every batch"
                 raise BadCapture(writers, f"{problem} and model")
-            gaps = {n: own.residual * (wide(r_exp[n]) - wide(r_cal[n])) for n in own.writers}
+            gaps = {
+                n: own.settings.residual * (wide(r_exp[n]) - wide(r_cal[n])) for n in own.writers
+            }
             for name in own.scales.keys() & gaps:  # γ y is added; one with γ = 0 is never seen
                 scale = own.scales[name]
                 gaps[name] = torch.where(scale == 0, 0, gaps[name] / wide(scale))
@@ -333,7 +334,7 @@ def block_parts(
     (β > 0) where no solved linear writes into the residual stream.
     """
     hidden, arguments = features
-    if spec.residual:
+    if spec.settings.residual:
         with residual_streams(student, solved_modules(student)[0], hidden) as streams:
             step(student, spec.stack, hidden, arguments)
         writers = tuple(name for name in spec.linears if name in streams)
@@ -341,7 +342,7 @@ def block_parts(
         if not writers:
             reason = "no linear that is solved here puts its output into the residual stream"
             expected = f"must be 0 for {spec.name} of this model: {reason} as it is"
-            raise BadSetting("calibrate.residual", spec.residual, expected)
+            raise BadSetting("calibrate.residual", spec.settings.residual, expected)
     if not by_site or not spec.linears + spec.norms:
         return [spec]
     with module_inputs(student, spec.linears + spec.norms) as inputs:

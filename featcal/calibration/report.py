@@ -29,7 +29,7 @@ from featcal.models.streamed import ModelHandle
 from featcal.settings import Calibration
 
 DIGITS = 6  # later digits differ between machines
-SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β", "prior": "κ"}
+SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β"}
 RECIPE = "mergekit_config.yml"
 DRIFT_COLUMNS = ["expert", "merged", "calibrated", "cosine merged", "cosine calibrated", "samples"]
 

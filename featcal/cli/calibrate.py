@@ -38,7 +38,8 @@ DRY_RUN = "Check everything, print the memory and disk needed, and stop."
 RIDGE = "λ > 0: how strongly weights are pulled to the anchor (paper: 0.05)."
 BLEND = "ρ: 1 anchors at the merged weight; above 1 extrapolates away from the base (paper: 2)."
 INTERPOLATION = "α in [0, 1]: 1 targets the experts' features, 0 the student's own (paper: 0.3)."
-SETTINGS = (Calibration(), options.Running())
+BATCH = "Samples per batch. Default: 32."
+SETTINGS = Calibration(), options.Running()
 EPILOG = f"""{options.DATA_FORMATS}
 
 Examples:
@@ -63,12 +64,12 @@ def calibrate(
     anchor_blend: Annotated[float | None, Option(help=BLEND)] = None,
     interpolation: Annotated[float | None, Option(help=INTERPOLATION)] = None,
     samples: Annotated[int | None, Option(min=1, help=SAMPLES)] = None,
+    batch: Annotated[int | None, Option(min=1, help=BATCH)] = None,
     column: options.Column = None,
     seed: options.Seed = 42,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
-    host_memory: options.HostMemory = None,
     dry_run: Annotated[bool, Option("--dry-run", help=DRY_RUN)] = False,
     push_to_hub: options.Push = None,
     as_json: options.Json = False,
@@ -78,7 +79,7 @@ def calibrate(
     the result as a folder of the same format.
     """
     own = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
-    pairs = options.with_own_options(setting, **own)
+    pairs = options.with_own_options(setting, **own, batch=batch)
     values, keys = options.read_set(pairs, "calibrate", *SETTINGS)
     settings = options.method_of(preset, values, pairs)
     inputs = read_inputs(merged, base, expert, data, keys.recipe)
@@ -87,7 +88,7 @@ def calibrate(
     require_work_folder(keys.work, [*inputs.folders, out])
     require_room(inputs.merged, out, keys.work)
     draw = keys.draw(samples or MOST, seed, dtype, column)
-    request = Calibrating(inputs, keys, draw, device, out, settings, host_memory)
+    request = Calibrating(inputs, keys, draw, device, out, settings)
     draws = {task: draw if samples else request.rest(task, 0, MOST) for task in inputs.data}
     if dry_run:
         return show_dry_run(request, draws, as_json)
@@ -104,7 +105,6 @@ class Calibrating(Request):
     keys: options.Running
     out: Path
     settings: "Method"
-    host_memory: int | None
 
 
 def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
@@ -148,7 +148,7 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
                 plan=request.plan,
                 device=device,
                 dtype=request.draw.dtype,
-                host_memory=request.host_memory,
+                host_memory=keys.host_memory,
                 work=keys.work,
                 resume=keys.resume,
                 progress=progress,
@@ -234,7 +234,7 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
     most = max(task.samples for task in batches.values())
     longest = max(task.longest for task in batches.values())
     size, on_gpu = min(request.keys.batch, most), torch_device(request.device).type == "cuda"
-    memory = {"on_gpu": on_gpu, "host_memory": request.host_memory}
+    memory = {"on_gpu": on_gpu, "host_memory": request.keys.host_memory}
     job = Job(len(batches), most, size, request.settings, **memory)
     model = request.student.to(request.draw.dtype)
     try:

@@ -27,7 +27,7 @@ SEED = "Random seed for drawing samples. Default: as in the calibration, else 42
 SAMPLES = "Samples per task. Default: 64, or what is left."
 MOST = 64  # samples of a task by default
 OTHERS = "; give more, take other ones (--set split=test), or use all of them (--skip 0)"
-KEYS = options.SamplingAndBlocks()
+SETTINGS = (options.SamplingAndBlocks(),)
 # by field of Agreement: column, number format, factor, and its name in the model card
 MEASURES = {
     "relative_drift": ("drift", ".3f", 1, "relative drift from the expert's features"),
@@ -57,7 +57,7 @@ def compare(
     samples: Annotated[int | None, Option(min=2, help=SAMPLES)] = None,
     skip: Annotated[int | None, Option(min=0, help=SKIP)] = None,
     seed: Annotated[int | None, Option(min=0, help=SEED)] = None,
-    setting: Annotated[list[str] | None, options.set_option(KEYS)] = None,
+    setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     card: options.Card = False,
@@ -66,7 +66,7 @@ def compare(
     """Measure how closely models match their experts: drift, cosine, KL and top-1 agreement. No
     labels are needed.
     """
-    (keys,) = options.read_set(setting, "compare", KEYS)
+    (keys,) = options.read_set(setting, "compare", *SETTINGS)
     models, inputs = read_compared(model, base, expert, data, keys.recipe)
     used = [record for folder in models.values() if "samples" in (record := read_record(folder))]
     seeds = [record["seed"] for record in used if record.get("split") == keys.split]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     # by task which samples are right, and the number of classes; 0 if it is not known
     Answers = Mapping[str, tuple[Tensor, int]]
 
-SAMPLING = options.Sampling(batch=64, split="test")
+SETTINGS = (options.Sampling(batch=64, split="test"),)
 MODEL = "Model to evaluate."
 CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
 CLASS_MEANS = "Vision model whose mean features by class, over the split train, are the heads for images. Default: CLIP's text tower."
@@ -60,13 +60,13 @@ def evaluate(
     template: options.Template = None,
     classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)] = None,
     column: options.Column = None,
-    setting: Annotated[list[str] | None, options.set_option(SAMPLING)] = None,
+    setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
     device: options.Device = "auto",
     card: options.Card = False,
     as_json: options.Json = False,
 ) -> None:
     """Measure the accuracy of a model on labelled images or texts, task by task."""
-    (sampling,) = options.read_set(setting, "evaluate", SAMPLING)
+    (sampling,) = options.read_set(setting, "evaluate", *SETTINGS)
     prompts, classes = template or [], classes or []
     columns = options.columns_named(column)
     for prompt in prompts:

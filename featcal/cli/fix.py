@@ -54,7 +54,7 @@ def fix(
     require_room(inputs.merged, out, None)
     keys = options.Running()
     draw = keys.draw(MOST, 42, column=column)
-    request = Calibrating(inputs, keys, draw, device, out, "auto", None)
+    request = Calibrating(inputs, keys, draw, device, out, "auto")
     draws, rest = {}, {}
     for task in inputs.data:
         spared = min(SPARE, max(FEWEST, int(LEFT * request.count(task))))

@@ -7,7 +7,7 @@ transformers.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
@@ -54,10 +54,16 @@ featcal calibrate --help
 
 
 class Command(TyperCommand):
-    """A command that names all missing options in one message."""
+    """A command that names all missing options in one message.
+
+    keys: settings of --set, by the option as which each may be given.
+    """
+
+    keys: Mapping[str, str] = {}
 
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
         """Raise FeatCalError if required options are missing."""
+        arguments = self.with_keys(arguments)
         given, _, _ = self.make_parser(context).parse_args(list(arguments))
         missing = [
             one.opts[0] if one.param_type_name == "option" else one.name.upper()
@@ -74,6 +80,19 @@ class Command(TyperCommand):
             problem = f"{context.info_name} also needs {', '.join(missing)}."
             raise FeatCalError(problem, "", way_out)
         return super().parse_args(context, arguments)
+
+    def with_keys(self, arguments: Iterable[str]) -> list[str]:
+        """Return the arguments with --batch 8 as --set batch=8, and so for every key."""
+        written, left = list[str](), iter(arguments)
+        for argument in left:
+            option, _, value = argument.partition("=")
+            if option not in self.keys:
+                written.append(argument)
+            elif value or (value := next(left, "")):
+                written += ["--set", f"{self.keys[option]}={value}"]
+            else:
+                raise FeatCalError(option, "needs a value")
+        return written
 
 
 @cache
@@ -101,6 +120,10 @@ def load_command(name: str) -> Any:
             if option.default and not option.is_flag:
                 option.help = f"{option.help} Default: {option.default}."
                 option.show_default = False
+    own = {name for option in command.params for name in option.opts}
+    keys = [key for one in getattr(module, "SETTINGS", ()) for key in type(one).model_fields]
+    keys_by_option = {f"--{key.replace('_', '-')}": key for key in keys}
+    command.keys = {name: key for name, key in keys_by_option.items() if name not in own}
     return command
 
 

@@ -19,7 +19,7 @@ class MergeSampling(options.Sampling):
     embeddings: str = "merge"
 
 
-KEYS = MergeSampling(batch=16)
+SETTINGS = (MergeSampling(batch=16),)
 SCALE = "Scale of the task vectors. Default: the method's."
 DATA = "Samples of a task, if the method needs any. Repeatable."
 HEAD = "Zero-shot heads (heads.safetensors), if the method needs them."
@@ -64,8 +64,8 @@ def merge(
     """Merge experts into one model. Tensors are read one at a time where the method allows it."""
     own = options.with_own_options(setting, scale=scale)
     pairs = options.pairs_by_name("--set", own, "NAME=VALUE", "density=0.1")
-    common = [f"{key}={pairs.pop(key)}" for key in type(KEYS).model_fields if key in pairs]
-    (keys,) = options.read_set(common, "merge", KEYS)
+    common = [f"{key}={pairs.pop(key)}" for key in MergeSampling.model_fields if key in pairs]
+    (keys,) = options.read_set(common, "merge", *SETTINGS)
     settings = {name: options.yaml_scalar(text) for name, text in pairs.items()}
     if method not in method_names():
         raise UnknownKey("METHOD", method, method_names())

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import ByteSize, PositiveInt, TypeAdapter, ValidationError
+from pydantic import ByteSize, PositiveInt
 from typer import Option
 
-from featcal.errors import BadSetting, UnknownKey
+from featcal.errors import UnknownKey
 from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
@@ -19,18 +19,8 @@ S = TypeVar("S", bound=Settings)
 
 EXPERT = "An expert: a model or a LoRA adapter. Repeatable."
 DATA = "Samples of a task: a folder, a file or a hub dataset; no labels needed. Repeatable."
-HOST_MEMORY = "Cap on cached activations in RAM, e.g. 8GiB; the rest goes to disk. Default: no cap."
 PUSH = "Upload the written folder to this hub repository, which is created if needed."
 CARD = "Add the results to the model card (README.md), as text and as the hub's model-index."
-
-
-def byte_size(text: str) -> int:
-    """Return the bytes of a size such as 8GiB or "500 MB". Raises: BadSetting."""
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        expected = "must be a number with a unit, such as 8GiB or 500MB"
-        raise BadSetting("--host-memory", text, expected) from None
 
 
 RECORDED = "Default: as recorded in the merged folder."
@@ -66,7 +56,6 @@ def usable_device(name: str) -> str:
 DEVICE = "Where to compute; auto takes the GPU if there is one."
 Device = Annotated[Literal["auto", "cpu", "cuda"], Option(callback=usable_device, help=DEVICE)]
 Dtype = Annotated[Literal["float32", "bfloat16"], Option(help="Precision of the models.")]
-HostMemory = Annotated[int | None, Option(parser=byte_size, metavar="SIZE", help=HOST_MEMORY)]
 Force = Annotated[bool, Option("--force", help="Replace the model folder at --out.")]
 Template = Annotated[
     list[str] | None, Option(metavar="PROMPT", help="Prompt with {} for the class. Repeatable.")
@@ -114,6 +103,7 @@ class Running(SamplingAndBlocks):
 
     resume: bool = True
     work: Path | None = None
+    host_memory: ByteSize | None = None
 
 
 MEANINGS = {
@@ -126,6 +116,7 @@ MEANINGS = {
     "work": "scratch folder for activations and finished blocks, default next to --out",
     "resume": "false starts from the first block",
     "padded": "texts of a batch differ in length",
+    "host_memory": "cap on cached activations in RAM, such as 8GiB; the rest goes to disk",
     "device_memory": "cap on cached activations on the GPU",
     "ranks": "processes that share the tasks",
     "modules": "linears to solve, such as q_proj,v_proj",
@@ -140,7 +131,10 @@ def set_option(*defaults: Settings) -> Any:
         + (f" ({MEANINGS[key]})" if key in MEANINGS else "")
         for key, value in (pair for one in defaults for pair in one)
     )
-    text = f"Any other setting; commas separate a list. Repeatable. Keys: {keys}."
+    text = (
+        "Any other setting, also as an option of its own (--tokens 64); commas separate a list. "
+        f"Repeatable. Keys: {keys}."
+    )
     return Option("--set", metavar="KEY=VALUE", help=text)
 
 

@@ -31,11 +31,12 @@ class Planning(Settings):
     recipe: Path | None = None
     stack: tuple[str, ...] | None = None
     padded: bool = False
+    host_memory: ByteSize | None = None
     device_memory: ByteSize = ByteSize(0)
     ranks: PositiveInt = 1
 
 
-SETTINGS = (Planning(), Calibration())
+SETTINGS = Planning(), Calibration()
 POSITIONS = ("max_position_embeddings", "n_positions")  # names of the longest text in configs
 EPILOG = """Text models need --set tokens=N, the number of tokens per sample.
 
@@ -57,11 +58,10 @@ def plan(
         Literal["cpu", "cuda"], Option(help="Where to compute; the estimate needs no GPU.")
     ] = "cpu",
     dtype: options.Dtype = "float32",
-    host_memory: options.HostMemory = None,
     as_json: options.Json = False,
 ) -> None:
     """Estimate the memory, disk and operations of a calibration. Reads only config.json files."""
-    keys, own = options.read_set(setting, "plan", Planning(), Calibration())
+    keys, own = options.read_set(setting, "plan", *SETTINGS)
     settings = options.method_of(preset, own, setting)
     inputs = read_inputs(merged, base, expert, recipe=keys.recipe, weights=False)
     tasks = len(inputs.experts)
@@ -83,7 +83,7 @@ def plan(
         ).items()
     }
     require_same_tensors(towers, [stack.blocks for stack in blocks.stacks])
-    memory = device == "cuda", int(keys.device_memory), host_memory
+    memory = device == "cuda", keys.device_memory, keys.host_memory
     job = Job(tasks, samples, min(keys.batch, samples), settings, *memory, keys.ranks)
     dense = model.to(getattr(torch, dtype))
     needs = estimated(dense, job, keys.tokens, keys.padded, blocks)

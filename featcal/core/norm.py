@@ -5,6 +5,7 @@ evaluated on z.
 Legend: n tokens · d features · w token weights.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from featcal.core.precision import SUM_DTYPE
-from featcal.core.ridge import EPS
+from featcal.core.ridge import EPS, lowest
 
 
 @dataclass
@@ -100,3 +101,29 @@ def solve_norm(
     r_shift = system.right_shift - system.z * gain - system.tasks * shift  # (d,)
     D = (a22 * a11 - a12 * a12).clamp_min(EPS)  # (d,)
     return gain + (a22 * r_gain - a12 * r_shift) / D, shift + (a11 * r_shift - a12 * r_gain) / D
+
+
+def norm_ridge_by_halves(halves: Sequence[NormSystem], gain: Tensor, shift: Tensor | None) -> float:
+    """Choose λ of a LayerNorm likewise: E(λ) is summed over its features' 2×2 systems.
+
+    Args:
+        halves: systems of both halves, summed over tasks.
+        gain, shift: anchors (d,); shift is None for RMSNorm.
+
+    Returns:
+        λ, or infinity where the anchors are to be kept.
+    """
+    g, s = gain.to(SUM_DTYPE), 0.0 if shift is None else shift.to(SUM_DTYPE)
+
+    def error(ridge: float) -> float:
+        total = 0.0
+        for half, held_out in (halves, halves[::-1]):
+            new_gain, new_shift = solve_norm(half, gain, shift, ridge)
+            dg, ds = new_gain - g, 0.0 if new_shift is None else new_shift - s  # (d,), (d,)
+            r_gain = held_out.right_gain - held_out.zz * g - held_out.z * s
+            r_shift = held_out.right_shift - held_out.z * g - held_out.tasks * s
+            square = held_out.zz * dg**2 + 2 * held_out.z * dg * ds + held_out.tasks * ds**2
+            total += float((square - 2 * dg * r_gain - 2 * ds * r_shift).sum())
+        return total
+
+    return lowest(error)

@@ -13,16 +13,14 @@ from math import isfinite, nan, sqrt
 import torch
 from torch import Tensor, nn
 
-from featcal.calibration.answers import Answers, answers, kl_and_top1
-from featcal.calibration.choose import relational_divergence
+from featcal.calibration.choose import Answers, answers, kl_and_top1, relational_divergence
 from featcal.calibration.features import on_device
 from featcal.core.drift import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
 from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
-from featcal.models.configs import require_same_configs
 from featcal.models.families import plan_for
-from featcal.models.load import evaluation_mode, torch_device
+from featcal.models.load import evaluation_mode, require_same_configs, torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan
 from featcal.models.sentences import Sentences

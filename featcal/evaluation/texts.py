@@ -16,8 +16,8 @@ from featcal.data.batches import IGNORED, padded
 from featcal.data.texts import Labelled, Reader, Sample, input_of
 from featcal.errors import BadData, BadSetting, NotFinite
 from featcal.evaluation.zero_shot import prompts_of
+from featcal.models.batch import output_embeddings
 from featcal.models.blocks import model_call
-from featcal.models.features import output_embeddings
 from featcal.models.load import evaluation_mode
 from featcal.models.sentences import Sentences
 

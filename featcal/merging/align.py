@@ -16,8 +16,7 @@ from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
 from featcal.merging.sources import Source, Tensors, is_vocabulary
 from featcal.models.batch import Model
 from featcal.models.checkpoint import LazyTensor, is_adapter
-from featcal.models.configs import require_one_family
-from featcal.models.load import load_tokenizer, model_class
+from featcal.models.load import load_tokenizer, model_class, require_one_family
 from featcal.models.lora import is_peft
 
 

@@ -29,8 +29,7 @@ from featcal.merging.sources import Source, Tensors, expert_sources, is_vocabula
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.checkpoint import is_adapter, read_safetensors
-from featcal.models.configs import require_same_configs
-from featcal.models.load import VISION, load_model, load_vision, torch_device
+from featcal.models.load import VISION, load_model, load_vision, require_same_configs, torch_device
 from featcal.models.lora import untied_config
 from featcal.models.save import copy_other_files, shard_writer, write_config
 from featcal.models.sentences import merge_modules, modules_of

@@ -18,7 +18,6 @@ from transformers.activations import NewGELUActivation, QuickGELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 
 from featcal.errors import BadCapture, BadPlan
-from featcal.models.batch import Batch, out_of_memory
 from featcal.models.moe import ROUNDING, same_unpacked
 from featcal.models.plan import CHOOSE_BLOCKS, BlockPlan, Stack, blocks_of, part_of
 
@@ -71,10 +70,15 @@ def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) 
                 vars(module)["forward"] = before
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Return whether torch raised an error for lack of memory."""
+    return "memory" in f"{type(error).__name__} {error}".lower()
+
+
 # Run a model, or its blocks one by one
 
 
-def model_call(model: nn.Module, batch: Batch) -> dict[str, Any]:
+def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch on the model's device, without a cache, which would change a second pass."""
     device, call = next(model.parameters()).device, dict(batch)
     if device.type != "meta":
@@ -97,7 +101,7 @@ def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def first_inputs(
     model: nn.Module,
     stack: Stack,
-    batch: Batch,
+    batch: Mapping[str, Any],
     source: Stack | None = None,
     fed: Tensor | None = None,
 ) -> Features:
@@ -193,7 +197,7 @@ def stack_output(model: nn.Module, stack: Stack, hidden: Tensor) -> Tensor:
     return part_of(model, stack.exit)(hidden) if stack.exit else hidden
 
 
-def replay(model: nn.Module, plan: BlockPlan, batch: Batch) -> dict[str, Tensor]:
+def replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return every stack's last output: the model's own forward to block 0, then block by block."""
     result, outputs = None, {}
     for source, stack in plan.in_order:
@@ -205,7 +209,7 @@ def replay(model: nn.Module, plan: BlockPlan, batch: Batch) -> dict[str, Tensor]
     return outputs
 
 
-def check_replay(model: nn.Module, plan: BlockPlan, batch: Batch) -> None:
+def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> None:
     """Raise BadPlan unless replaying every stack's blocks gives the result of the model's forward.
 
     A CPU replays bit for bit; a GPU's kernels may differ in the last bits.

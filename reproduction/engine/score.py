@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from reproduction.engine.context import Setup
@@ -185,6 +186,19 @@ def chat_answers(
         value = log_likelihood(model_of(""), tokenizer, texts)
         found[PLAIN] = _counted("log_likelihood", value, len(texts), None)
     return found
+
+
+def example(setup: Setup, folder: Path, seed: int, new_tokens: int) -> tuple[str, str]:
+    """Return one question out of the plain texts, drawn by the seed, and a model's answer to it."""
+    from featcal.data.batches import draw_indices
+    from featcal.models.load import load_tokenizer
+    from reproduction.language.chat import answer
+    from reproduction.prepare.chat import PLAIN
+    from reproduction.prepare.texts import load_texts
+
+    texts = load_texts(setup.texts, PLAIN, "test")
+    question = texts[int(draw_indices(PLAIN, len(texts), 1, seed)[0])].target or ""
+    return question, answer(setup.load(folder), load_tokenizer(setup.base), question, new_tokens)
 
 
 def _counted(metric: str, value: float, count: int, right: list[bool] | None) -> Row:

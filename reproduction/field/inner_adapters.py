@@ -32,10 +32,18 @@ from featcal.baselines.training import as_module, batch_order, samples_of
 from featcal.core import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadPlan, Diverged
-from featcal.models.batch import Batch, Model, naming, padding_mask, token_mean
+from featcal.models.batch import (
+    Batch,
+    Head,
+    Model,
+    naming,
+    output_embeddings,
+    padding_mask,
+    projected,
+    token_mean,
+)
 from featcal.models.blocks import first_inputs, output_hooks, residual_streams, step
 from featcal.models.families import plan_for
-from featcal.models.features import Head, output_embeddings, projected
 from featcal.models.load import evaluation_mode
 from featcal.models.modules import solved_modules
 from featcal.models.plan import Stack, blocks_of

@@ -27,9 +27,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from featcal.calibration.answers import Scores, kl_and_top1
-from featcal.calibration.block import add_task_systems, solve_systems
+from featcal.calibration.block import (
+    Student,
+    add_task_systems,
+    encoder_outputs,
+    features_by_task,
+    solve_systems,
+    student_blocks,
+)
 from featcal.calibration.calibrate import budgets
+from featcal.calibration.choose import Scores, kl_and_top1
 from featcal.calibration.features import (
     Spool,
     StudentTeacherFeatures,
@@ -38,13 +45,19 @@ from featcal.calibration.features import (
 from featcal.calibration.models import Models, open_models
 from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks
-from featcal.calibration.sweep import Student, encoder_outputs, features_by_task, student_blocks
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.core.ridge import RidgeSystem, anchor
 from featcal.errors import NotFinite, SingularGram
 from featcal.evaluation.zero_shot import unit_length
-from featcal.models.batch import Batches, Model, TaskBatches, naming
-from featcal.models.features import Head, output_embeddings, rows_before_head
+from featcal.models.batch import (
+    Batches,
+    Head,
+    Model,
+    TaskBatches,
+    naming,
+    output_embeddings,
+    rows_before_head,
+)
 from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.models.modules import side_by_side
 from featcal.models.plan import BlockPlan

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from reproduction.language.generation import padded
+from reproduction.language.generation import generate_texts, padded
 
 BATCH = 16
 ANSWER = 2  # tokens: one word and the end of the message
@@ -61,3 +61,10 @@ def log_likelihood(model: Any, tokenizer: Any, texts: Sequence[str]) -> float:
         total += float(known.gather(1, ids[1:, None]).sum())
         count += len(ids) - 1
     return total / max(count, 1)
+
+
+def answer(model: Any, tokenizer: Any, question: str, new_tokens: int) -> str:
+    """Return the greedy answer to a user's question, put by the tokenizer's chat template."""
+    message = [{"role": "user", "content": question}]
+    prompt = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    return generate_texts(model, tokenizer, [prompt], 1, new_tokens)[0]

@@ -1,7 +1,7 @@
-"""Write real short texts as chat instructions with few answers, each one token of the vocabulary.
+"""Write short texts as chats that ask for the class, each class named by one token.
 
-An instruction is the system's message, a text the user's, and the answer the assistant's. Rows of
-classes without a word are left out. PLAIN holds questions without instruction or answer, whose
+The system's message is the instruction, the user's the text, the assistant's the name. A row whose
+class has no name here is left out. PLAIN holds questions without instruction or answer, whose
 log-likelihood is scored.
 """
 
@@ -14,12 +14,11 @@ from featcal.errors import BadData
 from reproduction.prepare.suite import Chat
 
 PLAIN, PLAIN_TEXTS = "plain_text", "mmlu_subjects"
-TEST = "test"
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """What is asked about a text, and the word of every class that is asked for."""
+    """An instruction, and the word that answers it for each class of the task."""
 
     asked: str
     words: Mapping[str, str]
@@ -69,9 +68,7 @@ INSTRUCTIONS = {
 
 
 def write_base_and_chats(model: Path, chat: Chat, origin: Path, store: Path) -> None:
-    """Write the base to store/base/, and the texts of every task, unseen ones included, to
-    store/texts/.
-    """
+    """Write the base to store/base/, and the texts of all tasks to store/texts/."""
     from featcal.files import atomic_folder
     from featcal.models.load import load_model, load_tokenizer
     from featcal.models.save import save_model
@@ -79,15 +76,15 @@ def write_base_and_chats(model: Path, chat: Chat, origin: Path, store: Path) -> 
 
     save_model(load_model(model), store / "base", like=model)
     tokenizer, sources = load_tokenizer(model), {}
-    counts = {"train": chat.train, "validation": chat.validation, TEST: chat.test}
+    counts = {"train": chat.train, "validation": chat.validation, "test": chat.test}
     with atomic_folder(store / "texts") as folder:
         for task in (*chat.tasks, *chat.unseen, PLAIN):
-            splits = counts if task in chat.tasks else {TEST: chat.test}
+            splits = counts if task in chat.tasks else {"test": chat.test}
             named: dict[str, Any] = {"location": task, "kind": "folder", "paper_name": task}
             sources[task] = TextSource(**named, splits={split: split for split in splits})
             for split, count in splits.items():
-                given = (task, split, origin, tokenizer, chat.tokens)
-                rows = plain_rows(*given[1:]) if task == PLAIN else chat_rows(*given)
+                given = (split, origin, tokenizer, chat.tokens)
+                rows = plain_rows(*given) if task == PLAIN else chat_rows(task, *given)
                 _write(rows[:count], folder / task / f"{split}.parquet")
         write_text_sources(folder, sources)
 
@@ -97,21 +94,22 @@ def chat_rows(
 ) -> list[dict[str, str]]:
     """Return prompts with their completions, in the order of the file.
 
-    Raises: BadData for a word of several tokens; whatever reading the texts raises.
+    Raises: BadData for a word of several tokens; as read_rows.
     """
-    from reproduction.prepare.sentences import read_classes
+    from reproduction.prepare.sentences import read_rows
 
-    asked, classes = INSTRUCTIONS[task], read_classes(origin / task).classes
-    for word in asked.words.values():
+    instruction = INSTRUCTIONS[task]
+    for word in instruction.words.values():
         if len(tokenizer(word)["input_ids"]) != 1:
             raise BadData(task, f"its answer {word!r} is not one token", "take another word")
     rows = []
-    for text, label in _texts_and_labels(origin / task, split):
-        word = asked.words.get(classes[label])
+    texts, labels, classes = read_rows(origin / task, split)
+    for text, label in zip(texts, labels, strict=True):
+        word = instruction.words.get(classes[label])
         if word is None:
             continue
         messages = [
-            {"role": "system", "content": asked.asked},
+            {"role": "system", "content": instruction.asked},
             {"role": "user", "content": shortened(text, tokenizer, tokens)},
         ]
         prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -120,22 +118,17 @@ def chat_rows(
 
 
 def plain_rows(split: str, origin: Path, tokenizer: Any, tokens: int) -> list[dict[str, str]]:
-    """Return texts whose completion is everything."""
-    texts = (text for text, _ in _texts_and_labels(origin / PLAIN_TEXTS, split))
+    """Return texts whose completion is all of the text."""
+    from reproduction.prepare.sentences import read_rows
+
+    texts, _, _ = read_rows(origin / PLAIN_TEXTS, split)
     return [{"prompt": "", "completion": shortened(text, tokenizer, tokens)} for text in texts]
 
 
 def shortened(text: str, tokenizer: Any, tokens: int) -> str:
-    """Return the first tokens of a text."""
+    """Return a text cut after its first tokens."""
     ids = tokenizer(text)["input_ids"]
     return text if len(ids) <= tokens else str(tokenizer.decode(ids[:tokens]))
-
-
-def _texts_and_labels(folder: Path, split: str) -> list[tuple[str, int]]:
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(folder / f"{split}.parquet")
-    return list(zip(table["text"].to_pylist(), table["label"].to_pylist(), strict=True))
 
 
 def _write(rows: Sequence[Mapping[str, str]], file: Path) -> None:

@@ -79,8 +79,19 @@ def tokens(tokenizer: Any, texts: Sequence[str]) -> tuple[list[int], ...]:
 
 
 def load_sentences(folder: Path, split: str, model_folder: Path) -> SentenceSet:
-    """Return one split of a task in the tokens of a model. Raises: MissingPath, UnknownKey,
-    BadFile.
+    """Return one split of a task in the tokens of a model. Raises: as read_rows."""
+    texts, labels, names = read_rows(folder, split)
+    tokenizer = _tokenizer(str(model_folder))
+    ids = tokens(tokenizer, texts)
+    order = np.argsort([len(row) for row in ids], kind="stable")
+    shortest_first = (tuple(values[index] for index in order) for values in (texts, ids))
+    return SentenceSet(*shortest_first, labels[order], names, order, tokenizer)
+
+
+def read_rows(folder: Path, split: str) -> tuple[list[str], NDArray[np.int64], tuple[str, ...]]:
+    """Return texts and labels of one split of a task, in the order of the file, and its class names.
+
+    Raises: MissingPath, UnknownKey, BadFile.
     """
     import pyarrow.parquet as pq  # not needed for images
 
@@ -99,11 +110,7 @@ def load_sentences(folder: Path, split: str, model_folder: Path) -> SentenceSet:
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(names):
         problem = f"has a label outside of 0 … {len(names) - 1}"
         raise BadFile(file, problem, f"give {LABELS} one name for every label")
-    tokenizer = _tokenizer(str(model_folder))
-    ids = tokens(tokenizer, texts)
-    order = np.argsort([len(row) for row in ids], kind="stable")
-    shortest_first = (tuple(values[index] for index in order) for values in (texts, ids))
-    return SentenceSet(*shortest_first, labels[order], names, order, tokenizer)
+    return texts, labels, names
 
 
 def read_classes(folder: Path) -> Classes:

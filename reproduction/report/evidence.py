@@ -31,11 +31,12 @@ KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
     "pool", "corruption", "parameter", "statement", "quantity", "choice",
     "option", "origin", "variant", "stream", "correct", "seen", "expert_seed", "candidate", "strength",
+    "question", "answer",
 ]  # fmt: skip
 COLUMNS: dict[str, Sequence[str]] = {
     "scores": schema.SCORES, "references": schema.SCORES, "drift": schema.DRIFT,
     "projection": schema.PROJECTION, "alignment": schema.ALIGNMENT, "similarity": schema.SIMILARITY,
-    "vectors": schema.VECTORS, "curves": schema.CURVES, "scales": schema.SCALES,
+    "vectors": schema.VECTORS, "curves": schema.CURVES, "example": schema.EXAMPLE, "scales": schema.SCALES,
     "corrupted": schema.CORRUPTED, "corrupted.examples": schema.EXAMPLES, "sweep": schema.SWEEP,
     "task_counts": schema.TASK_COUNTS, "choices": schema.CHOICES,
     "theory": schema.THEORY, "theory_points": schema.THEORY_POINTS, "samples": schema.SAMPLES,
@@ -61,9 +62,15 @@ KEPT = (
 COLUMNS |= {f"{kind}.correct": schema.correct_columns(COLUMNS[kind]) for kind in KEPT}
 # tables that lie with others, by the folder; every other one begins with its folder's name
 LIES_WITH = {
-    **dict.fromkeys(("references", "seen", "curves"), "scores"), "scales": "ablate", "theory_points": "theory",
+    **dict.fromkeys(("references", "seen", "curves", "example"), "scores"), "scales": "ablate", "theory_points": "theory",
     **dict.fromkeys(("projection", "alignment", "similarity", "vectors"), "drift"),
 }  # fmt: skip
+
+
+def expert_tasks(scores: pd.DataFrame) -> set[str]:
+    """Return the tasks of the real language model that have an expert, without greedy answers."""
+    tasks = set(scores["task"][scores["method"] == "expert"])
+    return {task for task in tasks if not task.endswith(GREEDY)}
 
 
 def results_folder(suite: str) -> Path:
@@ -113,8 +120,7 @@ class Evidence:
         if kind not in self._tables:
             found = self._read(kind)
             if (self.role, self.pool, kind) == (*LANGUAGE, "scores"):
-                own = {task for task in found["task"][found["method"] == "expert"]}
-                found = _kept(found[found["task"].isin(own - {one + GREEDY for one in own})])
+                found = _kept(found[found["task"].isin(expert_tasks(found))])
             if (
                 kind == "scores" and self.path("ablate").is_file()
             ):  # controls, scored by a stage of their own

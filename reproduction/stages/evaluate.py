@@ -7,16 +7,19 @@ from featcal.files import atomic_folder, read_json, write_json
 from reproduction.engine import spec
 from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import seen_rows
-from reproduction.engine.score import score
-from reproduction.results import CURVES, SCORES, SEEN, write_rows, write_scores
+from reproduction.engine.score import example, score
+from reproduction.experiments import CHAT_POOL
+from reproduction.results import CURVES, EXAMPLE, SCORES, SEEN, write_rows, write_scores
 
 REFERENCES = ("base", "expert", "multitask", "merged")  # methods that FeatCal is compared with
 POINTS = 20  # of a loss curve
+DRAWN_BY, NEW_TOKENS = 42, 48  # the example: seed of its question, length of an answer
 
 
 def run(key: str) -> None:
     """Write outputs/<suite>/scores/<key>/: scores, correct samples, references, loss curves and
-    settings; for encoders also the test samples that mergers and adapters saw.
+    settings; for encoders also the test samples that mergers and adapters saw; for models that chat
+    one question with their answers.
     """
     setup = load_setup(key)
     context, models = setup.context, list[spec.ModelSpec]()
@@ -37,6 +40,8 @@ def run(key: str) -> None:
             write_rows(out / "seen.csv", seen_rows(setup, draws, rows), SEEN)
         write_rows(out / "curves.csv", _curves(setup, models), CURVES)
         write_json(out / "settings.json", _settings(setup))
+        if setup.pool == CHAT_POOL:
+            write_rows(out / "example.csv", _examples(setup, models), EXAMPLE)
 
 
 def _curves(setup: Setup, models: Sequence[spec.ModelSpec]) -> Iterator[dict[str, Any]]:
@@ -59,6 +64,17 @@ def _curves(setup: Setup, models: Sequence[spec.ModelSpec]) -> Iterator[dict[str
                 part = loss[start : start + length]
                 point = {"step": start + len(part), "loss": float(sum(part) / len(part))}
                 yield {**setup.words, **words, **point}
+
+
+def _examples(setup: Setup, models: Sequence[spec.ModelSpec]) -> Iterator[dict[str, Any]]:
+    """Yield the answers of base, merged and calibrated models to one drawn question."""
+    shown = [m for m in models if m.method in ("base", "merged", "featcal")]
+    jobs = {m.name: (setup, m.folder, DRAWN_BY, NEW_TOKENS) for m in shown}
+    found = setup.context.run(f"example {setup.key}", example, jobs)
+    for model in shown:
+        question, answer = found[model.name]
+        drawn = {"drawn_by": DRAWN_BY, "question": question, "answer": answer}
+        yield {**setup.words, **model.words, **drawn}
 
 
 def _settings(setup: Setup) -> dict[str, Any]:

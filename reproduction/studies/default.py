@@ -211,9 +211,9 @@ class Cell:
         """
         import torch
 
-        from featcal.calibration.answers import Scores, kl_and_top1
+        from featcal.calibration.choose import Scores, kl_and_top1
         from featcal.evaluation.zero_shot import unit_length
-        from featcal.models.features import output_embeddings
+        from featcal.models.batch import output_embeddings
 
         total = 0.0
         for task, pair in self.pairs.items():

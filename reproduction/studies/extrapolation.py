@@ -36,9 +36,9 @@ from reproduction.experiments import Each, Study
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
 
 if TYPE_CHECKING:
+    from featcal.calibration.block import Student
     from featcal.calibration.features import Spool
     from featcal.calibration.models import Models
-    from featcal.calibration.sweep import Student
     from featcal.models.batch import TaskBatches
 
 ANCHOR, CELL, STREAM, ALONE, LEFT_OUT, SPECTRUM = (
@@ -175,7 +175,7 @@ def divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> flo
     """Return the mean over tasks of KL(expert's answers ‖ model's) on held-out samples."""
     from safetensors.torch import load_file
 
-    from featcal.calibration.answers import Scores, kl_and_top1
+    from featcal.calibration.choose import Scores, kl_and_top1
     from featcal.data.batches import draw_indices
     from featcal.evaluation.zero_shot import unit_length
     from reproduction.stages.measure import projected
@@ -204,10 +204,10 @@ def spectrum(
     setup: Setup, study: ExtrapolationStudy, models: Sequence[ModelSpec]
 ) -> dict[str, dict[str, float]]:
     """Make the models whose ρ acts on some weights only; return the shares below each λ."""
+    from featcal.calibration.block import Student
     from featcal.calibration.calibrate import budgets
     from featcal.calibration.features import Spool
     from featcal.calibration.models import open_models
-    from featcal.calibration.sweep import Student
     from featcal.core.precision import exact_products
     from featcal.models.save import save_model
 
@@ -248,11 +248,16 @@ def calibrate_by_spectrum(
     """
     import torch
 
-    from featcal.calibration.block import add_task_systems, anchors, solve_systems
+    from featcal.calibration.block import (
+        add_task_systems,
+        anchors,
+        features_by_task,
+        solve_systems,
+        student_blocks,
+    )
     from featcal.calibration.features import advance
     from featcal.calibration.observe import Systems, observe
     from featcal.calibration.ranks import Ranks
-    from featcal.calibration.sweep import features_by_task, student_blocks
     from featcal.models.modules import load_side_by_side
     from featcal.models.streamed import in_turn
 

@@ -1,4 +1,4 @@
-"""Settings beyond the paper: residual targets in every family, priors, resumed runs."""
+"""Settings beyond the paper: residual targets in every family, resumed runs."""
 
 import families
 import pytest
@@ -12,7 +12,6 @@ from tiny import PAPER, VISION, clip, experiment, make, same_bits, shifted
 from featcal import calibrate
 from featcal.core.moments import every_token
 from featcal.errors import BadSetting
-from featcal.merging.methods.wudi import Interference
 from featcal.models.load import load_as_calibrated
 from featcal.settings import Calibration
 
@@ -21,9 +20,8 @@ ALL = Calibration(
     anchor_blend=1.0,
     interpolation=0.8,
     order="sites",
-    residual=(0.5, 1.0),
+    residual=0.5,
     affine="joint",
-    prior=0.1,
 )
 # every linear whose output is added to the stream, of the first block
 WRITERS = {
@@ -80,19 +78,6 @@ def test_residual_target_reduces_the_drift_of_a_wrong_residual_stream(build):
     assert whole < half < none
 
 
-def test_large_prior_anchored_at_the_base_is_closed_form_wudi():
-    given = experiment(build=shallow, count=20) | {"token_weights": every_token}
-    settings = Calibration(ridge=1e-9, anchor_blend=0.0, interpolation=1.0, prior=1e6)
-    model = calibrate(**given, settings=settings).model
-    for name in ("self_attn.out_proj", "mlp.fc1"):
-        base, result, *theirs = (
-            m.encoder.layers[0].get_submodule(name).weight.detach()
-            for m in (given["base"], model, *given["experts"].values())
-        )
-        minimum = Interference.of([w - base for w in theirs]).minimum()
-        torch.testing.assert_close(result - base, minimum, rtol=0, atol=1e-5)
-
-
 def test_streamed_interrupted_and_resumed_run_is_bit_identical_to_one_in_memory(
     tmp_path, monkeypatch
 ):
@@ -109,10 +94,9 @@ def test_streamed_interrupted_and_resumed_run_is_bit_identical_to_one_in_memory(
     "wrong",
     [
         {"bias": False, "affine": "joint"},
-        {"residual": (0.0, 2.0)},
+        {"residual": 2.0},
         {"interpolation": "auto"},
         {"interpolation": 1.5},
-        {"ridge": "auto", "prior": 1.0},
         {"ridge": "best"},
     ],
     ids=str,

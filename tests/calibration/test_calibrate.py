@@ -37,12 +37,11 @@ VARIANTS = {
     "uniform": PAPER.but(task_weights="uniform"),
     "no bias": PAPER.but(bias=False),
     "no norm": PAPER.but(norm=False),
-    "residual": PAPER.but(residual=(0.5, 1.0)),
+    "residual": PAPER.but(residual=0.5),
     "sites": PAPER.but(order="sites"),
     "joint": PAPER.but(affine="joint"),
-    "prior": PAPER.but(prior=0.2),
     "all of them": PAPER.but(
-        residual=0.7, order="sites", affine="joint", prior=0.2, ridge=1e-3, interpolation=0.9
+        residual=0.7, order="sites", affine="joint", ridge=1e-3, interpolation=0.9
     ),
 }
 

@@ -59,7 +59,7 @@ def test_equal_experts_stay_as_they_are(given):
         {"order": "sites"},
         {"order": "stale"},
         {"order": "sites", "residual": 1.0},
-        {"order": "sites", "affine": "joint", "prior": 0.1},
+        {"order": "sites", "affine": "joint"},
         {"order": "sites", "norm": False},
         {"modules": ("q_proj",)},
         {"order": "sites", "modules": ("down_proj",)},

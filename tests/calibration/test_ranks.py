@@ -33,7 +33,7 @@ def t5():
 
 
 def beyond():
-    settings = tiny.PAPER.but(order="sites", residual=1.0, affine="joint", prior=0.1)
+    settings = tiny.PAPER.but(order="sites", residual=1.0, affine="joint")
     return tiny.experiment(count=20) | {"settings": settings}
 
 

@@ -104,10 +104,10 @@ def test_a_log_file_has_every_block_and_every_mistake(models, capsys):
         logging.getLogger().removeHandler(handler)
 
 
-MORE = "--dtype bfloat16 --host-memory 1.5GiB --ridge 1e-3"
-KEYS = "--set work=w --set resume=false --set residual=0,1 --set modules=fc1"
+MORE = "--dtype bfloat16 --host-memory=1.5GiB --ridge 1e-3"
+KEYS = "--work w --set resume=false --set residual=0.5 --set modules=fc1"
 PLAIN = {"dtype": torch.float32, "host_memory": None, "work": None, "resume": True}
-CHOSEN = Calibration(ridge=1e-3, residual=(0.0, 1.0), modules=("fc1",))
+CHOSEN = Calibration(ridge=1e-3, residual=0.5, modules=("fc1",))
 
 
 @pytest.mark.parametrize(

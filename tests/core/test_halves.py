@@ -7,10 +7,15 @@ import pytest
 import torch
 from tiny import seeded
 
-from featcal.core.halves import norm_ridge_by_halves, ridge_by_halves
 from featcal.core.moments import Moments
-from featcal.core.norm import NormMoments, norm_system, solve_norm
-from featcal.core.ridge import RidgeSystem, eliminate_bias, solve_ridge, task_halves
+from featcal.core.norm import NormMoments, norm_ridge_by_halves, norm_system, solve_norm
+from featcal.core.ridge import (
+    RidgeSystem,
+    eliminate_bias,
+    ridge_by_halves,
+    solve_ridge,
+    task_halves,
+)
 
 ALPHA = 0.7
 

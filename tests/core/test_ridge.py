@@ -10,7 +10,6 @@ from featcal.core.moments import Moments, add_gram, mirror
 from featcal.core.ridge import (
     RidgeSystem,
     anchor,
-    prior_system,
     solve_ridge,
     task_system,
 )
@@ -171,10 +170,3 @@ def test_target_with_the_residual_gap_worked_by_hand():
     torch.testing.assert_close(solution.weight, float64([0.75, 0], [1, 0.75]))
     # target means (0.75, 0.75) + (0, 1) minus the weight's (0.375, 0.875), over 1 + λ
     torch.testing.assert_close(solution.bias, float64(0.25, 0.875 / 1.5))
-
-
-def test_prior_without_data_worked_by_hand():
-    W, base, A = float64([2, 0], [0, 0]), float64([0, 0], [0, 0]), float64([0, 5], [0, 0])
-    # P is 1 in the first direction, κ = 3, λ = 1
-    solution = solve_ridge(prior_system(W, base, 3.0), A, 0 * A[0], 1.0)
-    torch.testing.assert_close(solution.weight, float64([1.5, 5], [0, 0]))

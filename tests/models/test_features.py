@@ -7,7 +7,7 @@ from families import experiment as texts
 from tiny import clip, images
 
 from featcal.errors import BadSetting
-from featcal.models.features import rows_before_head
+from featcal.models.batch import rows_before_head
 
 LANGUAGE = ("t5", "t5_gated", "llama")
 

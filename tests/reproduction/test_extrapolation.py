@@ -7,9 +7,9 @@ import tiny
 import torch
 
 import featcal
+from featcal.calibration.block import Student
 from featcal.calibration.features import Spool
 from featcal.calibration.models import open_models
-from featcal.calibration.sweep import Student
 from featcal.settings import Calibration
 from reproduction.studies.extrapolation import calibrate_by_spectrum
 

@@ -19,7 +19,7 @@ STEPS = {
     ],
     "Solve them": [
         "featcal.calibration.block.solve_systems",
-        "featcal.core.halves.ridge_by_halves",
+        "featcal.core.ridge.ridge_by_halves",
         "featcal.core.ridge.solve_ridge",
     ],
     "Load the solutions and advance": [

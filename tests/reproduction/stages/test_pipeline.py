@@ -12,22 +12,15 @@ import yaml
 from resolved import resolved
 
 import pipeline
-from reproduction.experiments import (
-    CHAT_POOL,
-    DOMAIN_POOL,
-    GLUE_POOL,
-    HEADLINE_POOL,
-    load_experiments,
-    studies,
-)
+from reproduction.experiments import HEADLINE_POOL, load_experiments, studies
 from reproduction.prepare.suite import load_suite
 from reproduction.stages import command
 
 ROOT = Path(__file__).parents[3]
 STAGES = (
-    "prepare_data", "prepare_texts", "prepare", "prepare_sentences", "prepare_photos", "prepare_vision", "prepare_chat", "prepare_language", "merge",
-    "merge_sentences", "merge_vision", "merge_pool", "merge_chat", "merge_language", "calibrate", "adapt", "multitask", "evaluate", "measure", *studies(), "gather", "request",
-    "headline", "claims", "artifact", "page",
+    "prepare_data", "prepare_texts", "prepare_photos", "prepare", "prepare_role", "merge", "merge_role", "merge_pool",
+    "calibrate", "adapt", "multitask", "evaluate", "measure", *studies(), "gather", "request", "headline", "claims",
+    "artifact", "page",
 )  # fmt: skip
 
 # No number depends on these: messages, settings (their values are params), paths, processes, run
@@ -138,11 +131,9 @@ def merging_stage(run: Any) -> str:
     """Return the stage that makes a merged model: one per merger of images with 8 tasks, one per
     role and pool otherwise.
     """
-    if run.pool != HEADLINE_POOL:
-        kinds = {GLUE_POOL: "language", DOMAIN_POOL: "language", CHAT_POOL: "chat"}
-        return f"merge_{kinds.get(run.pool, 'pool')}@{run.key}"
-    one_stage = {"minilm": "merge_sentences", "vit_s": "merge_vision"}.get(run.role)
-    return f"{one_stage}@{run.key}" if one_stage else f"merge@{run.merged}"
+    if run.pool == HEADLINE_POOL and run.role.startswith("clip"):
+        return f"merge@{run.merged}"
+    return f"{'merge_pool' if run.pool in (14, 20) else 'merge_role'}@{run.key}"
 
 
 @pytest.mark.parametrize("section", MODELS)

@@ -29,14 +29,21 @@ def test_what_takes_time_writes_cached_outputs_and_depends_on_nothing_that_a_swi
     stage, code = STAGES[name], ("featcal/", "reproduction/", "scripts/")
     # an output with flags, such as `cache`, would be a mapping
     assert all(str(out).startswith("outputs/${suite}/") for out in stage["outs"])
-    deps = [dep for dep in stage["deps"] if not dep.startswith(code)]
+    items = pipeline.blocks()[name].get("foreach")
+    deps = set(stage["deps"])
+    for dep in [dep for dep in deps if dep.startswith("${item.")]:
+        deps = deps - {dep} | {
+            own[dep.removeprefix("${item.").rstrip("}")] for own in items.values()
+        }
+    deps = [dep for dep in deps if not dep.startswith(code)]
     assert all(dep.startswith("outputs/${suite}/") for dep in deps), deps
     assert not any(dep.startswith(RECORD) for dep in deps), "a record of seconds would differ"
     for entry in stage.get("params", ()):
-        if isinstance(entry, dict):  # `from` and the main settings apply to every suite
+        if isinstance(entry, dict):  # `from`, all mergers and the main settings are for every suite
             assert set(entry) <= {"suites/${suite}.yaml", *MORE}
             words = [word for file in MORE for word in entry.get(file, ())]
-            assert all(f"{word}.".count(".${suite}.") or ".from" in word for word in words), words
+            shared = (".from", "merge.${item}", "merge.${key}")
+            assert all(".${suite}" in word or word.endswith(shared) for word in words), words
         else:
             assert entry.partition(".")[0] in MAIN
 
