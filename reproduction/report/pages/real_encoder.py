@@ -1,8 +1,10 @@
 """Build the page on real models: two sentence encoders and an image model, their sets, and other experts."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from html import escape
+from statistics import fmean, stdev
 from typing import Any
 
 import pandas as pd
@@ -74,23 +76,41 @@ def averages(suite: str) -> PageOutput:
 
 
 def seeds(suite: str) -> PageOutput:
-    """List the averages from experts of other seeds: how far another fine-tuning moves each model."""
+    """List the averages from experts of other seeds, and FeatCal's margins with the experts' part of
+    the error: the variance s²/S over S sets of experts is added to that of the first set.
+    """
     ours, rows = Evidence(suite, REAL, "8"), []
     found = ours.table("expert_seeds")
     drawn = sorted(set(found["expert_seed"]))
     for name, key in lines():
-        own = select(found, dict(zip(("upstream", "method", "setting"), key, strict=True)))
-        first = average(ours, key)
-        if len(own) and first:
-            means = pd.Series([first.mean, *own.groupby("expert_seed")["value"].mean()[drawn]])
-            cells = [f"{mean:.1f}" for mean in (*means, means.mean(), means.std(ddof=1))]
-            rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
+        means = _by_expert_seed(ours, key)
+        if not means:
+            continue
+        cells = [f"{mean:.1f}" for mean in (*means, fmean(means), stdev(means))]
+        best = (key[0], "featcal", "suite")
+        margins = [a - b for a, b in zip(_by_expert_seed(ours, best), means, strict=False)]
+        left, right = average(ours, best), average(ours, key)
+        if key[0] and key[1] != "featcal" and margins and left and right:
+            room = math.hypot(noise(left, right), 2 * stdev(margins) / math.sqrt(len(margins)))
+            cells.append(f"{fmean(margins):+.1f} ± {room:.1f}")
+        else:
+            cells.append("")
+        rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
     if not rows:
         return PageOutput(note("○ not run: no experts of other seeds."))
     head = ["", "First experts", *(f"Seed {seed}" for seed in drawn), "Mean", "sd"]
-    return PageOutput(
-        table(head, rows, "MiniLM: average accuracy (%) by the experts’ seed", "fc-long")
-    )
+    head.append("FeatCal, tuned, minus this ± 2 SE")
+    caption = "MiniLM: average accuracy (%) by the experts’ seed"
+    return PageOutput(table(head, rows, caption, "fc-long"))
+
+
+def _by_expert_seed(ours: Evidence, key: Key) -> list[float]:
+    """Return the average of one row with the first experts and with each other set of experts."""
+    found, first = ours.table("expert_seeds"), average(ours, key)
+    own = select(found, dict(zip(("upstream", "method", "setting"), key, strict=True)))
+    if own.empty or first is None:
+        return []
+    return [first.mean, *own.groupby("expert_seed")["value"].mean()]
 
 
 def agreement(suite: str) -> PageOutput:

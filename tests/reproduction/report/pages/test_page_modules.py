@@ -16,6 +16,7 @@ from reproduction.report.evidence import Evidence
 from reproduction.report.pages import default, differences, field, gain, real_encoder, resources
 from reproduction.report.paper import errata, packaged, paper_table
 from reproduction.report.statistics import noise
+from reproduction.report.tables import average
 from reproduction.results import CANDIDATES, DEFAULT, write_rows
 
 RESULTS = ROOT / "results" / "mini"
@@ -188,6 +189,19 @@ def test_experts_of_other_seeds_are_averaged_with_the_first(results):
     cells = line(real_encoder.seeds("mini"), "Fine-tuned")
     first, one, two = map(float, cells[1:4])
     assert float(cells[4]) == pytest.approx((first + one + two) / 3, abs=0.1) and len(cells) == 6
+
+
+def test_margins_over_expert_seeds_have_the_error_of_test_texts_and_of_seeds():
+    ours = Evidence("mini", "minilm", "8")
+    featcal, surgery = ("average", "featcal", "suite"), ("average", "surgery", "suite")
+    left, right = average(ours, featcal), average(ours, surgery)
+    margins, others = [left.mean - right.mean], ours.table("expert_seeds")
+    for _, one in others[others["upstream"] == "average"].groupby("expert_seed"):
+        means = one[one["setting"] == "suite"].groupby("method")["value"].mean()
+        margins.append(means["featcal"] - means["surgery"])
+    room = 2 * math.sqrt((noise(left, right) / 2) ** 2 + variance(margins) / 3)
+    cells = line(real_encoder.seeds("mini"), "w/ Surgery, in proportion")
+    assert len(margins) == 3 and cells[-1] == f"{sum(margins) / 3:+.1f} ± {room:.1f}"
 
 
 # errata
