@@ -251,11 +251,11 @@ def calibrate_by_spectrum(
     from featcal.calibration.block import (
         add_task_systems,
         anchors,
-        features_by_task,
         solve_systems,
         student_blocks,
     )
     from featcal.calibration.features import advance
+    from featcal.calibration.models import features_by_task
     from featcal.calibration.observe import Systems, observe
     from featcal.calibration.ranks import Ranks
     from featcal.models.modules import load_side_by_side
