@@ -21,7 +21,6 @@ from featcal.calibration.features import (
     StudentTeacherFeatures,
     advance,
     advance_student,
-    advanced_copy,
 )
 from featcal.calibration.models import Models, check_plan, encoder_outputs, features_by_task
 from featcal.calibration.observe import (
@@ -49,6 +48,7 @@ from featcal.core.ridge import (
 )
 from featcal.errors import BadCapture
 from featcal.models.batch import Batch, Batches, TaskBatches
+from featcal.models.blocks import step
 from featcal.models.modules import load_side_by_side, shift_of, side_by_side, solved_modules
 from featcal.models.moe import expert_of
 from featcal.models.plan import BlockPlan, Stack, blocks_of
@@ -80,8 +80,9 @@ def calibrate_block(
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
     for number, (block, spec) in enumerate(students):
         for task in features if spec.settings.order == "stale" else ():
-            track = features[task].students[number]
-            stale[number, task] = advanced_copy(block, spec.stack, track)
+            stale[number, task] = SpooledList(features[task].students[number].spool)
+            for before in features[task].students[number]:
+                stale[number, task].append(step(block, spec.stack, *before))
     expert_tokens: dict[str, dict[str, int]] = {}
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]

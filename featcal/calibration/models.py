@@ -22,7 +22,15 @@ from featcal.calibration.features import (
 )
 from featcal.errors import BadPlan
 from featcal.files import Ledger
-from featcal.models.batch import Batch, Model, TaskBatches, check_batch, first_samples, naming
+from featcal.models.batch import (
+    PROVING,
+    Batch,
+    Model,
+    TaskBatches,
+    check_batch,
+    naming,
+    some_samples,
+)
 from featcal.models.blocks import check_replay
 from featcal.models.checkpoint import is_adapter
 from featcal.models.families import plan_for
@@ -165,7 +173,7 @@ def check_plan(
     Returns: the samples, on the models' device. Raises: BadBatches, BadPlan.
     """
     check_batch(task, 0, batch, models.student.module)
-    samples = on_device(first_samples(batch), models.device)
+    samples = on_device(some_samples(batch, slice(PROVING)), models.device)
     for handle in handles:
         with naming(task, 0), handle.running() as model:
             check_replay(model, models.plan, samples)

@@ -3,8 +3,8 @@
 n images or sentences · h width of the model · p width of a head (h where nothing is projected).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +15,10 @@ from featcal.models.batch import pooled_output, token_mean
 Inputs = Mapping[str, Tensor]  # keyword arguments of a model's forward
 # a model, or a function from inputs to projected features (n, p), such as a model with adapters
 Encoder = nn.Module | Callable[[Inputs], Tensor]
+# images or sentences: labels (n,) in the order of batches(None, size), and names of classes
+Samples = Any
 # the model whose projected features (n, p) change, and how: ("merged", adapters.apply)
 Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
-
-
-class Samples(Protocol):
-    """Images or sentences with labels (n,) in the order of the batches, and names of classes."""
-
-    @property
-    def labels(self) -> Any:  # noqa: D102
-        ...
-
-    @property
-    def classes(self) -> Sequence[str]:  # noqa: D102
-        ...
-
-    def batches(self, indices: None, size: int) -> Iterable[dict[str, Tensor]]:
-        """Yield inputs of all samples in batches."""
-        ...
 
 
 @torch.no_grad()
