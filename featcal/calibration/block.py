@@ -360,20 +360,19 @@ def student_blocks(
     for index in range(count):
         path = f"{stack.blocks}.{index}"
         with ExitStack() as opened:
-            found = []
+            pairs = []
             for student in students:
-                block = opened.enter_context(student.handle.block(path))
-                settings = student.settings
+                block, settings = opened.enter_context(student.handle.block(path)), student.settings
                 linears, norms = solved_modules(block, settings.norm, settings.modules)
                 spec = BlockSpec(
-                    name=block_name(stack, index),
-                    stack=stack,
-                    linears=tuple(linears),
-                    norms=tuple(norms),
-                    token_rule=rule,
+                    block_name(stack, index),
+                    stack,
+                    tuple(linears),
+                    tuple(norms),
+                    rule,
                     last=index + 1 == count,
                     encoder_keyword=source.feeds if source else "",
                     settings=settings,
                 )
-                found.append((block, spec))
-            yield path, found
+                pairs.append((block, spec))
+            yield path, pairs
