@@ -15,12 +15,17 @@ models' shapes, comes from a prototype whose scores were seen.)
      with every seed of expert training: three for 8 tasks, one for 14 and 20.
 `settings`, run only after that is frozen, chooses lambda, alpha and rho for the suite, one after
 the other, on both roles together; among equals it stays with the value it started from.
+`wudi` chooses the rate of WUDI's Adam by the merger's own loss on the smaller model's experts of 8
+tasks (`dvc repro pipeline/prepare/dvc.yaml:prepare@clip_b32-8`), without any image: of RATES the one
+with the lowest loss after the source's 400 steps. The source's own rate is the first. Writes
+reproduction/mini/wudi_rate.json.
 """
 
 import argparse
 import json
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -47,6 +52,9 @@ TRAIN, VALIDATION, DATA_SEED, SAMPLES, DRAW = 1200, 300, 0, 256, 1
 RIDGES, BLENDS = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 1e-2, 5e-2), (1.0, 2.0, 3.0)
 GRID = {"ridge": RIDGES, "interpolation": (0.3, 0.6, 0.9, 1.0), "anchor_blend": BLENDS}
 START = {"ridge": 3e-4, "interpolation": 0.6, "anchor_blend": 2.0}
+RATES = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
+PREPARED = Path("outputs/mini/prepared/clip_b32-8")
+WUDI_RATE = Path("reproduction/mini/wudi_rate.json")
 CHOICE = Path("reproduction/mini/choice.json")
 CACHE = Path(".featcal/choose")
 WORKERS = 2
@@ -290,9 +298,30 @@ def choose_settings() -> None:
     write({"settings": how | {"sweeps": sweeps}}, {"settings": chosen})
 
 
+def wudi_loss(rate: float) -> float:
+    """Return the loss that WUDI ends at, summed over matrices."""
+    from featcal.merging.merge import merge
+
+    experts = {task: PREPARED / "experts" / task for task in POOLS["8"]}
+    with TemporaryDirectory() as folder:
+        out = merge("wudi", PREPARED / "base", experts, rate=rate, out=Path(folder, "merged"))
+        return json.loads(Path(out, "merge.json").read_text())["loss"][-1]
+
+
+def choose_wudi() -> None:
+    jobs = {f"{rate:g}": (rate,) for rate in RATES}
+    losses = dict(fan_out("wudi", wudi_loss, jobs, WORKERS))
+    best = min(losses, key=losses.__getitem__)
+    found = {"chosen": float(best), "losses": {rate: losses[rate] for rate in jobs}}
+    with atomic_path(WUDI_RATE) as hidden:
+        hidden.write_text(json.dumps(found, indent=1) + "\n")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["suite", "settings"])
-    {"suite": choose_suite, "settings": choose_settings}[parser.parse_args().what]()
+    parser.add_argument("what", choices=["suite", "settings", "wudi"])
+    {"suite": choose_suite, "settings": choose_settings, "wudi": choose_wudi}[
+        parser.parse_args().what
+    ]()
