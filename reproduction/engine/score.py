@@ -99,7 +99,7 @@ def answers(
     """
     from safetensors.torch import load_file
 
-    from featcal.evaluation.zero_shot import evaluate_pool, percent
+    from featcal.evaluation.accuracy import evaluate_pool, percent
 
     batch = CACHED if setup.context.device.type == "cpu" else BATCH
     tensors = load_file(setup.heads)

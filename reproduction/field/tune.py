@@ -46,7 +46,7 @@ from featcal.calibration.ranks import Ranks
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.core.ridge import RidgeSystem, anchor
 from featcal.errors import NotFinite, SingularGram
-from featcal.evaluation.zero_shot import unit_length
+from featcal.evaluation.accuracy import unit_length
 from featcal.models.batch import (
     Batches,
     Head,

@@ -67,7 +67,7 @@ def write_base_and_heads(
     """
     from safetensors.torch import save_file
 
-    from featcal.evaluation.zero_shot import class_mean_head, words_known, zero_shot_head
+    from featcal.evaluation.accuracy import class_mean_head, words_known, zero_shot_head
     from featcal.files import atomic_path
     from featcal.models.load import load_clip, load_tokenizer, load_vision, torch_device
     from featcal.models.save import save_model
@@ -101,7 +101,7 @@ def write_encoder_and_heads(
     import torch
     from safetensors.torch import save_file
 
-    from featcal.evaluation.zero_shot import zero_shot_head
+    from featcal.evaluation.accuracy import zero_shot_head
     from featcal.files import atomic_path
     from featcal.models.load import load_model, load_tokenizer
     from featcal.models.save import save_model

@@ -84,7 +84,7 @@ def write_vision_and_heads(
     """
     from safetensors.torch import save_file
 
-    from featcal.evaluation.zero_shot import class_mean_head
+    from featcal.evaluation.accuracy import class_mean_head
     from featcal.files import atomic_path
     from featcal.models.load import load_model
     from featcal.models.save import save_model

@@ -152,7 +152,7 @@ def store(tmp_path_factory):
 
 
 def test_an_expert_of_sentences_learns_and_a_second_training_gives_its_bytes(store):
-    from featcal.evaluation.zero_shot import evaluate_pool, percent
+    from featcal.evaluation.accuracy import evaluate_pool, percent
 
     before, expert = load_model(store / "base"), load_model(store / "experts")
     tensors = experts_heads(store)

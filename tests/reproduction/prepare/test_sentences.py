@@ -13,7 +13,7 @@ from sentences import encoder, task
 
 from featcal.data.images import ImageSet, Preprocess
 from featcal.errors import BadFile, HubUnreachable, MissingPath, UnknownKey
-from featcal.evaluation.zero_shot import projected_features, unit_length
+from featcal.evaluation.accuracy import projected_features, unit_length
 from featcal.models.load import load_model
 from reproduction.prepare.damage import (
     DAMAGES,
