@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reproduction.prepare.packages import PREFIX, fetch_package
+from reproduction.prepare.hub import PREFIX, fetch_package
 from reproduction.prepare.suite import FINE_TUNE, FineTune, FineTuneSentences, FineTuneText
 
 HEADS = "heads.safetensors"
@@ -105,7 +105,7 @@ def write_encoder_and_heads(
     from featcal.files import atomic_path
     from featcal.models.load import load_model, load_tokenizer
     from featcal.models.save import save_model
-    from reproduction.prepare.sentences import read_classes
+    from reproduction.prepare.sources import read_classes
 
     model, tokenizer = load_model(encoder), load_tokenizer(encoder)
     save_model(model, store / "base", like=encoder)

@@ -27,7 +27,7 @@ from featcal.files import atomic_folder
 from featcal.models.batch import token_mean
 from featcal.models.load import load_model, other_class, torch_device
 from featcal.models.lora import WEIGHTS, dense_model, peft_package
-from reproduction.prepare.sentences import SentenceSet
+from reproduction.prepare.sources import SentenceSet
 from reproduction.prepare.suite import FineTune, FineTuneSentences, FineTuneText
 from reproduction.prepare.texts import example_batch, tokenized_example
 

@@ -22,8 +22,8 @@ from reproduction.prepare.damage import (
     swapped_words,
     typing_errors,
 )
-from reproduction.prepare.packages import fetch_package
-from reproduction.prepare.sentences import SPLITS, TOKENS, load_sentences, read_classes
+from reproduction.prepare.hub import fetch_package
+from reproduction.prepare.sources import SPLITS, TOKENS, load_sentences, read_classes
 from reproduction.prepare.suite import load_suite
 
 ROOT = Path(__file__).parents[3]
