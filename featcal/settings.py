@@ -201,6 +201,4 @@ class Calibration(Settings):
 
 
 # Settings beyond the paper, with the values that give the paper's method.
-OFF: dict[str, Any] = {
-    name: Calibration.model_fields[name].default for name in ("residual", "affine")
-}
+OFF: dict[str, Any] = {"residual": 0.0, "affine": "separate"}

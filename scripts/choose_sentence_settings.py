@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import featcal
-from featcal.evaluation.zero_shot import evaluate_pool, percent
+from featcal.evaluation.accuracy import evaluate_pool, percent
 from featcal.files import read_json, write_json
 from featcal.models.load import load_as_calibrated
 from reproduction.engine.context import Context, Setup, load_context

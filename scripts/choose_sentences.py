@@ -70,7 +70,7 @@ def score(recipe: FineTuneSentences, task: str, texts: Path, store: Path) -> tup
     """Percent of validation rows that an expert gets right, and the seconds of its training."""
     from safetensors.torch import load_file
 
-    from featcal.evaluation.zero_shot import evaluate_pool, percent
+    from featcal.evaluation.accuracy import evaluate_pool, percent
     from featcal.models.load import load_model
     from reproduction.prepare.fine_tune import fine_tune
     from reproduction.prepare.sources import load_task

@@ -82,7 +82,7 @@ def solved_linear(name, student, merged, base, experts, batches, s, last):
         x_cal, p = features(student, batches[task], name, last)
         x_exp, _ = features(expert, batches[task], name, last)
         W, b = weight(expert.get_submodule(name))
-        tasks.append((x_cal.T, x_exp.T, p, W, b, 0.0, W - base[0]))  # nothing beyond the paper
+        tasks.append((x_cal.T, x_exp.T, p, W, b, 0.0))  # nothing beyond the paper
     return plain.linear(tasks, merged, base, s)
 
 

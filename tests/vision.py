@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import transformers as tf
 
-from reproduction.prepare.onnx import CONFIG
+from reproduction.prepare.photos import CONFIG
 
 
 def dinov2(folder: Path) -> Path:

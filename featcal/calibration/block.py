@@ -4,7 +4,7 @@ solve, load, move on. Students share the passes of their teachers.
 A system holds the normal equations of one site or of one norm, summed over tasks."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -21,12 +21,8 @@ from featcal.calibration.features import (
     StudentTeacherFeatures,
     advance,
     advance_student,
-    advanced_copy,
-    first_features,
-    leave_stack,
-    on_device,
 )
-from featcal.calibration.models import Models
+from featcal.calibration.models import Models, check_plan, encoder_outputs, features_by_task
 from featcal.calibration.observe import (
     BlockMoments,
     BlockSpec,
@@ -50,14 +46,14 @@ from featcal.core.ridge import (
     task_halves,
     task_system,
 )
-from featcal.errors import BadCapture, BadSetting
-from featcal.models.batch import Batch, Batches, TaskBatches, check_batch, first_samples, naming
-from featcal.models.blocks import check_replay
+from featcal.errors import BadCapture
+from featcal.models.batch import Batch, Batches, TaskBatches
+from featcal.models.blocks import step
 from featcal.models.modules import load_side_by_side, shift_of, side_by_side, solved_modules
 from featcal.models.moe import expert_of
 from featcal.models.plan import BlockPlan, Stack, blocks_of
 from featcal.models.streamed import ModelHandle, in_turn
-from featcal.settings import Calibration, require
+from featcal.settings import Calibration
 
 # a task with fewer tokens in one expert of a mixture says too little to count like other tasks
 FEWEST_TOKENS = 32
@@ -84,8 +80,9 @@ def calibrate_block(
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
     for number, (block, spec) in enumerate(students):
         for task in features if spec.settings.order == "stale" else ():
-            track = features[task].students[number]
-            stale[number, task] = advanced_copy(block, spec.stack, track)
+            stale[number, task] = SpooledList(features[task].students[number].spool)
+            for before in features[task].students[number]:
+                stale[number, task].append(step(block, spec.stack, *before))
     expert_tokens: dict[str, dict[str, int]] = {}
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]
@@ -254,9 +251,6 @@ def affine_of(block: nn.Module, site: Site, settings: Calibration) -> str:
     return settings.affine if with_bias else "separate"
 
 
-EXPECTED_RULE = "must be a function (module name, last block?, (batch, tokens)) -> weights, a tensor of that shape"
-
-
 @dataclass
 class Student:
     """One model that is calibrated with its settings; solved blocks are kept in `folder`."""
@@ -351,62 +345,6 @@ class BatchStream:
             yield batch
 
 
-def check_plan(
-    models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]
-) -> dict[str, object]:
-    """Check on two samples that running the plan's blocks one by one gives the features of each
-    model's own forward.
-
-    Returns: the samples, on the models' device. Raises: BadBatches, BadPlan.
-    """
-    check_batch(task, 0, batch, models.student.module)
-    samples = on_device(first_samples(batch), models.device)
-    for handle in handles:
-        with naming(task, 0), handle.running() as model:
-            check_replay(model, models.plan, samples)
-    return dict(samples)
-
-
-def features_by_task(
-    models: Models,
-    students: Sequence[ModelHandle],
-    stack: Stack,
-    batches: TaskBatches,
-    spool: Spool,
-    source: Stack | None,
-    encoder: Mapping[str, StudentTeacherFeatures],
-) -> dict[str, StudentTeacherFeatures]:
-    """Return the features of every task before the first block of a stack, which `source` feeds."""
-    features = {}
-    with ExitStack() as running:
-        ours = [running.enter_context(student.running()) for student in students]
-        for task, expert in models.experts.items():
-            with expert.running() as teacher:
-                moved = (on_device(batch, models.device) for batch in batches[task])
-                features[task] = first_features(
-                    task, ours, teacher, stack, moved, spool, source, encoder.get(task)
-                )
-    return features
-
-
-def encoder_outputs(
-    models: Models,
-    students: Sequence[ModelHandle],
-    stack: Stack,
-    features: Mapping[str, StudentTeacherFeatures],
-) -> Mapping[str, StudentTeacherFeatures]:
-    """Return what calibrated stacks and the experts' stacks feed to the next stack, by task."""
-    if not stack.feeds:
-        return {}
-    with ExitStack() as running:
-        ours = [running.enter_context(student.running()) for student in students]
-        for task, expert in models.experts.items():
-            with expert.running() as teacher:
-                for model, track in zip([*ours, teacher], features[task].tracks, strict=True):
-                    leave_stack(model, stack, track)
-    return features
-
-
 def student_blocks(
     models: Models,
     students: Sequence[Student],
@@ -417,40 +355,24 @@ def student_blocks(
     """Yield path, and the students' block with its specification, in forward order, one block of
     each in memory at a time.
     """
-    rule = checked_rule(token_weights) if token_weights else models.plan.rule(stack)
+    rule = token_weights or models.plan.rule(stack)
     count = len(blocks_of(models.student.module, stack))
     for index in range(count):
         path = f"{stack.blocks}.{index}"
         with ExitStack() as opened:
-            found = []
+            pairs = []
             for student in students:
-                block = opened.enter_context(student.handle.block(path))
-                settings = student.settings
+                block, settings = opened.enter_context(student.handle.block(path)), student.settings
                 linears, norms = solved_modules(block, settings.norm, settings.modules)
                 spec = BlockSpec(
-                    name=block_name(stack, index),
-                    stack=stack,
-                    linears=tuple(linears),
-                    norms=tuple(norms),
-                    token_rule=rule,
+                    block_name(stack, index),
+                    stack,
+                    tuple(linears),
+                    tuple(norms),
+                    rule,
                     last=index + 1 == count,
                     encoder_keyword=source.feeds if source else "",
                     settings=settings,
                 )
-                found.append((block, spec))
-            yield path, found
-
-
-def checked_rule(rule: TokenRule) -> TokenRule:
-    """Return a caller's token rule with a check of its weights. Raises, when called: BadSetting."""
-
-    def weights(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
-        try:
-            w: object = rule(module, last, shape)
-        except TypeError as error:
-            raise BadSetting("calibrate.token_weights", error, EXPECTED_RULE) from None
-        valid = isinstance(w, Tensor) and w.shape == shape
-        require(valid, "calibrate.token_weights", type(w).__name__, EXPECTED_RULE)
-        return w
-
-    return weights
+                pairs.append((block, spec))
+            yield path, pairs

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from featcal.calibration import choose
-from featcal.calibration.block import Student, check_plan, sweep
+from featcal.calibration.block import Student, sweep
 from featcal.calibration.features import NO_SAMPLES, Spool
-from featcal.calibration.models import Models, open_models
+from featcal.calibration.models import Models, check_plan, open_models
 from featcal.calibration.observe import PAPER
 from featcal.calibration.ranks import Ranks, current
 from featcal.calibration.report import (

@@ -3,9 +3,9 @@
 One batch runs once through the model on torch's meta device, which shows what the linears of every
 block read and how large features are. The rest is arithmetic, for models given as folders.
 
-Accuracy: tests hold operations to 20 % of those counted in real runs, and memory and disk on CPUs
-to 25 %. Peaks on GPUs are the same sums, not measured. Runs with fewer tokens than a linear has
-inputs need less. Experts of a mixture are assumed to receive equally many tokens.
+Tests hold operations to 20 % of those counted in real runs, and memory and disk on CPUs to 25 %;
+peaks on GPUs are the same sums, not measured. Runs with fewer tokens than a linear has inputs need
+less. Experts of a mixture are assumed to receive equally many tokens.
 
 Legend: d inputs · o outputs · n rows (tokens of one batch) · work in operations, sizes in bytes.
 """
@@ -92,14 +92,10 @@ class ModelShape:
 
 
 def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
-    """Estimate what a calibration needs, by what it is for.
+    """Estimate what a calibration needs: parts that add up to the bytes of one process on the
+    "device" (a GPU), the "host" and the "disk", and to the "operations" of all processes.
 
-    Args:
-        shape: of the model on one batch of `job.batch` samples, from `model_shape`.
-        job: number of tasks, samples and processes, budgets of memory, settings.
-
-    Returns: parts that add up: bytes of one process on the "device" (a GPU), the "host" and the
-        "disk", and "operations" of all processes.
+    shape: of the model on one batch of `job.batch` samples.
     """
     passes = 0  # of single samples, for answers
     stages = [((PAPER if job.settings == "auto" else job.settings,), job)]
@@ -113,8 +109,8 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     memory = [_memory(shape, *stage) for stage in stages]
     needs = max(memory, key=lambda own: sum(own["device"].values()) + sum(own["host"].values()))
     solved = sum(block.weights for block in shape.blocks) * max(len(who) for who, _ in stages)
-    needs["disk"] |= {"solved blocks": solved, "calibrated model": shape.weights}
-    needs["disk"] |= {"while joining": shape.largest}
+    written = {"calibrated model": shape.weights, "while joining": shape.largest}
+    needs["disk"] |= {"solved blocks": solved, **written}
     operations = [_operations(shape, *stage) for stage in stages]
     needs["operations"] = {name: sum(one[name] for one in operations) for name in operations[0]}
     if passes:

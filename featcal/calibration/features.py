@@ -247,14 +247,6 @@ def advance_student(
     return drift
 
 
-def advanced_copy(block: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
-    """Return the features of one model after a block, and keep those before it."""
-    result = SpooledList(track.spool)
-    for features in track:
-        result.append(step(block, stack, *features))
-    return result
-
-
 def leave_stack(model: nn.Module, stack: Stack, track: SpooledList) -> None:
     """Replace the features of one model after a stack's last block by what it feeds to the next."""
     for number in range(len(track)):

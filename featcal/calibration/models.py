@@ -1,8 +1,10 @@
-"""Open the models of a calibration, whole or one block at a time, and check that they match."""
+"""Open the models of a calibration, whole or one block at a time, check that they match each other
+and the plan, and run them up to the first block.
+"""
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,25 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from featcal.calibration.features import (
+    Spool,
+    StudentTeacherFeatures,
+    first_features,
+    leave_stack,
+    on_device,
+)
 from featcal.errors import BadPlan
 from featcal.files import Ledger
-from featcal.models.batch import Model
+from featcal.models.batch import (
+    PROVING,
+    Batch,
+    Model,
+    TaskBatches,
+    check_batch,
+    naming,
+    some_samples,
+)
+from featcal.models.blocks import check_replay
 from featcal.models.checkpoint import is_adapter
 from featcal.models.families import plan_for
 from featcal.models.load import (
@@ -25,7 +43,7 @@ from featcal.models.load import (
 )
 from featcal.models.lora import dense_model, without_adapters
 from featcal.models.modules import check_blocks, check_norm, solved_modules
-from featcal.models.plan import BlockPlan
+from featcal.models.plan import BlockPlan, Stack
 from featcal.models.streamed import (
     InMemoryModel,
     ModelHandle,
@@ -144,3 +162,63 @@ def open_models(
                 check_norm(block.get_submodule(name))
     own = dict(zip(experts, others[1:], strict=True))
     return Models(student, before, others[0], own, plan, target, dtype, ledger)
+
+
+def check_plan(
+    models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]
+) -> dict[str, object]:
+    """Check on two samples that running the plan's blocks one by one gives the features of each
+    model's own forward.
+
+    Returns: the samples, on the models' device. Raises: BadBatches, BadPlan.
+    """
+    check_batch(task, 0, batch, models.student.module)
+    samples = on_device(some_samples(batch, slice(PROVING)), models.device)
+    for handle in handles:
+        with naming(task, 0), handle.running() as model:
+            check_replay(model, models.plan, samples)
+    return dict(samples)
+
+
+def running(
+    models: Models, students: Sequence[ModelHandle]
+) -> Iterator[tuple[str, list[nn.Module]]]:
+    """Yield every task with the students and its expert, which can run until the next task."""
+    with ExitStack() as opened:
+        ours = [opened.enter_context(student.running()) for student in students]
+        for task, expert in models.experts.items():
+            with expert.running() as teacher:
+                yield task, [*ours, teacher]
+
+
+def features_by_task(
+    models: Models,
+    students: Sequence[ModelHandle],
+    stack: Stack,
+    batches: TaskBatches,
+    spool: Spool,
+    source: Stack | None,
+    encoder: Mapping[str, StudentTeacherFeatures],
+) -> dict[str, StudentTeacherFeatures]:
+    """Return the features of every task before the first block of a stack, which `source` feeds."""
+    features = {}
+    for task, (*ours, teacher) in running(models, students):
+        moved = (on_device(batch, models.device) for batch in batches[task])
+        given = moved, spool, source, encoder.get(task)
+        features[task] = first_features(task, ours, teacher, stack, *given)
+    return features
+
+
+def encoder_outputs(
+    models: Models,
+    students: Sequence[ModelHandle],
+    stack: Stack,
+    features: Mapping[str, StudentTeacherFeatures],
+) -> Mapping[str, StudentTeacherFeatures]:
+    """Return what calibrated stacks and the experts' stacks feed to the next stack, by task."""
+    if not stack.feeds:
+        return {}
+    for task, opened in running(models, students):
+        for model, track in zip(opened, features[task].tracks, strict=True):
+            leave_stack(model, stack, track)
+    return features

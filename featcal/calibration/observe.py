@@ -21,7 +21,7 @@ from featcal.core.ridge import RidgeSystem
 from featcal.errors import BadCapture, BadSetting
 from featcal.models.blocks import Features, module_inputs, module_outputs, residual_streams, step
 from featcal.models.modules import normalised, side_by_side, solved_modules, weight_of
-from featcal.models.moe import expert_of, following, forget_routes, routed, unpacked_experts
+from featcal.models.moe import expert_of, following, routed, unpacked_experts
 from featcal.models.plan import Stack
 from featcal.settings import Calibration
 
@@ -201,7 +201,8 @@ def capture(
         seen, wanted = (len(x), len(y), len(r)), (len(inputs), len(outputs), len(spec.writers))
         return not whole and seen == wanted
 
-    forget_routes(block)
+    for experts in unpacked_experts(block).values():
+        experts.rows = []  # the forward may stop before it reaches them
     with ExitStack() as opened:
         x = opened.enter_context(module_inputs(block, inputs, enough))
         if outputs:

@@ -76,7 +76,7 @@ def evaluate(
     datasets = named_data(data, collect)
     collect.report()
     from featcal.data.texts import input_of
-    from featcal.evaluation.zero_shot import percent
+    from featcal.evaluation.accuracy import percent
     from featcal.models.load import torch_device
     from featcal.models.stored import skeleton
 
@@ -194,7 +194,7 @@ def text_answers(
 ) -> "Answers":
     """Return the answers on labelled texts, by the head, likelihoods or vectors of the model."""
     from featcal.data.texts import input_of, load_labelled, reader_for
-    from featcal.evaluation.texts import WAYS, TextModel, right_answers, way_of
+    from featcal.evaluation.accuracy import WAYS, TextModel, right_answers, way_of
     from featcal.models.load import load_model
     from featcal.models.sentences import Sentences
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from featcal.core.precision import SUM_DTYPE, product, wide
+from featcal.errors import BadSetting
 
 # measured on a CPU, 64 to 4096 features: narrower products lose more than they save
 STRIPE, MOST_STRIPES = 64, 16
@@ -111,6 +112,10 @@ class Moments:
 # (module, whether in the last block, (batch, tokens)) -> weights (batch, tokens)
 TokenRule = Callable[[str, bool, tuple[int, ...]], Tensor]
 
+EXPECTED_RULE = (
+    "must be a function (module name, last block?, (batch, tokens)) -> weights, a tensor of that "
+    "shape"
+)
 PATCH_WEIGHT = 0.01  # of a patch token in CLIP's last block, from the paper's released code
 
 
@@ -132,6 +137,16 @@ def class_token_last(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
 def token_weights(
     rule: TokenRule, module: str, last: bool, like: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Return weights (batch, tokens) of a module's input (batch, tokens, d), 0 at padding."""
-    w = rule(module, last, tuple(like.shape[:-1])).to(device=like.device, dtype=like.dtype)
+    """Return weights (batch, tokens) of a module's input (batch, tokens, d), 0 at padding.
+
+    Raises: BadSetting for a rule of the caller's that takes or returns something else.
+    """
+    shape = tuple(like.shape[:-1])
+    try:
+        w: object = rule(module, last, shape)
+    except TypeError as error:
+        raise BadSetting("calibrate.token_weights", error, EXPECTED_RULE) from None
+    if not (isinstance(w, Tensor) and w.shape == shape):
+        raise BadSetting("calibrate.token_weights", type(w).__name__, EXPECTED_RULE)
+    w = w.to(device=like.device, dtype=like.dtype)
     return w if mask is None else w * mask.to(w)

@@ -23,9 +23,18 @@ from featcal.card import (
 )
 from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer
 from featcal.files import claimed, write_json
-from featcal.merging.align import align, class_of, part_ties, require_alike
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
-from featcal.merging.sources import Source, Tensors, expert_sources, is_vocabulary, source
+from featcal.merging.sources import (
+    Source,
+    Tensors,
+    align,
+    class_of,
+    expert_sources,
+    is_vocabulary,
+    part_ties,
+    require_alike,
+    source,
+)
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.checkpoint import is_adapter, read_safetensors

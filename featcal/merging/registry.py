@@ -1,16 +1,16 @@
 """The registry of merging methods.
 
-A method is one file in featcal/merging/methods/, named after it, with a function under `@method`.
-The function's parameters after the job are the method's settings.
+A method is a function under `@method` in a file in featcal/merging/methods/. The function's name is
+the method's, its parameters after the job are the method's settings.
 """
 
 from __future__ import annotations  # listing methods loads no torch
 
 import ast
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,9 +122,21 @@ def method(
     return register
 
 
+@cache
+def _definitions() -> dict[str, tuple[str, ast.FunctionDef]]:
+    """Return file and function of each of the library's own methods, without loading any."""
+    found = {}
+    for file in Path(methods.__path__[0]).glob("*.py"):
+        for node in ast.parse(file.read_text("utf-8")).body:
+            decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else ()
+            if any(ast.unparse(each).startswith("method(") for each in decorators):
+                found[node.name] = file.stem, node
+    return found
+
+
 def method_names() -> list[str]:
     """Return the names of all methods, without loading any."""
-    return sorted({*METHODS, *(file.name for file in pkgutil.iter_modules(methods.__path__))})
+    return sorted({*METHODS, *_definitions()})
 
 
 def method_named(name: object, section: str = "merge") -> Method:
@@ -132,7 +144,7 @@ def method_named(name: object, section: str = "merge") -> Method:
     if name not in METHODS:
         if name not in method_names():
             raise UnknownKey(f"{section}.method", str(name), method_names())
-        import_module(f"{methods.__name__}.{name}")
+        import_module(f"{methods.__name__}.{_definitions()[str(name)][0]}")
     return METHODS[str(name)]
 
 
@@ -147,13 +159,9 @@ def settings_of(name: object, given: Mapping[str, Any], section: str = "") -> di
 
 
 def methods_table() -> list[tuple[str, str, str]]:
-    """Return name, settings with their defaults, and source of the library's own methods, from the
-    sources of their files.
-    """
+    """Return name, settings with their defaults, and source of the library's own methods."""
     rows = []
-    for name in sorted(file.name for file in pkgutil.iter_modules(methods.__path__)):
-        tree = ast.parse(Path(methods.__path__[0], f"{name}.py").read_text("utf-8"))
-        function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    for name, (_, function) in sorted(_definitions().items()):
         (call,) = function.decorator_list
         assert isinstance(call, ast.Call)
         given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}

@@ -1,19 +1,31 @@
-"""Open models for merging: modules, checkpoint folders and adapters, as tensors by name."""
+"""Models as merging reads them: modules, checkpoint folders and adapters as tensors by name, aligned
+with the base where vocabularies or heads differ.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
+from featcal.data.texts import VOCABULARIES
+from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyTensor, is_adapter
-from featcal.models.load import load_model, load_vision
-from featcal.models.lora import WEIGHTS, dense_model, without_adapters
+from featcal.models.load import (
+    load_model,
+    load_tokenizer,
+    load_vision,
+    model_class,
+    require_one_family,
+)
+from featcal.models.lora import WEIGHTS, dense_model, is_peft, without_adapters
 from featcal.models.modules import tied_names
 from featcal.models.save import untied
 from featcal.models.stored import ModelCheckpoint
@@ -102,3 +114,216 @@ def expert_sources(
         else source(expert, f"expert {task!r}", like=origin)
         for task in sorted(experts)
     }
+
+
+# Alignment with the base
+
+
+def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:
+    """Require the same tensor names, shapes and dtypes. Raises: MissingTensor, TensorsDiffer."""
+    for expert in experts.values():
+        for has, lacks in ((base, expert), (expert, base)):
+            if missing := sorted(has.keys() - lacks.keys()):
+                first = next(iter(lacks.values())).file
+                files = f"{first} (compared with {has[missing[0]].file})"
+                raise MissingTensor(files, missing[0], lacks)
+        for name, ours in base.items():
+            theirs = expert[name]
+            if ours.shape != theirs.shape:
+                raise TensorsDiffer(name, ours.file, ours.shape, theirs.file, theirs.shape)
+            if ours.kind != theirs.kind:
+                folder = Path(theirs.file).parent
+                stored = (folder / "config.json").is_file()
+                own = model_class(folder).__name__ if stored else "its class"
+                way_out = (
+                    "save the second model in the dtype of the first, with its own class:\n"
+                    f"    model = {own}.from_pretrained(folder, dtype={ours.kind!r})\n"
+                    "    model.save_pretrained(new_folder)"
+                )
+                dtypes = ours.dtype, theirs.dtype
+                raise TensorsDiffer(name, ours.file, dtypes[0], theirs.file, dtypes[1], way_out)
+
+
+def part_ties(base: Source, experts: Mapping[str, Tensors]) -> dict[str, str]:
+    """Return the tensors that the base ties and an expert does not, each with its name in the base.
+
+    Only the table and head of a language model: others cannot be apart by tie_word_embeddings.
+    """
+    untied = {}
+    for names in base.ties:
+        kept = [name for name in names if name in base.tensors]
+        if len(names) == 2 and len(kept) == 1:
+            (other,) = set(names) - set(kept)
+            if any(other in expert for expert in experts.values()):
+                untied[other] = kept[0]
+    return untied
+
+
+def align(
+    base: Tensors,
+    experts: Mapping[str, Tensors],
+    base_model: Model,
+    models: Mapping[str, Model],
+    progress: Callable[[str], None],
+) -> tuple[dict[str, Tensors], frozenset[str]]:
+    """Align experts that share the base's tower; experts like the base stay as they are.
+
+    Embedding rows are matched by token; a token that an expert lacks keeps the base's row. Tensors
+    outside the shared tower, such as classifiers with other label counts, stay the base's.
+
+    base_model, models: base and experts as given, for their classes and tokenizers.
+    progress: called with what is not merged of an expert.
+    Returns: the experts, and the tensors that stay the base's.
+    Raises: TensorsDiffer for an expert of another family.
+    """
+    ours = class_of(base_model)
+    # an adapter has the base's tensors
+    kinds = {task: ours if is_adapter(m) else class_of(m) for task, m in models.items()}
+    require_one_family({"base": ours} | {f"expert {task!r}": kind for task, kind in kinds.items()})
+    aligned, kept = dict(experts), set[str]()
+    tower, names = tower_prefix(ours, base), set(base)
+    counts = {each.shape[0] for name, each in base.items() if is_vocabulary(name)}
+    words = vocabularies(base_model, models, max(counts, default=0), progress)
+    for task, expert in experts.items():
+        prefix = tower_prefix(kinds[task], expert)
+        known = match_names(base, expert, tower, prefix, kinds[task] is ours)
+        if known is None:
+            continue
+        rows, shared = {}, dict(known)
+        for name, theirs in known.items():
+            here, there = base[name].shape, expert[theirs].shape
+            # a table has one row per token: by its name, or a head's by its number of rows
+            if (len(here) == len(there) > 0 and here[1:] == there[1:]) and (
+                is_vocabulary(name)
+                or (here[0] in counts and "embed" not in name and "prediction" in name)
+            ):
+                matched = match_rows(here[0], there[0], words.get("", {}), words.get(task, {}))
+                if here != there or not torch.equal(matched, torch.arange(here[0])):
+                    rows[name] = matched
+            elif here != there and is_outside(name, tower):
+                del shared[name]
+        if names == set(expert) and shared == {name: name for name in names} and not rows:
+            continue
+        kept |= names - set(shared)
+        aligned[task] = {
+            name: with_base_rows(base[name], expert[theirs], rows[name])
+            if name in rows
+            else expert[theirs]
+            for name, theirs in sorted(shared.items())
+        }
+        if left := sorted(set(expert) - set(shared.values())):
+            more = ", ..." if len(left) > 4 else ""
+            progress(f"{task}: its own head is not merged ({', '.join(left[:4])}{more})")
+        for name in list(rows)[:1]:
+            matched, there = int((rows[name] >= 0).sum()), expert[known[name]].shape[0]
+            here = base[name].shape[0]
+            progress(f"{task}: {matched} of its {there} embedding rows match the base's {here}")
+    return aligned, frozenset(kept)
+
+
+def match_names(
+    base: Tensors, expert: Tensors, tower: str, theirs: str, same: bool
+) -> dict[str, str] | None:
+    """Return base name -> expert name if everything missing on either side is outside the tower.
+
+    tower, theirs: prefix of the tower in base and expert, with a dot; empty for a bare tower.
+    same: both have one class, so a missing token table is tied, and no head of a task.
+    """
+    known, ours = {}, set(base)
+    for name in expert:
+        in_base = tower + name.removeprefix(theirs) if name.startswith(theirs) else name
+        if in_base in ours:
+            known[in_base] = name
+
+    def inside(names: set[str], prefix: str) -> bool:
+        return any((same and is_vocabulary(n)) or not is_outside(n, prefix) for n in names)
+
+    missing, surplus = ours.difference(known), set(expert).difference(known.values())
+    return None if inside(missing, tower) or inside(surplus, theirs) else known or None
+
+
+def is_outside(name: str, tower: str) -> bool:
+    """Return whether a tensor is outside the tower; a pooler, which some heads lack, always is."""
+    return bool(tower and not name.startswith(tower)) or "pooler" in name.split(".")
+
+
+def class_of(model: Any) -> type:
+    """Return the class of a model, or of a PeftModel's base. Raises: MissingPath, BadFile."""
+    if isinstance(model, nn.Module):
+        return type(model.get_base_model() if is_peft(model) else model)
+    return model_class(model)
+
+
+def tower_prefix(kind: type, tensors: Tensors) -> str:
+    """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
+    prefix = f"{getattr(kind, 'base_model_prefix', '')}."
+    return prefix if prefix != "." and any(n.startswith(prefix) for n in tensors) else ""
+
+
+# Rows of words
+
+
+def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTensor:
+    """Return an expert's token table with the base's rows.
+
+    rows: the expert's row for each row of the base, -1 for none.
+    """
+
+    def read() -> Tensor:
+        tensor = expert.finite()
+        table = base.finite().to(tensor.dtype, copy=True)
+        table[rows >= 0] = tensor[rows[rows >= 0]]
+        return table
+
+    return replace(expert, shape=base.shape, read=read)
+
+
+def vocabularies(
+    base: Model, experts: Mapping[str, Model], rows: int, progress: Callable[[str], None]
+) -> dict[str, dict[str, int]]:
+    """Return token -> row of every model with a tokenizer of its own, the base's under "".
+
+    The base's has rows for tokens that it lacks where all experts mean the same token. A row that
+    two experts use for different tokens belongs to none of them.
+
+    rows: of the base's tables.   Returns: {} where all models have the base's tokenizer.
+    """
+    words, contents = dict[str, dict[str, int]](), set()
+    for name, folder in {"": base, **experts}.items() if rows else ():
+        named = () if isinstance(folder, nn.Module) else (*VOCABULARIES, "added_tokens.json")
+        files = [Path(folder) / file for file in named]  # type: ignore[arg-type]
+        if content := tuple(file.read_bytes() for file in files if file.is_file()):
+            contents.add(content)
+            with suppress(FeatCalError):  # of a tokenizer that cannot be read
+                words[name] = load_tokenizer(folder).get_vocab()
+    if len(contents) < 2:
+        return {}
+    ours = words.setdefault("", {})
+    used, spare = set(ours.values()), dict[int, dict[str, str]]()  # by row: task by token
+    for task in experts:
+        for token, row in words.get(task, {}).items():
+            if row < rows and row not in used and token not in ours:
+                spare.setdefault(row, {}).setdefault(token, task)
+    for row, tasks in sorted(spare.items()):
+        token, *others = tasks
+        if others:
+            named = " and ".join(f"{token} for {task}" for token, task in tasks.items())
+            progress(f"embedding row {row} is {named}: the base's row is kept")
+            token = f"\0{row}"  # a token of none of them
+        else:
+            progress(f"embedding row {row} is {token}, which the base's tokenizer lacks")
+        ours[token] = row
+    return words
+
+
+def match_rows(here: int, there: int, ours: Mapping[str, int], theirs: Mapping[str, int]) -> Tensor:
+    """Return the expert's row for each row of the base, (here,); -1 for none.
+
+    Rows match by token where both models have a tokenizer, else by index.
+    """
+    rows = torch.arange(here)
+    rows[rows >= there] = -1
+    for token, index in ours.items() if theirs else ():
+        if index < here:
+            rows[index] = theirs[token] if theirs.get(token, there) < there else -1
+    return rows

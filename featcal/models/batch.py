@@ -69,11 +69,6 @@ def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None
         raise BadBatches(task, f"{problem}, but 'input_ids' {tuple(ids.shape)}")
 
 
-def first_samples(batch: Batch) -> dict[str, Any]:
-    """Return the first samples of a batch, for checking a plan."""
-    return some_samples(batch, slice(PROVING))
-
-
 def single_samples(batches: Batches) -> list[dict[str, Any]]:
     """Return every sample of the batches as a batch of one."""
     numbered = ((batch, i) for batch in batches for i in range(sample_count(batch)))

@@ -123,11 +123,11 @@ def first_inputs(
         if len(calls) == wanted:
             raise StopForward
 
-    def unchanged(*args: Any, **kwargs: Any) -> Any:
-        return (*args, *kwargs.values())[0]
-
     handles = [block.register_forward_pre_hook(stop, with_kwargs=True) for block in blocks[:wanted]]
-    forwards = [(block, unchanged) for block in blocks[: wanted - 1]]
+    forwards: list[tuple[nn.Module, Callable[..., Any]]] = [
+        (block, lambda *args, **named: (*args, *named.values())[0])
+        for block in blocks[: wanted - 1]
+    ]
     if source is not None and fed is not None:
         feeds, output = source.feeds, BaseModelOutput(last_hidden_state=fed)
 

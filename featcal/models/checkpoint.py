@@ -109,18 +109,6 @@ def is_adapter(model: object) -> bool:
     return (Path(model) / ADAPTER).is_file() and not any(Path(model).glob("model*.safetensors"))
 
 
-def refuse_adapter(folder: str | Path) -> None:
-    """Raise BadFile for a folder with an adapter only."""
-    if is_adapter(folder):
-        raise BadFile(
-            folder,
-            "a LoRA adapter, not a model",
-            "merge, calibrate and compare accept it as an expert",
-            "to make a model of it: featcal merge average --base BASE --out MODEL "
-            f"--expert NAME={folder}",
-        )
-
-
 class LazyCheckpoint(dict[str, LazyTensor]):
     """The tensors of a Hugging Face folder (one file, or shards with an index), sorted by name.
 

@@ -30,7 +30,7 @@ from transformers.utils import logging
 
 from featcal.errors import BadFile, BadSetting, FeatCalError, TensorsDiffer, WrongKeys
 from featcal.files import read_json
-from featcal.models.checkpoint import MODULES, LazyCheckpoint, folder_path, refuse_adapter
+from featcal.models.checkpoint import MODULES, LazyCheckpoint, folder_path, is_adapter
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 VISION = "vision_model"  # a CLIPModel's vision tower
@@ -180,7 +180,14 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     A sentence encoder, which has a modules.json, is loaded without the head that it may name.
     """
     path = folder_path(folder)
-    refuse_adapter(folder)
+    if is_adapter(folder):
+        raise BadFile(
+            folder,
+            "a LoRA adapter, not a model",
+            "merge, calibrate and compare accept it as an expert",
+            "to make a model of it: featcal merge average --base BASE --out MODEL "
+            f"--expert NAME={folder}",
+        )
     refuse_code(folder)
     config = read_json(path / CONFIG)
     if (path / MODULES).is_file():
@@ -261,18 +268,16 @@ def require_one_family(kinds: Mapping[str, type]) -> None:
 
     Same tensor names and shapes do not make one family: RoBERTa's are BERT's with another meaning.
     """
-    modules = {
-        n: getattr(getattr(k, "config_class", None), "__module__", None) for n, k in kinds.items()
-    }
-    here, *others = kinds
-    for there in others:
-        if modules[there] != modules[here]:
+    (here, this), *others = kinds.items()
+    for there, that in others:
+        ours, theirs = (getattr(kind, "config_class", None) for kind in (this, that))
+        if getattr(ours, "__module__", None) != getattr(theirs, "__module__", None):
             way_out = (
                 "all models must be of one family; if one computes as the other does, write its "
                 "class into config.json"
             )
-            this, that = kinds[here].__name__, kinds[there].__name__
-            raise TensorsDiffer("the architecture", here, this, there, that, way_out)
+            named = here, this.__name__, there, that.__name__
+            raise TensorsDiffer("the architecture", *named, way_out)
 
 
 def require_same_configs(configs: Mapping[str, Any]) -> None:

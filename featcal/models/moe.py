@@ -141,12 +141,6 @@ def routed(block: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def forget_routes(block: nn.Module) -> None:
-    """Forget the last routes, as the next forward may stop before it reaches the experts."""
-    for part in unpacked_experts(block).values():
-        part.rows = []
-
-
 def expert_of(name: str, known: Mapping[str, object]) -> str | None:
     """Return the expert that a linear belongs to, or None if every token reaches it."""
     expert = name.rpartition(".")[0]

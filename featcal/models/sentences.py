@@ -130,9 +130,9 @@ def pool(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
     """
     counted = mask[..., None].to(hidden.dtype)
     rows = torch.arange(len(hidden), device=hidden.device)
-    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    first, last = mask.argmax(1), (mask * places).argmax(1)
-    weights = counted * places[None, :, None]
+    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    first, last = mask.argmax(1), (mask * positions).argmax(1)
+    weights = counted * positions[None, :, None]
     pools: Mapping[str, Callable[[], Tensor]] = {
         "cls": lambda: hidden[rows, first],
         "max": lambda: hidden.masked_fill(counted == 0, float("-inf")).amax(1),

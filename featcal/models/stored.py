@@ -201,19 +201,19 @@ class ModelFolder:
         self.files = LazyCheckpoint(folder, part)
         self.files.require_floating()
         self.forms: dict[str, str | Form] = {}
-        state, found = self.module.state_dict(), dict[str, LazyTensor]()
+        state, present = self.module.state_dict(), dict[str, LazyTensor]()
         surplus: list[tuple[str, LazyTensor]] = []
         for name, tensor, form in _matches(self.module, self.files, state):
             self.forms.setdefault(name, form)
-            if name in state and name not in found:
-                found[name] = tensor
+            if name in state and name not in present:
+                present[name] = tensor
             else:
                 surplus.append((name, tensor))
         _, unexpected = self._reported(unexpected={name for name, _ in surplus})
         self.surplus = [(name, tensor) for name, tensor in surplus if name in unexpected]
         self.ties, self.stored = list[list[str]](), dict[str, LazyTensor]()
         for names in tied_names(self.module):
-            own = {name: found.pop(name) for name in names if name in found}
+            own = {name: present.pop(name) for name in names if name in present}
             if own:
                 (kept, first), *others = own.items()
                 own = {n: t for n, t in others if not torch.equal(t.read(), first.read())}
@@ -224,7 +224,7 @@ class ModelFolder:
                 parameter = nn.Parameter(self.module.get_parameter(name).detach().clone())
                 setattr(self.module.get_submodule(path), attribute, parameter)
             self.ties += [[name for name in names if name not in own], *([name] for name in own)]
-        self.stored |= found  # buffers
+        self.stored |= present  # buffers
 
     def _reported(
         self, missing: set[str] = frozenset(), unexpected: set[str] = frozenset()

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from featcal.merging.align import require_alike
 from featcal.merging.merge import Form
-from featcal.merging.sources import Tensors, source
+from featcal.merging.sources import Tensors, require_alike, source
 from featcal.models.batch import Model
 
 

@@ -30,8 +30,6 @@ from torch.nn.functional import cosine_similarity
 from featcal.calibration.block import (
     Student,
     add_task_systems,
-    encoder_outputs,
-    features_by_task,
     solve_systems,
     student_blocks,
 )
@@ -42,13 +40,13 @@ from featcal.calibration.features import (
     StudentTeacherFeatures,
     advance_student,
 )
-from featcal.calibration.models import Models, open_models
+from featcal.calibration.models import Models, encoder_outputs, features_by_task, open_models
 from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.core.ridge import RidgeSystem, anchor
 from featcal.errors import NotFinite, SingularGram
-from featcal.evaluation.zero_shot import unit_length
+from featcal.evaluation.accuracy import unit_length
 from featcal.models.batch import (
     Batches,
     Head,

@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 
-from reproduction.mini.creatures import face, flower, pet
 from reproduction.mini.lettering import (
     cursive_glyph,
     handwritten_digit,
@@ -19,7 +18,10 @@ from reproduction.mini.things import (
     cluttered_thing,
     coloured_shape,
     dish,
+    face,
+    flower,
     garment,
+    pet,
     thing,
     traffic_sign,
 )

@@ -96,7 +96,7 @@ def chat_rows(
 
     Raises: BadData for a word of several tokens; as read_rows.
     """
-    from reproduction.prepare.sentences import read_rows
+    from reproduction.prepare.sources import read_rows
 
     instruction = INSTRUCTIONS[task]
     for word in instruction.words.values():
@@ -119,7 +119,7 @@ def chat_rows(
 
 def plain_rows(split: str, origin: Path, tokenizer: Any, tokens: int) -> list[dict[str, str]]:
     """Return texts whose completion is all of the text."""
-    from reproduction.prepare.sentences import read_rows
+    from reproduction.prepare.sources import read_rows
 
     texts, _, _ = read_rows(origin / PLAIN_TEXTS, split)
     return [{"prompt": "", "completion": shortened(text, tokenizer, tokens)} for text in texts]

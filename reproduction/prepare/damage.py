@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from featcal.data.images import ImageSet, Pixels, Rows
 from featcal.errors import UnknownKey
 from featcal.settings import require
-from reproduction.prepare.sentences import SentenceSet
+from reproduction.prepare.sources import SentenceSet
 
 Floats = NDArray[np.float64]
 PUBLISHED_SIDE = 224  # pixels, for which lengths are stated

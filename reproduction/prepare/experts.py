@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reproduction.prepare.packages import PREFIX, fetch_package
+from reproduction.prepare.hub import PREFIX, fetch_package
 from reproduction.prepare.suite import FINE_TUNE, FineTune, FineTuneSentences, FineTuneText
 
 HEADS = "heads.safetensors"
@@ -67,7 +67,7 @@ def write_base_and_heads(
     """
     from safetensors.torch import save_file
 
-    from featcal.evaluation.zero_shot import class_mean_head, words_known, zero_shot_head
+    from featcal.evaluation.accuracy import class_mean_head, words_known, zero_shot_head
     from featcal.files import atomic_path
     from featcal.models.load import load_clip, load_tokenizer, load_vision, torch_device
     from featcal.models.save import save_model
@@ -101,11 +101,11 @@ def write_encoder_and_heads(
     import torch
     from safetensors.torch import save_file
 
-    from featcal.evaluation.zero_shot import zero_shot_head
+    from featcal.evaluation.accuracy import zero_shot_head
     from featcal.files import atomic_path
     from featcal.models.load import load_model, load_tokenizer
     from featcal.models.save import save_model
-    from reproduction.prepare.sentences import read_classes
+    from reproduction.prepare.sources import read_classes
 
     model, tokenizer = load_model(encoder), load_tokenizer(encoder)
     save_model(model, store / "base", like=encoder)

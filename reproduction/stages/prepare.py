@@ -17,7 +17,7 @@ from reproduction.engine.workers import console, fan_out
 from reproduction.prepare import experts
 from reproduction.prepare.chat import PLAIN_TEXTS, write_base_and_chats
 from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, MultitaskJob, model_folder
-from reproduction.prepare.packages import WEIGHTS
+from reproduction.prepare.hub import WEIGHTS
 from reproduction.prepare.photos import write_photos, write_vision_and_heads
 from reproduction.prepare.suite import (
     FINE_TUNE,

@@ -212,7 +212,7 @@ class Cell:
         import torch
 
         from featcal.calibration.choose import Scores, kl_and_top1
-        from featcal.evaluation.zero_shot import unit_length
+        from featcal.evaluation.accuracy import unit_length
         from featcal.models.batch import output_embeddings
 
         total = 0.0

@@ -177,7 +177,7 @@ def divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> flo
 
     from featcal.calibration.choose import Scores, kl_and_top1
     from featcal.data.batches import draw_indices
-    from featcal.evaluation.zero_shot import unit_length
+    from featcal.evaluation.accuracy import unit_length
     from reproduction.stages.measure import projected
 
     tensors, projection, total = load_file(setup.heads), setup.projection(), 0.0
@@ -251,11 +251,11 @@ def calibrate_by_spectrum(
     from featcal.calibration.block import (
         add_task_systems,
         anchors,
-        features_by_task,
         solve_systems,
         student_blocks,
     )
     from featcal.calibration.features import advance
+    from featcal.calibration.models import features_by_task
     from featcal.calibration.observe import Systems, observe
     from featcal.calibration.ranks import Ranks
     from featcal.models.modules import load_side_by_side

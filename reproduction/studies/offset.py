@@ -95,7 +95,7 @@ def measured(
     from featcal.baselines.training import pool_features
     from featcal.core import generator
     from featcal.models.load import load_as_calibrated
-    from reproduction.prepare.sentences import TOKENS
+    from reproduction.prepare.sources import TOKENS
 
     firsts = {task: TOKENS * number for number, task in enumerate(setup.tasks)}
     words = load_as_calibrated(setup.base).get_input_embeddings().weight.detach()

@@ -24,7 +24,7 @@ from featcal.errors import (
     TruncatedFile,
     UnknownKey,
 )
-from featcal.evaluation.zero_shot import evaluate_pool
+from featcal.evaluation.accuracy import evaluate_pool
 
 SURGERY, PROB_SURGERY = Surgery(rank=3, steps=20), ProbSurgery(hidden=4, steps=20)
 

@@ -6,23 +6,35 @@ from pathlib import Path
 import families
 import pytest
 import torch
-from families import FAMILIES, GROUPED
+from families import FAMILIES
 from language import WORDS
-from test_mixtures import KINDS
+from test_mixtures import given  # noqa: F401 - a fixture
 from test_save import MERGE, make_folders, sentence_folder
 from test_streaming import written
-from tiny import PAPER, averaged, experiment, make, same_bits, seeded, shifted
+from tiny import PAPER, experiment, same_bits, seeded
 from torch.nn.functional import log_softmax
 
 from featcal import calibrate
-from featcal.calibration import block as block_module
 from featcal.calibration import choose
-from featcal.calibration.choose import CANDIDATES, STREAM, Part, parts_of
+from featcal.calibration.choose import STREAM, Part, parts_of
 from featcal.cli import main as cli
 from featcal.models.load import load_as_calibrated, load_tokenizer
 from featcal.settings import Calibration
 
 FEW = {"paper": PAPER, "stream": STREAM.but(anchor_blend=2.0)}
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Choose among two candidates."""
+    monkeypatch.setattr(choose, "CANDIDATES", FEW)
+
+
+@pytest.fixture
+def few_samples(few, monkeypatch):
+    """Choose among two candidates with as few as four samples."""
+    monkeypatch.setattr(choose, "FEWEST_HELD_OUT", 2)
+    monkeypatch.setattr(choose, "FEWEST", 4)
 
 
 def noted(monkeypatch):
@@ -38,11 +50,8 @@ def noted(monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["clip", "t5", "gemma2"])
-def test_students_of_one_sweep_are_those_calibrated_alone(family, monkeypatch):
+def test_students_of_one_sweep_are_those_calibrated_alone(family, few_samples, monkeypatch):
     """T5's decoder follows two encoders; Gemma 2 has nothing that writes into its stream."""
-    monkeypatch.setattr(choose, "CANDIDATES", FEW)
-    monkeypatch.setattr(choose, "FEWEST_HELD_OUT", 2)
-    monkeypatch.setattr(choose, "FEWEST", 4)
     seen = noted(monkeypatch)
     given = families.experiment(FAMILIES[family])
     calibrate(**given)
@@ -61,8 +70,7 @@ def few_of(batches):
     return parts_of(sum(map(choose.sample_count, batches)))[0]
 
 
-def test_auto_in_memory_and_streamed_is_the_calibration_with_what_it_chose(tmp_path, monkeypatch):
-    monkeypatch.setattr(choose, "CANDIDATES", FEW)
+def test_auto_in_memory_and_streamed_is_the_calibration_with_what_it_chose(tmp_path, few):
     given = experiment(torch.float32, tasks=["a", "b"], count=16, batch=8)
     result = calibrate(**given)
     assert result.choice.chosen in FEW and result.settings == FEW[result.choice.chosen]
@@ -88,8 +96,7 @@ def test_merged_model_that_cannot_be_improved_is_kept(tmp_path, monkeypatch):
     assert "Kept the merged model" in (out / "README.md").read_text()
 
 
-def test_a_result_that_fails_the_last_check_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(choose, "CANDIDATES", FEW)
+def test_a_result_that_fails_the_last_check_is_not_used(tmp_path, few, monkeypatch):
     given = experiment(torch.float32, count=48, batch=16)
     assert choose.FINAL in calibrate(**given).choice.divergence
     own = choose.divergences
@@ -123,22 +130,8 @@ def test_too_few_samples_get_the_papers_settings_and_say_so():
     assert "without a check" in result.choice.sentence and not result.choice.divergence
 
 
-def test_candidates_of_a_mixture_are_those_calibrated_alone(monkeypatch):
-    monkeypatch.setattr(choose, "CANDIDATES", FEW)
-    monkeypatch.setattr(choose, "FEWEST_HELD_OUT", 2)
+def test_candidates_of_a_mixture_are_those_calibrated_alone(given, few_samples, monkeypatch):
     seen = noted(monkeypatch)
-    monkeypatch.setattr(choose, "FEWEST", 4)
-    monkeypatch.setattr(block_module, "FEWEST_TOKENS", 1)
-    kind, config, more = next(iter(KINDS.values()))
-    base = make(lambda: kind(config(**GROUPED, **more, num_experts_per_tok=2)), dtype=torch.float64)
-    base.config._experts_implementation = "eager"  # the others know no float64
-    experts = {task: shifted(base, i + 1) for i, task in enumerate("ab")}
-    given = {
-        "base": base,
-        "experts": experts,
-        "batches": {task: families.text(10 * i, batch=3) for i, task in enumerate("ab")},
-        "merged": averaged(list(experts.values())),
-    }
     calibrate(**given)
     models, *_ = seen
     parts = {task: Part(own, few_of(own)) for task, own in given["batches"].items()}
@@ -146,7 +139,7 @@ def test_candidates_of_a_mixture_are_those_calibrated_alone(monkeypatch):
     assert same_bits(alone, models["stream"])
 
 
-def test_batches_that_change_from_reading_to_reading_are_read_once():
+def test_batches_that_change_from_reading_to_reading_are_read_once(few):
     given, times = experiment(count=16, batch=8), []
 
     class Shuffled:
@@ -158,12 +151,7 @@ def test_batches_that_change_from_reading_to_reading_are_read_once():
             return iter(self.batches)
 
     shuffled = {task: Shuffled(own) for task, own in given["batches"].items()}
-    monkey = {"paper": PAPER}
-    old, choose.CANDIDATES = choose.CANDIDATES, monkey
-    try:
-        calibrate(**given | {"batches": shuffled})
-    finally:
-        choose.CANDIDATES = old
+    calibrate(**given | {"batches": shuffled})
     assert len(times) == len(shuffled)
 
 
@@ -262,16 +250,9 @@ def test_halves_are_of_samples_and_not_of_batches(batch):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-10)
 
 
-def test_every_candidate_says_what_it_is():
-    assert len(set(map(str, CANDIDATES.values()))) == len(CANDIDATES)
-
-
 @pytest.mark.parametrize("family", ["llama", "t5"])
-def test_a_language_model_in_a_folder_is_judged_as_in_memory(family, tmp_path, monkeypatch):
+def test_a_language_model_in_a_folder_is_judged_as_in_memory(family, tmp_path, few_samples):
     """Its scores are made from the language head while the model has its weights."""
-    monkeypatch.setattr(choose, "CANDIDATES", FEW)
-    monkeypatch.setattr(choose, "FEWEST_HELD_OUT", 2)
-    monkeypatch.setattr(choose, "FEWEST", 4)
     given = families.experiment(FAMILIES[family], dtype=torch.float32)
     ours = calibrate(**given).choice.divergence
     streamed = calibrate(**written(given, tmp_path), out=tmp_path / "out").choice.divergence

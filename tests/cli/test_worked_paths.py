@@ -26,7 +26,7 @@ from featcal.cli import main as cli
 from featcal.cli import terminal
 from featcal.models.load import load_model
 from featcal.models.save import save_model
-from reproduction.prepare import onnx
+from reproduction.prepare import photos
 
 PAGE = (Path(__file__).parents[2] / "book/use.md").read_text("utf-8")
 SAMPLES = 8
@@ -217,7 +217,7 @@ def test_dinov2_folders_are_calibrated_compared_and_scored_by_class_means(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    base, processor = dinov2(Path("dinov2")), json.dumps(onnx.processor(28))
+    base, processor = dinov2(Path("dinov2")), json.dumps(photos.processor(28))
     (base / "preprocessor_config.json").write_text(processor)
     for seed, name in enumerate(("flowers", "birds"), start=1):
         fine_tuned(base, Path("models") / name, seed)

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import normalize
 
 from featcal.errors import BadData, NotFinite
-from featcal.evaluation.zero_shot import (
+from featcal.evaluation.accuracy import (
     class_mean_head,
     evaluate_pool,
     percent,

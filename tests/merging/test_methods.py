@@ -13,8 +13,7 @@ from featcal.merging.methods.consensus import tall_masks
 from featcal.merging.methods.dare import drop_entries
 from featcal.merging.methods.fisher import fisher_tensor, fisher_weights, squared_gradients
 from featcal.merging.methods.gradient_matching import matched_tensor
-from featcal.merging.methods.iso_c import iso_c_matrix
-from featcal.merging.methods.iso_cts import iso_cts_matrix
+from featcal.merging.methods.iso import iso_c_matrix, iso_cts_matrix
 from featcal.merging.methods.mats import conjugate_gradients
 from featcal.merging.methods.tsv_merge import orthogonal, tsv_matrix
 from featcal.merging.registry import MergeJob, method_named, method_names

@@ -23,7 +23,7 @@ from featcal.cli import main as cli
 from reproduction.doctor import Chosen, Repository, look
 from reproduction.experiments import MORE, load_experiments
 from reproduction.language import tests as requirements
-from reproduction.prepare import packages
+from reproduction.prepare import hub
 from reproduction.prepare.suite import load_suite
 
 ROOT = Path(__file__).parents[2]
@@ -66,9 +66,11 @@ def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(
     served = {f"{EXPERT}_{task}": tmp_path / task for task in ("mnist", "dtd")}
     served |= {BASE: tmp_path / "clip"}
     served["datasets/ylecun/mnist"] = digits(tmp_path / "digits")["main"]
-    with HubServer(served, gated=[f"{EXPERT}_dtd"]) as hub:
-        done = run(project, "--suite", "paper", "--json", **hub.environment(tmp_path / "home"))
-        read = [asked for asked in hub.seen if "resolve" in asked]
+    with HubServer(served, gated=[f"{EXPERT}_dtd"]) as served_hub:
+        done = run(
+            project, "--suite", "paper", "--json", **served_hub.environment(tmp_path / "home")
+        )
+        read = [asked for asked in served_hub.seen if "resolve" in asked]
         assert not any(".safetensors" in asked or "parquet" in asked for asked in read)
     assert done.returncode == 2, done.stderr
     found = json.loads(done.stdout)
@@ -149,7 +151,7 @@ def test_the_suite_made_here_lacks_its_encoder_at_most_and_a_misspelt_one_is_tol
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(packages, "package_folder", lambda root, name: tmp_path / name)
+    monkeypatch.setattr(hub, "package_folder", lambda root, name: tmp_path / name)
     assert cli.main(["doctor", "--suite", "mini"]) == 2
     printed = capsys.readouterr().out.replace("\n", " ")
     assert "featcal stage prepare minilm-8" in printed and "prepare vit_s-8" in printed

@@ -7,7 +7,7 @@ import torch
 import featcal
 from featcal.errors import BadSetting
 from featcal.models.load import load_as_calibrated, load_tokenizer
-from reproduction.prepare.sentences import load_sentences
+from reproduction.prepare.sources import load_sentences
 from reproduction.studies.offset import TABLE, placed, with_offsets
 
 WIDTH, SCALE = 16, 0.3

@@ -1,1 +1,1 @@
-"""Merging methods: one file each, named after its method, loaded when the method is asked for."""
+"""Merging methods, one file for the variants of one paper, loaded when a method is asked for."""

@@ -1,4 +1,4 @@
-"""DARE: drop entries of every task vector at random, rescale the rest, then task arithmetic.
+"""DARE: drop entries of every task vector at random, rescale the rest, then task arithmetic or TIES.
 
 Source: Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099); FusionBench,
 fusion_bench/method/dare.
@@ -6,7 +6,7 @@ fusion_bench/method/dare.
 
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from featcal.core import generator
 from featcal.merging.methods.task_arithmetic import task_arithmetic
+from featcal.merging.methods.ties import ties
 from featcal.merging.registry import MergeJob, NamedTensors, method
+from featcal.settings import PositiveFraction
 
 DropRate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -56,3 +58,15 @@ def dare(job: MergeJob, drop: DropRate = 0.5, seed: NonNegativeInt = 42) -> Name
     seed: of the drawn entries.
     """
     yield from task_arithmetic(with_sparse_experts(job, drop, seed))
+
+
+@method(source="Yu et al., 2024, with TIES; defaults of FusionBench", scale=0.5)
+def dare_ties(
+    job: MergeJob,
+    density: PositiveFraction = 0.2,
+    combine: Literal["sum", "mean"] = "sum",
+    drop: DropRate = 0.5,
+    seed: NonNegativeInt = 42,
+) -> NamedTensors:
+    """Yield the task vector of every tensor by TIES on DARE's experts."""
+    yield from ties(with_sparse_experts(job, drop, seed), density, combine)

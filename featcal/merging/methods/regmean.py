@@ -63,3 +63,13 @@ def regmean(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors
                   authors' runs have it, and 0.95 for images, as FusionBench's.
     """
     yield from regression_mean(job, off_diagonal, own=True)
+
+
+@method(source="Nguyen et al., 2025", needs=("batches",))
+def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors:
+    """Yield every tensor by RegMean++, which carries the features of the
+    merge so far; tensors after the last block stay the base's.
+
+    off_diagonal: as for regmean.
+    """
+    yield from regression_mean(job, off_diagonal, own=False)

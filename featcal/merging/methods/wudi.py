@@ -142,3 +142,11 @@ def wudi(
     for name in sorted(set(job.names) - {name for names in groups for name in names}):
         base, experts = job.read(name)
         yield name, base if official else average_tensor(base, experts)
+
+
+@method(source="Cheng et al., 2025, at the minimum of its loss")
+def wudi_closed_form(
+    job: MergeJob, exclude: tuple[str, ...] = VOCABULARY, rtol: PositiveFloat | None = None
+) -> NamedTensors:
+    """Yield every tensor by WUDI's closed form; exclude and rtol as for wudi."""
+    yield from wudi(job, "closed_form", exclude=exclude, rtol=rtol)

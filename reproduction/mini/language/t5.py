@@ -32,7 +32,7 @@ from transformers import (
 
 from featcal.data.batches import collate
 from featcal.data.texts import Reader, input_of
-from reproduction.mini.language.glue import WEB, draw_rows, draw_samples
+from reproduction.mini.language.domains import WEB, draw_rows, draw_samples
 from reproduction.mini.language.worlds import WORLDS
 from reproduction.mini.training import STATE, Optimiser, run_to_end, with_first_weights, write_base
 from reproduction.prepare.tasks import GLUE, prompted

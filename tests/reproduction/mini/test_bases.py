@@ -18,8 +18,7 @@ from featcal.models.load import load_model, load_tokenizer
 from reproduction.mini import pretrain as clip
 from reproduction.mini.images import draw_split
 from reproduction.mini.language import domains, llama, t5
-from reproduction.mini.language.domains import KINDS, TESTS, mixture, reading
-from reproduction.mini.language.glue import draw_samples
+from reproduction.mini.language.domains import KINDS, TESTS, draw_samples, mixture, reading
 from reproduction.mini.tasks import TASKS
 from reproduction.mini.training import MODELS
 from reproduction.prepare.fine_tune import fine_tune_text

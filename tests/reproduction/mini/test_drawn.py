@@ -14,7 +14,8 @@ from featcal.data.texts import load_text
 from reproduction.language import answers
 from reproduction.mini import images as drawn
 from reproduction.mini.images import draw_split, shifted
-from reproduction.mini.language import domains, glue
+from reproduction.mini.language import domains
+from reproduction.mini.language import domains as glue
 from reproduction.mini.language.domains import DOMAINS, KINDS, TESTS, mixture, training_items
 from reproduction.mini.language.exercises import split_of
 from reproduction.mini.language.llama import SHARES

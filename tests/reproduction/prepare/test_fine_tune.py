@@ -20,7 +20,7 @@ from featcal.models.load import load_model
 from reproduction.prepare import experts
 from reproduction.prepare.experts import ExpertJob, MultitaskJob, write_expert, write_multitask
 from reproduction.prepare.fine_tune import WINDOW, batch_indices, fine_tune, similar_lengths
-from reproduction.prepare.sentences import load_sentences
+from reproduction.prepare.sources import load_sentences
 from reproduction.prepare.suite import FINE_TUNE, FineTune, FineTuneSentences
 
 SHORT = FineTune(steps=12, batch=8, warm_up=3)
@@ -152,7 +152,7 @@ def store(tmp_path_factory):
 
 
 def test_an_expert_of_sentences_learns_and_a_second_training_gives_its_bytes(store):
-    from featcal.evaluation.zero_shot import evaluate_pool, percent
+    from featcal.evaluation.accuracy import evaluate_pool, percent
 
     before, expert = load_model(store / "base"), load_model(store / "experts")
     tensors = experts_heads(store)

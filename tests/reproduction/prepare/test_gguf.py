@@ -11,7 +11,7 @@ from gguf_model import EPSILON, GROUPS, HEADS, SPECIAL, THETA, WORDS, chat_model
 
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.prepare import gguf
-from reproduction.prepare.packages import PACKAGES, fetch_package
+from reproduction.prepare.hub import PACKAGES, fetch_package
 
 PROMPT = "<|im_start|>user\nIs 2024 a yes?<|im_end|>\n"
 

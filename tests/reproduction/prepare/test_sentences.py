@@ -13,7 +13,7 @@ from sentences import encoder, task
 
 from featcal.data.images import ImageSet, Preprocess
 from featcal.errors import BadFile, HubUnreachable, MissingPath, UnknownKey
-from featcal.evaluation.zero_shot import projected_features, unit_length
+from featcal.evaluation.accuracy import projected_features, unit_length
 from featcal.models.load import load_model
 from reproduction.prepare.damage import (
     DAMAGES,
@@ -22,8 +22,8 @@ from reproduction.prepare.damage import (
     swapped_words,
     typing_errors,
 )
-from reproduction.prepare.packages import fetch_package
-from reproduction.prepare.sentences import SPLITS, TOKENS, load_sentences, read_classes
+from reproduction.prepare.hub import fetch_package
+from reproduction.prepare.sources import SPLITS, TOKENS, load_sentences, read_classes
 from reproduction.prepare.suite import load_suite
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,333 @@
+"""Accuracy on labelled images and texts.
+
+Zero-shot: features of images or sentences compared with a head of class vectors. Texts also by a
+model's class head, by likelihoods of the labels, or by sentence vectors.
+
+n images, sentences or texts · K labels · h width of the model · p width of a head or vector (h where
+nothing is projected).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax, normalize
+
+from featcal.core.precision import wide
+from featcal.data.batches import padded
+from featcal.data.texts import Labelled, Reader, Sample, input_of
+from featcal.errors import BadData, BadSetting, NotFinite
+from featcal.models.batch import IGNORED, output_embeddings, pooled_output, token_mean
+from featcal.models.blocks import model_call
+from featcal.models.load import evaluation_mode
+from featcal.models.sentences import Sentences
+
+Inputs = Mapping[str, Tensor]  # keyword arguments of a model's forward
+# a model, or a function from inputs to projected features (n, p), such as a model with adapters
+Encoder = nn.Module | Callable[[Inputs], Tensor]
+# images or sentences: labels (n,) in the order of batches(None, size), and names of classes
+Samples = Any
+# the model whose projected features (n, p) change, and how: ("merged", adapters.apply)
+Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
+
+
+@torch.no_grad()
+def projected_features(model: Encoder, projection: Tensor | None, inputs: Inputs) -> Tensor:
+    """Return features of one batch after the projection, (n, p).
+
+    projection: for CLIP, the base's visual_projection weight (p, h); None for other models.
+    """
+    if not isinstance(model, nn.Module):
+        return model(inputs)
+    weight = next(model.parameters())
+    moved = {
+        name: x.to(weight.device, weight.dtype if x.is_floating_point() else None)
+        for name, x in inputs.items()
+    }
+    vectors = pooled_output(model, model(**moved), moved)  # (n, h)
+    if vectors is None:
+        name = type(model).__name__
+        raise BadData(name, "its output has no pooled feature", "use a model with a pooler")
+    return vectors if projection is None else vectors @ projection.to(vectors).T  # (n, p)
+
+
+def unit_length(features: Tensor) -> Tensor:
+    """Return the rows divided by their norm."""
+    return features / features.norm(dim=-1, keepdim=True)
+
+
+def require_finite(features: Tensor, label: str) -> None:
+    """Raise NotFinite unless all features are finite."""
+    if not torch.isfinite(features).all():
+        raise NotFinite(label, "its features")
+
+
+@torch.no_grad()
+def zero_shot_head(
+    model: Any,
+    tokenizer: Any,
+    classes: Sequence[str],
+    templates: Sequence[str],
+    batch: int = 256,
+) -> Tensor:
+    """Return a unit vector for every class, (K, p): each prompt normalised, averaged over
+    templates, normalised again.
+
+    A prompt's vector is a CLIP's text feature, or a sentence encoder's mean over tokens.
+    Raises: NotFinite for a vector with NaN or infinity.
+    """
+    prompts, parts = prompts_of(classes, templates), []
+    device = next(model.parameters()).device
+    for start in range(0, len(prompts), batch):
+        texts = prompts[start : start + batch]
+        tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(device)
+        inputs = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+        if hasattr(model, "get_text_features"):
+            parts.append(model.get_text_features(**inputs).pooler_output)
+        else:
+            parts.append(token_mean(model(**inputs).last_hidden_state, inputs["attention_mask"]))
+    vectors = unit_length(torch.cat(parts))
+    head = unit_length(vectors.reshape(len(classes), len(templates), -1).mean(1))
+    bad = (~torch.isfinite(head).all(-1)).nonzero()
+    if len(bad):
+        raise NotFinite("base model", f"the text feature of class {classes[int(bad[0])]!r}")
+    return head.cpu()
+
+
+def class_mean_head(
+    vision: nn.Module, projection: Tensor | None, images: Samples, batch: int = 250
+) -> Tensor:
+    """Return the mean image of every class, (K, p): unit features of the base model averaged within
+    a class, normalised again.
+
+    For classes whose names the text tower does not know. Raises: BadData for a class without
+    images.
+    """
+    labels = torch.as_tensor(images.labels)
+    counts = torch.bincount(labels, minlength=len(images.classes))
+    if (counts == 0).any():
+        empty = images.classes[int((counts == 0).nonzero()[0])]
+        problem = f"class {empty!r} has no image in this split"
+        raise BadData("class means", problem, "drop the class or add images of it")
+    parts = []
+    for inputs in images.batches(None, batch):
+        parts.append(unit_length(projected_features(vision, projection, inputs)).cpu())
+        require_finite(parts[-1], "base model")
+    features = torch.cat(parts)
+    sums = torch.zeros(len(images.classes), features.shape[1], dtype=torch.float64)
+    sums.index_add_(0, labels, features.double())
+    return unit_length(sums / counts[:, None]).to(features.dtype)
+
+
+def words_known(tokenizer: Any, classes: Sequence[str], templates: Sequence[str]) -> bool:
+    """Return True if the tokenizer has tokens for all prompts; byte-pair tokenizers always do."""
+    # without special tokens: CLIP's own tokenizer uses its end token as the unknown one
+    ids = tokenizer(prompts_of(classes, templates), add_special_tokens=False)["input_ids"]
+    return all(tokenizer.unk_token_id not in row for row in ids)
+
+
+def prompts_of(classes: Sequence[str], templates: Sequence[str]) -> list[str]:
+    """Return the prompts of each class in turn."""
+    # not str.format: a class name or template may contain braces
+    return [template.replace("{}", name) for name in classes for template in templates]
+
+
+def evaluate_pool(
+    models: Mapping[str, Encoder | Mapping[str, Encoder]],
+    sets: Mapping[str, Samples],
+    heads: Mapping[str, Tensor],
+    projection: Tensor | None,
+    batch: int = 250,
+    adapted: Mapping[str, Adapted] | None = None,
+) -> dict[str, dict[str, Tensor]]:
+    """Return True for each image or sentence a model gets right: {model: {task: (n,)}}.
+
+    The answer is the largest entry of head · feature; the logit scale does not change it.
+
+    models: a model for all tasks, or {task: model} for those it exists for (experts).
+    heads: (K, p) by task.   projection: (p, h), or None.
+    adapted: by its own name, a change of another model's features; that model runs once for all.
+    Raises: NotFinite naming model and task.
+    """
+    adapted = adapted or {}
+    correct: dict[str, dict[str, Tensor]] = {name: {} for name in (*models, *adapted)}
+    for task, samples in sets.items():
+        encoders = {
+            name: model[task] if isinstance(model, Mapping) else model
+            for name, model in models.items()
+            if not isinstance(model, Mapping) or task in model
+        }
+        names = (*encoders, *(name for name, (model, _) in adapted.items() if model in encoders))
+        parts = {name: [torch.zeros(0, dtype=torch.bool)] for name in names}
+        labels, start = torch.as_tensor(samples.labels), 0
+        for inputs in samples.batches(None, batch):
+            expected = labels[start : start + len(next(iter(inputs.values())))]
+            start += len(expected)
+            for model_name, encoder in encoders.items():
+                projected = projected_features(encoder, projection, inputs)
+                variants = {model_name: projected} | {
+                    name: change(task, projected)
+                    for name, (model, change) in adapted.items()
+                    if model == model_name
+                }
+                for name, features in variants.items():
+                    features = unit_length(features)
+                    require_finite(features, f"model {name}, task {task}")
+                    predicted = (features @ heads[task].to(features).T).argmax(-1).cpu()  # (n,)
+                    parts[name].append(predicted == expected)
+        for name, own in parts.items():
+            correct[name][task] = torch.cat(own)
+    return correct
+
+
+def percent(correct: Tensor) -> float:
+    """Return the percentage of right samples, given as (n,) booleans."""
+    return 100 * int(correct.sum()) / len(correct)
+
+
+WAYS = {
+    "head": "the largest score of the model's own classes",
+    "likelihood": "the label whose text is the most likely after the text",
+    "vectors": "the label whose text has the nearest vector",
+}
+
+
+def way_of(model: nn.Module) -> str:
+    """Return how a model answers, a key of WAYS. Raises: BadSetting for a model with a decoder but
+    no language head.
+    """
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        return "head"
+    takes = input_of(model)
+    if output_embeddings(model) is not None and (takes.continued or takes.kind == "pair"):
+        return "likelihood"
+    if takes.kind == "pair":
+        expected = "must have a language head, such as T5ForConditionalGeneration"
+        raise BadSetting("--model", type(model).__name__, expected)
+    return "vectors"
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A model, the reader of its texts, the number of texts per batch, and its vectors."""
+
+    model: nn.Module
+    reader: Reader
+    batch: int
+    sentences: Sentences = Sentences()
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the model's logits."""
+        logits: Tensor = self.model(**model_call(self.model, batch)).logits
+        return logits
+
+    def run(
+        self, rows: Sequence[list[int]], forward: Callable[[dict[str, Tensor]], Tensor]
+    ) -> Tensor:
+        """Return forward's results for rows of tokens, in their order; texts of similar length
+        share a batch.
+        """
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        parts = []
+        for start in range(0, len(rows), self.batch):
+            chosen = [rows[i] for i in order[start : start + self.batch]]
+            ids, mask = padded(chosen, self.reader.pad)
+            parts.append(forward({"input_ids": ids, "attention_mask": mask}))
+        return torch.cat(parts).float().cpu()[torch.tensor(order).argsort()]
+
+
+def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) -> Tensor:
+    """Return True for each text that the model gets right, (n,).
+
+    templates: texts with {} for a label's name; likelihoods use one, vectors are averaged over all.
+    Raises: BadData for labels that the model's head does not have; NotFinite.
+    """
+    way, labels = way_of(texts.model), list(data.labels)
+    with evaluation_mode([texts.model]):
+        if way == "head":
+            rows = [texts.reader.tokens(sample).ids for sample in data.samples]
+            scores, labels = texts.run(rows, texts.logits), labels_of_head(texts.model, data)
+        elif way == "likelihood":
+            scores = likelihoods(texts, data, templates[0])
+        else:
+            scores = similarities(texts, data, templates)
+    if not torch.isfinite(scores).all():
+        raise NotFinite("model", "its answers")
+    return scores.argmax(-1) == torch.tensor(labels)
+
+
+def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
+    """Return the labels as indices of the model's head, matched by name if it has names.
+
+    Raises: BadData.
+    """
+    config: Any = model.config
+    known = {str(name).lower(): int(index) for name, index in (config.label2id or {}).items()}
+    if all(name.lower() in known for name in data.classes):
+        return [known[data.classes[label].lower()] for label in data.labels]
+    unnamed = all(name.startswith("label_") or name.isdigit() for name in known)
+    if len(data.classes) != config.num_labels or not unnamed:
+        ours, theirs = ", ".join(data.classes[:5]), ", ".join(list(known)[:5])
+        way_out = "name the classes as the model's config.json does (id2label)"
+        raise BadData(data.origin, f"its labels are {ours}, but the model's are {theirs}", way_out)
+    return list(data.labels)
+
+
+def similarities(texts: TextModel, data: Labelled, templates: Sequence[str]) -> Tensor:
+    """Return the cosine of every text's vector and every label's, (n, K)."""
+    encoder: Any = texts.model
+    if output_embeddings(encoder) is not None:
+        encoder = encoder.base_model
+
+    def encode(batch: dict[str, Tensor]) -> Tensor:
+        hidden = encoder(**model_call(encoder, batch))[0]
+        return texts.sentences.vectors(hidden, batch["attention_mask"])
+
+    def vectors(lines: Sequence[str]) -> Tensor:
+        rows = [texts.reader.tokens(Sample("a text", line)).ids for line in lines]
+        return normalize(texts.run(rows, encode), dim=-1)
+
+    heads = (
+        vectors(prompts_of(data.classes, templates))
+        .reshape(len(data.classes), len(templates), -1)
+        .mean(1)
+    )  # (K, p)
+    return vectors([sample.text for sample in data.samples]) @ normalize(heads, dim=-1).T
+
+
+def likelihoods(texts: TextModel, data: Labelled, template: str) -> Tensor:
+    """Return log p(label's text | text), summed over the tokens of the label's text, (n, K)."""
+    reader = texts.reader
+    has_decoder = reader.takes.kind == "pair"
+    labels = prompts_of(data.classes, [template])
+    rows: list[tuple[list[int], list[int], int]] = []  # ids, decoder's ids, first scored position
+    for sample in data.samples:
+        text = reader.shortened(sample.text, end=not has_decoder)
+        context = reader.tokenizer(text)["input_ids"]
+        for label in labels:
+            if has_decoder:
+                rows.append((context[: reader.length], reader.tokenizer(label)["input_ids"], 0))
+                continue
+            whole = reader.tokenizer(text + label)["input_ids"]
+            shared = min(len(whole), len(context))
+            first = next((i for i in range(shared) if whole[i] != context[i]), shared)
+            cut = max(0, len(whole) - reader.length)
+            rows.append((whole[cut:], [], max(1, first - cut)))
+    scores = []
+    for start in range(0, len(rows), texts.batch):
+        inputs, targets, firsts = zip(*rows[start : start + texts.batch], strict=True)
+        ids, mask = padded(inputs, reader.pad)
+        batch = {"input_ids": ids, "attention_mask": mask}
+        if has_decoder:
+            expected, counted = padded(targets, reader.pad)
+            batch["labels"] = expected.masked_fill(counted == 0, IGNORED)
+            logits = texts.logits(batch)
+        else:  # the logits at t predict token t + 1
+            expected, logits = ids[:, 1:], texts.logits(batch)[:, :-1]
+            scored = torch.arange(1, ids.shape[1]) >= torch.tensor(firsts)[:, None]
+            counted = scored & (mask[:, 1:] == 1)
+        log_p = log_softmax(wide(logits), -1).gather(-1, expected[..., None].to(logits.device))
+        scores.append((log_p[..., 0].cpu() * counted).sum(1))
+    return torch.cat(scores).reshape(len(data.samples), len(labels))
