@@ -63,7 +63,7 @@ def batches(task: int, args: Namespace) -> Iterator[dict[str, torch.Tensor]]:
         yield {"pixel_values": images(1000 * task + start, min(args.batch, args.samples - start))}
 
 
-def taken(args: Namespace, root: Path) -> dict[str, Any]:
+def taken(args: Namespace, root: Path, host_memory: int | None = None) -> dict[str, Any]:
     """Run one calibration in this process and return its seconds and bytes above the imports."""
     return_large_blocks()  # as the command does
     tasks = [f"task{t}" for t in range(args.tasks)]
@@ -75,31 +75,38 @@ def taken(args: Namespace, root: Path) -> dict[str, Any]:
         batches={name: batches(t, args) for t, name in enumerate(tasks)},
         settings=SETTINGS,
         out=root / "calibrated",
+        host_memory=host_memory,
     )
     seconds = {"seconds": round(time.perf_counter() - start, 3)} if args.clock else {}
     return seconds | {"host_bytes": memory("VmHWM") - before}
 
 
-def planned(args: Namespace, root: Path) -> dict[str, int]:
-    """Return the memory that `featcal plan` estimates, from the folders' config.json."""
-    job = Job(args.tasks, args.samples, args.batch, SETTINGS)
+def planned(args: Namespace, root: Path, host_memory: int | None = None) -> dict[str, int]:
+    """Return the bytes that `featcal plan` estimates by place, from the folders' config.json."""
+    job = Job(args.tasks, args.samples, args.batch, SETTINGS, host_memory=host_memory)
     model = skeleton(root / "merged")
     batch = meta_batch(model, job.batch, None, False)
     needs = estimate(model_shape(model, plan_for(model), batch, SETTINGS), job)
-    return {"host_bytes": sum(needs["host"].values())}
+    return {place: sum(parts.values()) for place, parts in needs.items()}
 
 
-def measured(args: Namespace, root: Path) -> dict[str, Any]:
-    """Return both of one size, the calibration in a process of its own."""
+def write_models(args: Namespace, root: Path) -> None:
+    """Write folders of a base, its experts and their average."""
     base = tower(args.width, args.layers)
     experts = {f"task{t}": moved(base, 1 + t, 0.002) for t in range(args.tasks)}
     models = {"merged": averaged(list(experts.values())), "base": base, **experts}
     for name, model in models.items():
         save_model(model, root / name)
+
+
+def measured(args: Namespace, root: Path) -> dict[str, Any]:
+    """Return both of one size, the calibration in a process of its own."""
+    write_models(args, root)
     options = [f"--{key}={getattr(args, key)}" for key in (*BASE, "threads", "clock")]
     command = [sys.executable, "-m", "benchmarks.growth", *options, f"--root={root}"]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return {"planned": planned(args, root), "took": json.loads(done.stdout.splitlines()[-1])}
+    host = {"host_bytes": planned(args, root)["host"]}
+    return {"planned": host, "took": json.loads(done.stdout.splitlines()[-1])}
 
 
 def exponents(points: list[dict[str, Any]]) -> dict[str, float]:

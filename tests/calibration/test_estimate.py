@@ -75,8 +75,9 @@ def test_operations_are_within_20_percent_of_those_that_torch_counts_in_a_run(na
 
 @pytest.mark.parametrize("more", [[], ["--host-memory", "0"]], ids=["in memory", "on disk"])
 def test_memory_and_disk_are_within_25_percent_of_those_of_a_real_run(tmp_path, more):
-    sizes = ("--width", "512", "--blocks", "2", "--tasks", "2", "--samples", "24", "--batch", "6")
-    done = run_program([sys.executable, SCRIPT, tmp_path, *sizes, *more], tmp_path / "printed")
+    sizes = "--width 512 --layers 2 --tasks 2 --samples 24 --batch 6 --root models".split()
+    command = [sys.executable, SCRIPT, *sizes, *more]
+    done = run_program(command, tmp_path / "printed", tmp_path)
     result = json.loads(done.stdout.splitlines()[-1])
     for what, took in result["took"].items():
         assert result["estimated"][what] == pytest.approx(took, rel=0.25), what

@@ -13,7 +13,7 @@ import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from open_clip_models import CFG, TEXT, VISION, changed, folder_of, theirs
 from safetensors.torch import load_file, save_file
-from transformers import AutoImageProcessor, CLIPModel, CLIPTokenizer
+from transformers import AutoImageProcessor, CLIPModel
 
 import featcal
 from featcal.cli import main as cli
@@ -30,7 +30,6 @@ from featcal.interchange.open_clip import (
 )
 from featcal.models.load import load_clip, load_tokenizer, load_vision
 from featcal.models.save import save_model
-from reproduction.prepare.tasks import load_prompts
 
 
 @torch.no_grad()

@@ -4,14 +4,13 @@ formulas by hand.
 
 import copy
 
-import checkpoints
 import families
 import pytest
 import tiny
 import torch
 from torch import nn
 
-from featcal.errors import BadBatches, BadSetting, SingularGram
+from featcal.errors import SingularGram
 from featcal.merging.forward_order import Gram
 from featcal.merging.merge import merge
 from featcal.merging.methods.lot import lot_matrix, lot_scale
@@ -182,15 +181,8 @@ def test_lot_is_zero_in_directions_without_features_or_below_rtol():
 
 
 @pytest.mark.parametrize("method", ["regmean", "regmean_plus_plus", "lot"])
-def test_equal_experts_are_that_expert_and_the_order_of_tasks_does_not_matter(method):
-    arguments, before = tiny.experiment(), tiny.experiment()
-    turned = arguments | {
-        key: dict(reversed(arguments[key].items())) for key in ("experts", "batches")
-    }
-    assert tiny.same_bits(own_merge(method, arguments), own_merge(method, turned))
-    given = [(arguments["experts"][task], before["experts"][task]) for task in tiny.TASKS]
-    for model, copied in [(arguments["base"], before["base"]), *given]:
-        assert tiny.same_bits(model, copied)  # models that are given stay as they are
+def test_equal_experts_are_that_expert(method):
+    arguments = tiny.experiment()
     one = arguments["experts"]["mnist"]
     arguments["experts"] = dict.fromkeys(arguments["experts"], one)
     arguments["base"] = copy.deepcopy(one) if method != "regmean" else arguments["base"]

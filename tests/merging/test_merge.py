@@ -8,12 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from featcal.errors import BadSetting, DiskFull, MissingTensor, TensorsDiffer, UnknownKey
+from featcal.errors import DiskFull, MissingTensor, TensorsDiffer
 from featcal.merging.merge import merge
 from featcal.merging.tensors import add_task_vector, average_tensor, task_vectors, tensor_sum
 from featcal.models import save as writer
 from featcal.models.checkpoint import LazyCheckpoint
-from featcal.models.load import load_vision
 
 HALF = "encoder.layers.0.mlp.fc1.weight"
 

@@ -5,9 +5,7 @@ leaves as it is.
 import checkpoints
 import numpy as np
 import pytest
-import tiny
 import torch
-from safetensors.torch import load_file
 
 from featcal.merging import tensors
 from featcal.merging.merge import merge

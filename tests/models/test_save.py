@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import checkpoints
 import pytest
 import sentencepiece
 import torch

@@ -10,7 +10,7 @@ import transformers as tf
 from families import FAMILIES, GROUPED, text
 from folders import batch_for, folder_of, outputs, same, whole
 from safetensors.torch import load_file, save_file
-from tiny import TEXT, VISION, images, make
+from tiny import TEXT, VISION, make
 
 import featcal
 from featcal.errors import FeatCalError, MissingTensor, WrongKeys
