@@ -176,21 +176,3 @@ def read_json(path: str | Path) -> Any:
         raise MissingPath(path, "a JSON file", way_out) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadFile(path, f"not JSON ({error})", way_out) from None
-
-
-class Ledger:
-    """Keep a running sum of bytes and its peak."""
-
-    def __init__(self) -> None:
-        self.now = 0
-        self.peak = 0
-
-    def add(self, size: int) -> None:
-        """Add bytes."""
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-    def remove(self, size: int) -> None:
-        """Take bytes away."""
-        self.now -= size
-        assert self.now >= 0, "more bytes removed than added"

@@ -1,5 +1,9 @@
 """Model folders of the families under test, and what they compute when loaded whole."""
 
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
 import torch
 from families import FAMILIES
 from tiny import make
@@ -42,6 +46,34 @@ def batch_for(family, dtype=torch.float32):
     }
 
 
+@contextmanager
+def loaded_bytes():
+    """Count the bytes of parameters that streamed models load or read ahead, now and at most."""
+    count, own = SimpleNamespace(now=0, peak=0), vars(StreamedModel).copy()
+
+    def add(size):
+        count.now += size
+        count.peak = max(count.peak, count.now)
+
+    def swapped(self, names, parameter):
+        add(-parameter.nbytes if parameter.is_meta else parameter.nbytes)
+        own["_set"](self, names, parameter)
+
+    def prefetch(self, *given):
+        own["prefetch"](self, *given)
+        add(sum(tensor.nbytes for tensor in self._ahead.result().values()))
+
+    def cancel(self):
+        ready = own["cancel"](self)
+        add(-sum(tensor.nbytes for tensor in ready.result().values()) if ready else 0)
+        return ready
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, counted in (("_set", swapped), ("prefetch", prefetch), ("cancel", cancel)):
+            patch.setattr(StreamedModel, name, counted)
+        yield count
+
+
 @torch.no_grad()
 def outputs(model, batch):
     """Every tensor that the model's own forward gives, by name."""
@@ -71,4 +103,4 @@ def nothing_left(held: StreamedModel):
         for m in held.module.modules()
         if "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks
     ]
-    return not present(held) and not changed and held.ledger.now == 0
+    return not present(held) and not changed and held.cancel() is None

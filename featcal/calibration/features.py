@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from featcal.core.drift import Drift
 from featcal.errors import BadBatches, BadFile
-from featcal.files import Ledger, atomic_path, locked, remove_abandoned
+from featcal.files import atomic_path, locked, remove_abandoned
 from featcal.models.batch import Batch, Batches, check_batch, naming, pad_token, padding_mask
 from featcal.models.blocks import first_inputs, stack_output, step
 from featcal.models.plan import Stack
@@ -28,20 +28,27 @@ PREFIX = "featcal-spool-"  # of the folders with tensors on disk
 NO_SAMPLES = "is empty; calibration needs at least one batch with at least one sample"
 
 
+@dataclass
+class Kept:
+    """The bytes that a spool keeps at one location."""
+
+    now: int = 0
+
+
 class Handle:
     """One tensor that a spool keeps, for as long as the handle is referred to."""
 
     flat: Tensor | None = None  # all values in order of memory; None if they are on disk
     file: Path | None = None
 
-    def __init__(self, tensor: Tensor, strides: list[int], flat: Tensor, ledger: Ledger):
+    def __init__(self, tensor: Tensor, strides: list[int], flat: Tensor, kept: Kept):
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.strides = strides  # in memory without gaps; 0 along expanded axes
-        self.bytes, self.ledger = flat.nbytes, ledger
-        ledger.add(self.bytes)
+        self.bytes, self.kept = flat.nbytes, kept
+        kept.now += self.bytes
 
     def __del__(self) -> None:
-        self.ledger.remove(self.bytes)
+        self.kept.now -= self.bytes
         if self.file is not None:
             self.file.unlink(missing_ok=True)
 
@@ -57,7 +64,7 @@ class Spool(AbstractContextManager["Spool"]):
 
     def __init__(self, device_bytes: int, host_bytes: int, folder: str | Path):
         self._device_budget, self._host_budget, self.folder = device_bytes, host_bytes, Path(folder)
-        self.device, self.host, self.disk = Ledger(), Ledger(), Ledger()
+        self.device, self.host, self.disk = Kept(), Kept(), Kept()
         self._files: Path | None = None
         self._written = 0
         remove_abandoned(sorted(self.folder.glob(f"{PREFIX}*")))
@@ -72,14 +79,14 @@ class Spool(AbstractContextManager["Spool"]):
         flat = once.as_strided((once.numel(),), (1,))
         sizes = zip(tensor.shape, once.shape, once.stride(), strict=True)
         strides = [stride if size == whole else 0 for whole, size, stride in sizes]
-        ledger = self.host if self.host.now + flat.nbytes <= self._host_budget else self.disk
+        kept = self.host if self.host.now + flat.nbytes <= self._host_budget else self.disk
         if flat.is_cuda and self.device.now + flat.nbytes <= self._device_budget:
-            ledger = self.device
-        file = self._write(flat) if ledger is self.disk else None
-        handle = Handle(tensor, strides, flat, ledger)
+            kept = self.device
+        file = self._write(flat) if kept is self.disk else None
+        handle = Handle(tensor, strides, flat, kept)
         if file:
             handle.file = file
-        elif ledger is self.host and flat.is_cuda:
+        elif kept is self.host and flat.is_cuda:
             handle.flat = torch.empty_like(flat, device="cpu", pin_memory=True).copy_(flat)
         else:
             handle.flat = flat

@@ -5,9 +5,8 @@ and the plan, and run them up to the first block.
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +20,6 @@ from featcal.calibration.features import (
     on_device,
 )
 from featcal.errors import BadPlan
-from featcal.files import Ledger
 from featcal.models.batch import (
     PROVING,
     Batch,
@@ -65,7 +63,6 @@ class Models:
     plan: BlockPlan
     device: torch.device
     dtype: torch.dtype
-    ledger: Ledger = field(default_factory=Ledger)  # bytes of streamed parameters in memory
 
     def student_copy(self, override: Override = lambda name: None) -> ModelHandle:
         """Return one more student that starts at the merged model.
@@ -74,9 +71,8 @@ class Models:
         """
         if isinstance(self.student, InMemoryModel):
             return InMemoryModel(copy.deepcopy(self.student.module))
-        how: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "ledger": self.ledger}
-        paths = [stack.blocks for stack in self.plan.stacks]
-        return StreamedModel(self.student.folder, paths, override=override, **how)
+        paths, how = [stack.blocks for stack in self.plan.stacks], (self.dtype, self.device)
+        return StreamedModel(self.student.folder, paths, *how, override=override)
 
     def round_to_stored_dtype(self, path: str, block: nn.Module) -> None:
         """Round a streamed student's block to the precision it is written in, so that later blocks
@@ -115,7 +111,7 @@ def open_models(
     first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else torch.empty(0)
     if first is None:
         raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks")
-    target, dtype, ledger = torch_device(device or first.device), dtype or first.dtype, Ledger()
+    target, dtype = torch_device(device or first.device), dtype or first.dtype
     expected = "must be a floating-point type, such as torch.float32"
     require(dtype.is_floating_point, "calibrate.dtype", str(dtype), expected)
     experts = {
@@ -125,7 +121,7 @@ def open_models(
 
     def streamed(folder: str | Path, like: type[PreTrainedModel] | None = None) -> ModelHandle:
         paths = [stack.blocks for stack in plan.stacks] if plan else ()
-        return StreamedModel(folder, paths, dtype=dtype, device=target, ledger=ledger, like=like)
+        return StreamedModel(folder, paths, dtype, target, like=like)
 
     if isinstance(merged, nn.Module):
         before: ModelHandle = InMemoryModel(without_adapters(merged))
@@ -161,7 +157,7 @@ def open_models(
             for name in solved_modules(block)[1]:
                 check_norm(block.get_submodule(name))
     own = dict(zip(experts, others[1:], strict=True))
-    return Models(student, before, others[0], own, plan, target, dtype, ledger)
+    return Models(student, before, others[0], own, plan, target, dtype)
 
 
 def check_plan(

@@ -1,6 +1,6 @@
 """Stream models from their folders: only the parts that compute are in memory.
 
-A thread reads the next block while the current one computes; it counts as memory from then on.
+A thread reads the next block while the current one computes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from featcal.errors import MissingTensor, TensorsDiffer
-from featcal.files import Ledger
 from featcal.models.blocks import replaced_forwards
 from featcal.models.checkpoint import check_tensor
 from featcal.models.load import require_one_family, require_same_configs
@@ -55,7 +54,6 @@ class StreamedModel(ModelFolder):
     Args:
         blocks: paths of the lists of blocks, as in a plan; other outermost lists are treated alike.
         dtype: of loaded parameters, whatever the file holds.
-        ledger: counts the bytes of loaded and prefetched parameters; models may share one.
         override: by name a tensor to load instead of the folder's, or None.
         like: class to load the folder's tower into, whose own head may be missing.
 
@@ -66,17 +64,16 @@ class StreamedModel(ModelFolder):
         self,
         folder: str | Path,
         blocks: Sequence[str] = (),
-        *,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
-        ledger: Ledger | None = None,
+        *,
         override: Override = lambda name: None,
         like: type[PreTrainedModel] | None = None,
     ):
         super().__init__(folder, dtype, device, like)
         self.require_complete(heads=like is not None)
         self.folder, self.device = self.files.folder, torch.device(device)
-        self.ledger, self._override = ledger or Ledger(), override
+        self._override = override
         self._names = {names[0]: names for names in self.ties}
         self._meta = {name: self.module.get_parameter(name) for name in self._names}
         for name in self.stored.keys() - self._meta.keys():
@@ -87,8 +84,8 @@ class StreamedModel(ModelFolder):
             for part in self.module.modules()
         }
         self._loaded: set[str] = set()
-        # tensors of the block that is read ahead, and their bytes
-        self._ahead: tuple[Future[dict[str, Tensor]], int] | None = None
+        # tensors of the block that is read ahead
+        self._ahead: Future[dict[str, Tensor]] | None = None
         self._lists = [f"{path}." for path in blocks]
         for path, each in self.module.named_modules():
             dotted = f"{path}."
@@ -167,16 +164,11 @@ class StreamedModel(ModelFolder):
 
         below = self._below(part_of(self.module, path))
         names = [n for n in below if n not in self._loaded and n in self.stored]
-        size = sum(self.stored[name].nbytes for name in names)
-        self.ledger.add(size)
-        self._ahead = thread.submit(lambda: {name: read(name) for name in names}), size
+        self._ahead = thread.submit(lambda: {name: read(name) for name in names})
 
     def cancel(self) -> "Future[dict[str, Tensor]] | None":
-        """Return what was read ahead, if anything; the caller counts its bytes from here on."""
-        if self._ahead is None:
-            return None
-        (tensors, size), self._ahead = self._ahead, None
-        self.ledger.remove(size)
+        """Return what was read ahead, if anything, and let go of it."""
+        tensors, self._ahead = self._ahead, None
         return tensors
 
     def _below(self, module: nn.Module) -> list[str]:
@@ -200,7 +192,6 @@ class StreamedModel(ModelFolder):
             # some modules compute differently without gradients
             self._set(self._names[name], nn.Parameter(tensor, meta.requires_grad))
             self._loaded.add(name)
-            self.ledger.add(tensor.nbytes)
             loaded.append(name)
 
     def _drop(self, names: Iterable[str]) -> None:
@@ -208,7 +199,6 @@ class StreamedModel(ModelFolder):
         for name in names:
             self._set(self._names[name], self._meta[name])
             self._loaded.remove(name)
-            self.ledger.remove(self._meta[name].nbytes)
 
     def _set(self, names: Iterable[str], parameter: nn.Parameter) -> None:
         for name in names:

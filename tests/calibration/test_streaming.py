@@ -10,11 +10,12 @@ import tiny
 import torch
 import transformers
 from families import FAMILIES, KINDS
+from folders import loaded_bytes
 from safetensors.torch import load_file, save_file
 from tiny import PAPER, clip, difference, same_bits
 
 from featcal import calibrate
-from featcal.calibration import calibrate as calibrate_module
+from featcal.calibration.features import Spool
 from featcal.models.load import load_as_calibrated
 from featcal.models.save import save_model
 
@@ -140,22 +141,22 @@ def counted(tmp_path, monkeypatch, blocks, experts):
     """Most bytes of parameters, and of activations, in memory at once while a folder is
     calibrated.
     """
-    tasks, spools, models = tuple(f"task{i}" for i in range(experts)), [], []
+    tasks, kept, keep = tuple(f"task{i}" for i in range(experts)), [], Spool.keep
     build = lambda dtype: clip(dtype=dtype, num_hidden_layers=blocks)  # noqa: E731
     given = tiny.experiment(torch.float32, tasks, 10, build=build)
     root = tmp_path / f"{blocks}-{experts}"
-    with monkeypatch.context() as patch:
-        for name, made in (("Spool", spools), ("open_models", models)):
-            own = getattr(calibrate_module, name)
 
-            def noted(*args, own=own, made=made, **kwargs):
-                made.append(own(*args, **kwargs))
-                return made[-1]
+    def noted(spool, tensor):
+        handle = keep(spool, tensor)
+        kept.append(spool.host.now)
+        return handle
 
-            patch.setattr(calibrate_module, name, noted)
-        calibrate(**written(given, root), settings=PAPER, out=root / "out", host_memory=4000)
+    folders = written(given, root)
+    with monkeypatch.context() as patch, loaded_bytes() as loaded:
+        patch.setattr(Spool, "keep", noted)
+        calibrate(**folders, settings=PAPER, out=root / "out", host_memory=4000)
     block = sum(p.nbytes for p in given["base"].encoder.layers[0].parameters())
-    return models[0].ledger.peak, spools[0].host.peak, block
+    return loaded.peak, max(kept), block
 
 
 def test_memory_grows_with_the_block_and_not_with_the_model_or_the_number_of_experts(
