@@ -3,7 +3,6 @@
 The values of experiments are in params.yaml; this file says which values are allowed.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -128,8 +127,10 @@ def _first_mistake(error: ValidationError, given: Any, section: str) -> BadSetti
     if kind == "missing":
         return BadSetting(section, list(value), f"lacks {first['loc'][-1]}")
     # one mistake per option of a union
-    texts = [one["msg"] for where, _, one in mistakes if where == path]
-    texts = [re.sub(r"^(Value error, |\w+ should )", "", text) for text in texts]
+    texts = [
+        one["msg"].removeprefix("Value error, ") for where, _, one in mistakes if where == path
+    ]
+    texts = [text.partition(" should ")[2] or text for text in texts]
     expected = " or ".join(dict.fromkeys(texts)).replace("valid tuple", "list")
     if "float" in kind and isinstance(value, str):
         expected += " (YAML wants a dot: 1.0e-5, not 1e-5)"

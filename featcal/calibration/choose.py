@@ -56,7 +56,7 @@ CANDIDATES = {
     "small ridge": STREAM.but(ridge=1e-4),
     **{f"stream {rho}": STREAM.but(anchor_blend=float(rho)) for rho in (1, 4, 8)},
 }
-Method = Calibration | Literal["auto"]
+CalibrationOrAuto = Calibration | Literal["auto"]
 MERGED, FINAL = "merged", "calibrated"  # names of the merged model and of the last calibration
 CALIBRATED_ON = 32  # samples of a task on which candidates are calibrated
 # samples of a task that are held out: a quarter, within these bounds

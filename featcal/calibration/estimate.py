@@ -44,7 +44,7 @@ class Job:
     tasks: int
     samples: int  # of each task
     batch: int  # samples in memory at a time
-    settings: choose.Method = PAPER
+    settings: choose.CalibrationOrAuto = PAPER
     on_gpu: bool = False
     device_memory: int = 0  # bytes of cached features on the GPU
     host_memory: int | None = None  # the same in host memory; the rest goes to disk
@@ -216,7 +216,10 @@ class _Meta(TorchDispatchMode):
 
 
 def model_shape(
-    model: nn.Module, plan: BlockPlan, batch: Mapping[str, Tensor], method: choose.Method = PAPER
+    model: nn.Module,
+    plan: BlockPlan,
+    batch: Mapping[str, Tensor],
+    method: choose.CalibrationOrAuto = PAPER,
 ) -> ModelShape:
     """Run one batch through the model's blocks, both on the meta device, and read off the shapes.
 

@@ -26,7 +26,7 @@ from featcal.errors import BadPlan
 from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
-    from featcal.calibration.choose import Method
+    from featcal.calibration.choose import CalibrationOrAuto
     from featcal.calibration.report import Result
     from featcal.data.batches import Draw, DrawnBatches
 
@@ -104,7 +104,7 @@ class Calibrating(Request):
 
     keys: options.Running
     out: Path
-    settings: "Method"
+    settings: "CalibrationOrAuto"
 
 
 def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":

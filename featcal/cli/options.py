@@ -12,7 +12,7 @@ from featcal.errors import UnknownKey
 from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
-    from featcal.calibration.choose import Method
+    from featcal.calibration.choose import CalibrationOrAuto
     from featcal.data.batches import Draw
 
 S = TypeVar("S", bound=Settings)
@@ -155,7 +155,9 @@ def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[A
     return tuple(changed)
 
 
-def method_of(preset: str | None, settings: Calibration, pairs: Iterable[str] | None) -> "Method":
+def method_of(
+    preset: str | None, settings: Calibration, pairs: Iterable[str] | None
+) -> "CalibrationOrAuto":
     """Return the settings of a calibration; "auto" unless pairs of --set or the preset say otherwise.
 
     Raises: BadSetting.

@@ -19,14 +19,13 @@ from featcal.core.precision import wide
 from featcal.data.batches import padded
 from featcal.data.texts import Labelled, Reader, Sample, input_of
 from featcal.errors import BadData, BadSetting, NotFinite
-from featcal.models.batch import IGNORED, output_embeddings, pooled_output, token_mean
+from featcal.models.batch import IGNORED, Batch, output_embeddings, pooled_output, token_mean
 from featcal.models.blocks import model_call
 from featcal.models.load import evaluation_mode
 from featcal.models.sentences import Sentences
 
-Inputs = Mapping[str, Tensor]  # keyword arguments of a model's forward
 # a model, or a function from inputs to projected features (n, p), such as a model with adapters
-Encoder = nn.Module | Callable[[Inputs], Tensor]
+Encoder = nn.Module | Callable[[Batch], Tensor]
 # images or sentences: labels (n,) in the order of batches(None, size), and names of classes
 Samples = Any
 # the model whose projected features (n, p) change, and how: ("merged", adapters.apply)
@@ -34,7 +33,7 @@ Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
 
 
 @torch.no_grad()
-def projected_features(model: Encoder, projection: Tensor | None, inputs: Inputs) -> Tensor:
+def projected_features(model: Encoder, projection: Tensor | None, inputs: Batch) -> Tensor:
     """Return features of one batch after the projection, (n, p).
 
     projection: for CLIP, the base's visual_projection weight (p, h); None for other models.

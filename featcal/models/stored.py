@@ -38,7 +38,6 @@ from featcal.models.load import (
 from featcal.models.modules import tied_names
 
 Read = Callable[[str], Tensor]
-NamedTensors = Iterable[tuple[str, Tensor]]
 
 
 def skeleton(
@@ -88,7 +87,7 @@ def _map_buffers(module: PreTrainedModel, make: Callable[[Tensor], Tensor]) -> N
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class Conversion:
     """Stored tensors that transformers converts together, such as the parts of packed experts.
 
     convert: makes the model's tensors `made` of the sources, and revert the sources, in their
@@ -116,7 +115,7 @@ class Form:
 
 def _matches(
     module: PreTrainedModel, checkpoint: LazyCheckpoint, state: dict[str, Tensor]
-) -> Iterator[tuple[str, LazyTensor, str | Form]]:
+) -> Iterator[tuple[str, LazyTensor, str | Conversion]]:
     """Yield every tensor of the checkpoint under the model's name for it, with its name there or
     how it is made. Raises: BadFile.
     """
@@ -156,7 +155,7 @@ def _matches(
         sources = run(converter, target)
         return [sources[name] for name in sorted(sources, key=dot_natural_key)]
 
-    def read(form: Form, name: str) -> Tensor:
+    def read(form: Conversion, name: str) -> Tensor:
         return form.convert(lambda source: checkpoint[source].read())[name].clone()
 
     for first, pairs in parts.items():
@@ -169,7 +168,7 @@ def _matches(
             problem = f"{sources[0]} and its other parts make no {first} ({reason})"
             way_out = "write the model again with save_pretrained(folder)"
             raise BadFile(origin.file, problem, way_out) from None
-        form = Form(sources, tuple(made), convert_all, partial(revert, first=first))
+        form = Conversion(sources, tuple(made), convert_all, partial(revert, first=first))
         for name, tensor in made.items():
             shape = tuple(tensor.shape)
             yield name, replace(origin, shape=shape, read=partial(read, form, name)), form
@@ -200,7 +199,7 @@ class ModelFolder:
         part = VISION if type(self.module) is CLIPVisionModel else None
         self.files = LazyCheckpoint(folder, part)
         self.files.require_floating()
-        self.forms: dict[str, str | Form] = {}
+        self.forms: dict[str, str | Conversion] = {}
         state, present = self.module.state_dict(), dict[str, LazyTensor]()
         surplus: list[tuple[str, LazyTensor]] = []
         for name, tensor, form in _matches(self.module, self.files, state):
@@ -261,12 +260,12 @@ class ModelFolder:
         form = self.forms[name]
         return (form,) if isinstance(form, str) else form.sources
 
-    def to_files(self, named: NamedTensors) -> NamedTensors:
+    def to_files(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield tensors as the files hold them; other names are passed on.
 
         The parts of a stored tensor are joined; those that `named` lacks are read from the files.
         """
-        waiting: dict[Form, dict[str, Tensor]] = {}
+        waiting: dict[Conversion, dict[str, Tensor]] = {}
         for name, tensor in named:
             form = self.forms.get(name, name)
             if isinstance(form, str):
@@ -304,8 +303,8 @@ class ModelCheckpoint(ModelFolder):
     ):
         super().__init__(folder, whole=part is None)
         base = like if isinstance(like, ModelCheckpoint) else self
-        self._last: tuple[Form | None, dict[str, Tensor]] = None, {}
-        self._in_parts: dict[str, Form] = {}  # by name of a part, as the base stores it
+        self._last: tuple[Conversion | None, dict[str, Tensor]] = None, {}
+        self._in_parts: dict[str, Conversion] = {}  # by name of a part, as the base stores it
         tensors = dict[str, LazyTensor]()
         for name, each in self.stored.items():
             form = base.forms.get(name, self.forms[name])
@@ -334,7 +333,7 @@ class ModelCheckpoint(ModelFolder):
                     tensors.setdefault(name, tensors[names[0]])
         self.tensors = dict(sorted(tensors.items()))
 
-    def _cut(self, form: Form, source: str, file: object) -> Tensor:
+    def _cut(self, form: Conversion, source: str, file: object) -> Tensor:
         """Return a part, as the base stores it, of a tensor that is packed here."""
         if self._last[0] is not form:
             made = {name: self.stored[name].read() for name in form.made}
@@ -345,9 +344,9 @@ class ModelCheckpoint(ModelFolder):
             raise BadFile(file, problem, way_out)
         return self._last[1][source].clone()
 
-    def to_module(self, named: NamedTensors) -> NamedTensors:
+    def to_module(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield tensors by our names under the names of the model's state."""
-        waiting: dict[Form, dict[str, Tensor]] = {}
+        waiting: dict[Conversion, dict[str, Tensor]] = {}
         for name, tensor in named:
             form = self._in_parts.get(name)
             if form is None:
