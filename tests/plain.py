@@ -1,68 +1,80 @@
-"""Algorithm 1 for CLIP's vision tower written out in numpy, as the paper prints it: features are
-columns (d, n).
+"""Algorithm 1 for any family in numpy, from whole forwards of the models: no replay, no carried
+arguments, nothing shared, streamed or fed on by hand.
 
-Nothing is shared or streamed: every linear has its own Gram matrix, every token is interpolated,
-matrices are inverted.
+Block by block, student and experts run from end to end and hooks keep what reaches the block's
+modules. Padding is dropped row by row. Every linear has its own Gram matrix, every token is
+interpolated, matrices are inverted; norms are solved by least squares with the ridge as extra rows.
 """
 
+import copy
+
 import numpy as np
+import torch
+from transformers.pytorch_utils import Conv1D
 
-ATTENTION = tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out"))
-LINEARS = (*ATTENTION, "mlp.fc1", "mlp.fc2")
-NORMS = ("layer_norm1", "layer_norm2")
-# in forward order
-PARTS = (NORMS[:1], LINEARS[:3], LINEARS[3:4], NORMS[1:], LINEARS[4:5], LINEARS[5:])
-EPS = 1e-5  # CLIP's LayerNorm
-
-
-def parameters(model):
-    """Name -> float64 array."""
-    return {name: p.detach().double().numpy().copy() for name, p in model.named_parameters()}
+# CLIP's parts of a block in forward order, and the norm that reads what an output is added to
+ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkv")
+PARTS = (("layer_norm1",), ATTENTION, ("self_attn.out_proj",))
+PARTS += (("layer_norm2",), ("mlp.fc1",), ("mlp.fc2",))
+STREAMS = {"self_attn.out_proj": "layer_norm1", "mlp.fc2": "layer_norm2"}
 
 
-def unit(x):
-    """LN₀ over the last axis."""
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPS)
+def inputs(model, batch, name):
+    """Return what reaches the named module in one whole forward."""
+    seen = []
+    hook = model.get_submodule(name).register_forward_pre_hook(lambda _, a: seen.append(a[0]))
+    with torch.no_grad():
+        model(**batch)
+    hook.remove()
+    return seen[-1]
 
 
-def block(p, index, x, heads=4):
-    """Inputs of every module of one block by name, and its output; x (images, tokens, d)."""
-    seen = {}  # inputs of modules; what an output is added to, by "to" and the linear
-
-    def module(name):
-        return p[f"encoder.layers.{index}.{name}.weight"], p[f"encoder.layers.{index}.{name}.bias"]
-
-    def linear(name, x):
-        seen[name] = x
-        W, b = module(name)
-        return x @ W.T + b
-
-    def norm(name, x):
-        seen[name] = x
-        gain, shift = module(name)
-        return unit(x) * gain + shift
-
-    def split(x):
-        images, tokens, d = x.shape
-        return x.reshape(images, tokens, heads, d // heads).transpose(0, 2, 1, 3)
-
-    h = norm("layer_norm1", x)
-    q, k, v = (split(linear(f"self_attn.{n}_proj", h)) for n in "qkv")
-    scores = np.exp(q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1]))
-    mixed = (scores / scores.sum(-1, keepdims=True)) @ v
-    seen["to self_attn.out_proj"] = x
-    x = x + linear("self_attn.out_proj", mixed.transpose(0, 2, 1, 3).reshape(x.shape))
-    seen["to mlp.fc2"] = x
-    h = linear("mlp.fc1", norm("layer_norm2", x))
-    return seen, x + linear("mlp.fc2", h / (1 + np.exp(-1.702 * h)))
+def kept(model, batch, name, x, last):
+    """Return features (n, d) of the tokens that are no padding, and the weight of each row."""
+    if "pixel_values" in batch and "text_model" not in name:
+        p = np.ones(x.shape[:2])
+        class_token = "Siglip" not in type(model).__name__
+        if last and class_token and not name.endswith(("k_proj", "v_proj")):
+            p[:, 1:] = 0.01
+        return x.flatten(0, 1).numpy(), p.ravel()
+    of_encoder = ("EncDecAttention.k", "EncDecAttention.v")
+    decoder = name.startswith("decoder") and not name.endswith(of_encoder)
+    labelled = decoder and "labels" in batch
+    mask = batch["labels"] != -100 if labelled else batch["attention_mask"] == 1
+    if x.dim() == 2:
+        x = x.view(*mask.shape, -1)
+    elif "Gemma3" in type(model).__name__ and name.endswith(("q_norm", "k_norm")):
+        x = x.transpose(1, 2)  # (batch, heads, tokens, d)
+    x = x[mask].flatten(0, -2).numpy()
+    return x, np.ones(len(x))
 
 
-def token_weights(name, shape, last):
-    """0.01 for patches of the last block, except where keys and values read them."""
-    w = np.ones(shape)
-    if last and name not in ("self_attn.k_proj", "self_attn.v_proj"):
-        w[:, 1:] = 0.01
-    return w.ravel() / w.sum()
+def features(model, batches, name, last):
+    """Return the rows of all batches of one module (n, d), and their weights, which add up to 1."""
+    rows = [kept(model, batch, name, inputs(model, batch, name), last) for batch in batches]
+    p = np.concatenate([p for _, p in rows])
+    return np.concatenate([x for x, _ in rows]), p / p.sum()
+
+
+def weight(module):
+    """(o, d), and the bias or zeros."""
+    W = module.weight.detach().numpy()
+    W = W.T if isinstance(module, Conv1D) else W
+    return W, np.zeros(len(W)) if module.bias is None else module.bias.detach().numpy()
+
+
+def unit(module, x):
+    """Normalised rows, without scale and shift."""
+    if isinstance(module, torch.nn.LayerNorm):
+        return (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + module.eps)
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    return x / np.sqrt((x * x).mean(1, keepdims=True) + eps)
+
+
+def affine(module, offset):
+    """Scale and, where there is one, shift."""
+    pair = [module.weight.detach().numpy() + offset]
+    return pair if getattr(module, "bias", None) is None else [*pair, module.bias.detach().numpy()]
 
 
 def linear(tasks, merged, base, s):
@@ -96,59 +108,77 @@ def linear(tasks, merged, base, s):
     return W_star, gaps / total if s.bias else merged[1]
 
 
-def norm(tasks, merged, base, s):
-    """Eqs. 56-59, feature by feature; tasks: [(X_cal (d, n), p (n,), γ_i, β_i)]."""
-    if not s.norm:
-        return merged
-    gain, shift = (
-        s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(merged, base, strict=True)
+def solved_linear(name, student, merged, base, experts, batches, s, last):
+    """Return weight and bias of one linear."""
+    tasks = []
+    merged, base = (weight(model.get_submodule(name)) for model in (merged, base))
+    stream = next(
+        (name.removesuffix(w) + norm for w, norm in STREAMS.items() if name.endswith(w)), ""
     )
-    solved = []
-    for k in range(len(gain)):
-        left, right = s.ridge * np.eye(2), s.ridge * np.array([gain[k], shift[k]])
-        for X_cal, p, gain_i, shift_i in tasks:
-            Z = np.stack([unit(X_cal.T).T[k], np.ones(X_cal.shape[1])])
-            left, right = left + (Z * p) @ Z.T, right + (Z * p) @ (gain_i[k] * Z[0] + shift_i[k])
-        solved.append(np.linalg.solve(left, right))
-    return tuple(np.array(solved).T)
+    for task, expert in experts.items():
+        (x_cal, p), (x_exp, _) = (features(m, batches[task], name, last) for m in (student, expert))
+        lag = 0.0
+        if s.residual and stream:
+            ours, theirs = (features(m, batches[task], stream, last)[0] for m in (student, expert))
+            lag = s.residual * (theirs - ours).T
+        W, b = weight(expert.get_submodule(name))
+        tasks.append((x_cal.T, x_exp.T, p, W, b, lag))
+    return linear(tasks, merged, base, s)
 
 
-def lag_of(name, beta, student, teacher):
-    """Return β (r_exp − r_cal) of the residual stream that a linear writes into, (o, n); else 0."""
-    to, rows = f"to {name}", student[name].shape[:2]
-    lag = beta * (teacher[to] - student[to]) if to in student else np.zeros((*rows, 1))
-    return lag.reshape(-1, lag.shape[-1]).T
-
-
-def calibrate(merged, base, experts, hidden, settings, depth=2):
-    """Parameters of the calibrated model; hidden: per task the (student, teacher) features before
-    the first block.
+def solved_norm(name, student, merged, base, experts, batches, s, last, offset):
+    """Return scale and shift (None without one) of one norm, feature by feature, by least
+    squares.
     """
-    result, merged, base = parameters(merged), parameters(merged), parameters(base)
-    experts = {task: parameters(model) for task, model in experts.items()}
-    hidden, s = {task: list(pair) for task, pair in hidden.items()}, settings
-    for index in range(depth):
-        last = index + 1 == depth
-        teacher = {t: block(experts[t], index, hidden[t][1]) for t in hidden}
-        # of the merged block, for the stale order
-        stale = {t: block(result, index, hidden[t][0])[1] for t in hidden}
-        for part in PARTS if s.order == "sites" else [sum(PARTS, ())]:
-            student = {t: block(result, index, hidden[t][0])[0] for t in hidden}
-            solved = {}
-            for name in part:
-                key = f"encoder.layers.{index}.{name}"
-                pair, tasks = [f"{key}.weight", f"{key}.bias"], []
-                for t in hidden:
-                    seen = [student[t], teacher[t][0]] if name in LINEARS else [student[t]]
-                    p = token_weights(name, student[t][name].shape[:2], last)
-                    features = [x[name].reshape(-1, x[name].shape[-1]).T for x in seen]
-                    more = [lag_of(name, s.residual, *seen)] if name in LINEARS else []
-                    tasks.append((*features, p, *(experts[t][k] for k in pair), *more))
-                solve = linear if name in LINEARS else norm
-                both = solve(tasks, tuple(merged[k] for k in pair), tuple(base[k] for k in pair), s)
-                solved.update(zip(pair, both, strict=True))
-            result.update(solved)
-        for t, (x, _) in hidden.items():
-            onward = stale[t] if s.order == "stale" else block(result, index, x)[1]
-            hidden[t] = [onward, teacher[t][1]]
+    own, theirs = (affine(model.get_submodule(name), offset) for model in (merged, base))
+    anchors = [
+        s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(own, theirs, strict=True)
+    ]
+    data = []
+    for task, expert in experts.items():
+        x, p = features(student, batches[task], name, last)
+        module = expert.get_submodule(name)
+        data.append((unit(module, x), np.sqrt(p), affine(module, offset)))
+    solved, root = [], np.sqrt(s.ridge)
+    for k in range(len(anchors[0])):
+        left, right = [root * np.eye(len(anchors))], [root * np.array([a[k] for a in anchors])]
+        for z, weights, pair in data:
+            columns = np.stack([z[:, k], np.ones(len(z))][: len(anchors)], 1) * weights[:, None]
+            left.append(columns)
+            right.append(columns @ np.array([part[k] for part in pair]))
+        solved.append(np.linalg.lstsq(np.concatenate(left), np.concatenate(right), rcond=None)[0])
+    return [*np.array(solved).T, None][:2]
+
+
+def store(module, W, b, offset):
+    """Numbers back into a module."""
+    W = W.T if isinstance(module, Conv1D) else W - offset
+    with torch.no_grad():
+        module.weight.copy_(torch.from_numpy(np.ascontiguousarray(W)))
+        if b is not None and getattr(module, "bias", None) is not None:
+            module.bias.copy_(torch.from_numpy(b))
+
+
+def calibrate(merged, base, experts, batches, settings, paths, offset=0):
+    """Return the calibrated model; paths: where its stacks are, in forward order."""
+    result = copy.deepcopy(merged)
+    student = merged if settings.order == "stale" else result
+    for path in paths:
+        depth = len(result.get_submodule(path))
+        for index in range(depth):
+            place = f"{path}.{index}"
+            given = student, merged, base, experts, batches, settings, index + 1 == depth
+            chosen = tuple(f".{end}" for end in settings.modules or ())
+            modules = dict(result.get_submodule(place).named_modules(prefix=place))
+            parts = [[f"{place}.{name}" for name in part] for part in PARTS]
+            for part in parts if settings.order == "sites" else [modules]:
+                solved = {}
+                for name in part:
+                    if isinstance(modules[name], torch.nn.Linear | Conv1D):
+                        if not settings.modules or name.endswith(chosen):
+                            solved[name] = *solved_linear(name, *given), 0
+                    elif "Norm" in type(modules[name]).__name__ and settings.norm:
+                        solved[name] = *solved_norm(name, *given, offset), offset
+                for name, values in solved.items():
+                    store(modules[name], *values)
     return result

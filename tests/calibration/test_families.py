@@ -2,7 +2,7 @@
 squares in float64.
 """
 
-import plain_families
+import plain
 import pytest
 import torch
 import transformers as tf
@@ -40,7 +40,7 @@ def test_calibrated_model_equals_the_plain_version_of_its_family(name, monkeypat
         ids, mask = tokens(seed, length=4, shortest=2)
         given["batches"][task] = [{"input_ids": ids, "attention_mask": mask}]
     without_float32(monkeypatch, given["base"])
-    expected = plain_families.calibrate(
+    expected = plain.calibrate(
         **given, settings=settings, paths=family.stacks.values(), offset=family.offset
     )
     assert difference(given["merged"], expected) > 1e-3

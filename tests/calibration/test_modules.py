@@ -4,7 +4,7 @@ merged model's bits.
 
 import json
 
-import plain_families
+import plain
 import pytest
 import torch
 from families import FAMILIES, experiment, without_float32
@@ -36,7 +36,7 @@ def test_what_is_named_equals_the_oracle_and_the_rest_keeps_the_merged_bits(
     given, family = experiment(FAMILIES[family]), FAMILIES[family]
     without_float32(monkeypatch, given["base"])
     settings = settings.but(modules=modules)
-    expected = plain_families.calibrate(**given, settings=settings, paths=family.stacks.values())
+    expected = plain.calibrate(**given, settings=settings, paths=family.stacks.values())
     result = calibrate(**given, settings=settings).model
     assert difference(result, expected) < 1e-9
     before = dict(given["merged"].named_parameters())
