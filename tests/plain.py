@@ -171,7 +171,8 @@ def calibrate(merged, base, experts, batches, settings, paths, offset=0):
             chosen = tuple(f".{end}" for end in settings.modules or ())
             modules = dict(result.get_submodule(place).named_modules(prefix=place))
             parts = [[f"{place}.{name}" for name in part] for part in PARTS]
-            for part in parts if settings.order == "sites" else [modules]:
+            of_clip = parts[0][0] in modules  # of other families one part is solved at a time
+            for part in parts if settings.order == "sites" and of_clip else [modules]:
                 solved = {}
                 for name in part:
                     if isinstance(modules[name], torch.nn.Linear | Conv1D):
