@@ -56,7 +56,6 @@ CURVES = (*_MODEL, "seed", "step", "loss")
 SCALES = ("suite", "role", "pool", "upstream", "factor", "value", "chosen")
 SEEN = ("suite", "role", "pool", "task", "stream", "samples", "seed", "count", "seen")
 EXAMPLES = ("task", "index", "corruption", "row", "column")
-EXAMPLE = (*_MODEL, "seed", "drawn_by", "question", "answer")  # drawn_by: seed of the draw
 THEORY = (*_MODEL, "statement", "quantity", "task", "block", "nodes", *COUNTED)
 THEORY_POINTS = tuple("method setting statement task block index actual bound kept".split())
 DRIFT = (*_MODEL, "seed", "task", "block", "relative_drift", "l2", "cosine", "count")

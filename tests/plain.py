@@ -1,5 +1,5 @@
-"""Algorithm 1 for any family, from whole forwards of the models: no replay, no carried arguments,
-nothing fed on by hand, shared or streamed.
+"""Algorithm 1 for any family in numpy, from whole forwards of the models: no replay, no carried
+arguments, nothing shared, streamed or fed on by hand.
 
 Block by block, student and experts run from end to end and hooks keep what reaches the block's
 modules. Padding is dropped row by row. Every linear has its own Gram matrix, every token is
@@ -12,6 +12,12 @@ import numpy as np
 import torch
 from transformers.pytorch_utils import Conv1D
 
+# CLIP's parts of a block in forward order, and the norm that reads what an output is added to
+ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkv")
+PARTS = (("layer_norm1",), ATTENTION, ("self_attn.out_proj",))
+PARTS += (("layer_norm2",), ("mlp.fc1",), ("mlp.fc2",))
+STREAMS = {"self_attn.out_proj": "layer_norm1", "mlp.fc2": "layer_norm2"}
+
 
 def inputs(model, batch, name):
     """Return what reaches the named module in one whole forward."""
@@ -23,10 +29,11 @@ def inputs(model, batch, name):
     return seen[-1]
 
 
-def kept(batch, name, x, last, class_token, swapped):
+def kept(model, batch, name, x, last):
     """Return features (n, d) of the tokens that are no padding, and the weight of each row."""
     if "pixel_values" in batch and "text_model" not in name:
         p = np.ones(x.shape[:2])
+        class_token = "Siglip" not in type(model).__name__
         if last and class_token and not name.endswith(("k_proj", "v_proj")):
             p[:, 1:] = 0.01
         return x.flatten(0, 1).numpy(), p.ravel()
@@ -36,19 +43,15 @@ def kept(batch, name, x, last, class_token, swapped):
     mask = batch["labels"] != -100 if labelled else batch["attention_mask"] == 1
     if x.dim() == 2:
         x = x.view(*mask.shape, -1)
-    elif swapped:
-        x = x.transpose(1, 2)
+    elif "Gemma3" in type(model).__name__ and name.endswith(("q_norm", "k_norm")):
+        x = x.transpose(1, 2)  # (batch, heads, tokens, d)
     x = x[mask].flatten(0, -2).numpy()
     return x, np.ones(len(x))
 
 
 def features(model, batches, name, last):
     """Return the rows of all batches of one module (n, d), and their weights, which add up to 1."""
-    # (batch, heads, tokens, d)
-    kind = type(model).__name__
-    swapped = "Gemma3" in kind and name.endswith(("q_norm", "k_norm"))
-    how = last, "Siglip" not in kind, swapped
-    rows = [kept(batch, name, inputs(model, batch, name), *how) for batch in batches]
+    rows = [kept(model, batch, name, inputs(model, batch, name), last) for batch in batches]
     p = np.concatenate([p for _, p in rows])
     return np.concatenate([x for x, _ in rows]), p / p.sum()
 
@@ -105,20 +108,20 @@ def linear(tasks, merged, base, s):
     return W_star, gaps / total if s.bias else merged[1]
 
 
-def solved_linear(name, student, merged, base, experts, batches, s, last, stream):
-    """Return weight and bias of one linear. stream: the module that reads what its output is added
-    to, if known.
-    """
+def solved_linear(name, student, merged, base, experts, batches, s, last):
+    """Return weight and bias of one linear."""
     tasks = []
     merged, base = (weight(model.get_submodule(name)) for model in (merged, base))
+    stream = next(
+        (name.removesuffix(w) + norm for w, norm in STREAMS.items() if name.endswith(w)), ""
+    )
     for task, expert in experts.items():
-        x_cal, p = features(student, batches[task], name, last)
-        x_exp, _ = features(expert, batches[task], name, last)
-        W, b = weight(expert.get_submodule(name))
+        (x_cal, p), (x_exp, _) = (features(m, batches[task], name, last) for m in (student, expert))
         lag = 0.0
-        if stream:
-            r_cal, r_exp = (features(m, batches[task], stream, last)[0] for m in (student, expert))
-            lag = s.residual * (r_exp - r_cal).T
+        if s.residual and stream:
+            ours, theirs = (features(m, batches[task], stream, last)[0] for m in (student, expert))
+            lag = s.residual * (theirs - ours).T
+        W, b = weight(expert.get_submodule(name))
         tasks.append((x_cal.T, x_exp.T, p, W, b, lag))
     return linear(tasks, merged, base, s)
 
@@ -156,43 +159,27 @@ def store(module, W, b, offset):
             module.bias.copy_(torch.from_numpy(b))
 
 
-def in_order(model, place, batch):
-    """Return the names and modules of one block in the order in which a forward reaches them."""
-    order, hooks = [], []
-    for name, module in model.get_submodule(place).named_modules(prefix=place):
-        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: order.append(name)))
-    with torch.no_grad():
-        model(**batch)
-    for hook in hooks:
-        hook.remove()
-    return {name: model.get_submodule(name) for name in order}
-
-
-def calibrate(merged, base, experts, batches, settings, paths, offset=0, streams=None):
-    """Return the calibrated model.
-
-    paths: where its stacks are, in forward order.   streams: by the end of a linear's name the
-    module of its block that reads what the linear's output is added to.
-    """
-    student, s = copy.deepcopy(merged), settings
-    ends = tuple(f".{end}" for end in s.modules or ())
+def calibrate(merged, base, experts, batches, settings, paths, offset=0):
+    """Return the calibrated model; paths: where its stacks are, in forward order."""
+    result = copy.deepcopy(merged)
+    student = merged if settings.order == "stale" else result
     for path in paths:
-        depth = len(student.get_submodule(path))
+        depth = len(result.get_submodule(path))
         for index in range(depth):
             place = f"{path}.{index}"
-            seen = merged if s.order == "stale" else student
-            given = seen, merged, base, experts, batches, s, index + 1 == depth
-            results = {}
-            for name, module in in_order(student, place, next(iter(batches.values()))[0]).items():
-                if isinstance(module, torch.nn.Linear | Conv1D):
-                    if not ends or name.endswith(ends):
-                        stream = (streams or {}).get(name.removeprefix(f"{place}."))
-                        stream = f"{place}.{stream}" if stream else None
-                        results[name] = *solved_linear(name, *given, stream), 0
-                elif "Norm" in type(module).__name__ and s.norm:
-                    results[name] = *solved_norm(name, *given, offset), offset
-                if s.order == "sites" and name in results:
-                    store(module, *results.pop(name))
-            for name, result in results.items():
-                store(student.get_submodule(name), *result)
-    return student
+            given = student, merged, base, experts, batches, settings, index + 1 == depth
+            chosen = tuple(f".{end}" for end in settings.modules or ())
+            modules = dict(result.get_submodule(place).named_modules(prefix=place))
+            parts = [[f"{place}.{name}" for name in part] for part in PARTS]
+            of_clip = parts[0][0] in modules  # of other families one part is solved at a time
+            for part in parts if settings.order == "sites" and of_clip else [modules]:
+                solved = {}
+                for name in part:
+                    if isinstance(modules[name], torch.nn.Linear | Conv1D):
+                        if not settings.modules or name.endswith(chosen):
+                            solved[name] = *solved_linear(name, *given), 0
+                    elif "Norm" in type(modules[name]).__name__ and settings.norm:
+                        solved[name] = *solved_norm(name, *given, offset), offset
+                for name, values in solved.items():
+                    store(modules[name], *values)
+    return result

@@ -5,7 +5,6 @@ Encoders are scored by their features, language models by what they generate.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from featcal.files import atomic_folder, read_json, write_json
@@ -15,7 +14,7 @@ from reproduction.engine.samples import Selection, seen_rows
 from reproduction.engine.spec import ModelSpec
 from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
 from reproduction.prepare.suite import DOMAINS
-from reproduction.results import CURVES, EXAMPLE, SCORES, SEEN, packed, write_rows, write_scores
+from reproduction.results import CURVES, SCORES, SEEN, packed, write_rows, write_scores
 
 # Samples at a time, on which scores do not depend. On a CPU so few that a block's output stays in
 # its cache: a sentence encoder then takes two thirds of the time that it takes with 250.
@@ -193,19 +192,6 @@ def chat_answers(
     return found
 
 
-def example(setup: Setup, folder: Path, seed: int, new_tokens: int) -> tuple[str, str]:
-    """Return one question out of the plain texts, drawn by the seed, and a model's answer to it."""
-    from featcal.data.batches import draw_indices
-    from featcal.models.load import load_tokenizer
-    from reproduction.language.chat import answer
-    from reproduction.prepare.chat import PLAIN
-    from reproduction.prepare.texts import load_texts
-
-    texts = load_texts(setup.texts, PLAIN, "test")
-    question = texts[int(draw_indices(PLAIN, len(texts), 1, seed)[0])].target or ""
-    return question, answer(setup.load(folder), load_tokenizer(setup.base), question, new_tokens)
-
-
 def _counted(metric: str, value: float, count: int, right: list[bool] | None) -> Row:
     return {"metric": metric, "value": value, "count": count, "correct": packed(right)}
 
@@ -216,13 +202,11 @@ def _in_domain(change: Any, module: Any, test: str) -> Any:
 
 REFERENCES = ("base", "expert", "multitask", "merged")  # methods that FeatCal is compared with
 POINTS = 20  # of a loss curve
-DRAWN_BY, NEW_TOKENS = 42, 48  # the example: seed of its question, length of an answer
 
 
 def run(key: str) -> None:
     """Write outputs/<suite>/scores/<key>/: scores, correct samples, references, loss curves and
-    settings; for encoders also the test samples that mergers and adapters saw; for models that chat
-    one question with their answers.
+    settings; for encoders also the test samples that mergers and adapters saw.
     """
     setup = load_setup(key)
     context, models = setup.context, list[spec.ModelSpec]()
@@ -243,8 +227,6 @@ def run(key: str) -> None:
             write_rows(out / "seen.csv", seen_rows(setup, draws, rows), SEEN)
         write_rows(out / "curves.csv", _curves(setup, models), CURVES)
         write_json(out / "settings.json", _settings(setup))
-        if setup.pool == CHAT_POOL:
-            write_rows(out / "example.csv", _examples(setup, models), EXAMPLE)
 
 
 def _curves(setup: Setup, models: Sequence[spec.ModelSpec]) -> Iterator[dict[str, Any]]:
@@ -267,17 +249,6 @@ def _curves(setup: Setup, models: Sequence[spec.ModelSpec]) -> Iterator[dict[str
                 part = loss[start : start + length]
                 point = {"step": start + len(part), "loss": float(sum(part) / len(part))}
                 yield {**setup.words, **words, **point}
-
-
-def _examples(setup: Setup, models: Sequence[spec.ModelSpec]) -> Iterator[dict[str, Any]]:
-    """Yield the answers of base, merged and calibrated models to one drawn question."""
-    shown = [m for m in models if m.method in ("base", "merged", "featcal")]
-    jobs = {m.name: (setup, m.folder, DRAWN_BY, NEW_TOKENS) for m in shown}
-    found = setup.context.run(f"example {setup.key}", example, jobs)
-    for model in shown:
-        question, answer = found[model.name]
-        drawn = {"drawn_by": DRAWN_BY, "question": question, "answer": answer}
-        yield {**setup.words, **model.words, **drawn}
 
 
 def _settings(setup: Setup) -> dict[str, Any]:

@@ -31,12 +31,11 @@ KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
     "pool", "corruption", "parameter", "statement", "quantity", "choice",
     "option", "origin", "variant", "stream", "correct", "seen", "expert_seed", "candidate", "strength",
-    "question", "answer",
 ]  # fmt: skip
 COLUMNS: dict[str, Sequence[str]] = {
     "scores": schema.SCORES, "references": schema.SCORES, "drift": schema.DRIFT,
     "projection": schema.PROJECTION, "alignment": schema.ALIGNMENT, "similarity": schema.SIMILARITY,
-    "vectors": schema.VECTORS, "curves": schema.CURVES, "example": schema.EXAMPLE, "scales": schema.SCALES,
+    "vectors": schema.VECTORS, "curves": schema.CURVES, "scales": schema.SCALES,
     "corrupted": schema.CORRUPTED, "corrupted.examples": schema.EXAMPLES, "sweep": schema.SWEEP,
     "task_counts": schema.TASK_COUNTS, "choices": schema.CHOICES,
     "theory": schema.THEORY, "theory_points": schema.THEORY_POINTS, "samples": schema.SAMPLES,
@@ -62,7 +61,7 @@ KEPT = (
 COLUMNS |= {f"{kind}.correct": schema.correct_columns(COLUMNS[kind]) for kind in KEPT}
 # tables that lie with others, by the folder; every other one begins with its folder's name
 LIES_WITH = {
-    **dict.fromkeys(("references", "seen", "curves", "example"), "scores"), "scales": "ablate", "theory_points": "theory",
+    **dict.fromkeys(("references", "seen", "curves"), "scores"), "scales": "ablate", "theory_points": "theory",
     **dict.fromkeys(("projection", "alignment", "similarity", "vectors"), "drift"),
 }  # fmt: skip
 

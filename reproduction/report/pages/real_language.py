@@ -4,14 +4,16 @@ calibration.
 
 from html import escape
 
-from reproduction.report.evidence import GREEDY, Evidence, expert_tasks, select
+from reproduction.report.evidence import GREEDY, Evidence, expert_tasks, read_json, select
 from reproduction.report.html import PageOutput, estimated, note, table
 from reproduction.report.paper import LANGUAGE
 from reproduction.report.statistics import Estimate, estimate, noise
 from reproduction.report.tables import MERGERS, REFERENCES, Key
+from reproduction.results import project_root
 
 PLAIN = "plain_text"
-MISSING = note("○ not run: no scores of the real language model.")
+EXAMPLE = "reproduction/real_language/example.json"  # scripts/chat_example.py
+MISSING = note("○ not run: no results of the real language model.")
 WAYS = {
     ("featcal", "paper"): "w/ FeatCal, as printed for the smaller Llama",
     ("featcal", "paper_8b"): "w/ FeatCal, as printed for the larger Llama",
@@ -63,22 +65,17 @@ def answers(suite: str) -> PageOutput:
 
 
 def example(suite: str) -> PageOutput:
-    """Show one drawn question, and its answers before and after calibration."""
-    rows = Evidence(suite, *LANGUAGE).table("example")
-    if rows.empty:
+    """Show one drawn question, and its answers before and after merging and calibration."""
+    found = read_json(project_root() / EXAMPLE)
+    if found.get("suite") != suite:
         return PageOutput(MISSING)
-    shown = {
-        REFERENCES["base"]: ("", "base", ""),
-        MERGERS["task_arithmetic"]: ("task_arithmetic", "merged", ""),
-        WAYS["featcal", "paper"]: ("task_arithmetic", "featcal", "paper"),
-    }
-    cells = []
-    for name, key in shown.items():
-        one = select(rows, dict(zip(("upstream", "method", "setting"), key, strict=True)))
-        cells += [("", [name, escape(text)]) for text in one["answer"]]
-    first = rows.iloc[0]
+    rows = []
+    for one in found["answers"]:
+        way, merger = (one["method"], one["setting"]), MERGERS.get(one["upstream"])
+        name = WAYS.get(way) or merger or REFERENCES[one["method"]]
+        rows.append(("", [name, escape(one["answer"])]))
     caption = (
-        f"One question, drawn with seed {first['drawn_by']}: “{escape(first['question'])}”. "
-        "Greedy answers, cut after 48 tokens"
+        f"One question, drawn with seed {found['seed']}: “{escape(found['question'])}”. "
+        f"Greedy answers, cut after {found['new_tokens']} tokens"
     )
-    return PageOutput(table(["SmolLM2-135M-Instruct", "Answer"], cells, caption, "fc-words"))
+    return PageOutput(table(["SmolLM2-135M-Instruct", "Answer"], rows, caption, "fc-words"))

@@ -3,10 +3,9 @@
 import csv
 from statistics import mean
 
+from featcal.files import write_json
 from pipeline import ROOT
-from reproduction.report import evidence
 from reproduction.report.pages import real_language
-from reproduction.results import EXAMPLE, write_rows
 
 SCORES = ROOT / "results" / "mini" / "scores" / "smollm2-chat" / "scores.csv"
 UNSEEN = ("open_trivia", "subjectivity")
@@ -31,29 +30,20 @@ def test_the_table_shows_the_means_of_the_rows_in_git():
         assert cell.startswith(f"{mean(values):.{digits}f}"), part
 
 
-def test_the_example_shows_the_answers_before_and_after_calibration(tmp_path, monkeypatch):
-    answers = {
-        ("", "base", "", ""): "of the <base>", ("average", "merged", "", ""): "of another merger",
-        ("task_arithmetic", "merged", "", ""): "before", ("task_arithmetic", "featcal", "paper", 42): "after,\nand more",
-        ("task_arithmetic", "featcal", "paper_8b", 42): "at another setting",
-    }  # fmt: skip
-    common = {
-        "suite": "mini",
-        "role": "smollm2",
-        "pool": "chat",
-        "drawn_by": 7,
-        "question": "a < b?",
-    }
-    keys = ("upstream", "method", "setting", "seed")
-    rows = [
-        common | dict(zip(keys, key, strict=True)) | {"answer": a} for key, a in answers.items()
-    ]
-    folder = tmp_path / "scores" / "smollm2-chat"
-    folder.mkdir(parents=True)
-    write_rows(folder / "example.csv", rows, EXAMPLE)
-    monkeypatch.setattr(evidence, "results_folder", lambda suite: tmp_path)
+def test_the_example_shows_every_answer_with_its_model(tmp_path, monkeypatch):
+    keys = ("upstream", "method", "setting", "answer")
+    answers = [
+        ("", "base", "", "of the <base>"), ("task_arithmetic", "merged", "", "before"),
+        ("task_arithmetic", "featcal", "paper", "after"),
+    ]  # fmt: skip
+    found = {"suite": "mini", "seed": 7, "new_tokens": 5, "question": "a < b?"}
+    found["answers"] = [dict(zip(keys, one, strict=True)) for one in answers]
+    write_json(tmp_path / real_language.EXAMPLE, found)
+    monkeypatch.setattr(real_language, "project_root", lambda: tmp_path)
     page = real_language.example("mini")
-    assert [line.split("  ")[-1] for line in page.text.splitlines()[2:]] == [
-        "of the <base>", "before", "after,", "and more",
+    assert [line.split("  ") for line in page.text.splitlines()[2:]] == [
+        ["Pre-trained", "of the <base>"], ["Task Arithmetic", "before"],
+        ["w/ FeatCal, as printed for the smaller Llama", "after"],
     ]  # fmt: skip
     assert "seed 7: “a < b?”" in page.text and "a &lt; b?" in page.html
+    assert "not run" in real_language.example("paper").text
