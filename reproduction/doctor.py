@@ -450,7 +450,6 @@ def planned(chosen: Chosen, role: str, tasks: int) -> dict[str, int]:
     from featcal.models.stored import skeleton
 
     runs = [run for run in chosen.experiments.calibrate.values() if run.role == role]
-    runs = [run for run in runs if run.calibration is not None]
     samples = max((run.samples for run in runs), default=256)
     batch = max((run.batch for run in runs), default=BATCH_OF_TEXTS)
     size, job = SIZES[role], Job(tasks, samples, min(batch, samples), on_gpu=True)

@@ -152,14 +152,14 @@ class MergeRun(Run):
 
 
 class CalibrateRun(Run):
-    """One calibrated model per seed. calibration: None: not run in this suite."""
+    """One calibrated model per seed."""
 
     upstream: str
     setting: str
-    calibration: Calibration | None
-    samples: PositiveInt = 0  # n of each task
-    batch: PositiveInt = 0
-    seeds: Seeds = ()
+    calibration: Calibration
+    samples: PositiveInt  # n of each task
+    batch: PositiveInt
+    seeds: Seeds
     reading: Reading | None = None  # of a language model
 
 
@@ -172,11 +172,11 @@ class AdapterSetting(Settings):
 
 
 class AdaptRun(Run):
-    """Adapters after one merged model. settings: None: not run in this suite."""
+    """Adapters after one merged model. settings: by their word."""
 
     upstream: str
     method: str
-    settings: Mapping[str, AdapterSetting] | None
+    settings: Mapping[str, AdapterSetting]
 
 
 class MultitaskRun(Run):
@@ -285,7 +285,7 @@ def studies() -> dict[str, type[Study]]:
 class Experiments:
     """The experiments of params.yaml in one suite, by key; None: not run in this suite.
 
-    tasks: that are run; None: all of the suite's.
+    tasks: that are run; None: all of the suite's.   calibrate, adapt: hold what is run alone.
     """
 
     suite: str
@@ -308,12 +308,18 @@ class Experiments:
         return {k: m for k, m in _of(self.merge, role, pool) if m.options is not None}
 
     def calibrated_in(self, role: str, pool: Pool) -> dict[str, CalibrateRun]:
-        """Return the calibrated models of a role and pool that are run."""
-        return {k: c for k, c in _of(self.calibrate, role, pool) if c.calibration is not None}
+        """Return the calibrated models of a role and pool."""
+        return dict(_of(self.calibrate, role, pool))
 
     def adapted_in(self, role: str, pool: Pool) -> dict[str, AdaptRun]:
-        """Return the adapters of a role and pool that are run."""
-        return {k: a for k, a in _of(self.adapt, role, pool) if a.settings is not None}
+        """Return the adapters of a role and pool."""
+        return dict(_of(self.adapt, role, pool))
+
+
+def _mapping(place: str, value: Any, expected: str = "must be a mapping of settings") -> Entry:
+    """Return a mapping. Raises: BadSetting for anything else."""
+    require(isinstance(value, dict), place, value, expected)
+    return dict(value)
 
 
 def _of(runs: Mapping[str, Any], role: str, pool: Pool) -> list[tuple[str, Any]]:
@@ -346,8 +352,8 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
         require_known("suite", suite, suites)
 
     def read(name: str, kind: Callable[[str, Any, str], T]) -> dict[str, T]:
-        require(isinstance(raw.get(name) or {}, dict), name, raw.get(name), "must be a mapping")
-        return {key: kind(key, entry, suite) for key, entry in (raw.get(name) or {}).items()}
+        entries = _mapping(name, raw.get(name) or {}, "must be a mapping")
+        return {key: kind(key, entry, suite) for key, entry in entries.items()}
 
     mergers, main = raw.get("mergers"), _main_settings(raw.get("featcal"))
     merged = read("merge", partial(_merge_runs, mergers=mergers))
@@ -384,21 +390,18 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
 
 def _main_settings(raw: Any) -> Main:
     """Return FeatCal's number of samples and settings by role."""
-    expected = "must be a mapping of settings by role"
-    require(isinstance(raw or {}, dict), "featcal", raw, expected)
-    for role, words in (raw or {}).items():
-        require(isinstance(words, dict), f"featcal.{role}", words, expected)
-        for word, own in words.items():
+    roles = _mapping("featcal", raw or {}, "must be a mapping of settings by role")
+    for role, words in roles.items():
+        for word, own in _mapping(f"featcal.{role}", words).items():
             require_known(f"featcal.{role}", word, ("samples", *SETTINGS))
-            fine = word == "samples" or isinstance(own, dict)
-            require(fine, f"featcal.{role}.{word}", own, "must be a mapping of settings")
-    return dict(raw or {})
+            if word != "samples":
+                _mapping(f"featcal.{role}.{word}", own)
+    return roles
 
 
 def for_suite(place: str, entry: Any, suite: str) -> Entry | None:
     """Return an entry's settings in a suite. Raises: BadSetting."""
-    require(isinstance(entry, dict), place, entry, "must be a mapping")
-    for key, group in entry.items():
+    for key, group in _mapping(place, entry, "must be a mapping").items():
         _require_group(f"{place}.{key}", group)
     way_out = f"has no settings for the suite {suite!r}; write `{suite}: null` to leave it out"
     require(suite in entry, place, sorted(map(str, entry)), way_out)
@@ -416,9 +419,8 @@ def _merge_runs(
 ) -> dict[str, MergeRun]:
     """Return the merged models of one role and pool, by key. mergers: that are run; None: all."""
     role, pool = role_and_pool(key, "merge")
-    require(isinstance(entry, dict), f"merge.{key}", entry, "must be a mapping of mergers")
     found = {}
-    for upstream, groups in entry.items():
+    for upstream, groups in _mapping(f"merge.{key}", entry, "must be a mapping of mergers").items():
         place, method = f"merge.{key}.{upstream}", str(upstream)
         if isinstance(groups, dict) and "method" in groups:  # a merger that no suite runs here
             method = str(groups["method"])
@@ -450,12 +452,11 @@ def _group_and_rows(
 
     A row is None where nothing is made from the merged model, or the model itself is not made.
     """
-    require(isinstance(entry, dict), place, entry, "must be a mapping")
-    require(FROM in entry, place, list(entry), f"lacks {FROM}")
-    groups = {key: group for key, group in entry.items() if key != FROM}
-    group, rows = for_suite(place, groups, suite), entry[FROM]
+    groups = dict(_mapping(place, entry, "must be a mapping"))
+    require(FROM in groups, place, list(groups), f"lacks {FROM}")
     expected = "must name the merged models, each with {} or what differs there"
-    require(isinstance(rows, dict), f"{place}.{FROM}", rows, expected)
+    rows = _mapping(f"{place}.{FROM}", groups.pop(FROM), expected)
+    group = for_suite(place, groups, suite)
     run = {one.upstream: one.options is not None for one in made.values()}
     for upstream, row in rows.items():
         require_known(f"{place}.{FROM}", upstream, run)
@@ -486,7 +487,7 @@ def _differing(
 def _calibrate_runs(
     key: str, entry: Any, suite: str, made: Mapping[str, MergeRun], main: Main
 ) -> dict[str, CalibrateRun]:
-    """Return FeatCal of one role and pool: each merged model at each setting, run or not.
+    """Return FeatCal of one role and pool: each merged model at each setting that is run.
 
     main: settings by role and setting, of which a group changes some.
     """
@@ -494,18 +495,15 @@ def _calibrate_runs(
     place, found, role_main = f"calibrate.{key}", {}, main.get(role, {})
     group, rows = _group_and_rows(place, entry, suite, made)
     for upstream, row in rows.items():
-        changes, chosen = (f"{place}.{FROM}.{upstream}", row), {}
-        if group is not None and row is not None:
-            chosen = _differing((f"{place}.{suite}", group), changes, SETTINGS)
-        for setting in SETTINGS:
-            words: dict[str, Any] = {"role": role, "pool": pool, "upstream": upstream}
-            words |= {"setting": setting, "calibration": None}
-            if setting in chosen:
-                where, own = chosen[setting]
-                known = {"samples": role_main["samples"]} if "samples" in role_main else {}
-                known |= role_main.get(setting, {})
-                words |= _calibration(where, {**known, **own}, isinstance(pool, str))
-            where = chosen.get(setting, (place,))[0]
+        if group is None or row is None:
+            continue
+        changes = (f"{place}.{FROM}.{upstream}", row)
+        chosen = _differing((f"{place}.{suite}", group), changes, SETTINGS)
+        for setting, (where, own) in chosen.items():
+            known = {"samples": role_main["samples"]} if "samples" in role_main else {}
+            known |= role_main.get(setting, {})
+            words = {"role": role, "pool": pool, "upstream": upstream, "setting": setting}
+            words |= _calibration(where, {**known, **own}, isinstance(pool, str))
             found[f"{key}-{upstream}-{setting}"] = CalibrateRun.from_mapping(words, where)
     return found
 
@@ -524,7 +522,7 @@ def _calibration(place: str, group: Entry, texts: bool) -> dict[str, Any]:
 def _adapt_runs(
     key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]
 ) -> dict[str, AdaptRun]:
-    """Return the adapters of one role and pool: each merged model and method, run or not."""
+    """Return the adapters of one role and pool: each merged model and method that is run."""
     role, pool = role_and_pool(key, "adapt")
     place, texts, found = f"adapt.{key}.{suite}", isinstance(pool, str), {}
     group, rows = _group_and_rows(f"adapt.{key}", entry, suite, made)
@@ -537,19 +535,19 @@ def _adapt_runs(
     if pool != HEADLINE_POOL:  # the order of the rows of a results file
         pairs.sort(key=lambda pair: methods.index(pair[1]))
     for upstream, method in pairs:
-        own, row, settings = (group or {}).get(method), rows[upstream], None
-        if own is not None and row is not None:
-            expected = "must be a mapping of settings by their word"
-            require(isinstance(own, dict), f"{place}.{method}", own, expected)
-            changes = (f"adapt.{key}.{FROM}.{upstream}.{method}", row.get(method, {}))
-            require(isinstance(changes[1], dict), *changes, "must be a mapping of what differs")
-            chosen = _differing((f"{place}.{method}", own), changes, ADAPTER_SETTINGS)
-            settings = {
-                word: _adapter_setting(method, word, *given, texts)
-                for word, given in chosen.items()
-            } or None
-        words = {"role": role, "pool": pool, "upstream": upstream, "method": method}
-        found[f"{key}-{upstream}-{method}"] = AdaptRun(**words, settings=settings)
+        own, row = (group or {}).get(method), rows[upstream]
+        if own is None or row is None:
+            continue
+        given = (f"{place}.{method}", _mapping(f"{place}.{method}", own))
+        where = f"adapt.{key}.{FROM}.{upstream}.{method}"
+        changes = (where, _mapping(where, row.get(method, {}), "must be a mapping of what differs"))
+        chosen = _differing(given, changes, ADAPTER_SETTINGS)
+        settings = {
+            word: _adapter_setting(method, word, *own, texts) for word, own in chosen.items()
+        }
+        if settings:
+            words = {"role": role, "pool": pool, "upstream": upstream, "method": method}
+            found[f"{key}-{upstream}-{method}"] = AdaptRun(**words, settings=settings)
     return found
 
 
@@ -591,8 +589,7 @@ def shared_settings(key: str, entry: Any, suite: str, main: Main) -> Entry:
         return {}
     for word, settings in group.items():
         require_known(f"{place}.{suite}", word, ("rivals",))
-        expected = "must be a mapping of settings"
-        require(isinstance(settings, dict), f"{place}.{suite}.{word}", settings, expected)
+        _mapping(f"{place}.{suite}.{word}", settings)
     known = {word: own for word, own in main.get(role, {}).items() if word != "samples"}
     rivals = dict(group.get("rivals", {}))
     if rivals.get("setting") in known:
@@ -657,9 +654,9 @@ def _require_seeds(place: str, measured: MeasureRun, found: Experiments) -> None
         told = f"calibrate.{measured.key} from {measured.upstream} at {name}"
         made[told] = calibrated.seeds if calibrated else ()
         for adapt in found.adapt.values():
-            if adapt.merged == measured.merged and name in (adapt.settings or {}):
+            if adapt.merged == measured.merged and name in adapt.settings:
                 told = f"adapt.{measured.key} from {measured.upstream}, {adapt.method} at {name}"
-                made[told] = adapt.settings[name].seeds  # type: ignore[index]
+                made[told] = adapt.settings[name].seeds
     for run, seeds in made.items():
         those = ", ".join(map(str, seeds)) or "none in this suite"
         expected = f"must be one of the seeds of {run} ({those})"

@@ -37,8 +37,9 @@ from featcal.files import atomic_path
 from featcal.models.load import load_clip, load_tokenizer
 from reproduction.engine.workers import fan_out
 from reproduction.mini.images import draw_split
-from reproduction.mini.pretrain import MODELS, TEMPLATES, normalised
+from reproduction.mini.pretrain import TEMPLATES, normalised
 from reproduction.mini.tasks import TASKS
+from reproduction.mini.training import MODELS
 from reproduction.prepare.fine_tune import fine_tune
 from reproduction.prepare.suite import FineTune
 

@@ -99,7 +99,7 @@ def adapted(setup: Setup) -> Iterator[ModelSpec]:
     """Yield adapters of every method at every setting and seed."""
     runs = setup.context.experiments.adapted_in(setup.role, setup.pool)
     for key, run in runs.items():
-        for setting, chosen in (run.settings or {}).items():
+        for setting, chosen in run.settings.items():
             for seed in chosen.seeds:
                 yield ModelSpec(
                     f"{key}/{setting}/{seed}",
@@ -118,7 +118,6 @@ def anchors(setup: Setup) -> Iterator[ModelSpec]:
     """Yield base + ρ (merged − base), the anchor of FeatCal at every setting."""
     runs = setup.context.experiments.calibrated_in(setup.role, setup.pool)
     for key, run in runs.items():
-        assert run.calibration is not None
         if run.setting == "paper_8b":  # has the ρ of `paper`, and so its anchor
             continue
         folder = setup.folder("calibrated", f"{run.upstream}-{run.setting}", ANCHOR)

@@ -19,14 +19,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTo
 from reproduction.mini.canvas import SIDE
 from reproduction.mini.images import WEB, draw_split
 from reproduction.mini.tasks import TASKS
-from reproduction.mini.training import (
-    MODELS,
-    STATE,
-    Optimiser,
-    run_to_end,
-    with_first_weights,
-    write_base,
-)
+from reproduction.mini.training import STATE, Optimiser, run_to_end, with_first_weights, write_base
 
 PAD, UNK, BOS, EOS = SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # CLIP's legacy end is id 2
 LONGEST = 16  # tokens; the longest caption has 10
@@ -47,7 +40,7 @@ pipeline_tag: zero-shot-image-classification
 
 A small CLIP model ({layers} vision layers of width {hidden}, {side}x{side} pictures in patches of {patch}) that plays the part of
 {role} in the mini suite of `featcal`. Pre-trained from a seed on pictures drawn by `reproduction.mini`, without any download:
-`python -m reproduction.mini.pretrain {role}`. Its captions name the classes of twenty drawn tasks, and its tokenizer knows
+`featcal stage pretrain {role}`. Its captions name the classes of twenty drawn tasks, and its tokenizer knows
 only their words. Weights are stored in float16 and load in float32. Of no use outside the suite.
 """
 
@@ -81,28 +74,14 @@ class Recipe:
 
 
 def pretrain(
-    role: str,
-    out: Path,
-    steps: int = 4000,
-    state_folder: Path = STATE,
-    recipe: Recipe | None = None,
+    role: str, out: Path, state_folder: Path = STATE, recipe: Recipe | None = None
 ) -> None:
     """Pre-train the base of a role and write its folder, resuming from <state_folder>/<role>/.
 
     Loss: cross-entropy of exp(logit_scale) <image, caption> over the captions of all classes of all
     tasks, in one of three templates per step.
     """
-    recipe = recipe or Recipe(SIZES[role], steps)
-
-    def write(run: _Run) -> None:
-        size = recipe.size
-        sizes = {"layers": size.layers, "hidden": size.hidden, "side": SIDE, "patch": PATCH}
-        tokenizer = make_tokenizer()  # the one in use keeps its last padding
-        write_base(
-            run.model, Path(out), CARD.format(role=role, **sizes), tokenizer, image_processor()
-        )
-
-    run_to_end(_Run, recipe, role, state_folder, write, _Run.held_out_line)
+    run_to_end(_Run, recipe or Recipe(SIZES[role]), role, out, state_folder)
 
 
 class _Run:
@@ -140,8 +119,15 @@ class _Run:
         order = torch.randperm(count, generator=keyed_generator(seed, EPOCH, epoch))
         return order[place * size : (place + 1) * size]
 
+    def write(self, role: str, out: Path) -> None:
+        """Write the base with tokenizer and image processor."""
+        size = self.recipe.size
+        sizes = {"layers": size.layers, "hidden": size.hidden, "side": SIDE, "patch": PATCH}
+        tokenizer = make_tokenizer()  # the one in use keeps its last padding
+        write_base(self.model, out, CARD.format(role=role, **sizes), tokenizer, image_processor())
+
     @torch.no_grad()
-    def held_out_line(self, count: int = 40) -> str:
+    def progress(self, count: int = 40) -> str:
         """Return the zero-shot accuracy on unshifted validation pictures, the mean of the first
         eight and of all tasks.
         """
@@ -301,20 +287,3 @@ def position_waves(cells: int, width: int) -> Tensor:
     row = place.repeat_interleave(cells)[:, None] * frequency
     waves = torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1)
     return POSITION_RMS * 2**0.5 * waves
-
-
-def main() -> None:
-    """Pre-train one role from the command line."""
-    import argparse
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", choices=sorted(SIZES))
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--out", type=Path, help="Default: the folder shipped with the package.")
-    parser.add_argument("--state", type=Path, default=STATE, help="Folder of interrupted runs.")
-    given = parser.parse_args()
-    pretrain(given.role, given.out or MODELS / given.role, given.steps, given.state)
-
-
-if __name__ == "__main__":
-    main()

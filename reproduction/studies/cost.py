@@ -14,7 +14,7 @@ from reproduction.engine.measured import METHODS, measure, step_folder
 from reproduction.engine.score import score
 from reproduction.engine.spec import merged_model, rival
 from reproduction.engine.study import Found
-from reproduction.engine.workers import alone
+from reproduction.engine.workers import fan_out
 from reproduction.experiments import Rivals, Study
 from reproduction.results import AUDIT
 
@@ -53,7 +53,7 @@ class CostStudy(Study):
         jobs |= {model.name: (setup, model, self.audit) for model in published}
         # nothing runs at the same time, so each has the cores that workers share elsewhere
         threads = setup.context.suite.workers or None
-        cost = [one for _, one in alone(label, measure, jobs, 1, threads)]
+        cost = [one for _, one in fan_out(label, measure, jobs, 1, threads, fresh=True)]
         audited = []
         for model, step in product(published, self.audit):
             columns = {"encode": "each_step", "samples": self.samples, "step": step}

@@ -40,7 +40,7 @@ from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
 from reproduction.engine.score import Counts, Row, answers, generated
 from reproduction.engine.study import Found
-from reproduction.engine.workers import alone, console, keep_freed_memory
+from reproduction.engine.workers import console, fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
 from reproduction.results import CANDIDATES, DEFAULT
 
@@ -118,8 +118,8 @@ class DefaultStudy(Study):
         weights = [path / "model.safetensors" for path in setup.experts.values()]
         digest = fingerprint(settings, [path for path in weights if path.is_file()])
         store = setup.context.layout.unfinished(f"default-{self.key}-{digest}")
-        alone_jobs = {self.key: (setup, self, store)}
-        dict(alone(f"default {self.key}", run, alone_jobs, n_jobs=1, threads=1))
+        jobs = {self.key: (setup, self, store)}
+        dict(fan_out(f"default {self.key}", run, jobs, 1, fresh=True))
         files = [file_of(store, name, draw) for draw in self.draws for name in self.mergers]
         cells = [read_json(file) for file in files]
         rmtree(store)

@@ -5,6 +5,7 @@ with the parts of unfinished stages; what is made from them is deleted once it i
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -14,8 +15,11 @@ from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.engine.study import Found, made_and_scored
 from reproduction.experiments import AdapterWord, Counts, Study
+from reproduction.prepare.experts import ExpertJob
+from reproduction.prepare.hub import WEIGHTS
+from reproduction.prepare.suite import FINE_TUNE
 from reproduction.results import EXPERT_SEEDS
-from reproduction.stages.prepare import make_sentence_experts, sentence_digest
+from reproduction.stages.prepare import digest, make_experts
 
 
 class ExpertSeedsStudy(Study):
@@ -42,12 +46,18 @@ class ExpertSeedsStudy(Study):
 
     def found(self, setup: Setup, folder: Path) -> Found:
         """Return rows of all models, made from the experts of one seed after the other."""
-        layout, prepared, rows = setup.context.layout, setup.base.parent, list[Row]()
-        digest = sentence_digest(setup, setup.base, self.seeds)
-        store = layout.unfinished(f"expert_seeds-{setup.key}-{digest}")
+        layout, suite = setup.context.layout, setup.context.suite
+        prepared, data = setup.base.parent, layout.data_of(setup.role)
+        recipe, rows, jobs = suite.sentences.fine_tune, list[Row](), {}
+        texts = sorted(data.glob("*/train.parquet"))
+        settings = [setup.tasks, recipe.model_dump(), self.seeds]
+        depends = digest(settings, prepared / HEADS, setup.base / WEIGHTS, *texts)
+        store = layout.unfinished(f"expert_seeds-{setup.key}-{depends}")
         experts = {seed: store / f"seed{seed}" for seed in self.seeds}
-        outs = {(task, seed): own / task for seed, own in experts.items() for task in setup.tasks}
-        make_sentence_experts(setup, prepared, outs)
+        for (seed, own), task in product(experts.items(), setup.tasks):
+            job = ExpertJob(task, FINE_TUNE, recipe, seed, suite.device)
+            jobs[f"{task}, seed {seed}"] = (job, own / task)
+        make_experts(setup, prepared, data, jobs)
         for seed in self.seeds:
             parts = {name: prepared / name for name in ("base", HEADS)}
             own, label = folder / f"seed{seed}", f"experts of seed {seed}"

@@ -14,7 +14,7 @@ from reproduction.engine.samples import seen_rows
 from reproduction.engine.score import score
 from reproduction.engine.spec import merged_model, rival
 from reproduction.engine.study import Found
-from reproduction.engine.workers import alone
+from reproduction.engine.workers import fan_out
 from reproduction.experiments import Counts, Rivals, Seeds, Study
 from reproduction.results import SAMPLES, SEEN
 
@@ -42,7 +42,7 @@ class SamplesStudy(Study):
         jobs = {model.name: (setup, model) for model in longest_first}
         workers = setup.context.suite.workers
         n_jobs, threads = (workers, 1) if workers else (1, None)
-        costs = dict(alone(label, measure, jobs, n_jobs, threads))
+        costs = dict(fan_out(label, measure, jobs, n_jobs, threads, fresh=True))
         models.insert(0, merged_model(setup, self.upstream).but(columns={"samples": 0}))
         scores = score(f"{label} score", setup, models)
         rows = [row for model in models for row in scores[model.name]]

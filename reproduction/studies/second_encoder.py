@@ -20,15 +20,9 @@ from reproduction.engine.score import evaluate_model
 from reproduction.engine.spec import ModelSpec, merged, references, rival
 from reproduction.engine.study import Found
 from reproduction.experiments import Rivals, Study
-from reproduction.prepare.experts import model_folder
-from reproduction.prepare.suite import FineTuneSentences
+from reproduction.prepare.suite import FineTuneSentences, SentenceRole
 from reproduction.results import SCORES
-from reproduction.stages.prepare import (
-    FIRST,
-    make_sentence_experts,
-    make_sentence_heads,
-    sentence_digest,
-)
+from reproduction.stages.prepare import made
 from reproduction.studies.expert_seeds import compared
 
 
@@ -54,27 +48,15 @@ class SecondEncoderStudy(Study):
 
     def found(self, setup: Setup, folder: Path) -> Found:
         """Return rows of base, experts, merged and calibrated models, and of adapters."""
-        store = self.trained(setup)
+        suite, place = setup.context.suite, f"second_encoder.{self.key}.fine_tune"
+        recipe = FineTuneSentences.from_mapping(self.fine_tune, place)
+        suite = suite.but(sentences=suite.sentences.but(fine_tune=recipe))
+        own = replace(setup, context=replace(setup.context, suite=suite))
+        store = made(own, SentenceRole(model=self.model), f"second_encoder-{setup.key}")
         parts = {name: store / name for name in ("base", "experts", HEADS)}
         evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
         here, label = setup.moved(folder / "outputs"), f"second encoder {self.key}"
         return Found(compared(label, here, parts, list(self.models(here)), evaluate))
-
-    def trained(self, setup: Setup) -> Path:
-        """Return a folder with base/, heads and experts/<task>/, those that are missing trained."""
-        layout, suite = setup.context.layout, setup.context.suite
-        encoder = model_folder(layout.root, self.model, layout.pins)
-        recipe = FineTuneSentences.from_mapping(
-            self.fine_tune, f"second_encoder.{self.key}.fine_tune"
-        )
-        suite = suite.but(sentences=suite.sentences.but(fine_tune=recipe))
-        here = replace(setup, context=replace(setup.context, suite=suite))
-        digest = sentence_digest(here, encoder, (FIRST,))
-        store = layout.unfinished(f"second_encoder-{self.key}-{digest}")
-        make_sentence_heads(here, encoder, store)
-        outs = {(task, FIRST): store / "experts" / task for task in setup.tasks}
-        make_sentence_experts(here, store, outs)
-        return store
 
     def models(self, setup: Setup) -> Iterator[ModelSpec]:
         """Yield the references and the study's mergers, with FeatCal at both settings and adapters."""

@@ -202,7 +202,7 @@ def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
     field = params["field"]["clip_b32-8"]["mini"]["mergers"]
     assert field["wudi"]["rate"] == wudi["chosen"]
     for key, run in load_experiments(ROOT / "params.yaml", "mini").calibrate.items():
-        if run.setting == "suite" and run.calibration and run.role in suite.roles:
+        if run.setting == "suite" and run.role in suite.roles:
             assert choice["settings"].items() <= run.calibration.model_dump().items(), key
 
 
@@ -223,7 +223,7 @@ def test_what_differs_at_one_merged_model_is_a_row_under_from(tmp_path, monkeypa
     samples = {
         key: run.samples
         for key, run in runs.items()
-        if run.calibration and run.pool == 8 and run.role not in ("minilm", "vit_s")
+        if run.pool == 8 and run.role not in ("minilm", "vit_s")
     }
     assert samples == {
         "clip_b32-8-average-suite": 5, "clip_b32-8-wudi-suite": 16,

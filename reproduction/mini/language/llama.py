@@ -87,30 +87,13 @@ class Recipe:
 
 
 def pretrain_llama(
-    role: str,
-    out: Path,
-    steps: int | None = None,
-    state_folder: Path = STATE,
-    recipe: Recipe | None = None,
+    role: str, out: Path, state_folder: Path = STATE, recipe: Recipe | None = None
 ) -> None:
     """Pre-train the base of a role and write its folder, resuming from <state_folder>/<role>/.
 
     Loss: cross-entropy of what follows a prompt, the longer ones counting more.
     """
-    recipe = recipe or Recipe(SIZES[role], steps or STEPS[role])
-
-    def write(run: _Run) -> None:
-        size, known = recipe.size, run.tokenizer
-        sizes = {"layers": size.layers, "hidden": size.hidden}
-        card = CARD.format(role=role, parameters=run.model.num_parameters(), **sizes)
-        ends = [known.eos_token_id, *known("\n", add_special_tokens=False)["input_ids"]]
-        generation = GenerationConfig(
-            do_sample=False, pad_token_id=known.pad_token_id, bos_token_id=known.bos_token_id,
-            eos_token_id=ends,
-        )  # fmt: skip
-        write_base(run.model, Path(out), card, generation, known)
-
-    run_to_end(_Run, recipe, role, state_folder, write)
+    run_to_end(_Run, recipe or Recipe(SIZES[role], STEPS[role]), role, out, state_folder)
 
 
 class _Run:
@@ -129,6 +112,21 @@ class _Run:
         shares = FACTS if self.done < recipe.facts else recipe.shares
         texts = encoded(self.tokenizer, mixture(rng, shares, recipe.hasty, recipe.batch))
         return backward(self.model, texts, self.tokenizer.pad_token_id)
+
+    def progress(self) -> str:
+        return ""
+
+    def write(self, role: str, out: Path) -> None:
+        """Write the base with tokenizer and generation settings."""
+        size, known = self.recipe.size, self.tokenizer
+        sizes = {"layers": size.layers, "hidden": size.hidden}
+        card = CARD.format(role=role, parameters=self.model.num_parameters(), **sizes)
+        ends = [known.eos_token_id, *known("\n", add_special_tokens=False)["input_ids"]]
+        generation = GenerationConfig(
+            do_sample=False, pad_token_id=known.pad_token_id, bos_token_id=known.bos_token_id,
+            eos_token_id=ends,
+        )  # fmt: skip
+        write_base(self.model, out, card, generation, known)
 
 
 def encoded(

@@ -96,14 +96,7 @@ def pretrain_t5(
 
     Loss: teacher-forced cross-entropy of the answers.
     """
-    recipe = recipe or T5Recipe(T5_SIZES[role], STEPS[role])
-
-    def write(run: _Run) -> None:
-        card = CARD.format(role=role, layers=recipe.size.layers, width=recipe.size.width)
-        parts = make_tokenizer(recipe.seed), GenerationConfig(**IDS)
-        write_base(run.model, Path(out), card, *parts)
-
-    run_to_end(_Run, recipe, role, state_folder, write)
+    run_to_end(_Run, recipe or T5Recipe(T5_SIZES[role], STEPS[role]), role, out, state_folder)
 
 
 class _Run:
@@ -127,6 +120,16 @@ class _Run:
         loss = self.model(**collate(tokens, self.reader.pad, self.reader.takes)).loss
         loss.backward()
         return float(loss.detach())
+
+    def progress(self) -> str:
+        return ""
+
+    def write(self, role: str, out: Path) -> None:
+        """Write the base with tokenizer and generation settings."""
+        size = self.recipe.size
+        card = CARD.format(role=role, layers=size.layers, width=size.width)
+        tokenizer = make_tokenizer(self.recipe.seed)  # the one in use keeps its last padding
+        write_base(self.model, out, card, tokenizer, GenerationConfig(**IDS))
 
 
 def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:

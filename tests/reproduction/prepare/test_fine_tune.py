@@ -18,7 +18,7 @@ from tiny import same_bits
 from featcal.errors import Diverged
 from featcal.models.load import load_model
 from reproduction.prepare import experts
-from reproduction.prepare.experts import ExpertJob, MultitaskJob, write_expert, write_multitask
+from reproduction.prepare.experts import ExpertJob, write_expert
 from reproduction.prepare.fine_tune import WINDOW, batch_indices, fine_tune, similar_lengths
 from reproduction.prepare.sources import load_sentences
 from reproduction.prepare.suite import FINE_TUNE, FineTune, FineTuneSentences
@@ -176,13 +176,13 @@ def experts_heads(store):
 
 
 def test_a_model_for_all_tasks_is_trained_from_the_base_or_fetched(store, tmp_path, monkeypatch):
-    asked, arguments = [], (store, store / "texts", tmp_path / "pins.json")
-    job = MultitaskJob(("colours",), None, QUICK.but(steps=2), 0, "cpu")
-    write_multitask(job, *arguments, tmp_path / "trained")
+    asked, arguments = [], (store / "texts", store, tmp_path / "pins.json")
+    job = ExpertJob("all", "fine_tune", QUICK.but(steps=2), 0, "cpu", tasks=("colours",))
+    write_expert(job, *arguments, tmp_path / "trained")
     assert not same_bits(load_model(tmp_path / "trained"), load_model(store / "base"))
     fetched = "reproduction.prepare.hub.fetch"
     monkeypatch.setattr(fetched, lambda name, pins: asked.append(name) or store / "experts")
-    job = MultitaskJob(("colours",), "someone/model", QUICK, 0, "cpu")
-    write_multitask(job, *arguments, tmp_path / "fetched")
+    job = ExpertJob("all", "someone/model", QUICK, 0, "cpu", tasks=("colours",))
+    write_expert(job, *arguments, tmp_path / "fetched")
     assert asked == ["someone/model"]
     assert same_bits(load_model(tmp_path / "fetched"), load_model(store / "experts"))

@@ -40,9 +40,10 @@ def test_a_worker_has_one_thread():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_mistake_found_in_a_worker_keeps_its_message(workers):
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_mistake_found_in_a_worker_keeps_its_message(workers, fresh):
     with pytest.raises(FeatCalError) as found:
-        dict(fan_out("train", diverged, {"mnist": ("mnist",)}, workers))
+        dict(fan_out("train", diverged, {"mnist": ("mnist",)}, workers, fresh=fresh))
     assert str(found.value) == str(Diverged("mnist", 3, "lr", 0.1, "NaN"))
 
 
@@ -82,3 +83,36 @@ def test_ctrl_c_ends_the_workers_and_starts_no_further_job(tmp_path):
     started = [int(job.name.split("-")[1]) for job in jobs.iterdir()]
     assert len(started) == 2 and "KeyboardInterrupt" in told and "leaked" not in told
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+
+
+def where(_):
+    return os.getpid(), threads()
+
+
+def span(_):
+    start = time.time()
+    time.sleep(0.2)
+    return start, time.time()
+
+
+def killed():
+    os._exit(9)
+
+
+def test_every_fresh_job_has_a_process_of_its_own_with_its_threads():
+    jobs = {f"job {i}": (i,) for i in range(3)}
+    found = dict(fan_out("test", where, jobs, 2, threads=2, fresh=True))
+    assert len({process for process, _ in found.values()} | {os.getpid()}) == 4
+    assert {threads for _, threads in found.values()} == {2}
+
+
+def test_one_at_a_time_is_one_at_a_time_and_in_order():
+    jobs = {f"job {i}": (i,) for i in range(3)}
+    spans = [span for _, span in sorted(fan_out("test", span, jobs, 1, fresh=True))]
+    assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_process_that_dies_ends_the_jobs_with_a_way_out(fresh):
+    with pytest.raises(FeatCalError, match="(?s)its processes ended .*short of memory"):
+        dict(fan_out("test", killed, {"job": ()}, 1, fresh=fresh))
