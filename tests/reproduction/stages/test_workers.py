@@ -75,7 +75,7 @@ def test_ctrl_c_ends_the_workers_and_starts_no_further_job(tmp_path):
     running = subprocess.Popen(
         [sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True, **default
     )
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while len(list(jobs.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     os.killpg(running.pid, signal.SIGINT)
