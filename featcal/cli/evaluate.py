@@ -145,7 +145,7 @@ def image_answers(
     of prompts, or, without templates, a vision model's mean features of every class.
     """
     from featcal.data.images import Preprocess, load_images
-    from featcal.evaluation import zero_shot
+    from featcal.evaluation import accuracy
     from featcal.models.load import load_as_calibrated, load_clip, load_tokenizer, load_vision
     from featcal.models.stored import skeleton
 
@@ -167,19 +167,19 @@ def image_answers(
             expected = f"must be the classes of its split train: {', '.join(images.classes)}"
             same = images.classes == tasks[task].classes
             require(same, f"{task}: classes", ", ".join(tasks[task].classes), expected)
-            heads[task] = zero_shot.class_mean_head(whole, None, images, sampling.batch)
+            heads[task] = accuracy.class_mean_head(whole, None, images, sampling.batch)
         vision: Any = load_as_calibrated(model).to(device)
     else:
         tokenizer = load_tokenizer(base)
         expected = f"must hold only words that the tokenizer of {base} knows; use --template"
         for task, images in tasks.items():
-            for prompt in zero_shot.prompts_of(images.classes, templates):
-                known = zero_shot.words_known(tokenizer, [prompt], ["{}"])
+            for prompt in accuracy.prompts_of(images.classes, templates):
+                known = accuracy.words_known(tokenizer, [prompt], ["{}"])
                 require(known, f"{task}: prompt", prompt, expected)
-            heads[task] = zero_shot.zero_shot_head(whole, tokenizer, images.classes, templates)
+            heads[task] = accuracy.zero_shot_head(whole, tokenizer, images.classes, templates)
         projection = whole.visual_projection.weight.detach()
         vision = load_vision(model).to(device)
-    pool = zero_shot.evaluate_pool({"model": vision}, tasks, heads, projection, sampling.batch)
+    pool = accuracy.evaluate_pool({"model": vision}, tasks, heads, projection, sampling.batch)
     return {name: (right, len(tasks[name].classes)) for name, right in pool["model"].items()}
 
 
