@@ -8,7 +8,7 @@ configurations, split names, label types.
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from tiny import make, shifted
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
@@ -25,6 +26,7 @@ from featcal.data.places import quiet_datasets
 from reproduction.prepare.tasks import TASKS, load_prompts
 
 ROWS = {"train": 64, "validation": 12, "test": 12}
+PART = "-00000-of-00001.parquet"
 SIDE = 32  # of what a model reads; the hub's models read 224
 START, END = "<|startoftext|>", "<|endoftext|>"
 # width, blocks, projection
@@ -44,26 +46,14 @@ def drawn(*keys: str | int) -> np.random.Generator:
     return np.random.default_rng([crc32(str(key).encode()) for key in keys])
 
 
-def randomised(
-    model: torch.nn.Module, seed: str, like: torch.nn.Module | None = None, step: float = 0.02
-) -> torch.nn.Module:
-    """The model with weights of its own, or near those of another, keyed by seed and name."""
-    given = dict(like.named_parameters()) if like is not None else {}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            values = drawn(seed, name).standard_normal(tuple(parameter.shape))
-            noise = torch.from_numpy(values).float()
-            if name in given:
-                parameter.copy_(given[name] + step * noise)
-            elif parameter.dim() > 1:
-                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
-    return model.eval()
+def made(name: str, build: Callable[[], torch.nn.Module]) -> Any:
+    """A model in float32 whose weights follow from its name."""
+    return make(build, crc32(name.encode()), torch.float32)
 
 
-def new(kind: type, config: object) -> Any:
-    """Return a model with memory of its own; the global generator stays as it was."""
-    with torch.random.fork_rng(devices=[]):
-        return kind(config)
+def fine_tuned(name: str, base: torch.nn.Module) -> Any:
+    """A model near its base."""
+    return shifted(base, crc32(name.encode()), 0.02)
 
 
 def clip_model(name: str) -> CLIPModel:
@@ -77,7 +67,7 @@ def clip_model(name: str) -> CLIPModel:
     text |= {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
     vision = {**common, "image_size": SIDE, "patch_size": 16}
     config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection)
-    return randomised(new(CLIPModel, config), name)
+    return made(name, lambda: CLIPModel(config))
 
 
 def tokenizer() -> CLIPTokenizer:
@@ -127,8 +117,7 @@ def expert_folder(folder: Path, name: str, base: CLIPModel) -> Path:
     """A CLIPVisionModel saved by transformers 4: every name prefixed; no processor, no
     projection.
     """
-    own = base.vision_model
-    tower = randomised(new(type(own), base.config.vision_config), name, like=own)
+    tower = fine_tuned(name, base.vision_model)
     folder.mkdir(parents=True)
     state = {f"vision_model.{key}": one.contiguous() for key, one in tower.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
@@ -171,25 +160,31 @@ def _parquet(folder: Path, task: str) -> None:
     """One file a split, and a README.md that names configurations and splits."""
     entry, config = TASKS[task], CONFIGURED.get(task)
     splits = list(dict.fromkeys((entry.train_split, entry.test_split, *EXTRA.get(task, ()))))
-    configs = {config: splits} if config else {"default": splits}
+    configs = {config: splits} if config else {"data": splits}
     if task == "svhn":  # its other configuration is the default, and of another kind
         configs["full_numbers"] = ["train", "test"]
     for name, own in configs.items():
         for split in own:
-            file = folder / (name if config else "data") / f"{split}-00000-of-00001.parquet"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with quiet_datasets():
-                _table(task, split).to_parquet(file)
-    described = [
-        _described(name, own, name if config else "data", name == "full_numbers")
-        for name, own in configs.items()
-    ]
+            write_table(folder / name / f"{split}{PART}", _table(task, split))
+    describe(folder, configs, "full_numbers")
+
+
+def write_table(file: Path, table: datasets.Dataset) -> None:
+    """A parquet file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with quiet_datasets():
+        table.to_parquet(file)
+
+
+def describe(folder: Path, configs: Mapping[str, list[str]], default: str = "") -> None:
+    """A README.md that names configurations, each a folder, and their splits."""
+    described: list[dict] = []
+    for name, splits in configs.items():
+        files = [{"split": split, "path": f"{name}/{split}-*"} for split in splits]
+        own = "default" if name == "data" else name
+        described.append({"config_name": own, "data_files": files})
+        described[-1] |= {"default": True} if name == default else {}
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(described)}\n---\n")
-
-
-def _described(name: str, splits: list[str], place: str, default: bool) -> dict:
-    files = [{"split": split, "path": f"{place}/{split}-*"} for split in splits]
-    return {"config_name": name, "data_files": files} | ({"default": True} if default else {})
 
 
 def _table(task: str, split: str) -> datasets.Dataset:

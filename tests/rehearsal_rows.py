@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from rehearsal_images import drawn
+from rehearsal_images import PART, describe, drawn, write_table
 
-from featcal.data.places import quiet_datasets
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID
 
 # rows of a train split, of one that is scored, and of a public test
 TRAINED, SCORED, ASKED = (24, 8, 3)
-_PART = "-00000-of-00001.parquet"
 WORDS = "a the old red ship cat dog sees two ships and sails away from here while no one knows why it is so".split()
 SPLITS = ("train", "validation", "test")
 OF_MNLI = ("train", *(f"{split}_{of}" for split in SPLITS[1:] for of in ("matched", "mismatched")))
@@ -53,12 +51,13 @@ def text_data(folder: Path) -> dict[str, Path]:
             {known.prompt: words(domain, i), known.completion: words(domain, i, "answer")}
             for i in range(TRAINED)
         ]
-        found[f"datasets/{known.hub_id}"] = _written(folder / domain, {f"data/train{_PART}": rows})
+        found[f"datasets/{known.hub_id}"] = _written(folder / domain, {f"data/train{PART}": rows})
     for name, (files, row) in TESTS.items():
         rows = [row(i) for i in range(ASKED)]
         found[f"datasets/{name}"] = _written(folder / name, dict.fromkeys(files, rows))
-    _configured(folder / "openai/gsm8k", ["main", "socratic"], ["train", "test"])
-    _configured(folder / "allenai/ai2_arc", ["ARC-Challenge", "ARC-Easy"], list(SPLITS))
+    describe(folder / "openai/gsm8k", dict.fromkeys(("main", "socratic"), ["train", "test"]))
+    arc = dict.fromkeys(("ARC-Challenge", "ARC-Easy"), list(SPLITS))
+    describe(folder / "allenai/ai2_arc", arc)
     return found
 
 
@@ -76,11 +75,9 @@ def words(*keys: str | int) -> str:
 
 def _glue(folder: Path) -> Path:
     """A configuration for every task; labels of the test splits are not told."""
-    described = []
+    configs = {key: list(OF_MNLI if key == "mnli" else SPLITS) for key in GLUE}
     for key, task in GLUE.items():
-        splits = OF_MNLI if key == "mnli" else SPLITS
-        described.append(_described(key, list(splits)))
-        for split in splits:
+        for split in configs[key]:
             count, of = TRAINED if split == "train" else SCORED, len(task.answers)
             named = {n: [words(key, split, n, i) for i in range(count)] for n in task.columns}
             features: dict[str, Any] = dict.fromkeys(named, datasets.Value("string"))
@@ -94,8 +91,8 @@ def _glue(folder: Path) -> Path:
             features["idx"] = datasets.Value("int32")
             columns = {**named, "label": labels, "idx": list(range(count))}
             table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
-            _parquet(folder / key / f"{split}{_PART}", table)
-    (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(described)}\n---\n")
+            write_table(folder / key / f"{split}{PART}", table)
+    describe(folder, configs)
     return folder
 
 
@@ -106,25 +103,8 @@ def _written(folder: Path, files: Mapping[str, list[dict[str, Any]]]) -> Path:
         if name.endswith(".jsonl"):
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         else:
-            _parquet(path, datasets.Dataset.from_list(rows))
+            write_table(path, datasets.Dataset.from_list(rows))
     return folder
-
-
-def _parquet(file: Path, table: datasets.Dataset) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with quiet_datasets():
-        table.to_parquet(file)
-
-
-def _configured(folder: Path, configs: list[str], splits: list[str]) -> None:
-    """A README.md that names configurations, each a folder, and their splits."""
-    described = json.dumps([_described(name, splits) for name in configs])
-    (folder / "README.md").write_text(f"---\nconfigs: {described}\n---\n")
-
-
-def _described(name: str, splits: list[str]) -> dict[str, Any]:
-    files = [{"split": split, "path": f"{name}/{split}-*"} for split in splits]
-    return {"config_name": name, "data_files": files}
 
 
 def _math(i: int) -> dict[str, Any]:
@@ -174,15 +154,15 @@ def _sum(i: int) -> dict[str, Any]:
 
 
 def _parts(configs: tuple[str, ...], splits: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{config}/{split}{_PART}" for config in configs for split in splits)
+    return tuple(f"{config}/{split}{PART}" for config in configs for split in splits)
 
 
 Rows = Callable[[int], dict[str, Any]]
 TESTS: dict[str, tuple[tuple[str, ...], Rows]] = {
     "HuggingFaceH4/MATH-500": (("test.jsonl",), _math),
     "openai/gsm8k": (_parts(("main", "socratic"), ("train", "test")), _sum),
-    "evalplus/humanevalplus": ((f"data/test{_PART}",), _program),
-    "evalplus/mbppplus": ((f"data/test{_PART}",), _task),
+    "evalplus/humanevalplus": ((f"data/test{PART}",), _program),
+    "evalplus/mbppplus": ((f"data/test{PART}",), _task),
     "google/IFEval": (("ifeval_input_data.jsonl",), _instruction),
     "allenai/ai2_arc": (_parts(("ARC-Challenge", "ARC-Easy"), SPLITS), _science),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from rehearsal_images import drawn, new, randomised
+from rehearsal_images import drawn, fine_tuned, made
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
@@ -56,8 +56,7 @@ def _t5(folder: Path, size: str) -> dict[str, Path]:
     for task in GLUE:
         if size == "base":
             name = f"tanganke/flan-t5-base_glue-{task}"
-            expert = randomised(new(T5ForConditionalGeneration, base.config), name, like=base)
-            found[name] = t5_folder(folder / name, expert)
+            found[name] = t5_folder(folder / name, fine_tuned(name, base))
         else:
             name = f"tanganke/flan-t5-{size}_glue-{task}_lora-16"
             found[name] = lora_folder(folder / name, name, base, f"google/flan-t5-{size}")
@@ -73,7 +72,7 @@ def t5_model(size: str) -> T5ForConditionalGeneration:
     config |= dict(num_decoder_layers=blocks, feed_forward_proj="gated-gelu", **T5_IDS)
     config |= dict(tie_word_embeddings=False, relative_attention_num_buckets=32)
     config |= dict(vocab_size=len(t5_tokenizer()) + 28)
-    return randomised(new(T5ForConditionalGeneration, T5Config(**config)), f"flan-t5-{size}")
+    return made(f"flan-t5-{size}", lambda: T5ForConditionalGeneration(T5Config(**config)))
 
 
 def t5_folder(folder: Path, model: T5ForConditionalGeneration) -> Path:
@@ -137,8 +136,7 @@ def _llama(folder: Path, name: str) -> dict[str, Path]:
     found = {f"meta-llama/{name}": llama_folder(folder / name, base, LLAMAS[name][2])}
     for domain in DOMAINS:
         expert = f"MergeBench/{name}_{domain}"
-        tower = randomised(new(LlamaForCausalLM, base.config), expert, like=base)
-        found[expert] = llama_folder(folder / expert, tower, LLAMAS[name][2])
+        found[expert] = llama_folder(folder / expert, fine_tuned(expert, base), LLAMAS[name][2])
     return found
 
 
@@ -148,7 +146,7 @@ def llama_model(name: str) -> LlamaForCausalLM:
     """
     width, blocks, _, tied = LLAMAS[name]
     config = llama_config(width, blocks, tied)
-    model = randomised(new(LlamaForCausalLM, LlamaConfig(**config)), name)
+    model = made(name, lambda: LlamaForCausalLM(LlamaConfig(**config)))
     with torch.no_grad():
         embeddings = model.get_input_embeddings().weight
         embeddings[:, 0] = 4.0

@@ -96,18 +96,6 @@ def kth_smallest(
     return torch.tensor(prefixes, dtype=torch.int64).view(torch.float64).tolist()
 
 
-def thin_svd(matrix: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return U (o, k), S (k,), Vᵀ (k, d) of a matrix (o, d) of numerical rank k.
-
-    Singular values up to max(o, d) ε of `size` are rounding, and their directions arbitrary.
-    Default of `size`: the largest singular value.
-    """
-    U, S, Vt = torch.linalg.svd(matrix, full_matrices=False)
-    rounding = (S[0] if size is None else size) * max(matrix.shape) * torch.finfo(S.dtype).eps
-    rank = int((rounding < S).sum())
-    return U[:, :rank], S[:rank], Vt[:rank]
-
-
 # Matrices, recognised by names and shapes: no module is made for it
 
 

@@ -10,7 +10,7 @@ import torch
 from featcal.errors import Diverged
 from featcal.merging.merge import merge
 from featcal.merging.methods.breadcrumbs import mask_row_entries
-from featcal.merging.methods.iso import iso_cts_matrix
+from featcal.merging.methods.singular import iso_cts_matrix
 from featcal.merging.methods.wudi import Interference, minimize
 from featcal.merging.registry import MergeJob
 from featcal.merging.sources import VOCABULARY, ModuleSource

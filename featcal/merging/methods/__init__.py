@@ -1,1 +1,1 @@
-"""Merging methods, one file for the variants of one paper, loaded when a method is asked for."""
+"""Merging methods: a file has those that share code, and is loaded when one of them is asked for."""

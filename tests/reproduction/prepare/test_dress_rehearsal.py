@@ -15,14 +15,13 @@ import yaml
 from hub_client import Client
 from hub_server import TOKEN, Commit, HubServer
 from rehearsal_hub import gated, paper_hub
-from rehearsal_images import clip_model, expert_folder, picture
+from rehearsal_images import PART, clip_model, expert_folder, picture, write_table
 from rehearsal_punkt import ENGLISH, punkt_tab
 from rehearsal_run import copied, rehearsal_params
 from rehearsal_texts import t5_head
 from safetensors.torch import load_file
 
 from featcal.cli import main as cli
-from featcal.data.places import quiet_datasets
 from featcal.models.load import load_model, load_vision
 from pipeline import read_rows, write_settings
 from reproduction.experiments import MAIN
@@ -89,10 +88,7 @@ def spoilt(folder: Path) -> dict[str, Path]:
                 {"image": stored, **columns}, features=datasets.Features(features)
             )
         for split in ("train", "test"):
-            file = folder / name / f"data/{split}-00000-of-00001.parquet"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with quiet_datasets():
-                table.to_parquet(file)
+            write_table(folder / name / f"data/{split}{PART}", table)
     return {name: folder / name for name in faults}
 
 

@@ -102,16 +102,6 @@ def test_a_gated_model_says_where_its_terms_are_and_how_to_log_in(served, pins):
     assert f"https://huggingface.co/{GATED}" in said
 
 
-def test_a_repository_of_pickles_is_pinned_to_the_hubs_own_conversion(served, pins):
-    hub, client = served
-    folder = Path(client.ask("fetch", CLIP, pins)[0])
-    assert (
-        folder.name == hub.commit(CLIP, "refs/pr/7") == json.loads(pins.read_text())["models"][CLIP]
-    )
-    assert (folder / "model.safetensors").is_file()
-    assert not any(asked.endswith((".bin", ".pt", ".h5")) for asked in hub.seen)
-
-
 def test_a_repository_without_any_safetensors_is_refused_when_it_is_pinned(pins, monkeypatch):
     pickle = SimpleNamespace(sha="a" * 40, siblings=[SimpleNamespace(rfilename="model.bin")])
     api = SimpleNamespace(
