@@ -1,7 +1,7 @@
 """The report outside of the book: ARTIFACT.md for reviewers, and headline numbers and claims as data."""
 
 import math
-import re
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -9,12 +9,19 @@ from typing import Any
 import pandas as pd
 
 from reproduction.report.claims import INSIDE, Claim, claims, studied_setting
-from reproduction.report.evidence import LIES_WITH, Evidence, project_root, select
+from reproduction.report.evidence import LIES_WITH, Evidence, project_root
 from reproduction.report.pages import resources
 from reproduction.report.paper import packaged
-from reproduction.report.statistics import estimate
-from reproduction.report.tables import SETTING_LABELS, SHORT, UPSTREAMS, average, settings_shown
-from reproduction.report.verdicts import Source, Verdict, rows_of, sources
+from reproduction.report.tables import (
+    SETTING_LABELS,
+    SHORT,
+    UPSTREAMS,
+    average,
+    model_key,
+    rows_of,
+    settings_shown,
+)
+from reproduction.report.verdicts import Source, Verdict, sources
 
 REQUEST = "pipeline/request/dvc.yaml"  # what `dvc repro` leaves as it is in git
 REPRO = ["gather@scores-clip_b32-8", "headline"]  # what `make repro` computes
@@ -47,7 +54,6 @@ def text(suite: str) -> str:
         whole=minutes(suite, asked),
         claims=_table(suite),
         studies="".join(rows),
-        licences=_licences(),
     )
 
 
@@ -59,7 +65,7 @@ def minutes(suite: str, stages: list[str]) -> str:
 
 @cache
 def upstream() -> dict[str, set[str]]:
-    """Return, by name of a stage of DVC, itself and all that it needs, as run records name them: by verb and key.
+    """Return by stage of DVC itself and all that it needs, as run records name them: by verb and key.
 
     Stages of the project's own dvc.yaml are named alone, others as DVC names them: by file and name.
     """
@@ -68,25 +74,20 @@ def upstream() -> dict[str, set[str]]:
 
     with Repo(str(project_root())) as repo:
         graph = repo.index.graph
-        names = {
-            stage: "@".join((stage.cmd or "").split()[2:4]) for stage in graph
-        }  # featcal stage VERB KEY
-        return {
-            ("" if stage.path_in_repo == "dvc.yaml" else f"{stage.path_in_repo}:") + stage.name: {
-                names[one] for one in {stage, *networkx.descendants(graph, stage)}
-            }
-            for stage in graph
-        }
-
-
-def page_of(place: str) -> str:
-    """Return the page of the book that shows a place of the paper."""
-    return place if (project_root() / "notebooks" / f"{place}.ipynb").is_file() else EVERYWHERE
+        # featcal stage VERB KEY
+        keys = {stage: "@".join((stage.cmd or "").split()[2:4]) for stage in graph}
+        found = {}
+        for stage in graph:
+            file = "" if stage.path_in_repo == "dvc.yaml" else f"{stage.path_in_repo}:"
+            needed = {stage, *networkx.descendants(graph, stage)}
+            found[file + stage.name] = {keys[one] for one in needed}
+        return found
 
 
 def stages_of(claim: Claim, suite: str) -> list[str]:
     """Return the stages that recompute every verdict on a claim: results by source, and its page."""
-    page, found = f"page@{page_of(claim.place)}", dict[str, None]()
+    shown = (project_root() / "notebooks" / f"{claim.place}.ipynb").is_file()
+    page, found = f"page@{claim.place if shown else EVERYWHERE}", dict[str, None]()
     about = [own for source in sources(suite) if (own := source.counterpart(claim))]
     for part in (part for own in about for part in (own.parts.values() or [own])):
         for _, side in part.terms:
@@ -130,36 +131,7 @@ def _words(source: Source, chosen: list[Claim]) -> list[str]:
     return words
 
 
-def _licences() -> str:
-    """Licences by what they are of; those of models from their cards."""
-    root = project_root()
-    cards = sorted((root / "reproduction" / "mini" / "models").glob("*/README.md"))
-    own = {
-        card.parent.name: re.search(r"^license: (\S+)", card.read_text(encoding="utf-8"), re.M)
-        for card in cards
-    }
-    kinds = sorted({found[1] for found in own.values() if found})
-    rows = ["| code, results, pages | MIT | `LICENSE` |"]
-    rows.append(
-        f"| models of `mini`, made here: {', '.join(own)} | {', '.join(kinds).upper()} | their `README.md` |"
-    )
-    if (root / "NOTICE").is_file():
-        rows.append(
-            "| texts and models of others, in the repository or from a package | see there | `NOTICE` |"
-        )
-    rows.append(
-        "| models and data of `suite: paper`; downloaded, not in the repository | their publishers' | the hub |"
-    )
-    return "\n".join(
-        ["## Licences", "", "| what | licence | stated in |", "|---|---|---|", *rows, ""]
-    )
-
-
-ROLE, POOL, MERGER = (
-    "clip_b32",
-    "8",
-    "task_arithmetic",
-)  # Table 1; the merger that its curves are about
+ROLE, POOL, MERGER = "clip_b32", "8", "task_arithmetic"  # Table 1; the merger of its curves
 TASKS, BLOCKS = ("task", "merged", "featcal", "expert"), ("block", "merged", "featcal")
 
 
@@ -167,51 +139,38 @@ def metrics(ours: Evidence) -> dict[str, Any]:
     """Return averages by merger, merged and calibrated at each setting, and the experts'."""
     rows = {"merged": ("merged", "")}
     rows |= {f"featcal_{SHORT[name]}": ("featcal", name) for name in settings_shown(ours.suite)}
-    found = {
-        upstream: {
-            name: one for name, key in rows.items() if (one := average(ours, (upstream, *key)))
-        }
-        for upstream in UPSTREAMS
+    keys = {u: {name: (u, *key) for name, key in rows.items()} for u in UPSTREAMS}
+    found: dict[str, Any] = {
+        u: {name: round(one.mean, 4) for name, key in own.items() if (one := average(ours, key))}
+        for u, own in keys.items()
     }
-    means = {u: {name: round(one.mean, 4) for name, one in own.items()} for u, own in found.items()}
-    expert = average(ours, ("", "expert", ""))
-    return {name: own for name, own in means.items() if own} | (
-        {"expert": round(expert.mean, 4)} if expert else {}
-    )
+    if expert := average(ours, ("", "expert", "")):
+        found["expert"] = round(expert.mean, 4)
+    return {name: own for name, own in found.items() if own}
 
 
 def by_task(ours: Evidence) -> list[dict[str, Any]]:
     """Return the scores of each task that merged, calibrated and expert models have."""
-    scores = ours.table("scores")
-    means = {
-        method: select(scores, _of(method, ours)).groupby("task")["value"].mean()
-        for method in TASKS[1:]
-    }
-    shared = pd.DataFrame(means).dropna().round(4).to_dict("index")
-    return [{"task": task} | shared[task] for task in ours.tasks if task in shared]
+    means = _means(ours, "scores", "task", "value", TASKS[1:]).dropna().round(4)
+    return [{"task": task, **means.loc[task]} for task in ours.tasks if task in means.index]
 
 
 def by_block(ours: Evidence) -> list[dict[str, Any]]:
     """Return relative drift after each block, mean over tasks, of merged and calibrated models."""
-    drift = ours.table("drift")
-    means = {
-        m: select(drift, _of(m, ours)).groupby("block")["relative_drift"].mean() for m in BLOCKS[1:]
-    }
-    blocks = [
-        block
-        for block in means["merged"].index
-        if block not in INSIDE and block in means["featcal"].index
-    ]
-    return [
-        {"block": int(block) + 1} | {m: round(float(v[block]), 6) for m, v in means.items()}
-        for block in sorted(blocks)
-    ]
+    means = _means(ours, "drift", "block", "relative_drift", BLOCKS[1:]).dropna().round(6)
+    blocks = sorted(block for block in means.index if block not in INSIDE)
+    return [{"block": int(block) + 1, **means.loc[block]} for block in blocks]
 
 
-def _of(method: str, ours: Evidence) -> dict[str, str]:
-    """Return the keys of one method at its main setting."""
-    setting = studied_setting(ours.suite) if method == "featcal" else ""
-    return {"upstream": "" if method == "expert" else MERGER, "method": method, "setting": setting}
+def _means(
+    ours: Evidence, file: str, column: str, measure: str, methods: Sequence[str]
+) -> pd.DataFrame:
+    """Return the mean of a measure by task or block, a column for each method at its main setting."""
+    main = studied_setting(ours.suite)
+    keys = {m: model_key("" if m == "expert" else MERGER, m, main) for m in methods}
+    return pd.DataFrame(
+        {m: rows_of(ours, key, file).groupby(column)[measure].mean() for m, key in keys.items()}
+    )
 
 
 def claims_as_data(suite: str) -> dict[str, Any]:
@@ -222,47 +181,25 @@ def claims_as_data(suite: str) -> dict[str, Any]:
             for claim, one in zip(claims(), source.judged(claims(), setting), strict=True):
                 if one:
                     own = verdicts[claim.id].setdefault(source.key, {})
-                    own[setting] = _entry(one, source.suite, setting)
-    facts = ("place", "sentence", "source", "headline", "group")
-    about = {c.id: {name: getattr(c, name) for name in facts} for c in claims()}
-    for one in about.values():
-        one["sentence"] = " ".join(one["sentence"].split())
-    entries = {name: about[name] | {"verdicts": own} for name, own in verdicts.items()}
+                    own[setting] = _entry(one)
+    entries = {}
+    for c in claims():
+        about = {"place": c.place, "sentence": " ".join(c.sentence.split()), "source": c.source}
+        about |= {"headline": c.headline, "group": c.group, "verdicts": verdicts[c.id]}
+        entries[c.id] = about
     return {"suite": suite, "settings": SETTING_LABELS, "claims": entries}
 
 
-def _entry(verdict: Verdict, suite: str, setting: str) -> dict[str, Any]:
+def _entry(verdict: Verdict) -> dict[str, Any]:
     """Return one verdict as data; of a claim about several, margin and noise of the deciding part."""
-    noise = {"total": _known(verdict.noise)} | _by_source(verdict, suite, setting)
+    noise = {"total": _known(verdict.noise)}
+    if verdict.drawn is not None:  # squares of both parts add up to the total's
+        noise["draws"] = _known(verdict.drawn)
+        noise["test_samples"] = _known(math.sqrt(max(verdict.noise**2 - verdict.drawn**2, 0.0)))
     return {
         "verdict": verdict.word, "margin": _known(verdict.margin), "noise": noise,
         "fragile": verdict.fragile, "drawn_once": verdict.one_run, "detail": verdict.detail,
     }  # fmt: skip
-
-
-def _by_source(verdict: Verdict, suite: str, setting: str) -> dict[str, float | None]:
-    """Return two standard errors by source, draws and test samples; squares add up to the total."""
-    claim = verdict.claim
-    if not _is_one_sum(claim) or not math.isfinite(verdict.noise):
-        return {}
-    ours = Evidence(suite, claim.role, claim.pool)
-    several = [
-        (w, estimate(rows_of(claim, side, setting, ours), claim.measure)) for w, side in claim.terms
-    ]
-    drawn = 4 * math.fsum(weight**2 * one.seed_variance for weight, one in several if one)
-    return {
-        "draws": _known(math.sqrt(drawn)),
-        "test_samples": _known(math.sqrt(max(verdict.noise**2 - drawn, 0.0))),
-    }
-
-
-def _is_one_sum(claim: Claim) -> bool:
-    """Return whether the margin is one weighted sum of means with an error of its own."""
-    return (
-        not claim.over
-        and not claim.each
-        and claim.kind in ("above", "gain", "closer", "falls", "level")
-    )
 
 
 def _known(value: float) -> float | None:

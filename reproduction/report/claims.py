@@ -64,19 +64,12 @@ class Claim:
     within: float = 0.0
     each: str = ""
     beside: list[str] = field(default_factory=list)
-    over: Any = None
+    over: dict[str, list[Any]] = field(default_factory=dict)
     where: dict[str, Any] = field(default_factory=dict)
     table: str = ""
     paper: str = ""
     headline: bool = False
     group: str = ""
-
-    @property
-    def lists(self) -> dict[str, list[Any]]:
-        """Return the lists that `over` combines, by their word; a plain list is of places."""
-        if isinstance(self.over, dict):
-            return dict(self.over)
-        return {"place": list(self.over)} if self.over else {}
 
     @property
     def sides(self) -> list[dict[str, Any]]:
@@ -113,18 +106,17 @@ class Claim:
     @property
     def unit(self) -> str:
         """Return what a claim about several counts, in the plural."""
-        if self.over:
-            several = "models" if self.pool in TEXT_TASKS else "columns"
-            return "comparisons" if isinstance(self.over, dict) else several
-        return UNITS[self.each]
+        if set(self.over) == {"place"}:
+            return "models" if self.pool in TEXT_TASKS else "columns"
+        return "comparisons" if self.over else UNITS[self.each]
 
     @property
     def parts(self) -> dict[str, "Claim"]:
         """Return one claim per combination of `over`, by name; none where there is no `over`."""
         llamas = {setting: f"{TEXT_SIZES[role]}’s settings" for role, setting in LLAMAS.items()}
         titles, found = UPSTREAMS | NAMES | llamas, {}
-        for values in product(*self.lists.values()) if self.over else ():
-            choice = dict(zip(self.lists, values, strict=True))
+        for values in product(*self.over.values()) if self.over else ():
+            choice = dict(zip(self.over, values, strict=True))
             names = [
                 place_name(value[0], str(value[1])) if word == "place" else titles[value]
                 for word, value in choice.items()
@@ -137,7 +129,7 @@ class Claim:
 
         None for claims about a larger model or language models, and of texts about damaged images.
         """
-        lists = self.lists
+        lists = dict(self.over)
         roles = {side.get("role", self.role) for side in self.sides}
         if "place" in lists:
             roles = {IMAGES} & {role for role, _ in lists["place"]}
@@ -149,25 +141,20 @@ class Claim:
             side | {"role": real} if isinstance(side, dict) and "role" in side else side
             for side in (self.left, self.right, self.than)
         )
-        over = lists if isinstance(self.over, dict) else lists.get("place")
-        return replace(self, role=real, left=left, right=right, than=than, over=over)
+        return replace(self, role=real, left=left, right=right, than=than, over=lists)
 
-    @property
     def on_second_encoder(self) -> "Claim | None":
         """Return the claim about the second encoder, which has scores of 8 tasks, three mergers.
 
         None for claims about anything else.
         """
-        one = self.on(REAL)
-        if (
-            one is None
-            or one.file != "scores"
-            or one.kind not in ("above", "level", "gain", "closer")
-        ):
+        one, known = self.on(REAL), {"", *SECOND_MERGERS}
+        kinds = ("above", "level", "gain", "closer")
+        if one is None or one.file != "scores" or one.kind not in kinds:
             return None
-        lists, known = one.lists, {"", *SECOND_MERGERS}
-        lists = {word: [v for v in values if word != "upstream" or v in known]
-                 for word, values in lists.items()}  # fmt: skip
+        lists = dict(one.over)
+        if "upstream" in lists:
+            lists["upstream"] = [merger for merger in lists["upstream"] if merger in known]
         places = lists.get("place", [[one.role, one.pool]])
         places = [place for place in places if str(place[1]) == "8"]
         lists |= {"place": places} if "place" in lists else {}
@@ -177,21 +164,19 @@ class Claim:
         fits &= {side.get("method", "merged") for side in one.sides} <= SECOND_METHODS
         if not (fits and places and all(lists.values())):
             return None
-        over = lists if isinstance(one.over, dict) else lists.get("place")
-        return replace(one, file="second_encoder", over=over)
+        return replace(one, file="second_encoder", over=lists)
 
-    @property
     def on_language_model(self) -> "Claim | None":
         """Return the claim about the real language model, at each Llama's printed settings.
 
         None for claims about anything but averages of Llamas.
         """
-        lists = self.lists
+        lists = dict(self.over)
         roles = [role for role, _ in lists.pop("place", [[self.role, self.pool]])]
         columns = {column for side in (*self.sides, self.where) for column in side}
         if not set(roles) <= set(LLAMAS) or self.each or not columns <= {"upstream", "method"}:
             return None
-        one = replace(self, role=LANGUAGE[0], pool=LANGUAGE[1], over=lists or None)
+        one = replace(self, role=LANGUAGE[0], pool=LANGUAGE[1], over=lists)
         if not self.has_settings:
             return one
         settings = [LLAMAS[role] for role in roles]
@@ -216,12 +201,10 @@ class Claim:
         upstream = {"upstream": choice["upstream"]} if "upstream" in choice else {}
         against = {"method": choice["against"]} if "against" in choice else {}
         left, right = named(self.left) | upstream, named(self.right) | upstream | against
-        if "setting" in choice:
-            left, right = (
-                side | {"setting": choice["setting"]} if side.get("method") == "featcal" else side
-                for side in (left, right)
-            )
-        return replace(self, role=role, pool=str(pool), over=None, left=left, right=right)
+        for side in (left, right):
+            if "setting" in choice and side.get("method") == "featcal":
+                side["setting"] = choice["setting"]
+        return replace(self, role=role, pool=str(pool), over={}, left=left, right=right)
 
 
 @cache
@@ -231,7 +214,10 @@ def claims() -> tuple[Claim, ...]:
     for place, section in packaged("claims.yaml").items():
         shared = {name: section[name] for name in ("role", "table") if name in section}
         shared |= {"place": place, "pool": str(section["pool"])}
-        found += [Claim(**shared | entry) for entry in section["claims"]]
+        for entry in section["claims"]:
+            over = entry.get("over", {})  # a plain list is of places
+            over = {"place": over} if isinstance(over, list) else over
+            found.append(Claim(**shared | entry | {"over": over}))
     return tuple(found)
 
 

@@ -4,7 +4,6 @@ Knows file names and columns; knows nothing of claims, tables or pages.
 """
 
 import json
-from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reproduction import results as schema
-from reproduction.report import statistics
 from reproduction.report.paper import (
     LANGUAGE,
     REAL,
@@ -24,7 +21,7 @@ from reproduction.report.paper import (
     texts,
     title_of,
 )
-from reproduction.report.statistics import Bits, with_correct
+from reproduction.report.statistics import Bits, estimate, lead, with_correct
 from reproduction.results import project_root
 
 KEYS = [
@@ -32,44 +29,18 @@ KEYS = [
     "pool", "corruption", "parameter", "statement", "quantity", "choice",
     "option", "origin", "variant", "stream", "correct", "seen", "expert_seed", "candidate", "strength",
 ]  # fmt: skip
-COLUMNS: dict[str, Sequence[str]] = {
-    "scores": schema.SCORES, "references": schema.SCORES, "drift": schema.DRIFT,
-    "projection": schema.PROJECTION, "alignment": schema.ALIGNMENT, "similarity": schema.SIMILARITY,
-    "vectors": schema.VECTORS, "curves": schema.CURVES, "scales": schema.SCALES,
-    "corrupted": schema.CORRUPTED, "corrupted.examples": schema.EXAMPLES, "sweep": schema.SWEEP,
-    "task_counts": schema.TASK_COUNTS, "choices": schema.CHOICES,
-    "theory": schema.THEORY, "theory_points": schema.THEORY_POINTS, "samples": schema.SAMPLES,
-    "cost": schema.AUDIT, "default": schema.DEFAULT,
-    "default.candidates": schema.CANDIDATES, "field": schema.SCORES, "ablate": schema.SCORES,
-    "extrapolation": schema.EXTRAPOLATION, "extrapolation.candidates": schema.EXTRAPOLATION_CANDIDATES,
-    "offset": schema.OFFSET, "second_encoder": schema.SCORES, "expert_seeds": (*schema.SCORES, "expert_seed"),
-    **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), schema.SEEN),
-}  # fmt: skip
+NUMBERS = [  # the other columns that a page may ask an empty table for
+    "value", "count", "samples", "images", "seconds", "memory_mib", "energy_wh", "step", "at", "chosen", "default", "tasks",
+    "drift", "mean_drift", "relative_drift", "l2", "cosine", "size", "index", "similarity", "x", "y", "row", "column",
+    "nodes", "actual", "bound", "kept", "interpolation", "anchor_blend", "ridge", "divergence",
+]  # fmt: skip
 GREEDY = "-greedy"  # ends a task of the real language model whose answers were decoded greedily
-# ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says
-# each run cost
-MEASURED = ".run"
-COSTS = (
-    "upstream", "method", "setting", "encode", "seed", "samples", "images", "seconds", "memory_mib", "energy_wh",
-)  # fmt: skip
-COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
-# kinds beside which it stands what was right
-KEPT = (
-    "scores", "ablate", "corrupted", "sweep", "choices", "samples", "cost", "field", "second_encoder",
-    "default", "extrapolation", "offset",
-)  # fmt: skip
-COLUMNS |= {f"{kind}.correct": schema.correct_columns(COLUMNS[kind]) for kind in KEPT}
+MEASURED = ".run"  # ends a kind whose rows are in a run record: `cost.run` is what each run cost
 # tables that lie with others, by the folder; every other one begins with its folder's name
 LIES_WITH = {
-    **dict.fromkeys(("references", "seen", "curves"), "scores"), "scales": "ablate", "theory_points": "theory",
+    "seen": "scores", "theory_points": "theory",
     **dict.fromkeys(("projection", "alignment", "similarity", "vectors"), "drift"),
 }  # fmt: skip
-
-
-def expert_tasks(scores: pd.DataFrame) -> set[str]:
-    """Return the tasks of the real language model that have an expert, without greedy answers."""
-    tasks = set(scores["task"][scores["method"] == "expert"])
-    return {task for task in tasks if not task.endswith(GREEDY)}
 
 
 def results_folder(suite: str) -> Path:
@@ -80,9 +51,7 @@ def results_folder(suite: str) -> Path:
 class Table(pd.DataFrame):
     """Rows of one kind; which of them have a value is remembered, since pages ask often."""
 
-    __hash__ = (
-        object.__hash__
-    )  # one is another, whatever it says: made once of a state of the files, and never changed
+    __hash__ = object.__hash__  # made once of a state of the files, and never changed
 
     @cached_property
     def hits(self) -> dict[tuple[str, Any], Bits]:
@@ -103,9 +72,8 @@ class Evidence:
 
     def beside(self, kind: str) -> Path:
         """Return the folder of one kind of table: of scores, of drift, or of a study."""
-        return (
-            self.folder / LIES_WITH.get(kind, kind.partition(".")[0]) / f"{self.role}-{self.pool}"
-        )
+        folder = LIES_WITH.get(kind, kind.partition(".")[0])
+        return self.folder / folder / f"{self.role}-{self.pool}"
 
     def path(self, kind: str) -> Path:
         """Return the file of one kind of table."""
@@ -119,16 +87,12 @@ class Evidence:
         if kind not in self._tables:
             found = self._read(kind)
             if (self.role, self.pool, kind) == (*LANGUAGE, "scores"):
-                found = _kept(found[found["task"].isin(expert_tasks(found))])
-            if (
-                kind == "scores" and self.path("ablate").is_file()
-            ):  # controls, scored by a stage of their own
+                found = _kept(found[found["task"].isin(self.own_tasks)])
+            if kind == "scores" and self.path("ablate").is_file():  # a stage scores the controls
                 found = _both(found, self._read("ablate"))
-            self._tables[kind] = (
-                _with_clean(found, self.table("scores"))
-                if kind == "corrupted" and len(found)
-                else found
-            )
+            if kind == "corrupted" and len(found):
+                found = _with_clean(found, self.table("scores"))
+            self._tables[kind] = found
         return self._tables[kind]
 
     @cached_property
@@ -137,26 +101,13 @@ class Evidence:
 
     def _read(self, kind: str) -> Table:
         path = self.path(kind).absolute()
-        if kind.endswith(MEASURED):
-            rows = self.record(kind).get("cost", [])
-            if isinstance(
-                rows, dict
-            ):  # a search: seconds of every trial, which one pays for together
-                searched = self.table(kind.removesuffix(MEASURED))[
-                    ["upstream", "method", "setting"]
-                ].drop_duplicates()
-                rows = [
-                    row | {"seconds": sum(rows.values())} for row in searched.to_dict("records")
-                ]
-            if rows:
-                return _kept(
-                    _numeric(
-                        pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]})
-                    )
-                )
-        elif path.is_file():
+        if path.is_file():
             return read_scores(path)
-        return _none(kind)
+        rows = self.record(kind).get("cost", []) if kind.endswith(MEASURED) else []
+        if not rows:
+            return _none()
+        frame = pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]})
+        return _kept(_numeric(frame))
 
     @property
     def every_score(self) -> Table:
@@ -164,10 +115,11 @@ class Evidence:
         return self._read("scores")
 
     @property
-    def run_record(self) -> dict[str, Any]:
-        """Return machine, versions, commit and seconds of the run; empty if not run."""
-        scores, drift = self.record("scores"), self.record("drift")
-        return scores | {"seconds": scores["seconds"] | drift.get("seconds", {})} if scores else {}
+    def own_tasks(self) -> list[str]:
+        """Return the tasks that an expert has, answered by likelihood where answers are words."""
+        scores = self.every_score
+        own = dict.fromkeys(scores["task"][scores["method"] == "expert"])
+        return [task for task in own if not task.endswith(GREEDY)]
 
     def record(self, kind: str) -> dict[str, Any]:
         """Return the run record of one kind, with or without the ending of a measured one."""
@@ -175,10 +127,8 @@ class Evidence:
 
     def settings(self, study: str = "") -> dict[str, Any]:
         """Return the resolved settings of the scores or of a study; empty if not run."""
-        return read_json(
-            self.beside(study or "scores")
-            / (f"{study}.settings.json" if study else "settings.json")
-        )
+        name = f"{study}.settings.json" if study else "settings.json"
+        return read_json(self.beside(study or "scores") / name)
 
     def machine(self, kind: str) -> str:
         """Return the machine of a measured kind; empty for files that depend on none."""
@@ -198,21 +148,17 @@ class Evidence:
     @cached_property
     def tasks(self) -> list[str]:
         """Return the pool's tasks: those with scores, else the suite's, else the paper's."""
-        if self.pool in TEXT_TASKS:
-            run = set(self.table("scores")["task"])
-            return [task for task in TEXT_TASKS[self.pool] if task in run or not run]
-        if self.role in (REAL, VISION):
-            run = set(self.table("scores")["task"])
-            sets = list(texts() if self.role == REAL else photos())
-            return [task for task in sets[: int(self.pool)] if task in run or not run]
-        listed = [
-            task["task"] for task in suite_record(self.suite, self.folder).get("tasks", [])
-        ] or list(TASKS)
         scored = list(dict.fromkeys(self.table("scores")["task"]))
+        known = TEXT_TASKS.get(self.pool) or {REAL: texts(), VISION: photos()}.get(self.role)
+        if known is not None:
+            tasks = list(known)[: int(self.pool) if self.pool.isdigit() else None]
+            return [task for task in tasks if task in scored or not scored]
+        facts = suite_record(self.suite, self.folder)
+        listed = [task["task"] for task in facts.get("tasks", [])] or list(TASKS)
         if scored:
             return [t for t in listed if t in scored] + [t for t in scored if t not in listed]
-        pools = suite_record(self.suite, self.folder).get("pools", {})
-        return pools.get(self.pool) or (listed[: int(self.pool)] if self.pool.isdigit() else listed)
+        first = int(self.pool) if self.pool.isdigit() else None
+        return facts.get("pools", {}).get(self.pool) or listed[:first]
 
     @property
     def shown(self) -> str:
@@ -221,16 +167,33 @@ class Evidence:
         return "" if tasks.empty else str(tasks.iloc[0])
 
     def gains(self, left: dict[str, Any], right: dict[str, Any]) -> pd.DataFrame:
-        """Return gains of one model over another in cosine and accuracy (`statistics.gains`)."""
-        found = {kind: self.table(kind) for kind in ("alignment", "scores")}
-        return statistics.gains(found, self.tasks, left, right)
+        """Return per task the cosine and accuracy of `left` minus those of `right`, with two SE each.
+
+        Accuracies are those of the models whose features were measured, so of one seed each. No row
+        where something was not run.   left, right: column values that name one model.
+        """
+        rows = []
+        for task in self.tasks:
+            row: dict[str, Any] = {"task": task}
+            for name, measure in (("cosine", "cosine"), ("accuracy", "value")):
+                found = (self._measured(name, side | {"task": task}) for side in (left, right))
+                one, other = (estimate(own, measure) for own in found)
+                if one and other:
+                    row[name], row[f"{name}_noise"] = lead(one, other)
+            rows += [row] if len(row) == 5 else []
+        columns = ["task", "cosine", "cosine_noise", "accuracy", "accuracy_noise"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def _measured(self, name: str, model: dict[str, Any]) -> pd.DataFrame:
+        rows = select(self.table("alignment"), model)
+        if name == "cosine" or rows.empty:
+            return rows
+        return select(self.table("scores"), model | {"seed": rows["seed"].iloc[0]})
 
     def title(self, task: str) -> str:
         """Return how a column or axis names a task: the paper's name where it has one."""
-        named = {
-            t["task"]: t.get("paper_name")
-            for t in suite_record(self.suite, self.folder).get("tasks", [])
-        }
+        facts = suite_record(self.suite, self.folder).get("tasks", [])
+        named = {one["task"]: one.get("paper_name") for one in facts}
         return title_of(task) or named.get(task) or task
 
 
@@ -260,9 +223,7 @@ def _both(scores: Table, controls: Table) -> Table:
 
 @lru_cache(maxsize=64)
 def _with_clean(damaged: Table, scores: Table) -> Table:
-    """Return rows of damaged samples, preceded by the same models from clean ones where the study
-    has none.
-    """
+    """Return rows of damaged samples after the same models' clean ones, where the study has none."""
     names = ["upstream", "method", "setting", "seed"]
     wanted = damaged[names].drop_duplicates()
     mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
@@ -272,8 +233,9 @@ def _with_clean(damaged: Table, scores: Table) -> Table:
 
 
 @cache
-def _none(kind: str) -> Table:
-    return Table(columns=list(COLUMNS.get(kind, ())))
+def _none() -> Table:
+    """Return a table without rows, which has every column."""
+    return Table(columns=[*KEYS, *NUMBERS])
 
 
 def _kept(frame: pd.DataFrame) -> Table:
@@ -309,10 +271,8 @@ def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
     """Return the rows whose columns equal the wanted values; none if a column is missing."""
     if not all(column in frame for column in wanted):
         return frame.iloc[:0]
-    hits = [
-        _hits(frame, column, str(value) if column in KEYS else value)
-        for column, value in wanted.items()
-    ]
+    keys = {c: str(value) if c in KEYS else value for c, value in wanted.items()}
+    hits = [_hits(frame, column, value) for column, value in keys.items()]
     return frame[np.logical_and.reduce(hits)] if hits else frame
 
 

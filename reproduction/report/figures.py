@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
+from matplotlib.transforms import Bbox
 
 from reproduction.report.claims import INSIDE
 from reproduction.report.html import PageOutput, note
@@ -45,9 +46,8 @@ NAMES = {
     "base": "base", "merged": "merged", "featcal": "FeatCal", "expert": "expert", "surgery": "Surgery",
     "prob_surgery": "ProbSurgery",
 }  # fmt: skip
-CURVES: dict[
-    str, dict[str, Any]
-] = {  # looks of what calibrates in plots of several methods; distinct in grey too
+# looks of what calibrates in plots of several methods; distinct in grey too
+CURVES: dict[str, dict[str, Any]] = {
     method: {"color": COLOURS[method], "marker": marker, "label": NAMES[method]}
     for method, marker in (("featcal", "^"), ("surgery", "o"), ("prob_surgery", "s"))
 }
@@ -79,13 +79,8 @@ def legend(axes: Axes, columns: int, below: bool = False, **more: Any) -> None:
 def svg(figure: Figure) -> str:
     """Return the figure as SVG text without anything that changes from run to run."""
     with drawing(), io.StringIO() as out:
-        figure.savefig(
-            out,
-            format="svg",
-            metadata={"Date": None, "Creator": None},
-            bbox_inches="tight",
-            dpi="figure",
-        )
+        same = {"metadata": {"Date": None, "Creator": None}, "dpi": "figure"}
+        figure.savefig(out, format="svg", bbox_inches="tight", **same)
         return _smaller(out.getvalue())
 
 
@@ -115,17 +110,9 @@ SIZE = 11.0  # of a letter, points
 LETTER = 0.66  # of a letter on average, in sizes
 MARK = 6.0  # half the side of a mark, points
 AIR = 1.5  # between a name and other names or marks, points
-REACHES = (
-    0.0,
-    9.0,
-    18.0,
-    30.0,
-    45.0,
-    60.0,
-)  # how far from its mark a name may be, points; beyond the first, a line leads to it
+# how far from its mark a name may be, points; beyond the first, a line leads to it
+REACHES = (0.0, 9.0, 18.0, 30.0, 45.0, 60.0)
 LEADER = {"arrowstyle": "-", "color": "#777777", "lw": 0.7, "shrinkA": 0, "shrinkB": 5}
-
-Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
 def specks(
@@ -150,60 +137,40 @@ def named(
     """
     axes.autoscale_view()  # places are asked for before anything is drawn
     per_pixel = 72 / axes.figure.dpi  # points are the unit of offsets and letters
-    places = {name: axes.transData.transform(point) * per_pixel for name, point in points.items()}
-    inside: Box = tuple(axes.transAxes.transform([(0, 0), (1, 1)]).flatten() * per_pixel)
-    marks = [*places.values(), *(axes.transData.transform(point) * per_pixel for point in others)]
-    taken: list[Box] = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in marks]
-    for name, (x, y) in places.items():
-        boxes = [
-            (reach, box)
-            for reach in REACHES
-            for box in around(x, y, LETTER * SIZE * len(name), reach)
-        ]
-        reach, box = min(
-            boxes,
-            key=lambda one: (
-                outside(one[1], inside) + sum(covered(one[1], b) for b in taken),
-                one[0],
-            ),
-        )
+    place = axes.transData.transform
+    inside = Bbox(axes.transAxes.transform([(0, 0), (1, 1)]) * per_pixel)
+    marks = [place(point) * per_pixel for point in (*points.values(), *others)]
+    taken = [Bbox.from_extents(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in marks]
+    for (x, y), (name, point) in zip(marks, points.items(), strict=False):
+        boxes = [(r, box) for r in REACHES for box in around(x, y, LETTER * SIZE * len(name), r)]
+
+        def cost(reached: tuple[float, Bbox]) -> tuple[float, float]:
+            reach, box = reached
+            outside = box.width * box.height - shared(box, inside)
+            aired = box.padded(AIR, 0)
+            return outside + sum(shared(aired, other) for other in taken), reach
+
+        reach, box = min(boxes, key=cost)
         taken.append(box)
         line: dict[str, Any] = {"arrowprops": LEADER} if reach else {}
-        axes.annotate(
-            name,
-            points[name],
-            (box[0] - x, box[1] - y),
-            textcoords="offset points",
-            fontsize=SIZE,
-            va="bottom",
-            **line,
-        )
+        look = {"textcoords": "offset points", "fontsize": SIZE, "va": "bottom"}
+        axes.annotate(name, point, (box.x0 - x, box.y0 - y), **look, **line)
 
 
-def around(x: float, y: float, width: float, reach: float = 0.0) -> list[Box]:
+def around(x: float, y: float, width: float, reach: float = 0.0) -> list[Bbox]:
     """Return boxes of one line of text around a mark: corners, above, below, right and left."""
     side, middle = MARK + 2 + reach, -width / 2
     low, high = -MARK + 1 - SIZE - reach, MARK - 1 + reach
     corners = [(left, bottom) for left in (side, -side - width) for bottom in (high, low)]
     beside = [(middle, high), (middle, low), (side, -SIZE / 2), (-side - width, -SIZE / 2)]
-    return [
-        (x + left, y + bottom, x + left + width, y + bottom + SIZE)
-        for left, bottom in corners + beside
-    ]
+    places = corners + beside
+    return [Bbox.from_bounds(x + left, y + bottom, width, SIZE) for left, bottom in places]
 
 
-def outside(one: Box, frame: Box) -> float:
-    """Return the area of a box that lies outside of the axes."""
-    across = max(min(one[2], frame[2]) - max(one[0], frame[0]), 0.0)
-    up = max(min(one[3], frame[3]) - max(one[1], frame[1]), 0.0)
-    return (one[2] - one[0]) * (one[3] - one[1]) - across * up
-
-
-def covered(one: Box, other: Box) -> float:
-    """Return the area that two boxes share, with air around the first."""
-    across = min(one[2] + AIR, other[2]) - max(one[0] - AIR, other[0])
-    up = min(one[3] + AIR, other[3]) - max(one[1] - AIR, other[1])
-    return max(across, 0.0) * max(up, 0.0)
+def shared(one: Bbox, other: Bbox) -> float:
+    """Return the area that two boxes share."""
+    both = Bbox.intersection(one, other)
+    return both.width * both.height if both else 0.0
 
 
 if TYPE_CHECKING:
@@ -223,24 +190,15 @@ def hovering(figures: Mapping[str, "go.Figure"]) -> PageOutput:
 
 def _json(figure: "go.Figure") -> str:
     """Return the figure in the report's look; the same bytes for the same figure."""
-    axis = {
-        "gridcolor": GRID,
-        "linecolor": INK,
-        "zeroline": False,
-        "automargin": True,
-        "fixedrange": True,
-    }
+    axis = {"gridcolor": GRID, "linecolor": INK, "zeroline": False, "automargin": True}
     legend = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0}
-    look = {
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "font": {"family": "sans-serif", "size": 13, "color": INK},
-    }
+    font = {"family": "sans-serif", "size": 13, "color": INK}
+    look = {"paper_bgcolor": "white", "plot_bgcolor": "white", "font": font}
     figure.update_layout(template=None, legend=legend, hovermode="closest", dragmode=False, **look)
     edges = {side: 10 for side in "lrbt" if figure.layout.margin[side] is None}
-    figure.update_layout(margin=edges).update_xaxes(**axis, exponentformat="power").update_yaxes(
-        **axis
-    )
+    figure.update_layout(margin=edges)
+    figure.update_xaxes(**axis, fixedrange=True, exponentformat="power")
+    figure.update_yaxes(**axis, fixedrange=True)
     return figure.to_json(engine="json").replace("</", "<\\/")
 
 

@@ -11,17 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from reproduction.report.statistics import Estimate, noise
+from reproduction.report.statistics import Estimate, lead
 
+Row = list[str] | tuple[str, list[str]]  # cells; or how the row looks, and its cells
 STACKED = ("fc-claims", "fc-words")  # tables of words: a narrow screen shows a row as a card
 SIGNS = {
-    "holds": "✓",
-    "does not hold": "✗",
-    "within noise": "≈",
-    "one run": "◇",
-    "vacuous": "∅",
-    "not run": "○",
-}
+    "holds": "✓", "does not hold": "✗", "within noise": "≈", "one run": "◇", "vacuous": "∅", "not run": "○",
+}  # fmt: skip
 
 
 class PageOutput:
@@ -34,9 +30,6 @@ class PageOutput:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         return self.bundle | {"text/plain": self.text}
 
-    def __add__(self, other: "PageOutput") -> "PageOutput":
-        return PageOutput(self.html + other.html)
-
 
 def plain(html: str) -> str:
     """Return the text of a piece of HTML: a line per row or block, two blanks between cells."""
@@ -46,18 +39,14 @@ def plain(html: str) -> str:
     return "\n".join(line.strip() for line in words.splitlines() if line.strip())
 
 
-def table(
-    head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], caption: str, kind: str = ""
-) -> str:
-    """Return a scrolling table; a row is (class, cells) in HTML, its first cell a heading."""
+def table(head: Sequence[str], rows: Iterable[Row], caption: str, kind: str = "") -> str:
+    """Return a scrolling table of cells in HTML; the first cell of a row is its heading.
+
+    The caption stands outside the scrolling part: it stays in sight and wraps to the page.
+    """
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     names = [escape(plain(cell)) for cell in head[1:]] if kind.startswith(STACKED) else []
-    body = "".join(
-        f'<tr class="{name}"><th scope="row">{cells[0]}</th>{_cells(cells[1:], names)}</tr>'
-        for name, cells in rows
-    )
-    # the caption stands outside the scrolling part: it stays in sight, and wraps to the page
-    # instead of the table
+    body = "".join(_row(row, names) for row in rows)
     return (
         f'<div class="fc-box"><p class="fc-caption">{caption}</p>'
         f'<div class="fc-scroll" tabindex="0" role="region" aria-label="{escape(plain(caption))}"><table class="fc {kind}">'
@@ -65,13 +54,24 @@ def table(
     )
 
 
-def _cells(cells: Sequence[str], names: Sequence[str]) -> str:
-    """Return the cells of a row, each with its column's name where rows are stacked."""
-    if any(names):
-        return "".join(
-            f'<td data-name="{name}">{cell}</td>' for name, cell in zip(names, cells, strict=True)
-        )
-    return "".join(cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in cells)
+def _row(row: Row, names: Sequence[str]) -> str:
+    """Return a row; its cells have the names of their columns where rows are stacked."""
+    look, (first, *cells) = row if isinstance(row, tuple) else ("", row)
+    named = [f' data-name="{name}"' for name in names] if any(names) else [""] * len(cells)
+    tds = "".join(
+        cell if cell.startswith("<td") else f"<td{name}>{cell}</td>"
+        for name, cell in zip(named, cells, strict=True)
+    )
+    return f'<tr class="{look}"><th scope="row">{first}</th>{tds}</tr>'
+
+
+def listed(
+    head: Sequence[str], rows: Sequence[Row], caption: str, kind: str = "", missing: str = ""
+) -> PageOutput:
+    """Return a table of a page, or a note on what is missing where there is no row."""
+    if not rows:
+        return PageOutput(note(f"○ not run: {missing}."))
+    return PageOutput(table(head, rows, caption, kind))
 
 
 def fold(summary: str, body: str) -> str:
@@ -120,28 +120,29 @@ def estimated(value: Estimate | None) -> str:
     return f"{value.mean:.1f}{spread}"
 
 
-def standing(left: Estimate, right: Estimate) -> str:
-    """Return left minus right, and the word for it with two standard errors of room."""
-    margin, room = left.mean - right.mean, noise(left, right)
-    word = "above" if margin > room else "below" if margin < -room else "within 2 SE"
-    return f"{margin:+.1f} <small>{word}</small>"
-
-
 def margin(left: Estimate | None, right: Estimate | None) -> str:
-    """Return the same where one of the two may not have been run."""
-    return standing(left, right) if left and right else '<span class="fc-none">not run</span>'
+    """Return left minus right, and the word for it with two standard errors of room."""
+    if left is None or right is None:
+        return '<span class="fc-none">not run</span>'
+    gap, room = lead(left, right)
+    word = "above" if gap > room else "below" if gap < -room else "within 2 SE"
+    return f"{gap:+.1f} <small>{word}</small>"
+
+
+def change(left: Estimate | None, right: Estimate | None) -> str:
+    """Return left minus right ± two standard errors, or a dash."""
+    if left is None or right is None:
+        return "–"
+    gap, room = lead(left, right)
+    said = f"{round(gap, 1) + 0.0:+.1f} ± {room:.1f}"
+    return "no change" if said == "+0.0 ± 0.0" else said
 
 
 def matrices(named: Mapping[str, ArrayLike], digits: int = 2) -> PageOutput:
     """Return every matrix, vector (as a row) or number as a formula; names are LaTeX."""
-    formulas = [
-        f"${name} = {_formula(np.asarray(values, dtype=float), digits)}$"
-        for name, values in named.items()
-    ]
-    lines = [
-        f"{name} = {_rounded(np.asarray(values, dtype=float), digits).tolist()}"
-        for name, values in named.items()
-    ]
+    arrays = {name: np.asarray(values, dtype=float) for name, values in named.items()}
+    formulas = [f"${name} = {_formula(values, digits)}$" for name, values in arrays.items()]
+    lines = [f"{name} = {_rounded(values, digits).tolist()}" for name, values in arrays.items()]
     return PageOutput(picture={"text/markdown": " ".join(formulas)}, text="\n".join(lines))
 
 
@@ -153,11 +154,8 @@ def _rounded(values: np.ndarray, digits: int) -> np.ndarray:
 def _formula(values: np.ndarray, digits: int) -> str:
     """Return LaTeX of an array with as many decimals as its longest number needs."""
     values = _rounded(values, digits)
-    digits = next(
-        fewer
-        for fewer in range(digits + 1)
-        if np.allclose(values, np.round(values, fewer), rtol=0, atol=1e-9)
-    )
+    enough = (np.allclose(values, np.round(values, n), rtol=0, atol=1e-9) for n in range(digits))
+    digits = next((n for n, fits in enumerate(enough) if fits), digits)
     shown = [[f"{value:.{digits}f}" for value in row] for row in np.atleast_2d(values)]
     if values.ndim == 0:
         return shown[0][0]
@@ -168,7 +166,7 @@ def _formula(values: np.ndarray, digits: int) -> str:
 def numbers(head: Sequence[str], rows: Mapping[str, Sequence[float]], caption: str) -> PageOutput:
     """Return a small table: a name and its numbers in every row."""
     lines = [
-        ("", [name, *(f"{value:.3f}" for value in _rounded(np.asarray(row), 3))])
+        [name, *(f"{value:.3f}" for value in _rounded(np.asarray(row), 3))]
         for name, row in rows.items()
     ]
-    return PageOutput(table(head, lines, caption))
+    return listed(head, lines, caption)

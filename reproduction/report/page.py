@@ -1,6 +1,7 @@
 """Show the paper's claims on a page, and the line on where its numbers come from."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
@@ -9,7 +10,7 @@ import pandas as pd
 
 from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, in_words
 from reproduction.report.evidence import read_json, results_folder
-from reproduction.report.html import PageOutput, chip, link, note, table
+from reproduction.report.html import PageOutput, Row, chip, link, listed, note, table
 from reproduction.report.paper import (
     AVERAGE,
     PAPER_MODELS,
@@ -58,31 +59,30 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
 
 def counts(found: list[Verdict | None]) -> str:
     """Return chips with the number of verdicts of each kind."""
-    number = {word: sum(v.word == word for v in found if v) for word in WORDS}
-    return " ".join(
-        f'<span class="fc-count">{chip(word)} {count}</span>'
-        for word, count in number.items()
-        if count
+    number = Counter(verdict.word for verdict in found if verdict)
+    chips = (
+        f'<span class="fc-count">{chip(word)} {number[word]}</span>'
+        for word in WORDS
+        if number[word]
     )
+    return " ".join(chips)
 
 
 def tally(suite: str) -> PageOutput:
     """Count verdicts by source: of headline claims by group, of theorems, and of all claims."""
-    headline = [claim for claim in claims() if claim.headline]
     chosen = {group: [claim for claim in claims() if claim.group == group] for group in GROUPS}
-    chosen |= {f"headline claims, {len(headline)}": headline}
-    chosen |= {f"all claims, {len(claims())}": list(claims())}
-    found = {
-        name: [_judged(source, own) for source in sources(suite)] for name, own in chosen.items()
-    }
-    rows = []
-    for name, columns in found.items():
-        cells = [_both([counts(verdicts) or "–" for verdicts in own]) for own in columns]
-        rows.append(("fc-total" if "claims, " in name else "", [name, *cells]))
-    fragile = [_both([_fragile(verdicts) for verdicts in own]) for own in columns]
+    headline = [claim for claim in claims() if claim.headline]
+    whole = {f"headline claims, {len(headline)}": headline}
+    whole[f"all claims, {len(claims())}"] = list(claims())
+    rows: list[Row] = []
+    for name, own in (chosen | whole).items():
+        found = [_judged(source, own) for source in sources(suite)]
+        cells = [_both([counts(verdicts) or "–" for verdicts in column]) for column in found]
+        rows.append(("fc-total" if name in whole else "", [name, *cells]))
+    fragile = [_both([_fragile(verdicts) for verdicts in column]) for column in found]
     rows.append(("fc-total", ["decided by less than three standard errors", *fragile]))
     head = ["Claims", *(source.title for source in sources(suite))]
-    return PageOutput(table(head, rows, f"Verdicts counted. {BOTH}", "fc-words"))
+    return listed(head, rows, f"Verdicts counted. {BOTH}", "fc-words")
 
 
 def _judged(source: Source, chosen: list[Claim]) -> list[list[Verdict | None]]:
@@ -103,9 +103,8 @@ def _fragile(found: list[Verdict | None]) -> str:
 
 def board(suite: str) -> PageOutput:
     """List all claims in the order of claims.yaml, for the filter of book/_static/filter.js."""
-    return PageOutput(
-        verdict_table(list(claims()), suite, "All claims", "fc-claims fc-filtered", True)
-    )
+    kind = "fc-claims fc-filtered"
+    return PageOutput(verdict_table(list(claims()), suite, "All claims", kind, True))
 
 
 def place_link(place: str) -> str:
@@ -135,10 +134,9 @@ def verdict_table(
         sentence = f"{escape(claim.sentence)}<small>{where}{escape(claim.source)}</small>"
         printed = escape(paper_says(claim)) + (f" ({DOUBT})" if in_doubt(claim) else "")
         words = dict.fromkeys(own[0].word for own in found if own[0])
-        name = " ".join(f"fc-is-{word.replace(' ', '-')}" for word in words)
-        rows.append(
-            (name, [sentence, printed or "–", *(_cell(claim, own, places) for own in found)])
-        )
+        look = " ".join(f"fc-is-{word.replace(' ', '-')}" for word in words)
+        cells = [_cell(claim, own, places) for own in found]
+        rows.append((look, [sentence, printed or "–", *cells]))
     return table(head, rows, f"{caption}. {BOTH}", kind)
 
 
@@ -147,12 +145,10 @@ def _cell(claim: Claim, found: Sequence[Verdict | None], short: bool) -> str:
     first, *others = found
     if first is None:
         return '<span class="fc-none">–</span>'
-    parts = len(first.claim.parts)
-    whole = len(claim.parts)
+    parts, whole = len(first.claim.parts), len(claim.parts)
     only = f"<small>here: {parts} of {whole}</small>" if 0 < parts < whole else ""
-    also = others if claim.has_settings else []
-    cells = [f"{verdict_chip(first)}<br>{measured(first, short)}{only}"]
-    return _both([*cells, *(verdict_chip(verdict) for verdict in also if verdict)])
+    also = [verdict_chip(verdict) for verdict in others if verdict and claim.has_settings]
+    return _both([f"{verdict_chip(first)}<br>{measured(first, short)}{only}", *also])
 
 
 def verdict_chip(verdict: Verdict) -> str:
@@ -190,38 +186,32 @@ def paper_says(claim: Claim) -> str:
     return said if said == fixed else f"{said} as printed, {fixed} corrected"
 
 
-def paper_margin(claim: Claim, read: Read = paper_table) -> float:
-    """Return by how much the paper's averages meet a claim; the least of its parts."""
-    return min(_margin(part, read) for part in _parts(claim))
-
-
 def in_doubt(claim: Claim) -> list[str]:
     """Return why printed cells behind a claim are in doubt, where no correction is known."""
     found: dict[str, None] = {}
     for one in _parts(claim) if is_printed(claim) else []:
         for _, side in one.terms:
-            table, key = _table(one, side), [side["upstream"], side["method"]]
-            models, cell = ("", PAPER_MODELS[_role(one, side)]), _column(one, side)
+            number, model, column = _place(one, side)
+            about = (number, [side["upstream"], side["method"]])
             for entry in errata():
-                here = entry.table == table and entry.row == key and entry.model in models
                 # of a change the arrow is wrong, not the value
-                if (
-                    here
-                    and entry.kind != "change"
-                    and cell in set(entry.cells) - {*entry.corrected}
-                ):
-                    found[f"Table {int(table[-2:])}: {entry.reason}"] = None
+                doubted = set(entry.cells) - {*entry.corrected} if entry.kind != "change" else ()
+                here = (entry.table, entry.row) == about and entry.model in ("", model)
+                if here and column in doubted:
+                    found[f"Table {int(number[-2:])}: {entry.reason}"] = None
     return list(found)
 
 
 def _said(claim: Claim, read: Read) -> str:
     parts = _parts(claim)
     if claim.over or claim.each:
-        return f"{sum(_margin(part, read) > 0 for part in parts)} of {len(parts)} {claim.unit}"
+        met = sum(paper_margin(part, read) > 0 for part in parts)
+        return f"{met} of {len(parts)} {claim.unit}"
     return in_words(claim.kind, [_value(claim, side, read) for _, side in claim.terms])
 
 
-def _margin(claim: Claim, read: Read) -> float:
+def paper_margin(claim: Claim, read: Read = paper_table) -> float:
+    """Return by how much the paper's averages meet a claim about single models."""
     return sum(weight * _value(claim, side, read) for weight, side in claim.terms) - claim.by
 
 
@@ -237,28 +227,21 @@ def _parts(claim: Claim) -> list[Claim]:
     return found
 
 
-def _role(claim: Claim, side: dict[str, Any]) -> str:
-    return str(side.get("role", claim.role))
-
-
-def _table(claim: Claim, side: dict[str, Any]) -> str:
-    """Return the printed table of one side."""
-    place = (_role(claim, side), str(side.get("pool", claim.pool)))
+def _place(claim: Claim, side: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the printed table of one side, and the names of its model and column there."""
+    place = (str(side.get("role", claim.role)), str(side.get("pool", claim.pool)))
     own = claim.table and place == (claim.role, claim.pool)
-    return claim.table if own else (PRINTED | TEXT_PRINTED)[place]
-
-
-def _column(claim: Claim, side: dict[str, Any]) -> str:
-    return str((claim.where | side).get("task", AVERAGE))
+    number = claim.table if own else (PRINTED | TEXT_PRINTED)[place]
+    return number, PAPER_MODELS[place[0]], str((claim.where | side).get("task", AVERAGE))
 
 
 def _value(claim: Claim, side: dict[str, Any], read: Read) -> float:
-    return float(_row(claim, side, read)[_column(claim, side)])
+    return float(_row(claim, side, read)[_place(claim, side)[2]])
 
 
 def _row(claim: Claim, side: dict[str, Any], read: Read) -> pd.Series:
     """Return the printed row of one side by task; of an expert that of its own domain."""
     upstream, method = str(side["upstream"]), str(side["method"])
     setting = str(side.get("setting", "")) if method == "expert" else ""
-    model = PAPER_MODELS[_role(claim, side)]
-    return paper_row(_table(claim, side), upstream, method, model, setting, read)
+    number, model, _ = _place(claim, side)
+    return paper_row(number, upstream, method, model, setting, read)

@@ -14,9 +14,7 @@ import yaml
 
 from featcal.settings import Calibration
 
-AVERAGE = (
-    "average"  # the column of a row's mean; the merger of the same name is a value of `upstream`
-)
+AVERAGE = "average"  # the column of a row's mean; a merger has the same name
 TASKS = {
     "sun397": "SUN397", "stanford-cars": "Cars", "resisc45": "RESISC45", "eurosat": "EuroSAT", "svhn": "SVHN", "gtsrb": "GTSRB",
     "mnist": "MNIST", "dtd": "DTD", "oxford_flowers102": "Flowers", "pcam": "PCAM", "fer2013": "FER", "oxford-iiit-pet": "Pets",
@@ -39,11 +37,8 @@ _TITLES = TASKS | {
 }
 _COLUMNS = {printed: task for task, printed in _TITLES.items()} | {"Avg.": AVERAGE}
 _WORDS = {
-    "simple_averaging": "average",
-    "pretrained": "base",
-    "finetuned": "expert",
-    "probsurgery": "prob_surgery",
-}
+    "simple_averaging": "average", "pretrained": "base", "finetuned": "expert", "probsurgery": "prob_surgery",
+}  # fmt: skip
 _EXPERT = "_expert"  # ends what Table 14 calls one domain's expert
 PAPER_MODELS = {  # how the printed tables name what plays each role
     "clip_b32": "clip-vit-b32", "clip_l14": "clip-vit-l14", "flan_t5_base": "flan-t5-base", "flan_t5_large": "flan-t5-large",
@@ -74,15 +69,14 @@ TEXT_SIZES = {
     "flan_t5_base": "Smaller T5", "flan_t5_large": "Larger T5", "llama_3b": "Smaller Llama", "llama_8b": "Larger Llama",
 }  # fmt: skip
 # section 5.1 of the paper: λ, ρ, α; the real encoder has those of the image models
+_IMAGE_SETTINGS = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
+_T5_SETTINGS = Calibration(ridge=1e-5, anchor_blend=2.0, interpolation=0.6)
 PAPER_SETTINGS = {
-    REAL: Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
-    "clip_b32": Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
-    "clip_l14": Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
-    "flan_t5_base": Calibration(ridge=1e-5, anchor_blend=2.0, interpolation=0.6),
-    "flan_t5_large": Calibration(ridge=1e-5, anchor_blend=2.0, interpolation=0.6),
+    REAL: _IMAGE_SETTINGS, "clip_b32": _IMAGE_SETTINGS, "clip_l14": _IMAGE_SETTINGS,
+    "flan_t5_base": _T5_SETTINGS, "flan_t5_large": _T5_SETTINGS,
     "llama_3b": Calibration(ridge=1e-5, anchor_blend=0.5, interpolation=0.15),
     "llama_8b": Calibration(ridge=3.0, anchor_blend=0.5, interpolation=0.15),
-}
+}  # fmt: skip
 
 
 @cache
@@ -108,14 +102,10 @@ def paper_table(table: str, model: str = "") -> pd.DataFrame:
     model: whose rows, by its printed name, where the table has two. Where the file has a `column` of
     the printed table, `task` names it, and `setting` the domain of an expert with rows of its own.
     """
-    with (
-        files("reproduction.report")
-        .joinpath("paper_tables", f"{table}.csv")
-        .open(encoding="utf-8") as text
-    ):
-        frame = pd.read_csv(
-            text, dtype={"model": str, "upstream": str, "method": str}, keep_default_na=False
-        )
+    path = files("reproduction.report").joinpath("paper_tables", f"{table}.csv")
+    words = {"model": str, "upstream": str, "method": str}
+    with path.open(encoding="utf-8") as text:
+        frame = pd.read_csv(text, dtype=words, keep_default_na=False)
     for word in ("upstream", "method"):
         if word in frame:
             frame[word] = frame[word].replace(_WORDS)
@@ -143,12 +133,8 @@ def paper_row(
     setting: a domain's expert.  read: `paper_table` or `corrected_table`.
     """
     frame = read(table, model)
-    here = (
-        (frame["upstream"] == upstream)
-        & (frame["method"] == method)
-        & (frame["setting"] == setting)
-    )
-    return frame[here].set_index("task")["value"]
+    here = (frame["upstream"] == upstream) & (frame["method"] == method)
+    return frame[here & (frame["setting"] == setting)].set_index("task")["value"]
 
 
 def paper_value(table: str, upstream: str, method: str, task: str = AVERAGE) -> float | None:
@@ -182,9 +168,6 @@ def model_title(role: str, suite: str) -> str:
     return name[0].upper() + name[1:]
 
 
-KINDS = ("average", "rotated", "reference", "foreign", "unattainable", "contradiction", "change")
-
-
 @dataclass(frozen=True)
 class Erratum:
     """One printed row whose cells cannot all be right.
@@ -203,21 +186,6 @@ class Erratum:
     model: str = ""
 
 
-@dataclass(frozen=True)
-class Passage:
-    """A sentence or formula of the paper that another place of it, or a fact, contradicts."""
-
-    where: str
-    says: str
-    but: str
-
-
-@cache
-def passages() -> tuple[Passage, ...]:
-    """Return every entry of passages.yaml."""
-    return tuple(Passage(**entry) for entry in packaged("passages.yaml"))
-
-
 @cache
 def errata() -> tuple[Erratum, ...]:
     """Return every entry of errata.yaml."""
@@ -226,13 +194,9 @@ def errata() -> tuple[Erratum, ...]:
 
 def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -> str:
     """Return why this printed cell is in doubt; empty where it is not."""
-    rows = [
-        e
-        for e in errata()
-        if (e.table, *e.row) == (table, upstream, method) and e.model in ("", model)
-    ]
-    found = [e.reason for e in rows if cell in e.cells]
-    return " ".join(found)
+    row = (table, upstream, method)
+    rows = (e for e in errata() if (e.table, *e.row) == row and e.model in ("", model))
+    return " ".join(e.reason for e in rows if cell in e.cells)
 
 
 @cache

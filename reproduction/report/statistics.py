@@ -4,7 +4,8 @@ Knows result rows and statistics; knows nothing of claims, tables or the paper.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -47,11 +48,9 @@ class Estimate:
     @property
     def variance(self) -> float:
         """Return the variance of the mean, in the square of its unit."""
-        return (
-            self.known_variance
-            if self.rows is None
-            else math.fsum(self.image_variances.values()) + self.seed_variance
-        )
+        if self.rows is None:
+            return self.known_variance
+        return math.fsum(self.image_variances.values()) + self.seed_variance
 
     @property
     def seed_variance(self) -> float:
@@ -154,13 +153,15 @@ VARIANCES = {"accuracy": of_accuracy, "spearman": of_correlation}  # of one task
 class Difference:
     """A weighted sum of means, Σ wₖ·meanₖ.
 
-    known: True if its error is known.  one_run: True if something was drawn only once.  pairing:
-    "unpaired" or "partly unpaired" where errors were added as if models had other test rows.
+    drawn: the variance's part from seeds.  known: True if its error is known.  one_run: True if
+    something was drawn only once.  pairing: "unpaired" or "partly unpaired" where errors were added
+    as if models had other test rows.
     """
 
     means: list[float]
     value: float
     variance: float
+    drawn: float
     known: bool
     one_run: bool
     pairing: str
@@ -179,40 +180,36 @@ def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
     """
     rows = [(weight, one.rows) for weight, one in parts if one.rows is not None]
     apart = [(w**2, one.image_variances) for w, one in parts if one.rows is not None]
-    images, unpaired = [], 0
     tasks = dict.fromkeys(task for _, variances in apart for task in variances)
     counted = all(one.measure == "value" for _, one in parts)
-    for task, paired in (
-        paired_variances(rows, tasks) if counted else dict.fromkeys(tasks)
-    ).items():
-        unpaired += paired is None
-        images.append(
-            math.fsum(w * variances.get(task, 0.0) for w, variances in apart)
-            if paired is None
-            else paired
-        )
+    paired = paired_variances(rows, tasks) if counted else dict.fromkeys(tasks)
+    unpaired = sum(one is None for one in paired.values())
+    images = [
+        math.fsum(w * variances.get(task, 0.0) for w, variances in apart) if one is None else one
+        for task, one in paired.items()
+    ]
     images += [weight**2 * one.variance for weight, one in parts if one.rows is None]
-    seeds = [weight**2 * one.seed_variance for weight, one in parts if one.rows is not None]
+    drawn = [weight**2 * one.seed_variance for weight, one in parts if one.rows is not None]
     one_run = any(one.one_run for _, one in parts)
     known = bool(tasks) or (any(one.spread is not None for _, one in parts) and not one_run)
     whole = unpaired == len(tasks) or len(rows) < len(parts)
     pairing = ("unpaired" if whole else "partly unpaired") if unpaired else ""
     value = math.fsum(weight * one.mean for weight, one in parts)
-    return Difference(
-        [one.mean for _, one in parts], value, math.fsum([*images, *seeds]), known, one_run, pairing
-    )
+    variance, means = math.fsum([*images, *drawn]), [one.mean for _, one in parts]
+    return Difference(means, value, variance, math.fsum(drawn), known, one_run, pairing)
 
 
-def noise(left: Estimate, right: Estimate) -> float:
-    """Return two standard errors of the difference of two means, paired where possible."""
-    return difference([(1.0, left), (-1.0, right)]).noise
+def lead(left: Estimate, right: Estimate) -> tuple[float, float]:
+    """Return left's mean minus right's, and two standard errors of it, paired where possible."""
+    found = difference([(1.0, left), (-1.0, right)])
+    return found.value, found.noise
 
 
 Bits = npt.NDArray[np.bool_]
 Part = tuple[float, pd.DataFrame]  # a weight, and the rows of one model
 KEPT = ("value", "count", "correct")  # columns of scores or of correctness that name no row
 ROUNDED = 1e-4  # values have four decimals
-_AGAIN = "write both again: dvc repro"
+_AGAIN = "write the result files again: dvc repro"
 
 
 @lru_cache(maxsize=4096)
@@ -227,9 +224,7 @@ def bits(text: str, count: int) -> Bits:
         whole = np.zeros(0, bool)
     if len(whole) != count + -count % 8 or whole[count:].any():
         problem = f"not the hexadecimal text of {count} samples"
-        raise BadData(
-            f"correctness {text[:16]!r}…", problem, "write the result files again: dvc repro"
-        )
+        raise BadData(f"correctness {text[:16]!r}…", problem, _AGAIN)
     whole.flags.writeable = False  # every caller gets the same array
     return whole[:count]
 
@@ -248,19 +243,16 @@ def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.
     if correct.duplicated(keys).any():
         raise BadFile(path, "two rows are about the same model and task", _AGAIN)
     found = scores.merge(correct[[*keys, "correct"]], on=keys, how="left").fillna({"correct": ""})
-    for text, count, value, task in zip(
-        found["correct"], found["count"], found["value"], found["task"], strict=True
-    ):
+    columns = (found[name] for name in ("correct", "count", "value", "task"))
+    for text, count, value, task in zip(*columns, strict=True):
         try:
             said = 100 * bits(text, int(count)).mean() if text else value
         except BadData:
-            raise BadFile(
-                path, f"{task}: {text[:16]}… is not the hexadecimal text of {count} rows", _AGAIN
-            ) from None
+            problem = f"{task}: {text[:16]}… is not the hexadecimal text of {count} rows"
+            raise BadFile(path, problem, _AGAIN) from None
         if abs(said - value) > ROUNDED:
-            raise BadFile(
-                path, f"{task}: {said:.4f} % are correct, but the scores say {value:.4f}", _AGAIN
-            )
+            problem = f"{task}: {said:.4f} % are correct, but the scores say {value:.4f}"
+            raise BadFile(path, problem, _AGAIN)
     return found
 
 
@@ -274,80 +266,32 @@ def paired_variances(
     c counts discordant rows only (McNemar). None where the correctness of some row is unknown, or the
     models have other numbers of rows.
     """
-    columns = ("task", "seed", "correct", "count")
-    listed = [
-        (weight, {name: rows[name].tolist() for name in columns if name in rows})
-        for weight, rows in parts
-    ]
-    return {
-        task: _paired_variance(listed, task) for task in tasks
-    }  # of lists: pandas takes ten times as long
+    found: dict[Hashable, list[tuple[float, str, float]]] = {task: [] for task in tasks}
+    for weight, rows in parts:  # lists: pandas takes ten times as long
+        seeds, texts = (
+            rows[name].tolist() if name in rows else [""] * len(rows)
+            for name in ("seed", "correct")
+        )
+        drawn = Counter(seeds)
+        for row in zip(rows["task"].tolist(), seeds, texts, rows["count"].tolist(), strict=True):
+            task, seed, text, count = row
+            if task in found:  # share: of this row in the mean over seeds of means over tasks
+                share = weight / (len(drawn) * drawn[seed])
+                found[task].append((share, text, count))
+    return {task: _paired_variance(own) for task, own in found.items()}
 
 
-def _paired_variance(parts: Sequence[tuple[float, dict[str, Any]]], task: Hashable) -> float | None:
-    total: npt.NDArray[np.float64] | None = None
-    for weight, rows in parts:
-        places = [i for i, name in enumerate(rows["task"]) if name == task]
-        if not places:
-            continue
-        if "correct" not in rows:
-            return None
-        drawn, texts, counts = (rows[column] for column in ("seed", "correct", "count"))
-        if not all(isinstance(texts[i], str) and texts[i] for i in places):
-            return None
-        for seed, text, count in ((drawn[i], texts[i], counts[i]) for i in places):
-            share = weight / (
-                len(set(drawn)) * drawn.count(seed)
-            )  # of this row in the mean over seeds of means over tasks
-            right = 100 * share * bits(text, int(count))
-            if total is not None and len(total) != len(right):
-                return None
-            total = right if total is None else total + right
-    return None if total is None else mean_variance(total)
+def _paired_variance(parts: Sequence[tuple[float, str, float]]) -> float | None:
+    if not parts or not all(isinstance(text, str) and text for _, text, _ in parts):
+        return None
+    right = [100 * share * bits(text, int(count)) for share, text, count in parts]
+    if len({len(one) for one in right}) > 1:
+        return None
+    return mean_variance(np.sum(right, axis=0))
 
 
 FEWEST = 4  # tasks from which a correlation is reported
 Judged = tuple[str, float, float, str]  # word, margin, two standard errors, the numbers in words
-
-
-def gains(
-    tables: Mapping[str, pd.DataFrame],
-    tasks: Iterable[str],
-    left: dict[str, Any],
-    right: dict[str, Any],
-) -> pd.DataFrame:
-    """Return per task the cosine and accuracy of `left` minus those of `right`, with two SE each.
-
-    Accuracies are those of the models whose features were measured, so of one seed each. No row
-    where something was not run.
-    tables: "alignment" and "scores".  left, right: column values that name one model.
-    """
-    rows = []
-    for task in tasks:
-        row: dict[str, Any] = {"task": task}
-        for name, measure in (("cosine", "cosine"), ("accuracy", "value")):
-            pair = [
-                estimate(_of_one_seed(tables, name, side | {"task": task}), measure)
-                for side in (left, right)
-            ]
-            if pair[0] is not None and pair[1] is not None:
-                row |= {name: pair[0].mean - pair[1].mean, f"{name}_noise": noise(pair[0], pair[1])}
-        rows += [row] if len(row) == 5 else []
-    columns = ["task", "cosine", "cosine_noise", "accuracy", "accuracy_noise"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def _of_one_seed(
-    tables: Mapping[str, pd.DataFrame], name: str, wanted: dict[str, Any]
-) -> pd.DataFrame:
-    measured = _equal(tables["alignment"], wanted)
-    if name == "cosine" or measured.empty:
-        return measured
-    return _equal(tables["scores"], wanted | {"seed": measured["seed"].iloc[0]})
-
-
-def _equal(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
-    return frame[(frame[list(wanted)] == pd.Series(wanted)).all(axis=1)]
 
 
 def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Accuracy tables in the paper's order of rows: our results and the paper's printed values alike."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 
 import pandas as pd
@@ -41,7 +41,7 @@ LARGER = ("14", "20")  # pools that every suite runs at its tuned settings only
 Key = tuple[str, str, str]  # upstream, method, setting
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cell:
     """One number of a table, in percent.
 
@@ -128,15 +128,11 @@ def paper_rows(number: str, model: str = "") -> tuple[list[str], list[Row]]:
 
     def look(upstream: str, method: str, setting: str) -> Cells:
         printed = paper_row(number, upstream, method, model).items()
-        return {
-            task: Cell(value, doubt=reason(number, upstream, method, task, model))
-            for task, value in printed
-        }
+        return {t: Cell(v, doubt=reason(number, upstream, method, t, model)) for t, v in printed}
 
     upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
-    columns = [t for t in TASKS if t in set(frame["task"])] or [
-        c for c in dict.fromkeys(frame["task"]) if c != AVERAGE
-    ]
+    listed = dict.fromkeys(frame["task"])
+    columns = [t for t in TASKS if t in listed] or [c for c in listed if c != AVERAGE]
     return columns, rows_in_order(look, references_of(number), upstreams)
 
 
@@ -186,9 +182,8 @@ def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
 
 def rows_of(ours: Evidence, key: Key, file: str = "scores", **more: str) -> pd.DataFrame:
     """Return the result rows of one model.   more: by column, what else they have in common."""
-    return select(
-        ours.table(file), dict(zip(("upstream", "method", "setting"), key, strict=True)) | more
-    )
+    names = dict(zip(("upstream", "method", "setting"), key, strict=True))
+    return select(ours.table(file), names | more)
 
 
 def average(ours: Evidence, key: Key, file: str = "scores") -> Estimate | None:
@@ -197,34 +192,21 @@ def average(ours: Evidence, key: Key, file: str = "scores") -> Estimate | None:
 
 
 def with_changes(row: Row, merger: Row) -> Row:
-    """Return the row with its changes against the merger it starts from."""
-    cells = {
-        column: replace(cell, change=cell.value - merger.cells[column].value)
-        if column in merger.cells
-        else cell
-        for column, cell in row.cells.items()
-    }
-    return replace(row, cells=cells)
+    """Add a row's changes against the merger it starts from, and return it."""
+    for column in row.cells.keys() & merger.cells.keys():
+        row.cells[column].change = row.cells[column].value - merger.cells[column].value
+    return row
 
 
 def with_best(block: list[Row]) -> list[Row]:
-    """Mark the highest value of every column of a block, equal to one decimal being equal."""
-    columns = {column for row in block for column in row.cells}
-    top = {
-        column: max(round(row.cells[column].value, 1) for row in block if column in row.cells)
-        for column in columns
-    }
-    alone = sum(bool(row.cells) for row in block) < 2
-    return [
-        replace(
-            row,
-            cells={
-                c: replace(cell, best=not alone and round(cell.value, 1) == top[c])
-                for c, cell in row.cells.items()
-            },
-        )
-        for row in block
-    ]
+    """Mark the highest value of every column of a block, equal to one decimal, and return it."""
+    run = [row.cells for row in block if row.cells]
+    for column in {column for cells in run for column in cells} if len(run) > 1 else ():
+        own = [cells[column] for cells in run if column in cells]
+        top = max(round(cell.value, 1) for cell in own)
+        for cell in own:
+            cell.best = round(cell.value, 1) == top
+    return block
 
 
 def share(merged: float | None, ours: float | None, expert: float | None) -> float | None:
@@ -232,6 +214,12 @@ def share(merged: float | None, ours: float | None, expert: float | None) -> flo
     if merged is None or ours is None or expert is None or expert <= merged:
         return None
     return 100 * (ours - merged) / (expert - merged)
+
+
+def recovered_share(ours: Evidence, upstream: str, method: str, setting: str) -> float | None:
+    """Return the measured share of the gap between a merger and the experts that a method recovers."""
+    keys = ((upstream, "merged", ""), (upstream, method, setting), ("", "expert", ""))
+    return share(*((one := average(ours, key)) and one.mean for key in keys))
 
 
 def paper_recovered(
@@ -274,16 +262,17 @@ def accuracy_table(
     if average:
         columns, titles = [*columns, AVERAGE], [*titles, "Average"]
     marks: list[str] = []
-    body: list[tuple[str, list[str]]] = []
+    body = []
     for row in rows:
+        label, wide = escape(row.label), f'colspan="{len(columns)}"'
         if row.kind == "heading":
-            body.append(("fc-merger", [escape(row.label), f'<td colspan="{len(columns)}"></td>']))
+            body.append(("fc-merger", [label, f"<td {wide}></td>"]))
             continue
-        empty = [f'<td class="fc-none" colspan="{len(columns)}">not run</td>']
         cells = [
             number(row.cells.get(c), marks, whole=not average or c == AVERAGE) for c in columns
         ]
-        body.append((f"fc-{row.kind}", [escape(row.label), *(cells if row.cells else empty)]))
+        empty = [f'<td class="fc-none" {wide}>not run</td>']
+        body.append((f"fc-{row.kind}", [label, *(cells if row.cells else empty)]))
     kind = "fc-accuracy fc-averaged" if average else "fc-accuracy"
     return table(["Model", *map(escape, titles)], body, caption, kind), marks
 

@@ -4,6 +4,7 @@ A theorem may also be vacuous. A margin decides only when it exceeds two standar
 (statistics.py). Our numbers are never compared with the paper's.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -18,7 +19,6 @@ from reproduction.report.claims import (
     CALIBRATED,
     DIGITS,
     INSIDE,
-    OTHER,
     Claim,
     in_words,
     named,
@@ -58,6 +58,7 @@ class Verdict:
     margin: positive where the claim is met.   noise: two standard errors.
     one_run: True if a side was drawn with one seed only.   detail: the numbers.
     pairing: says where errors were added as if models had different test rows.
+    drawn: the noise's part from seeds, of a single sum of means.
     For the word `one run` no error is known, only the direction of the margin.
     """
 
@@ -68,6 +69,7 @@ class Verdict:
     one_run: bool = False
     pairing: str = ""
     detail: str = ""
+    drawn: float | None = None
 
     @property
     def fragile(self) -> bool:
@@ -109,17 +111,12 @@ def sources(suite: str) -> tuple[Source, ...]:
     found = [
         Source("real_images", "ViT-S/14, real images", suite, printed, lambda one: one.on(VISION)),
         Source("real_encoder", "MiniLM, real texts", suite, both, lambda one: one.on(REAL)),
-        Source(
-            "second_encoder", "MPNet, real texts", suite, both, lambda one: one.on_second_encoder
-        ),
-        Source(
-            "real_language", "SmolLM2, chats", suite, printed, lambda one: one.on_language_model
-        ),
+        Source("second_encoder", "MPNet, real texts", suite, both, Claim.on_second_encoder),
+        Source("real_language", "SmolLM2, chats", suite, printed, Claim.on_language_model),
         Source(suite, TITLES.get(suite, f"{suite} suite"), suite, both),
     ]
-    run = suite != PAPER and any(
-        Evidence(PAPER, role, pool).was_run for role, pool in PRINTED | TEXT_PRINTED
-    )
+    places = (PRINTED | TEXT_PRINTED) if suite != PAPER else {}
+    run = any(Evidence(PAPER, role, pool).was_run for role, pool in places)
     return (*found, *([Source(PAPER, TITLES[PAPER], PAPER, printed)] if run else []))
 
 
@@ -163,14 +160,16 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     margin = compared.value - claim.by
     if claim.kind == "level":
         margin = claim.within - abs(compared.value)
+    room = 0.0 if claim.kind == "checked" else compared.noise
+    word = "holds" if margin > room else "does not hold" if margin < -room else "within noise"
     if claim.kind == "checked":
-        word = "holds" if margin >= 0 else "does not hold"
-        word = "vacuous" if _never_applies(claim, evidence) else word
-    else:
-        word = _word(margin, compared.noise) if compared.known else "one run"
+        word = "vacuous" if _never_applies(claim, evidence) else "holds" if margin >= 0 else word
+    elif not compared.known:
+        word = "one run"
     detail = _detail(claim, compared, evidence.machine(claim.file))
-    drawn = compared.one_run and claim.kind != "checked"
-    return Verdict(claim, word, margin, compared.noise, drawn, compared.pairing, detail)
+    drawn = None if claim.kind == "checked" else 2 * math.sqrt(compared.drawn)
+    once = compared.one_run and claim.kind != "checked"
+    return Verdict(claim, word, margin, compared.noise, once, compared.pairing, detail, drawn)
 
 
 def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim] | None:
@@ -186,17 +185,12 @@ def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
         return _pairs(claim, suite, setting, folder)
     if not claim.each:
         return None
-    values: list[Any]
-    title: Callable[[Any], str]
-    if claim.each in ("task", OTHER):
-        values, title = evidence.tasks, evidence.title
-    else:
+    values: list[Any] = evidence.tasks
+    title = _titled.get(claim.each, evidence.title)
+    if claim.each in _titled:
         sides = [side for _, side in claim.terms if claim.each not in side]
         rows = [rows_of(claim, side, setting, evidence) for side in sides]
-        values, title = (
-            list(dict.fromkeys(v for r in rows for v in r[claim.each])),
-            _titled[claim.each],
-        )
+        values = list(dict.fromkeys(value for own in rows for value in own[claim.each]))
     return {title(value): claim.of(value) for value in values if claim.is_about(value)}
 
 
@@ -280,10 +274,6 @@ def _run_at(frame: pd.DataFrame, method: str, setting: str, kind: str, file: str
     return "suite" if free and setting not in run and "suite" in run else setting
 
 
-def _word(margin: float, allowed: float) -> str:
-    return "holds" if margin > allowed else "does not hold" if margin < -allowed else "within noise"
-
-
 def _detail(claim: Claim, compared: Difference, machine: str) -> str:
     """Return the means in words, the claimed size, and the machine of a measured file."""
     if claim.where.get("quantity") in STATED:
@@ -327,15 +317,14 @@ def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
     deciding = {name: part for name, part in parts.items() if part.word == whole}
     name, part = min(deciding.items(), key=lambda item: item[1].margin + sign * item[1].noise)
     unit = "pairs of mergers" if claim.kind in ("order", "weaker") else claim.unit
-    counted = []
-    if words["holds"] or not words["one run"]:
-        counted.append(f"{words['holds']} of {count} {unit}")
-    if words["one run"]:
-        counted.append(f"as claimed on {sum(v.met for v in parts.values())} of {count} {unit}")
-    if words["does not hold"]:
-        counted.append(f"fails on {words['does not hold']}")
-    if words["within noise"]:
-        counted.append(f"{words['within noise']} within noise")
+    met = sum(v.met for v in parts.values())
+    said = {
+        f"{words['holds']} of {count} {unit}": words["holds"] or not words["one run"],
+        f"as claimed on {met} of {count} {unit}": words["one run"],
+        f"fails on {words['does not hold']}": words["does not hold"],
+        f"{words['within noise']} within noise": words["within noise"],
+    }
+    counted = [text for text, shown in said.items() if shown]
     least = {"holds": "least clear", "one run": "least"}.get(whole, "decided by")
     detail = f"{', '.join(counted)}; {least}: {name}"
     one_run, pairings = any(v.one_run for v in parts.values()), {v.pairing for v in parts.values()}

@@ -1,6 +1,7 @@
 """Tables 1, 2 and 7 to 11: accuracies of image models, and of the encoder in their place."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import CURVES, WIDTH, drawing, shown
-from reproduction.report.html import PageOutput, margin, table
+from reproduction.report.html import PageOutput, listed, margin
 from reproduction.report.pages.reproduced import against_printed
 from reproduction.report.paper import (
     AVERAGE,
@@ -23,7 +24,7 @@ from reproduction.report.paper import (
     paper_row,
     paper_table,
 )
-from reproduction.report.statistics import highest, noise
+from reproduction.report.statistics import highest, lead
 from reproduction.report.tables import (
     METHODS,
     SETTING_LABELS,
@@ -37,11 +38,11 @@ from reproduction.report.tables import (
     paper_recovered,
     paper_rows,
     printed_fold,
+    recovered_share,
     references_of,
     rows_in_order,
     settings_note,
     settings_shown,
-    share,
 )
 
 LEGEND = (
@@ -63,25 +64,27 @@ def answer(
     for ours in experiments:
         head += [f"{model_title(ours.role, ours.suite)}: − merger", "− better adapter"]
     rows = []
-    for upstream, name in upstreams.items():
-        for place, setting in enumerate(settings_of(*experiments)):
-            printed = [_printed_gain(number, upstream, other) for other in (False, True)]
-            cells = ["", ""] if place else printed
-            for ours in experiments:
-                cells += _gains(ours, upstream, setting)
-            label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
-            rows.append(("fc-calibrated" if place else "fc-merger", [label, *cells]))
+    for upstream, label, first, setting in _lines(upstreams, experiments):
+        cells = [_printed_gain(number, upstream, other) if first else "" for other in (False, True)]
+        for ours in experiments:
+            cells += _gains(ours, upstream, setting)
+        rows.append(("fc-merger" if first else "fc-calibrated", [label, *cells]))
     caption = (
         "Differences of the average accuracy, points. Above, below: by more than two standard"
         " errors, samples paired. Better adapter: the higher average of Surgery and ProbSurgery."
     )
-    return PageOutput(table(head, rows, caption, "fc-long"))
+    return listed(head, rows, caption, "fc-long")
 
 
-def settings_of(*experiments: Evidence) -> tuple[str, ...]:
-    """Return the settings that any of the experiments has, printed ones first."""
-    several = {s for ours in experiments for s in settings_shown(ours.suite, ours.pool)}
-    return tuple(sorted(several))
+def _lines(
+    upstreams: Mapping[str, str], experiments: Iterable[Evidence]
+) -> Iterator[tuple[str, str, bool, str]]:
+    """Yield merger, label, whether it is the merger's first line, and setting, for every setting run."""
+    several = sorted({s for ours in experiments for s in settings_shown(ours.suite, ours.pool)})
+    for upstream, name in upstreams.items():
+        for setting in several:
+            label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
+            yield upstream, label, setting == several[0], setting
 
 
 def _gains(ours: Evidence, upstream: str, setting: str) -> list[str]:
@@ -124,20 +127,17 @@ def printed(number: str) -> PageOutput:
 def recovered(number: str, *experiments: Evidence) -> PageOutput:
     """Return the share of the way from each merger to the experts that FeatCal goes."""
     rows = []
-    for upstream, name in UPSTREAMS.items():
-        for place, setting in enumerate(settings_of(*experiments)):
-            cells = [share_of(ours, upstream, setting) for ours in experiments]
-            label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
-            rows.append(("", [label, "" if place else printed_share(number, upstream), *cells]))
+    for upstream, label, first, setting in _lines(UPSTREAMS, experiments):
+        cells = [share_of(ours, upstream, setting) for ours in experiments]
+        rows.append([label, printed_share(number, upstream) if first else "", *cells])
     head = ["FeatCal after", "The paper", *(model_name(o.role, o.suite) for o in experiments)]
     caption = "Share of the gap between merger and experts that FeatCal recovers (%)"
-    return PageOutput(table(head, rows, caption))
+    return listed(head, rows, caption)
 
 
 def share_of(ours: Evidence, upstream: str, setting: str) -> str:
     """Return the measured share of one merger at one setting."""
-    keys = ((upstream, "merged", ""), (upstream, "featcal", setting), ("", "expert", ""))
-    went = share(*((one := average(ours, key)) and one.mean for key in keys))
+    went = recovered_share(ours, upstream, "featcal", setting)
     return NOT_RUN if went is None else f"{went:.0f}"
 
 
@@ -160,32 +160,27 @@ def extended_answer(suite: str) -> PageOutput:
     main, rows = studied_setting(suite), []
     columns = columns_of(suite, IMAGES)
     texts = {name: Evidence(suite, REAL, EXTENDED[name][1]) for name in columns if "B/32" in name}
+    places = {
+        "synthetic models" if suite == "mini" else "here": columns,
+        model_name(REAL, suite): texts,
+    }
     for upstream in EXTENDED_MERGERS:
-        printed = [
-            paper_row("table02", upstream, "featcal")[column]
-            - max(paper_row("table02", upstream, method)[column] for method in ADAPTERS)
-            for column in columns
-        ]
-        rows.append(
-            (
-                "fc-merger",
-                [
-                    f"{UPSTREAMS[upstream]} <small>the paper</small>",
-                    *(f"{gain:+.1f}" for gain in printed),
-                ],
-            )
+        featcal, *adapters = (
+            paper_row("table02", upstream, method) for method in ("featcal", *ADAPTERS)
         )
-        for name, places in (
-            ("synthetic models" if suite == "mini" else "here", columns),
-            (model_name(REAL, suite), texts),
-        ):
-            cells = [_gains(places[c], upstream, main)[1] if c in places else "–" for c in columns]
-            rows.append(("fc-calibrated", [f"{UPSTREAMS[upstream]} <small>{name}</small>", *cells]))
+        gains = [featcal[c] - max(adapter[c] for adapter in adapters) for c in columns]
+        name = f"{UPSTREAMS[upstream]} <small>the paper</small>"
+        rows.append(("fc-merger", [name, *(f"{gain:+.1f}" for gain in gains)]))
+        for words, own in places.items():
+            cells = [_gains(own[c], upstream, main)[1] if c in own else "–" for c in columns]
+            rows.append(
+                ("fc-calibrated", [f"{UPSTREAMS[upstream]} <small>{words}</small>", *cells])
+            )
     caption = (
         "FeatCal minus the better adapter, average accuracy, points,"
         f" {SETTING_LABELS[main]}. Above, below: by more than two standard errors."
     )
-    return PageOutput(table(["After", *columns], rows, caption, "fc-long"))
+    return listed(["After", *columns], rows, caption, "fc-long")
 
 
 def extended(suite: str, role: str) -> PageOutput:
@@ -204,46 +199,45 @@ def extended(suite: str, role: str) -> PageOutput:
     return PageOutput(html + (against_printed(None, "table02", suite) if role != REAL else ""))
 
 
-def gains_by_tasks(suite: str) -> PageOutput:
-    """Return the gain of everything that calibrates by number of tasks, drawn."""
-    return shown(_drawn(by_tasks(suite)), "averages to compare")
-
-
 def by_tasks(suite: str) -> pd.DataFrame:
     """Return the gain of each method over its merger, and two standard errors of it."""
     main, found = studied_setting(suite), []
     for role, pool in (*((REAL, pool) for pool in POOLS), *PRINTED):
         ours = Evidence(suite, role, pool)
-        for upstream in EXTENDED_MERGERS:
-            merged = average(ours, (upstream, "merged", ""))
-            for method in METHODS:
-                one = average(ours, (upstream, method, main))
-                if merged is not None and one is not None:
-                    row = {"role": role, "tasks": int(pool), "upstream": upstream, "method": method}
-                    found.append(row | {"gain": one.mean - merged.mean, "room": noise(one, merged)})
+        for upstream, method in product(EXTENDED_MERGERS, METHODS):
+            merged, one = (
+                average(ours, (upstream, "merged", "")),
+                average(ours, (upstream, method, main)),
+            )
+            if merged is not None and one is not None:
+                found.append((role, int(pool), upstream, method, *lead(one, merged)))
     return pd.DataFrame(found, columns=["role", "tasks", "upstream", "method", "gain", "room"])
 
 
-def _drawn(rows: pd.DataFrame) -> Figure | None:
-    """Draw a panel per merger and model; bars reach two standard errors up and down."""
+def gains_by_tasks(suite: str) -> PageOutput:
+    """Draw the gain of everything that calibrates by number of tasks, a panel per merger and model.
+
+    Bars reach two standard errors up and down.
+    """
+    what, rows = "averages to compare", by_tasks(suite)
     if rows.empty:
-        return None
+        return shown(None, what)
     with drawing():
         figure = Figure(figsize=(WIDTH, 6.2))
         sizes = {role: size for role, size in SIZES.items() if role in set(rows["role"])}
         shape = {"sharex": True, "sharey": "row", "squeeze": False}
         panels = figure.subplots(len(EXTENDED_MERGERS), len(sizes), **shape)
-        for line, upstream in zip(panels, EXTENDED_MERGERS, strict=True):
-            for axes, (role, size) in zip(line, sizes.items(), strict=True):
-                own = select(rows, {"role": role, "upstream": upstream})
-                for method, dashes in DASHES.items():
-                    curve = select(own, {"method": method}).sort_values("tasks")
-                    look = CURVES[method] | {"linestyle": dashes, "lw": 2, "markersize": 7}
-                    bars = {"yerr": curve["room"], "capsize": 3}
-                    axes.errorbar(curve["tasks"], curve["gain"], **bars, **look)
-                axes.axhline(0, color="#333333", lw=1)
-                axes.set_title(f"{UPSTREAMS[upstream]},\n{size}", fontsize=11)
-                axes.set_xticks(list(map(int, POOLS)))
+        places = product(EXTENDED_MERGERS, sizes.items())
+        for axes, (upstream, (role, size)) in zip(panels.flat, places, strict=True):
+            own = select(rows, {"role": role, "upstream": upstream})
+            for method, dashes in DASHES.items():
+                curve = select(own, {"method": method}).sort_values("tasks")
+                look = CURVES[method] | {"linestyle": dashes, "lw": 2, "markersize": 7}
+                bars = {"yerr": curve["room"], "capsize": 3}
+                axes.errorbar(curve["tasks"], curve["gain"], **bars, **look)
+            axes.axhline(0, color="#333333", lw=1)
+            axes.set_title(f"{UPSTREAMS[upstream]},\n{size}", fontsize=11)
+            axes.set_xticks(list(map(int, POOLS)))
         for axes in panels[:, 0]:
             axes.set_ylabel("gain (points)")
         for axes in panels[-1]:
@@ -251,4 +245,4 @@ def _drawn(rows: pd.DataFrame) -> Figure | None:
         handles = panels[0, 0].get_legend_handles_labels()
         figure.legend(*handles, loc="upper center", ncols=3, bbox_to_anchor=(0.5, 1.06))
         figure.tight_layout()
-        return figure
+        return shown(figure, what)

@@ -4,17 +4,17 @@ Times come from run records, each measured once, or once per seed, on the machin
 """
 
 import math
+from itertools import product
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, CURVES, legend, one_panel, shown
-from reproduction.report.html import PageOutput, compact, fold, margin, note, table
+from reproduction.report.html import PageOutput, compact, fold, listed, margin, note, table
 from reproduction.report.pages import reproduced
 from reproduction.report.paper import model_name, model_title, paper_table
-from reproduction.report.statistics import estimate, highest
+from reproduction.report.statistics import Estimate, estimate, highest
 from reproduction.report.tables import METHODS, NAMES, SYMBOLS, Cell, average, number
 
 ORDER = ("surgery", "prob_surgery", "featcal")  # of the paper's rows
@@ -39,27 +39,30 @@ def answer(*experiments: Evidence) -> PageOutput:
     """Return FeatCal with the fewest samples against the merger, the most, and the adapters."""
     rows = []
     for ours in experiments:
-        merged = average(ours, (UPSTREAM, "merged", ""), "samples")
-        name = model_title(ours.role, ours.suite)
-        budgets = sorted(_rows(ours, "featcal")["samples"].unique())
+        name, budgets = model_title(ours.role, ours.suite), set(_rows(ours, "featcal")["samples"])
         if not budgets:
-            rows.append(("", [name, *["not run"] * 4]))
+            rows.append([name, *["not run"] * 4])
             continue
-        few, many = budgets[0], budgets[-1]
-        ends = {n: estimate(select(_rows(ours, "featcal"), {"samples": n})) for n in (few, many)}
+        few, many = min(budgets), max(budgets)
+        ends = {n: _at(ours, "featcal", n) for n in (few, many)}
+        merged = average(ours, (UPSTREAM, "merged", ""), "samples")
         cells = [margin(ends[few], merged), margin(ends[many], ends[few])]
-        for n in (few, many):
-            adapters = (estimate(select(_rows(ours, m), {"samples": n})) for m in ORDER[:2])
-            cells.append(margin(ends[n], highest(adapters)))
-        rows.append(("", [f"{name} <small>{few} and {many} per task</small>", *cells]))
+        cells += [
+            margin(one, highest(_at(ours, m, n) for m in ORDER[:2])) for n, one in ends.items()
+        ]
+        rows.append([f"{name} <small>{few} and {many} per task</small>", *cells])
     head = ["FeatCal", "Fewest − merger", "Most − fewest", "− better adapter, fewest"]
     caption = "Differences of the average accuracy, points. Above, below: by more than two SE."
-    return PageOutput(table([*head, "− better adapter, most"], rows, caption, "fc-long"))
+    return listed([*head, "− better adapter, most"], rows, caption, "fc-long")
 
 
 def _rows(ours: Evidence, method: str) -> pd.DataFrame:
     key = {"upstream": UPSTREAM, "setting": studied_setting(ours.suite), "method": method}
     return select(ours.table("samples"), key)
+
+
+def _at(ours: Evidence, method: str, samples: int) -> Estimate | None:
+    return estimate(select(_rows(ours, method), {"samples": samples}))
 
 
 def measured(ours: Evidence) -> pd.DataFrame:
@@ -93,28 +96,24 @@ def printed_means() -> PageOutput:
 
 
 def _table(found: pd.DataFrame, labels: dict[str, str], caption: str) -> str:
-    groups = found.groupby("samples")["mean"]
-    best = {samples: max(round(mean, 1) for mean in own) for samples, own in groups}
+    best = found["mean"].round(1).groupby(found["samples"]).max()
     cells = {}
     for one in found.itertuples():
         spread = one.sd if one.sd == one.sd else None
-        cell = Cell(one.mean, spread, best=round(one.mean, 1) == best[one.samples])
-        cells[one.method, one.samples] = cell
-    rows = [("", [labels[m], *(number(cells.get((m, n)), []) for n in best)]) for m in ORDER]
-    return table(["Task Arithmetic", *(f"n = {n}" for n in best)], rows, caption, "fc-accuracy")
+        highest = round(one.mean, 1) == best[one.samples]
+        cells[one.method, one.samples] = Cell(one.mean, spread, best=highest)
+    rows = [[labels[m], *(number(cells.get((m, n)), []) for n in best.index)] for m in ORDER]
+    head = ["Task Arithmetic", *(f"n = {n}" for n in best.index)]
+    return table(head, rows, caption, "fc-accuracy")
 
 
 def _short(ours: Evidence) -> str:
     """Return a note of splits that have fewer samples than a column asks for."""
     runs = ours.table("samples.run")
-    fewer = runs[runs["images"] < runs["samples"]] if len(runs) else runs
-    found = dict.fromkeys(
-        (n, has) for n, has in zip(fewer["samples"], fewer["images"], strict=True)
-    )
-    counts = ", ".join(f"n = {n}: {has}" for n, has in found)
-    return (
-        note(f"Largest split of some methods, {ours.inputs} per task: {counts}.") if counts else ""
-    )
+    fewer = runs[runs["images"] < runs["samples"]][["samples", "images"]].drop_duplicates()
+    counts = ", ".join(f"n = {n}: {has}" for n, has in fewer.itertuples(index=False))
+    said = f"Largest split of some methods, {ours.inputs} per task: {counts}."
+    return note(said) if counts else ""
 
 
 def compared(ours: Evidence) -> list[reproduced.Compared]:
@@ -125,21 +124,16 @@ def compared(ours: Evidence) -> list[reproduced.Compared]:
         key = {"upstream": UPSTREAM, "method": method, "setting": reproduced.SETTING, "samples": n}
         value = estimate(select(ours.table("samples"), key))
         if value is not None:
-            allowed = reproduced.tolerance(value, float(cell["std"]), seeds=3)
-            column, mean = f"n = {n}", float(cell["mean"])
-            cells.append(reproduced.Compared(METHODS[method], column, value.mean, mean, allowed))
+            both = {"printed": float(cell["mean"]), "spread": float(cell["std"]), "seeds": 3}
+            cells.append(reproduced.Compared(METHODS[method], f"n = {n}", value, **both))
     return cells
 
 
 def curves(ours: Evidence) -> PageOutput:
     """Return Figure 3: mean over seeds with one standard deviation up and down."""
-    return shown(_curves(ours), f"accuracy by number of {ours.inputs}")
-
-
-def _curves(ours: Evidence) -> Figure | None:
-    points = measured(ours)
+    what, points = f"accuracy by number of {ours.inputs}", measured(ours)
     if points.empty:
-        return None
+        return shown(None, what)
     budgets = sorted(points["samples"].unique())
     with one_panel(4.4) as (figure, axes):
         for method, dashes in DASHES.items():
@@ -155,7 +149,7 @@ def _curves(ours: Evidence) -> Figure | None:
         axes.minorticks_off()
         axes.set(xlabel=f"{ours.inputs} per task, n (logarithmic)", ylabel="average accuracy (%)")
         legend(axes, 2, below=True, handlelength=2.6)
-        return figure
+        return shown(figure, what)
 
 
 HEAD = ["Time (s)", "Times FeatCal’s", "GPU energy (Wh)", "Peak host memory (MiB)"]
@@ -178,12 +172,9 @@ def times(*experiments: Evidence) -> PageOutput:
     for ours in experiments:
         found = {key: costs.get("seconds", math.nan) for key, costs in _single(ours).items()}
         columns[f"{model_title(ours.role, ours.suite)}, CPU"] = found
-    rows = [
-        ("", [name, *(_times(found, key) for found in columns.values())])
-        for key, name in ROWS.items()
-    ]
+    rows = [[name, *(_times(own, key) for own in columns.values())] for key, name in ROWS.items()]
     caption = "Time of one calibration as a multiple of FeatCal’s; one run each"
-    return PageOutput(table(["", *columns], rows, caption))
+    return listed(["", *columns], rows, caption)
 
 
 def _times(found: dict[tuple[str, str], float], key: tuple[str, str]) -> str:
@@ -195,12 +186,9 @@ def _times(found: dict[tuple[str, str], float], key: tuple[str, str]) -> str:
 
 def single(ours: Evidence) -> PageOutput:
     """Return Table 5: every way to calibrate, each run once and alone."""
-    caption = (
-        f"One run each, alone on the machine — {model_name(ours.role, ours.suite)}. Bold: lowest."
-    )
     labels = {key: name + settings_note(ours, "cost", key[0]) for key, name in ROWS.items()}
     found = {labels[key]: costs for key, costs in _single(ours).items()}
-    return _costs(found, labels[FEATCAL], caption, ours, "cost.run")
+    return _costs(found, labels[FEATCAL], "One run each, alone on the machine", ours, "cost.run")
 
 
 def _single(ours: Evidence) -> dict[tuple[str, str], Costs]:
@@ -213,46 +201,40 @@ def averages(ours: Evidence) -> PageOutput:
     runs = select(ours.table("samples.run"), {"setting": studied_setting(ours.suite)})
     labels = {m: ROWS[m, "once"] + settings_note(ours, "samples", m) for m in ORDER}
     found = {labels[m]: _means(select(runs, {"method": m})) for m in ORDER}
-    name = model_name(ours.role, ours.suite)
-    caption = f"Means over all numbers of {ours.inputs} and seeds — {name}. Bold: lowest."
-    return _costs(found, labels["featcal"], caption, ours, "samples.run")
+    about = f"Means over all numbers of {ours.inputs} and seeds"
+    return _costs(found, labels["featcal"], about, ours, "samples.run")
 
 
 def _means(rows: pd.DataFrame) -> Costs:
     """Return the mean of every measure, NaN where not measured in all runs; nothing if not run."""
-    if rows.empty:
-        return {}
-    return {measure: float(rows[measure].mean(skipna=False)) for measure in MEASURES}
+    return {} if rows.empty else {m: float(rows[m].mean(skipna=False)) for m in MEASURES}
 
 
 def _costs(
-    found: dict[str, Costs], relative_to: str, caption: str, ours: Evidence, kind: str
+    found: dict[str, Costs], relative_to: str, about: str, ours: Evidence, kind: str
 ) -> PageOutput:
     """Return a table of costs with the machine below it."""
-    if not any(found.values()):
-        return PageOutput(note(f"○ not run: no times — {model_name(ours.role, ours.suite)}."))
-    reference = found[relative_to].get("seconds", math.nan)
-    several = [costs for costs in found.values() if costs]
-    rows = [("", [name, *_cells(costs, several, reference)]) for name, costs in found.items()]
+    name, several = model_name(ours.role, ours.suite), [costs for costs in found.values() if costs]
+    if not several:
+        return PageOutput(note(f"○ not run: no times — {name}."))
+    featcal, rows = found[relative_to].get("seconds", math.nan), []
+    for label, costs in found.items():
+        cells = ["not run", *["–"] * (len(HEAD) - 1)]
+        if costs:
+            cells = [_cost(costs, measure, several) for measure in MEASURES]
+            ratio = costs["seconds"] / featcal
+            cells.insert(1, "–" if math.isnan(ratio) else f"{ratio:.1f}×")
+        rows.append([label, *cells])
+    caption = f"{about} — {name}. Bold: lowest."
     return PageOutput(table(["Method", *HEAD], rows, caption) + note(conditions(ours, kind)))
 
 
-def _cells(costs: Costs, every: list[Costs], reference: float) -> list[str]:
-    if not costs:
-        return ["not run", *["–"] * (len(HEAD) - 1)]
-    cells = {}
-    for measure, digits in MEASURES.items():
-        text = f"{costs[measure]:.{digits}f}"
-        best = costs[measure] == min(other[measure] for other in every)
-        missing = math.isnan(costs[measure])
-        cells[measure] = "not measured" if missing else f"<strong>{text}</strong>" if best else text
-    ratio = costs["seconds"] / reference
-    return [
-        cells["seconds"],
-        "–" if math.isnan(ratio) else f"{ratio:.1f}×",
-        cells["energy_wh"],
-        cells["memory_mib"],
-    ]
+def _cost(costs: Costs, measure: str, every: list[Costs]) -> str:
+    value = costs[measure]
+    if math.isnan(value):
+        return "not measured"
+    text = f"{value:.{MEASURES[measure]}f}"
+    return f"<strong>{text}</strong>" if value == min(one[measure] for one in every) else text
 
 
 def conditions(ours: Evidence, kind: str) -> str:
@@ -277,7 +259,7 @@ def printed_costs(name: str) -> PageOutput:
         row = frame.loc[method]
         cells = [f"{row[seconds]:g}", f"{row[seconds] / frame.loc['featcal', seconds]:.1f}×"]
         cells += [f"{row['gpu_energy_wh']:.1f}", f"{row[memory] * GIB:.0f}"]
-        rows.append(("", [NAMES[method], *cells]))
+        rows.append([NAMES[method], *cells])
     caption = f"The paper’s Table {int(name[-2:])}, as printed, memory from GiB: CLIP-ViT-B/32 on an A800 GPU"
     return PageOutput(fold("The paper’s own values", table(["Method", *HEAD], rows, caption)))
 
@@ -285,15 +267,12 @@ def printed_costs(name: str) -> PageOutput:
 def audit(*experiments: Evidence) -> PageOutput:
     """Return the accuracy of the adapters as published after fewer steps than all."""
     steps = sorted({step for ours in experiments for step in ours.table("cost")["step"]})
-    if not steps:
-        return PageOutput(note("○ not run: no scores of adapters after fewer steps."))
-    body = []
-    for ours in experiments:
-        for method in ORDER[:2]:
-            rows = select(ours.table("cost"), {"method": method})
-            found = [estimate(rows[rows["step"] == step]) for step in steps]
-            label = f"{NAMES[method]} <small>{model_name(ours.role, ours.suite)}</small>"
-            body.append(("", [label, *(f"{v.mean:.1f}" if v else "–" for v in found)]))
+    rows = []
+    for ours, method in product(experiments if steps else (), ORDER[:2]):
+        own = select(ours.table("cost"), {"method": method})
+        found = [estimate(own[own["step"] == step]) for step in steps]
+        label = f"{NAMES[method]} <small>{model_name(ours.role, ours.suite)}</small>"
+        rows.append([label, *(f"{v.mean:.1f}" if v else "–" for v in found)])
     caption = "Average top-1 accuracy (%) of the adapters as published after so many steps"
     head = ["Adapter", *(f"{step} steps" for step in steps)]
-    return PageOutput(table(head, body, caption, "fc-accuracy"))
+    return listed(head, rows, caption, "fc-accuracy", "no scores of adapters after fewer steps")

@@ -3,13 +3,14 @@
 import io
 from collections.abc import Iterator
 from html import escape
+from itertools import product
 
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import CURVES, INK, WIDTH, drawing, legend, one_panel, shown
-from reproduction.report.html import PageOutput, fold, margin, note, table
+from reproduction.report.html import PageOutput, fold, listed, margin, note
 from reproduction.report.pages import reproduced
 from reproduction.report.paper import AVERAGE, REAL, model_name, paper_table
 from reproduction.report.statistics import Estimate, estimate, highest
@@ -59,18 +60,16 @@ def found(ours: Evidence, method: str, kind: str = AVERAGE, setting: str = "") -
 
 def answer(ours: Evidence) -> PageOutput:
     """Return FeatCal minus its merger and minus the better adapter by kind of damage."""
-    merged, body = found(ours, "merged", "clean"), []
+    merged, rows = found(ours, "merged", "clean"), []
+    best = {k: highest(found(ours, method, k) for method in ADAPTERS) for k in kinds(ours)}
     for setting in settings_shown(ours.suite):
-        against: dict[str, list[str]] = {"its merger": [], "the better adapter": []}
-        for kind in kinds(ours):
-            featcal = found(ours, "featcal", kind, setting)
-            best = highest(found(ours, method, kind) for method in ADAPTERS)
-            against["its merger"].append(margin(featcal, merged))
-            against["the better adapter"].append(margin(featcal, best))
-        for name, cells in against.items():
-            body.append(("", [f"{name} <small>{SETTING_LABELS[setting]}</small>", *cells]))
+        featcal = {kind: found(ours, "featcal", kind, setting) for kind in kinds(ours)}
+        small = f"<small>{SETTING_LABELS[setting]}</small>"
+        rows.append([f"its merger {small}", *(margin(one, merged) for one in featcal.values())])
+        cells = [margin(one, best[kind]) for kind, one in featcal.items()]
+        rows.append([f"the better adapter {small}", *cells])
     caption = f"FeatCal minus each, average accuracy, points — {model_name(ours.role, ours.suite)}"
-    return PageOutput(table(["FeatCal minus", *kinds(ours).values()], body, caption, "fc-long"))
+    return listed(["FeatCal minus", *kinds(ours).values()], rows, caption, "fc-long")
 
 
 def averages(ours: Evidence) -> PageOutput:
@@ -83,15 +82,20 @@ def averages(ours: Evidence) -> PageOutput:
         _row(ours, "featcal", f"{METHODS['featcal']}, {SHORT[setting]}", setting)
         for setting in settings_shown(ours.suite)
     ]
-    rows = with_best([*rows, *(_row(ours, method, METHODS[method]) for method in ADAPTERS)])
+    rows += [_row(ours, method, METHODS[method]) for method in ADAPTERS]
     clean, damaged = numbers(ours)
     at = f"n = {clean} clean, {damaged} damaged {ours.inputs} per task"
     caption = f"Average top-1 accuracy (%) on clean test {ours.inputs} by what calibrates — {name}; {at}. Arrows: against clean."
-    columns = {**kinds(ours), AVERAGE: "Average"}
-    html, _ = accuracy_table(rows, list(columns), list(columns.values()), caption, average=False)
+    html = _table(rows, kinds(ours), caption)
     if ours.suite == reproduced.SUITE:
         html += reproduced.shown(list(compared(ours)), "table06")
     return PageOutput(html)
+
+
+def _table(rows: list[Row], named: dict[str, str], caption: str) -> str:
+    columns = named | {AVERAGE: "Average"}
+    titles = list(columns.values())
+    return accuracy_table(with_best(rows), list(columns), titles, caption, average=False)[0]
 
 
 def numbers(ours: Evidence) -> tuple[str, str]:
@@ -125,11 +129,8 @@ def printed() -> PageOutput:
         values = frame.loc[UPSTREAM if method == "merged" else method]
         cells = {k: Cell(float(values[k])) for k in (*KINDS, AVERAGE) if str(values[k])}
         rows.append(_changed(method, label, cells))
-    columns = {**KINDS, AVERAGE: "Average"}
     caption = "The paper’s Table 6, as printed: CLIP-ViT-B/32. Arrows: against clean."
-    args = (list(columns), list(columns.values()), caption)
-    html, _ = accuracy_table(with_best(rows), *args, average=False)
-    return PageOutput(fold("The paper’s own values", html))
+    return PageOutput(fold("The paper’s own values", _table(rows, KINDS, caption)))
 
 
 def compared(ours: Evidence) -> Iterator[reproduced.Compared]:
@@ -140,31 +141,23 @@ def compared(ours: Evidence) -> Iterator[reproduced.Compared]:
         for column in (*KINDS, AVERAGE):
             value = found(ours, method, column)
             if value is not None and str(row[column]):
-                allowed, value_printed = reproduced.tolerance(value), float(row[column])
                 head = KINDS.get(column, column)
-                yield reproduced.Compared(name, head, value.mean, value_printed, allowed)
+                yield reproduced.Compared(name, head, value, float(row[column]))
 
 
 def strengths(*experiments: Evidence) -> PageOutput:
     """Return how strong each kind of damage is."""
-    rows = []
-    for ours in experiments:
-        told = ours.settings("corrupted").get("strengths", {})
-        rows += [("", [_name(kind), escape(words)]) for kind, words in told.items()]
-    if not rows:
-        return PageOutput(note("○ not run: no settings file yet."))
-    return PageOutput(table(["Damage", "Strength"], rows, "Damage done to calibration samples"))
+    several = [ours.settings("corrupted").get("strengths", {}) for ours in experiments]
+    rows = [[_name(kind), escape(words)] for one in several for kind, words in one.items()]
+    caption = "Damage done to calibration samples"
+    return listed(["Damage", "Strength"], rows, caption, missing="no settings file yet")
 
 
 def cost(ours: Evidence) -> PageOutput:
     """Return dots of the average accuracy by method, one line per kind of calibration samples."""
-    return shown(_cost(ours), f"accuracies from damaged {ours.inputs}")
-
-
-def _cost(ours: Evidence) -> Figure | None:
-    merged = found(ours, "merged", "clean")
+    what, merged = f"accuracies from damaged {ours.inputs}", found(ours, "merged", "clean")
     if merged is None:
-        return None
+        return shown(None, what)
     rows = kinds(ours)
     with one_panel(0.5 * len(rows) + 1.4) as (figure, axes):
         for method in METHODS:
@@ -177,18 +170,14 @@ def _cost(ours: Evidence) -> Figure | None:
         axes.margins(y=0.2)
         axes.set(xlabel=f"average top-1 accuracy (%), clean test {ours.inputs}")
         legend(axes, 2)
-        return figure
+        return shown(figure, what)
 
 
 def examples(ours: Evidence) -> PageOutput:
     """Return calibration images clean and damaged, every pixel as a square."""
-    return shown(_examples(ours), "example images")
-
-
-def _examples(ours: Evidence) -> Figure | None:
-    sheet = ours.table("corrupted.examples")
+    what, sheet = "example images", ours.table("corrupted.examples")
     if sheet.empty:
-        return None
+        return shown(None, what)
     rows, columns = int(sheet["row"].max()) + 1, int(sheet["column"].max()) + 1
     with drawing():
         figure = Figure(figsize=(WIDTH, WIDTH * rows / columns))
@@ -204,7 +193,7 @@ def _examples(ours: Evidence) -> Figure | None:
                 axes.set_title(title, fontsize=13)
             if place.column == 0:
                 axes.set_ylabel(ours.title(place.task))
-        return figure
+        return shown(figure, what)
 
 
 def _cut(ours: Evidence, rows: int, columns: int) -> Iterator[object]:
@@ -214,6 +203,5 @@ def _cut(ours: Evidence, rows: int, columns: int) -> Iterator[object]:
     data = ours.path("corrupted.examples").with_suffix(".png").read_bytes()
     sheet = Image.open(io.BytesIO(data)).convert("RGB")
     wide, high = sheet.width // columns, sheet.height // rows
-    for row in range(rows):
-        for column in range(columns):
-            yield sheet.crop((wide * column, high * row, wide * (column + 1), high * (row + 1)))
+    for row, column in product(range(rows), range(columns)):
+        yield sheet.crop((wide * column, high * row, wide * (column + 1), high * (row + 1)))

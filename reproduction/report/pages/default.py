@@ -4,27 +4,25 @@ The best fixed setting of a merger and number of samples is the one with the hig
 there, which favours it.
 """
 
+import math
+from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from statistics import mean
-from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.report.evidence import Evidence, read_scores, select
 from reproduction.report.figures import COLOURS, WIDTH, drawing, shown
-from reproduction.report.html import PageOutput, estimated, note, table
+from reproduction.report.html import PageOutput, change, estimated, listed
 from reproduction.report.paper import IMAGES, REAL, VISION, model_title
-from reproduction.report.statistics import Estimate, estimate, highest, noise
+from reproduction.report.statistics import Estimate, estimate, highest, lead
 from reproduction.report.tables import MERGERS, NAMES
 
 SOURCES = (
-    (VISION, "8"),
-    (REAL, "8"),
-    (IMAGES, "8"),
-    ("flan_t5_base", "glue"),
-    ("llama_3b", "mergebench"),
-)
+    (VISION, "8"), (REAL, "8"), (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"),
+)  # fmt: skip
 SETTINGS = {
     "paper": "printed settings", "suite": "tuned settings", "large anchor": "λ .01, ρ 8, α .3",
     "best": "former preset best",
@@ -32,7 +30,7 @@ SETTINGS = {
 ADAPTERS = ("surgery", "prob_surgery")
 SHORT = {VISION: "ViT-S", REAL: "MiniLM", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama"}
 CLOSE = 0.5  # points that the default may be below the best fixed setting
-NOT_RUN = "○ not run: no scores of the default."
+MISSING = "no scores of the default"
 # rows of ideas that the library no longer has, and of the settings that each was added to
 DROPPED = Path(__file__).parents[1] / "dropped.csv"
 IDEAS = ("held-out α", "no harm", "two sweeps", "attention", "Ledoit–Wolf λ")
@@ -62,23 +60,19 @@ class Place:
     @property
     def fixed(self) -> tuple[str, Estimate | None]:
         """Return the best fixed setting and its average."""
-        found = {name: self.score("featcal", name) for name in SETTINGS}
-        best = highest(found.values())
-        return next((SETTINGS[name] for name, one in found.items() if one is best), ""), best
+        return _best({words: self.score("featcal", name) for name, words in SETTINGS.items()})
 
     @property
     def adapter(self) -> tuple[str, Estimate | None]:
         """Return the better tuned adapter with the trials that were chosen, and its average."""
-        found = {name: self.score(name) for name in ADAPTERS}
-        best = highest(found.values())
-        name = next((name for name, one in found.items() if one is best), "")
-        if best is None or best.rows is None:
-            return "", best
-        return "; ".join([NAMES[name], *dict.fromkeys(best.rows["candidate"])]), best
+        name, best = _best({NAMES[name]: self.score(name) for name in ADAPTERS})
+        chosen = [] if best is None or best.rows is None else best.rows["candidate"]
+        return "; ".join([name, *dict.fromkeys(chosen)]), best
 
-    @property
-    def title(self) -> str:
-        return f"{MERGERS.get(self.merger, self.merger)}<small>{model_title(self.ours.role, self.ours.suite)}</small>"
+
+def _best(found: dict[str, Estimate | None]) -> tuple[str, Estimate | None]:
+    best = highest(found.values())
+    return next((name for name, one in found.items() if one and one is best), ""), best
 
 
 def places(suite: str, most_drawn: bool = False) -> list[Place]:
@@ -99,76 +93,66 @@ def answer(suite: str) -> PageOutput:
     rows = []
     for one in places(suite, most_drawn=True):
         (fixed, best), (adapter, other) = one.fixed, one.adapter
-        cells = [estimated(one.merged), estimated(one.score("featcal", "paper"))]
-        cells += [estimated(one.auto), lead(one.auto, one.merged)]
-        cells += [f"{estimated(best)}<small>{fixed}</small>", lead(one.auto, best)]
-        cells += [f"{estimated(other)}<small>{adapter}</small>", lead(one.auto, other)]
-        rows.append(("", [one.title, *cells]))
+        model = model_title(one.ours.role, one.ours.suite)
+        cells = [f"{MERGERS.get(one.merger, one.merger)}<small>{model}</small>"]
+        cells += [estimated(one.merged), estimated(one.score("featcal", "paper"))]
+        cells += [estimated(one.auto), change(one.auto, one.merged)]
+        cells += [f"{estimated(best)}<small>{fixed}</small>", change(one.auto, best)]
+        cells += [f"{estimated(other)}<small>{adapter}</small>", change(one.auto, other)]
+        rows.append(cells)
     head = ["Merged with", "Merged", "Printed settings", "Default", "Default − merged"]
     head += ["Best fixed setting", "Default − it", "Better adapter", "Default − it"]
     caption = (
         "Average score (%), 32 samples per task, mean over draws. Differences: points ± two standard"
         " errors, test samples paired."
     )
-    return PageOutput(table(head, rows, caption, "fc-long")) if rows else PageOutput(note(NOT_RUN))
+    return listed(head, rows, caption, "fc-long", MISSING)
 
 
 def expected(suite: str) -> PageOutput:
     """Count how often the default does what is expected of it, over mergers and numbers of samples."""
     rows = []
     for source in SOURCES:
-        own = [one for one in places(suite) if (one.ours.role, one.ours.pool) == source]
-        own = [one for one in own if one.auto]
-        if not own:
-            continue
-        close = [_lead(one.auto, one.fixed[1])[0] >= -CLOSE for one in own]
-        harmed = [sum(pair) < 0 for pair in (_lead(one.auto, one.merged) for one in own)]
-        above = [_lead(one.auto, one.adapter[1]) for one in own]
-        cells = [str(len(own)), str(sum(close)), str(sum(harmed))]
-        cells += [str(sum(gap > error for gap, error in above))]
-        cells += [str(sum(gap < -error for gap, error in above))]
-        rows.append(("", [model_title(source[0], suite), *cells]))
+        own = [
+            one for one in places(suite) if (one.ours.role, one.ours.pool) == source and one.auto
+        ]
+        baselines = {"fixed": [], "merged": [], "adapter": []}
+        for one in own:
+            others = one.fixed[1], one.merged, one.adapter[1]
+            for name, other in zip(baselines, others, strict=True):
+                baselines[name] += [lead(one.auto, other)] if one.auto and other else []
+        if own:
+            cells = [len(own), sum(gap >= -CLOSE for gap, _ in baselines["fixed"])]
+            cells.append(sum(gap + room < 0 for gap, room in baselines["merged"]))
+            cells += [
+                sum(sign * gap > room for gap, room in baselines["adapter"]) for sign in (1, -1)
+            ]
+            rows.append([model_title(source[0], suite), *map(str, cells)])
     head = ["Model", "Mergers × samples", "At most half a point below the best fixed setting"]
     head += ["Below the merged model", "Above the better adapter", "Below the better adapter"]
     caption = (
         "Number of mergers and numbers of samples where it is so. Above, below: by more than two"
         " standard errors."
     )
-    return PageOutput(table(head, rows, caption)) if rows else PageOutput(note(NOT_RUN))
-
-
-def lead(left: Estimate | None, right: Estimate | None) -> str:
-    """Return left minus right and two standard errors, or a dash."""
-    if left is None or right is None:
-        return "–"
-    gap, error = _lead(left, right)
-    return f"{round(gap, 1) + 0.0:+.1f} ± {error:.1f}"
-
-
-def _lead(left: Estimate | None, right: Estimate | None) -> tuple[float, float]:
-    """Return left minus right, and two standard errors."""
-    assert left is not None and right is not None  # every draw has all models
-    return left.mean - right.mean, noise(left, right)
+    return listed(head, rows, caption, missing=MISSING)
 
 
 def chosen(suite: str) -> PageOutput:
     """Draw how often the default chose each candidate, by model and merger."""
-    counts: dict[str, dict[str, int]] = {}
-    names = dict[str, None]()
+    counts: dict[str, Counter[str]] = {}
+    known = dict[str, None]()
     for one in places(suite):
-        listed = select(one.ours.table("default.candidates"), {"method": "auto"})
-        names |= dict.fromkeys(listed["candidate"])
-        rows = select(one.ours.table("default"), {"upstream": one.merger, "samples": one.samples})
-        draws = select(rows, {"setting": "auto"}).drop_duplicates("seed")["candidate"]
+        tried = select(one.ours.table("default.candidates"), {"method": "auto"})
+        known |= dict.fromkeys(tried["candidate"])
+        wanted = {"upstream": one.merger, "samples": one.samples, "setting": "auto"}
+        draws = select(one.ours.table("default"), wanted).drop_duplicates("seed")["candidate"]
         name = f"{MERGERS.get(one.merger, one.merger)}, {SHORT[one.ours.role]}"
-        for word in draws:
-            own = counts.setdefault(name, {})
-            own[word] = own.get(word, 0) + 1
-    names.pop("calibrated", None)  # the chosen one once more, with all samples
-    return shown(_dots(counts, list(names)) if counts else None, "choices of the default")
-
-
-def _dots(counts: dict[str, dict[str, int]], names: list[str]) -> Figure:
+        if len(draws):
+            counts.setdefault(name, Counter()).update(draws)
+    known.pop("calibrated", None)  # the chosen one once more, with all samples
+    if not counts:
+        return shown(None, "choices of the default")
+    names = list(known)
     with drawing():
         picture = Figure(figsize=(WIDTH, 0.34 * len(counts) + 1.8), layout="constrained")
         axes = picture.subplots()
@@ -180,7 +164,13 @@ def _dots(counts: dict[str, dict[str, int]], names: list[str]) -> Figure:
         axes.set_xticks(range(len(names)), names, rotation=35, ha="right")
         axes.set_yticks(range(len(counts)), list(counts))
         axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(counts) - 0.5, -0.5))
-        return picture
+        return shown(picture, "choices of the default")
+
+
+def seconds(ours: Evidence, samples: int | None = None) -> pd.Series:
+    """Return the mean seconds of every way to calibrate, with so many samples or over all runs."""
+    runs = ours.record("default").get("cost", [])
+    return pd.DataFrame([o["seconds"] for o in runs if samples in (None, o["samples"])]).mean()
 
 
 def costs(suite: str) -> PageOutput:
@@ -188,61 +178,50 @@ def costs(suite: str) -> PageOutput:
     rows = []
     for role, pool in SOURCES:
         ours = Evidence(suite, role, pool)
-        scores, records = ours.table("default"), ours.record("default").get("cost", [])
+        scores = ours.table("default")
         for n in dict.fromkeys(scores["samples"]):
+            spent = seconds(ours, n)
+            spent["adapters"] = spent.get("surgery", math.nan) + spent.get("prob_surgery", 0.0)
             merger = next(iter(select(scores, {"setting": "search", "samples": n})["upstream"]), "")
-            place, spent = Place(ours, merger, int(n)), dict[str, float]()
-            for name in ("paper", "auto", "search", *ADAPTERS):
-                own = [one["seconds"] for one in records if one["samples"] == n]
-                if found := [one[name] for one in own if name in one]:
-                    spent[name] = mean(found)
+            place = Place(ours, merger, int(n))
             found = place.score("featcal", "search")
             cells = [str(n), estimated(place.auto) if found else "–", estimated(found)]
-            cells += [lead(place.auto, found)]
-            cells += [f"{spent[one]:.0f}" if one in spent else "–" for one in ("paper", "auto")]
-            cells += [f"{spent['search']:.0f}" if "search" in spent else "–"]
-            cells += [f"{sum(spent[one] for one in ADAPTERS):.0f}" if "surgery" in spent else "–"]
-            rows.append(("", [model_title(role, suite), *cells]))
+            cells.append(change(place.auto, found))
+            for name in ("paper", "auto", "search", "adapters"):
+                took = spent.get(name, math.nan)
+                cells.append("–" if math.isnan(took) else f"{took:.0f}")
+            rows.append([model_title(role, suite), *cells])
     head = ["Model", "Samples per task", "Default", "Earlier search", "Default − search"]
     head += ["Seconds: printed", "Seconds: default", "Seconds: search", "Seconds: both adapters"]
     caption = (
         "Average score (%) after task arithmetic, where the search was run. Seconds of one core,"
         " mean over mergers and draws, adapters with all trials; –: not measured."
     )
-    return PageOutput(table(head, rows, caption, "fc-long")) if rows else PageOutput(note(NOT_RUN))
+    return listed(head, rows, caption, "fc-long", MISSING)
 
 
 def dropped() -> PageOutput:
     """Show the scores of the ideas that were tried and dropped, from the rows kept with the report."""
-    frozen = read_scores(DROPPED)
-    columns = [
-        (role, merger)
-        for role, pool in SOURCES
-        for merger in MERGERS
-        if len(_kept(frozen, role, pool, merger, "suite"))
-    ]
-    pools, rows = dict(SOURCES), []
+    frozen, pools = read_scores(DROPPED), dict(SOURCES)
+
+    def kept(role: str, merger: str, variant: str) -> Estimate | None:
+        wanted = {"role": role, "pool": pools[role], "upstream": merger, "variant": variant}
+        return estimate(select(frozen, wanted))
+
+    columns = [(role, m) for role, m in product(pools, MERGERS) if kept(role, m, "suite")]
+    rows = []
     for variant in dict.fromkeys(frozen["variant"]):
-        if not variant.endswith(IDEAS):
-            continue
-        without = variant.rpartition(", ")[0] or "suite"
-        cells = []
-        for role, merger in columns:
-            pair = (variant, without)
-            ours, before = (estimate(_kept(frozen, role, pools[role], merger, v)) for v in pair)
-            if ours and before:
-                cells.append(f"{ours.mean:.1f}<small>{lead(ours, before)}</small>")
-            else:
-                cells.append("–")
-        rows.append(("", [variant, *cells]))
+        if variant.endswith(IDEAS):
+            cells = []
+            for place in columns:
+                idea = kept(*place, variant)
+                before = kept(*place, variant.rpartition(", ")[0] or "suite")
+                small = f"<small>{change(idea, before)}</small>"
+                cells.append(f"{idea.mean:.1f}{small}" if idea and before else "–")
+            rows.append([variant, *cells])
     head = ["Variant", *(f"{SHORT[role]}, {MERGERS[merger]}" for role, merger in columns)]
     caption = (
         "Tried and dropped: average score (%), one draw; small: change from the same settings"
         " without the idea"
     )
-    return PageOutput(table(head, rows, caption, "fc-long"))
-
-
-def _kept(frozen: Any, role: str, pool: str, merger: str, variant: str) -> Any:
-    wanted = {"role": role, "pool": pool, "upstream": merger, "variant": variant}
-    return select(frozen, wanted)
+    return listed(head, rows, caption, "fc-long")

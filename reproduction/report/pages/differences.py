@@ -17,7 +17,7 @@ import pandas as pd
 
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, read_json, results_folder, select, suite_record
-from reproduction.report.html import PageOutput, estimated, note, standing, table
+from reproduction.report.html import PageOutput, estimated, listed, margin, note
 from reproduction.report.page import place_link
 from reproduction.report.paper import (
     AVERAGE,
@@ -29,24 +29,15 @@ from reproduction.report.paper import (
     packaged,
     paper_row,
     paper_table,
-    passages,
     title_of,
 )
 from reproduction.report.statistics import Bits, bits, mean_variance
 from reproduction.report.tables import NAMES, UPSTREAMS, average, row_name
 
-ACCURACIES = (
-    "table01",
-    "table07",
-    "table08",
-    "table09",
-    "table10",
-    "table11",
-    "table03",
-)  # task by task, several rows
+# tables with several rows, task by task
+ACCURACIES = "table01 table07 table08 table09 table10 table11 table03".split()
 ITEMS = {"mrpc": 408}  # test items, of tasks with a score that no count of right answers gives
 SHEET_BYTES = 150_000
-SPLITS = ("train", "validation", "test")
 LISTS = {"differences": "", "language": ", language models"}
 STREAM = "test_unlabelled"
 ADAPTERS = ("surgery", "prob_surgery")
@@ -58,44 +49,34 @@ Margin = tuple[float, float]  # points, and their variance or two standard error
 def differences(suite: str) -> PageOutput:
     """List what differs from the paper: the real encoder, this suite, then the other suites."""
     suites, rows = packaged("differences.yaml"), []
-    for name in ("real", suite, *(one for one in suites if one not in ("real", suite, "smoke"))):
-        for kind, words in LISTS.items():
-            entries = suites.get(name, {}).get(kind, [])
-            if entries:
-                rows.append(("fc-merger", [f"{escape(suites[name]['label'])}{words}", "", "", ""]))
-                rows += [("", [escape(cell) for cell in entry]) for entry in entries]
+    names = dict.fromkeys(["real", suite, *(name for name in suites if name != "smoke")])
+    for name, (kind, words) in product(names, LISTS.items()):
+        entries = suites.get(name, {}).get(kind, [])
+        if entries:
+            rows.append(("fc-merger", [f"{escape(suites[name]['label'])}{words}", "", "", ""]))
+            rows += [[escape(cell) for cell in entry] for entry in entries]
     head = ["What", "In the paper", "Here", "Why"]
-    return PageOutput(table(head, rows, "Known differences, by source", "fc-words"))
+    return listed(head, rows, "Known differences, by source", "fc-words")
 
 
 def cells(suite: str) -> PageOutput:
     """List every row of the paper with cells in doubt: as printed, what fits, and why."""
     rows = []
     for entry in sorted(errata(), key=lambda one: one.table):
-        row = " · ".join(filter(None, (row_name(*entry.row), entry.model)))
+        name = " · ".join(filter(None, (row_name(*entry.row), entry.model)))
         facts = f"<small>{escape('; '.join(evidence_of(entry)))}</small>"
-        rows.append(
-            (
-                "",
-                [
-                    f"{place_link(entry.table)}<small>{escape(row)}</small>",
-                    entry.kind,
-                    _values(entry),
-                    escape(entry.reason) + facts,
-                ],
-            )
-        )
+        place = f"{place_link(entry.table)}<small>{escape(name)}</small>"
+        rows.append([place, entry.kind, _values(entry), escape(entry.reason) + facts])
     head = ["Row", "Kind", "Cells: printed → what fits", "Why, and what the tables say"]
-    return PageOutput(
-        table(head, rows, "Cells of the paper’s tables that cannot be right", "fc-words")
-    )
+    return listed(head, rows, "Cells of the paper’s tables that cannot be right", "fc-words")
 
 
 def contradicted(suite: str) -> PageOutput:
     """List the sentences and formulas of the paper that another place of it, or a fact, contradicts."""
-    rows = [("", [escape(one.where), escape(one.says), escape(one.but)]) for one in passages()]
+    entries = packaged("passages.yaml")
+    rows = [[escape(one[word]) for word in ("where", "says", "but")] for one in entries]
     head = ["Where", "What it says", "What contradicts it"]
-    return PageOutput(table(head, rows, "Sentences and formulas that cannot be right", "fc-words"))
+    return listed(head, rows, "Sentences and formulas that cannot be right", "fc-words")
 
 
 def _values(entry: Erratum) -> str:
@@ -103,9 +84,7 @@ def _values(entry: Erratum) -> str:
     row, lines = printed_row(entry), []
     for cell in entry.cells:
         fits = f" → {_shown(entry.corrected[cell])}" if cell in entry.corrected else ""
-        printed = " and ".join(
-            _shown(float(value)) for value in row[row.index == cell]
-        )  # two models
+        printed = " and ".join(_shown(float(v)) for v in row[row.index == cell])  # of two models
         lines.append(f'<span class="fc-whole">{escape(_title(cell))} {printed}{fits}</span>')
     return "<br>".join(lines)
 
@@ -145,14 +124,8 @@ def evidence_of(entry: Erratum) -> list[str]:
         before = _row(entry.table, entry.row[0], "merged", entry.model)
         return [f"{row[c]:.1f} − {before[c]:.1f} = {row[c] - before[c]:.1f}" for c in entry.cells]
     if entry.kind == "unattainable":
-        found = []
-        for cell in entry.cells:
-            right = int(row[cell] / 100 * ITEMS[cell])
-            found += [
-                f"{n} of {ITEMS[cell]} right: {100 * n / ITEMS[cell]:.2f}"
-                for n in (right, right + 1)
-            ]
-        return found
+        rights = ((c, int(row[c] / 100 * ITEMS[c]) + more) for c in entry.cells for more in (0, 1))
+        return [f"{n} of {ITEMS[c]} right: {100 * n / ITEMS[c]:.2f}" for c, n in rights]
     if entry.table not in ACCURACIES:
         return []
     return _nearest(entry) if entry.kind == "foreign" else _elsewhere(entry)
@@ -163,15 +136,14 @@ def scatter(entry: Erratum) -> tuple[float, float]:
 
     The deviation is of the differences to the columns' means, so the row's own level does not count.
     """
-    frame = paper_table(entry.table, entry.model)
-    same = [
-        e for e in errata() if (e.kind, e.table, e.model) == ("rotated", entry.table, entry.model)
-    ]
-    moved = {tuple(one.row) for one in same}
+    frame, about = paper_table(entry.table, entry.model), ("rotated", entry.table, entry.model)
+    moved = {tuple(one.row) for one in errata() if (one.kind, one.table, one.model) == about}
     kept = [pair not in moved for pair in zip(frame["upstream"], frame["method"], strict=True)]
     profile, row = frame[kept].groupby("task")["value"].mean(), printed_row(entry)
-    printed = pd.Series([row[cell] - profile[cell] for cell in entry.cells]).std()
-    shifted = pd.Series([entry.corrected[cell] - profile[cell] for cell in entry.cells]).std()
+    printed, shifted = (
+        pd.Series([values[cell] - profile[cell] for cell in entry.cells]).std()
+        for values in (row, entry.corrected)
+    )
     return float(printed), float(shifted)
 
 
@@ -181,26 +153,23 @@ def _nearest(entry: Erratum) -> list[str]:
     pairs = set(zip(frame["upstream"], frame["method"], strict=True)) - {tuple(entry.row)}
     apart = {pair: (_row(entry.table, *pair).drop(AVERAGE) - row).abs() for pair in pairs}
     pair = min(apart, key=lambda one: (apart[one].mean(), apart[one].max()))
-    return [
-        f"nearest row: {row_name(*pair)}, {apart[pair].mean():.2f} apart on average, {apart[pair].max():.1f} at most"
-    ]
+    far = f"{apart[pair].mean():.2f} apart on average, {apart[pair].max():.1f} at most"
+    return [f"nearest row: {row_name(*pair)}, {far}"]
 
 
 def _elsewhere(entry: Erratum) -> list[str]:
     """Return the same cells where another table prints others for the same model, merger and method."""
-    model, row, found = paper_table(entry.table)["model"].iloc[0], printed_row(entry), []
-    others = [
-        t for t in ACCURACIES if t != entry.table and paper_table(t)["model"].iloc[0] == model
-    ]
+    row, found = printed_row(entry), []
+    models = {table: paper_table(table)["model"].iloc[0] for table in ACCURACIES}
+    others = [t for t in models if t != entry.table and models[t] == models[entry.table]]
     for cell, other in product((c for c in entry.cells if c != AVERAGE), others):
         there = _row(other, *entry.row).get(cell)
         if there is not None and there != row[cell]:
             found.append(f"{_title(cell)} {there:.1f} in Table {int(other[-2:])}")
     if entry.kind == "reference" and AVERAGE in entry.cells:
-        fits = pd.Series(row.to_dict() | entry.corrected).drop(AVERAGE)
-        found.append(
-            f"mean {row.drop(AVERAGE).mean():.1f} as printed, {fits.mean():.1f} with what fits"
-        )
+        printed = row.drop(AVERAGE).mean()
+        fits = pd.Series(row.to_dict() | entry.corrected).drop(AVERAGE).mean()
+        found.append(f"mean {printed:.1f} as printed, {fits:.1f} with what fits")
     return found
 
 
@@ -209,37 +178,19 @@ def tasks(suite: str) -> PageOutput:
     rows = []
     for task in suite_record(suite).get("tasks", []):
         name = task.get("paper_name") or TASKS.get(task["task"], task["task"])
-        counts = (task.get(split) for split in SPLITS)
-        sizes = " / ".join("–" if count is None else str(count) for count in counts)
-        rows.append(
-            (
-                "",
-                [
-                    escape(name),
-                    escape(task.get("description", "")),
-                    str(len(task.get("classes", []))),
-                    sizes,
-                ],
-            )
-        )
+        about = [escape(name), escape(task.get("description", ""))]
+        rows.append([*about, str(len(task.get("classes", []))), _sizes(task)])
     for task, facts in read_json(results_folder(suite) / "language.json").get("tasks", {}).items():
-        sizes = " / ".join(str(facts.get("rows", {}).get(split, "–")) for split in SPLITS)
+        name = title_of(task) or f"{task.capitalize()} expert"
         about = facts.get("description") or f"{facts.get('location', '')} ({facts.get('kind', '')})"
-        rows.append(
-            (
-                "",
-                [
-                    escape(title_of(task) or f"{task.capitalize()} expert"),
-                    escape(about),
-                    "–",
-                    sizes,
-                ],
-            )
-        )
-    if not rows:
-        return PageOutput(note("○ not run: no suite.json."))
+        rows.append([escape(name), escape(about), "–", _sizes(facts.get("rows", {}))])
     head = ["In the role of", "What one sees", "Classes", "Train / validation / test"]
-    return PageOutput(table(head, rows, "Tasks of the suite", "fc-words"))
+    return listed(head, rows, "Tasks of the suite", "fc-words", "no suite.json")
+
+
+def _sizes(counts: Mapping[str, int | None]) -> str:
+    known = (counts.get(split) for split in ("train", "validation", "test"))
+    return " / ".join("–" if count is None else str(count) for count in known)
 
 
 def contact_sheet(suite: str) -> PageOutput:
@@ -261,26 +212,16 @@ def contact_sheet(suite: str) -> PageOutput:
 
 def adapters_on_samples(suite: str) -> PageOutput:
     """Show each adapter on images it saw, on others, and trained on FeatCal's samples instead."""
-    found = []
-    for role, size in SIZES.items():
-        ours = Evidence(suite, role, "8")
-        for merger, name in UPSTREAMS.items():
-            for adapter in ADAPTERS:
-                cells = _adapter_cells(ours, merger, adapter)
-                if set(cells) != {"–"}:
-                    found.append(("", [f"{NAMES[adapter]}<small>{name}, {size}</small>", *cells]))
-    if not found:
-        return PageOutput(note("○ not run: no record of the images that adapters saw."))
-    head = [
-        "",
-        "On images it saw",
-        "On others",
-        "FeatCal minus it, others",
-        "Worth of being shown",
-        "On FeatCal’s samples",
-    ]
+    rows = []
+    places = product(SIZES.items(), UPSTREAMS.items(), ADAPTERS)
+    for (role, size), (merger, name), adapter in places:
+        cells = _adapter_cells(Evidence(suite, role, "8"), merger, adapter)
+        if set(cells) != {"–"}:
+            rows.append([f"{NAMES[adapter]}<small>{name}, {size}</small>", *cells])
+    head = ["", "On images it saw", "On others", "FeatCal minus it, others"]
+    head += ["Worth of being shown", "On FeatCal’s samples"]
     caption = "Average accuracy (%) of adapters trained on scored inputs; ± two standard errors, paired by input"
-    return PageOutput(table(head, found, caption, "fc-long"))
+    return listed(head, rows, caption, "fc-long", "no record of the images that adapters saw")
 
 
 def _adapter_cells(ours: Evidence, merger: str, adapter: str) -> list[str]:
@@ -288,47 +229,35 @@ def _adapter_cells(ours: Evidence, merger: str, adapter: str) -> list[str]:
     main = studied_setting(ours.suite)
     trained = estimated(average(ours, (merger, adapter, f"{main}_train")))
     if ours.role == REAL:
-        scored, apart = (
-            average(ours, (merger, adapter, main + stream)) for stream in ("_scored", "")
-        )
-        featcal = average(ours, (merger, "featcal", main))
+        keys = ((adapter, f"{main}_scored"), (adapter, main), ("featcal", main))
+        scored, apart, featcal = (average(ours, (merger, *key)) for key in keys)
         pairs = (
-            standing(one, other) if one and other else "–"
-            for one, other in ((featcal, apart), (scored, apart))
+            margin(*pair) if all(pair) else "–" for pair in ((featcal, apart), (scored, apart))
         )
         return [estimated(scored), estimated(apart), *pairs, trained]
-    seen, right = ours.table("seen"), select(ours.table("scores.correct"), {"upstream": merger})
-    settings = (
-        ours.settings().get("adapt", {}).get(f"{ours.role}-{ours.pool}-{merger}-{adapter}", {})
-    )
-    draw = (settings.get("settings") or {}).get(main, {}).get("draw") or {}
-    own = select(seen, {"stream": STREAM}) if draw else seen.iloc[:0]
-    number = draw.get("samples")  # None: all test images
-    own = own[own["samples"].isna() if number is None else own["samples"] == number]
+    right = select(ours.table("scores.correct"), {"upstream": merger})
+    run = ours.settings().get("adapt", {}).get(f"{ours.role}-{ours.pool}-{merger}-{adapter}", {})
+    draw = (run.get("settings") or {}).get(main, {}).get("draw")
+    seen = select(ours.table("seen"), {"stream": STREAM}) if draw else ours.table("seen")[:0]
+    number = (draw or {}).get("samples")  # None: all test images
+    own = seen[seen["samples"].isna() if number is None else seen["samples"] == number]
     counts = {task: int(n) for task, n in zip(own["task"], own["count"], strict=True)}
-    shown = flags_of(own["seed"], own["task"], own["seen"], counts)
     answers = {}
     for method in (adapter, "featcal"):
         mine = select(right, {"method": method, "setting": main})
-        mine = mine[mine["task"].isin(list(counts))]
-        answers[method] = flags_of(mine["seed"], mine["task"], mine["correct"], counts)
-    accuracies, on, off = compared(answers["featcal"], answers[adapter], shown)
+        answers[method] = flags_of(mine, "correct", counts)
+    means, on, off = compared(answers["featcal"], answers[adapter], flags_of(own, "seen", counts))
     worth = mean_margin([(off[s][0] - on[s][0], on[s][1] + off[s][1]) for s in on if s in off])
-    return [
-        *(f"{a:.1f}" if a is not None else "–" for a in accuracies),
-        _said(mean_margin(list(off.values()))),
-        _said(worth),
-        trained,
-    ]
+    accuracies = (f"{mean:.1f}" if mean is not None else "–" for mean in means)
+    return [*accuracies, _said(mean_margin(list(off.values()))), _said(worth), trained]
 
 
-def flags_of(
-    seeds: Sequence[str], tasks: Sequence[str], texts: Sequence[str], counts: Mapping[str, int]
-) -> Draws:
-    """Return the flags of every task by seed."""
+def flags_of(rows: pd.DataFrame, column: str, counts: Mapping[str, int]) -> Draws:
+    """Return the flags of every task that has a count, by seed, from their text in a column."""
     found: dict[str, dict[str, Bits]] = {}
-    for seed, task, text in zip(seeds, tasks, texts, strict=True):
-        found.setdefault(seed, {})[task] = bits(text, counts[task])
+    for seed, task, text in zip(rows["seed"], rows["task"], rows[column], strict=True):
+        if task in counts:
+            found.setdefault(seed, {})[task] = bits(text, counts[task])
     return dict(found)
 
 
@@ -336,18 +265,16 @@ def compared(
     featcal: Draws, adapter: Draws, shown: Draws
 ) -> tuple[list[float | None], dict[str, Margin], dict[str, Margin]]:
     """Return the adapter's accuracy on shown and on other images, and by seed FeatCal minus it on both."""
-    seeds = [seed for seed in shown if seed in adapter]
-    parts = [
-        [share(adapter[seed], shown[seed]) for seed in seeds],
-        [share(adapter[seed], others(shown[seed])) for seed in seeds],
-    ]
-    means = [
-        fmean(known) if (known := [p for p in part if p is not None]) else None for part in parts
-    ]
-    both = [seed for seed in seeds if seed in featcal]
-    on = {s: found for s in both if (found := paired(featcal[s], adapter[s], shown[s]))}
-    off = {s: found for s in both if (found := paired(featcal[s], adapter[s], others(shown[s])))}
-    return means, on, off
+    means: list[float | None] = []
+    gaps: list[dict[str, Margin]] = []
+    for parts in (shown, {seed: others(flags) for seed, flags in shown.items()}):
+        shares = (share(adapter[seed], where) for seed, where in parts.items() if seed in adapter)
+        known = [one for one in shares if one is not None]
+        means.append(fmean(known) if known else None)
+        both = {seed: where for seed, where in parts.items() if seed in adapter and seed in featcal}
+        found = {seed: paired(featcal[seed], adapter[seed], where) for seed, where in both.items()}
+        gaps.append({seed: gap for seed, gap in found.items() if gap})
+    return means, *gaps
 
 
 def others(shown: Flags) -> Flags:

@@ -25,7 +25,7 @@ from reproduction.report.figures import (
     shown,
     specks,
 )
-from reproduction.report.html import PageOutput, margin, table
+from reproduction.report.html import PageOutput, listed, margin
 from reproduction.report.paper import model_name, model_title
 from reproduction.report.statistics import estimate
 from reproduction.report.tables import (
@@ -52,12 +52,8 @@ def features(evidence: Evidence) -> Figure | None:
         return None
     cosine = mean_cosines(evidence)
     with one_panel(4.8) as (figure, axes):
-        labels = {
-            m: f"{NAMES[m]}, {cosine[m, evidence.shown]:.2f}"
-            for m in PROJECTED
-            if (m, evidence.shown) in cosine
-        }
-        plane(axes, points, NAMES | labels)
+        own = {m: value for (m, task), value in cosine.items() if task == evidence.shown}
+        plane(axes, points, NAMES | {m: f"{NAMES[m]}, {value:.2f}" for m, value in own.items()})
         axes.set_xlabel("first direction (arbitrary unit)")
         axes.set_ylabel("second direction (arbitrary unit)")
         axes.set_title(f"{evidence.title(evidence.shown)}: final features")
@@ -136,11 +132,9 @@ def drift_rows(evidence: Evidence, measure: str, setting: str = PRINTED) -> pd.D
 def _lines(axes: Axes, rows: pd.DataFrame, measure: str) -> None:
     """Draw one line per model over the blocks, and a band over the range of tasks."""
     order = sorted(rows["block"].unique(), key=depth)
-    shown = ("merged", "featcal")
     style: dict[str, Any] = {
-        "palette": {NAMES[m]: COLOURS[m] for m in shown},
-        "markers": {NAMES[m]: MARKERS[m] for m in shown},
-        "style": "model", "dashes": False, "errorbar": ("pi", 100), "lw": 2, "markersize": 9,
+        "palette": {name: COLOURS[m] for m, name in NAMES.items()}, "style": "model", "dashes": False,
+        "markers": {NAMES[m]: marker for m, marker in MARKERS.items()}, "errorbar": ("pi", 100), "lw": 2, "markersize": 9,
     }  # fmt: skip
     sns.lineplot(rows, x="place", y=measure, hue="model", ax=axes, **style)
     turned = 0 if len(order) < 10 else 90
@@ -155,17 +149,14 @@ _LABELS = {
 }  # fmt: skip
 
 
-def accuracies(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure | None:
+def accuracies(evidence: Evidence) -> Figure | None:
     """Draw accuracy per task as bars: base, merged, calibrated, expert."""
     scores = evidence.table("scores")
     sides = {
-        "base": {"method": "base"}, "merged": {"upstream": upstream, "method": "merged"},
-        "featcal": {"upstream": upstream, "method": "featcal", "setting": PRINTED}, "expert": {"method": "expert"},
+        "base": {"method": "base"}, "merged": model("merged"), "featcal": model("featcal"), "expert": {"method": "expert"},
     }  # fmt: skip
-    means = {
-        name: select(scores, wanted).groupby("task")["value"].mean()
-        for name, wanted in sides.items()
-    }
+    found = {name: select(scores, wanted) for name, wanted in sides.items()}
+    means = {name: rows.groupby("task")["value"].mean() for name, rows in found.items()}
     if means["merged"].empty or means["featcal"].empty:
         return None
     tasks = evidence.tasks
@@ -210,13 +201,13 @@ def model(method: str, setting: str = PRINTED) -> dict[str, str]:
     return {"upstream": UPSTREAM, "method": method, "setting": setting}
 
 
-def alignment(evidence: Evidence, rival: str) -> Figure | None:
+def alignment(evidence: Evidence, adapter: str) -> Figure | None:
     """Draw the mean cosine of final features to the expert's by task and over tasks."""
     words = "mean cosine to the expert’s features (no unit)"
-    return _cosines(evidence, evidence.table("alignment"), ("merged", rival, "featcal"), words)
+    return _cosines(evidence, evidence.table("alignment"), ("merged", adapter, "featcal"), words)
 
 
-def vectors(evidence: Evidence, rival: str) -> Figure | None:
+def vectors(evidence: Evidence, adapter: str) -> Figure | None:
     """Draw the cosine of a model's change from the base to its expert's, before and after."""
     rows = select(evidence.table("vectors"), {"part": "backbone"})
     words = "cosine of task vectors (no unit)"
@@ -251,12 +242,10 @@ def _cosines(
         return figure
 
 
-def images(evidence: Evidence, rival: str) -> Figure | None:
+def images(evidence: Evidence, adapter: str) -> Figure | None:
     """Draw every sample of the shown task by its cosine with the adapter and with FeatCal."""
-    pair = []
-    for method in (rival, "featcal"):
-        key = {"method": method, "setting": PRINTED}
-        pair.append(select(evidence.table("similarity"), key).set_index("index"))
+    keys = ({"method": method, "setting": PRINTED} for method in (adapter, "featcal"))
+    pair = [select(evidence.table("similarity"), key).set_index("index") for key in keys]
     if any(rows.empty for rows in pair):
         return None
     across, up = (rows["similarity"] for rows in pair)
@@ -268,31 +257,31 @@ def images(evidence: Evidence, rival: str) -> Figure | None:
         axes.scatter(across.mean(), up.mean(), label="mean", **look)
         above = int((up[across.index] > across).sum())
         axes.set_title(f"{evidence.title(evidence.shown)}: {above} of {len(across)} above the line")
-        axes.set_xlabel(f"cosine with {NAMES[rival]} (no unit)")
+        axes.set_xlabel(f"cosine with {NAMES[adapter]} (no unit)")
         axes.set_ylabel("cosine with FeatCal (no unit)")
         axes.legend()
         return figure
 
 
-def both_gains(evidence: Evidence, rival: str) -> Figure | None:
+def both_gains(evidence: Evidence, adapter: str) -> Figure | None:
     """Draw gain in cosine against gain in accuracy over the adapter, a mark per task."""
-    found = evidence.gains(model("featcal"), model(rival))
+    found = evidence.gains(model("featcal"), model(adapter))
     if found.empty:
         return None
     with one_panel(4.9) as (figure, axes):
         axes.axhline(0, color=COLOURS["expert"], lw=1)
         axes.axvline(0, color=COLOURS["expert"], lw=1)
-        bars = {
-            "xerr": found["cosine_noise"],
-            "yerr": found["accuracy_noise"],
-            "elinewidth": 0.8,
+        bars = {"xerr": found["cosine_noise"], "yerr": found["accuracy_noise"], "elinewidth": 0.8}
+        look = {
+            "fmt": MARKERS["featcal"],
+            "ms": 9,
+            "color": COLOURS["featcal"],
             "ecolor": "#999999",
         }
-        look = {"fmt": MARKERS["featcal"], "ms": 9, "color": COLOURS["featcal"]}
         axes.errorbar(found["cosine"], found["accuracy"], **look, **bars)
         axes.margins(x=0.18, y=0.1)
         named(axes, {evidence.title(r.task): (r.cosine, r.accuracy) for r in found.itertuples()})
-        words = f"FeatCal minus {NAMES[rival]}"
+        words = f"FeatCal minus {NAMES[adapter]}"
         axes.set(xlabel=f"gain in cosine, {words} (no unit)", ylabel="gain in accuracy (points)")
         return figure
 
@@ -324,27 +313,22 @@ def answer(*experiments: Evidence) -> PageOutput:
     for ours in experiments:
         merged = estimate(rows_of(ours, (UPSTREAM, "merged", "")))
         for setting in settings_shown(ours.suite):
-            cosine = drift_rows(ours, "cosine", setting)
+            cosine = select(drift_rows(ours, "cosine", setting), {"block": "features"})
             relative = drift_rows(ours, "relative_drift", setting)
             last = relative[relative["place"] == relative["place"].max()]
-            cells = [
-                _change(cosine[cosine["block"] == "features"], "cosine", ".2f"),
-                _change(last, "relative_drift", ".2f"),
-                margin(estimate(rows_of(ours, (UPSTREAM, "featcal", setting))), merged),
-            ]
-            name = model_title(ours.role, ours.suite)
-            rows.append(("", [f"{name} <small>{SETTING_LABELS[setting]}</small>", *cells]))
+            label = f"{model_title(ours.role, ours.suite)} <small>{SETTING_LABELS[setting]}</small>"
+            cells = [_change(cosine, "cosine"), _change(last, "relative_drift")]
+            featcal = estimate(rows_of(ours, (UPSTREAM, "featcal", setting)))
+            rows.append([label, *cells, margin(featcal, merged)])
     head = ["Merged → FeatCal", "Cosine of final features to the expert’s"]
     head += ["Relative drift after the last block", "Accuracy, points"]
     caption = "Task arithmetic before and after calibration, means over tasks"
-    return PageOutput(table(head, rows, caption, "fc-long"))
+    return listed(head, rows, caption, "fc-long")
 
 
-def _change(rows: pd.DataFrame, measure: str, digits: str) -> str:
+def _change(rows: pd.DataFrame, measure: str) -> str:
     means = rows.groupby("method")[measure].mean()
-    if len(means) < 2:
-        return "not run"
-    return f"{means['merged']:{digits}} → {means['featcal']:{digits}}"
+    return f"{means['merged']:.2f} → {means['featcal']:.2f}" if len(means) > 1 else "not run"
 
 
 def against_answer(adapter: str, *experiments: Evidence) -> PageOutput:
@@ -359,14 +343,12 @@ def against_answer(adapter: str, *experiments: Evidence) -> PageOutput:
             seed = {"seed": found["seed"].iloc[0]} if len(found) else {}
             accuracy = estimate(select(ours.table("scores"), one | seed))
             moved = select(ours.table("vectors"), one | {"part": "backbone"})
-            cells = [
-                f"{accuracy.mean:.1f}" if accuracy and len(found) else "not run",
-                f"{found['cosine'].mean():.3f}" if len(found) else "–",
-                f"{moved['cosine'].mean():.3f}" if len(moved) else "as merged",
-            ]
+            cells = [f"{accuracy.mean:.1f}" if accuracy and len(found) else "not run"]
+            cells.append(f"{found['cosine'].mean():.3f}" if len(found) else "–")
+            cells.append(f"{moved['cosine'].mean():.3f}" if len(moved) else "as merged")
             name = (METHODS | {"merged": UPSTREAMS[UPSTREAM]})[method]
             words = ", ".join(filter(None, (model_name(ours.role, ours.suite), SHORT[setting])))
             kind = "fc-merger" if method == "merged" else ""
             rows.append((kind, [f"{name} <small>{words}</small>", *cells]))
     head = ["", "Accuracy (%)", "Cosine of final features", "Cosine of task vectors"]
-    return PageOutput(table(head, rows, "Means over tasks, one seed; cosines to the expert’s"))
+    return listed(head, rows, "Means over tasks, one seed; cosines to the expert’s")

@@ -3,28 +3,23 @@
 Task arithmetic in the tangent space has experts of its own: a control at the end of a table, which counts nowhere else.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-
-from matplotlib.figure import Figure
+from itertools import product
+from typing import Any
 
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import named, one_panel, shown
-from reproduction.report.html import PageOutput, compact, estimated, note, table
+from reproduction.report.html import PageOutput, compact, estimated, listed
 from reproduction.report.paper import packaged
-from reproduction.report.statistics import Estimate, estimate, noise
+from reproduction.report.statistics import Estimate, estimate, highest, lead
 
 BEHIND = {
     "featcal": "with FeatCal", "featcal_best": "with FeatCal extended", "surgery": "with Surgery",
     "prob_surgery": "with ProbSurgery", "repair": "with REPAIR", "svc": "with SVC",
 }  # fmt: skip
 INFERRED = ("surgery_inferred", "prob_surgery_inferred")  # in summaries, next to BEHIND
-TRAINED = {
-    "prodistill": "with ProDistill",
-    "surgery_v2": "with SurgeryV2",
-    "interv_merge": "with IntervMerge",
-}  # behind some
+TRAINED = ("prodistill", "surgery_v2", "interv_merge")  # after some mergers
 NOTHING, TRAIN, UNLABELLED = "nothing", "training samples", "unlabelled samples"
 TANGENT = "tangent"
 
@@ -49,10 +44,10 @@ def average(ours: Evidence, merger: str, method: str) -> Estimate | None:
     return estimate(select(ours.table("field"), {"upstream": merger, "method": method}))
 
 
-def mergers(ours: Evidence) -> list[str]:
+def mergers(ours: Evidence, method: str = "featcal") -> list[str]:
     """Return the mergers with scores, best with FeatCal first."""
     names = [str(name) for name in ours.table("field")["upstream"].unique() if name != TANGENT]
-    found = {name: average(ours, name, "featcal") for name in names}
+    found = {name: average(ours, name, method) for name in names}
     return sorted(names, key=lambda name: -(one.mean if (one := found[name]) else 0.0))
 
 
@@ -66,31 +61,21 @@ def seconds(ours: Evidence, merger: str, part: str) -> float | None:
 def summary(suite: str) -> PageOutput:
     """Count what follows a merger: how many it raises and lowers by more than two standard errors."""
     rows = []
-    for role, name in ROLES.items():
+    for (role, name), way in product(ROLES.items(), (*BEHIND, *INFERRED)):
         ours = Evidence(suite, role, "8")
-        for way in (*BEHIND, *INFERRED):
-            pairs = [
-                (average(ours, merger, "merged"), average(ours, merger, way))
-                for merger in mergers(ours)
-            ]
-            known = [(before, after) for before, after in pairs if before and after]
-            if known:
-                gains = [
-                    (after.mean - before.mean, noise(after, before)) for before, after in known
-                ]
-                raised, lowered = (
-                    sum(sign * gain > room for gain, room in gains) for sign in (1, -1)
-                )
-                best = max((after for _, after in known), key=lambda one: one.mean)
-                span = f"{min(gain for gain, _ in gains):+.1f} to {max(gain for gain, _ in gains):+.1f}"
-                cells = [f"{raised} of {len(known)}", str(lowered), span, estimated(best)]
-                rows.append(("", [f"{METHODS[way].name}<small>{name}</small>", *cells]))
-    if not rows:
-        return PageOutput(note("○ not run: no study of the field."))
+        pairs = [(average(ours, m, way), average(ours, m, "merged")) for m in mergers(ours)]
+        known = [(after, before) for after, before in pairs if after and before]
+        if known:
+            gaps, rooms = zip(*(lead(*pair) for pair in known), strict=True)
+            raised = sum(gap > room for gap, room in zip(gaps, rooms, strict=True))
+            lowered = sum(-gap > room for gap, room in zip(gaps, rooms, strict=True))
+            cells = [f"{raised} of {len(known)}", str(lowered)]
+            cells.append(f"{min(gaps):+.1f} to {max(gaps):+.1f}")
+            cells.append(estimated(highest(after for after, _ in known)))
+            rows.append([f"{METHODS[way].name}<small>{name}</small>", *cells])
     head = ["After a merger", "Raises", "Lowers", "Change (points)", "Best with it (%)"]
-    return PageOutput(
-        table(head, rows, "What it adds to the mergers of the tables below; 8 tasks", "fc-words")
-    )
+    caption = "What it adds to the mergers of the tables below; 8 tasks"
+    return listed(head, rows, caption, "fc-words", "no study of the field")
 
 
 def values(role: str, suite: str) -> PageOutput:
@@ -102,17 +87,13 @@ def values(role: str, suite: str) -> PageOutput:
         known, took = METHODS[merger], seconds(ours, merger, "merged")
         cost = "–" if took is None else f"{took:.1f}<small>{_scale(ours, merger)}</small>"
         cells = [estimated(average(ours, merger, way)) for way in ("merged", *ways)]
-        rows.append(
-            ("", [f"{escape(known.name)} {_marks(ours, merger)}", known.sees, cost, *cells])
-        )
-    if not rows:
-        return PageOutput(note(f"○ not run: no study of the field with {ROLES[role]}."))
+        rows.append([f"{escape(known.name)} {_marks(ours, merger)}", known.sees, cost, *cells])
     head = ["Merger", "It looks at", "Seconds", "Alone", *(BEHIND[way] for way in ways)]
-    samples = ours.settings("field")["study"]["samples"]
+    samples = ours.settings("field").get("study", {}).get("samples")
     caption = (
         f"Average accuracy (%), 8 tasks, {ROLES[role]}; {samples} training samples of each task"
     )
-    return PageOutput(table(head, rows, caption, "fc-long"))
+    return listed(head, rows, caption, "fc-long", f"no study of the field with {ROLES[role]}")
 
 
 def _scale(ours: Evidence, merger: str) -> str:
@@ -125,116 +106,99 @@ def _scale(ours: Evidence, merger: str) -> str:
     tried, chosen = [row[key] for row in rows], facts["chosen"][merger][key]
     edge = ", an end" if chosen in (min(tried), max(tried)) else ""
     took = seconds(ours, merger, "choosing")
-    return f"{'η' if key == 'eta' else key} {compact(chosen)} of {len(tried)}{edge}" + (
-        "" if took is None else f", {took:.0f} s"
-    )
+    spent = "" if took is None else f", {took:.0f} s"
+    return f"{'η' if key == 'eta' else key} {compact(chosen)} of {len(tried)}{edge}{spent}"
 
 
 def _marks(ours: Evidence, merger: str) -> str:
     """Return the marks of a merger, V only where its scale was chosen, and the paper's reference number."""
     tried = ours.settings("field").get("tried", {})
     kept = "".join(mark for mark in METHODS[merger].marks if mark != "V" or merger in tried)
-    number = [
-        str(n)
-        for n, names in enumerate(packaged("field.yaml")["references"], start=1)
-        if merger in names
-    ]
-    return "".join([f"<sup>{kept}</sup>" if kept else "", *(f" [{n}]" for n in number)])
+    references = enumerate(packaged("field.yaml")["references"], start=1)
+    cited = (f" [{number}]" for number, names in references if merger in names)
+    return "".join([f"<sup>{kept}</sup>" if kept else "", *cited])
 
 
 def trained(suite: str) -> PageOutput:
     """List what trains for minutes after a merger, next to FeatCal after the same mergers."""
-    rows = [row for role in ROLES for row in _trained(Evidence(suite, role, "8"), ROLES[role])]
-    if not rows:
-        return PageOutput(note("○ not run: nothing that trains for minutes."))
+    rows = []
+    for role, name in ROLES.items():
+        ours = Evidence(suite, role, "8")
+        study = ours.settings("field").get("study", {})
+        for merger in mergers(ours):
+            first = f"{escape(METHODS[merger].name)}<small>{name}</small>"
+            ways = ("merged", *BEHIND, *INFERRED, *TRAINED)
+            found = {way: average(ours, merger, way) for way in ways}
+            for way in ways if any(found[one] for one in TRAINED) else ():
+                if found[way]:
+                    steps, spent = _training(study, way), seconds(ours, merger, way)
+                    words = "nothing" if way == "merged" else METHODS[way].name
+                    cost = "–" if spent is None or way == "merged" else f"{spent:.0f}"
+                    rows.append([first, words, steps, cost, estimated(found[way])])
     head = ["Merger", "With", "Steps", "Seconds", "Average (%)"]
-    return PageOutput(table(head, rows, "What trains after a merger, 8 tasks", "fc-words"))
+    caption = "What trains after a merger, 8 tasks"
+    return listed(head, rows, caption, "fc-words", "nothing that trains for minutes")
 
 
-def _trained(ours: Evidence, name: str) -> Iterator[tuple[str, list[str]]]:
-    study = ours.settings("field").get("study", {})
-    for merger in mergers(ours):
-        if any(average(ours, merger, method) for method in TRAINED):
-            for method in ("merged", *BEHIND, *INFERRED, *TRAINED):
-                value, took = average(ours, merger, method), seconds(ours, merger, method)
-                own = (
-                    study.get("rivals", {}).get(method, study.get(method))
-                    if method != "featcal"
-                    else None
-                )
-                steps = f"{own['steps']:,}" if isinstance(own, dict) else "–"
-                steps = f"{study['epochs']} epochs" if method == "prodistill" else steps
-                words = "nothing" if method == "merged" else METHODS[method].name
-                spent = "–" if took is None or method == "merged" else f"{took:.0f}"
-                if value:
-                    first = f"{escape(METHODS[merger].name)}<small>{name}</small>"
-                    yield "", [first, words, steps, spent, estimated(value)]
+def _training(study: dict[str, Any], way: str) -> str:
+    """Return how many steps or epochs a method trains for; a dash where it does not."""
+    if way == "prodistill":
+        return f"{study['epochs']} epochs"
+    own = study.get("rivals", {}).get(way, study.get(way)) if way != "featcal" else None
+    return f"{own['steps']:,}" if isinstance(own, dict) else "–"
 
 
 def legend() -> PageOutput:
     """Explain the marks, and list what each thing after a merger looks at."""
-    rows = [("", [mark, escape(text)]) for mark, text in packaged("field.yaml")["marks"].items()]
+    rows = [[mark, escape(text)] for mark, text in packaged("field.yaml")["marks"].items()]
     for name in (*BEHIND, *INFERRED, *TRAINED):
         known = METHODS[name]
-        rows.append(("", [escape(known.name), f"looks at {known.sees} <sup>{known.marks}</sup>"]))
-    return PageOutput(
-        table(["Mark or method", "Meaning"], rows, "What a method asks for", "fc-words")
-    )
+        rows.append([escape(known.name), f"looks at {known.sees} <sup>{known.marks}</sup>"])
+    return listed(["Mark or method", "Meaning"], rows, "What a method asks for", "fc-words")
 
 
 def language(suite: str) -> PageOutput:
     """List mergers of a language model, which nothing follows, best first, and every η that was tried."""
     ours, rows = Evidence(suite, "flan_t5_base", "glue"), []
-    names = [str(name) for name in ours.table("field")["upstream"].unique()]
-    found = {name: average(ours, name, "merged") for name in names}
-    for merger in sorted(names, key=lambda name: -(one.mean if (one := found[name]) else 0.0)):
+    for merger in mergers(ours, "merged"):
         name = escape(METHODS[merger].name)
         first = f"{name} {_marks(ours, merger)}<small>{_scale(ours, merger)}</small>"
-        rows.append(("", [first, estimated(found[merger])]))
-        tried = ours.settings("field").get("tried", {}).get(merger, [])
-        words = [f"{name}, η = {one['eta']:,.0f}<small>validation texts</small>" for one in tried]
-        values = [f"{one['value']:.1f}" for one in tried]
-        rows += [("", list(cells)) for cells in zip(words, values, strict=True)]
-    if not rows:
-        return PageOutput(note("○ not run: no study of the field with a language model."))
+        rows.append([first, estimated(average(ours, merger, "merged"))])
+        for one in ours.settings("field").get("tried", {}).get(merger, []):
+            words = f"{name}, η = {one['eta']:,.0f}<small>validation texts</small>"
+            rows.append([words, f"{one['value']:.1f}"])
     caption = "Average score (%), 8 text tasks, synthetic model in the role of FLAN-T5-base; mergers alone"
-    return PageOutput(table(["Merger", "Alone"], rows, caption, "fc-words"))
+    missing = "no study of the field with a language model"
+    return listed(["Merger", "Alone"], rows, caption, "fc-words", missing)
 
 
 def panel(role: str, suite: str) -> PageOutput:
     """Draw accuracy against seconds by what a merger looks at; hollow marks have FeatCal after it."""
-    return shown(_panel(Evidence(suite, role, "8")), "study of the field")
-
-
-def _panel(ours: Evidence) -> Figure | None:
-    names = [m for m in mergers(ours) if seconds(ours, m, "merged") is not None]
-    if not names:
-        return None
+    what, ours = "study of the field", Evidence(suite, role, "8")
+    costs = {m: took for m in mergers(ours) if (took := seconds(ours, m, "merged")) is not None}
+    if not costs:
+        return shown(None, what)
     with one_panel(6.0) as (figure, axes):
         axes.set_xscale("log")  # before names look for free places
         places: dict[str, tuple[float, float]] = {}
         after: list[tuple[float, float]] = []
-        for sees, colour in COLOURS.items():
-            for method, face in (("merged", colour), ("featcal", "none")):
-                points = []
-                for merger in (m for m in names if METHODS[m].sees == sees):
-                    value, took = (
-                        average(ours, merger, method),
-                        seconds(ours, merger, "merged") or 0.0,
-                    )
-                    more = seconds(ours, merger, "featcal") or 0.0 if method == "featcal" else 0.0
-                    if value:
-                        points.append((max(took + more, 0.01), value.mean))
-                        if method == "merged":
-                            places[METHODS[merger].name] = points[-1]
-                        else:
-                            after.append(points[-1])
-                if points:
-                    words = f"looks at {sees}" + (", with FeatCal" if method == "featcal" else "")
-                    look = {"marker": MARKERS[sees], "facecolors": face, "edgecolors": colour}
-                    axes.scatter(*zip(*points, strict=True), s=55, label=words, **look)
+        for (sees, colour), method in product(COLOURS.items(), ("merged", "featcal")):
+            points, alone = [], method == "merged"
+            for merger in (m for m in costs if METHODS[m].sees == sees):
+                more = 0.0 if alone else seconds(ours, merger, method) or 0.0
+                if value := average(ours, merger, method):
+                    points.append((max(costs[merger] + more, 0.01), value.mean))
+                    if alone:
+                        places[METHODS[merger].name] = points[-1]
+            after += [] if alone else points
+            if points:
+                words = f"looks at {sees}" + ("" if alone else ", with FeatCal")
+                look = {"marker": MARKERS[sees], "facecolors": colour if alone else "none"}
+                axes.scatter(
+                    *zip(*points, strict=True), s=55, label=words, edgecolors=colour, **look
+                )
         axes.margins(0.08)
         axes.set(xlabel="seconds of merging, and of FeatCal", ylabel="average accuracy (%)")
         named(axes, places, after)
         axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2)
-        return figure
+        return shown(figure, what)

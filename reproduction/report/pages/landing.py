@@ -8,16 +8,14 @@ exceeds two standard errors.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean
-from typing import Any
-
-from matplotlib.figure import Figure
+from itertools import chain, product
 
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, one_panel, shown
-from reproduction.report.html import PageOutput, estimated, note, table
-from reproduction.report.pages.default import Place, places
+from reproduction.report.html import PageOutput, estimated, listed
+from reproduction.report.pages.default import Place, places, seconds
 from reproduction.report.paper import (
+    AVERAGE,
     IMAGES,
     LANGUAGE,
     PRINTED,
@@ -26,7 +24,7 @@ from reproduction.report.paper import (
     VISION,
     paper_table,
 )
-from reproduction.report.statistics import Estimate, estimate, highest, noise
+from reproduction.report.statistics import Estimate, estimate, highest, lead
 from reproduction.report.tables import MERGERS, UPSTREAMS, average, share
 from reproduction.report.verdicts import TITLES
 
@@ -41,12 +39,9 @@ NAMES = {
     ("llama_3b", "mergebench"): "Llama, smaller", ("llama_8b", "mergebench"): "Llama, larger",
 }  # fmt: skip
 LOOKS = {
-    "MiniLM": ("o", "#009E73"),
-    "MPNet": ("s", "#D55E00"),
-    "ViT-S/14": ("D", "#CC79A7"),
-    "SmolLM2": ("v", "#E69F00"),
-    "": ("^", "#0072B2"),
-}  # Okabe and Ito
+    "MiniLM": ("o", "#009E73"), "MPNet": ("s", "#D55E00"), "ViT-S/14": ("D", "#CC79A7"),
+    "SmolLM2": ("v", "#E69F00"), "": ("^", "#0072B2"),
+}  # fmt: skip  # Okabe and Ito
 Pair = tuple[Estimate | float | None, Estimate | float | None]  # the first is claimed to be above
 
 
@@ -97,13 +92,18 @@ class Model:
                     self.score(merger, "merged", setting),
                 )
 
+    def change(self, merger: str, setting: str) -> tuple[float, float] | None:
+        """Return what FeatCal changes after a merger, and two standard errors of it."""
+        ours, start = (self.score(merger, m, setting) for m in ("featcal", "merged"))
+        return lead(ours, start) if ours and start else None
+
     def lowered(self, setting: str) -> Iterator[str]:
         """Name each merger that FeatCal lowers by more than two standard errors, and by how much."""
         for merger in self.mergers:
-            ours, start = (self.score(merger, m, setting) for m in ("featcal", "merged"))
-            if ours and start and sum(lead(ours, start)) < 0:
-                change = f"{ours.mean - start.mean:+.1f} ± {noise(ours, start):.1f}"
-                yield f"<small>{MERGERS[merger]}, {self.name}: {change}</small>"
+            found = self.change(merger, setting)
+            if found and sum(found) < 0:
+                words = f"{MERGERS[merger]}, {self.name}: {found[0]:+.1f} ± {found[1]:.1f}"
+                yield f"<small>{words}</small>"
 
     def adapters(self, setting: str) -> Iterator[Pair]:
         """Pair FeatCal with each adapter after the same merger.
@@ -119,37 +119,28 @@ class Model:
 
     def few(self, setting: str) -> Iterator[Pair]:
         """Pair FeatCal with each adapter from few samples; one model of an encoder has the study."""
-        if self.file != "scores":
-            return
-        if setting == DEFAULT:
-            wanted = {"upstream": "task_arithmetic", "samples": FEW}
-            rows = select(self.evidence.table("default"), wanted)
-            ours = estimate(select(rows, {"setting": DEFAULT}))
-        else:
-            wanted = {"samples": FEW, "setting": setting}
-            rows = select(self.evidence.table("samples"), wanted)
-            ours = estimate(select(rows, {"method": "featcal"}))
-        yield from ((ours, estimate(select(rows, {"method": one}))) for one in ADAPTERS)
+        study, own = ("default", "") if setting == DEFAULT else ("samples", setting)
+        wanted = {"upstream": "task_arithmetic", "samples": FEW}
+        rows = select(self.evidence.table(study), wanted)
+        ours = estimate(select(rows, {"method": "featcal", "setting": setting}))
+        for adapter in ADAPTERS if self.file == "scores" else ():
+            yield ours, estimate(select(rows, {"method": adapter, "setting": own}))
 
     def times(self, procedure: str, setting: str) -> Iterator[Pair]:
         """Pair the seconds of each adapter, by one procedure, with those of FeatCal.
 
         Of the default: with its choice, against adapters with all their trials.
         """
-        if self.file != "scores":
-            return
         if setting == DEFAULT:
-            runs = [one["seconds"] for one in self.evidence.record("default").get("cost", [])]
-            spent = {m: [one[m] for one in runs if m in one] for m in (DEFAULT, *ADAPTERS)}
-            if procedure == "once" and all(spent.values()):
-                yield from ((fmean(spent[one]), fmean(spent[DEFAULT])) for one in ADAPTERS)
-            return
-        runs = self.evidence.table("cost.run")
-        ours = select(runs, {"method": "featcal"})["seconds"]
-        for adapter in ADAPTERS:
-            theirs = select(runs, {"method": adapter, "encode": procedure})["seconds"]
-            if len(ours) and len(theirs):
-                yield float(theirs.mean()), float(ours.mean())
+            spent = seconds(self.evidence) if procedure == "once" else {}
+            ours = spent.get(DEFAULT)
+        else:
+            runs = self.evidence.table("cost.run")
+            spent = select(runs, {"encode": procedure}).groupby("method")["seconds"].mean()
+            ours = select(runs, {"method": "featcal"})["seconds"].mean()
+        for adapter in ADAPTERS if self.file == "scores" else ():
+            if adapter in spent and ours is not None and ours > 0:  # NaN: not run
+                yield float(spent[adapter]), float(ours)
 
 
 def models(suite: str) -> dict[str, list[Model]]:
@@ -174,37 +165,32 @@ def words(suite: str) -> PageOutput:
     """Show the questions of the front page with a verdict word by source and setting."""
     columns, head = [printed_pairs()], ["Does FeatCal …", "The paper, as printed"]
     weak, strong, *_ = columns[0].values()
-    clear = all(sum(lead(*pair)) >= 0 for pair in weak + strong if None not in pair)
+    clear = all(sum(lead_of(*pair)) >= 0 for pair in weak + strong if None not in pair)
     lowered = ["none" if clear else "some"]
-    for name, own in models(suite).items():
-        for setting, label in SETTINGS.items():
-            columns.append(measured_pairs(own, setting))
-            lowered.append("".join(one for m in own for one in m.lowered(setting)) or "none")
-            head.append(f"{name}, {label}")
-    rows = [
-        ("", [question, *(verdict(column[question]) for column in columns)])
-        for question in columns[0]
-    ]
-    rows.insert(2, ("", ["lower a merger?", *lowered]))
+    for (name, own), (setting, label) in product(models(suite).items(), SETTINGS.items()):
+        columns.append(measured_pairs(own, setting))
+        lowered.append("".join(one for model in own for one in model.lowered(setting)) or "none")
+        head.append(f"{name}, {label}")
+    rows = [[asked, *(verdict(column[asked]) for column in columns)] for asked in columns[0]]
+    rows.insert(2, ["lower a merger?", *lowered])
     caption = (
         "Verdicts by source. Small: comparisons decided for FeatCal · against it · all of them"
     )
-    return PageOutput(table(head, rows, caption, "fc-words"))
+    return listed(head, rows, caption, "fc-words")
 
 
 def measured_pairs(own: list[Model], setting: str) -> dict[str, list[Pair]]:
     """Return the comparisons behind each question, of one source at one setting."""
-    return {
-        "raise weak mergers?": [pair for model in own for pair in model.pairs(setting, True)],
-        "raise strong mergers?": [pair for model in own for pair in model.pairs(setting, False)],
-        "beat both adapters?": [pair for model in own for pair in model.adapters(setting)],
-        f"beat them with {FEW} samples?": [pair for model in own for pair in model.few(setting)],
-    } | {
-        f"cost less time, adapters {name}?": [
-            pair for model in own for pair in model.times(procedure, setting)
-        ]
-        for procedure, name in PROCEDURES.items()
+    found = {
+        "raise weak mergers?": [model.pairs(setting, True) for model in own],
+        "raise strong mergers?": [model.pairs(setting, False) for model in own],
+        "beat both adapters?": [model.adapters(setting) for model in own],
+        f"beat them with {FEW} samples?": [model.few(setting) for model in own],
     }
+    for procedure, name in PROCEDURES.items():
+        asked = f"cost less time, adapters {name}?"
+        found[asked] = [model.times(procedure, setting) for model in own]
+    return {question: list(chain(*several)) for question, several in found.items()}
 
 
 def printed_pairs() -> dict[str, list[Pair]]:
@@ -213,20 +199,14 @@ def printed_pairs() -> dict[str, list[Pair]]:
     weak, strong, adapters, few, cost, kept = found
     for number in dict.fromkeys((PRINTED | TEXT_PRINTED).values()):
         frame = paper_table(number)
-        for model in frame["model"].unique():
-            means = frame[(frame["model"] == model) & (frame["task"] == "average")]
-            value = {
-                (u, m): v
-                for u, m, v in zip(means["upstream"], means["method"], means["value"], strict=True)
-            }
-            for merger in UPSTREAMS:
-                if (merger, "featcal") in value:
-                    way = share(
-                        value.get(("", "base")), value[merger, "merged"], value.get(("", "expert"))
-                    )
-                    ours = value[merger, "featcal"]
-                    found[weak if is_weak(way) else strong].append((ours, value[merger, "merged"]))
-                    found[adapters] += [(ours, value[merger, adapter]) for adapter in ADAPTERS]
+        averages = frame[frame["task"] == AVERAGE]
+        for _, own in averages.groupby("model", sort=False):
+            value = own.set_index(["upstream", "method"])["value"].to_dict()
+            for merger in (m for m in UPSTREAMS if (m, "featcal") in value):
+                ours, merged = value[merger, "featcal"], value[merger, "merged"]
+                way = share(value.get(("", "base")), merged, value.get(("", "expert")))
+                found[weak if is_weak(way) else strong].append((ours, merged))
+                found[adapters] += [(ours, value[merger, adapter]) for adapter in ADAPTERS]
     budgets, times = paper_table("table12"), paper_table("table05").set_index("method")["seconds"]
     means = budgets[budgets["samples_per_task"] == FEW].set_index("method")["mean"]
     found[few] += [(means["featcal"], means[adapter]) for adapter in ADAPTERS]
@@ -237,7 +217,7 @@ def printed_pairs() -> dict[str, list[Pair]]:
 def verdict(pairs: Iterable[Pair]) -> str:
     """Return the word for some comparisons, with the numbers above and below behind it."""
     known = [(first, second) for first, second in pairs if first is not None and second is not None]
-    gaps = [lead(*pair) for pair in known]
+    gaps = [lead_of(*pair) for pair in known]
     above, below = sum(gap > room for gap, room in gaps), sum(-gap > room for gap, room in gaps)
     if not gaps:
         return '<span class="fc-none">not run</span>'
@@ -252,53 +232,40 @@ def verdict(pairs: Iterable[Pair]) -> str:
     return f"<strong>{word}</strong><small>{above} · {below} · {len(gaps)}</small>"
 
 
-def lead(first: Estimate | float, second: Estimate | float) -> tuple[float, float]:
+def lead_of(first: Estimate | float, second: Estimate | float) -> tuple[float, float]:
     """Return how far the first is above the second, and two standard errors, 0 where none is known."""
     if isinstance(first, Estimate) and isinstance(second, Estimate):
-        return first.mean - second.mean, noise(first, second)
+        return lead(first, second)
     return float(first) - float(second), 0.0  # type: ignore[arg-type]
 
 
 def gains(suite: str) -> PageOutput:
     """Draw what FeatCal changes against how much of the way the merger had already covered."""
-    return shown(_gains(suite), "gains over mergers")
-
-
-def _gains(suite: str) -> Figure | None:
+    what = "gains over mergers"
     points: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for source, own in models(suite).items():
-        for model in own:
+        for model, setting in product(own, SETTINGS):
+            name = model.name if source == "Real models" else ""
             for merger in model.mergers:
-                way = model.way(merger)
-                for setting in SETTINGS:
-                    ours, start = (model.score(merger, m, setting) for m in ("featcal", "merged"))
-                    if ours and start and way is not None:
-                        name = model.name if source == "Real models" else ""
-                        gain, room = lead(ours, start)
-                        points.setdefault((name, setting), []).append((way, gain, room))
+                way, change = model.way(merger), model.change(merger, setting)
+                if change and way is not None:
+                    points.setdefault((name, setting), []).append((way, *change))
     if not points:
-        return None
+        return shown(None, what)
     with one_panel(4.4) as (figure, axes):
         for (name, setting), several in points.items():
             marker, colour = LOOKS[name]
-            look: dict[str, Any] = {
-                "fmt": marker,
-                "color": colour,
-                "elinewidth": 1,
-                "markersize": 8,
-            }
+            look = {"fmt": marker, "color": colour, "elinewidth": 1, "markersize": 8}
+            look["markerfacecolor"] = colour if setting != "paper" else "white"
             x, y, bars = zip(*several, strict=True)
-            words_of = f"{name or 'synthetic'}, {SETTINGS[setting]}"
-            face = colour if setting != "paper" else "white"
-            axes.errorbar(x, y, yerr=bars, markerfacecolor=face, label=words_of, **look)
+            label = f"{name or 'synthetic'}, {SETTINGS[setting]}"
+            axes.errorbar(x, y, yerr=bars, label=label, **look)
         axes.axhline(0, color=INK, lw=1.2)
         axes.axvline(50, color=INK, lw=1, ls=":")
-        axes.set(
-            xlabel="way from base to experts covered by the merger (%)",
-            ylabel="change by FeatCal (points)",
-        )
+        axes.set_xlabel("way from base to experts covered by the merger (%)")
+        axes.set_ylabel("change by FeatCal (points)")
         axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, fontsize="small")
-        return figure
+        return shown(figure, what)
 
 
 def averages(suite: str) -> PageOutput:
@@ -312,10 +279,8 @@ def averages(suite: str) -> PageOutput:
             cells += [model.score(merger, "featcal", setting) for setting in SETTINGS]
             cells += [highest(as_run), highest(tuned), model.score("", "expert")]
             name = f"{model.name}<small>{MERGERS[merger]}</small>"
-            rows.append(("", [name, *map(estimated, cells)]))
-    if not rows:
-        return PageOutput(note("○ not run: no scores."))
+            rows.append([name, *map(estimated, cells)])
     head = ["Model, merged with", "Merged", "FeatCal, printed settings", "FeatCal, default"]
     head += ["Better adapter, as published or in proportion", "Better adapter, tuned", "Experts"]
     caption = "Average score (%) on test samples, by model and merger"
-    return PageOutput(table(head, rows, caption, "fc-long"))
+    return listed(head, rows, caption, "fc-long", "no scores")

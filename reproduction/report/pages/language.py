@@ -1,11 +1,12 @@
 """Tables 3, 4 and 14: language models, both sizes as blocks of one table."""
 
 from collections.abc import Callable, Iterable
+from itertools import product
 
 import pandas as pd
 
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import PageOutput, compact, estimated, margin, table
+from reproduction.report.html import PageOutput, compact, estimated, listed, margin
 from reproduction.report.pages.accuracies import ADAPTERS, printed_share, share_of
 from reproduction.report.pages.reproduced import against_printed
 from reproduction.report.paper import (
@@ -83,14 +84,10 @@ def answer(number: str, suite: str) -> PageOutput:
             name = model_title(ours.role, suite)
             label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
             rows.append(("", [label, *cells, share_of(ours, MERGER, setting)]))
-    head = [
-        "FeatCal on",
-        "− task arithmetic",
-        "− better adapter",
-        "Share of the gap to the experts (%)",
-    ]
+    head = ["FeatCal on", "− task arithmetic", "− better adapter"]
+    head.append("Share of the gap to the experts (%)")
     caption = "Differences of the average, points. Above, below: by more than two standard errors."
-    return PageOutput(table(head, rows, caption))
+    return listed(head, rows, caption)
 
 
 def measured(number: str, suite: str) -> PageOutput:
@@ -118,9 +115,7 @@ def _accuracy_rows(ours: Evidence) -> list[Row]:
 def _blocks(number: str, suite: str, rows_of: Callable[[Evidence], list[Row]], legend: str) -> str:
     """Return the rows of both sizes below each other, each block below its model's name."""
     found = experiments(number, suite)
-    rows = [
-        row for ours in found for row in (_heading(model_name(ours.role, suite)), *rows_of(ours))
-    ]
+    rows = [row for o in found for row in (_heading(model_name(o.role, suite)), *rows_of(o))]
     pool = found[0].pool
     run = {task for ours in found if ours.was_run for task in ours.tasks}
     columns = [task for task in TEXT_TASKS[pool] if task in run or not run]
@@ -141,24 +136,23 @@ def printed(number: str) -> PageOutput:
         rows += [_heading(PAPER_NAMES[role]), *own]
     columns = TEXT_TASKS[MODELS[number][0][1]]
     caption = f"The paper’s Table {int(number[-2:])}, as printed"
-    return PageOutput(
-        printed_fold(*accuracy_table(rows, list(columns), list(columns.values()), caption))
-    )
+    found = accuracy_table(rows, list(columns), list(columns.values()), caption)
+    return PageOutput(printed_fold(*found))
 
 
 def anchors(number: str, suite: str) -> PageOutput:
     """Return averages of task arithmetic, of FeatCal's anchor alone and of FeatCal."""
-    body = []
+    rows = []
     for ours in experiments(number, suite):
         values = PAPER_SETTINGS[ours.role]
         at = f"λ {compact(values.ridge)}, ρ {compact(values.anchor_blend)}"
         merged, anchor, featcal = (average(ours, key) for key in (MERGED, ANCHOR, FEATCAL))
         cells = [estimated(one) for one in (merged, anchor, featcal)]
         cells += [margin(anchor, merged), margin(featcal, anchor)]
-        body.append(("", [f"{model_name(ours.role, suite)} <small>{at}</small>", *cells]))
+        rows.append([f"{model_name(ours.role, suite)} <small>{at}</small>", *cells])
     head = ["", "Task arithmetic", "Anchor alone", "FeatCal", "Anchor − task arithmetic"]
     caption = "Averages (%) and their differences (points) at the printed settings"
-    return PageOutput(table([*head, "FeatCal − anchor"], body, caption, "fc-long"))
+    return listed([*head, "FeatCal − anchor"], rows, caption, "fc-long")
 
 
 def experts(ours: Evidence) -> dict[str, Cells]:
@@ -194,11 +188,10 @@ def _expert_rows(ours: Evidence) -> list[Row]:
 
 def _printed_experts(model: str) -> list[Row]:
     """Return the paper's block of one model, by its printed name."""
-    keys = {REFERENCES["base"]: ("base", "")} | {
-        _name(domain): ("expert", domain) for domain in OWN
-    }
+    experts = {_name(domain): ("expert", domain) for domain in OWN}
+    keys = {REFERENCES["base"]: ("base", ""), **experts, REFERENCES["expert"]: ("expert", "")}
     found = []
-    for name, (method, domain) in (keys | {REFERENCES["expert"]: ("expert", "")}).items():
+    for name, (method, domain) in keys.items():
         printed = paper_row("table14", "", method, model, domain).items()
         cells = {str(task): Cell(value) for task, value in printed}
         found.append(Row(name, "calibrated" if domain else "reference", "", cells))
@@ -211,20 +204,16 @@ def _name(domain: str) -> str:
 
 def won_and_lost(suite: str) -> PageOutput:
     """Return what every expert won on its own tests and lost on all others."""
-    body = []
-    for ours in experiments("table14", suite):
-        model = PAPER_MODELS[ours.role]
-        for domain in OWN:
-            cells = [_printed_change(model, domain, inside) for inside in (True, False)]
-            cells += [_change(ours.table("scores"), domain, inside) for inside in (True, False)]
-            body.append(
-                ("", [f"{_name(domain)} <small>{model_name(ours.role, suite)}</small>", *cells])
-            )
+    rows = []
+    for ours, domain in product(experiments("table14", suite), OWN):
+        cells = [_printed_change(PAPER_MODELS[ours.role], domain, own) for own in (True, False)]
+        cells += [_change(ours.table("scores"), domain, own) for own in (True, False)]
+        rows.append([f"{_name(domain)} <small>{model_name(ours.role, suite)}</small>", *cells])
     head = ["", "The paper: own tests", "all others", "Here: own tests", "all others"]
     caption = (
         "Mean change against the base, points. Above, below: by more than two standard errors."
     )
-    return PageOutput(table(head, body, caption, "fc-long"))
+    return listed(head, rows, caption, "fc-long")
 
 
 def _change(scores: pd.DataFrame, domain: str, inside: bool) -> str:
@@ -234,9 +223,7 @@ def _change(scores: pd.DataFrame, domain: str, inside: bool) -> str:
 
 
 def _printed_change(model: str, domain: str, inside: bool) -> str:
-    rows = (
-        paper_row("table14", "", *row).drop(AVERAGE)
-        for row in (("expert", model, domain), ("base", model))
-    )
+    keys = (("expert", model, domain), ("base", model))
+    rows = (paper_row("table14", "", *key).drop(AVERAGE) for key in keys)
     expert, base = (row[row.index.isin(OWN[domain]) == inside].mean() for row in rows)
     return f"{expert - base:+.1f}"

@@ -11,25 +11,21 @@ import pandas as pd
 
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import PageOutput, estimated, note, table
+from reproduction.report.html import PageOutput, change, estimated, listed
 from reproduction.report.paper import REAL, VISION, paper_value, photos, texts
-from reproduction.report.statistics import estimate, noise
-from reproduction.report.tables import MERGERS, REFERENCES, SHIFT, Key, average
+from reproduction.report.statistics import estimate, lead
+from reproduction.report.tables import MERGERS, REFERENCES, SHIFT, Key, average, rows_of
 from reproduction.report.verdicts import DECIDED, sources
 
 POOLS = ("8", "14", "20")
 WAYS = {
-    ("featcal", "auto"): "FeatCal, default",
-    ("featcal", "paper"): "FeatCal, printed settings",
+    ("featcal", "auto"): "FeatCal, default", ("featcal", "paper"): "FeatCal, printed settings",
     ("featcal", "suite"): "FeatCal, tuned on validation rows",
-    ("surgery", "paper"): "Surgery, published size",
-    ("surgery", "paper_train"): "Surgery, published size, FeatCal’s samples",
-    ("surgery", "suite"): "Surgery, in proportion",
-    ("prob_surgery", "paper"): "ProbSurgery, published size",
+    ("surgery", "paper"): "Surgery, published size", ("surgery", "paper_train"): "Surgery, published size, FeatCal’s samples",
+    ("surgery", "suite"): "Surgery, in proportion", ("prob_surgery", "paper"): "ProbSurgery, published size",
     ("prob_surgery", "paper_train"): "ProbSurgery, published size, FeatCal’s samples",
-    ("prob_surgery", "suite"): "ProbSurgery, in proportion",
-    (SHIFT, "suite"): "mean shift",
-}
+    ("prob_surgery", "suite"): "ProbSurgery, in proportion", (SHIFT, "suite"): "mean shift",
+}  # fmt: skip
 
 
 def lines() -> Iterator[tuple[str, Key]]:
@@ -57,22 +53,16 @@ def averages(suite: str) -> PageOutput:
         cells = []
         for one, (ours, file) in zip(found, models, strict=True):
             start = average(ours, (key[0], "merged", ""), file) if key[1] != "merged" else None
-            change = (
-                f"<small>{one.mean - start.mean:+.1f} ± {noise(one, start):.1f}</small>"
-                if one and start
-                else ""
-            )
-            cells.append(estimated(one) + change)
+            small = f"<small>{change(one, start)}</small>" if one and start else ""
+            cells.append(estimated(one) + small)
         printed = paper_value("table01", key[0], key[1]) if key[2] in ("", "paper") else None
         cells.append("–" if printed is None else f"{printed:.1f}")
         rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
-    if not rows:
-        return PageOutput(note("○ not run: no scores of a real model with 8 tasks."))
     caption = (
         "Average accuracy (%) on 8 tasks; small: change against the merger ± two standard errors"
     )
     head = ["", "ViT-S/14, images", "MiniLM, texts", "MPNet, texts", "The paper, CLIP ViT-B/32"]
-    return PageOutput(table(head, rows, caption, "fc-long"))
+    return listed(head, rows, caption, "fc-long", "no scores of a real model with 8 tasks")
 
 
 def seeds(suite: str) -> PageOutput:
@@ -91,23 +81,20 @@ def seeds(suite: str) -> PageOutput:
         margins = [a - b for a, b in zip(_by_expert_seed(ours, best), means, strict=False)]
         left, right = average(ours, best), average(ours, key)
         if key[0] and key[1] != "featcal" and margins and left and right:
-            room = math.hypot(noise(left, right), 2 * stdev(margins) / math.sqrt(len(margins)))
+            room = math.hypot(lead(left, right)[1], 2 * stdev(margins) / math.sqrt(len(margins)))
             cells.append(f"{fmean(margins):+.1f} ± {room:.1f}")
         else:
             cells.append("")
         rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
-    if not rows:
-        return PageOutput(note("○ not run: no experts of other seeds."))
     head = ["", "First experts", *(f"Seed {seed}" for seed in drawn), "Mean", "sd"]
     head.append("FeatCal, tuned, minus this ± 2 SE")
     caption = "MiniLM: average accuracy (%) by the experts’ seed"
-    return PageOutput(table(head, rows, caption, "fc-long"))
+    return listed(head, rows, caption, "fc-long", "no experts of other seeds")
 
 
 def _by_expert_seed(ours: Evidence, key: Key) -> list[float]:
     """Return the average of one row with the first experts and with each other set of experts."""
-    found, first = ours.table("expert_seeds"), average(ours, key)
-    own = select(found, dict(zip(("upstream", "method", "setting"), key, strict=True)))
+    own, first = rows_of(ours, key, "expert_seeds"), average(ours, key)
     if own.empty or first is None:
         return []
     return [first.mean, *own.groupby("expert_seed")["value"].mean()]
@@ -116,13 +103,11 @@ def _by_expert_seed(ours: Evidence, key: Key) -> list[float]:
 def agreement(suite: str) -> PageOutput:
     """Count the claims that real encoder and synthetic models decide alike, and differently."""
     judged = {source.key: source.judged(claims()) for source in sources(suite)}
-    real, drawn = judged["real_encoder"], judged[suite]
-    words = Counter((r.word, d.word) for r, d in zip(real, drawn, strict=True) if r and d)
-    rows = [
-        ("", [f"real: {one}", *(str(words[one, other]) for other in DECIDED)]) for one in DECIDED
-    ]
+    pairs = zip(judged["real_encoder"], judged[suite], strict=True)
+    words = Counter((real.word, other.word) for real, other in pairs if real and other)
+    rows = [[f"real: {one}", *(str(words[one, other]) for other in DECIDED)] for one in DECIDED]
     head = ["Claims decided by both", *(f"synthetic: {word}" for word in DECIDED)]
-    return PageOutput(table(head, rows, "Verdicts on the same claims by both sources"))
+    return listed(head, rows, "Verdicts on the same claims by both sources")
 
 
 def sets(suite: str) -> PageOutput:
@@ -133,13 +118,13 @@ def sets(suite: str) -> PageOutput:
     rows += [_set(facts, task, images) for task, facts in photos().items()]
     head = ["Set", "Classes", "Base (%)", "Expert (%)", "Licence and source"]
     caption = "The text sets, MiniLM on their test texts, and the image sets, ViT-S/14"
-    return PageOutput(table(head, rows, caption, "fc-words"))
+    return listed(head, rows, caption, "fc-words")
 
 
-def _set(facts: dict[str, Any], task: str, tables: list[pd.DataFrame]) -> tuple[str, list[str]]:
+def _set(facts: dict[str, Any], task: str, tables: list[pd.DataFrame]) -> list[str]:
     """Return the row of one set, with scores from the first table that has it."""
     scores = next((one for one in tables if task in set(one["task"])), tables[0])
     own = [estimate(select(scores, {"task": task, "method": m})) for m in ("base", "expert")]
     name = f"{escape(facts['name'])}<small>{escape(facts['says'])}</small>"
     source = f"{escape(facts['licence'])}<small>{escape(facts['source'])}</small>"
-    return "", [name, str(facts["classes"]), *map(estimated, own), source]
+    return [name, str(facts["classes"]), *map(estimated, own), source]

@@ -4,16 +4,16 @@ calibration.
 
 from html import escape
 
-from reproduction.report.evidence import GREEDY, Evidence, expert_tasks, read_json, select
-from reproduction.report.html import PageOutput, estimated, note, table
+from reproduction.report.evidence import GREEDY, Evidence, read_json, select
+from reproduction.report.html import PageOutput, change, estimated, listed
 from reproduction.report.paper import LANGUAGE
-from reproduction.report.statistics import Estimate, estimate, noise
+from reproduction.report.statistics import Estimate, estimate
 from reproduction.report.tables import MERGERS, REFERENCES, Key
 from reproduction.results import project_root
 
 PLAIN = "plain_text"
 EXAMPLE = "reproduction/real_language/example.json"  # scripts/chat_example.py
-MISSING = note("○ not run: no results of the real language model.")
+MISSING = "no results of the real language model"
 WAYS = {
     ("featcal", "paper"): "w/ FeatCal, as printed for the smaller Llama",
     ("featcal", "paper_8b"): "w/ FeatCal, as printed for the larger Llama",
@@ -21,61 +21,53 @@ WAYS = {
 }
 
 
-def parts(suite: str, key: Key) -> list[Estimate | None]:
+def parts(ours: Evidence, key: Key) -> list[Estimate | None]:
     """Return the means of one model: right answers by likelihood and greedily on the experts' tasks,
     by likelihood on the others, and the log-likelihood of plain texts.
     """
-    scores = Evidence(suite, *LANGUAGE).every_score
-    own = expert_tasks(scores)
-    unseen = {task for task in scores["task"] if not task.endswith(GREEDY)} - own - {PLAIN}
+    scores, likely = ours.every_score, ours.own_tasks
+    greedy = [f"{task}{GREEDY}" for task in likely]
+    unseen = {task for task in scores["task"] if not task.endswith(GREEDY)} - {*likely, PLAIN}
     rows = select(scores, dict(zip(("upstream", "method", "setting"), key, strict=True)))
-    groups = (own, {task + GREEDY for task in own}, unseen, {PLAIN})
+    groups = (likely, greedy, unseen, [PLAIN])
     return [estimate(rows[rows["task"].isin(tasks)]) for tasks in groups]
 
 
 def answers(suite: str) -> PageOutput:
     """List every model's means, with the changes against the merged model that it starts from."""
-    if not Evidence(suite, *LANGUAGE).was_run:
-        return PageOutput(MISSING)
-    lines = [(name, ("", method, "")) for method, name in REFERENCES.items()]
+    ours, rows = Evidence(suite, *LANGUAGE), []
+    keys = {("", method, ""): name for method, name in REFERENCES.items()}
     for merger, name in MERGERS.items():
-        lines.append((name, (merger, "merged", "")))
-        lines += [(label, (merger, *way)) for way, label in WAYS.items()]
-    rows = []
-    for name, key in lines:
-        found = parts(suite, key)
+        keys[merger, "merged", ""] = name
+        keys |= {(merger, *way): label for way, label in WAYS.items()}
+    for key, name in keys.items():
+        found = parts(ours, key)
         if not any(found):
             continue
-        start = parts(suite, (key[0], "merged", "")) if key[1:] in WAYS else []
-        cells = [
-            f"{one.mean:.2f}" if one and place == 3 else estimated(one)
-            for place, one in enumerate(found)
-        ]
-        for place, (one, before) in enumerate(zip(found[:3], start, strict=False)):
-            if one and before:
-                change = f"{one.mean - before.mean:+.1f} ± {noise(one, before):.1f}"
-                cells[place] += f"<small>{change}</small>"
+        cells = [estimated(one) for one in found[:3]]
+        if key[1:] in WAYS:
+            starts = parts(ours, (key[0], "merged", ""))
+            for place, (one, before) in enumerate(zip(found[:3], starts[:3], strict=True)):
+                cells[place] += f"<small>{change(one, before)}</small>" if one and before else ""
+        cells.append(f"{found[3].mean:.2f}" if found[3] else "–")
         rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
     head = ["SmolLM2-135M-Instruct", "By likelihood", "Greedy", "Unseen tasks", "Plain text"]
     caption = (
         "Right answers (%) on the experts’ tasks, and on tasks that no expert saw; log-likelihood per token. "
         "Small: change against the merged model ± two standard errors"
     )
-    return PageOutput(table(head, rows, caption, "fc-long"))
+    return listed(head, rows, caption, "fc-long", MISSING)
 
 
 def example(suite: str) -> PageOutput:
     """Show one drawn question, and its answers before and after merging and calibration."""
-    found = read_json(project_root() / EXAMPLE)
-    if found.get("suite") != suite:
-        return PageOutput(MISSING)
-    rows = []
-    for one in found["answers"]:
+    found, rows = read_json(project_root() / EXAMPLE), []
+    for one in found.get("answers", []) if found.get("suite") == suite else []:
         way, merger = (one["method"], one["setting"]), MERGERS.get(one["upstream"])
         name = WAYS.get(way) or merger or REFERENCES[one["method"]]
-        rows.append(("", [name, escape(one["answer"])]))
+        rows.append([name, escape(one["answer"])])
     caption = (
-        f"One question, drawn with seed {found['seed']}: “{escape(found['question'])}”. "
-        f"Greedy answers, cut after {found['new_tokens']} tokens"
+        f"One question, drawn with seed {found.get('seed')}: “{escape(found.get('question', ''))}”. "
+        f"Greedy answers, cut after {found.get('new_tokens')} tokens"
     )
-    return PageOutput(table(["SmolLM2-135M-Instruct", "Answer"], rows, caption, "fc-words"))
+    return listed(["SmolLM2-135M-Instruct", "Answer"], rows, caption, "fc-words", MISSING)

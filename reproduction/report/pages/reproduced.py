@@ -21,7 +21,7 @@ from reproduction.report.paper import (
     reason,
     title_of,
 )
-from reproduction.report.statistics import Estimate, estimate
+from reproduction.report.statistics import Estimate, estimate, highest
 
 SUITE, SETTING = "paper", "paper"
 ROUNDING = 0.05  # half a unit of the last printed digit, in points
@@ -35,21 +35,23 @@ MODEL = ("upstream", "method", "setting")  # the columns that name a printed row
 class Compared:
     """One printed cell and our value for it, in percent.
 
-    allowed: the largest difference that counts as reproduced.  corrected: what fits in place of a
-    cell that cannot be right.  doubt: why the printed cell may be wrong.
+    corrected: what fits in place of a cell that cannot be right.  spread, seeds: the paper's own
+    deviation.  doubt: why the printed cell may be wrong.
     """
 
     row: str
     column: str
-    ours: float
+    ours: Estimate
     printed: float
-    allowed: float
     corrected: float | None = None
+    spread: float | None = None
+    seeds: int = 1
     doubt: str = ""
 
     def reproduced(self, value: float) -> bool:
         """Return True if ours differs from `value` by no more than is allowed."""
-        return abs(self.ours - value) <= self.allowed + 1e-9
+        allowed = tolerance(self.ours, self.spread, self.seeds)
+        return abs(self.ours.mean - value) <= allowed + 1e-9
 
     @property
     def as_printed(self) -> bool:
@@ -65,53 +67,31 @@ def against_printed(ours: Evidence | None, number: str, suite: str = "") -> str:
     """Return the comparison with a printed table as HTML; empty in suites other than `paper`."""
     if (ours.suite if ours else suite) != SUITE or not number:
         return ""
-    return shown(list(compared(ours, number) if ours else columns(suite)), number)
+    return shown(list(compared(ours, number)), number)
 
 
-def compared(ours: Evidence, number: str) -> Iterator[Compared]:
-    """Yield every cell of a printed table about one role and pool for which there are results."""
-    model = PAPER_MODELS[ours.role]
+def compared(ours: Evidence | None, number: str) -> Iterator[Compared]:
+    """Yield every cell of a printed table for which there are results.
+
+    ours: of one role and pool; None for Table 2, whose columns are averages of other experiments.
+    """
+    model = PAPER_MODELS[ours.role] if ours else ""
     printed, mended = paper_table(number, model), corrected_table(number, model)["value"]
-    models = {
-        key: measured(ours, *key)
-        for key in dict.fromkeys(zip(*(printed[name] for name in MODEL), strict=True))
-    }
+    keys = dict.fromkeys(zip(*(printed[name] for name in MODEL), strict=True)) if ours else {}
+    models = {key: measured(ours, *key) for key in keys}
     for (_, cell), better in zip(printed.iterrows(), mended, strict=True):
         upstream, method, task = (str(cell[name]) for name in ("upstream", "method", "task"))
-        value = models[upstream, method, cell["setting"]].get(task)
-        if value is not None:
+        name, spread = tables.row_name(upstream, method), None
+        if ours is None:
+            value = tables.average(Evidence(SUITE, *EXTENDED[task]), _key(upstream, method))
+        else:
+            value = models[upstream, method, cell["setting"]].get(task)
             spread = _printed_spread(ours, upstream, method) if task == AVERAGE else None
-            doubt = reason(number, upstream, method, task, model)
-            own = f"{cell['setting'].capitalize()} expert"
-            name = own if cell["setting"] else tables.row_name(upstream, method)
-            yield cell_of(name, task, value, float(cell["value"]), float(better), spread, doubt)
-
-
-def columns(suite: str) -> Iterator[Compared]:
-    """Yield the cells of Table 2, whose columns are averages of other experiments."""
-    mended = corrected_table("table02")["value"]
-    places = {column: Evidence(suite, *place) for column, place in EXTENDED.items()}
-    for (_, cell), better in zip(paper_table("table02").iterrows(), mended, strict=True):
-        upstream, method, column = cell["upstream"], cell["method"], cell["task"]
-        value = tables.average(places[column], _key(upstream, method))
+            name = f"{cell['setting'].capitalize()} expert" if cell["setting"] else name
         if value is not None:
-            doubt = reason("table02", upstream, method, column)
-            name = tables.row_name(upstream, method)
-            yield cell_of(name, column, value, float(cell["value"]), float(better), doubt=doubt)
-
-
-def cell_of(
-    row: str,
-    column: str,
-    ours: Estimate,
-    printed: float,
-    better: float,
-    spread: float | None = None,
-    doubt: str = "",
-) -> Compared:
-    """Return one comparison.   better: the corrected value.   spread: the paper's deviation."""
-    corrected = None if better == printed else better
-    return Compared(row, column, ours.mean, printed, tolerance(ours, spread), corrected, doubt)
+            corrected = None if better == cell["value"] else float(better)
+            doubt = reason(number, upstream, method, task, model)
+            yield Compared(name, task, value, float(cell["value"]), corrected, spread, 1, doubt)
 
 
 def tolerance(ours: Estimate, spread: float | None = None, seeds: int = 1) -> float:
@@ -144,8 +124,8 @@ def _highest(scores: pd.DataFrame) -> dict[str, Estimate]:
     models = scores[scores["method"].isin(("base", "expert"))]
     found = {}
     for task, rows in models.groupby("task", sort=False):
-        values = [estimate(own) for _, own in rows.groupby(["method", "setting"])]
-        found[str(task)] = max((value for value in values if value), key=lambda value: value.mean)
+        if best := highest(estimate(own) for _, own in rows.groupby(["method", "setting"])):
+            found[str(task)] = best
     if found:
         mean = sum(value.mean for value in found.values()) / len(found)
         variance = sum(value.variance for value in found.values()) / len(found) ** 2
@@ -169,10 +149,8 @@ def shown(found: Sequence[Compared], number: str) -> str:
         return note(f"○ not run: nothing to compare with the paper’s {name}.")
     heads = list(dict.fromkeys(one.column for one in found))
     cells = {(one.row, one.column): _cell(one) for one in found}
-    body = [
-        ("", [escape(row), *(cells.get((row, head), "–") for head in heads)])
-        for row in dict.fromkeys(one.row for one in found)
-    ]
+    rows = dict.fromkeys(one.row for one in found)
+    body = [[escape(row), *(cells.get((row, head), "–") for head in heads)] for row in rows]
     titles = ["Average" if h == AVERAGE else escape(title_of(h) or h) for h in heads]
     caption = (
         f"{name}: ours; printed, corrected: the paper’s value and the difference. ✓ within half a"
@@ -187,16 +165,15 @@ def counted(found: Iterable[Compared], name: str) -> str:
     several = list(found)
     printed = sum(one.as_printed for one in several)
     mended = sum(one.as_corrected and not one.as_printed for one in several)
-    return (
-        f"{name}: {printed} of {len(several)} values reproduced as printed, {mended} as corrected"
-    )
+    said = f"{printed} of {len(several)} values reproduced as printed, {mended} as corrected"
+    return f"{name}: {said}"
 
 
 def _cell(one: Compared) -> str:
     """Return ✓ or ✗ with our value; below it what it is compared with."""
-    lines = [f"<small>printed {one.printed:.1f}, {one.ours - one.printed:+.1f}</small>"]
+    lines = [f"<small>printed {one.printed:.1f}, {one.ours.mean - one.printed:+.1f}</small>"]
     if one.corrected is not None:
         lines.append(f"<small>corrected {one.corrected:.1f}</small>")
     elif one.doubt:
         lines.append(f'<small title="{escape(one.doubt)}">in doubt</small>')
-    return f"{'✓' if one.as_corrected else '✗'}&nbsp;{one.ours:.1f}{''.join(lines)}"
+    return f"{'✓' if one.as_corrected else '✗'}&nbsp;{one.ours.mean:.1f}{''.join(lines)}"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.figures import WIDTH, drawing, shown
-from reproduction.report.html import PageOutput, note, table
+from reproduction.report.html import PageOutput, Row, listed
 from reproduction.report.statistics import difference, estimate
 
 VERBS = {
@@ -58,22 +58,15 @@ def by_kind(suite: str) -> PageOutput:
         spent[verb] += seconds  # type: ignore[assignment]
         counted[verb] += 1
     order = {verb: place for place, verb in enumerate(VERBS)}
-    rows = [
-        (
-            "",
-            [
-                VERBS.get(verb, f"study: {verb.replace('_', ' ')}"),
-                str(counted[verb]),
-                f"{spent[verb] / 60:.1f}",
-            ],
-        )
-        for verb in sorted(spent, key=lambda verb: order.get(verb, len(order)))
-    ]
-    if not rows:
-        return PageOutput(note("○ not run: no run records."))
-    rows.append(("fc-total", ["all", str(counted.total()), f"{sum(spent.values()) / 60:.0f}"]))
+    rows: list[Row] = []
+    for verb in sorted(spent, key=lambda verb: order.get(verb, len(order))):
+        name = VERBS.get(verb, f"study: {verb.replace('_', ' ')}")
+        rows.append([name, str(counted[verb]), f"{spent[verb] / 60:.1f}"])
+    if rows:
+        total = f"{sum(spent.values()) / 60:.0f}"
+        rows.append(("fc-total", ["all", str(counted.total()), total]))
     caption = f"Time of every kind of stage on {' and '.join(map(escape, machines(suite)))}, no GPU"
-    return PageOutput(table(["What is made", "Stages", "Minutes"], rows, caption))
+    return listed(["What is made", "Stages", "Minutes"], rows, caption, "", "no run records")
 
 
 def speed() -> PageOutput:
@@ -84,44 +77,33 @@ def speed() -> PageOutput:
             spread = f"{row['low']} to {row['high']}" if int(row["pairs"]) > 1 else "one pair"
             how = [row[key] for key in ("instruction set", "threads", "products", "date", "commit")]
             name = row["row"].replace("x", "×")
-            rows.append(("", [name, f"{row['ratio']}<small>{spread}</small>", *map(escape, how)]))
-    head = [
-        "Tasks × images",
-        "Published / ours",
-        "Instructions",
-        "Threads",
-        "Products",
-        "Date",
-        "Commit",
-    ]
+            rows.append([name, f"{row['ratio']}<small>{spread}</small>", *map(escape, how)])
+    head = ["Tasks × images", "Published / ours", "Instructions", "Threads", "Products"]
     caption = "Time of one calibration of ViT-B/32's shape: the published form's over ours"
-    return PageOutput(table(head, rows, caption) if rows else note("○ not run: `make bench`."))
+    return listed([*head, "Date", "Commit"], rows, caption, "", "`make bench`")
 
 
 def growth() -> PageOutput:
     """Draw time and memory of one calibration over those at the smallest size, both axes logarithmic."""
-    series = read_json(GROWTH).get("series", {})
-    return shown(_growth(series) if series else None, "growth of a calibration")
-
-
-def _growth(found: dict[str, Any]) -> Figure:
+    what, found = "growth of a calibration", read_json(GROWTH).get("series", {})
+    if not found:
+        return shown(None, what)
     with drawing():
-        picture = Figure(figsize=(WIDTH, 2.6 * len(found)), layout="constrained")
-        spots = picture.subplots(len(found), 1, squeeze=False)[:, 0]
+        figure = Figure(figsize=(WIDTH, 2.6 * len(found)), layout="constrained")
+        spots = figure.subplots(len(found), 1, squeeze=False)[:, 0]
         for axes, (key, series) in zip(spots, found.items(), strict=True):
             sizes = [point["size"] for point in series["points"]]
             for measure, exponent in series["exponents"].items():
                 name, colour, look = LOOKS[measure]
                 values = [point["took"][measure] for point in series["points"]]
                 over = [value / values[0] for value in values]
-                axes.loglog(
-                    sizes, over, look, color=colour, label=f"{name}: exponent {exponent:.2f}"
-                )
+                words = f"{name}: exponent {exponent:.2f}"
+                axes.loglog(sizes, over, look, color=colour, label=words)
             axes.set_xticks(sizes, [str(size) for size in sizes])
             axes.minorticks_off()
             axes.set(xlabel=KEYS[key], ylabel="times the smallest")
             axes.legend(loc="upper left")
-        return picture
+        return shown(figure, what)
 
 
 def plans() -> PageOutput:
@@ -129,17 +111,14 @@ def plans() -> PageOutput:
     rows = []
     for key, series in read_json(GROWTH).get("series", {}).items():
         for point in series["points"]:
-            took, planned = point["took"], point["planned"]["host_bytes"]
-            seconds = f"{took['seconds']:.1f}" if "seconds" in took else "–"
-            cells = [
-                seconds,
-                f"{took['host_bytes'] / 2**20:.0f}",
-                f"{planned / took['host_bytes']:.2f}",
-            ]
-            rows.append(("", [f"{KEYS[key]}: {point['size']}", *cells]))
+            took = point["took"]
+            memory, ratio = took["host_bytes"], point["planned"]["host_bytes"] / took["host_bytes"]
+            cells = [f"{took['seconds']:.1f}" if "seconds" in took else "–"]
+            cells += [f"{memory / 2**20:.0f}", f"{ratio:.2f}"]
+            rows.append([f"{KEYS[key]}: {point['size']}", *cells])
     head = ["", "Seconds", "MiB above the imports", "Planned / taken"]
     caption = "Every calibration of the figure, and the memory planned for it"
-    return PageOutput(table(head, rows, caption) if rows else note("○ not run: no growth."))
+    return listed(head, rows, caption, missing="no growth")
 
 
 def choices(suite: str) -> PageOutput:
@@ -148,16 +127,14 @@ def choices(suite: str) -> PageOutput:
     for place, name in CHOICES.items():
         ours = Evidence(suite, *place)
         default = ours.settings("choices").get("study", {}).get("reading", {})
-        for choice, option, mean, change, noise in moved(ours):
-            words = f"{WORDS[choice]}: {escape(str(option))}<small>{name}; default {default.get(choice, 'see text')}</small>"
-            verdict = "moves the score" if abs(change) > noise else "within noise"
-            rows.append(("", [words, f"{mean:.1f}", f"{change:+.1f} ± {noise:.1f}", verdict]))
-    if not rows:
-        return PageOutput(note("○ not run: no study of open choices."))
+        for choice, option, mean, moved_by, noise in moved(ours):
+            small = f"{name}; default {default.get(choice, 'see text')}"
+            words = f"{WORDS[choice]}: {escape(option)}<small>{small}</small>"
+            verdict = "moves the score" if abs(moved_by) > noise else "within noise"
+            rows.append([words, f"{mean:.1f}", f"{moved_by:+.1f} ± {noise:.1f}", verdict])
     head = ["Changed, one at a time", "Average score (%)", "Change", ""]
-    return PageOutput(
-        table(head, rows, "Choices that the paper leaves open; ± two standard errors", "fc-words")
-    )
+    caption = "Choices that the paper leaves open; ± two standard errors"
+    return listed(head, rows, caption, "fc-words", "no study of open choices")
 
 
 def moved(ours: Evidence) -> list[tuple[str, str, float, float, float]]:
@@ -172,16 +149,10 @@ def moved(ours: Evidence) -> list[tuple[str, str, float, float, float]]:
     if len(draws) < 2:
         return []
     by_draw, found = variance(draws) * (1 + 1 / len(draws)), []
-    for (choice, option), part in select(rows, {"default": 0}).groupby(
-        ["choice", "option"], sort=False
-    ):
-        ends = [
-            (weight, one)
-            for weight, own in ((1.0, part), (-1.0, default))
-            if (one := estimate(own))
-        ]
+    own = select(rows, {"default": 0}).groupby(["choice", "option"], sort=False)
+    for (choice, option), part in own:
+        ends = [(w, one) for w, side in ((1.0, part), (-1.0, default)) if (one := estimate(side))]
         texts = difference(ends).variance - sum(one.seed_variance for _, one in ends)
-        mean = float(part["value"].mean())
-        noise = 2 * math.sqrt(by_draw + texts)
-        found.append((str(choice), str(option), mean, mean - fmean(draws), noise))
+        mean, room = float(part["value"].mean()), 2 * math.sqrt(by_draw + texts)
+        found.append((str(choice), str(option), mean, mean - fmean(draws), room))
     return found

@@ -1,17 +1,16 @@
 """Figure 5: FeatCal's accuracy with one of λ, ρ and α varied at a time."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import hovering, legend, one_panel, shown
-from reproduction.report.html import PageOutput, compact, note, table
+from reproduction.report.html import PageOutput, compact, listed
 from reproduction.report.paper import REAL, model_name
-from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, average, settings_shown
+from reproduction.report.tables import SETTING_LABELS, SYMBOLS, UPSTREAMS, average, settings_shown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -19,32 +18,21 @@ if TYPE_CHECKING:
 MERGERS = ("task_arithmetic", "wudi")
 COLOURS = {"task_arithmetic": "#0072B2", "wudi": "#D55E00"}  # Okabe and Ito
 MARKERS = {"task_arithmetic": "o", "wudi": "s"}
-SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α"}
 WORDS = {
-    "ridge": "ridge",
-    "anchor_blend": "blend of merged and base",
-    "interpolation": "interpolation",
-}
+    "ridge": "λ, ridge", "anchor_blend": "ρ, blend of merged and base", "interpolation": "α, interpolation",
+}  # fmt: skip
 FIGURES = {
-    "ridge": "fig-sweep-ridge",
-    "anchor_blend": "fig-sweep-blend",
-    "interpolation": "fig-sweep-interpolation",
-}
-
-
-def panel(parameter: str, ours: Evidence) -> PageOutput:
-    """Return one parameter's curves: every merger and setting that it was varied around."""
-    return shown(_panel(ours, parameter), f"sweep of {SYMBOLS[parameter]}")
+    "ridge": "fig-sweep-ridge", "anchor_blend": "fig-sweep-blend", "interpolation": "fig-sweep-interpolation",
+}  # fmt: skip
 
 
 def hover(*experiments: Evidence) -> PageOutput:
     """Return the same panels as data, to be read by hovering."""
+    run = [ours for ours in experiments if not ours.table("sweep").empty]
     return hovering(
         {
             name + ("-real" if ours.role == REAL else ""): _interactive(ours, parameter)
-            for ours in experiments
-            if not ours.table("sweep").empty
-            for parameter, name in FIGURES.items()
+            for ours, (parameter, name) in product(run, FIGURES.items())
         }
     )
 
@@ -68,60 +56,65 @@ def _curves(ours: Evidence, parameter: str) -> Iterator[tuple[str, str, pd.DataF
 def answer(*experiments: Evidence) -> PageOutput:
     """Return how much each parameter matters: the range of each curve and where it is highest."""
     rows = []
-    for parameter, symbol in SYMBOLS.items():
-        for ours in experiments:
-            for upstream, setting, points in _curves(ours, parameter):
-                values, kept = points["value"], points.loc[points["chosen"] == 1, "value"]
-                name = f"{symbol}, {UPSTREAMS[upstream]} <small>{model_name(ours.role, ours.suite)}, around the {SETTING_LABELS[setting]}</small>"
-                cells = [
-                    f"{values.max() - values.min():.1f}",
-                    compact(values.idxmax()),
-                    f"{kept.iloc[0] - values.max():+.1f}" if len(kept) else "–",
-                ]
-                rows.append(("", [name, *cells]))
-    if not rows:
-        return PageOutput(note("○ not run: no sweeps in the results."))
+    for parameter, ours in product(WORDS, experiments):
+        for upstream, setting, points in _curves(ours, parameter):
+            values, kept = points["value"], points.loc[points["chosen"] == 1, "value"]
+            about = f"{model_name(ours.role, ours.suite)}, around the {SETTING_LABELS[setting]}"
+            name = f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]} <small>{about}</small>"
+            cells = [f"{values.max() - values.min():.1f}", compact(values.idxmax())]
+            cells.append(f"{kept.iloc[0] - values.max():+.1f}" if len(kept) else "–")
+            rows.append([name, *cells])
     caption = "Average accuracy over one sweep, points; on test samples, so nothing is chosen by it"
     head = ["Varied", "Highest − lowest", "Highest at", "At the setting − highest"]
-    return PageOutput(table(head, rows, caption, "fc-long"))
+    return listed(head, rows, caption, "fc-long", "no sweeps in the results")
 
 
 def values(ours: Evidence) -> PageOutput:
     """Return the numbers behind the curves; bold: the setting that the others are varied around."""
     rows = []
-    for parameter, symbol in SYMBOLS.items():
+    for parameter in WORDS:
         for upstream, setting, points in _curves(ours, parameter):
-            cells = []
+            cells = [f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}"]
             for at, row in points.iterrows():
-                value = f"{row.value:.1f}"
-                value = f"<strong>{value}</strong>" if row.chosen else value
+                value = f"<strong>{row.value:.1f}</strong>" if row.chosen else f"{row.value:.1f}"
                 cells.append(f"{value}<small>at {compact(float(at))}</small>")
-            rows.append(
-                ("", [f"{symbol}, {UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}", *cells])
-            )
-    name = model_name(ours.role, ours.suite)
-    if not rows:
-        return PageOutput(note(f"○ not run: no sweeps — {name}."))
-    width = max(len(cells) for _, cells in rows)
-    rows = [(kind, [*cells, *[""] * (width - len(cells))]) for kind, cells in rows]
+            rows.append(cells)
+    name, width = model_name(ours.role, ours.suite), max(map(len, rows), default=0)
+    rows = [cells + [""] * (width - len(cells)) for cells in rows]
     head = ["Varied, merger, around", *["value"] * (width - 1)]
-    return PageOutput(table(head, rows, f"Average top-1 accuracy (%) — {name}"))
+    return listed(head, rows, f"Average top-1 accuracy (%) — {name}", "", f"no sweeps — {name}")
 
 
-def _panel(ours: Evidence, parameter: str) -> Figure | None:
+def panel(parameter: str, ours: Evidence) -> PageOutput:
+    """Draw one parameter's curves: every merger and setting that it was varied around.
+
+    A ring marks the chosen value; curves around other settings than the printed are hollow.
+    """
+    what = f"sweep of {SYMBOLS[parameter]}"
     if ours.table("sweep").empty:
-        return None
+        return shown(None, what)
     with one_panel(4.0) as (figure, axes):
         for upstream, setting, points in _curves(ours, parameter):
-            _line(axes, points, upstream, setting, setting == "paper")
+            colour, chosen = COLOURS[upstream], points[points["chosen"] == 1]
+            look: dict[str, Any] = {
+                "color": colour,
+                "marker": MARKERS[upstream],
+                "ls": "-",
+                "zorder": 3,
+            }
+            if setting != "paper":
+                look |= {"ls": "--", "markerfacecolor": "white", "zorder": 2}
+            name = f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}"
+            axes.plot(points.index, points["value"], label=name, markersize=8, lw=2, **look)
+            ring = {"s": 260, "facecolors": "none", "edgecolors": colour, "lw": 1.8, "zorder": 4}
+            axes.scatter(chosen.index, chosen["value"], **ring)
         for upstream, merged in _merged(ours, parameter).items():
             axes.axhline(merged, color=COLOURS[upstream], ls=(0, (1, 2)), lw=1.6, zorder=1)
         if parameter == "ridge":
             axes.set_xscale("log")
-        name = f"{SYMBOLS[parameter]}, {WORDS[parameter]} (no unit)"
-        axes.set(xlabel=name, ylabel="average top-1 accuracy (%)")
+        axes.set(xlabel=f"{WORDS[parameter]} (no unit)", ylabel="average top-1 accuracy (%)")
         legend(axes, 1)
-        return figure
+        return shown(figure, what)
 
 
 def _merged(ours: Evidence, parameter: str) -> dict[str, float]:
@@ -130,36 +123,17 @@ def _merged(ours: Evidence, parameter: str) -> dict[str, float]:
     return {upstream: merged.mean for upstream, merged in found.items() if merged}
 
 
-def _line(axes: Axes, points: pd.DataFrame, upstream: str, setting: str, main: bool) -> None:
-    """Draw a curve with its chosen value ringed; those around other settings than the printed are hollow."""
-    colour = COLOURS[upstream]
-    look: dict[str, Any] = {"color": colour, "marker": MARKERS[upstream], "markersize": 8, "lw": 2}
-    look |= (
-        {"ls": "-", "zorder": 3} if main else {"ls": "--", "markerfacecolor": "white", "zorder": 2}
-    )
-    name = f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}"
-    axes.plot(points.index, points["value"], label=name, **look)
-    chosen = points[points["chosen"] == 1]
-    ring = {"s": 260, "facecolors": "none", "edgecolors": colour, "lw": 1.8, "zorder": 4}
-    axes.scatter(chosen.index, chosen["value"], **ring)
-
-
 def _interactive(ours: Evidence, parameter: str) -> "go.Figure":
     import plotly.graph_objects as go  # half a second, which only pages with such figures pay
 
-    figure, symbol = go.Figure(), SYMBOLS[parameter]
-    tried: list[float] = []
+    figure, tried = go.Figure(), set[float]()
     for upstream, setting, points in _curves(ours, parameter):
-        tried += [float(at) for at in points.index]
+        tried |= set(map(float, points.index))
         main, colour = setting == "paper", COLOURS[upstream]
-        mark = {
-            "symbol": {"o": "circle", "s": "square"}[MARKERS[upstream]],
-            "size": 8,
-            "line": {"color": colour, "width": 2},
-            "color": colour if main else "white",
-        }
+        mark = {"symbol": {"o": "circle", "s": "square"}[MARKERS[upstream]], "size": 8}
+        mark |= {"line": {"color": colour, "width": 2}, "color": colour if main else "white"}
         said = [
-            f"{symbol} = {compact(at)}{', chosen' * bool(row.chosen)}: {row.value:.1f} %"
+            f"{SYMBOLS[parameter]} = {compact(at)}{', chosen' * bool(row.chosen)}: {row.value:.1f} %"
             for at, row in points.iterrows()
         ]
         figure.add_scatter(
@@ -181,5 +155,5 @@ def _interactive(ours: Evidence, parameter: str) -> "go.Figure":
             hoverinfo="text+name", hoverlabel={"namelength": -1},
         )  # fmt: skip
     axis = {"type": "log"} if parameter == "ridge" else {}
-    figure.update_xaxes(title=f"{symbol}, {WORDS[parameter]} (no unit)", **axis)
+    figure.update_xaxes(title=f"{WORDS[parameter]} (no unit)", **axis)
     return figure.update_yaxes(title="average top-1 accuracy (%)").update_layout(height=440)

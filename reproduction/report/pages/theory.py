@@ -22,34 +22,28 @@ from reproduction.report.figures import (
     drawing,
     shown,
 )
-from reproduction.report.html import PageOutput, chip, table
+from reproduction.report.html import PageOutput, chip, listed
 from reproduction.report.page import verdict_table
 from reproduction.report.paper import IMAGES, REAL, packaged
 from reproduction.report.verdicts import sources
 
 MODELS = ("merged", "featcal")
+HATCHED: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "lw": 0.4}
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "from_upstream": ("passed on by earlier blocks", {"color": "#BBBBBB"}),
-    "from_mismatch": (
-        "added by this block",
-        {"color": "#D55E00", "hatch": "////", "edgecolor": "white", "lw": 0.4},
-    ),
+    "from_mismatch": ("added by this block", {"color": "#D55E00", **HATCHED}),
 }
 LOSSES = {
-    "proposition_7": ("Prop. 7: gradient × score change", "o"),
-    "corollary_2": ("Cor. 2: constants × final drift", "^"),
-}
+    "proposition_7": ("Prop. 7: gradient × score change", "o"), "corollary_2": ("Cor. 2: constants × final drift", "^"),
+}  # fmt: skip
 SCORES = {
-    "proposition_3": ("Prop. 3: along the segment", "o"),
-    "proposition_6": ("Prop. 6: every direction", "^"),
-}
-
-CLOUD: dict[str, Any] = {
-    "ls": "none",
-    "markersize": 4.5,
-    "mew": 0,
-    "alpha": 0.6,
-}  # half the bytes of a scatter plot
+    "proposition_3": ("Prop. 3: along the segment", "o"), "proposition_6": ("Prop. 6: every direction", "^"),
+}  # fmt: skip
+CLOUD: dict[str, Any] = {"ls": "none", "markersize": 4.5, "mew": 0, "alpha": 0.6}
+NODES = {
+    "recursion_digits": ("one block (Eq. 4)", "o", "-"), "unrolled_digits": ("all blocks (Eq. 5)", "s", "--"),
+    "digits_by_nodes": ("loss (Eq. 41)", "^", ":"),
+}  # fmt: skip
 
 
 def rows(suite: str, role: str) -> pd.DataFrame:
@@ -61,31 +55,24 @@ def rows(suite: str, role: str) -> pd.DataFrame:
 def checks(suite: str) -> PageOutput:
     """List every statement with its worst case, how tight it is, and the verdict, by source."""
     chosen = {claim.id: claim for claim in claims() if claim.place == "theory"}
-    words = [
-        {
-            name: v.word if v else "not run"
-            for name, v in zip(chosen, source.judged(chosen.values()), strict=True)
-        }
+    judged = {
+        source.key: dict(zip(chosen, source.judged(chosen.values()), strict=True))
         for source in sources(suite)
-        if source.key in ("real_encoder", suite)
-    ]
+    }
     body = []
     for name, facts in packaged("statements.yaml").items():
-        cells = [
-            f"{facts['name']}<small>{facts['section']}</small>",
-            escape(facts["says"]),
-            escape(facts["checked"]),
-        ]
-        for role, said in zip((REAL, IMAGES), words, strict=True):
-            found = rows(suite, role)
-            own = found[found["statement"] == name]
+        cells = [f"{facts['name']}<small>{facts['section']}</small>"]
+        cells += [escape(facts["says"]), escape(facts["checked"])]
+        for role, source in ((REAL, "real_encoder"), (IMAGES, suite)):
+            own = select(rows(suite, role), {"statement": name})
             worst = (worst_case(own, method, facts["quantity"]) for method in MODELS)
-            verdict = said.get(facts["claim"], "not run")
-            cells.append(f"{chip(verdict)}<small>{' · '.join(worst)}</small>")
-        body.append(("", cells))
+            verdict = judged[source].get(facts["claim"])
+            word = verdict.word if verdict else "not run"
+            cells.append(f"{chip(word)}<small>{' · '.join(worst)}</small>")
+        body.append(cells)
     head = ["Statement", "In plain words", "Checked on", "Real encoder", "Synthetic images"]
     caption = "The numbered statements. Small: worst case of the merged · of the calibrated model"
-    return PageOutput(table(head, body, caption, "fc-words"))
+    return listed(head, body, caption, "fc-words")
 
 
 def conditions(suite: str) -> PageOutput:
@@ -93,15 +80,12 @@ def conditions(suite: str) -> PageOutput:
     lines = []
     for name, facts in packaged("statements.yaml").items():
         for quantity, method in facts.get("met", []):
-            cells = []
-            for role in (REAL, IMAGES):
-                wanted = {"statement": name, "quantity": quantity, "method": method, "block": ""}
-                values = select(rows(suite, role), wanted)["value"]
-                cells.append(f"{values.mean():.1f}" if len(values) else "–")
             words = f"{quantity.replace('_', ' ')}<small>{facts['name']}, {NAMES[method]}</small>"
-            lines.append(("", [words, *cells]))
+            wanted = {"statement": name, "quantity": quantity, "method": method, "block": ""}
+            found = (select(rows(suite, role), wanted)["value"] for role in (REAL, IMAGES))
+            lines.append([words, *(f"{own.mean():.1f}" if len(own) else "–" for own in found)])
     head = ["Quantity (%)", "Real encoder", "Synthetic images"]
-    return PageOutput(table(head, lines, "What the statements need, and how often it is met"))
+    return listed(head, lines, "What the statements need, and how often it is met")
 
 
 def verdicts(suite: str) -> PageOutput:
@@ -129,8 +113,8 @@ def figure(panel: str, role: str, suite: str) -> PageOutput:
     points = Evidence(suite, role, "8").table("theory_points")
     own = points[points["setting"].isin(["", studied_setting(suite)])]
     lines = rows(suite, role)
-    ran = len(lines) and len(own)
-    return shown(PANELS[panel](lines, own) if ran else None, panel)
+    with drawing():
+        return shown(PANELS[panel](lines, own) if len(lines) and len(own) else None, panel)
 
 
 def sheet(panels: int, height: float) -> tuple[Figure, list[Axes]]:
@@ -152,177 +136,138 @@ def numbered(axes: Axes, blocks: Any) -> list[int]:
     return list(range(len(blocks)))
 
 
+def pair_of_bars(axes: Axes, values: pd.Series, place: int, **look: Any) -> None:
+    """Draw the first or second of two bars at every block."""
+    places = [at + (place - 0.5) * 0.38 for at in numbered(axes, values.index)]
+    axes.bar(places, values, width=0.36, **look)
+
+
 def decomposition(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
     """Draw drift after every block, stacked from the parts of Proposition 1."""
-    with drawing():
-        figure, axes = sheet(2, 3.0)
-        for ax, method in zip(axes, MODELS, strict=True):
-            base = 0.0
-            for quantity, (name, look) in PARTS.items():
-                values = by_block(rows, method, quantity, "proposition_1")
-                ax.bar(
-                    numbered(ax, values.index), values, bottom=base, width=0.7, label=name, **look
-                )
-                base = values.to_numpy() + base
-            ax.set_title(f"{NAMES[method]} model" if method == "merged" else NAMES[method])
-            ax.set(ylabel="drift (% of the\nexpert's features)")
-        axes[1].sharey(axes[0])
-        axes[1].set_xlabel("after block")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        return figure
+    figure, axes = sheet(2, 3.0)
+    for ax, method in zip(axes, MODELS, strict=True):
+        base = 0.0
+        for quantity, (name, look) in PARTS.items():
+            values = by_block(rows, method, quantity, "proposition_1")
+            places = numbered(ax, values.index)
+            ax.bar(places, values, bottom=base, width=0.7, label=name, **look)
+            base = values.to_numpy() + base
+        ax.set_title(f"{NAMES[method]} model" if method == "merged" else NAMES[method])
+        ax.set(ylabel="drift (% of the\nexpert's features)")
+    axes[1].sharey(axes[0])
+    axes[1].set_xlabel("after block")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
 
 
 def propagation(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
     """Draw where final drift comes from, and how fast the quadrature converges."""
-    with drawing():
-        figure, (origin, nodes) = sheet(2, 3.2)
-        for i, method in enumerate(MODELS):
-            share = by_block(rows, method, "share_of_final", "proposition_2")
-            share = share.loc[sorted(share.index, key=depth)]
-            look: dict[str, Any] = (
-                {"hatch": "////", "edgecolor": "white", "lw": 0.4} if method == "merged" else {}
-            )
-            places = [p + (i - 0.5) * 0.38 for p in numbered(origin, share.index)]
-            origin.bar(
-                places, share, width=0.36, color=COLOURS[method], label=NAMES[method], **look
-            )
-        origin.axhline(0, color=INK, lw=0.8)
-        origin.set(xlabel="block whose mismatch it was", ylabel="share of final drift (%)")
-        origin.legend()
-        lines = {"recursion_digits": ("one block (Eq. 4)", "o", "-"), "unrolled_digits": ("all blocks (Eq. 5)", "s", "--"),
-                 "digits_by_nodes": ("loss (Eq. 41)", "^", ":")}  # fmt: skip
-        for quantity, (name, marker, style) in lines.items():
-            found = select(rows, {"method": "merged", "quantity": quantity})
-            worst = found[found["task"] != ""].groupby("nodes")["value"].min()
-            nodes.plot(
-                worst.index, 10.0**-worst, style, marker=marker, label=name, color=INK, markersize=7
-            )
-        nodes.set_xscale("log", base=2)
-        nodes.set_yscale("log")
-        ticks = sorted(set(rows["nodes"].dropna()))
-        nodes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
-        nodes.minorticks_off()
-        nodes.set(xlabel="quadrature nodes", ylabel="largest relative error")
-        nodes.legend(loc="lower left")
-        return figure
+    figure, (origin, nodes) = sheet(2, 3.2)
+    for i, method in enumerate(MODELS):
+        share = by_block(rows, method, "share_of_final", "proposition_2")
+        share = share.loc[sorted(share.index, key=depth)]
+        look = HATCHED if method == "merged" else {}
+        pair_of_bars(origin, share, i, color=COLOURS[method], label=NAMES[method], **look)
+    origin.axhline(0, color=INK, lw=0.8)
+    origin.set(xlabel="block whose mismatch it was", ylabel="share of final drift (%)")
+    origin.legend()
+    for quantity, (name, marker, style) in NODES.items():
+        found = select(rows, {"method": "merged", "quantity": quantity})
+        worst = 10.0 ** -found[found["task"] != ""].groupby("nodes")["value"].min()
+        look = {"marker": marker, "label": name, "color": INK, "markersize": 7}
+        nodes.plot(worst.index, worst, style, **look)
+    nodes.set_xscale("log", base=2)
+    nodes.set_yscale("log")
+    ticks = sorted(set(rows["nodes"].dropna()))
+    nodes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+    nodes.minorticks_off()
+    nodes.set(xlabel="quadrature nodes", ylabel="largest relative error")
+    nodes.legend(loc="lower left")
+    return figure
 
 
 def bounds(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
     """Draw what three bounds allow against what happens."""
-    with drawing():
-        figure, (growth, scores, losses) = sheet(3, 3.6)
-        found = points[points["statement"] == "proposition_5"]
-        for method in MODELS:
-            own = found[found["method"] == method]
-            look: dict[str, Any] = {
-                "marker": MARKERS[method],
-                "color": COLOURS[method],
-                "label": NAMES[method],
-            }
-            growth.plot(own["actual"], own["bound"], **CLOUD, **look)
-        ends = [min(found["actual"].min(), 1.0) - 0.05, found["actual"].quantile(0.99) + 0.05]
-        growth.plot(ends, ends, color=INK, lw=1)
-        growth.axhline(1, color=INK, lw=1, ls=":")
-        growth.set(
-            xlim=ends, xlabel="drift behind a block / before it", ylabel="at least, by Prop. 5"
-        )
-        growth.legend()
-        for ax, chosen, what in ((scores, SCORES, "scores"), (losses, LOSSES, "loss")):
-            for i, (statement, (name, marker)) in enumerate(chosen.items()):
-                own = points[(points["statement"] == statement) & (points["method"] == "merged")]
-                own = own[own["actual"] > 1e-3]  # below, a logarithmic axis shows nothing but noise
-                colour = ("#009E73", "#CC79A7")[i]  # neither model's: both are in every cloud
-                ax.plot(
-                    own["actual"], own["bound"], marker=marker, color=colour, label=name, **CLOUD
-                )
-            span = np.array([max(ax.get_xlim()[0], 1e-3), ax.get_xlim()[1]])
-            ax.plot(span, span, color=INK, lw=1)
-            ax.set(
-                xscale="log",
-                yscale="log",
-                xlabel=f"change of the {what}",
-                ylabel="at most, by the bound",
-            )
-            ax.minorticks_off()
-            ax.legend(loc="lower right")
-        return figure
+    figure, (growth, scores, losses) = sheet(3, 3.6)
+    found = select(points, {"statement": "proposition_5"})
+    for method in MODELS:
+        own = select(found, {"method": method})
+        look = {"marker": MARKERS[method], "color": COLOURS[method], "label": NAMES[method]}
+        growth.plot(own["actual"], own["bound"], **CLOUD, **look)
+    ends = [min(found["actual"].min(), 1.0) - 0.05, found["actual"].quantile(0.99) + 0.05]
+    growth.plot(ends, ends, color=INK, lw=1)
+    growth.axhline(1, color=INK, lw=1, ls=":")
+    growth.set(xlim=ends, xlabel="drift behind a block / before it", ylabel="at least, by Prop. 5")
+    growth.legend()
+    for ax, chosen, what in ((scores, SCORES, "scores"), (losses, LOSSES, "loss")):
+        for i, (statement, (name, marker)) in enumerate(chosen.items()):
+            own = select(points, {"statement": statement, "method": "merged"})
+            own = own[own["actual"] > 1e-3]  # below, a logarithmic axis shows nothing but noise
+            colour = ("#009E73", "#CC79A7")[i]  # neither model's: both are in every cloud
+            look = {"marker": marker, "color": colour, "label": name}
+            ax.plot(own["actual"], own["bound"], **look, **CLOUD)
+        span = np.array([max(ax.get_xlim()[0], 1e-3), ax.get_xlim()[1]])
+        ax.plot(span, span, color=INK, lw=1)
+        ax.set(xscale="log", yscale="log", xlabel=f"change of the {what}")
+        ax.set_ylabel("at most, by the bound")
+        ax.minorticks_off()
+        ax.legend(loc="lower right")
+    return figure
 
 
 def margins(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
     """Draw the largest score change over half the expert's lead, by whether the answer stayed."""
-    found = points[points["statement"] == "margin"]
+    found = select(points, {"statement": "margin"})
     ratio = np.log10((found["actual"] / found["bound"].clip(lower=1e-9)).clip(1e-2, 1e3))
-    edges = (
-        np.arange(np.floor(ratio.min() * 5), np.ceil(ratio.max() * 5) + 1) / 5
-    )  # one edge on the limit, at 0
+    ends = np.floor(ratio.min() * 5), np.ceil(ratio.max() * 5) + 1
+    edges = np.arange(*ends) / 5  # one edge on the limit, at 0
     looks: dict[int, dict[str, Any]] = {
         1: {"color": COLOURS["featcal"], "label": "answer stays"},
-        0: {
-            "color": COLOURS["merged"],
-            "hatch": "////",
-            "edgecolor": "white",
-            "lw": 0.4,
-            "label": "answer changes",
-        },
+        0: {"color": COLOURS["merged"], "label": "answer changes", **HATCHED},
     }
-    with drawing():
-        figure, axes = sheet(2, 3.0)
-        for ax, method in zip(axes, MODELS, strict=True):
-            below = np.zeros(len(edges) - 1)
-            for kept, look in looks.items():
-                counts = np.histogram(
-                    ratio[(found["method"] == method) & (found["kept"] == kept)], edges
-                )[0]
-                there = counts > 0
-                ax.bar(edges[:-1][there], counts[there], 0.18, below[there], align="edge", **look)
-                below += counts
-            ax.axvline(0, color=INK, lw=1.5, ls="--")
-            own = select(rows, {"method": method, "statement": "margin"})
-            sure, fact = (
-                select(own, {"quantity": q})["value"].mean()
-                for q in ("kept_by_score", "kept_in_fact")
-            )
-            ax.set_title(f"{NAMES[method]}: {sure:.0f} % guaranteed, {fact:.0f} % in fact")
-            ax.set_xticks([-1, 0, 1, 2], ["0.1", "1", "10", "100"])
-            ax.set(ylabel="images")
-        axes[0].legend()
-        axes[1].set_xlabel("largest score change / half the expert's lead")
-        return figure
+    figure, axes = sheet(2, 3.0)
+    for ax, method in zip(axes, MODELS, strict=True):
+        below = np.zeros(len(edges) - 1)
+        for kept, look in looks.items():
+            own = ratio[(found["method"] == method) & (found["kept"] == kept)]
+            counts = np.histogram(own, edges)[0]
+            there = counts > 0
+            ax.bar(edges[:-1][there], counts[there], 0.18, below[there], align="edge", **look)
+            below += counts
+        ax.axvline(0, color=INK, lw=1.5, ls="--")
+        wanted = {"method": method, "statement": "margin"}
+        sure, fact = (
+            select(rows, wanted | {"quantity": quantity})["value"].mean()
+            for quantity in ("kept_by_score", "kept_in_fact")
+        )
+        ax.set_title(f"{NAMES[method]}: {sure:.0f} % guaranteed, {fact:.0f} % in fact")
+        ax.set_xticks([-1, 0, 1, 2], ["0.1", "1", "10", "100"])
+        ax.set(ylabel="images")
+    axes[0].legend()
+    axes[1].set_xlabel("largest score change / half the expert's lead")
+    return figure
 
 
 def solved_inputs(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
     """Draw how far a linear's inputs move after its solution, and what that does to its fit."""
-    kinds = {
-        "stale": ("stale features", COLOURS["merged"]),
-        "forward": ("forward order", COLOURS["featcal"]),
-    }
-    with drawing():
-        figure, (moved, fits) = sheet(2, 3.2)
-        for i, (kind, (name, colour)) in enumerate(kinds.items()):
-            values = by_block(rows, "featcal", f"{kind}_moved", "proposition_8")
-            look: dict[str, Any] = (
-                {"hatch": "////", "edgecolor": "white", "lw": 0.4} if kind == "stale" else {}
-            )
-            places = [p + (i - 0.5) * 0.38 for p in numbered(moved, values.index)]
-            moved.bar(places, values, width=0.36, color=colour, label=name, **look)
-            for part, said, style in (
-                ("on_source", "as solved", "--"),
-                ("deployed", "as deployed", "-"),
-            ):
-                fit = by_block(rows, "featcal", f"{kind}_{part}", "proposition_8")
-                marker = {"stale": "X", "forward": "^"}[kind]
-                line: dict[str, Any] = {
-                    "color": colour,
-                    "marker": marker,
-                    "markersize": 7,
-                    "label": f"{name}, {said}",
-                }
-                fits.plot(numbered(fits, fit.index), fit, style, **line)
-        moved.set(xlabel="block", ylabel="inputs moved (%)")
-        moved.legend()
-        fits.set(xlabel="block", ylabel="misfit of linears (%)", ylim=(0, None))
-        fits.legend(fontsize=10)
-        return figure
+    figure, (moved, fits) = sheet(2, 3.2)
+    kinds = (("stale", "stale features", "merged"), ("forward", "forward order", "featcal"))
+    for i, (kind, name, method) in enumerate(kinds):
+        values = by_block(rows, "featcal", f"{kind}_moved", "proposition_8")
+        look = HATCHED if kind == "stale" else {}
+        pair_of_bars(moved, values, i, color=COLOURS[method], label=name, **look)
+        for part, said, style in (
+            ("on_source", "as solved", "--"),
+            ("deployed", "as deployed", "-"),
+        ):
+            fit = by_block(rows, "featcal", f"{kind}_{part}", "proposition_8")
+            line = {"color": COLOURS[method], "marker": MARKERS[method], "label": f"{name}, {said}"}
+            fits.plot(numbered(fits, fit.index), fit, style, markersize=7, **line)
+    moved.set(xlabel="block", ylabel="inputs moved (%)")
+    moved.legend()
+    fits.set(xlabel="block", ylabel="misfit of linears (%)", ylim=(0, None))
+    fits.legend(fontsize=10)
+    return figure
 
 
 PANELS: dict[str, Callable[[pd.DataFrame, pd.DataFrame], Figure]] = {

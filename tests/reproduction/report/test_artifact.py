@@ -1,18 +1,24 @@
 """ARTIFACT.md is current, and its commands and minutes are those of the pipeline and of the run records."""
 
+import csv
 import json
+import math
 import re
 import runpy
 import subprocess
 from functools import cache
+from statistics import mean
 
 import pytest
 from resolved import resolved, stages_of_dvc_repro
+from synthetic_results import write_project
 
 from pipeline import ROOT
 from reproduction.report import artifact
 from reproduction.report.claims import claims
+from reproduction.report.evidence import Evidence
 from reproduction.report.pages import resources
+from reproduction.report.verdicts import DECIDED
 
 RESULTS = ROOT / "results" / "mini"
 text_of = cache(artifact.text)
@@ -73,3 +79,78 @@ def test_the_tolerance_is_that_of_the_comparison():
     told = re.findall(r"±(\d+)", artifact.TOLERANCE)
     assert [float(number) for number in told] == [allowed["AVERAGE"], allowed["TASK"]]
     assert f"√({allowed['ANSWERS']}/n)" in artifact.TOLERANCE
+
+
+# results for other programs
+
+
+def rows(kind: str) -> list[dict[str, str]]:
+    with (RESULTS / kind / f"clip_b32-8/{kind}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def average(measure, found, **wanted):
+    kept = [row for row in found if all(row[key] == value for key, value in wanted.items())]
+    return pytest.approx(mean(float(row[measure]) for row in kept), abs=1e-4)
+
+
+def test_metrics_are_averages_of_the_scores():
+    found, scores = artifact.metrics(Evidence("mini", "clip_b32", "8")), rows("scores")
+    for name, setting in (("featcal_tuned", "suite"), ("featcal_printed", "paper")):
+        own = {"upstream": "task_arithmetic", "method": "featcal", "setting": setting}
+        assert found["task_arithmetic"][name] == average("value", scores, **own)
+    assert found["wudi"]["merged"] == average("value", scores, upstream="wudi", method="merged")
+    assert found["expert"] == average("value", scores, method="expert")
+
+
+def test_plots_hold_every_task_and_every_block():
+    ours, drift = Evidence("mini", "clip_b32", "8"), rows("drift")
+    tasks = {row["task"]: row for row in artifact.by_task(ours)}
+    assert list(tasks) == ours.tasks
+    expert = average("value", rows("scores"), method="expert", task="mnist")
+    assert tasks["mnist"]["expert"] == expert
+    blocks = artifact.by_block(ours)
+    assert [row["block"] for row in blocks] == list(range(1, len(blocks) + 1))
+    own = {"method": "featcal", "setting": "suite", "upstream": "task_arithmetic", "block": "00"}
+    assert blocks[0]["featcal"] == average("relative_drift", drift, **own)
+
+
+def entries(found):
+    """Return source, setting and entry of every verdict."""
+    sources = [own for claim in found["claims"].values() for own in claim["verdicts"].items()]
+    return [(source, setting, entry) for source, own in sources for setting, entry in own.items()]
+
+
+def test_claims_as_data_hold_every_claim_and_the_squares_of_noise_by_source_add_up(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(write_project(tmp_path))
+    data = artifact.claims_as_data("mini")
+    assert list(data["claims"]) == [claim.id for claim in claims()]
+    found = entries(data)
+    assert {setting for _, setting, _ in found} == {"paper", "suite"}
+    split = [entry for *_, entry in found if "draws" in entry["noise"]]
+    assert [entry for entry in split if entry["verdict"] in DECIDED]
+    for entry in split:
+        noise, margin = entry["noise"], entry["margin"]
+        parts = math.hypot(noise["draws"], noise["test_samples"])
+        assert parts == pytest.approx(noise["total"], abs=1e-5)
+        if entry["verdict"] in DECIDED:
+            assert (margin > noise["total"]) == (entry["verdict"] == "holds")
+            if abs(abs(margin) - 1.5 * noise["total"]) > 1e-4:
+                assert entry["fragile"] == (0 < abs(margin) < 1.5 * noise["total"])
+
+
+def test_every_source_of_the_results_in_git_is_in_the_data():
+    found = entries(artifact.claims_as_data("mini"))
+    decided = {source for source, _, entry in found if entry["verdict"] in DECIDED}
+    assert decided == {
+        "real_images", "real_encoder", "second_encoder", "real_language", "mini"
+    }  # fmt: skip
+
+
+def test_a_suite_without_results_has_no_metric_and_claims_that_were_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(write_project(tmp_path, empty=True))
+    ours = Evidence("mini", "clip_b32", "8")
+    assert (artifact.metrics(ours), artifact.by_task(ours), artifact.by_block(ours)) == ({}, [], [])
+    assert {e["verdict"] for *_, e in entries(artifact.claims_as_data("mini"))} == {"not run"}

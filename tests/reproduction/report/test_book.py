@@ -36,15 +36,8 @@ def site(tmp_path_factory):
     """The folder of the built pages."""
     root = tmp_path_factory.mktemp("book")
     copy_of_the_book(root)
-    command = [
-        str(Path(sys.executable).with_name("jupyter-book")),
-        "build",
-        "-W",
-        "-n",
-        "--keep-going",
-        "--quiet",
-        "book",
-    ]
+    program = str(Path(sys.executable).with_name("jupyter-book"))
+    command = [program, *"build -W -n --keep-going --quiet book".split()]
     built = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
     return root / "book" / "_build" / "html"
@@ -98,26 +91,17 @@ def test_the_link_test_can_fail(tmp_path):
 @pytest.mark.parametrize("name", sorted(set(PAGES) - {"figure4"}))  # which shows damaged pictures
 def test_plots_are_vector_graphics(site, name):
     page = nbformat.read(site.parents[1] / "pages" / f"{name}.ipynb", as_version=4)
-    data = [
-        output.get("data", {})
-        for cell in page.cells
-        if cell.cell_type == "code"
-        for output in cell.outputs
-    ]
+    shown = [output for cell in page.cells for output in cell.get("outputs", [])]
+    data = [output.get("data", {}) for output in shown]
     assert not any("<image" in one.get("image/svg+xml", "") for one in data)
-    assert name == "differences" or not any(
-        kind in one for one in data for kind in ("image/png", "image/jpeg")
-    )
+    assert name == "differences" or not {"image/png", "image/jpeg"} & set().union(*data)
 
 
 def test_generated_pages_are_filled(site):
-    told = dict(
-        api="anchor_blend",
-        commands="--interpolation",
-        mergers="tsv_merge",
-        params="upstream",
-        results="relative_drift",
-    )
+    told = {
+        "api": "anchor_blend", "commands": "--interpolation", "mergers": "tsv_merge", "params": "upstream",
+        "results": "relative_drift",
+    }  # fmt: skip
     for name, word in told.items():
         assert word in (site / "reference" / f"{name}.html").read_text(), name
     assert "no space left on the disk" in (site / "troubleshooting.html").read_text()
@@ -128,20 +112,14 @@ def test_generated_pages_are_filled(site):
 @pytest.mark.browser
 def test_all_claims_are_filtered_by_verdict_and_words(site, window):
     page = site / "pages" / "scoreboard.html"
-    assert (
-        " hidden"
-        not in re.search(r"<table class=\"fc fc-claims.*?</table>", page.read_text(), re.DOTALL)[0]
-    )  # without scripts
+    written = re.search(r"<table class=\"fc fc-claims.*?</table>", page.read_text(), re.DOTALL)
+    assert " hidden" not in written[0]  # without scripts
     shown = "return [...document.querySelectorAll('table.fc-filtered tbody tr')].filter(row => !row.hidden).length"
     window.look(page, 1280)
     of = "return document.querySelectorAll('table.fc-filtered tbody tr{}').length".format
-    other = "".join(
-        f":not(.fc-is-{word})"
-        for word in ("does-not-hold", "within-noise", "one-run", "vacuous", "not-run")
-    )
-    window.run(
-        "document.querySelector('.fc-filter [value=holds]').click()"
-    )  # a row has a verdict of every source
+    others = ("does-not-hold", "within-noise", "one-run", "vacuous", "not-run")
+    other = "".join(f":not(.fc-is-{word})" for word in others)  # a row has one of every source
+    window.run("document.querySelector('.fc-filter [value=holds]').click()")
     assert 0 < window.run(shown) == window.run(of("")) - window.run(of(other)) < window.run(of(""))
     window.look(page, 1280, "?verdict=holds")
     assert window.run(shown) == window.run(of(".fc-is-holds"))
@@ -181,32 +159,27 @@ def test_search_works_without_a_network(site, window):
 
 @pytest.mark.browser
 def test_every_page_works_in_a_browser_wide_and_narrow_and_axe_finds_nothing_serious(site, window):
-    pages = [
-        page for page in pages_of(site) if page != site / "index.html"
-    ]  # it only leads to the landing page
+    # the index only leads to the landing page
+    pages = [page for page in pages_of(site) if page != site / "index.html"]
     assert len(pages) >= 8
     for page in pages:
         name = str(page.relative_to(site))
         window.look(page, 1280)
         for scheme in ("light", "dark"):
             assert window.colours(scheme) == scheme, name
-            assert window.audit(only_colours=scheme == "dark") == [], (
-                f"{name}, {scheme}"
-            )  # the rest is the same in both
+            # what is no colour is the same in both
+            found = window.audit(only_colours=scheme == "dark")
+            assert found == [], f"{name}, {scheme}"
         for width in (1280, 390):  # a narrow page has the same texts and colours
             window.resize(width)
-            fits = window.wait(
-                f"return document.documentElement.scrollWidth <= {width}"
-            )  # charts follow in a moment
+            # charts follow in a moment
+            fits = window.wait(f"return document.documentElement.scrollWidth <= {width}")
             assert fits, f"{name} scrolls sideways at {width} px"
         assert window.run(browsers.BROKEN) == [], f"{name}: broken images"
         assert window.run(browsers.RAW) == [], f"{name}: formulas that were not drawn"
         assert window.complaints() == [], f"{name}: errors on the console"
-        outside = [
-            url
-            for url in window.requests()
-            if urlparse(url).scheme not in ("file", "data", "blob", "about", "chrome")
-        ]
+        local = ("file", "data", "blob", "about", "chrome")
+        outside = [url for url in window.requests() if urlparse(url).scheme not in local]
         assert outside == [], f"{name} asks the network"
 
 

@@ -45,9 +45,7 @@ def test_the_settings_of_texts_and_that_alpha_is_at_the_end_of_its_grid():
         run, best = PARAMS["featcal"][key.rpartition("-")[0]]["suite"], TEXTS[key]["best"]
         assert best == f"ridge {run['ridge']:g}, interpolation {run['interpolation']:g}"
         assert f"{run['ridge']:g} and {run['interpolation']:g} for " in here
-        averages = {
-            name: value for name, value in TEXTS[key]["averages"].items() if name != "merged"
-        }
+        averages = {n: value for n, value in TEXTS[key]["averages"].items() if n != "merged"}
         assert averages[best] == max(averages.values())
         assert run["interpolation"] == min(float(name.rsplit(" ", 1)[1]) for name in averages)
 
@@ -56,9 +54,8 @@ def test_the_settings_of_the_real_encoder_are_the_best_mean_over_the_mergers():
     found = json.loads((ROOT / "reproduction/real_text/settings_choice.json").read_text("utf-8"))
     run = PARAMS["featcal"]["minilm"]["suite"]
     chosen = found["minilm-8"]["featcal"]
-    assert chosen["best"] == ", ".join(
-        f"{name} {run[name]:g}" for name in ("ridge", "anchor_blend", "interpolation")
-    )
+    names = ("ridge", "anchor_blend", "interpolation")
+    assert chosen["best"] == ", ".join(f"{name} {run[name]:g}" for name in names)
     assert set(chosen["by_merger"]) == {"task_arithmetic", "wudi"}
     means = {
         name: sum(scores[name] for scores in chosen["by_merger"].values()) / 2
@@ -74,11 +71,9 @@ def test_the_settings_of_the_real_encoder_are_the_best_mean_over_the_mergers():
 
 
 def test_the_stabiliser_is_the_share_of_lambda_that_is_said():
+    paper, here, _ = said("mini", "stabiliser")
     share = EPS / PARAMS["featcal"]["clip_b32"]["suite"]["ridge"]
-    assert (
-        f"{share:.0%}".replace("%", " %") in said("mini", "stabiliser")[1]
-        and compact(EPS) in said("mini", "stabiliser")[0]
-    )
+    assert f"{share:.0%}".replace("%", " %") in here and compact(EPS) in paper
 
 
 def test_tokens_frozen_parts_and_norms_are_those_of_the_code():
@@ -94,25 +89,20 @@ def test_tokens_frozen_parts_and_norms_are_those_of_the_code():
 
 def test_twenty_tasks_miss_the_ranges_as_it_is_said():
     found = CHOICE["suite"]
-    assert {pool: one["checks_hold"] for pool, one in found["checked"].items()} == {
-        "8": True,
-        "14": True,
-        "20": False,
-    }
+    held = {pool: one["checks_hold"] for pool, one in found["checked"].items()}
+    assert held == {"8": True, "14": True, "20": False}
     runs = {role: list(seeds.values()) for role, seeds in found["pools"]["20"].items()}
     assert all(run["average"] - run["base"] < 8 for several in runs.values() for run in several)
-    assert all(run["base"] < 40 for run in runs["clip_l14"]) and all(
-        40 <= run["base"] <= 55 for run in runs["clip_b32"]
-    )
+    assert all(run["base"] < 40 for run in runs["clip_l14"])
+    assert all(40 <= run["base"] <= 55 for run in runs["clip_b32"])
     assert "averaging gains less" in said("mini", "ranges with 20 tasks")[1]
 
 
 def test_the_larger_t5_misses_its_range_as_it_is_said():
     found = json.loads((ROOT / "results/mini/language_choice.json").read_text("utf-8"))
-    experts = {
-        role: mean(found[role]["experts"].values()) for role in ("flan_t5_base", "flan_t5_large")
-    }
-    assert experts["flan_t5_large"] < 85 <= experts["flan_t5_base"]
+    roles = ("flan_t5_large", "flan_t5_base")
+    larger, smaller = (mean(found[role]["experts"].values()) for role in roles)
+    assert larger < 85 <= smaller
     assert "below the 85 points" in said("mini", "range of the larger T5", "language")[1]
 
 
@@ -125,25 +115,16 @@ def test_the_sizes_of_models_and_adapters():
     assert f"{min(widths)} or {max(widths)} wide" in here and len(widths) == 2
     assert f"{min(blocks)} to {max(blocks)} blocks" in here
     towers = [config(role)["vision_config"] for role in ("clip_b32", "clip_l14")]
-    assert (
-        "{} and {} wide".format(*(tower["hidden_size"] for tower in towers))
-        in said("mini", "models")[1]
-    )
-    assert {tower["num_hidden_layers"] for tower in towers} == {6} and "6 blocks" in said(
-        "mini", "models"
-    )[1]
+    here = said("mini", "models")[1]
+    assert "{} and {} wide".format(*(tower["hidden_size"] for tower in towers)) in here
+    assert {tower["num_hidden_layers"] for tower in towers} == {6} and "6 blocks" in here
     methods = PARAMS["methods"]
     rank, hidden = methods["surgery_paper"]["rank"], methods["prob_paper"]["hidden"]
     assert f"Surgery of rank {rank} and ProbSurgery {hidden} wide" in said("mini", "adapters")[0]
-    run = json.loads((ROOT / "results/mini/cost/clip_b32-8/run.json").read_text("utf-8"))[
-        "settings"
-    ]["rivals"]
+    record = json.loads((ROOT / "results/mini/cost/clip_b32-8/run.json").read_text("utf-8"))
+    run = record["settings"]["rivals"]
     assert (run["surgery"]["features"], run["prob_surgery"]["features"]) == ("unit", "raw")
-    assert (
-        PARAMS["methods"]["surgery_text"]["features"]
-        == PARAMS["methods"]["prob_text"]["features"]
-        == "raw"
-    )
+    assert {methods[name]["features"] for name in ("surgery_text", "prob_text")} == {"raw"}
 
 
 def test_the_second_encoders_results_are_as_its_section_says():
@@ -153,8 +134,7 @@ def test_the_second_encoders_results_are_as_its_section_says():
         own = means[upstream]
         merged, suite, paper = (
             own["merged"].item(),
-            own["featcal", "suite"],
-            own["featcal", "paper"],
+            *(own["featcal", s] for s in ("suite", "paper")),
         )
         assert (suite > merged) == (upstream != "wudi_closed_form")
         assert paper > max(merged, own["surgery", "suite"], own["prob_surgery", "suite"])

@@ -1,17 +1,19 @@
 """Paired errors: the variance of a difference by simulation, and where it is not known."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from featcal.errors import BadFile
+from featcal.errors import BadData, BadFile
+from pipeline import read_rows
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
-from reproduction.report.statistics import bits, difference, estimate, noise, paired_variances
+from reproduction.report.statistics import bits, difference, estimate, lead, paired_variances
 from reproduction.report.verdicts import judge
-from reproduction.results import packed
+from reproduction.results import SCORES, correct_columns, packed, write_scores
 
 
 def rows(answers, seeds=("42",)):
@@ -53,12 +55,10 @@ def test_discordant_rows_alone_count():
     left[6:8] = False
     found = against(rows({"t": [left]}), rows({"t": [right]}))
     assert found.value == pytest.approx(4)
-    assert found.variance == pytest.approx(
-        100**2 * (8 / 100 - 0.04**2) / 99
-    )  # McNemar, with s² of n − 1
-    assert noise(estimate(rows({"t": [left]})), estimate(rows({"t": [right]}))) == pytest.approx(
-        found.noise
-    )
+    # McNemar, with s² of n − 1
+    assert found.variance == pytest.approx(100**2 * (8 / 100 - 0.04**2) / 99)
+    both = estimate(rows({"t": [left]})), estimate(rows({"t": [right]}))
+    assert lead(*both) == (found.value, found.noise)
     same = against(rows({"t": [left]}), rows({"t": [left]}))
     assert (same.value, same.variance, same.known) == (0, 0, True)
 
@@ -75,11 +75,9 @@ def test_seeds_are_averaged_row_by_row_and_add_their_own_spread():
 
 def test_gains_of_gains_are_summed_row_by_row():
     draw = np.random.default_rng([7, 5])
-    models = [draw.random((1, 150)) < p for p in (0.9, 0.6, 0.8, 0.7)]
-    parts = [
-        (w, estimate(rows({"t": model}))) for w, model in zip((1, -1, -1, 1), models, strict=True)
-    ]
-    each = 100.0 * sum(w * model[0] for w, model in zip((1, -1, -1, 1), models, strict=True))
+    models = [(w, draw.random((1, 150)) < p) for w, p in ((1, 0.9), (-1, 0.6), (-1, 0.8), (1, 0.7))]
+    parts = [(w, estimate(rows({"t": model}))) for w, model in models]
+    each = 100.0 * sum(w * model[0] for w, model in models)
     assert difference(parts).variance == pytest.approx(each.var(ddof=1) / 150)
 
 
@@ -93,11 +91,9 @@ def test_tasks_without_answers_are_added_unpaired_and_said():
     assert (whole.pairing, partly.pairing) == ("", "partly unpaired")
     by_task = paired_variances([(1, left), (-1, right)], ("a", "b"))
     assert by_task["b"] is None
-    of_a = by_task["a"]
-    of_b = sum(
-        v * (100 - v) / 100 / 4 for one in (left, right) for v in one[one["task"] == "b"]["value"]
-    )
-    assert partly.variance == pytest.approx(of_a + of_b)
+    of_b = [one[one["task"] == "b"]["value"].item() for one in (left, right)]
+    unpaired = sum(value * (100 - value) / 100 / 4 for value in of_b)
+    assert partly.variance == pytest.approx(by_task["a"] + unpaired)
     alone = against(left.drop(columns="correct"), right)
     assert alone.pairing == "unpaired"
     assert alone.variance == pytest.approx(estimate(left).variance + estimate(right).variance)
@@ -118,15 +114,12 @@ def test_studies_have_their_own_files_and_the_clean_column_that_of_the_scores(re
     for kind in ("samples", "sweep", "corrupted"):
         frame = ours.table(kind)
         assert (frame["correct"] != "").all() and frame["correct"].notna().all(), kind
-        right = [
-            100 * bits(text, int(n)).mean()
-            for text, n in zip(frame["correct"], frame["count"], strict=True)
-        ]
+        pairs = zip(frame["correct"], frame["count"], strict=True)
+        right = [100 * bits(text, int(n)).mean() for text, n in pairs]
         assert right == pytest.approx(frame["value"], abs=1e-3)
     texts = Evidence("mini", "flan_t5_base", "glue", results).table("scores")
-    assert set(texts[texts["correct"] == ""]["task"]) == set(
-        texts[texts["metric"] == "spearman"]["task"]
-    )
+    unknown, ranked = texts[texts["correct"] == ""], texts[texts["metric"] == "spearman"]
+    assert set(unknown["task"]) == set(ranked["task"])
 
 
 def test_answers_of_another_run_are_refused(results):
@@ -137,3 +130,49 @@ def test_answers_of_another_run_are_refused(results):
     path.write_text("".join(",".join(line) + "\n" for line in lines))
     with pytest.raises(BadFile, match=r"clip_b32-8/scores\.correct\.csv"):
         Evidence("mini", "clip_b32", "8", results).table("scores")
+
+
+# which samples were right
+
+
+RESULTS = Path(__file__).parents[3] / "results"
+KEPT = sorted(RESULTS.rglob("*.correct.csv"))
+
+
+def test_the_first_sample_is_the_highest_bit_and_zeros_stand_behind_the_last():
+    assert packed([True, False, False, True, True, False, False, False, True]) == "9880"
+    assert packed([]) == packed(None) == ""
+    assert bits("9880", 9).tolist() == [True, False, False, True, True, False, False, False, True]
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 500])
+def test_what_is_read_back_is_what_was_packed(count):
+    flags = np.random.default_rng(count).random(count) < 0.5
+    assert np.array_equal(bits(packed(flags), count), flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("9880", 8), ("98", 9), ("9881", 9), ("xy", 8), ("", 1)]
+)
+def test_another_number_of_samples_or_no_text_of_them_is_refused(text, count):
+    with pytest.raises(BadData, match=f"not the hexadecimal text of {count} samples"):
+        bits(text, count)
+
+
+def test_scores_are_written_as_without_correctness_which_lies_beside_them(tmp_path):
+    row = dict.fromkeys(SCORES, "") | {"value": 66.6667, "count": 3, "correct": "c0"}
+    write_scores(tmp_path / "x.csv", [row])
+    assert (tmp_path / "x.csv").read_bytes().endswith(b",66.6667,3\n")
+    assert read_rows(tmp_path / "x.correct.csv", correct_columns())[0]["correct"] == "c0"
+    with pytest.raises(BadFile, match="correct"):
+        write_scores(tmp_path / "y.csv", [{c: v for c, v in row.items() if c != "correct"}])
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
+def test_scores_in_git_are_the_shares_of_right_samples(path):
+    scores = read_rows(path.with_name(path.name.replace(".correct", "")))
+    for row, right in zip(scores, read_rows(path), strict=True):
+        text = right.pop("correct")
+        assert right == {column: row[column] for column in right}
+        share = 100 * int(bits(text, row["count"]).sum()) / row["count"] if text else None
+        assert row["value"] == round(share, 4) if text else row["metric"] != "accuracy"

@@ -17,7 +17,7 @@ from pipeline import read_rows
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import costs, damage, drift, sweeps
-from reproduction.report.statistics import apart, correlation, estimate, gains, together
+from reproduction.report.statistics import apart, correlation, estimate, together
 from reproduction.report.verdicts import judge
 from reproduction.results import SCORES, write_rows
 from reproduction.stages.measure import (
@@ -105,11 +105,8 @@ def test_a_curve_holds_the_averages_of_the_csv_in_rising_order(role):
     curves = [(p, *one) for p in sweeps.SYMBOLS for one in sweeps._curves(ours, p)]
     assert len(curves) >= 6
     for parameter, upstream, setting, points in curves:
-        own = frame[
-            (frame["parameter"] == parameter)
-            & (frame["upstream"] == upstream)
-            & (frame["setting"] == setting)
-        ]
+        own = frame[(frame["parameter"] == parameter) & (frame["upstream"] == upstream)]
+        own = own[own["setting"] == setting]
         assert dict(points["value"]) == pytest.approx(dict(own.groupby("at")["value"].mean()))
         assert points.index.is_monotonic_increasing and points["chosen"].sum() == 1
 
@@ -119,10 +116,10 @@ def test_the_clean_column_has_the_scores_of_the_same_seed(results):
     clean = rows[rows["corruption"] == "clean"]
     assert set(clean["seed"]) == {"", "42"}
     lines = damage.averages(Evidence("mini", "clip_b32", "8")).text.splitlines()
-    tuned = next(line for line in lines if line.startswith("w/ FeatCal, tuned"))
-    printed = next(line for line in lines if line.startswith("w/ FeatCal, printed"))
-    assert tuned.split("  ")[1:4] == ["81.8", "77.8", "↓4.0"]
-    assert printed.split("  ")[1:4] == ["73.8", "72.8", "↓1.0"]
+    wanted = {"tuned": ["81.8", "77.8", "↓4.0"], "printed": ["73.8", "72.8", "↓1.0"]}
+    for setting, cells in wanted.items():
+        line = next(line for line in lines if line.startswith(f"w/ FeatCal, {setting}"))
+        assert line.split("  ")[1:4] == cells
 
 
 @pytest.mark.parametrize(
@@ -264,15 +261,12 @@ def test_gains_go_together_where_they_lie_on_a_rising_line(slope, word):
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "word"), [(9.0, "holds"), (2.0, "within noise"), (-1.0, "does not hold")]
+    ("accuracy", "word"), [(9, "holds"), (2, "within noise"), (-1, "does not hold")]
 )
 def test_a_gain_comes_without_the_other_where_one_rises_as_the_other_falls(project, accuracy, word):
     noises = {"cosine_noise": 0.01, "accuracy_noise": 5.0}
-    rows = [
-        {"task": "dtd", "cosine": -0.05, "accuracy": accuracy},
-        {"task": "mnist", "cosine": 0.05, "accuracy": 9.0},
-    ]
-    assert apart(pd.DataFrame([row | noises for row in rows]), project.title)[0] == word
+    rows = {"task": ["dtd", "mnist"], "cosine": [-0.05, 0.05], "accuracy": [accuracy, 9.0]}
+    assert apart(pd.DataFrame(rows | noises), project.title)[0] == word
 
 
 def test_claims_about_drift_are_answered_from_their_own_files(project):

@@ -7,8 +7,9 @@ import pytest
 from synthetic_correct import changed
 from synthetic_results import write_project
 
-from reproduction.report.evidence import Evidence
-from reproduction.report.html import standing
+from featcal.errors import MissingPath
+from reproduction.report.evidence import Evidence, project_root, select
+from reproduction.report.html import SIGNS, arrow, compact, margin, plain
 from reproduction.report.pages import accuracies, language
 from reproduction.report.paper import (
     AVERAGE,
@@ -66,9 +67,8 @@ def test_every_cell_is_the_mean_of_its_rows_in_the_csv(name):
         if not row.cells or (method == "expert" and pool == "mergebench"):
             continue
         own = scores[(scores["method"] == method) & (scores["upstream"] == row.upstream)]
-        chosen = {"printed": "paper", "tuned": "suite", "": "suite" if role != VISION else "paper"}[
-            setting
-        ]
+        alone = "suite" if role != VISION else "paper"
+        chosen = {"printed": "paper", "tuned": "suite", "": alone}[setting]
         own = own[own["setting"] == (chosen if method in METHODS else "")]
         for task, values in own.groupby("task")["value"]:
             assert row.cells[task].value == pytest.approx(values.mean())
@@ -86,10 +86,8 @@ def test_a_page_prints_the_cells_with_one_decimal_and_the_change_of_the_average(
     scores = pd.read_csv(RESULTS / "scores/clip_b32-8/scores.csv", keep_default_na=False)
     key = (scores["upstream"] == "wudi") & scores["setting"].isin(["", "paper"])
     means = scores[key].groupby(["method", "task"])["value"].mean()
-    line = next(
-        line for line in text[text.index(next(x for x in text if x.startswith("WUDI"))) :]
-        if line.startswith("w/ FeatCal, printed")
-    )  # fmt: skip
+    below = text[next(i for i, line in enumerate(text) if line.startswith("WUDI")) :]
+    line = next(line for line in below if line.startswith("w/ FeatCal, printed"))
     values = [f"{means['featcal', task]:.1f}" for task in ours.tasks]
     average = means["featcal"].mean()
     change = average - means["merged"].mean()
@@ -108,11 +106,11 @@ def test_printed_cells_are_those_of_the_paper_s_file():
 
 def test_differences_are_named_by_two_standard_errors():
     pair = Estimate(80.0, None, 1, known_variance=0.5), Estimate(78.5, None, 1, known_variance=0.5)
-    assert standing(*pair) == "+1.5 <small>within 2 SE</small>"
-    assert standing(Estimate(80.6, None, 1, known_variance=0.5), pair[1]).startswith(
+    assert margin(*pair) == "+1.5 <small>within 2 SE</small>"
+    assert margin(Estimate(80.6, None, 1, known_variance=0.5), pair[1]).startswith(
         "+2.1 <small>above"
     )
-    assert standing(pair[1], Estimate(80.6, None, 1, known_variance=0.5)).startswith(
+    assert margin(pair[1], Estimate(80.6, None, 1, known_variance=0.5)).startswith(
         "-2.1 <small>below"
     )
 
@@ -173,3 +171,63 @@ def test_the_anchor_alone_is_compared_with_featcal_and_the_merger(results):
     changed(results, "llama_8b-mergebench", lambda f: f["method"] == "anchor", 79.0)
     line = next(x for x in language.anchors("table04", "mini").text.splitlines() if "λ 3" in x)
     assert "within 2 SE" in line and "+5.8" in line, "from 73.25 to 79, and FeatCal at 79.25"
+
+
+# html, and files that come and go
+
+
+def test_signs_can_be_read_without_colour():
+    assert [plain(arrow(change)) for change in (4.25, -0.81, 0.04)] == ["↑4.2", "↓0.8", "="]
+    assert len(set(SIGNS.values())) == len(SIGNS)
+
+
+def test_settings_are_read_without_the_notation_of_programs():
+    values = (0.05, 256, 1e-6, 2.5e-5, 1e10)
+    assert [compact(value) for value in values] == ["0.05", "256", "10⁻⁶", "2.5·10⁻⁵", "10¹⁰"]
+
+
+def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):
+    (tmp_path / "params.yaml").write_text("suite: mini\n")
+    deep = tmp_path / "book" / "pages"
+    deep.mkdir(parents=True)
+    assert project_root(deep) == tmp_path.resolve()
+    with pytest.raises(MissingPath, match="params.yaml"):
+        project_root(tmp_path.parent)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "wanted"),
+    [
+        ("drift", "drift/clip_b32-8/drift.csv", {"method": "merged"}),
+        ("scores", "scores/clip_b32-8/scores.csv", {"method": "featcal", "setting": "suite"}),
+        ("scores", "ablate/clip_b32-8/ablate.csv", {"method": "anchor"}),
+        ("corrupted", "corrupted/clip_b32-8/corrupted.csv", {"corruption": "motion_blur"}),
+        ("corrupted", "scores/clip_b32-8/scores.csv", {"corruption": "clean", "method": "featcal"}),
+    ],
+)
+def test_rows_that_were_picked_before_are_picked_anew_from_a_changed_file(
+    kind, file, wanted, results
+):
+    def found():
+        return select(Evidence("mini", "clip_b32", "8").table(kind), wanted)
+
+    before, path = found(), results / file
+    assert len(before) and found().equals(before)
+    head, *lines = path.read_text().splitlines(keepends=True)
+    said = wanted["method"] if "method" in wanted else wanted["corruption"]
+    path.write_text("".join([head, *(line for line in lines if f",{said}," not in line)]))
+    assert found().empty
+    path.write_text("".join([head, *lines]))
+    assert found().equals(before)
+
+
+def test_controls_and_correctness_that_come_and_go_are_seen(results):
+    def found(column):
+        return set(Evidence("mini", "clip_b32", "8").table("scores")[column])
+
+    ablate, correct = (results / f"{kind}/clip_b32-8/{kind}" for kind in ("ablate", "scores"))
+    assert "anchor" in found("method")
+    ablate.with_suffix(".csv").unlink()
+    assert "anchor" not in found("method") and "" not in found("correct")
+    correct.with_suffix(".correct.csv").unlink()
+    assert "correct" not in Evidence("mini", "clip_b32", "8").table("scores")

@@ -12,9 +12,7 @@ from reproduction.report.pages.differences import adapters_on_samples, compared,
 
 
 def flags(**tasks):
-    return {
-        task: np.array([character == "1" for character in text]) for task, text in tasks.items()
-    }
+    return {task: np.array([one == "1" for one in text]) for task, text in tasks.items()}
 
 
 # the first two of the four images of task a were shown, and of the six of task b
@@ -55,27 +53,19 @@ def test_where_all_images_were_shown_or_seeds_differ_nothing_is_compared():
 
 def test_numbers_on_the_page_are_those_of_the_flags_on_file(ours):
     right, seen, wanted = ours.table("scores.correct"), ours.table("seen"), []
-    own = right[
-        (right.upstream == "task_arithmetic")
-        & (right.method == "surgery")
-        & (right.setting == "suite")
-    ]
+    own = right[(right.upstream == "task_arithmetic") & (right.setting == "suite")]
+    own, seen = own[own.method == "surgery"], seen[seen.samples == 256]
     for seed in ("42", "43", "44"):
         each = []
         for task in ours.tasks:
             text = own[(own.seed == seed) & (own.task == task)].correct.item()
-            mask = seen[
-                (seen.samples == 256) & (seen.seed == seed) & (seen.task == task)
-            ].seen.item()
+            mask = seen[(seen.seed == seed) & (seen.task == task)].seen.item()
             answers, shown = (f"{int(one, 16):0{4 * len(one)}b}"[:COUNT] for one in (text, mask))
             others = [a == "1" for a, s in zip(answers, shown, strict=True) if s == "0"]
             each.append(100 * sum(others) / len(others))
         wanted.append(sum(each) / len(each))
-    line = next(
-        one
-        for one in adapters_on_samples("mini").text.splitlines()
-        if one.startswith("Surgery  Task Arithmetic, smaller")
-    )
+    lines = adapters_on_samples("mini").text.splitlines()
+    line = next(one for one in lines if one.startswith("Surgery  Task Arithmetic, smaller"))
     assert f"  {sum(wanted) / 3:.1f}  " in line
 
 
@@ -87,8 +77,6 @@ def test_every_adapter_on_test_images_has_a_twin_on_training_images(suite):
     assert len(compared_with) == 6 * 5 * 3  # sizes and pools, mergers, adapters and the mean shift
     for settings in compared_with:
         own, twin = settings[main], settings[f"{main}_train"]
-        assert (own.draw.split, twin.draw.split) == (
-            "test",
-            "train",
-        ) and own.training == twin.training
+        assert (own.draw.split, twin.draw.split) == ("test", "train")
+        assert own.training == twin.training
         assert own.draw.samples == twin.draw.samples and set(twin.seeds) <= set(own.seeds)

@@ -47,17 +47,14 @@ def test_every_average_is_that_of_the_files():
         name, merger, *cells = (cell.strip() for cell in line.split("  ") if cell.strip())
         found, upstream = means(FILES[name]), MERGERS[merger]
         study = means(FILES[name].replace("scores", "default"))
-        as_run = [
-            found.get((upstream, a, s), 0) for a in landing.ADAPTERS for s in ("suite", "paper")
-        ]
+        keys = [(upstream, a, s) for a in landing.ADAPTERS for s in ("suite", "paper")]
+        as_run = [found.get(key, 0) for key in keys]
         tuned = [study.get((upstream, a, ""), 0) for a in landing.ADAPTERS]
         merged = upstream, "merged", ""
         expected = [found.get(merged) or study[merged], found.get((upstream, "featcal", "paper"))]
         expected += [study.get((upstream, "featcal", "auto")), max(as_run) or None]
         expected += [max(tuned) or None, found.get(("", "expert", ""))]
-        shown = [
-            None if cell == "–" else float(cell) for cell in cells if not cell.startswith("sd")
-        ]
+        shown = [None if one == "–" else float(one) for one in cells if one[:2] != "sd"]
         assert shown == [value and pytest.approx(value, abs=0.0501) for value in expected], line
 
 
@@ -68,23 +65,14 @@ def test_columns_that_no_result_fills_say_not_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("gaps", "word", "counts"),
     [
-        ((3, 2), "yes", "2 · 0 · 2"),
-        ((3, 2, 0.5), "mostly", "2 · 0 · 3"),
-        ((3, 0.5, -0.5), "unclear", "1 · 0 · 3"),
-        ((3, -3, 0), "sometimes", "1 · 1 · 3"),
-        ((-3, 0.5), "no", "0 · 1 · 2"),
-        ((0.5, -0.5), "unclear", "0 · 0 · 2"),
+        ((3, 2), "yes", "2 · 0 · 2"), ((3, 2, 0.5), "mostly", "2 · 0 · 3"), ((3, 0.5, -0.5), "unclear", "1 · 0 · 3"),
+        ((3, -3, 0), "sometimes", "1 · 1 · 3"), ((-3, 0.5), "no", "0 · 1 · 2"), ((0.5, -0.5), "unclear", "0 · 0 · 2"),
     ],
-)
+)  # fmt: skip
 def test_a_word_needs_two_standard_errors(gaps, word, counts):
     """Two standard errors of a difference are 2·√(0.125 + 0.125) = 1 point here."""
-    pairs = [
-        (
-            Estimate(80.0 + gap, None, 0, known_variance=0.125),
-            Estimate(80.0, None, 0, known_variance=0.125),
-        )
-        for gap in gaps
-    ]
+    means = [Estimate(80.0 + gap, None, 0, known_variance=0.125) for gap in (0, *gaps)]
+    pairs = [(one, means[0]) for one in means[1:]]
     assert landing.verdict(pairs) == f"<strong>{word}</strong><small>{counts}</small>"
 
 
@@ -99,9 +87,8 @@ def test_the_papers_column_counts_the_rows_of_its_tables():
     for number in ("01", "03", "04", "07", "08", "09", "10", "11"):
         with (PRINTED / f"table{number}.csv").open(newline="") as text:
             rows = [row for row in csv.DictReader(text) if row["column"] == "Avg."]
-        blocks |= {
-            (number, row["model"], row["upstream"]) for row in rows if row["method"] == "featcal"
-        }
+        own = [row for row in rows if row["method"] == "featcal"]
+        blocks |= {(number, row["model"], row["upstream"]) for row in own}
     found = landing.printed_pairs()
     weak, strong, adapters = (found[question] for question in list(found)[:3])
     assert len(weak) + len(strong) == len(blocks) and len(adapters) == 2 * len(blocks)

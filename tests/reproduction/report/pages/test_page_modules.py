@@ -3,21 +3,32 @@
 import csv
 import json
 import math
-from collections import defaultdict
-from statistics import variance
+import shutil
+from itertools import product
+from statistics import mean, variance
 
 import pandas as pd
 import pytest
-from synthetic_correct import forget_answers, write_answers
+from synthetic_correct import write_answers
 
+from featcal.files import write_json
 from featcal.merging.registry import method_named, method_names
 from pipeline import ROOT, read_rows
-from reproduction.report.evidence import Evidence
-from reproduction.report.pages import default, differences, field, gain, real_encoder, resources
-from reproduction.report.paper import errata, packaged, paper_table
-from reproduction.report.statistics import noise
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.pages import (
+    default,
+    differences,
+    extrapolation,
+    field,
+    gain,
+    real_encoder,
+    real_language,
+    resources,
+)
+from reproduction.report.paper import errata, packaged, paper_row
+from reproduction.report.statistics import bits, lead
 from reproduction.report.tables import average
-from reproduction.results import CANDIDATES, DEFAULT, write_rows
+from reproduction.results import CANDIDATES, DEFAULT, EXTRAPOLATION, write_rows
 
 RESULTS = ROOT / "results" / "mini"
 
@@ -34,10 +45,9 @@ def test_every_method_of_the_field_has_its_facts():
     known = field.METHODS
     after = (*field.BEHIND, *field.INFERRED, *field.TRAINED)
     assert set(known) == {*method_names(), "swudi", *after, field.TANGENT}
-    assert {mark for one in known.values() for mark in one.marks} <= set(
-        packaged("field.yaml")["marks"]
-    )
-    references = packaged("field.yaml")["references"]
+    facts = packaged("field.yaml")
+    references = facts["references"]
+    assert {mark for one in known.values() for mark in one.marks} <= set(facts["marks"])
     assert len(references) == 18 and {n for names in references for n in names} <= set(known)
     for name in method_names():
         needs = method_named(name).needs
@@ -54,11 +64,8 @@ def test_mergers_are_sorted_by_what_featcal_makes_of_them_and_the_control_is_las
 
 def test_the_field_counts_what_each_way_raises(ours):
     assert line(field.summary("mini"), "FeatCal  synthetic")[2] == "3 of 3"
-    assert line(field.summary("mini"), "Surgery  synthetic")[2:5] == [
-        "2 of 3",
-        "1",
-        "-1.0 to +10.0",
-    ]
+    surgery = line(field.summary("mini"), "Surgery  synthetic")
+    assert surgery[2:5] == ["2 of 3", "1", "-1.0 to +10.0"]
     assert line(field.summary("mini"), "FeatCal extended  synthetic")[4] == "+22.5 to +22.5"
 
 
@@ -106,10 +113,9 @@ def invented(results):
     write_answers(folder / "default.csv", rows, DEFAULT)
     listed = {name: shared[name] for name in ("suite", "role", "pool")}
     listed |= {"upstream": "average", "method": "auto", "samples": 32, "seed": 42}
-    candidates = [
-        listed | {"candidate": name, "divergence": 0.1, "chosen": int(name == "stream 4")}
-        for name in ("merged", "stream 4")
-    ]
+    listed |= {"divergence": 0.1}
+    candidates = [listed | {"candidate": "merged", "chosen": 0}]
+    candidates.append(listed | {"candidate": "stream 4", "chosen": 1})
     write_rows(folder / "default.candidates.csv", candidates, CANDIDATES)
     (folder / "run.json").write_text(json.dumps({"cost": cost, "host": {}}))
     return Evidence("mini", "clip_b32", "8")
@@ -117,11 +123,10 @@ def invented(results):
 
 def test_the_default_is_compared_with_the_best_fixed_setting_and_the_better_adapter(invented):
     one = default.Place(invented, "average", 32)
-    error = noise(one.auto, one.merged)
+    _, error = lead(one.auto, one.merged)
     cells = line(default.answer("mini"), "Simple Averaging")
-    assert {"79.5", "60.0", "70.0", f"+19.5 ± {error:.1f}"} <= {
-        cell.split(" sd")[0] for cell in cells
-    }
+    shown = {cell.split(" sd")[0] for cell in cells}
+    assert {"79.5", "60.0", "70.0", f"+19.5 ± {error:.1f}"} <= shown
     assert one.fixed[0] == "tuned settings" and one.adapter[0] == "Surgery; rank 4"
     assert line(default.expected("mini"), "Synthetic")[1:] == ["2", "1", "1", "1", "1"]
     assert "image/svg+xml" in default.chosen("mini").bundle
@@ -144,17 +149,12 @@ def test_dropped_ideas_are_compared_with_the_same_settings_without_them():
 
 
 def test_a_choice_is_compared_with_what_another_draw_and_other_test_texts_may_do(results):
-    found = {
-        one[:2]: one[2:] for one in resources.moved(Evidence("mini", "llama_3b", "mergebench"))
-    }
-    assert [round(change, 6) for _, change, _ in found.values()] == [-10.0, -0.5, 2.0]
+    found = resources.moved(Evidence("mini", "llama_3b", "mergebench"))
+    assert [round(change, 6) for *_, change, _ in found] == [-10.0, -0.5, 2.0]
     drawn = 1 + 1 / 3  # the draws deviate by 1 around 80; unpaired, 400 texts of one task add
-    for mean, _, room in found.values():
-        assert (
-            2 * math.sqrt(drawn)
-            <= room
-            < 2 * math.sqrt(drawn + (80 * 20 + mean * (100 - mean)) / 400)
-        )
+    for *_, reached, _, room in found:
+        most = drawn + (80 * 20 + reached * (100 - reached)) / 400
+        assert 2 * math.sqrt(drawn) <= room < 2 * math.sqrt(most)
     path = results / "choices/llama_3b-mergebench/choices.csv"
     kept = [one for one in path.read_text().splitlines() if ",43," not in one and ",44," not in one]
     path.write_text("\n".join(kept) + "\n")
@@ -167,9 +167,8 @@ def test_seconds_are_those_on_record():
     records = [json.loads(path.read_text())["seconds"] for path in RESULTS.glob("*/*/run.json")]
     found = resources.quickest("mini")
     assert set(found) == {stage for one in records for stage in one}
-    assert found["prepare_data"] == min(
-        one["prepare_data"] for one in records if "prepare_data" in one
-    )
+    spent = [one["prepare_data"] for one in records if "prepare_data" in one]
+    assert found["prepare_data"] == min(spent)
 
 
 # what the gain is made of, real models
@@ -199,7 +198,7 @@ def test_margins_over_expert_seeds_have_the_error_of_test_texts_and_of_seeds():
     for _, one in others[others["upstream"] == "average"].groupby("expert_seed"):
         means = one[one["setting"] == "suite"].groupby("method")["value"].mean()
         margins.append(means["featcal"] - means["surgery"])
-    room = 2 * math.sqrt((noise(left, right) / 2) ** 2 + variance(margins) / 3)
+    room = 2 * math.sqrt((lead(left, right)[1] / 2) ** 2 + variance(margins) / 3)
     cells = line(real_encoder.seeds("mini"), "w/ Surgery, in proportion")
     assert len(margins) == 3 and cells[-1] == f"{sum(margins) / 3:+.1f} ± {room:.1f}"
 
@@ -230,16 +229,165 @@ def test_shifting_cells_back_makes_a_row_like_the_others(entry):
     ("table", "others"), [("table01", ("table08", "table10")), ("table07", ("table09", "table11"))]
 )
 def test_another_vintage_is_reported_for_exactly_the_cells_that_differ(table, others):
-    def base(name):
-        return (
-            paper_table(name)
-            .set_index(["upstream", "method", "task"])["value"]
-            .sort_index()["", "base"]
-        )
-
-    here = base(table).drop("average")
-    differing = {
-        cell for cell in here.index if any(base(other)[cell] != here[cell] for other in others)
-    }
+    here, *there = (paper_row(name, "", "base") for name in (table, *others))
+    here = here.drop("average")
+    differing = {cell for cell in here.index if any(one[cell] != here[cell] for one in there)}
     entry = next(e for e in errata() if e.id == f"t{int(table[-2:])}_vintage")
     assert set(entry.cells) == differing
+
+
+# calibration or extrapolation
+
+
+BLENDS = {1.0: 0.0, 8.0: 6.0}  # what ρ adds
+ORDERS = {"forward": 64.0, "sites": 65.0}
+TASKS = ("mnist", "dtd")
+
+
+@pytest.fixture
+def study(results):
+    """Two tasks of 400 samples; the anchor has 60 and loses 20 at the larger ρ."""
+    shutil.rmtree(results / "sweep")
+    folder = results / "extrapolation/clip_b32-8"
+    models = [("anchor", "", 0.3, 1, 1e9, 60.0), ("anchor", "", 0.3, 8, 1e9, 40.0)]
+    for (order, value), alpha, (rho, more) in product(ORDERS.items(), (0.3, 1), BLENDS.items()):
+        models.append(("cell", order, alpha, rho, 0.01, value + more))
+    models += [("stream", "", 1, 8, "", 72.0), ("alone", "", 0.3, 2, 0.05, 66.0)]
+    for name in extrapolation.PARTS:
+        models += [("alone", name, 0.3, 2, 0.05, 67.0), ("left out", name, 1, 8, 0.05, 69.0)]
+    for place, value in zip(extrapolation.PLACES, (64, 69, 65, 69.5, 70), strict=True):
+        models.append(("spectrum", place, 0.3, 8, 0.01, float(value)))
+    shared = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "task_arithmetic"}
+    shared |= {"method": "featcal", "setting": "", "metric": "accuracy", "seed": 42, "count": 400}
+    names = ("choice", "variant", "interpolation", "anchor_blend", "ridge", "value")
+    rows = [
+        shared | dict(zip(names, model, strict=True)) | {"task": task, "divergence": 0.25}
+        for model in models
+        for task in TASKS
+    ]
+    write_answers(folder / "extrapolation.csv", rows, EXTRAPOLATION)
+    settings = {"orders": list(ORDERS), "interpolations": [0.3, 1.0], "blends": list(BLENDS)}
+    below = {"0.01": {"directions": 0.9, "energy": 0.05, "change": 0.6}}
+    facts = {"study": settings, "below": below, "stream_blend": 8.0}
+    write_json(folder / "extrapolation.settings.json", facts)
+    return folder
+
+
+def test_gains_of_rho_and_over_the_merged_model_are_paired_over_samples(study):
+    page = extrapolation.by_order("mini")
+    cells = line(page, "site by site, α 0.3")
+    assert cells[2:6] == ["65.0", "λ 0.01, KL 0.25", "71.0", "λ 0.01, KL 0.25"]
+    rows = read_rows(study / "extrapolation.correct.csv")
+    right = {}
+    for row in rows:
+        named = (row["choice"], row["variant"], row["interpolation"], float(row["anchor_blend"]))
+        right[named, row["task"]] = bits(row["correct"], 400).astype(float)
+
+    def noise(left, other):
+        each = [variance(100 * (right[left, t] - right[other, t])) / 400 for t in TASKS]
+        return 2 * math.sqrt(sum(each) / 4)
+
+    cell = ("cell", "sites", "0.300000")
+    assert cells[6] == f"+5.0 ± {noise((*cell, 1), ('anchor', '', '0.300000', 1)):.1f}"
+    assert cells[7] == f"+6.0 ± {noise((*cell, 8), (*cell, 1)):.1f}"
+    assert line(page, "anchor alone")[-1].startswith("-20.0 ±")
+
+
+def test_parts_are_compared_with_the_settings_they_are_added_to_or_left_out_of(study):
+    page = extrapolation.parts("mini")
+    assert line(page, "start")[1:] == ["66.0", "λ 0.05, KL 0.25", "72.0", "λ by halves, KL 0.25"]
+    for name in extrapolation.PARTS:
+        added, left_out = line(page, name)[1:]
+        assert added.startswith("+1.0 ±") and left_out.startswith("-3.0 ±")
+
+
+def test_rho_on_a_part_of_the_weights_is_compared_with_rho_1(study):
+    page = extrapolation.spectrum("mini")
+    assert line(page, "weights, directions below λ")[2:4] == ["69.0", "0.250"]
+    assert line(page, "weights, directions below λ")[4].startswith("+5.0 ±")
+    assert "λ 0.01: directions 90 %" in page.text
+
+
+def test_a_model_without_the_study_shows_the_sweep_of_rho_at_the_tuned_settings(ours):
+    swept = select(ours.table("sweep"), {"setting": "suite", "parameter": "anchor_blend"})
+    swept = swept[(swept["upstream"] == "task_arithmetic") & (swept["at"] > 0)]
+    means = swept.groupby("at")["value"].mean()
+    lines = extrapolation.lines_of("mini")["smaller CLIP, synthetic images"]
+    shown = lines["forward order, λ and α fixed"]
+    assert {rho: shown[rho]["value"].mean() for rho in means.index} == dict(means)
+    assert {name: set(by_rho) for name, by_rho in lines.items()}["anchor alone"] == {1.0, 2.0}
+
+
+def test_a_study_that_was_not_run_is_said_to_be_so(results):
+    shutil.rmtree(results / "sweep")
+    for show in (extrapolation.by_order, extrapolation.parts, extrapolation.spectrum):
+        assert extrapolation.MISSING in show("mini").text
+    assert "not run" in extrapolation.by_blend("mini").text
+
+
+def test_what_the_pages_say_of_synthetic_images_is_in_the_rows():
+    """Five of six rows with the least λ and a ρ that changes nothing; directions above λ gain more."""
+    study = Evidence("mini", "clip_b32", "8", ROOT / "results" / "mini")
+    lines = extrapolation.lines(study)
+    anchor = {rho: rows["value"].mean() for rho, rows in lines.pop(extrapolation.ALONE).items()}
+    assert anchor[2] < anchor[1] and anchor[8] < anchor[1] - 40
+    *most, other = lines.values()
+    assert all(set(rows["ridge"]) == {1e-6} for by_rho in most for rows in by_rho.values())
+    assert all(set(rows["ridge"]) != {1e-6} for rows in other.values())
+    below, above = (
+        extrapolation.rows_of(study, "spectrum", p, ridge=0.05)["value"].mean()
+        for p in ("below", "above")
+    )
+    assert (
+        above
+        > below
+        > extrapolation.rows_of(study, "spectrum", "nowhere", ridge=0.05)["value"].mean()
+    )
+    assert set(
+        extrapolation.rows_of(study, "spectrum", "everything", ridge=1e-6)["anchor_blend"]
+    ) == {8}
+
+
+# the real language model
+
+
+SCORES = ROOT / "results" / "mini" / "scores" / "smollm2-chat" / "scores.csv"
+UNSEEN = ("open_trivia", "subjectivity")
+
+
+def test_the_table_shows_the_means_of_the_rows_in_git():
+    rows = [one for one in csv.DictReader(SCORES.open()) if one["method"] == "merged"]
+    rows = [one for one in rows if one["upstream"] == "task_arithmetic"]
+    page = real_language.answers("mini").text.splitlines()
+    shown = next(one for one in page if one.startswith("Task Arithmetic")).split("  ")[1:]
+    expected = {"likely": [], "greedy": [], "unseen": [], "plain": []}
+    for row in rows:
+        task, greedy, _ = row["task"].partition("-greedy")
+        if task == "plain_text":
+            expected["plain"].append(float(row["value"]))
+        elif task not in UNSEEN:
+            expected["greedy" if greedy else "likely"].append(float(row["value"]))
+        elif not greedy:
+            expected["unseen"].append(float(row["value"]))
+    for cell, (part, values) in zip(shown, expected.items(), strict=True):
+        digits = 2 if part == "plain" else 1
+        assert cell.startswith(f"{mean(values):.{digits}f}"), part
+
+
+def test_the_example_shows_every_answer_with_its_model(tmp_path, monkeypatch):
+    keys = ("upstream", "method", "setting", "answer")
+    answers = [
+        ("", "base", "", "of the <base>"), ("task_arithmetic", "merged", "", "before"),
+        ("task_arithmetic", "featcal", "paper", "after"),
+    ]  # fmt: skip
+    found = {"suite": "mini", "seed": 7, "new_tokens": 5, "question": "a < b?"}
+    found["answers"] = [dict(zip(keys, one, strict=True)) for one in answers]
+    write_json(tmp_path / real_language.EXAMPLE, found)
+    monkeypatch.setattr(real_language, "project_root", lambda: tmp_path)
+    page = real_language.example("mini")
+    assert [line.split("  ") for line in page.text.splitlines()[2:]] == [
+        ["Pre-trained", "of the <base>"], ["Task Arithmetic", "before"],
+        ["w/ FeatCal, as printed for the smaller Llama", "after"],
+    ]  # fmt: skip
+    assert "seed 7: “a < b?”" in page.text and "a &lt; b?" in page.html
+    assert "not run" in real_language.example("paper").text
