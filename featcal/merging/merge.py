@@ -30,6 +30,7 @@ from featcal.merging.sources import (
     align,
     class_of,
     expert_sources,
+    in_one_precision,
     is_vocabulary,
     part_ties,
     require_alike,
@@ -324,6 +325,7 @@ def open_merge(
     theirs = {task: with_untied(each.tensors) for task, each in sources.items()}
     ours = with_untied(origin.tensors)
     theirs, hidden = align(ours, theirs, form.model, experts, progress)
+    ours, theirs = in_one_precision(ours, theirs, progress)
     if embeddings == "base":
         hidden |= {
             n for each in (origin.tensors, *theirs.values()) for n in each if is_vocabulary(n)

@@ -123,11 +123,13 @@ def test_a_quarter_is_held_out_and_serves_at_the_end_only_where_samples_are_few(
     assert last == (set(range(n)) if n <= 42 else set(range(n)) - held_out)
 
 
-def test_too_few_samples_get_the_papers_settings_and_say_so():
-    given = experiment(count=6)
+def test_too_few_samples_keep_the_merged_model_and_say_what_is_needed(tmp_path):
+    given = experiment(torch.float32, count=6)
     result = calibrate(**given)
-    assert same_bits(result.model, calibrate(**given, settings=PAPER).model)
-    assert "without a check" in result.choice.sentence and not result.choice.divergence
+    assert same_bits(result.model, given["merged"])
+    assert "needs 8 samples" in result.choice.sentence and not result.choice.divergence
+    calibrate(**written(given, tmp_path), out=tmp_path / "out")
+    assert same_bits(load_as_calibrated(tmp_path / "out"), given["merged"])
 
 
 def test_candidates_of_a_mixture_are_those_calibrated_alone(given, few_samples, monkeypatch):
