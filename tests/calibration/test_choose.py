@@ -18,6 +18,7 @@ from featcal import calibrate
 from featcal.calibration import choose
 from featcal.calibration.choose import STREAM, Part, parts_of
 from featcal.cli import main as cli
+from featcal.errors import BadSetting
 from featcal.models.load import load_as_calibrated, load_tokenizer
 from featcal.settings import Calibration
 
@@ -261,3 +262,16 @@ def test_a_language_model_in_a_folder_is_judged_as_in_memory(family, tmp_path, f
     for name, tasks in ours.items():
         for task, value in tasks.items():
             assert streamed[name][task] == pytest.approx(value, rel=1e-3, abs=1e-6)
+
+
+def test_the_default_leaves_norms_alone_that_cannot_be_solved(few_samples):
+    config = families.tf.CohereConfig(**families.GROUPED)
+    cohere = families.Family(lambda: families.tf.CohereForCausalLM(config), families.text)
+    given = families.experiment(cohere)
+    with pytest.raises(BadSetting, match="CohereLayerNorm"):
+        calibrate(**given, settings=PAPER)
+    result = calibrate(**given)
+    before = dict(given["merged"].named_parameters())
+    norms = {n: p for n, p in result.model.named_parameters() if "norm" in n}
+    assert norms and all(torch.equal(p, before[n]) for n, p in norms.items())
+    assert result.choice.chosen in (*FEW, choose.MERGED)
