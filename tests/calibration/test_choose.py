@@ -265,8 +265,8 @@ def test_a_language_model_in_a_folder_is_judged_as_in_memory(family, tmp_path, f
 
 
 def test_the_default_leaves_norms_alone_that_cannot_be_solved(few_samples):
-    config = families.tf.CohereConfig(**families.GROUPED)
-    cohere = families.Family(lambda: families.tf.CohereForCausalLM(config), families.text)
+    sizes = families.GROUPED | {"bos_token_id": 0, "eos_token_id": 1}
+    cohere = families.family("CohereForCausalLM", sizes, "model.layers")
     given = families.experiment(cohere)
     with pytest.raises(BadSetting, match="CohereLayerNorm"):
         calibrate(**given, settings=PAPER)
