@@ -33,12 +33,14 @@ def atomic_path(path: str | Path, needed: int | None = None) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]:
-    """Yield a temporary folder; let it replace `path` at the end, or remove it on failure.
+    """Yield a temporary folder; let it replace `path`, or what this links to, at the end, or remove
+    it on failure.
 
     Leftovers of killed processes are removed first, to free their disk space.
     Raises: DiskFull naming `path`, with `needed` bytes if given.
     """
     path = Path(path)
+    path = path.resolve() if path.is_symlink() else path
     # dots and parts repeat for a folder that was written inside another; a process that dies
     # between its two renames leaves only the old folder, which is kept
     ends = r"(\.\d+-\d+|\.part|\.old)+" if path.exists() else r"(\.\d+-\d+|\.part)+"

@@ -62,30 +62,8 @@ HF_HUB_OFFLINE=1 featcal doctor --suite paper --json   (is everything in the cac
 Exit code 2 when something is missing, told in a list at the end."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """One model.   kind, architecture, config: of config.json.   tokens: of one calibration sample;
-    None where the configuration says it.   parameters: that one token passes through.   width:
-    tokens of a test sample, answer included.   bytes: of the stored model.
-    """
-
-    kind: str
-    architecture: str
-    config: Mapping[str, Any]
-    tokens: int | None
-    parameters: int
-    width: int
-    bytes: int
-
-    def write(self, folder: Path) -> Path:
-        """Write a folder with config.json only."""
-        content = {"model_type": self.kind, "architectures": [self.architecture], **self.config}
-        (folder / "config.json").write_text(json.dumps(content))
-        return folder
-
-
 _FACTS = yaml.safe_load((Path(__file__).parent / "doctor.yaml").read_text(encoding="utf-8"))
-SIZES = {role: Size(**facts) for role, facts in _FACTS["sizes"].items()}
+SIZES: Mapping[str, Any] = _FACTS["sizes"]  # by role, as the comments of doctor.yaml say
 
 
 @dataclass(frozen=True)
@@ -176,13 +154,12 @@ def doctor(
 
 def machine_rows() -> list[list[str]]:
     """Return what this machine has, whatever is to be run."""
+    import torch
+
     rows = [["python", platform.python_version()]]
     rows += [[name, installed(name)] for name in PACKAGES]
-    rows += [
-        ["device", device()],
-        ["torchvision runs", torchvision_state()],
-        ["threads", threads()],
-    ]
+    rows += [["device", device()], ["torchvision runs", torchvision_state()]]
+    rows += [["threads", f"{torch.get_num_threads()} of torch, {os.cpu_count()} processors"]]
     rows += [["fonts of the mini suite", fonts()]]
     for name, why in PROGRAMS.items():
         nearby = Path(sys.executable).with_name(name)
@@ -244,13 +221,6 @@ def torchvision_state() -> str:
     except (NotImplementedError, RuntimeError):
         return "it imports; its compiled operators do not run next to this torch and are not needed here"
     return "yes, compiled operators too"
-
-
-def threads() -> str:
-    """Return the threads of torch and the processors."""
-    import torch
-
-    return f"{torch.get_num_threads()} of torch, {os.cpu_count()} processors"
 
 
 def fonts() -> str:
@@ -425,7 +395,7 @@ def _count(chosen: Chosen, rate: float, found: Checkup) -> None:
         needs = planned(chosen, role, experts)
         kept = sum(models_kept(chosen, role, pool) for pool in pools) + experts + len(pools)
         found.memory[role] = {"gpu": needs["device"], "host": needs["host"]}
-        disk = 2 * kept * SIZES[role].bytes
+        disk = 2 * kept * SIZES[role]["bytes"]
         found.disk[f"outputs of {role}, twice with DVC's cache"] = disk
         if found.gpu and needs["device"] > found.gpu:
             needed, there = size_text(needs["device"]), size_text(found.gpu)
@@ -453,9 +423,11 @@ def planned(chosen: Chosen, role: str, tasks: int) -> dict[str, int]:
     samples = max((run.samples for run in runs), default=256)
     batch = max((run.batch for run in runs), default=BATCH_OF_TEXTS)
     size, job = SIZES[role], Job(tasks, samples, min(batch, samples), on_gpu=True)
+    config = {"model_type": size["kind"], "architectures": [size["architecture"]], **size["config"]}
     with tempfile.TemporaryDirectory() as folder:
-        model = skeleton(size.write(Path(folder)))
-    needs = estimated(model, job, size.tokens, size.tokens is not None, None)
+        Path(folder, "config.json").write_text(json.dumps(config))
+        model = skeleton(Path(folder))
+    needs = estimated(model, job, size["tokens"], size["tokens"] is not None, None)
     return {name: sum(parts.values()) for name, parts in needs.items()}
 
 
@@ -469,7 +441,7 @@ def models_kept(chosen: Chosen, role: str, pool: Pool) -> int:
 def operations(chosen: Chosen, role: str, pool: Pool) -> float:
     """Return the operations of a pool's calibrations, evaluations and AdaMerging."""
     ex, size, tasks = chosen.experiments, SIZES[role], chosen.suite.tasks_of(role, pool)
-    per_sample = 2.0 * size.parameters * size.width
+    per_sample = 2.0 * size["parameters"] * size["width"]
     calibrations = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
     controls = ex.studies["ablate"].get(f"{role}-{pool}")
     calibrations += len(controls.upstreams) * len(controls.without) if controls else 0

@@ -82,8 +82,9 @@ def calibrate(
             the experts' is calibrated again with all samples but a quarter of each task (4 to 64),
             which is held out. Those samples serve to choose, and once more to check the result:
             where it is not better, the merged model is kept. Of a task with up to 42 samples the
-            held-out ones serve the last calibration as well, and check nothing. With fewer than 8 samples of a task
-            the paper's settings are used, unchecked. `Result.choice` says what was chosen.
+            held-out ones serve the last calibration as well, and check nothing. With
+            fewer than 8 samples of a task the merged model is kept. Norms of a kind that cannot be
+            solved stay as they are. `Result.choice` says what was chosen.
         out: folder to write instead of returning the model, in the merged folder's precision. Its
             tokenizer and other files come from the merged folder, or from the base folder where
             the merged model is a module.
@@ -121,10 +122,10 @@ def calibrate(
             if path is not None:
                 opened.enter_context(claimed(path))
         own = {task: experts[task] for task in ranks.mine(experts)}
-        given = PAPER if settings == "auto" else settings
         models = open_models(
-            merged, base, own, plan, given, whole=out is None, device=device, dtype=dtype
+            merged, base, own, plan, settings, whole=out is None, device=device, dtype=dtype
         )
+        given = PAPER.but(norm=models.norms) if settings == "auto" else settings
         opened.enter_context(models.evaluated())
         opened.enter_context(exact_products())
         folder = None if out is None else opened.enter_context(RunFolder(scratch, ranks.first))
@@ -204,6 +205,7 @@ def best_candidate(
             if folder:
                 own = RunFolder(folder.path / f"candidate-{number}", ranks.first)
                 opened.enter_context(own)
+            settings = settings.but(norm=models.norms)
             students[name] = Student(models.student_copy(), settings, own)
         # experts of a mixture see the tokens that one student routes to them
         mixture = bool(packed_experts(models.student.module))
@@ -239,10 +241,10 @@ def check(
     solving. Raises: as `calibrate`.
     """
     check_tasks(experts, batches)
-    given = PAPER if settings == "auto" else settings
     models = open_models(
-        merged, base, experts, plan, given, whole=False, device=device, dtype=dtype
+        merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype
     )
+    given = PAPER.but(norm=models.norms) if settings == "auto" else settings
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with models.evaluated(), exact_products(), spool:
         samples = {}

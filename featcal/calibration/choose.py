@@ -256,11 +256,12 @@ def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]
 
 
 def too_few() -> Choice:
-    """Return the choice where there are too few samples to hold some out."""
+    """Return the choice where there are too few samples to hold some out: the merged model."""
     sentence = (
-        f"Calibrated with paper, without a check: a choice needs {FEWEST} samples of every task."
+        f"Kept the merged model: choosing and checking settings needs {FEWEST} samples of every "
+        "task. The preset paper, or settings of your own, calibrate without a check."
     )
-    return Choice("paper", sentence, CANDIDATES["paper"])
+    return Choice(MERGED, sentence, None)
 
 
 SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide

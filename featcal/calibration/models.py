@@ -3,10 +3,12 @@ and the plan, and run them up to the first block.
 """
 
 import copy
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -40,7 +42,7 @@ from featcal.models.load import (
     torch_device,
 )
 from featcal.models.lora import dense_model, without_adapters
-from featcal.models.modules import check_blocks, check_norm, solved_modules
+from featcal.models.modules import check_blocks, is_solvable_norm, solved_modules
 from featcal.models.plan import BlockPlan, Stack
 from featcal.models.streamed import (
     InMemoryModel,
@@ -50,6 +52,8 @@ from featcal.models.streamed import (
     require_same_tensors,
 )
 from featcal.settings import Calibration, require
+
+LOG = logging.getLogger("featcal")
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Models:
     plan: BlockPlan
     device: torch.device
     dtype: torch.dtype
+    norms: bool  # solved unless settings say otherwise
 
     def student_copy(self, override: Override = lambda name: None) -> ModelHandle:
         """Return one more student that starts at the merged model.
@@ -95,7 +100,7 @@ def open_models(
     base: Model,
     experts: Mapping[str, Model],
     plan: BlockPlan | None,
-    settings: Calibration,
+    settings: Calibration | Literal["auto"],
     *,
     whole: bool,
     device: str | torch.device | None,
@@ -105,6 +110,7 @@ def open_models(
 
     A folder is streamed: a block is read when it is needed. With `whole` a merged folder is loaded
     into memory, to be returned. A merged module is copied. Adapters become whole models in memory.
+    With settings "auto", norms of a kind that cannot be solved are no mistake.
 
     Raises: FeatCalError for models that differ in their tensors or hold NaN, or that no plan fits.
     """
@@ -151,13 +157,24 @@ def open_models(
     require_same_tensors(handles, [stack.blocks for stack in plan.stacks])
     for name, handle in handles.items():
         handle.check_finite(name)
-    check_blocks(student.module, plan, settings.norm, settings.modules)
-    for stack in plan.stacks if settings.norm else ():
+        kind = type(handle.module)
+        whole_model = isinstance(handle, StreamedModel) and model_class(handle.folder) is kind
+        if whole_model and handle.ignored:
+            listed = ", ".join([*handle.ignored[:4], *["..."][: len(handle.ignored) - 4]])
+            LOG.warning(f"{name}: {kind.__name__} has no {listed}: not used")
+    auto = settings == "auto"
+    norms, modules = (True, None) if auto else (settings.norm, settings.modules)
+    for stack in plan.stacks if norms else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
-            for name in solved_modules(block)[1]:
-                check_norm(block.get_submodule(name))
+            kinds = map(block.get_submodule, solved_modules(block)[1])
+            if other := next((one for one in kinds if not is_solvable_norm(one)), None):
+                kind = type(other).__name__
+                expected = f"must be off for models with {kind}, neither LayerNorm nor RMSNorm"
+                require(auto, "calibrate.norm", True, expected)
+                norms = False
+    check_blocks(student.module, plan, norms, modules)
     own = dict(zip(experts, others[1:], strict=True))
-    return Models(student, before, others[0], own, plan, target, dtype)
+    return Models(student, before, others[0], own, plan, target, dtype, norms)
 
 
 def check_plan(

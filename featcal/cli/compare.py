@@ -99,7 +99,9 @@ def agreements_of(
     import featcal
 
     inputs, batches = request.inputs, request.batches(draws, *models.values())
-    how: Any = {"plan": request.plan, "device": request.device, "dtype": request.draw.dtype}
+    # experts with a head of their own have their blocks at another path
+    plan = request.plan if request.keys.stack else None
+    how: Any = {"plan": plan, "device": request.device, "dtype": request.draw.dtype}
     with TemporaryDirectory() as work, whole_experts(inputs, Path(work), inputs.experts) as experts:
         return featcal.compare(models, experts, batches, **how)
 

@@ -12,17 +12,20 @@ from featcal.cli.compare import add_agreements, agreements_of
 from featcal.cli.inputs import read_inputs
 from featcal.cli.output import new_folder, require_room
 from featcal.cli.terminal import note, say, say_json, table
+from featcal.errors import BadData
 
 if TYPE_CHECKING:
     from featcal.evaluation.compare import Agreement
 
 OUT = "Folder to write. Default: MERGED-calibrated."
 LEFT, FEWEST, SPARE = 0.25, 4, 64  # share of a task's samples held out, within these numbers
+LEAST = 12  # samples of a task: those held out, and what the choice of settings needs
 ERRORS = 2  # standard errors beyond which a difference counts
 BEFORE, AFTER = "before", "after"
 VERDICTS = ("better", "worse", "same")
 EPILOG = f"""A quarter of each task's samples ({FEWEST} to {SPARE}) is held out and used to compare the
 model before and after. The others calibrate it, with settings chosen as by featcal calibrate.
+Each task needs at least {LEAST} samples.
 
 {options.DATA_FORMATS}
 
@@ -55,6 +58,11 @@ def fix(
     keys = options.Running()
     draw = keys.draw(MOST, 42, column=column)
     request = Calibrating(inputs, keys, draw, device, out, "auto")
+    if short := {task: n for task in inputs.data if (n := request.count(task)) < LEAST}:
+        listed = ", ".join(f"{task} has {count}" for task, count in short.items())
+        way_out = "featcal calibrate --preset paper calibrates with fewer, without a check"
+        problem = f"at least {LEAST} samples of each task are needed to choose settings and compare"
+        raise BadData("--data", f"{problem}; {listed}", "give more samples, or", way_out)
     draws, rest = {}, {}
     for task in inputs.data:
         spared = min(SPARE, max(FEWEST, int(LEFT * request.count(task))))

@@ -102,7 +102,7 @@ def model_folder(
     weights: False if its configuration is enough.
     Raises: MissingPath; BadSetting for a file; HubUnreachable, NotOnHub.
     """
-    folder = Path(given)
+    folder = Path(given).expanduser()  # no shell does that after NAME=
     expected = "names a file; give the folder that holds it"
     require(not folder.is_file(), named_by, str(folder), expected)
     if near is not None and (near / folder).is_dir():

@@ -67,9 +67,9 @@ Card = Annotated[bool, Option("--card", help=CARD)]
 DATA_FORMATS = """Images, for CLIP, ViT, DINOv2 and SigLIP: a folder of images,
 FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image, or a hub dataset.
 
-Texts, for Llama, T5, BERT and others: FILE.txt (one sample per line), FILE.jsonl or FILE.parquet
-with text, messages, prompt and completion, or input and target, a folder with train.jsonl, or a hub
-dataset."""
+Texts, for Llama, T5, BERT and others: FILE.txt (one sample per line), FILE.jsonl, .json, .csv or
+.parquet with text, messages, prompt and completion, or input and target, a folder with train.jsonl,
+or a hub dataset."""
 
 
 class Sampling(Settings):

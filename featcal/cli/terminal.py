@@ -29,7 +29,18 @@ say = output.print  # one line of a result
 BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
 LOG = logging.getLogger("featcal")
-LOG.addHandler(logging.NullHandler())  # without any, Python itself would print errors a second time
+
+
+class Warnings(logging.Handler):
+    """Print the library's warnings; errors and notes of the log are printed by `complain` and `note`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        if record.levelno == logging.WARNING:
+            progress.print(record.getMessage())
+
+
+LOG.addHandler(Warnings())
 
 
 def show_progress(shown: bool) -> None:

@@ -34,7 +34,22 @@ if TYPE_CHECKING:
 Kind = Literal["model", "dataset"]
 SPLITS = ("train", "validation", "test")
 IMAGE, LABEL = "image", "label"
-BUILDERS = {".parquet": "parquet", ".jsonl": "text", ".txt": "text"}  # JSON is parsed row by row
+BUILDERS = {  # JSON lines are parsed row by row
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "text",
+    ".txt": "text",
+}
+LAYOUTS = (
+    "{}.parquet",
+    "{}-*.parquet",
+    "data/{}-*.parquet",
+    "{}.jsonl",
+    "{}.txt",
+    "{}.json",
+    "{}.csv",
+)
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[\w.-]+))?")
 _SPLIT = re.compile(r"\w[\w.-]*")
 
@@ -58,8 +73,8 @@ def location_of(option: str, given: str) -> Location:
 
     Raises: MissingPath for neither a path nor owner/name[@revision][:configuration].
     """
-    if given and Path(given).exists():
-        return Location(Path(given))
+    if given and (path := Path(given).expanduser()).exists():  # no shell does that after NAME=
+        return Location(path)
     hub = _HUB.fullmatch(given)
     if hub is None or ".." in given:
         way_out = (
@@ -82,7 +97,7 @@ def open_table(location: Location, split: str) -> "Dataset":
     path = Path(location.source)
     files = [path] if path.is_file() else split_files(path, split)
     if not files:
-        layouts = f"{split}.parquet, {split}.jsonl, {split}.txt or {split}/<class>/"
+        layouts = f"{split}.parquet, .jsonl, .txt, .json or .csv, or {split}/<class>/"
         raise _no_split(path, split, layouts)
     builder = BUILDERS.get(files[0].suffix)
     if builder is None:
@@ -128,7 +143,7 @@ def split_files(
     folder: Path, split: str, suffixes: Collection[str] = tuple(BUILDERS)
 ) -> list[Path]:
     """Return the data files of a split in order, of the first layout that the folder has."""
-    for pattern in ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet", "{}.jsonl", "{}.txt"):
+    for pattern in LAYOUTS:
         files = sorted(folder.glob(pattern.format(split)))
         if files and Path(pattern).suffix in suffixes:
             return files

@@ -22,7 +22,7 @@ from featcal.models.batch import Batches, Model, check_batch, check_tasks, namin
 from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode, require_same_configs, torch_device
 from featcal.models.lora import without_adapters
-from featcal.models.plan import BlockPlan
+from featcal.models.plan import BlockPlan, blocks_of
 from featcal.models.sentences import Sentences
 from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
 from featcal.settings import require
@@ -104,7 +104,7 @@ def compare(
 
     def blocks_alone(handle: ModelHandle) -> ModelHandle:
         stacks = plan_for(handle.module, plan).stacks
-        parts = {s.name.replace(".", "_"): handle.module.get_submodule(s.blocks) for s in stacks}
+        parts = {s.name.replace(".", "_"): blocks_of(handle.module, s) for s in stacks}
         return InMemoryModel(nn.ModuleDict(parts))
 
     ours = {name: opened(model) for name, model in models.items()}

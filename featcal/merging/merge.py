@@ -30,6 +30,7 @@ from featcal.merging.sources import (
     align,
     class_of,
     expert_sources,
+    in_one_precision,
     is_vocabulary,
     part_ties,
     require_alike,
@@ -314,6 +315,10 @@ def open_merge(
         folder = f" ({each.files.folder})" if isinstance(each, ModelCheckpoint) else ""
         configs[label + folder] = getattr(each.module, "config", None)
     require_same_configs(configs)
+    labels = {tuple(getattr(each, "id2label", {}).values()) for each in configs.values()}
+    named = [names for names in labels if names and not str(names[0]).startswith("LABEL_")]
+    if len({len(names) for names in named}) < len(named):
+        progress(f"labels differ ({'; '.join(map(str, named))}): heads are merged row by row")
     untied = part_ties(origin, {task: each.tensors for task, each in sources.items()})
     form = replace(form, untied=untied)
 
@@ -324,6 +329,7 @@ def open_merge(
     theirs = {task: with_untied(each.tensors) for task, each in sources.items()}
     ours = with_untied(origin.tensors)
     theirs, hidden = align(ours, theirs, form.model, experts, progress)
+    ours, theirs = in_one_precision(ours, theirs, progress)
     if embeddings == "base":
         hidden |= {
             n for each in (origin.tensors, *theirs.values()) for n in each if is_vocabulary(n)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -132,16 +133,37 @@ def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:
             if ours.shape != theirs.shape:
                 raise TensorsDiffer(name, ours.file, ours.shape, theirs.file, theirs.shape)
             if ours.kind != theirs.kind:
-                folder = Path(theirs.file).parent
-                stored = (folder / "config.json").is_file()
-                own = model_class(folder).__name__ if stored else "its class"
-                way_out = (
-                    "save the second model in the dtype of the first, with its own class:\n"
-                    f"    model = {own}.from_pretrained(folder, dtype={ours.kind!r})\n"
-                    "    model.save_pretrained(new_folder)"
-                )
-                dtypes = ours.dtype, theirs.dtype
-                raise TensorsDiffer(name, ours.file, dtypes[0], theirs.file, dtypes[1], way_out)
+                raise TensorsDiffer(name, ours.file, ours.dtype, theirs.file, theirs.dtype)
+
+
+def in_one_precision(
+    base: Tensors, experts: Mapping[str, Tensors], progress: Callable[[str], None]
+) -> tuple[Tensors, dict[str, Tensors]]:
+    """Return base and experts with every tensor in the widest precision in which one stores it."""
+    wide = {}
+    for name in base:
+        kinds = {each[name].dtype for each in (base, *experts.values()) if name in each}
+        if len(kinds) > 1 and all(kind.is_floating_point for kind in kinds):
+            wide[name] = reduce(torch.promote_types, kinds)
+
+    def widened(tensors: Tensors) -> Tensors:
+        own = {name: tensors[name] for name in wide if name in tensors}
+        return {**tensors, **{name: in_precision(each, wide[name]) for name, each in own.items()}}
+
+    if wide:
+        written = " and ".join(sorted({str(kind).removeprefix("torch.") for kind in wide.values()}))
+        progress(f"models are stored in several precisions; they are merged in {written}")
+    return widened(base), {task: widened(expert) for task, expert in experts.items()}
+
+
+def in_precision(tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
+    """Return a tensor that is read in a precision, or in its own where that is wider."""
+
+    def read() -> Tensor:
+        own = tensor.read()
+        return own.to(torch.promote_types(own.dtype, dtype))
+
+    return replace(tensor, kind=str(dtype).removeprefix("torch."), read=read)
 
 
 def part_ties(base: Source, experts: Mapping[str, Tensors]) -> dict[str, str]:

@@ -189,7 +189,8 @@ class LazyCheckpoint(dict[str, LazyTensor]):
                 raise TruncatedFile(file, error) from None
         for shard, names in shards.items():
             if lost := next((name for name in names if name not in stored), None):
-                raise MissingTensor(self.folder / shard, lost, stored)
+                problem = f"lists {lost} in {shard}, which does not hold it"
+                raise BadFile(path, problem, "copy or download both again; they belong together")
         # older files store this counter 0, 1, 2, … although every model builds it itself
         return {n: t for n, t in stored.items() if not n.endswith("embeddings.position_ids")}
 

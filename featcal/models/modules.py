@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from featcal.errors import BadPlan, BadSetting, UnknownKey
+from featcal.errors import BadPlan, UnknownKey
 from featcal.models.moe import packed_experts, unpacked
 from featcal.models.plan import CHOOSE_BLOCKS, BlockPlan, blocks_of, parameter_count
 
@@ -76,8 +76,8 @@ def normalised(module: nn.Module, x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + (eps or torch.finfo(x.dtype).eps))
 
 
-def check_norm(module: nn.Module) -> None:
-    """Raise BadSetting unless a module scales and shifts `normalised`, tested on a few values.
+def is_solvable_norm(module: nn.Module) -> bool:
+    """Return whether a norm scales and shifts `normalised`, tested on a few values.
 
     Gemma's norms multiply by 1 + weight, which Eqs. 56-59 allow: the 1 is added to the solution.
     """
@@ -88,10 +88,7 @@ def check_norm(module: nn.Module) -> None:
         scaled = module(x) if shift is None else module(x) - shift
     size = scaled.norm().clamp_min(torch.finfo(x.dtype).tiny)
     errors = [float((scaled - z * scale).norm() / size) for scale in (weight, 1 + weight)]
-    if not min(errors) <= NORM_TOLERANCE:
-        kind = type(module).__name__
-        expected = f"must be off for models with {kind}, which is neither LayerNorm nor RMSNorm"
-        raise BadSetting("calibrate.norm", True, expected)
+    return min(errors) <= NORM_TOLERANCE
 
 
 def solved_modules(

@@ -192,6 +192,12 @@ def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = No
             if ours.get(path) != kind and (weights or ours):
                 problem = f"expert {name!r} has the module {kind} ({path}), which the base lacks"
                 raise BadFile(folder / MODULES, problem, "give a base with the same modules")
+        for path, kind in ours.items():
+            if modules_of(folder).get(path) != kind:
+                problem = f"expert {name!r} lacks the base's module {kind} ({path})"
+                if any((base / path).glob("*.safetensors")):
+                    raise BadFile(folder / MODULES, problem, "give a base with the same modules")
+                sentences.append(f"{problem[0].upper()}{problem[1:]}; the merged model has it.")
     for path, kind in ours.items():
         for file in sorted((base / path).glob("*")):
             theirs = {name: folder / path / file.name for name, folder in own.items()}

@@ -233,6 +233,12 @@ class ModelFolder:
         self.module._adjust_missing_and_unexpected_keys(keys)
         return keys.missing_keys, keys.unexpected_keys
 
+    @property
+    def ignored(self) -> list[str]:
+        """Return the stored tensors of a head that the model lacks."""
+        state = self.module.state_dict()
+        return [t.name for n, t in self.surplus if n not in state and in_head(n, self.module)]
+
     def require_complete(self, heads: bool = False) -> None:
         """Raise WrongKeys or MissingTensor unless the files hold the model's tensors and no others.
 
@@ -241,9 +247,7 @@ class ModelFolder:
         """
         module, state, stored = self.module, self.module.state_dict(), self.stored
         misshapen = sorted(n for n, each in stored.items() if each.shape != tuple(state[n].shape))
-        unexpected = sorted(
-            each.name for n, each in self.surplus if n in state or not in_head(n, module)
-        )
+        unexpected = sorted({each.name for _, each in self.surplus} - {*self.ignored})
         missing = [names[0] for names in self.ties if names[0] not in stored]
         buffers = state.keys() - stored.keys() - {name for names in self.ties for name in names}
         missing += sorted(self._reported(missing=buffers)[0])

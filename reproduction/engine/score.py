@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 
 from featcal.files import atomic_folder, read_json, write_json
-from reproduction.engine import spec
 from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import Selection, seen_rows
-from reproduction.engine.spec import ModelSpec
+from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
 from reproduction.prepare.suite import DOMAINS
 from reproduction.results import CURVES, SCORES, SEEN, packed, write_rows, write_scores
@@ -209,14 +208,14 @@ def run(key: str) -> None:
     settings; for encoders also the test samples that mergers and adapters saw.
     """
     setup = load_setup(key)
-    context, models = setup.context, list[spec.ModelSpec]()
+    context, models = setup.context, list[ModelSpec]()
     played = setup.plays
     with (
         context.recorded("evaluate", key),
         atomic_folder(context.layout.found("scores", key)) as out,
     ):
         if played:
-            models = spec.specs(setup)
+            models = specs(setup)
         scores = score(f"evaluate {key}", setup, models) if played else {}
         rows = [row for own in scores.values() for row in own]
         write_scores(out / "scores.csv", rows)
@@ -229,12 +228,12 @@ def run(key: str) -> None:
         write_json(out / "settings.json", _settings(setup))
 
 
-def _curves(setup: Setup, models: Sequence[spec.ModelSpec]) -> Iterator[dict[str, Any]]:
+def _curves(setup: Setup, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any]]:
     """Yield the loss averaged over consecutive steps: the sum over tasks that a merger minimises, or
     the mean over tasks of adapters.
     """
     for model in models:
-        loss, words = None, {name: value for name, value in model.words.items()}
+        loss, words = None, model.words
         assert model.folder is not None or model.method == "expert"
         if model.method == "merged" and model.folder is not None:
             record = model.folder / "merge.json"
@@ -253,19 +252,11 @@ def _curves(setup: Setup, models: Sequence[spec.ModelSpec]) -> Iterator[dict[str
 
 def _settings(setup: Setup) -> dict[str, Any]:
     """Return the resolved settings of all scored models."""
-    experiments, suite, words = (
-        setup.context.experiments,
-        setup.context.suite,
-        (setup.role, setup.pool),
-    )
-    merged = {
-        key: {
-            "method": run.method,
-            **(run.options or {}),
-            **({"draw": run.draw.model_dump()} if run.draw else {}),
-        }
-        for key, run in experiments.merged_in(*words).items()
-    }
+    experiments, suite = setup.context.experiments, setup.context.suite
+    words, merged = (setup.role, setup.pool), {}
+    for key, run in experiments.merged_in(*words).items():
+        merged[key] = {"method": run.method, **(run.options or {})}
+        merged[key] |= {"draw": run.draw.model_dump()} if run.draw else {}
     shared = experiments.multitask.get(setup.key)
     return {
         "suite": {"name": suite.name, "data": suite.data.model_dump(), "heads": suite.heads},

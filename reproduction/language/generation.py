@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from featcal.data import batches
 from featcal.errors import BadData
 from featcal.models.load import quiet_transformers
 
@@ -61,14 +62,10 @@ def generate_texts(
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> dict[str, Tensor]:
-    """Return token ids and their mask, both (n, longest)."""
-    longest = max(len(row) for row in rows)
-    ids = torch.full((len(rows), longest), pad)
-    mask = torch.zeros_like(ids)
-    for number, row in enumerate(rows):
-        place = slice(longest - len(row), None) if left else slice(len(row))
-        ids[number, place], mask[number, place] = torch.tensor(row, dtype=ids.dtype), 1
-    return {"input_ids": ids, "attention_mask": mask}
+    """Return token ids and their mask, both (n, longest), filled on the left or on the right."""
+    ids, mask = batches.padded([list(row)[::-1] if left else list(row) for row in rows], pad)
+    both = {"input_ids": ids, "attention_mask": mask}
+    return {name: value.flip(1) for name, value in both.items()} if left else both
 
 
 def score_glue(

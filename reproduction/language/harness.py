@@ -49,22 +49,20 @@ def score_tests(
     tests: Mapping[str, Loaded],
     batch: int,
     change: Change | None = None,
-    chat: bool = False,
-    progress: bool = False,
 ) -> dict[str, tuple[float, int, list[bool] | None]]:
     """Return by test the score in percent, the number of prompts, and which answers are right.
 
-    change: applied to the model while it answers a test.   chat: put prompts as a chat by the
-    tokenizer's template.   The last item is None where a prompt can be partly right.
+    change: applied to the model while it answers a test.   The last item is None where a prompt can
+    be partly right.
     Raises: BadEnvironment without the package; BadData for a prompt longer than the model reads.
     """
     require_harness()
     found = {}
-    with silent(bars=progress):
+    with silent():
         reader = _language_model(model, tokenizer, batch)
         for key, test in tests.items():
             with change(model, key) if change else nullcontext():
-                results, each = _evaluated(reader, key, test, chat)
+                results, each = _evaluated(reader, key, test)
             right = [bool(value) for value in each] if all(v in (0, 1) for v in each) else None
             found[key] = 100 * float(results[test.metric]), len(test.task.eval_docs), right
     return found
@@ -124,27 +122,24 @@ def installed() -> bool:
 
 
 @contextmanager
-def silent(bars: bool = False) -> Iterator[None]:
-    """Silence the harness's log and, unless `bars`, its progress bars."""
+def silent() -> Iterator[None]:
+    """Silence the harness's log and its progress bars."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with quiet_transformers(), nullcontext() if bars else redirect_stderr(io.StringIO()):
+        with quiet_transformers(), redirect_stderr(io.StringIO()):
             yield
     finally:
         logger.setLevel(level)
 
 
-def _evaluated(
-    reader: Any, key: str, test: Loaded, chat: bool
-) -> tuple[Mapping[str, Any], list[Any]]:
+def _evaluated(reader: Any, key: str, test: Loaded) -> tuple[Mapping[str, Any], list[Any]]:
     """Return the results of one test, and the metric of each prompt in the order of the data."""
     import lm_eval
 
     allowed = test.runs and os.environ.get(ALLOW_PROGRAMS) == "1"
     options = {"bootstrap_iters": 0, "log_samples": True, "confirm_run_unsafe_code": allowed}
-    options |= {"apply_chat_template": chat, "fewshot_as_multiturn": chat}
     found = lm_eval.evaluate(reader, {"tasks": {key: test.task}}, **options)
     metric, _, chosen = test.metric.partition(",")
     kept = sorted(

@@ -36,11 +36,6 @@ ANTLR, ANTLR_PACKAGE, ANTLR_PIN = "4.11", "antlr4-python3-runtime", "4.11.1"
 ANTLR_FOLDER = Path(sys.prefix, "share", "featcal", "antlr4")
 PUNKT = "tokenizers/punkt_tab/english"  # below a folder of nltk's data
 PUNKT_WAY_OUT = "nltk's punkt_tab: python -m nltk.downloader punkt_tab, with a network; NLTK_DATA names another folder to look in"
-# by the columns of the paper's tables
-PAPER = {
-    key: key
-    for key in ("math500", "gsm8k", "humaneval_plus", "mbpp_plus", "ifeval", "arc_challenge")
-}
 LANGUAGE_SEED = 0
 FETCHED = "data sets, the metric code_eval and nltk's punkt_tab are fetched on first use: run once with HF_HUB_OFFLINE=0 and a network"
 
@@ -64,7 +59,7 @@ def load_tests(texts: Path, language: Language, split: str = "test") -> Mapping[
 
 
 def load_public(
-    tests: Mapping[str, str] = PAPER, revisions: Mapping[str, str] | None = None
+    tests: Mapping[str, str], revisions: Mapping[str, str] | None = None
 ) -> dict[str, Loaded]:
     """Load public tests with their data, so that a lack shows before a model has run for hours.
 

@@ -19,7 +19,14 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTo
 from reproduction.mini.canvas import SIDE
 from reproduction.mini.images import WEB, draw_split
 from reproduction.mini.tasks import TASKS
-from reproduction.mini.training import STATE, Optimiser, run_to_end, with_first_weights, write_base
+from reproduction.mini.training import (
+    STATE,
+    Optimiser,
+    Training,
+    run_to_end,
+    with_first_weights,
+    write_base,
+)
 
 PAD, UNK, BOS, EOS = SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # CLIP's legacy end is id 2
 LONGEST = 16  # tokens; the longest caption has 10
@@ -84,7 +91,7 @@ def pretrain(
     run_to_end(_Run, recipe or Recipe(SIZES[role]), role, out, state_folder)
 
 
-class _Run:
+class _Run(Training):
     """A base in training."""
 
     def __init__(self, recipe: Recipe):

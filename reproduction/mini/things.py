@@ -194,102 +194,85 @@ MIDDLE = 32
 BLACK = (10, 10, 10)
 
 
-class Cut:
-    """What the pieces of one garment share: shades, half width of the body, reach of the sleeves."""
+class Garment:
+    """A garment being drawn: shades, half width of the body, reach of the sleeves."""
 
-    def __init__(self, rng: np.random.Generator):
+    def __init__(self, canvas: Canvas):
+        rng = canvas.rng
         shade = int(rng.uniform(90, 240))
+        self.canvas = canvas
         self.cloth: Colour = (shade,) * 3
         self.seam: Colour = (int(0.6 * shade),) * 3
         self.half = rng.uniform(11, 15)
         self.sleeve = rng.uniform(0.8, 1.2)
 
+    def shape(self, *corners: tuple[float, float]) -> None:
+        self.canvas.polygon(corners, self.cloth)
 
-def _body(canvas: Canvas, cut: Cut, top: float, bottom: float, flare: float = 1.0) -> None:
-    low = flare * cut.half
-    corners = [(-cut.half, top), (cut.half, top), (low, bottom), (-low, bottom)]
-    canvas.polygon([(MIDDLE + x, y) for x, y in corners], cut.cloth)
+    def flared(self, *corners: tuple[float, float]) -> None:
+        """Draw a shape whose x are shares of the half width, from the middle."""
+        self.shape(*((MIDDLE + x * self.half, y) for x, y in corners))
 
+    def body(self, top: float, bottom: float, flare: float = 1.0) -> None:
+        low = flare * self.half
+        corners = [(-self.half, top), (self.half, top), (low, bottom), (-low, bottom)]
+        self.shape(*((MIDDLE + x, y) for x, y in corners))
 
-def _flared(canvas: Canvas, cut: Cut, *corners: tuple[float, float]) -> None:
-    canvas.polygon([(MIDDLE + x * cut.half, y) for x, y in corners], cut.cloth)
-
-
-def _sleeves(
-    canvas: Canvas, cut: Cut, shoulder: float, out: float, wrist: float, inner: float, armpit: float
-) -> None:
-    for side in (-1, 1):
-        corners = [
-            (cut.half, shoulder),
-            (cut.half + out * cut.sleeve, wrist),
-            (cut.half + inner, wrist + 2),
-            (cut.half, armpit),
-        ]
-        canvas.polygon([(MIDDLE + side * x, y) for x, y in corners], cut.cloth)
+    def sleeves(
+        self, shoulder: float, out: float, wrist: float, inner: float, armpit: float
+    ) -> None:
+        half, reach = self.half, self.half + out * self.sleeve
+        corners = [(half, shoulder), (reach, wrist), (half + inner, wrist + 2), (half, armpit)]
+        for side in (-1, 1):
+            self.shape(*((MIDDLE + side * x, y) for x, y in corners))
 
 
-def t_shirt(canvas: Canvas, cut: Cut) -> None:
-    _body(canvas, cut, 14, 54)
-    _sleeves(canvas, cut, 14, 9, 26, 3, 26)
-
-
-def trouser(canvas: Canvas, cut: Cut) -> None:
-    _flared(canvas, cut, (-0.8, 8), (0.8, 8), (0.9, 57), (0.2, 57), (0, 22), (-0.2, 57), (-0.9, 57))
-
-
-def pullover(canvas: Canvas, cut: Cut) -> None:
-    _body(canvas, cut, 12, 54)
-    _sleeves(canvas, cut, 12, 9, 50, 3, 26)
-
-
-def dress(canvas: Canvas, cut: Cut) -> None:
-    _flared(canvas, cut, (-0.6, 8), (0.6, 8), (0.5, 26), (1.2, 57), (-1.2, 57), (-0.5, 26))
-
-
-def coat(canvas: Canvas, cut: Cut) -> None:
-    _body(canvas, cut, 12, 57, flare=1.1)
-    _sleeves(canvas, cut, 12, 9, 50, 3, 26)
-    canvas.line([(MIDDLE, 12), (MIDDLE, 57)], (20, 20, 20), 2)
-
-
-def sandal(canvas: Canvas, cut: Cut) -> None:
-    canvas.polygon([(8, 44), (52, 44), (56, 50), (8, 50)], cut.cloth)
-    canvas.line([(12, 44), (30, 30), (44, 44)], cut.cloth, 3)
-
-
-def shirt(canvas: Canvas, cut: Cut) -> None:
-    _body(canvas, cut, 12, 54)
-    _sleeves(canvas, cut, 12, 8, 40, 2, 26)
-    canvas.polygon([(MIDDLE - 4, 12), (MIDDLE + 4, 12), (MIDDLE, 22)], BLACK)
-    for button in (29, 37, 45):
-        canvas.disc(MIDDLE, button, 1, fill=BLACK)
-
-
-def sneaker(canvas: Canvas, cut: Cut) -> None:
-    canvas.polygon([(6, 36), (20, 34), (34, 42), (58, 46), (58, 53), (6, 53)], cut.cloth)
-    canvas.box(6, 50, 58, 54, cut.seam)
-
-
-def bag(canvas: Canvas, cut: Cut) -> None:
-    canvas.box(12, 26, 52, 54, cut.cloth)
-    canvas.pen.arc([20, 10, 44, 42], 180, 360, fill=cut.cloth, width=3)
-
-
-def boot(canvas: Canvas, cut: Cut) -> None:
-    canvas.polygon([(14, 10), (32, 10), (33, 36), (56, 44), (56, 54), (14, 54)], cut.cloth)
-    canvas.box(14, 51, 56, 54, cut.seam)
-
-
-GARMENTS = (t_shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, boot)
+GARMENTS = (
+    lambda g: (g.body(14, 54), g.sleeves(14, 9, 26, 3, 26)),  # T-shirt
+    lambda g: g.flared(  # trouser
+        (-0.8, 8), (0.8, 8), (0.9, 57), (0.2, 57), (0, 22), (-0.2, 57), (-0.9, 57),
+    ),
+    lambda g: (g.body(12, 54), g.sleeves(12, 9, 50, 3, 26)),  # pullover
+    lambda g: g.flared(  # dress
+        (-0.6, 8), (0.6, 8), (0.5, 26), (1.2, 57), (-1.2, 57), (-0.5, 26),
+    ),
+    lambda g: (  # coat
+        g.body(12, 57, flare=1.1), g.sleeves(12, 9, 50, 3, 26),
+        g.canvas.line([(MIDDLE, 12), (MIDDLE, 57)], (20, 20, 20), 2),
+    ),
+    lambda g: (  # sandal
+        g.shape((8, 44), (52, 44), (56, 50), (8, 50)),
+        g.canvas.line([(12, 44), (30, 30), (44, 44)], g.cloth, 3),
+    ),
+    lambda g: (  # shirt
+        g.body(12, 54), g.sleeves(12, 8, 40, 2, 26),
+        g.canvas.polygon([(MIDDLE - 4, 12), (MIDDLE + 4, 12), (MIDDLE, 22)], BLACK),
+        *(g.canvas.disc(MIDDLE, button, 1, fill=BLACK) for button in (29, 37, 45)),
+    ),
+    lambda g: (  # sneaker
+        g.shape((6, 36), (20, 34), (34, 42), (58, 46), (58, 53), (6, 53)),
+        g.canvas.box(6, 50, 58, 54, g.seam),
+    ),
+    lambda g: (  # bag
+        g.canvas.box(12, 26, 52, 54, g.cloth),
+        g.canvas.pen.arc([20, 10, 44, 42], 180, 360, fill=g.cloth, width=3),
+    ),
+    lambda g: (  # boot
+        g.shape((14, 10), (32, 10), (33, 36), (56, 44), (56, 54), (14, 54)),
+        g.canvas.box(14, 51, 56, 54, g.seam),
+    ),
+)  # fmt: skip
 
 
 def garment(label: int, rng: np.random.Generator) -> np.ndarray:
     """Draw one of ten grey garments on black, sometimes striped."""
-    canvas, cut = Canvas.plain(rng), Cut(rng)
-    GARMENTS[label](canvas, cut)
+    canvas = Canvas.plain(rng)
+    drawn = Garment(canvas)
+    GARMENTS[label](drawn)
     if rng.random() < 0.4:
         for y in range(16, 54, 6):
-            canvas.line([(MIDDLE - cut.half + 1, y), (MIDDLE + cut.half - 1, y)], cut.seam, 1)
+            left, right = MIDDLE - drawn.half + 1, MIDDLE + drawn.half - 1
+            canvas.line([(left, y), (right, y)], drawn.seam, 1)
     return canvas.affine(7, 0.15, 3).finish(9, rng.uniform(0, 1.2), 0.08)
 
 

@@ -108,7 +108,7 @@ def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
 
 class Training(Protocol):
     """A base in training.   recipe: its steps, and after how many a state is saved.   done: steps
-    so far.   progress: what is printed with every state.
+    so far.
     """
 
     recipe: Any
@@ -119,8 +119,12 @@ class Training(Protocol):
     def step(self) -> float:
         """Compute the gradients of one batch, and return its loss."""
 
-    def progress(self) -> str: ...
-    def write(self, role: str, out: Path) -> None: ...
+    def write(self, role: str, out: Path) -> None:
+        """Write the base of a role."""
+
+    def progress(self) -> str:
+        """Return what is printed with every state."""
+        return ""
 
 
 def run_to_end(

@@ -34,19 +34,12 @@ from featcal.files import atomic_path, read_json, write_json
 from featcal.settings import Settings
 from reproduction.experiments import require_known
 from reproduction.prepare.suite import Processor
+from reproduction.prepare.tasks import Prompts
 from reproduction.results import project_root
 
 SPLITS = ("train", "validation", "test", "stream")
 LABELS = "labels.json"
 TOKENS = 48  # at most so many of a text, the two at its ends included
-
-
-@dataclass(frozen=True)
-class Classes:
-    """Class names by label, and templates with {} for the name."""
-
-    classes: tuple[str, ...]
-    templates: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -133,14 +126,14 @@ def read_rows(folder: Path, split: str) -> tuple[list[str], NDArray[np.int64], t
     return texts, labels, names
 
 
-def read_classes(folder: Path) -> Classes:
+def read_classes(folder: Path) -> Prompts:
     """Return class names and templates. Raises: MissingPath, BadFile."""
     file, content = folder / LABELS, '{"classes": [...], "templates": ["{}"]}'
     if not file.is_file():
         raise MissingPath(file, "class names of a task", f"write {content} there")
     try:
         named = json.loads(file.read_text("utf-8"))
-        return Classes(tuple(map(str, named["classes"])), tuple(map(str, named["templates"])))
+        return Prompts(tuple(map(str, named["classes"])), tuple(map(str, named["templates"])))
     except (ValueError, TypeError, KeyError):
         raise BadFile(file, "has no classes", f"it holds {content}") from None
 

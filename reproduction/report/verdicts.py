@@ -185,12 +185,13 @@ def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
         return _pairs(claim, suite, setting, folder)
     if not claim.each:
         return None
-    values: list[Any] = evidence.tasks
     title = _titled.get(claim.each, evidence.title)
     if claim.each in _titled:
         sides = [side for _, side in claim.terms if claim.each not in side]
         rows = [rows_of(claim, side, setting, evidence) for side in sides]
-        values = list(dict.fromkeys(value for own in rows for value in own[claim.each]))
+        values: list[Any] = list(dict.fromkeys(value for own in rows for value in own[claim.each]))
+    else:
+        values = evidence.tasks
     return {title(value): claim.of(value) for value in values if claim.is_about(value)}
 
 

@@ -18,6 +18,7 @@ from featcal import calibrate
 from featcal.calibration import choose
 from featcal.calibration.choose import STREAM, Part, parts_of
 from featcal.cli import main as cli
+from featcal.errors import BadSetting
 from featcal.models.load import load_as_calibrated, load_tokenizer
 from featcal.settings import Calibration
 
@@ -123,11 +124,13 @@ def test_a_quarter_is_held_out_and_serves_at_the_end_only_where_samples_are_few(
     assert last == (set(range(n)) if n <= 42 else set(range(n)) - held_out)
 
 
-def test_too_few_samples_get_the_papers_settings_and_say_so():
-    given = experiment(count=6)
+def test_too_few_samples_keep_the_merged_model_and_say_what_is_needed(tmp_path):
+    given = experiment(torch.float32, count=6)
     result = calibrate(**given)
-    assert same_bits(result.model, calibrate(**given, settings=PAPER).model)
-    assert "without a check" in result.choice.sentence and not result.choice.divergence
+    assert same_bits(result.model, given["merged"])
+    assert "needs 8 samples" in result.choice.sentence and not result.choice.divergence
+    calibrate(**written(given, tmp_path), out=tmp_path / "out")
+    assert same_bits(load_as_calibrated(tmp_path / "out"), given["merged"])
 
 
 def test_candidates_of_a_mixture_are_those_calibrated_alone(given, few_samples, monkeypatch):
@@ -259,3 +262,16 @@ def test_a_language_model_in_a_folder_is_judged_as_in_memory(family, tmp_path, f
     for name, tasks in ours.items():
         for task, value in tasks.items():
             assert streamed[name][task] == pytest.approx(value, rel=1e-3, abs=1e-6)
+
+
+def test_the_default_leaves_norms_alone_that_cannot_be_solved(few_samples):
+    sizes = families.GROUPED | {"bos_token_id": 0, "eos_token_id": 1}
+    cohere = families.family("CohereForCausalLM", sizes, "model.layers")
+    given = families.experiment(cohere)
+    with pytest.raises(BadSetting, match="CohereLayerNorm"):
+        calibrate(**given, settings=PAPER)
+    result = calibrate(**given)
+    before = dict(given["merged"].named_parameters())
+    norms = {n: p for n, p in result.model.named_parameters() if "norm" in n}
+    assert norms and all(torch.equal(p, before[n]) for n, p in norms.items())
+    assert result.choice.chosen in (*FEW, choose.MERGED)

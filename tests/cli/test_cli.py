@@ -60,7 +60,7 @@ def models(ready, tmp_path, monkeypatch) -> Path:
 EXPERTS = ["--expert", "mnist=mnist", "--expert", "dtd=dtd"]
 MERGE = ["merge", "task_arithmetic", "--base", "base", *EXPERTS, "--out", "new"]
 DATA = ["--data", "mnist=images/mnist", "--data", "dtd=images/dtd"]
-FEW = ["--samples", "6", "--set", "batch=3"]
+FEW = ["--samples", "6", "--batch", "3", "--preset", "paper"]
 COMMON = ["--merged", "merged", "--base", "base"]
 CALIBRATE = ["calibrate", *COMMON, *EXPERTS, *DATA, *FEW, "--out", "new"]
 EVALUATE = ["evaluate", "--model", "merged", "--clip", "base", *DATA]

@@ -135,7 +135,17 @@ def flat(tmp_path, monkeypatch):
     return ready
 
 
-PICTURES = [*COMMAND, "--samples", "6", "--data", "a=pictures/a", "--data", "b=pictures/b"]
+PICTURES = [
+    *COMMAND,
+    "--preset",
+    "paper",
+    "--samples",
+    "6",
+    "--data",
+    "a=pictures/a",
+    "--data",
+    "b=pictures/b",
+]
 
 
 @pytest.mark.parametrize("kind", sorted(VISIONS))

@@ -69,7 +69,6 @@ def with_nan(weight):
             [MERGE, CALIBRATE],
             [WEIGHT, "stored as int8", "quantised"],
         ),
-        (lambda: change_weight("dtd", torch.Tensor.half), [MERGE], ["torch.float16", "dtd", "CLIPVisionModel.from_pretrained"]),
         (lambda: config("mnist", quantization_config={"quant_method": "gptq"}), [MERGE, CALIBRATE], ["mnist/config.json"]),
         (lambda: shard_outside("../mnist/model.safetensors"), [MERGE, CALIBRATE, ["inspect", "dtd"]], ["index.json"]),
         (lambda: shard_outside(str(Path("mnist/model.safetensors").resolve())), [MERGE], ["index.json"]),

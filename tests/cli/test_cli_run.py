@@ -113,8 +113,8 @@ CHOSEN = Calibration(ridge=1e-3, residual=0.5, modules=("fc1",))
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], {**PLAIN, "settings": "auto"}),
-        (["--preset", "paper"], {**PLAIN, "settings": Calibration()}),
+        (["--preset", "auto"], {**PLAIN, "settings": "auto"}),
+        ([], {**PLAIN, "settings": Calibration()}),
         (
             [*MORE.split(), *KEYS.split()],
             {

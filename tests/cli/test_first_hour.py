@@ -6,15 +6,25 @@ from pathlib import Path
 
 import checkpoints
 import huggingface_hub
+import language
 import pytest
+import torch
+import transformers as tf
 from test_cli import refused
-from test_worked_paths import llamas, merged_as_mergekit_does, pictures, recipe_of_the_page  # noqa: F401
+from test_worked_paths import (  # noqa: F401
+    llamas,
+    merged_as_mergekit_does,
+    pictures,
+    recipe_of_the_page,
+    texts,
+)
 
 import featcal
 from featcal.cli import main as cli
 from featcal.data import batches
 from featcal.data.batches import Draw, drawn
 from featcal.data.places import Location
+from featcal.models.save import save_model
 from featcal.models.stored import skeleton
 
 EXPERTS = {"math": "models/math", "code": "models/code"}
@@ -36,12 +46,12 @@ def told(capsys, *arguments) -> dict:
 
 
 def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(merged, capsys):
-    """The oracle is featcal.compare on the samples after the first four of each task's eight."""
+    """The oracle is featcal.compare on the samples after the first eight of each task's twelve."""
     rows = told(capsys, "fix", "merged", *BY_NAME)["experts"]
     record = json.loads(Path("merged-calibrated/featcal.json").read_text())
-    assert record["samples"] == {"math": 4, "code": 4}
+    assert record["samples"] == {"math": 8, "code": 8}
     locations = {task: Location(Path(path)) for task, path in DATA.items()}
-    unseen = drawn(skeleton("base"), [Path("base")], locations, Draw(4, 42, 32, skip=4))
+    unseen = drawn(skeleton("base"), [Path("base")], locations, Draw(4, 42, 32, skip=8))
     models = {"before": "merged", "after": "merged-calibrated"}
     measured = featcal.compare(models, EXPERTS, unseen)
     for row, before, after in zip(rows, measured[::2], measured[1::2], strict=True):
@@ -65,7 +75,7 @@ def test_fix_counts_the_samples_of_a_task_once(merged, monkeypatch, capsys):
     monkeypatch.setattr(batches, "count_samples", counting)
     assert cli.main(["fix", "merged", *BY_NAME]) == 0
     assert sorted(counted) == sorted(DATA.values())
-    assert "math: 8 samples, 4 to calibrate, 4 held out" in capsys.readouterr().err
+    assert "math: 12 samples, 8 to calibrate, 4 held out" in capsys.readouterr().err
 
 
 def test_a_record_holds_no_path_of_the_machine_and_moves_with_its_models(merged, tmp_path, capsys):
@@ -82,10 +92,10 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
     assert cli.main([*arguments, "--out", "new"]) == 0
     compared = ["compare", "--model", "merged=merged", "--model", "new=new", *BY_NAME]
     rows = told(capsys, *compared)["agreement"]
-    assert {row["samples"] for row in rows} == {3}
-    assert cli.main([*arguments[:-1], "8", "--out", "all"]) == 0
+    assert {row["samples"] for row in rows} == {7}
+    assert cli.main([*arguments[:-1], "12", "--out", "all"]) == 0
     message = refused([*compared[:-5], "new=all", *BY_NAME], Path(), capsys)
-    assert "more than the 8 samples that are left out" in message
+    assert "more than the 12 samples that are left out" in message
 
 
 def test_base_and_experts_are_read_from_the_recipe_that_a_card_shows(llamas, capsys):
@@ -140,3 +150,35 @@ def test_a_message_names_all_that_is_missing(merged, capsys):
     assert all(name in message for name in ("nowhere", "gone", "lost", "away.jsonl"))
     named = [*"--base base --expert math=models/math --expert code=models/code".split()]
     assert "--data code=PATH" in refused(["fix", "merged", *named, *BY_NAME[:2]], Path(), capsys)
+
+
+def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):
+    lines = Path("math.jsonl").read_text().splitlines(keepends=True)
+    Path("math.jsonl").write_text("".join(lines[:11]))
+    message = refused(["fix", "merged", *BY_NAME], Path(), capsys)
+    assert (
+        "at least 12 samples" in message and "math has 11" in message and "code has" not in message
+    )
+
+
+def test_fix_compares_a_tower_with_experts_that_have_heads_of_their_own(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    language.folder(Path("base"), "bert")
+    for labels, task in enumerate(("math", "code"), start=2):
+        torch.manual_seed(labels)
+        config = tf.BertConfig.from_pretrained("base", num_labels=labels)
+        save_model(tf.BertForSequenceClassification(config), task)
+        texts(task)
+    experts = {"math": "math", "code": "code"}
+    merged = featcal.merge("average", "base", experts, out="merged")
+    rows = told(capsys, "fix", str(merged), *BY_NAME)["experts"]
+    assert [row["expert"] for row in rows] == ["code", "math"]
+
+
+def test_a_head_that_no_model_has_is_named(merged, capsys):
+    checkpoints.with_tensors(Path("models/math"), {"v_head.summary.weight": torch.ones(1, 32)})
+    run = ["calibrate", "--merged", "merged", *BY_NAME, "--out", "new", "--dry-run"]
+    assert cli.main(run) == 0
+    assert "LlamaForCausalLM has no v_head.summary.weight: not used" in capsys.readouterr().err

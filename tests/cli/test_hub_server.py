@@ -51,7 +51,7 @@ def environment(hub: HubServer) -> dict[str, str]:
 def command(place: Path, data: str, out: Path, kind: str = "") -> list[str]:
     base, merged, expert = (str(place / f"{kind}{name}") for name in ("base", "merged", "expert"))
     models = ["--base", base, "--merged", merged, "--expert", f"mnist={expert}"]
-    few = "--samples 6 --set batch=3".split()
+    few = "--samples 6 --batch 3 --preset paper".split()
     return ["calibrate", *models, "--data", f"mnist={data}", *few, "--out", str(out)]
 
 

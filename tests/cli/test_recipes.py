@@ -105,7 +105,7 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text):
         read_recipe(tmp_path / "merge.yaml")
 
 
-DATA = ["--data", "math=math.jsonl", "--data", "code=code.jsonl", "--samples", "8", "--out", "new"]
+DATA = ["--data", "math=math.jsonl", "--data", "code=code.jsonl", "--samples", "12", "--out", "new"]
 CALIBRATE = ["calibrate", "--set", "recipe=merge.yaml", "--merged", "merged", *DATA]
 
 
@@ -156,7 +156,7 @@ def test_models_are_looked_for_beside_the_recipe_and_options_count_more(
     merged_as_mergekit_does(recipe_of_the_page(), Path("merged"))
     Path("elsewhere").mkdir()
     monkeypatch.chdir(llamas / "elsewhere")
-    data = "--data math=../math.jsonl --data code=../code.jsonl --samples 8 --out new --dry-run"
+    data = "--data math=../math.jsonl --data code=../code.jsonl --samples 12 --out new --dry-run"
     command = f"calibrate --set recipe=../merge.yaml --merged ../merged {data}".split()
     assert cli.main(command) == 0
     assert "nothing was computed" in capsys.readouterr().out

@@ -29,7 +29,7 @@ from featcal.models.save import save_model
 from reproduction.prepare import photos
 
 PAGE = (Path(__file__).parents[2] / "book/use.md").read_text("utf-8")
-SAMPLES = 8
+SAMPLES = 12
 DATA = "--data math=math.jsonl --data code=code.jsonl"
 
 

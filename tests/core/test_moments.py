@@ -6,6 +6,7 @@ from tiny import VISION, clip, make
 from transformers import BeitConfig, BeitModel, ViTConfig, ViTModel
 
 from featcal.core.moments import class_token_last, every_token, token_weights
+from featcal.errors import BadSetting
 from featcal.models.families import plan_for
 
 SHAPE = (2, 5)
@@ -32,6 +33,12 @@ def test_padding_counts_nothing_whatever_the_rule():
         w = token_weights(rule, "mlp.fc1", True, torch.zeros(2, 5, 3, dtype=torch.float64), mask)
         assert w.dtype == torch.float64
         assert torch.equal(w.eq(0), mask.eq(0))
+
+
+@pytest.mark.parametrize("rule", [lambda name: 1, lambda *_: 1.0, lambda *_: torch.ones(2, 4)])
+def test_a_rule_that_gives_no_weights_of_the_tokens_is_refused(rule):
+    with pytest.raises(BadSetting, match=r"calibrate\.token_weights.*must be a function"):
+        token_weights(rule, "mlp.fc1", True, torch.zeros(2, 5, 3), None)
 
 
 def test_vision_towers_have_the_class_token_rule_and_an_inferred_plan_counts_every_token():

@@ -27,6 +27,8 @@ def test_an_existing_path_is_read_and_any_other_name_is_a_data_set_of_the_hub(
     (tmp_path / "owner/name").mkdir(parents=True)
     assert not location_of("--data", "owner/name").on_hub
     assert location_of("--data", "owner/other") == Location("owner/other", "main", None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert location_of("--data", "~/owner/name").source == tmp_path / "owner/name"
     assert location_of("--data", "owner/other@v1:digits") == Location("owner/other", "v1", "digits")
     for wrong in ("nowhere", "/no/where", "../no/where", "a/b/c", "../x", ""):
         with pytest.raises(MissingPath, match="owner/name"):

@@ -56,11 +56,14 @@ def test_lines_of_a_text_file_are_samples_and_empty_lines_are_not(tmp_path):
         ({"messages": CHAT, "text": "not this"}, "", None, CHAT),
     ],
 )
-def test_json_lines_and_parquet_hold_texts_pairs_or_chats(tmp_path, row, text, target, messages):
+def test_files_hold_texts_pairs_or_chats(tmp_path, row, text, target, messages):
     jsonl(tmp_path / "train.jsonl", [row, row])
     with quiet_datasets():
         datasets.Dataset.from_list([row, row]).to_parquet(tmp_path / "other.parquet")
-    for path in (tmp_path / "train.jsonl", tmp_path, tmp_path / "other.parquet"):
+        datasets.Dataset.from_list([row, row]).to_csv(tmp_path / "other.csv")
+    (tmp_path / "other.json").write_text(json.dumps([row, row]))
+    names = ("train.jsonl", "", "other.parquet", "other.json", *["other.csv"][: not messages])
+    for path in (tmp_path / name for name in names):
         sample = load_text(Location(path), "train")[1]
         assert (sample.text, sample.target, sample.messages) == (text, target, messages)
 

@@ -105,3 +105,18 @@ def test_data_dependent_methods_run_with_the_bases_tables():
     assert torch.equal(merged.embed_tokens.weight, base.model.embed_tokens.weight)
     up, own = (model.layers[0].mlp.up_proj.weight for model in (merged, base.model))
     assert not torch.equal(up, own)
+
+
+def test_models_in_several_precisions_are_merged_in_the_widest(tmp_path):
+    """bfloat16 and float16 together need float32."""
+    kinds = {"base": torch.float16, "code": torch.bfloat16, "maths": torch.float16}
+    folders = {
+        n: save_model(llama(97, i).to(k), tmp_path / n) for i, (n, k) in enumerate(kinds.items())
+    }
+    base, said = folders.pop("base"), []
+    out = merge("average", base, folders, out=tmp_path / "out", progress=said.append)
+    states = [load_file(folder / "model.safetensors") for folder in folders.values()]
+    for name, merged in load_file(out / "model.safetensors").items():
+        code, maths = (state[name].float() for state in states)
+        assert merged.dtype == torch.float32 and torch.equal(merged, (code + maths) / 2)
+    assert "float32" in said[0]

@@ -18,7 +18,14 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from featcal.data import batches
 from featcal.data.batches import IGNORED
 from reproduction.mini.language.domains import mixture, reading
-from reproduction.mini.training import STATE, Optimiser, run_to_end, with_first_weights, write_base
+from reproduction.mini.training import (
+    STATE,
+    Optimiser,
+    Training,
+    run_to_end,
+    with_first_weights,
+    write_base,
+)
 
 BLOCKS = "model.layers"
 SHARES = {
@@ -96,7 +103,7 @@ def pretrain_llama(
     run_to_end(_Run, recipe or Recipe(SIZES[role], STEPS[role]), role, out, state_folder)
 
 
-class _Run:
+class _Run(Training):
     """A base in training."""
 
     def __init__(self, recipe: Recipe):
@@ -112,9 +119,6 @@ class _Run:
         shares = FACTS if self.done < recipe.facts else recipe.shares
         texts = encoded(self.tokenizer, mixture(rng, shares, recipe.hasty, recipe.batch))
         return backward(self.model, texts, self.tokenizer.pad_token_id)
-
-    def progress(self) -> str:
-        return ""
 
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and generation settings."""

@@ -34,7 +34,14 @@ from featcal.data.batches import collate
 from featcal.data.texts import Reader, input_of
 from reproduction.mini.language.domains import WEB, draw_rows, draw_samples
 from reproduction.mini.language.worlds import WORLDS
-from reproduction.mini.training import STATE, Optimiser, run_to_end, with_first_weights, write_base
+from reproduction.mini.training import (
+    STATE,
+    Optimiser,
+    Training,
+    run_to_end,
+    with_first_weights,
+    write_base,
+)
 from reproduction.prepare.tasks import GLUE, prompted
 
 BLOCKS = ("encoder.block", "decoder.block")
@@ -99,7 +106,7 @@ def pretrain_t5(
     run_to_end(_Run, recipe or T5Recipe(T5_SIZES[role], STEPS[role]), role, out, state_folder)
 
 
-class _Run:
+class _Run(Training):
     """A base in training."""
 
     def __init__(self, recipe: T5Recipe):
@@ -120,9 +127,6 @@ class _Run:
         loss = self.model(**collate(tokens, self.reader.pad, self.reader.takes)).loss
         loss.backward()
         return float(loss.detach())
-
-    def progress(self) -> str:
-        return ""
 
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and generation settings."""

@@ -58,6 +58,7 @@ def checks(suite: str) -> PageOutput:
     judged = {
         source.key: dict(zip(chosen, source.judged(chosen.values()), strict=True))
         for source in sources(suite)
+        if source.key in ("real_encoder", suite)
     }
     body = []
     for name, facts in packaged("statements.yaml").items():

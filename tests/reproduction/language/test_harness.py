@@ -167,24 +167,6 @@ def test_adapters_of_a_test_sit_before_the_head_while_it_is_asked(exact):
 
 
 @installed
-def test_a_chat_is_put_by_the_tokenizers_template(monkeypatch):
-    asked, reader = [], harness._language_model
-
-    def listening(*arguments):
-        reading = reader(*arguments)
-        reading.generate_until = lambda requests: [
-            asked.append(request.args[0]) or "A" for request in requests
-        ]
-        return reading
-
-    monkeypatch.setattr(harness, "_language_model", listening)
-    test = {"a": local_test("a", [{"prompt": "why", "target": "A"}], "letter", NEW)}
-    for chat in (False, True):
-        score_tests(model(), texts(), test, 1, chat=chat)
-    assert asked == ["why", "<user>why\n"]
-
-
-@installed
 def test_a_prompt_that_does_not_fit_is_refused_instead_of_cut():
     long = [{"prompt": "x" * 70, "target": "A"}]
     with pytest.raises(BadData, match="a prompt of 71 tokens, but the model reads 58"):
