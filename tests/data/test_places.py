@@ -75,9 +75,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(BadData, match=r"test\.parquet: cannot be read"):
         open_pictures(Location(tmp_path), "test")
-    (tmp_path / "a.csv").write_text("text\n")
-    with pytest.raises(BadFile, match=r"a\.csv: is no data file"):
-        open_table(Location(tmp_path / "a.csv"), "train")
+    (tmp_path / "a.xlsx").write_text("text\n")
+    with pytest.raises(BadFile, match=r"a\.xlsx: is no data file"):
+        open_table(Location(tmp_path / "a.xlsx"), "train")
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "tanganke/dtd@" + "0" * 40])

@@ -125,7 +125,7 @@ REFUSED = {
     "odd norm": (
         BadSetting,
         toy(lambda fc, x: fc(x), OddRMSNorm),
-        "OddRMSNorm, which is neither",
+        "OddRMSNorm, neither",
     ),
     "crosstalk": (
         BadPlan,
