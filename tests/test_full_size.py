@@ -54,7 +54,9 @@ def test_memory_that_runs_out_is_one_message_and_nothing_half_written(
     monkeypatch.setattr(torch.linalg, "cholesky_ex", full)
     monkeypatch.chdir(tmp_path)
     models = "calibrate --merged merged --base base --expert a=expert --data a=train.jsonl"
-    message = refused(f"{models} --samples 4 --preset paper --batch 2 --out new".split(), tmp_path, capsys)
+    message = refused(
+        f"{models} --samples 4 --preset paper --batch 2 --out new".split(), tmp_path, capsys
+    )
     assert "not enough memory" in message and "--set batch=8" in message
 
 
