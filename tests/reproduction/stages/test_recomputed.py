@@ -111,7 +111,7 @@ def needed(settings: dict[str, Any]) -> set[str]:
     """Return the stages whose experiments change with these settings."""
     before, stages = runs_of(), set()
     for (section, key), run in by_section(read(settings)).items():
-        if run != before[section, key]:
+        if run != before.get((section, key)):
             one = run or before[section, key]
             keys = {key, *((one.key, one.merged) if hasattr(one, "upstream") else ())}
             commands = {f"featcal stage {section} {name}" for name in keys}
