@@ -148,12 +148,12 @@ def test_the_page_of_the_page_extend_it_runs(results, tmp_path):
     found = dict(re.findall(r"<!-- cell: (\w+) -->\n```python\n(.*?)```", text, re.DOTALL))
     cells = [
         nbformat.v4.new_code_cell(found["parameters"], metadata={"tags": ["parameters"]}),
-        nbformat.v4.new_code_cell(found["page"]),
+        *(nbformat.v4.new_code_cell(found[name]) for name in ("page", "provenance")),
     ]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "mine.ipynb")
     assert SCRIPT.reads_of(tmp_path / "mine.ipynb") == ["scores/clip_b32-8", "ablate/clip_b32-8"]
     page = run_page(nbformat.read(tmp_path / "mine.ipynb", as_version=4), tmp_path)
-    assert "Task Arithmetic" in outputs(page)[-1].data["text/plain"]
+    assert "Task Arithmetic" in outputs(page)[0].data["text/plain"]
 
 
 @pytest.mark.parametrize(
