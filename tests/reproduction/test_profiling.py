@@ -1,6 +1,7 @@
 """The profiler finds memory of a known amount, also in a child process, and integrates power."""
 
 import math
+import mmap
 import subprocess
 import sys
 import time
@@ -16,8 +17,10 @@ TOUCH = f"import time; held = bytearray({SIZE}); held[::4096] = b'x' * len(held[
 
 
 def touched(size):
-    """Memory that is really there: one byte of every page is written."""
-    held = bytearray(size)
+    """Memory that is new to the process, not freed by an earlier test, and really there: one byte of
+    every page is written.
+    """
+    held = mmap.mmap(-1, size)
     held[::4096] = b"x" * len(held[::4096])
     return held
 
@@ -41,8 +44,9 @@ def test_memory_of_a_child_counts():
 
 
 def test_seconds_are_those_of_the_work_and_its_value_comes_back():
+    start = time.perf_counter()
     value, cost = profiled(lambda: time.sleep(0.3) or 7)
-    assert value == 7 and 0.3 <= cost.seconds <= 0.6
+    assert value == 7 and 0.3 <= cost.seconds <= time.perf_counter() - start
 
 
 class NVMLError(Exception):
