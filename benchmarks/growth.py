@@ -74,16 +74,20 @@ def taken(args: Namespace, root: Path, host_memory: int | None = None) -> dict[s
         experts={name: root / name for name in tasks},
         batches={name: batches(t, args) for t, name in enumerate(tasks)},
         settings=SETTINGS,
+        device=args.device,
         out=root / "calibrated",
         host_memory=host_memory,
     )
     seconds = {"seconds": round(time.perf_counter() - start, 3)} if args.clock else {}
+    if args.device != "cpu":
+        seconds |= {"device_bytes": torch.cuda.max_memory_allocated()}
     return seconds | {"host_bytes": memory("VmHWM") - before}
 
 
 def planned(args: Namespace, root: Path, host_memory: int | None = None) -> dict[str, int]:
     """Return the bytes that `featcal plan` estimates by place, from the folders' config.json."""
-    job = Job(args.tasks, args.samples, args.batch, SETTINGS, host_memory=host_memory)
+    given = {"on_gpu": args.device != "cpu", "host_memory": host_memory}
+    job = Job(args.tasks, args.samples, args.batch, SETTINGS, **given)
     model = skeleton(root / "merged")
     batch = meta_batch(model, job.batch, None, False)
     needs = estimate(model_shape(model, plan_for(model), batch, SETTINGS), job)
@@ -102,7 +106,7 @@ def write_models(args: Namespace, root: Path) -> None:
 def measured(args: Namespace, root: Path) -> dict[str, Any]:
     """Return both of one size, the calibration in a process of its own."""
     write_models(args, root)
-    options = [f"--{key}={getattr(args, key)}" for key in (*BASE, "threads", "clock")]
+    options = [f"--{key}={getattr(args, key)}" for key in (*BASE, "threads", "clock", "device")]
     command = [sys.executable, "-m", "benchmarks.growth", *options, f"--root={root}"]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     host = {"host_bytes": planned(args, root)["host"]}

@@ -1,8 +1,10 @@
 """Time a calibration of ViT-B/32's shape with random weights against the method's published form.
 
 python -m benchmarks.speed                   Measure every row and write reproduction/report/speed.csv,
-which the book shows. Takes about 17 minutes on an idle machine with two cores.
-python -m benchmarks.speed --rows "2 x 32,8 x 8" --threads 1
+which the book shows. Takes about 15 minutes on an idle machine with two cores.
+python -m benchmarks.speed --rows "2 x 32;8 x 8" --threads 1
+python -m benchmarks.speed --device cuda     The rows of a GPU instead: all twelve blocks against the
+published form, float32 against bfloat16, and planned against used memory.
 
 Both run in turns, with models in memory, and must give the same model. A run during which other
 processes used the processors is not counted. A row ends once its last three ratios lie within 10 %,
@@ -16,15 +18,16 @@ import statistics
 import subprocess
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from benchmarks import published
+from benchmarks import growth, published
 from benchmarks.measure import (
     ROOT,
     SETTINGS,
@@ -65,19 +68,23 @@ ROWS = {
     "2 x 256": Row(2, 256, 2, 250),
     "8 x 256": Row(8, 256, 2, 300),
 }
+GPU = {"8 x 256, 12 blocks": Row(8, 256, 12, 40)}
+BFLOAT16, MEMORY = "float32 / bfloat16", "planned / used memory"  # further rows of a GPU
 
 
-def experiment(row: Row, width: int, device: str = "cpu"):
+def experiment(row: Row, width: int, device: str, dtype: torch.dtype):
     """Return merged, base, experts by name, and images by task."""
-    base = tower(width, row.layers).to(device)
+    base = tower(width, row.layers).to(device, dtype)
     experts = {f"task{t}": moved(base, 1 + t, 0.002) for t in range(row.tasks)}
-    data = {name: images(100 + t, row.samples).to(device) for t, name in enumerate(experts)}
+    data = {name: images(100 + t, row.samples).to(device, dtype) for t, name in enumerate(experts)}
     return averaged(list(experts.values())), base, experts, data
 
 
-def contestants(row: Row, args: Namespace) -> list[Callable[[], Any]]:
+def contestants(
+    row: Row, args: Namespace, dtype: torch.dtype = torch.float32
+) -> list[Callable[[], Any]]:
     """Return the published form and the package as functions that return a calibrated model."""
-    merged, base, experts, data = experiment(row, args.width, args.device)
+    merged, base, experts, data = experiment(row, args.width, args.device, dtype)
     batches = {t: [{"pixel_values": part} for part in x.split(args.batch)] for t, x in data.items()}
 
     def theirs():
@@ -111,24 +118,38 @@ def timed(run: Callable[[], Any]) -> tuple[Any, float, float]:
     return result, seconds, others
 
 
-def measured(row: Row, args: Namespace) -> list[float]:
-    """Return theirs / ours of the last pairs, at most three.
+def measured(
+    runs: Sequence[Callable[[], Any]], seconds: float, tolerance: float = TOLERANCE
+) -> list[float]:
+    """Return the time of the first run over that of the second in the last pairs, at most three.
 
     Raises: AssertionError if the models differ.
     """
-    runs, ratios, start, longest = contestants(row, args), [], time.monotonic(), 0.0
-    while time.monotonic() + longest < start + row.seconds or not longest:
+    ratios, start, longest = list[float](), time.monotonic(), 0.0
+    while time.monotonic() + longest < start + seconds or not longest:
         began = time.monotonic()
         (one, theirs, busy), (two, own, more) = timed(runs[0]), timed(runs[1])
         longest = max(longest, time.monotonic() - began)
         difference = largest_difference(one, two)
-        assert difference < TOLERANCE, f"the results differ by {difference:.1e}"
+        assert difference < tolerance, f"the results differ by {difference:.1e}"
         if max(busy, more) < BUSY:
             ratios.append(theirs / own)
         last = ratios[1:][-PAIRS:]  # the first pair warms up
         if len(last) == PAIRS and max(last) - min(last) < SPREAD * statistics.median(last):
             break
     return (ratios[1:] or ratios)[-PAIRS:]
+
+
+def planned_over_used(row: Row, args: Namespace) -> float:
+    """Return the GPU memory that the plan of a calibration of folders states, over what it takes."""
+    sizes = {"width": args.width, "batch": args.batch, "device": args.device, "clock": 0}
+    size = Namespace(tasks=row.tasks, samples=row.samples, layers=row.layers, **sizes)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    with TemporaryDirectory() as root:
+        growth.write_models(size, Path(root))
+        used = growth.taken(size, Path(root))["device_bytes"]
+        return growth.planned(size, Path(root))["device"] / used
 
 
 def products() -> str:
@@ -149,13 +170,24 @@ def written(name: str, ratios: list[float], args: Namespace, out: Path) -> dict[
     with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        order = list(ROWS)
+        order = [*ROWS, *GPU, BFLOAT16, MEMORY]
         writer.writerows(sorted([*kept, own], key=lambda r: (order.index(r["row"]), *r.values())))
     return own
 
 
+def on_gpu(args: Namespace) -> Iterator[tuple[str, list[float]]]:
+    """Yield the rows of a GPU."""
+    ((name, row),) = GPU.items()
+    exact = contestants(row, args)
+    yield name, measured(exact, row.seconds)
+    half = contestants(row, args, torch.bfloat16)
+    yield BFLOAT16, measured([exact[1], half[1]], row.seconds, float("inf"))
+    del exact, half
+    yield MEMORY, [planned_over_used(row, args)]
+
+
 def main() -> None:
-    options = {"rows": ",".join(ROWS), "width": 768, "batch": 32, "out": str(OUT)}
+    options = {"rows": ";".join(ROWS), "width": 768, "batch": 32, "out": str(OUT)}
     args = arguments(__doc__, **options, threads=min(2, os.cpu_count() or 1)).parse_args()
     torch.set_num_threads(args.threads)
     git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
@@ -166,8 +198,14 @@ def main() -> None:
     print(f"other processes use {others:.0%} of the processors")
     if others > BUSY:
         raise SystemExit(f"No ratio is stated above {BUSY:.0%}: end other work and start again.")
-    for name in args.rows.split(","):
-        ratios = measured(ROWS[name], args)
+    if args.device == "cpu":
+        rows = {name: ROWS[name] for name in args.rows.split(";")}
+        found = (
+            (name, measured(contestants(row, args), row.seconds)) for name, row in rows.items()
+        )
+    else:
+        found = on_gpu(args)
+    for name, ratios in found:
         if not ratios:
             print(f"{name}: no ratio, as other processes used the processors", flush=True)
             continue

@@ -35,6 +35,7 @@ def _scored(*columns: str) -> tuple[str, ...]:
 
 SCORES = _scored()
 CORRECT, COUNTED = "correct", ("value", "count")  # x.correct.csv holds the first for the others
+GREEDY = "-greedy"  # ends the task of a chat's score by exact match
 EXPERT_SEEDS = (*SCORES, "expert_seed")
 SAMPLES = (*_MODEL, "task", "metric", "seed", "samples", *COUNTED)
 AUDIT = (*_MODEL, "encode", "task", "metric", "seed", "samples", "step", *COUNTED)
@@ -129,11 +130,15 @@ def write_scores(
     write_rows(correct_path(path), kept, correct_columns(columns))
 
 
-def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:
-    """Return what varies between two runs: seconds per step, host, versions, commit, and `more`."""
+def run_record(seconds: Mapping[str, float], gpu: str = "", **more: Any) -> dict[str, Any]:
+    """Return what varies between two runs: seconds per step, host, versions, commit, and `more`.
+
+    gpu: its name, where it computed.
+    """
     return {
         "seconds": {step: round(value, 2) for step, value in seconds.items()},
-        "host": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
+        "host": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()}
+        | ({"gpu": gpu} if gpu else {}),
         "versions": {"python": platform.python_version()}
         | {name: _version(name) for name in _VERSIONED},
         "commit": _git("rev-parse", "HEAD") or "",
@@ -260,7 +265,7 @@ def _chain(runs: Path, key: str) -> dict[str, Any]:
     merged = sorted(path.stem for path in runs.glob(f"merge-{key}-*.json"))
     texts = not key.rpartition("-")[2].isdigit()  # pools of texts have names
     names = ["prepare_texts" if texts else "prepare_data", *(f"{verb}-{key}" for verb in CHAIN)]
-    seconds: dict[str, float] = {}
+    seconds, gpu = dict[str, float](), ""
     cost: dict[str, dict[str, Any]] = {}  # by stage, by seed
     for name in [*names, *merged]:
         path = runs / f"{name}.json"
@@ -268,4 +273,5 @@ def _chain(runs: Path, key: str) -> dict[str, Any]:
             record = read_json(path)
             seconds |= record["seconds"]
             cost |= record.get("cost", {})
-    return run_record(seconds, cost=cost)
+            gpu = record["host"].get("gpu", gpu)
+    return run_record(seconds, gpu, cost=cost)

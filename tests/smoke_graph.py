@@ -86,15 +86,16 @@ STUDIED: dict[str, dict] = {
         "tangent": [0.3, 0.5], "scored": 40,
     },
     "offset": {"strengths": [0.0, 1.0], "samples": 16, "scored": 40},
-    "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
+    "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite", "paper"], "seeds": [1]},
     "second_encoder": {
         "model": "data/encoder", "upstreams": ["task_arithmetic"], "samples": 16, "scored": 40, "rivals": RIVALS,
         "fine_tune": {"steps": 2, "batch": 8, "warm_up": 1},
     },
 }  # fmt: skip
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
+SHOWN = {"minilm-8": "banking77", "vit_s-8": "digits"}  # the task of the stage `measure`
 RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "extrapolation"), ("clip_b32-8",)) | {
-    "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "default": ("clip_b32-8", "flan_t5_base-glue"),
+    "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "default": ("clip_b32-8", "flan_t5_base-glue", "smollm2-chat"),
 }  # fmt: skip
 CHAIN: dict[str, Any] = {
     "key": "clip_b32-8", "merger": "task_arithmetic",
@@ -134,7 +135,7 @@ def smoke_params(root: Path = ROOT) -> dict:
     for entry in params["multitask"].values():
         entry["smoke"] = {"steps": 4} if entry["mini"] else None
     for key, entry in params["measure"].items():
-        entry["smoke"] = {**entry["mini"], "task": "banking77" if key == "minilm-8" else "dtd"}
+        entry["smoke"] = {**entry["mini"], "task": SHOWN.get(key, "dtd")}
     return params
 
 

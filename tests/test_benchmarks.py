@@ -35,15 +35,16 @@ def test_opponent_without_its_stabiliser_equals_the_numpy_version(variant, monke
 
 def test_both_give_the_same_model_or_the_benchmark_stops(monkeypatch):
     monkeypatch.setattr(speed, "machine_seconds", lambda: 0.0)
-    assert len(speed.measured(TINY, ARGS)) == 1
+    runs = speed.contestants(TINY, ARGS)
+    assert len(speed.measured(runs, 0)) == 1
     honest = published.calibrate
     monkeypatch.setattr(published, "calibrate", lambda *given: shifted(honest(*given), 1, 0.01))
     with pytest.raises(AssertionError, match="the results differ by"):
-        speed.measured(TINY, ARGS)
+        speed.measured(runs, 0)
 
 
 def fake_clock(monkeypatch, seconds):
-    """Let runs take the given seconds, theirs and ours in turns, of a clock that only they move."""
+    """Return a clock that only two runs move, which take the given seconds in turns, and the runs."""
     now, seconds = [0.0], iter(seconds)
 
     def run():
@@ -53,26 +54,25 @@ def fake_clock(monkeypatch, seconds):
     monkeypatch.setattr(speed.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(speed.time, "process_time", lambda: now[0])
     monkeypatch.setattr(speed, "machine_seconds", lambda: now[0])
-    monkeypatch.setattr(speed, "contestants", lambda *_: [run, run])
     monkeypatch.setattr(speed, "largest_difference", lambda *_: 0.0)
-    return now
+    return now, [run, run]
 
 
 def test_a_row_ends_when_the_ratios_of_three_pairs_are_near_each_other(monkeypatch):
-    fake_clock(monkeypatch, [9, 1, 2, 1, 3, 1, 3.1, 1, 3.2, 1, 8, 1])
-    assert speed.measured(speed.Row(1, 1, 1, 100), ARGS) == pytest.approx([3, 3.1, 3.2])
+    _, runs = fake_clock(monkeypatch, [9, 1, 2, 1, 3, 1, 3.1, 1, 3.2, 1, 8, 1])
+    assert speed.measured(runs, 100) == pytest.approx([3, 3.1, 3.2])
 
 
 def test_a_row_ends_with_its_time(monkeypatch):
-    now = fake_clock(monkeypatch, itertools.cycle([2, 1, 4, 1]))
-    assert speed.measured(speed.Row(1, 1, 1, 30), ARGS) == pytest.approx([2, 4, 2])
+    now, runs = fake_clock(monkeypatch, itertools.cycle([2, 1, 4, 1]))
+    assert speed.measured(runs, 30) == pytest.approx([2, 4, 2])
     assert 20 < now[0] <= 30
 
 
 def test_nothing_is_stated_of_a_machine_that_does_other_work(monkeypatch, tmp_path):
-    now = fake_clock(monkeypatch, itertools.cycle([2, 1]))
+    now, runs = fake_clock(monkeypatch, itertools.cycle([2, 1]))
     monkeypatch.setattr(speed, "machine_seconds", lambda: 9 * speed.os.cpu_count() * now[0])
-    assert speed.measured(speed.Row(1, 1, 1, 30), ARGS) == []
+    assert speed.measured(runs, 30) == []
     monkeypatch.setattr(speed.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr("sys.argv", ["speed", f"--out={tmp_path / 'speed.csv'}"])
     with pytest.raises(SystemExit, match="No ratio is stated"):
@@ -102,7 +102,9 @@ def test_a_new_measurement_replaces_the_old_one_of_its_kind(monkeypatch, tmp_pat
 def test_growth_measures_memory_next_to_the_plan(tmp_path, monkeypatch):
     run = partial(run_program, printed=tmp_path / "printed")
     monkeypatch.setattr(growth.subprocess, "run", run)  # forked where everything is imported
-    args = Namespace(tasks=2, samples=8, layers=2, width=128, batch=4, threads=1, clock=0)
+    args = Namespace(
+        tasks=2, samples=8, layers=2, width=128, batch=4, threads=1, clock=0, device="cpu"
+    )
     point = growth.measured(args, tmp_path)
     assert point["took"].keys() == point["planned"].keys() == {"host_bytes"}
     assert min(point["took"]["host_bytes"], point["planned"]["host_bytes"]) > 0

@@ -131,6 +131,15 @@ class Context:
 
         return torch_device(self.suite.device)
 
+    @property
+    def gpu(self) -> str:
+        """Return the name of the GPU that the suite computes on; empty for a CPU."""
+        if self.suite.device == "cpu":
+            return ""
+        import torch
+
+        return torch.cuda.get_device_name() if self.device.type == "cuda" else ""
+
     def role(self, name: str) -> Role | LanguageRole | SentenceRole | None:
         """Return what plays a role; None where the suite has nothing. Raises: UnknownKey."""
         require_known("role", name, self.experiments.roles)
@@ -160,6 +169,7 @@ class Context:
         """Write a stage's run record when the body succeeds, with what the body adds to it."""
         start, more = time.perf_counter(), dict[str, Any]()
         yield more
+        more |= {"gpu": self.gpu} if self.gpu else {}
         seconds = {f"{verb}@{key}" if key else verb: time.perf_counter() - start}
         write_json(self.layout.run(verb, key), run_record(seconds, **more))
 

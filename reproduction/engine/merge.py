@@ -43,12 +43,11 @@ def merge(setup: Setup, model: ModelSpec) -> None:
     import featcal
     from featcal.merging.registry import method_named
 
-    run, more = model.settings, dict[str, Any]()
+    run, more = model.settings, dict[str, Any](device=setup.context.device)
     if model.draw is not None:
-        more = {
+        more |= {
             "batches": streams(setup, model.draw),
             "head": setup.heads if "head" in method_named(run.method).needs else None,
-            "device": setup.context.device,
             "n_jobs": setup.context.suite.workers or 1,  # adamerging takes as long as all others
             "progress": lambda line: console.print(f"  {line}", soft_wrap=True),
         }

@@ -4,6 +4,7 @@ Encoders are scored by their features, language models by what they generate.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from reproduction.engine.samples import Selection, seen_rows
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
 from reproduction.prepare.suite import DOMAINS
-from reproduction.results import CURVES, SCORES, SEEN, packed, write_rows, write_scores
+from reproduction.results import CURVES, GREEDY, SCORES, SEEN, packed, write_rows, write_scores
 
 # Samples at a time, on which scores do not depend. On a CPU so few that a block's output stays in
 # its cache: a sentence encoder then takes two thirds of the time that it takes with 250.
@@ -44,7 +45,7 @@ def score(
     language, texts = setup.context.suite.language, setup.pool == DOMAIN_POOL
     tasks = list(language.tests) if texts else setup.tasks
     common = {**setup.words, "metric": "accuracy"}
-    chats = setup.pool == CHAT_POOL  # experts have no answers to what they did not see
+    chats = setup.pool == CHAT_POOL  # experts and adapters do not answer what they did not see
     return {
         m.name: [
             {**common, **m.words, "task": task, **found[m.name][task]}
@@ -73,11 +74,9 @@ def evaluate_model(
     def own(task: str) -> Any:
         return shared or setup.load(setup.expert(task))
 
-    if setup.pool == CHAT_POOL:
-        return {model.name: chat_answers(setup, own, shared is not None, selection.split)}
     if setup.of_texts:
         changes = {model.name: None, **{name: one.before_head for name, one in adapters.items()}}
-        return generated(setup, own, changes, selection.split)
+        return generated(setup, own, changes, selection.split, shared is not None)
     applied = {name: one.apply for name, one in adapters.items()}
     return answers(
         setup, lambda task: {model.name: own(task)}, partial(selection.read, setup), applied
@@ -135,11 +134,13 @@ def generated(
     model_of: Callable[[str], Any],
     changes: Mapping[str, Any],
     split: str = "test",
+    unseen: bool = False,
 ) -> dict[str, Counts]:
-    """Return the scores of a language model by task of GLUE or by test of the domains.
+    """Return the scores of a language model by task of GLUE, by test of the domains or by chat.
 
     model_of: returns a task's model; one model answers all tests of the domains.
     changes:  by name, what is done to the model, given it and the task; None: nothing.
+    unseen:   an unchanged model also answers the chats that no expert saw.
     """
     from featcal.models.load import load_tokenizer
     from reproduction.language.generation import metric_of, score_glue
@@ -147,6 +148,11 @@ def generated(
     from reproduction.language.tests import load_tests
     from reproduction.prepare.texts import load_texts
 
+    if setup.pool == CHAT_POOL:
+        return {
+            name: chat_answers(setup, model_of, unseen and change is None, split, change)
+            for name, change in changes.items()
+        }
     tokenizer, texts = load_tokenizer(setup.base), setup.texts
     found: dict[str, Counts] = {name: {} for name in changes}
     if setup.pool == DOMAIN_POOL:
@@ -166,11 +172,11 @@ def generated(
 
 
 def chat_answers(
-    setup: Setup, model_of: Callable[[str], Any], every: bool, split: str = "test"
+    setup: Setup, model_of: Callable[[str], Any], unseen: bool, split: str, change: Any
 ) -> Counts:
     """Return the answers by task, by likelihood and, under <task>-greedy, by greedy exact match.
 
-    every: also score the tasks that no expert saw, and plain texts by their log-likelihood.
+    unseen: also score the tasks that no expert saw, and plain texts by their log-likelihood.
     """
     from featcal.models.load import load_tokenizer
     from reproduction.language.chat import log_likelihood, right_answers
@@ -178,13 +184,15 @@ def chat_answers(
     from reproduction.prepare.texts import load_texts
 
     tokenizer, found = load_tokenizer(setup.base), Counts()
-    for task in (*setup.tasks, *(setup.context.suite.chat.unseen if every else ())):
+    for task in (*setup.tasks, *(setup.context.suite.chat.unseen if unseen else ())):
         rows = [(one.text, one.target or "") for one in load_texts(setup.texts, task, split)]
         words = [*INSTRUCTIONS[task].words.values()]
-        likely, exact = right_answers(model_of(task), tokenizer, rows, words)
-        for name, right in ((task, likely), (f"{task}-greedy", exact)):
+        model = model_of(task)
+        with change(model, task) if change else nullcontext():
+            likely, exact = right_answers(model, tokenizer, rows, words)
+        for name, right in ((task, likely), (f"{task}{GREEDY}", exact)):
             found[name] = _counted("accuracy", 100 * sum(right) / len(right), len(right), right)
-    if every:
+    if unseen:
         texts = [one.target or "" for one in load_texts(setup.texts, PLAIN, split)]
         value = log_likelihood(model_of(""), tokenizer, texts)
         found[PLAIN] = _counted("log_likelihood", value, len(texts), None)

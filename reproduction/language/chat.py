@@ -26,7 +26,9 @@ def right_answers(
     ids = [tokenizer(prompt + answer)["input_ids"] for prompt, answer in rows]
     choices = torch.tensor([tokenizer(word)["input_ids"][0] for word in words])
     shared = commonprefix([row[: -ANSWER - 1] for row in ids])
-    begun = model.base_model(torch.tensor([shared])).past_key_values if shared else None
+    begun = None
+    if shared:
+        begun = model.base_model(torch.tensor([shared], device=model.device)).past_key_values
     likely, exact = [False] * len(ids), [False] * len(ids)
     order = sorted(range(len(ids)), key=lambda row: len(ids[row]))
     for start in range(0, len(order), BATCH):
@@ -36,11 +38,12 @@ def right_answers(
         if past is not None:
             past.batch_repeat_interleave(len(own))
         # causal: padding on the right changes nothing before it, so that no mask is needed
-        tokens = padded(own, 0, left=False)["input_ids"]
+        tokens = padded(own, 0, left=False)["input_ids"].to(model.device)
         hidden = model.base_model(tokens, past_key_values=past).last_hidden_state
         last = torch.tensor([len(row) for row in own])
         before = torch.stack([last - 3, last - 2], dim=1)  # predict the word and the end
-        scores = model.get_output_embeddings()(hidden[torch.arange(len(own))[:, None], before])
+        rows_before = hidden[torch.arange(len(own))[:, None], before]
+        scores = model.get_output_embeddings()(rows_before).cpu()
         best = choices[scores[:, 0, choices].argmax(1)]
         greedy = scores.argmax(2)
         for place, row in enumerate(chosen):
@@ -57,7 +60,7 @@ def log_likelihood(model: Any, tokenizer: Any, texts: Sequence[str]) -> float:
         ids = torch.tensor(tokenizer(text)["input_ids"])
         if len(ids) < 2:
             continue
-        known = model(ids[None, :-1]).logits[0].double().log_softmax(-1)
+        known = model(ids[None, :-1].to(model.device)).logits[0].double().log_softmax(-1).cpu()
         total += float(known.gather(1, ids[1:, None]).sum())
         count += len(ids) - 1
     return total / max(count, 1)

@@ -22,7 +22,7 @@ from reproduction.report.paper import (
     title_of,
 )
 from reproduction.report.statistics import Bits, estimate, lead, with_correct
-from reproduction.results import project_root
+from reproduction.results import GREEDY, project_root
 
 KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
@@ -34,7 +34,6 @@ NUMBERS = [  # the other columns that a page may ask an empty table for
     "drift", "mean_drift", "relative_drift", "l2", "cosine", "size", "index", "similarity", "x", "y", "row", "column",
     "nodes", "actual", "bound", "kept", "interpolation", "anchor_blend", "ridge", "divergence",
 ]  # fmt: skip
-GREEDY = "-greedy"  # ends a task of the real language model whose answers were decoded greedily
 MEASURED = ".run"  # ends a kind whose rows are in a run record: `cost.run` is what each run cost
 # tables that lie with others, by the folder; every other one begins with its folder's name
 LIES_WITH = {

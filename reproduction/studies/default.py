@@ -28,7 +28,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from shutil import rmtree
-from time import perf_counter, process_time
+from time import process_time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
@@ -40,9 +40,9 @@ from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
 from reproduction.engine.score import Counts, Row, answers, generated
 from reproduction.engine.study import Found
-from reproduction.engine.workers import console, fan_out, keep_freed_memory
+from reproduction.engine.workers import fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
-from reproduction.results import CANDIDATES, DEFAULT
+from reproduction.results import CANDIDATES, DEFAULT, GREEDY
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -118,10 +118,14 @@ class DefaultStudy(Study):
         weights = [path / "model.safetensors" for path in setup.experts.values()]
         digest = fingerprint(settings, [path for path in weights if path.is_file()])
         store = setup.context.layout.unfinished(f"default-{self.key}-{digest}")
-        jobs = {self.key: (setup, self, store)}
-        dict(fan_out(f"default {self.key}", run, jobs, 1, fresh=True))
-        files = [file_of(store, name, draw) for draw in self.draws for name in self.mergers]
-        cells = [read_json(file) for file in files]
+        files = {
+            f"{name}, {n} samples, seed {seed}": (name, n, seed, store / f"{name}-{n}-{seed}.json")
+            for (n, seed), name in product(self.draws, self.mergers)
+        }
+        jobs = {key: (setup, self, *own) for key, own in files.items() if not own[-1].is_file()}
+        workers = setup.context.suite.workers or 1
+        dict(fan_out(f"default {self.key}", run, jobs, workers, fresh=True))
+        cells = [read_json(own[-1]) for own in files.values()]
         rmtree(store)
         facts = {"fixed": {name: one.model_dump() for name, one in self.fixed.items()}}
         return Found(
@@ -130,11 +134,6 @@ class DefaultStudy(Study):
             facts,
             {"cost": [cell["cost"] for cell in cells]},
         )
-
-
-def file_of(store: Path, merger: str, draw: Sequence[int]) -> Path:
-    """Return the file of one merger and draw."""
-    return store / f"{merger}-{draw[0]}-{draw[1]}.json"
 
 
 @dataclass
@@ -270,35 +269,22 @@ class Cell:
         return model, divergence
 
 
-def run(setup: Setup, study: DefaultStudy, store: Path) -> None:
-    """Write a file of every merger and draw that has none yet."""
+def run(setup: Setup, study: DefaultStudy, merger: str, n: int, seed: int, file: Path) -> None:
+    """Write the results of one merger and draw."""
     import featcal
-    from featcal.baselines.training import pairs_of_several
+    from featcal.baselines.training import pool_features
 
     keep_freed_memory()
-    store.mkdir(parents=True, exist_ok=True)
-    base, projection = setup.load(setup.base), setup.projection()
+    base = setup.load(setup.base)
     experts = {task: setup.load(folder) for task, folder in setup.experts.items()}
-    merged: dict[str, Any] = {
-        name: featcal.merge(name, base, experts, device=setup.context.device, **options)
-        for name, options in study.mergers.items()
-    }
+    given: dict[str, Any] = {"device": setup.context.device, **study.mergers[merger]}
+    merged: Any = featcal.merge(merger, base, experts, **given)
+    draw = study.drawn(samples=n, seed=seed)
+    batches = {t: list(own) for t, own in streams(setup, draw, study.reading).items()}
+    pairs = pool_features(merged, experts, batches, setup.projection())
     heads = None if setup.of_texts else scaled_heads(setup)
-    for n, seed in study.draws:
-        missing = [name for name in merged if not file_of(store, name, (n, seed)).is_file()]
-        if not missing:
-            continue
-        draw = study.drawn(samples=n, seed=seed)
-        batches = {t: list(own) for t, own in streams(setup, draw, study.reading).items()}
-        ours, pairs = {name: merged[name] for name in missing}, dict[str, Any]()
-        for task, expert in experts.items():
-            pairs[task] = pairs_of_several(task, ours, expert, batches[task], projection)
-        for name in missing:
-            start, own = perf_counter(), {task: pair[name] for task, pair in pairs.items()}
-            cell = Cell(setup, study, base, experts, merged[name], batches, own, heads, seed)
-            write_json(file_of(store, name, (n, seed)), results_of(cell, name, n))
-            seconds = perf_counter() - start
-            console.print(f"  {name}, {n} samples, seed {seed}: {seconds:.0f} s", soft_wrap=True)
+    cell = Cell(setup, study, base, experts, merged, batches, pairs, heads, seed)
+    write_json(file, results_of(cell, merger, n))
 
 
 def scaled_heads(setup: Setup) -> "dict[str, Tensor]":
@@ -306,8 +292,8 @@ def scaled_heads(setup: Setup) -> "dict[str, Tensor]":
     from safetensors.torch import load_file
 
     tensors = load_file(setup.heads)
-    scale = tensors["logit_scale"].exp()
-    return {task: scale * tensors[f"head/{task}"] for task in setup.tasks}
+    scale, device = tensors["logit_scale"].exp(), setup.context.device
+    return {task: (scale * tensors[f"head/{task}"]).to(device) for task in setup.tasks}
 
 
 def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
@@ -339,7 +325,12 @@ def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
         keys |= {"candidate": chosen.get(name, ""), "task": task}
         return {"metric": "accuracy", **words, **keys, **own}
 
-    rows = [row(name, t, own) for name, by_task in counts.items() for t, own in by_task.items()]
+    rows = [
+        row(name, task, own)
+        for name, by_task in counts.items()
+        for task, own in by_task.items()
+        if not task.endswith(GREEDY)
+    ]
     drawn = {**words, "samples": n, "seed": cell.seed}
     listed = [
         {**drawn, "method": name, "candidate": one, "divergence": value}

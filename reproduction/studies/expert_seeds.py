@@ -1,4 +1,4 @@
-"""The main comparison of a sentence encoder with experts of other training seeds.
+"""The main comparison of a real model with experts of other training seeds.
 
 The stage `evaluate` scores experts of the first seed. Those of others are trained here and stay
 with the parts of unfinished stages; what is made from them is deleted once it is scored.
@@ -14,12 +14,12 @@ from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.engine.study import Found, made_and_scored
-from reproduction.experiments import AdapterWord, Counts, Study
+from reproduction.experiments import AdapterWord, Counts, Setting, Study
 from reproduction.prepare.experts import ExpertJob
 from reproduction.prepare.hub import WEIGHTS
-from reproduction.prepare.suite import FINE_TUNE
+from reproduction.prepare.suite import FINE_TUNE, ChatRole, PhotoRole
 from reproduction.results import EXPERT_SEEDS
-from reproduction.stages.prepare import digest, make_experts
+from reproduction.stages.prepare import TEXTS, digest, make_experts
 
 
 class ExpertSeedsStudy(Study):
@@ -31,7 +31,7 @@ class ExpertSeedsStudy(Study):
     section = "expert_seeds"
     scores = EXPERT_SEEDS
     upstreams: tuple[str, ...]
-    settings: tuple[AdapterWord, ...]
+    settings: tuple[AdapterWord | Setting, ...]
     seeds: Counts
 
     def models(self, setup: Setup) -> list[ModelSpec]:
@@ -47,21 +47,27 @@ class ExpertSeedsStudy(Study):
     def found(self, setup: Setup, folder: Path) -> Found:
         """Return rows of all models, made from the experts of one seed after the other."""
         layout, suite = setup.context.layout, setup.context.suite
-        prepared, data = setup.base.parent, layout.data_of(setup.role)
-        recipe, rows, jobs = suite.sentences.fine_tune, list[Row](), {}
-        texts = sorted(data.glob("*/train.parquet"))
-        settings = [setup.tasks, recipe.model_dump(), self.seeds]
-        depends = digest(settings, prepared / HEADS, setup.base / WEIGHTS, *texts)
+        prepared, rows, jobs = setup.base.parent, list[Row](), {}
+        role: Any = setup.context.role(setup.role)
+        if chat := isinstance(role, ChatRole):
+            data, recipes = setup.texts, {task: role.fine_tuning(task) for task in setup.tasks}
+        else:
+            group = suite.photos if isinstance(role, PhotoRole) else suite.sentences
+            recipes = dict.fromkeys(setup.tasks, group.fine_tune)
+            data = layout.data_of(setup.role)
+        shared = {name: prepared / name for name in ("base", TEXTS if chat else HEADS)}
+        settings = [{task: own.model_dump() for task, own in recipes.items()}, self.seeds]
+        files = [*([] if chat else [shared[HEADS]]), *sorted(data.glob("*/train.parquet"))]
+        depends = digest(settings, setup.base / WEIGHTS, *files)
         store = layout.unfinished(f"expert_seeds-{setup.key}-{depends}")
         experts = {seed: store / f"seed{seed}" for seed in self.seeds}
-        for (seed, own), task in product(experts.items(), setup.tasks):
+        for (seed, own), (task, recipe) in product(experts.items(), recipes.items()):
             job = ExpertJob(task, FINE_TUNE, recipe, seed, suite.device)
             jobs[f"{task}, seed {seed}"] = (job, own / task)
         make_experts(setup, prepared, data, jobs)
         for seed in self.seeds:
-            parts = {name: prepared / name for name in ("base", HEADS)}
             own, label = folder / f"seed{seed}", f"experts of seed {seed}"
-            here, parts["experts"] = setup.moved(own), experts[seed]
+            here, parts = setup.moved(own), {**shared, "experts": experts[seed]}
             made = compared(label, here, parts, self.models(here))
             rows += [{**row, "expert_seed": seed} for row in made]
             rmtree(own)
@@ -77,7 +83,7 @@ def compared(
 ) -> list[Row]:
     """Make models whose outputs lie aside, and return their rows.
 
-    parts: the base, experts and heads of the role and pool, by name.
+    parts: the base, experts, and heads or texts of the role and pool, by name.
     """
     prepared = setup.base.parent
     prepared.mkdir(parents=True)
