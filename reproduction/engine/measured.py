@@ -36,7 +36,6 @@ def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[s
     """
     from reproduction.profiling import profiled
 
-    assert model.draw is not None and model.folder is not None
     batches = in_memory(setup, model.draw)
     first = {t: [{n: value[:1] for n, value in own[0].items()}] for t, own in batches.items()}
     with TemporaryDirectory(dir=model.folder.parent) as folder:
@@ -68,7 +67,6 @@ def make(setup: Setup, model: ModelSpec, batches: Batches, audit: Iterable[int] 
     import featcal
     from featcal.baselines.training import adapters_for
 
-    assert model.folder is not None
     merged, device, out = setup.merged(model.upstream), setup.context.device, model.folder
     if not model.corrects:
         given: dict[str, Any] = {"settings": model.settings, "device": device, "out": out}

@@ -77,7 +77,7 @@ def load_split(setup: Setup, task: str, split: str) -> Any:
     """Return all samples of a split of an encoder's task."""
     from reproduction.prepare.sources import load_task
 
-    return load_task(setup.context.layout.data_of(setup.role), task, split, setup.base)
+    return load_task(setup.data, task, split, setup.base)
 
 
 def streams(

@@ -18,7 +18,7 @@ from reproduction.results import CURVES, SCORES, SEEN, packed, write_rows, write
 # Samples at a time, on which scores do not depend. On a CPU so few that a block's output stays in
 # its cache: a sentence encoder then takes two thirds of the time that it takes with 250.
 BATCH, CACHED, TEXTS = 250, 64, 64
-Row = dict[str, Any]
+Row = dict[str, Any]  # of a results file
 Counts = dict[str, Row]  # by task: value, count, correct (packed); metric unless accuracy
 
 
@@ -68,7 +68,7 @@ def evaluate_model(
 
     selection = selection or Selection()
     shared = setup.load(model.folder) if model.folder else None
-    adapters = {other.name: Adapters.load(_folder(other)) for other in corrected}
+    adapters = {other.name: Adapters.load(other.folder) for other in corrected}
 
     def own(task: str) -> Any:
         return shared or setup.load(setup.expert(task))
@@ -82,11 +82,6 @@ def evaluate_model(
     return answers(
         setup, lambda task: {model.name: own(task)}, partial(selection.read, setup), applied
     )
-
-
-def _folder(model: ModelSpec) -> Any:
-    assert model.folder is not None  # only each task's own expert has none
-    return model.folder
 
 
 def answers(
@@ -212,7 +207,7 @@ def run(key: str) -> None:
     played = setup.plays
     with (
         context.recorded("evaluate", key),
-        atomic_folder(context.layout.found("scores", key)) as out,
+        atomic_folder(setup.folder("scores")) as out,
     ):
         if played:
             models = specs(setup)
@@ -234,12 +229,11 @@ def _curves(setup: Setup, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any
     """
     for model in models:
         loss, words = None, model.words
-        assert model.folder is not None or model.method == "expert"
-        if model.method == "merged" and model.folder is not None:
+        if model.method == "merged":
             record = model.folder / "merge.json"
             loss = read_json(record).get("loss") if record.is_file() else None
             words["seed"] = model.draw.seed if model.draw else ""
-        elif model.corrects and model.folder is not None:
+        elif model.corrects:
             by_task = read_json(model.folder / "adapters.json")["loss"].values()
             loss = [sum(losses) / len(losses) for losses in zip(*by_task, strict=True)]
         if isinstance(loss, list) and loss:  # mergers without steps record something else, or none

@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featcal.files import atomic_folder, write_json
-from reproduction.engine.adapt import adapt_all
-from reproduction.engine.calibrate import calibrate_all
 from reproduction.engine.context import Setup, load_context, pick
-from reproduction.engine.merge import merge_all
+from reproduction.engine.make import make
 from reproduction.engine.score import Row, score
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.workers import console
@@ -38,9 +36,8 @@ def run_study(name: str, key: str) -> None:
     """
     context, kind = load_context(), studies()[name]
     study, found, facts = pick(name, context.experiments.studies[name], key), Found(), {}
-    out = context.layout.found(name, key)
-    with context.recorded(name, key) as record, atomic_folder(out) as folder:
-        setup = Setup(context, *role_and_pool(key))
+    setup = Setup(context, *role_and_pool(key))
+    with context.recorded(name, key) as record, atomic_folder(setup.folder(name)) as folder:
         if study is None or not (setup.plays if kind.from_prepared else setup.known):
             console.print(f"{name} {key}: not run in suite {context.suite.name}")
         else:
@@ -55,13 +52,6 @@ def run_study(name: str, key: str) -> None:
         if kind.described:
             write_json(folder / f"{name}.settings.json", facts)
         kind.finish(folder, found)
-
-
-def make(label: str, setup: Setup, models: Sequence[ModelSpec]) -> None:
-    """Make merged models, then what is calibrated from them, then adapters."""
-    merge_all(label, setup, models)
-    calibrate_all(label, setup, models)
-    adapt_all(label, setup, models)
 
 
 def made_and_scored(

@@ -48,7 +48,7 @@ def run(key: str) -> None:
                 rows[name] = [row for own in found.values() for row in own[name]]
             for name in ("drift", "alignment", "vectors"):  # stable within a model
                 rows[name].sort(key=lambda row: (METHODS.index(row["method"]), row["setting"]))
-        with atomic_folder(context.layout.found("drift", key)) as folder:
+        with atomic_folder(setup.folder("drift")) as folder:
             for name, columns in MEASURED.items():
                 write_rows(folder / f"{name}.csv", rows[name], columns)
 
@@ -72,7 +72,6 @@ def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
     shown, rows = {"expert": own}, {name: list[Row]() for name in MEASURED}
     for model in measured(setup, chosen):
         line = {**setup.words, "task": task, **model.words}
-        assert model.folder is not None
         if model.corrects:
             adapters = Adapters.load(model.folder)
             features = unit_length(adapters.apply(task, raw[model.corrects]))

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, Settings, require
-from reproduction.engine.calibrate import rescale
 from reproduction.engine.context import Setup
+from reproduction.engine.make import rescale
 from reproduction.engine.samples import Selection
 from reproduction.engine.score import averages
 from reproduction.engine.spec import ModelSpec

@@ -117,7 +117,7 @@ class DefaultStudy(Study):
         settings = {k: v for k, v in self.model_dump().items() if k not in ("mergers", "draws")}
         weights = [path / "model.safetensors" for path in setup.experts.values()]
         digest = fingerprint(settings, [path for path in weights if path.is_file()])
-        store = setup.context.layout.unfinished(f"default-{self.key}-{digest}")
+        store = setup.context.unfinished(f"default-{self.key}-{digest}")
         jobs = {self.key: (setup, self, store)}
         dict(fan_out(f"default {self.key}", run, jobs, 1, fresh=True))
         files = [file_of(store, name, draw) for draw in self.draws for name in self.mergers]

@@ -46,13 +46,13 @@ class ExpertSeedsStudy(Study):
 
     def found(self, setup: Setup, folder: Path) -> Found:
         """Return rows of all models, made from the experts of one seed after the other."""
-        layout, suite = setup.context.layout, setup.context.suite
-        prepared, data = setup.base.parent, layout.data_of(setup.role)
+        suite = setup.context.suite
+        prepared, data = setup.prepared, setup.data
         recipe, rows, jobs = suite.sentences.fine_tune, list[Row](), {}
         texts = sorted(data.glob("*/train.parquet"))
         settings = [setup.tasks, recipe.model_dump(), self.seeds]
         depends = digest(settings, prepared / HEADS, setup.base / WEIGHTS, *texts)
-        store = layout.unfinished(f"expert_seeds-{setup.key}-{depends}")
+        store = setup.context.unfinished(f"expert_seeds-{setup.key}-{depends}")
         experts = {seed: store / f"seed{seed}" for seed in self.seeds}
         for (seed, own), task in product(experts.items(), setup.tasks):
             job = ExpertJob(task, FINE_TUNE, recipe, seed, suite.device)
@@ -79,8 +79,7 @@ def compared(
 
     parts: the base, experts and heads of the role and pool, by name.
     """
-    prepared = setup.base.parent
-    prepared.mkdir(parents=True)
+    setup.prepared.mkdir(parents=True)
     for name, target in parts.items():
-        (prepared / name).symlink_to(target)
+        (setup.prepared / name).symlink_to(target)
     return made_and_scored(setup, label, models, evaluate=evaluate)

@@ -28,10 +28,11 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
+from reproduction.engine.make import make
 from reproduction.engine.samples import Selection, load_split, streams
 from reproduction.engine.score import evaluate_model, score
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found, make
+from reproduction.engine.study import Found
 from reproduction.experiments import Each, Study
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
 
@@ -217,16 +218,12 @@ def spectrum(
         parts = open_models(*given, whole=True, device=device, dtype=None)
         opened.enter_context(parts.evaluated())
         opened.enter_context(exact_products())
-        assert models[0].folder is not None and models[0].draw is not None
         spool = opened.enter_context(Spool(*budgets(device, None), models[0].folder.parent))
         students = [Student(parts.student_copy(), one.settings) for one in models]
-        variants, batches = (
-            [one.columns["variant"] for one in models],
-            streams(setup, models[0].draw),
-        )
+        variants = [one.columns["variant"] for one in models]
+        batches = streams(setup, models[0].draw)
         below = calibrate_by_spectrum(parts, students, variants, batches, spool)
         for model, student in zip(models, students, strict=True):
-            assert model.folder is not None
             save_model(student.handle.module, model.folder, like=merged)
     return below
 

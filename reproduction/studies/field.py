@@ -237,10 +237,8 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Secon
 
     base, experts, device = setup.base, setup.experts, setup.context.device
     merged, rivals, seed, clock = out / "merged", study.rivals, study.seed, partial(timed, seconds)
-    batches, best = (
-        drawn(setup, study.drawn(batch=rivals.batch)),
-        featcal.Calibration(**BEST),
-    )
+    batches = drawn(setup, study.drawn(batch=rivals.batch))
+    best = featcal.Calibration(**BEST)
     for method, settings in {"featcal": rivals.featcal, "featcal_best": best}.items():
         given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches}
         given |= {"settings": settings, "device": device, "out": out / method, "resume": False}
@@ -322,7 +320,6 @@ def evaluate(
     encoder, deep = {model.name: setup.load(model.folder)}, dict[str, Path]()
     after: dict[str, Any] = {}
     for other in corrected:
-        assert other.folder is not None  # only each task's own expert has none
         if other.method in DEEP:
             deep[other.name] = other.folder
         elif other.method in INFERRED:

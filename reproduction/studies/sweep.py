@@ -10,9 +10,10 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, Settings, require
 from reproduction.engine.context import Setup
+from reproduction.engine.make import make
 from reproduction.engine.score import score
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found, make
+from reproduction.engine.study import Found
 from reproduction.experiments import SWEPT, Numbers, Setting, Study
 from reproduction.results import SWEEP
 

@@ -8,10 +8,11 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
+from reproduction.engine.make import make
 from reproduction.engine.samples import load_split
 from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found, make
+from reproduction.engine.study import Found
 from reproduction.experiments import Counts, Setting, Study
 from reproduction.results import THEORY, THEORY_POINTS
 

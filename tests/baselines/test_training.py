@@ -27,7 +27,7 @@ from featcal.baselines.training import (
 from featcal.core import generator
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.models.batch import rows_before_head, single_samples
-from reproduction.engine.adapt import read_pair, write_pair
+from reproduction.engine.make import read_pair, write_pair
 
 SETTINGS = Surgery(rank=3, batch=8, steps=60, features="raw")
 
