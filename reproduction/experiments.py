@@ -17,9 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from featcal.baselines.mean_shift import MeanShift
-from featcal.baselines.prob_surgery import ProbSurgery
-from featcal.baselines.surgery import Surgery
+from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
 from featcal.errors import UnknownKey
 from featcal.merging.registry import method_names, settings_of
 from featcal.settings import Calibration, Distinct, Settings, require

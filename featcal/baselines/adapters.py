@@ -7,7 +7,6 @@ safetensors file, settings and loss curves as JSON, and a card; two equal runs w
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,7 +32,6 @@ from featcal.settings import Settings
 Weights = Mapping[str, Tensor]  # by name, of one task or stacked for all tasks
 Progress = Callable[[str], None] | None
 Audit = Mapping[int, Callable[["Adapters"], object]]  # called after that many steps
-BASELINES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "mean_shift": "MeanShift"}
 WEIGHTS, RECORD = "adapters.safetensors", "adapters.json"
 KINDS = {"method": str, "settings": dict, "seed": int, "width": int, "tasks": list, "loss": dict}
 TRAIN_AGAIN = "train the adapters again"
@@ -198,11 +196,12 @@ class Adapters:
             if not isinstance(record, dict) or not isinstance(record.get(key), kind):
                 raise BadFile(path, f"{key} is missing or not a {kind.__name__}", TRAIN_AGAIN)
         name = record["method"]
+        from featcal.baselines.corrections import BASELINES  # which imports this file
+
         if name not in BASELINES:
             way_out = f"the methods are {', '.join(BASELINES)}"
             raise BadFile(path, f"method is {name!r}", way_out)
-        baseline = getattr(import_module(f"featcal.baselines.{name}"), BASELINES[name])
-        settings = baseline.from_mapping(record["settings"], str(path))
+        settings = BASELINES[name].from_mapping(record["settings"], str(path))
         shapes = settings.shapes(record["width"])
         tensors = load_weights(Path(folder) / WEIGHTS, record["tasks"], shapes)
         weights = {

@@ -49,8 +49,13 @@ from featcal.core.ridge import (
 from featcal.errors import BadCapture
 from featcal.models.batch import Batch, Batches, TaskBatches
 from featcal.models.blocks import step
-from featcal.models.modules import load_side_by_side, shift_of, side_by_side, solved_modules
-from featcal.models.moe import expert_of
+from featcal.models.modules import (
+    expert_of,
+    load_side_by_side,
+    shift_of,
+    side_by_side,
+    solved_modules,
+)
 from featcal.models.plan import BlockPlan, Stack, blocks_of
 from featcal.models.streamed import ModelHandle, in_turn
 from featcal.settings import Calibration

@@ -40,9 +40,8 @@ from featcal.models.batch import (
     token_mean,
 )
 from featcal.models.blocks import model_call
-from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode
-from featcal.models.plan import BlockPlan
+from featcal.models.plan import BlockPlan, plan_for
 from featcal.models.sentences import Sentences
 from featcal.models.streamed import ModelHandle, StreamedModel
 from featcal.settings import Calibration

@@ -33,7 +33,6 @@ from featcal.models.batch import (
 )
 from featcal.models.blocks import check_replay
 from featcal.models.checkpoint import is_adapter
-from featcal.models.families import plan_for
 from featcal.models.load import (
     evaluation_mode,
     load_as_calibrated,
@@ -43,7 +42,7 @@ from featcal.models.load import (
 )
 from featcal.models.lora import dense_model, without_adapters
 from featcal.models.modules import check_blocks, is_solvable_norm, solved_modules
-from featcal.models.plan import BlockPlan, Stack
+from featcal.models.plan import BlockPlan, Stack, plan_for
 from featcal.models.streamed import (
     InMemoryModel,
     ModelHandle,

@@ -20,8 +20,16 @@ from featcal.core.precision import HALF, product, wide
 from featcal.core.ridge import RidgeSystem
 from featcal.errors import BadCapture, BadSetting
 from featcal.models.blocks import Features, module_inputs, module_outputs, residual_streams, step
-from featcal.models.modules import normalised, side_by_side, solved_modules, weight_of
-from featcal.models.moe import expert_of, following, routed, unpacked_experts
+from featcal.models.modules import (
+    expert_of,
+    following,
+    normalised,
+    routed,
+    side_by_side,
+    solved_modules,
+    unpacked_experts,
+    weight_of,
+)
 from featcal.models.plan import Stack
 from featcal.settings import Calibration
 

@@ -19,10 +19,9 @@ from featcal.core.drift import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
 from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
-from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode, require_same_configs, torch_device
 from featcal.models.lora import without_adapters
-from featcal.models.plan import BlockPlan, blocks_of
+from featcal.models.plan import BlockPlan, blocks_of, plan_for
 from featcal.models.sentences import Sentences
 from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
 from featcal.settings import require

@@ -30,9 +30,8 @@ from featcal.merging.sources import Tensors
 from featcal.merging.tensors import average_tensor, stacked_vectors, task_vectors
 from featcal.models.batch import check_tasks
 from featcal.models.blocks import hooked, module_inputs, step
-from featcal.models.families import plan_for
 from featcal.models.modules import normalised, solved_modules
-from featcal.models.plan import Stack, blocks_of
+from featcal.models.plan import Stack, blocks_of, plan_for
 
 
 @dataclass

@@ -18,7 +18,7 @@ from transformers.activations import NewGELUActivation, QuickGELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 
 from featcal.errors import BadCapture, BadPlan
-from featcal.models.moe import ROUNDING, same_unpacked
+from featcal.models.modules import ROUNDING, same_unpacked
 from featcal.models.plan import CHOOSE_BLOCKS, BlockPlan, Stack, blocks_of, part_of
 
 # keyword arguments of this block, the next, …; the last entry serves all blocks that follow

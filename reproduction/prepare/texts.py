@@ -13,8 +13,7 @@ from featcal.data.places import Location, open_table
 from featcal.data.texts import Reader, Sample, input_of, reader_for
 from featcal.errors import BadData
 from featcal.files import read_json, write_json
-from featcal.models.families import plan_for
-from featcal.models.plan import BlockPlan
+from featcal.models.plan import BlockPlan, plan_for
 from featcal.models.stored import skeleton
 from featcal.settings import Settings
 from reproduction.experiments import Reading, require_known

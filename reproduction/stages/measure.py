@@ -129,7 +129,7 @@ def model_drift(model: "nn.Module", expert: "nn.Module", batches: "Batches") -> 
     """
     from featcal.core.drift import Drift
     from featcal.models.batch import pad_token, padding_mask
-    from featcal.models.families import plan_for
+    from featcal.models.plan import plan_for
 
     tokens, first, plan = dict[str, Drift](), dict[str, Drift](), plan_for(model)
     for batch in batches:
@@ -244,9 +244,8 @@ def parameter_groups(model: "nn.Module") -> dict[str, list[str]]:
     """Return the names of all parameters ("backbone"), and of the weights of the blocks' linears,
     which calibration solves for ("linear").
     """
-    from featcal.models.families import plan_for
     from featcal.models.modules import is_linear
-    from featcal.models.plan import part_of
+    from featcal.models.plan import part_of, plan_for
 
     stacks = plan_for(model).stacks
     blocks = [(stack.blocks, part_of(model, stack.blocks)) for stack in stacks]

@@ -91,7 +91,7 @@ def measured(
     import torch
 
     import featcal
-    from featcal.baselines.mean_shift import MeanShift
+    from featcal.baselines.corrections import MeanShift
     from featcal.baselines.training import pool_features
     from featcal.core import generator
     from featcal.models.load import load_as_calibrated

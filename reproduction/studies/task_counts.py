@@ -17,7 +17,7 @@ from zlib import crc32
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from featcal.baselines.mean_shift import MeanShift
+from featcal.baselines.corrections import MeanShift
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import load_split

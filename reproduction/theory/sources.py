@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from featcal.core.moments import Moments
 from featcal.core.ridge import anchor, solve_ridge, task_system
-from featcal.models.families import plan_for
 from featcal.models.modules import solved_modules
-from featcal.models.plan import blocks_of
+from featcal.models.plan import blocks_of, plan_for
 from featcal.settings import Calibration
 from reproduction.theory.tower import Batch, Found, Tower, relative, tower
 

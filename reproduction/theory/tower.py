@@ -25,8 +25,7 @@ from featcal.models.blocks import (
     module_outputs,
     step,
 )
-from featcal.models.families import plan_for
-from featcal.models.plan import Stack, blocks_of
+from featcal.models.plan import Stack, blocks_of, plan_for
 
 ROUNDING = 1e-16  # below it an error is not told apart from none
 SHOWN = 4  # points of one statement, task and model that are kept for plots

@@ -12,9 +12,7 @@ from torch.nn import functional
 
 import featcal
 from featcal.baselines.adapters import Adapters, Pair, unit
-from featcal.baselines.mean_shift import MeanShift
-from featcal.baselines.prob_surgery import ProbSurgery
-from featcal.baselines.surgery import Surgery
+from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
 from featcal.baselines.training import batch_order
 from featcal.core import generator
 from featcal.errors import BadBatches, BadSetting

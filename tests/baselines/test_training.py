@@ -13,9 +13,7 @@ from tiny import experiment, same_bits, seeded, shifted
 
 import featcal
 from featcal.baselines.adapters import Pair
-from featcal.baselines.mean_shift import MeanShift
-from featcal.baselines.prob_surgery import ProbSurgery
-from featcal.baselines.surgery import Surgery
+from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
 from featcal.baselines.training import (
     batch_order,
     kept_steps,

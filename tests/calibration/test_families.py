@@ -11,8 +11,7 @@ from tiny import PAPER, difference, make, same_bits
 
 from featcal import calibrate
 from featcal.models.blocks import block_outputs, check_replay, replay
-from featcal.models.families import plan_for
-from featcal.models.plan import blocks_of
+from featcal.models.plan import blocks_of, plan_for
 
 
 @pytest.mark.parametrize("name", FAMILIES)

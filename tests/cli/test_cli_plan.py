@@ -12,7 +12,7 @@ from tiny import VISION
 
 from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli import main as cli
-from featcal.models.families import plan_for
+from featcal.models.plan import plan_for
 from featcal.settings import Calibration
 
 TASKS = ("cars", "dtd")

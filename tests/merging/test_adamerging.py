@@ -11,7 +11,7 @@ import torch
 
 from featcal.errors import BadBatches, Diverged
 from featcal.merging.merge import merge
-from featcal.merging.methods.adamerging import Mixture, endless, entropy, entropy_gradients, learn
+from featcal.merging.methods.answers import Mixture, endless, entropy, entropy_gradients, learn
 from featcal.merging.registry import MergeJob
 from featcal.merging.sources import ModuleSource
 

@@ -8,17 +8,15 @@ import torch
 from test_adamerging import head
 
 from featcal.merging.merge import merge, open_merge
-from featcal.merging.methods.breadcrumbs import mask_row_entries
-from featcal.merging.methods.consensus import tall_masks
-from featcal.merging.methods.dare import drop_entries
-from featcal.merging.methods.fisher import (
+from featcal.merging.methods.answers import (
     fisher_tensor,
     fisher_weights,
     matched_tensor,
     squared_gradients,
 )
-from featcal.merging.methods.mats import conjugate_gradients
-from featcal.merging.methods.singular import iso_c_matrix, iso_cts_matrix, orthogonal, tsv_matrix
+from featcal.merging.methods.entries import drop_entries, mask_row_entries, tall_masks
+from featcal.merging.methods.matrices import iso_c_matrix, iso_cts_matrix, orthogonal, tsv_matrix
+from featcal.merging.methods.regression import conjugate_gradients
 from featcal.merging.registry import MergeJob, method_named, method_names
 from featcal.merging.sources import ModuleSource
 

@@ -9,7 +9,7 @@ import torch
 
 from featcal.merging import tensors
 from featcal.merging.merge import merge
-from featcal.merging.methods.ties import ties_tensor as merged_vector
+from featcal.merging.methods.entries import ties_tensor as merged_vector
 from featcal.merging.tensors import kth_smallest
 
 

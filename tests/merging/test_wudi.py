@@ -9,9 +9,8 @@ import torch
 
 from featcal.errors import Diverged
 from featcal.merging.merge import merge
-from featcal.merging.methods.breadcrumbs import mask_row_entries
-from featcal.merging.methods.singular import iso_cts_matrix
-from featcal.merging.methods.wudi import Interference, minimize
+from featcal.merging.methods.entries import mask_row_entries
+from featcal.merging.methods.matrices import Interference, iso_cts_matrix, minimize
 from featcal.merging.registry import MergeJob
 from featcal.merging.sources import VOCABULARY, ModuleSource
 from featcal.merging.tensors import linear_groups, matrix_names

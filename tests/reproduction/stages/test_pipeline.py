@@ -60,9 +60,9 @@ def imported(file: str) -> frozenset[str]:
     lazy = {
         "featcal.calibrate(": "featcal/calibration/calibrate.py",
         "featcal.merge(": "featcal/merging/merge.py",
-        "featcal.surgery(": "featcal/baselines/surgery.py",
-        "featcal.prob_surgery(": "featcal/baselines/prob_surgery.py",
-        "featcal.mean_shift(": "featcal/baselines/mean_shift.py",
+        "featcal.surgery(": "featcal/baselines/corrections.py",
+        "featcal.prob_surgery(": "featcal/baselines/corrections.py",
+        "featcal.mean_shift(": "featcal/baselines/corrections.py",
     }
     found |= {target for word, target in lazy.items() if word in (ROOT / file).read_text()}
     if file == "featcal/merging/registry.py":  # loads methods by name
