@@ -10,7 +10,7 @@ import pandas as pd
 
 from reproduction.report.claims import INSIDE, Claim, claims, studied_setting
 from reproduction.report.evidence import LIES_WITH, Evidence, project_root
-from reproduction.report.pages import resources
+from reproduction.report.pages import cost
 from reproduction.report.paper import packaged
 from reproduction.report.tables import (
     SETTING_LABELS,
@@ -47,7 +47,7 @@ def text(suite: str) -> str:
         suite=suite,
         label=packaged("differences.yaml")[suite]["label"],
         tolerance=TOLERANCE,
-        machine=" and ".join(resources.machines(suite)) or "none yet",
+        machine=" and ".join(cost.machines(suite)) or "none yet",
         total=minutes(suite, own),
         repro=minutes(suite, REPRO),
         real=minutes(suite, REAL),
@@ -59,7 +59,7 @@ def text(suite: str) -> str:
 
 def minutes(suite: str, stages: list[str]) -> str:
     """Return the minutes on record of these stages of DVC and of all that they need, a whole number."""
-    found, needed = resources.quickest(suite), set().union(*(upstream()[stage] for stage in stages))
+    found, needed = cost.quickest(suite), set().union(*(upstream()[stage] for stage in stages))
     return f"{sum(spent for stage, spent in found.items() if stage in needed) / 60:.0f}"
 
 

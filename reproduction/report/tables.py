@@ -35,6 +35,7 @@ SHIFT = "mean_shift"  # an adapter that the paper has no row for
 # Tuned: by FeatCal's score on labelled validation rows of the suite; adapters were not tuned.
 SETTING_LABELS = {"paper": "printed settings", "suite": "tuned on validation rows"}
 SHORT = {"paper": "printed", "suite": "tuned", "": ""}
+SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # what an adapter's size is called
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "n"}
 LARGER = ("14", "20")  # pools that every suite runs at its tuned settings only
 
@@ -92,6 +93,18 @@ def settings_note(ours: Evidence) -> str:
         )
         notes += [f"{SHORT[setting]} {' or '.join(found)}"] if found else []
     return f" FeatCal: {'; '.join(notes)}." if notes else ""
+
+
+def method_settings(ours: Evidence, study: str, method: str) -> str:
+    """Return a method's settings in a study, for the label of its row."""
+    record = ours.record(study).get("settings") or ours.settings(study).get("study", {})
+    values = record.get("rivals", {}).get(method)
+    if not values:
+        return ""
+    if method in SIZES:
+        return f" <small>{SIZES[method]} {values[SIZES[method]]}, {values['steps']} steps</small>"
+    said = ", ".join(f"{s} {compact(values[k])}" for k, s in SYMBOLS.items() if k in values)
+    return f" <small>{said}</small>"
 
 
 def accuracy_rows(ours: Evidence) -> list[Row]:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import CURVES, WIDTH, drawing, shown
+from reproduction.report.figures import CURVES, DASHES, WIDTH, drawing, shown
 from reproduction.report.html import PageOutput, listed, margin
 from reproduction.report.pages.reproduced import against_printed
 from reproduction.report.paper import (
@@ -52,7 +52,6 @@ ADAPTERS = ("surgery", "prob_surgery")
 EXTENDED_MERGERS = ("task_arithmetic", "wudi")  # of Table 2
 POOLS = ("8", "14", "20")
 SIZES = {REAL: "MiniLM, texts", IMAGES: "in the role of B/32", "clip_l14": "in the role of L/14"}
-DASHES = {"featcal": "-", "surgery": "--", "prob_surgery": ":"}
 NOT_RUN = '<span class="fc-none">not run</span>'
 
 
