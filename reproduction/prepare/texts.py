@@ -91,7 +91,7 @@ def open_rows(texts: Path, task: str, split: str) -> tuple[Any, str]:
     return open_table(location, own), f"{task} ({own})"
 
 
-def told(texts: Path, task: str, source: TextSource) -> dict[str, Any]:
+def described_task(texts: Path, task: str, source: TextSource) -> dict[str, Any]:
     """Return what the report says of a task: source, rows per split, the first prompt and answer.
 
     Of texts on the hub only the source: nothing is fetched for the report.

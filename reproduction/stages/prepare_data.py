@@ -16,7 +16,7 @@ from reproduction.engine.context import Context, load_context, pick
 from reproduction.engine.workers import console
 from reproduction.experiments import DOMAIN_POOL, GLUE_POOL
 from reproduction.prepare.sources import Source, write_sources
-from reproduction.prepare.texts import TextSource, told, write_text_sources
+from reproduction.prepare.texts import TextSource, described_task, write_text_sources
 
 SHOWN = 40  # pictures drawn for the contact sheet, enough that every class has one
 CHOICE = Path(__file__).parents[1] / "mini" / "choice.json"
@@ -150,7 +150,7 @@ def _describe_images(context: Context, sources: dict[str, Source]) -> None:
         "data": settings,
         "roles": {name: role.model_dump() for name, role in suite.roles.items()},
         "pools": {str(pool): list(names) for pool, names in suite.pools.items()},
-        "tasks": [{"task": task, **one.told(), **counts} for task, one in sources.items()],
+        "tasks": [{"task": task, **one.described(), **counts} for task, one in sources.items()],
     }
     write_json(results / "suite.json", described)
     sheet = results / "contact_sheet.png"
@@ -254,16 +254,14 @@ def _describe_texts(context: Context, sources: dict[str, TextSource]) -> None:
     """Write what the report needs to know of the language models without opening a text."""
     from reproduction.mini.language.domains import measured
 
-    language = context.suite.language
+    language, texts = context.suite.language, context.outputs / "texts"
     described = {
         "suite": context.suite.name,
         "texts": language.texts.model_dump() if language.texts else None,
         "roles": {name: role.model_dump() for name, role in language.roles.items()},
         "pools": {name: list(tasks) for name, tasks in language.pools.items()},
         "tests": dict(language.tests),
-        "tasks": {
-            task: told(context.outputs / "texts", task, source) for task, source in sources.items()
-        },
+        "tasks": {task: described_task(texts, task, one) for task, one in sources.items()},
     }
     write_json(context.results / "language.json", described)
     drawn = language.texts is not None and language.texts.source == "mini"
