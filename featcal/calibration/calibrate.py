@@ -172,6 +172,8 @@ def calibrate(
         if held_out is not None:
             by_task = ranks.gathered(measure_drift(models, after, batches, held_out))
             drift = [record for records in by_task.values() for record in records]
+            if progress and ranks.first:
+                progress("drift from each expert")
         used = choice.settings if choice else given
         result = Result(models.student.module, None, student.blocks, drift, used, choice)
         if out is None or folder is None:

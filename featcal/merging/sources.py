@@ -44,6 +44,7 @@ VOCABULARY = (
     "*lm_head.weight",
     "*lm_head.bias",
 )
+LISTED = 4  # rows with words of the experts' own that are named
 
 
 def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
@@ -326,15 +327,20 @@ def vocabularies(
         for token, row in words.get(task, {}).items():
             if row < rows and row not in used and token not in ours:
                 spare.setdefault(row, {}).setdefault(token, task)
+    lines = []
     for row, tasks in sorted(spare.items()):
         token, *others = tasks
         if others:
             named = " and ".join(f"{token} for {task}" for token, task in tasks.items())
-            progress(f"embedding row {row} is {named}: the base's row is kept")
+            lines.append(f"embedding row {row} is {named}: the base's row is kept")
             token = f"\0{row}"  # a token of none of them
         else:
-            progress(f"embedding row {row} is {token}, which the base's tokenizer lacks")
+            lines.append(f"embedding row {row} is {token}, which the base's tokenizer lacks")
         ours[token] = row
+    for line in lines[:LISTED]:
+        progress(line)
+    if len(lines) > LISTED:
+        progress(f"the base's tokenizer lacks {len(lines) - LISTED} more rows of the experts'")
     return words
 
 
