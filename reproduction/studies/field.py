@@ -194,9 +194,13 @@ def merge(
         clock("merged", lambda: featcal.merge(name, base, experts, out=out, **given, **first))
         return first, []
     if key == "scale":  # merged once, whatever the number of scales
-        rest = {k: v for k, v in first.items() if k != key}
-        opened = open_merge(name, base, experts, **given, **rest)
-        at_value = clock("merged", opened.at_scales)
+        opened = open_merge(name, base, experts, **given, **first)
+        vectors = clock("merged", lambda: dict(opened.run()))
+
+        def at_value(value: float, out: Path | None = None) -> Any:
+            scaled = replace(opened, settings={**opened.settings, key: value})
+            return scaled.finish(iter(vectors.items()), out)
+
     else:
 
         def at_value(value: float, **more: Any) -> Any:

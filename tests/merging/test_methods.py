@@ -1,5 +1,7 @@
 """The methods by their definitions in float64, at their limits, and whatever the order of experts."""
 
+from dataclasses import replace
+
 import checkpoints
 import numpy as np
 import pytest
@@ -73,7 +75,13 @@ def folders_of(tmp_path, names):
 @pytest.mark.parametrize("method", [n for n in method_names() if method_named(n).scaled])
 def test_a_scale_tried_later_gives_what_merging_with_it_gives(method, tmp_path):
     folders, base = folders_of(tmp_path, "abc"), checkpoints.vision_folder(tmp_path / "base")
-    at_scale = open_merge(method, base, folders).at_scales()
+    opened = open_merge(method, base, folders)
+    vectors = dict(opened.run())
+
+    def at_scale(scale, out=None):
+        scaled = replace(opened, settings={**opened.settings, "scale": scale})
+        return scaled.finish(iter(vectors.items()), out)
+
     merged = merge(method, base, folders, scale=1.0).state_dict()
     assert close(merged, at_scale(1.0).state_dict(), 0.0)
     merge(method, base, folders, out=tmp_path / "one", scale=0.35)
