@@ -1,7 +1,7 @@
-"""Algorithm 1: in every block of one or several students observe every task, add up the systems,
-solve, load, move on. Students share the passes of their teachers.
+"""Algorithm 1: in every block observe every task, add up the systems, solve, load, move on.
 
-A system holds the normal equations of one site or of one norm, summed over tasks."""
+Several students share the passes of their teachers.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,10 +76,11 @@ def calibrate_block(
     solve: bool = True,
 ) -> list[BlockRecord]:
     """Calibrate the students' block in place and move every task's features past it (Algorithm 1,
-    lines 2-18). The teachers' block, at `path` in each model, runs once for all students.
+    lines 2-18).
 
-    `models` and `features` have the tasks of this process. Without `block_drift`, nothing runs
-    through the last block; without `solve`, the students keep their weights. Returns: a record for each student, the same on all processes.
+    `models` and `features` have the tasks of this process. Without `block_drift` nothing runs
+    through the last block; without `solve` the students keep their weights. Returns: a record of
+    each student, the same on all processes.
     """
     blocks = [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
@@ -143,8 +144,8 @@ def replay_block(
     features: Mapping[str, StudentTeacherFeatures],
     solved: Sequence[Mapping[str, Tensor]],
 ) -> None:
-    """Load the students' solutions of an earlier run and move every task's features past the block,
-    bit-identical to `calibrate_block`.
+    """Load the solutions of an earlier run and move all features past the block, with the same
+    bits.
     """
     for number, ((block, spec), solution) in enumerate(zip(students, solved, strict=True)):
         tracks = [own.students[number] for own in features.values()]
@@ -166,8 +167,7 @@ def add_task_systems(
 ) -> None:
     """Add one task's normal equations to every system of the block (Eqs. 10, 14, 58).
 
-    The moments are consumed, so that memory does not grow with the number of tasks. Raises:
-    BadCapture if tasks differ in their sites.
+    The moments are consumed. Raises: BadCapture if tasks differ in their sites.
     """
     if systems.sites and systems.sites.keys() != moments.sites.keys():
         linears = sorted({name for site in systems.sites for name in site})
@@ -198,11 +198,10 @@ def add_task_systems(
 def solve_systems(
     systems: Systems, student: nn.Module, base: nn.Module, spec: BlockSpec, ranks: Ranks
 ) -> list[float]:
-    """Solve every system against its anchor and load the solutions into the student's block (Eqs.
-    11, 17, 51, 55, 59).
+    """Solve every system against its anchor, load the solutions, and return each site's
+    conditioning (Eqs. 11, 17, 51, 55, 59).
 
-    The systems are consumed; until it is loaded, the student's block holds the merged weights.
-    Returns: a lower bound of each site's condition number. Raises: SingularGram.
+    The systems are consumed. Raises: SingularGram.
     """
     systems, settings, solutions = ranks.summed(systems), spec.settings, {}
     rho = settings.anchor_blend
@@ -249,9 +248,7 @@ def anchors(student: nn.Module, base: nn.Module, site: Site, rho: float) -> tupl
 
 
 def affine_of(block: nn.Module, site: Site, settings: Calibration) -> str:
-    """Return how weight and bias of a site are solved: "separate" unless all its linears have a
-    bias.
-    """
+    """Return how a site is solved: "separate" unless all its linears have a bias."""
     with_bias = all(isinstance(block.get_submodule(name).bias, Tensor) for name in site)
     return settings.affine if with_bias else "separate"
 
@@ -282,8 +279,7 @@ def sweep(
     """Calibrate the students block by block, each with its settings, and record their blocks.
 
     solve: False only observes the blocks, as a check.
-    report: called after each block with the students' records, seconds, and whether an earlier run
-        had solved it.
+    report: called after each block with records, seconds, and whether an earlier run had solved it.
     """
     streams = {task: BatchStream(batches[task], models.plan, spool) for task in models.experts}
     task, stream = next(iter(streams.items()))
@@ -357,9 +353,7 @@ def student_blocks(
     source: Stack | None,
     token_weights: TokenRule | None = None,
 ) -> Iterator[tuple[str, list[StudentBlock]]]:
-    """Yield path, and the students' block with its specification, in forward order, one block of
-    each in memory at a time.
-    """
+    """Yield path, and the students' block with its specification, one block of each at a time."""
     rule = token_weights or models.plan.rule(stack)
     count = len(blocks_of(models.student.module, stack))
     for index in range(count):

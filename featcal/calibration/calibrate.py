@@ -194,8 +194,7 @@ def best_candidate(
     ranks: Ranks,
     how: Mapping[str, Any],
 ) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
-    """Calibrate every candidate on few samples and choose among them and the merged model by their
-    answers to unseen ones.
+    """Calibrate every candidate on few samples and choose by their answers to unseen ones.
 
     Returns: the choice, and by task the merged model's divergence on every unseen sample.
     """
@@ -240,7 +239,7 @@ def check(
     dtype: torch.dtype | None = None,
 ) -> None:
     """Check models and batches as `calibrate` does, on two samples of each task and without
-    solving. Raises: as `calibrate`.
+    solving.
     """
     check_tasks(experts, batches)
     models = open_models(

@@ -1,7 +1,6 @@
-"""Run one calibration on several processes: each takes some tasks, the sums of each site go to one
-owner, which broadcasts the solution.
+"""Run one calibration on several processes: each takes some tasks, and solves some sites for all.
 
-Processes exchange small objects before every transfer of tensors. One that failed reports it there,
+Processes exchange small objects before every transfer of tensors; one that failed reports it there,
 so no other waits for its tensors.
 """
 
@@ -33,8 +32,8 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 
 class Ranks:
-    """One of several processes, which call the same methods in the same order and get bit-identical
-    results; or a single one, which exchanges nothing.
+    """One of several processes, which call the same methods in the same order and get the same
+    bits; or a single one.
     """
 
     def __init__(
@@ -64,9 +63,10 @@ class Ranks:
         return sorted(tasks)[self.rank :: self.world]
 
     def summed(self, systems: Systems) -> Systems:
-        """Return the sums over all tasks: all norms, and the sites that this process solves. The
-        argument is consumed. Raises: BadCapture unless the tasks of all processes have the same
-        sites.
+        """Return the sums over all tasks, of sites only those that this process solves; consume the
+        argument.
+
+        Raises: BadCapture unless the tasks of all processes have the same sites.
         """
         if self.world == 1:
             return systems
@@ -119,8 +119,8 @@ class Ranks:
 
     @contextmanager
     def fail_together(self) -> Iterator[None]:
-        """Wait for every process at the end. Raises: RemoteRankError where another process failed,
-        RankLostError where one is gone.
+        """Wait for every process at the end. Raises: RemoteRankError or RankLostError if another
+        failed.
         """
         try:
             yield
@@ -131,9 +131,8 @@ class Ranks:
             raise
 
     def all_gather_checked(self, own: T, mistake: Exception | None = None) -> list[T]:
-        """Return one object from every process, ordered by rank.
-
-        Raises: RemoteRankError on every process but the first failed one.
+        """Return one object from every process; on all but the first failed one raise
+        RemoteRankError.
         """
         if self.world == 1:
             return [own]
@@ -150,10 +149,8 @@ class Ranks:
     def transfer(
         self, collective: Callable[..., object], tensor: torch.Tensor, *root: int
     ) -> torch.Tensor:
-        """Return the tensor after a collective operation of torch.
-
-        Gloo copies raw memory, so a column-major weight, as a Cholesky solve returns it, would
-        silently arrive transposed.
+        """Return the tensor after a collective operation, which copies raw memory: column-major
+        would arrive transposed.
         """
         tensor = tensor.contiguous()
         with self.reaching_others():
@@ -171,10 +168,7 @@ class Ranks:
 
 
 def owners(widths: Mapping[Site, int], world: int) -> dict[Site, int]:
-    """Return the rank that solves each site: the heaviest site first, each to the least busy rank.
-
-    A factorisation of d features costs d³.
-    """
+    """Return the rank that solves each site, heaviest (d³) first, each to the least busy rank."""
     load, owner = [0] * world, {}
     for site in sorted(widths, key=lambda site: (-widths[site], site)):
         owner[site] = load.index(min(load))
@@ -194,8 +188,8 @@ def current() -> Ranks:
 def process_group() -> Iterator[None]:
     """Join the processes that torchrun started, if any; inside, `current()` is this one among them.
 
-    Raises: BadSetting if variables of torchrun are missing; RankLostError if a process does not
-    come or is gone; RemoteRankError if another one failed, which has reported its error by then.
+    Raises: BadSetting if variables of torchrun are missing; RankLostError; RemoteRankError after
+    another process has reported its error.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
@@ -224,8 +218,10 @@ def process_group() -> Iterator[None]:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Return the device of this process: each of several processes on GPUs has its own, and tensors
-    move through NCCL from now on. Raises: BadSetting for more processes than GPUs.
+    """Return the device of this process; of several on GPUs each has its own, and tensors move
+    through NCCL.
+
+    Raises: BadSetting for more processes than GPUs.
     """
     if device.type != "cuda" or os.environ.get("WORLD_SIZE", "1") == "1":
         return device
