@@ -160,16 +160,6 @@ def double(*rows):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def test_regmean_and_lot_of_two_by_two_by_hand():
-    grams = [double([2, 1], [1, 1]), double([1, 0], [0, 3])]
-    assert torch.equal(Gram(2 * grams[0], 2).mean(0.5), double([2, 0.5], [0.5, 1]))
-    vectors = [double([1, 0]), double([0, 1])]
-    # ΣG = [[3, 1], [1, 4]], Σ τG = [2, 1] + [0, 3] = [2, 4]; its inverse is [[4, −1], [−1, 3]] / 11
-    want = double([4, 10]) / 11
-    for tau in (regmean_matrix(grams, vectors), lot_matrix(grams, vectors)):
-        assert torch.allclose(tau, want, rtol=0, atol=1e-14)
-
-
 def test_lot_is_zero_in_directions_without_features_or_below_rtol():
     vectors = [double([4, 5]), double([0, 7])]
     for weak, rtol in ((0.0, None), (1e-6, 1e-5)):

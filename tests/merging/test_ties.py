@@ -41,14 +41,6 @@ def by_flattening(base, experts, density, scale, combine):
     )
 
 
-@pytest.mark.parametrize(("combine", "first"), [("sum", 6.0), ("mean", 3.0)])
-def test_two_by_two_by_hand(combine, first):
-    experts = [torch.tensor([[4.0, -1.0], [3.0, 0.5]]), torch.tensor([[2.0, 5.0], [-4.0, 0.25]])]
-    # below the cuts 1 and 2: 0.5 and 0.25; elected: + + − (3 − 4 < 0), and nothing at the last
-    merged = merged_vector(experts, [1.0, 2.0], combine, lambda: 1.0)
-    assert merged.tolist() == [[first, 5.0], [-4.0, 0.0]]
-
-
 @pytest.mark.parametrize("majority", [1.0, -1.0])
 def test_where_experts_cancel_exactly_the_sign_of_the_majority_decides(majority):
     experts = [torch.tensor([1.0, 2.0]), torch.tensor([-1.0, 1.0])]

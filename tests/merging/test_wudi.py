@@ -26,18 +26,6 @@ def by_definition(tau, vectors):
     return sum(((tau - v) @ v.T).square().sum() / v.square().sum() for v in vectors)
 
 
-def test_two_by_two_by_hand():
-    vectors = [torch.tensor(v).double() for v in ([[1.0, 0], [1, 0]], [[0, 2.0], [2, 0]])]
-    problem = Interference.of(vectors)
-    # Gᵢ = τᵢᵀτᵢ/‖τᵢ‖²: diag(2, 0)/2 and diag(4, 4)/8
-    assert problem.G.tolist() == [[1.5, 0.0], [0.0, 0.5]]
-    assert problem.R.tolist() == [[1.0, 1.0], [2.0, 0.0]]
-    want = torch.tensor([[2 / 3, 2.0], [4 / 3, 0.0]], dtype=torch.float64)
-    assert torch.allclose(problem.minimum(), want, rtol=1e-12)
-    loss = float(by_definition(sum(vectors), vectors))
-    assert problem.loss(problem.start) == pytest.approx(loss, rel=1e-12)
-
-
 def test_loss_and_gradient_are_those_of_the_definition():
     vectors = matrices()
     problem = Interference.of(vectors)
