@@ -236,13 +236,7 @@ class Cell:
         auto's last calibration, and every trial's divergence.
         """
         from featcal.calibration.choose import Part
-        from reproduction.field.tune import (
-            Candidate,
-            distances,
-            path_gains,
-            proposal,
-            ridge_of,
-        )
+        from reproduction.field.tune import distance, path_gains, proposal, ridge_of
 
         start, paper = process_time(), self.study.paper
         held_out, kept, last = dict[str, Any](), dict[str, Any](), dict[str, Any]()
@@ -253,16 +247,15 @@ class Cell:
         given = (self.merged, self.base, self.experts, kept, held_out, paper)
         plan, device = plan_of(self.setup, self.study.reading), self.setup.context.device
         path = ridge_of(path_gains(*given, plan=plan, device=device))
-        known, divergence, settings = list[Candidate](), dict[str, float](), dict[str, Any]()
+        trials, divergence, settings = list[Any](), dict[str, float](), dict[str, Any]()
         projection = self.setup.projection()
         for number in range(self.study.trials):
-            one = proposal(self.seed, number, paper, path, known)
-            model = self.calibrated("trials", one.settings, kept).model
-            far = distances(model, self.experts, held_out, projection, self.heads)
-            known.append(Candidate(number, one.origin, one.settings, far))
-            s = one.settings
+            s = proposal(self.seed, number, paper, path, trials)
+            model = self.calibrated("trials", s, kept).model
+            far = distance(model, self.experts, held_out, projection, self.heads)
+            trials.append((s, far))
             name = f"λ {s.ridge:g}, ρ {s.anchor_blend:g}, α {s.interpolation:g}"
-            divergence[name], settings[name] = known[-1].mean, s
+            divergence[name], settings[name] = far, s
         best = settings[min(divergence, key=divergence.__getitem__)]
         model = self.calibrated("trials", best, last).model
         self.seconds[SEARCH] = process_time() - start
