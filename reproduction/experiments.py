@@ -241,7 +241,7 @@ class Study(Run):
     from_prepared: ClassVar[bool] = True
 
     @abstractmethod
-    def found(self, setup: Any, folder: Path) -> Any:
+    def run(self, setup: Any, folder: Path) -> Any:
         """Return what the study finds, its models made below `folder`."""
 
     @staticmethod

@@ -90,10 +90,10 @@ from pathlib import Path
 from reproduction.experiments import load_experiments
 from reproduction.studies import order
 study = load_experiments(Path("params.yaml")).studies["order"]["clip_b32-8"]
-order.made_and_scored = lambda label, setup, models: [
+order.make_and_score = lambda label, setup, models: [
     (model.setting, model.settings.order, model.draw.samples) for model in models
 ]
-print(study.found(None, Path("models")).scores)
+print(study.run(None, Path("models")).scores)
 """
     printed = python(tmp_path, "-c", code, cwd=tmp_path)
     assert printed.strip() == "[('forward', 'forward', 256), ('stale', 'stale', 256)]"

@@ -34,7 +34,7 @@ from featcal.models.batch import Model
 from featcal.models.batch import TaskBatches as Batches
 from featcal.models.blocks import step
 from featcal.models.plan import Stack, blocks_of, plan_for
-from reproduction.field.models import Models
+from reproduction.field.svc import Models
 
 
 def prodistill(

@@ -39,7 +39,7 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
 from reproduction.engine.score import Counts, Row, answers, generated
-from reproduction.engine.study import Found
+from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import console, fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
 from reproduction.results import CANDIDATES, DEFAULT
@@ -112,7 +112,7 @@ class DefaultStudy(Study):
                 found[name] = settings
         return found
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of every draw; finished ones are kept until all are."""
         settings = {k: v for k, v in self.model_dump().items() if k not in ("mergers", "draws")}
         weights = [path / "model.safetensors" for path in setup.experts.values()]
@@ -124,7 +124,7 @@ class DefaultStudy(Study):
         cells = [read_json(file) for file in files]
         rmtree(store)
         facts = {"fixed": {name: one.model_dump() for name, one in self.fixed.items()}}
-        return Found(
+        return StudyResult(
             [row for cell in cells for row in cell["rows"]],
             {"default.candidates": [row for cell in cells for row in cell["candidates"]]},
             facts,

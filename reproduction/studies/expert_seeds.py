@@ -13,7 +13,7 @@ from typing import Any
 from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec, specs
-from reproduction.engine.study import Found, made_and_scored
+from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import AdapterWord, Counts, Study
 from reproduction.prepare.experts import ExpertJob
 from reproduction.prepare.hub import WEIGHTS
@@ -44,7 +44,7 @@ class ExpertSeedsStudy(Study):
                 first.setdefault((model.upstream, model.method, model.setting), model)
         return list(first.values())
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of all models, made from the experts of one seed after the other."""
         suite = setup.context.suite
         prepared, data = setup.prepared, setup.data
@@ -65,7 +65,7 @@ class ExpertSeedsStudy(Study):
             made = compared(label, here, parts, self.models(here))
             rows += [{**row, "expert_seed": seed} for row in made]
             rmtree(own)
-        return Found(rows)
+        return StudyResult(rows)
 
 
 def compared(
@@ -82,4 +82,4 @@ def compared(
     setup.prepared.mkdir(parents=True)
     for name, target in parts.items():
         (setup.prepared / name).symlink_to(target)
-    return made_and_scored(setup, label, models, evaluate=evaluate)
+    return make_and_score(setup, label, models, evaluate=evaluate)

@@ -32,7 +32,7 @@ from reproduction.engine.make import make
 from reproduction.engine.samples import Selection, load_split, streams
 from reproduction.engine.score import evaluate_model, score
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import Each, Study
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
 
@@ -125,7 +125,7 @@ class ExtrapolationStudy(Study):
             changed.append(self.model(folder, SPECTRUM, place, **at))
         return changed
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of the models that are scored, and the divergence of all."""
         label, first = f"extrapolation {self.key}", self.first(folder)
         make(label, setup, first)
@@ -150,7 +150,7 @@ class ExtrapolationStudy(Study):
         candidates = [{**words, **m.columns, "chosen": int(m in chosen)} for m in models]
         rows = [row for model in chosen for row in scores[model.name]]
         facts = {"below": below, "stream_blend": rho.settings.anchor_blend}
-        return Found(rows, {"extrapolation.candidates": candidates}, facts)
+        return StudyResult(rows, {"extrapolation.candidates": candidates}, facts)
 
 
 def best_of(models: Sequence[ModelSpec], divergence: Mapping[str, float]) -> list[ModelSpec]:

@@ -23,7 +23,7 @@ from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection, streams
 from reproduction.engine.score import Counts, averages
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import TEXT_POOLS, Draw, Numbers, Rivals, Study
 from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, IntervMerge, SurgeryV2
 from reproduction.results import SCORES
@@ -115,7 +115,7 @@ class FieldStudy(Study):
             found.append(ModelSpec(f"{name}/{method}", made, *words, corrects=corrects))
         return found
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of every merger and of what follows it, and the settings chosen."""
         KEPT.clear()  # where the jobs run in this process, it may hold another study's
         names = [*self.mergers, *([TANGENT] if self.tangent else [])]
@@ -131,7 +131,7 @@ class FieldStudy(Study):
         }
         rows = [row for model in models for row in scores[model.name]]
         cost = {name: made[name]["seconds"] for name in names}
-        return Found(rows, facts=facts, record={"cost": cost})
+        return StudyResult(rows, facts=facts, record={"cost": cost})
 
 
 def kept(key: tuple[Any, ...], found: Callable[[], T]) -> T:

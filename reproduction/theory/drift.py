@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from reproduction.theory.tower import Found, Tower, dots, norms, relative
+from reproduction.theory.tower import Checks, Tower, dots, norms, relative
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def residual(drift: BlockDrift) -> Tensor:
     return relative(drift.after - (drift.mismatch + drift.propagated), drift.after)
 
 
-def check_decomposition(drifts: list[BlockDrift], found: Found) -> None:
+def check_decomposition(drifts: list[BlockDrift], found: Checks) -> None:
     """Check Proposition 1; add ⟨m, e⟩/‖e‖ and ⟨p, e⟩/‖e‖, whose sum is ‖e‖, in percent of ‖h_exp‖."""
     found.exact("proposition_1", "digits", torch.cat([residual(d) for d in drifts]))
     first = drifts[0]
@@ -70,7 +70,7 @@ def check_decomposition(drifts: list[BlockDrift], found: Found) -> None:
             found.add("proposition_1", name, share, len(value), block=f"{i:02d}")
 
 
-def check_residual(drifts: list[BlockDrift], found: Found) -> None:
+def check_residual(drifts: list[BlockDrift], found: Checks) -> None:
     """Check Proposition 4, p = e_before + r, and how much of the skip's drift the branch adds or
     (below 0) removes.
     """
@@ -119,7 +119,7 @@ def growth(drift: BlockDrift) -> Growth:
     return Growth(propagated - 1, mismatch, after)
 
 
-def check_growth(drifts: list[BlockDrift], found: Found) -> None:
+def check_growth(drifts: list[BlockDrift], found: Checks) -> None:
     """Check Proposition 5 and Corollary 1.
 
     Eq. 36 and its product follow from the triangle inequality wherever 1 + γ − η is not negative,
@@ -195,7 +195,7 @@ class _FixedWeights(TorchFunctionMode):
 
 
 def check_propagation(
-    pairs: Sequence[tuple[Tower, Tower]], nodes: Sequence[int], found: Found
+    pairs: Sequence[tuple[Tower, Tower]], nodes: Sequence[int], found: Checks
 ) -> None:
     """Check Proposition 2 for every number of nodes: p = A e_before, and the unrolled sum against
     the final drift.

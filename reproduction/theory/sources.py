@@ -18,7 +18,7 @@ from featcal.core.ridge import anchor, solve_ridge, task_system
 from featcal.models.modules import solved_modules
 from featcal.models.plan import blocks_of, plan_for
 from featcal.settings import Calibration
-from reproduction.theory.tower import Batch, Found, Tower, relative, tower
+from reproduction.theory.tower import Batch, Checks, Tower, relative, tower
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Models:
 
 @torch.no_grad()
 def check_sources(
-    models: Models, batches: Mapping[str, Batch], settings: Calibration, found: Found
+    models: Models, batches: Mapping[str, Batch], settings: Calibration, found: Checks
 ) -> None:
     """Check Proposition 8 and Eq. 45 for every linear of every block."""
     merged, forward, stale = (
@@ -225,7 +225,7 @@ def check_sources(
 
 
 def check_prefix(
-    models: Models, batches: Mapping[str, Batch], forward: Mapping[str, Tower], found: Found
+    models: Models, batches: Mapping[str, Batch], forward: Mapping[str, Tower], found: Checks
 ) -> None:
     """Check Eq. 45: a block's input does not change when it and later ones are calibrated."""
     half = deepcopy(models.merged)

@@ -32,7 +32,7 @@ SHOWN = 4  # points of one statement, task and model that are kept for plots
 
 
 @dataclass
-class Found:
+class Checks:
     """Lines (statement, quantity, block, nodes, value, count) and points for plots.
 
     `digits`: decimal digits that both sides of an equation share.   `room`: percent by which the

@@ -15,10 +15,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from featcal.data import batches
 from featcal.data.batches import IGNORED
 from reproduction.mini.language.domains import mixture, reading
 from reproduction.mini.training import Training, with_first_weights, write_base
+from reproduction.prepare.texts import TokenizedExample, example_batch
 
 BLOCKS = "model.layers"
 SHARES = {
@@ -107,32 +107,27 @@ class Run(Training):
 
 def encoded(
     tokenizer: PreTrainedTokenizerFast, rows: Sequence[tuple[str, str]]
-) -> list[tuple[list[int], int]]:
-    """Return token ids of prompt and completion as one text, and the length of the prompt."""
+) -> list[TokenizedExample]:
+    """Return prompts with completions, whose tokens alone are learnt."""
     whole = tokenizer([prompt + completion for prompt, completion in rows])["input_ids"]
-    prompts = tokenizer([prompt for prompt, _ in rows])["input_ids"]
-    return [(ids, len(prompt)) for ids, prompt in zip(whole, prompts, strict=True)]
+    begins = [len(ids) for ids in tokenizer([prompt for prompt, _ in rows])["input_ids"]]
+    return [
+        TokenizedExample(ids, [IGNORED] * begin + ids[begin:])
+        for ids, begin in zip(whole, begins, strict=True)
+    ]
 
 
-def padded(texts: Sequence[tuple[list[int], int]], pad: int) -> dict[str, Tensor]:
-    """Return a batch padded on the right, with labels that leave out prompts and padding."""
-    ids, mask = batches.padded([text for text, _ in texts], pad)
-    begins = torch.tensor([begin for _, begin in texts])[:, None]
-    labels = ids.masked_fill((torch.arange(ids.shape[1]) < begins) | (mask == 0), IGNORED)
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
-
-
-def backward(model: LlamaForCausalLM, texts: Sequence[tuple[list[int], int]], pad: int) -> float:
+def backward(model: LlamaForCausalLM, texts: Sequence[TokenizedExample], pad: int) -> float:
     """Compute gradients of the cross-entropy per completion token, and return the loss.
 
     A text of n such tokens counts √n: with n a letter would be lost next to a program, with equal
     weights the steps of a calculation are learnt late.
     """
-    ordered = sorted(texts, key=lambda text: len(text[0]))
-    total = sum((len(ids) - begin) ** 0.5 for ids, begin in ordered)
+    ordered = sorted(texts, key=lambda text: len(text.ids))
+    total = sum((len(text.ids) - text.labels.count(IGNORED)) ** 0.5 for text in ordered)
     half, loss = -(-len(ordered) // HALVES), 0.0
     for first in range(0, len(ordered), half):
-        batch = padded(ordered[first : first + half], pad)
+        batch = example_batch(ordered[first : first + half], pad)
         labels = batch.pop("labels")[:, 1:]
         hidden = model.model(**batch).last_hidden_state
         wanted = labels != IGNORED

@@ -23,6 +23,7 @@ from reproduction.mini.tasks import TASKS
 from reproduction.mini.training import MODELS, run_to_end
 from reproduction.prepare.fine_tune import fine_tune_text
 from reproduction.prepare.suite import FineTuneText
+from reproduction.prepare.texts import TokenizedExample, example_batch
 
 CLIP = clip.Recipe(16, 2, 2, projection=8, steps=6, batch=16, pictures=8, every=2)
 T5 = t5.Recipe(16, 1, 2, 8, 24, steps=6, rows=2, every=2)
@@ -126,13 +127,15 @@ def test_nothing_is_unknown_to_the_tokenizer_of_llama_and_a_prompt_begins_the_wh
         assert known.decode(known(text)["input_ids"], skip_special_tokens=True) == text
     for key in KINDS:
         for prompt, completion in mixture(np.random.default_rng(1), {key: 1.0}, 0.5, 50):
-            ((ids, begin),) = llama.encoded(known, [(prompt, completion)])
-            assert ids[:begin] == known(prompt)["input_ids"] and len(ids) <= llama.LONGEST
+            (one,) = llama.encoded(known, [(prompt, completion)])
+            begin = one.labels.count(llama.IGNORED)
+            assert one.ids[:begin] == known(prompt)["input_ids"] and len(one.ids) <= llama.LONGEST
 
 
 def test_labels_leave_out_prompt_and_padding_and_two_parts_give_the_gradient_of_one_batch():
-    texts = [([1, 5, 6, 7], 2), ([1, 8, 9], 1), ([1, 5, 9, 7, 6, 8], 3)]
-    batch = llama.padded(texts, 0)
+    rows = [([1, 5, 6, 7], 2), ([1, 8, 9], 1), ([1, 5, 9, 7, 6, 8], 3)]
+    texts = [TokenizedExample(ids, [llama.IGNORED] * n + ids[n:]) for ids, n in rows]
+    batch = example_batch(texts, 0)
     learnt = [row[row != llama.IGNORED].tolist() for row in batch["labels"]]
     assert learnt == [[6, 7], [8, 9], [7, 6, 8]]
     places = (batch["labels"] != llama.IGNORED).nonzero()[:, 1].tolist()
@@ -142,7 +145,7 @@ def test_labels_leave_out_prompt_and_padding_and_two_parts_give_the_gradient_of_
     found = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     parts = zip(texts, (2, 2, 3), strict=True)
-    whole = sum(model(**llama.padded([text], 0)).loss * n**0.5 for text, n in parts)
+    whole = sum(model(**example_batch([text], 0)).loss * n**0.5 for text, n in parts)
     whole = whole / (2 * 2**0.5 + 3**0.5)
     whole.backward()
     assert loss == pytest.approx(whole.item(), rel=1e-5)

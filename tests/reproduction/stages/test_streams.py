@@ -97,7 +97,7 @@ def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_a
 
 def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
     _, images = context
-    none = streams.Drawn(replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4)
+    none = streams.Stream(replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4)
     for batches in (none, []):
         with pytest.raises(
             BadBatches, match=r"batches\['dtd'\]: is empty; an adapter needs at least one sample"
