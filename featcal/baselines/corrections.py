@@ -29,9 +29,8 @@ class Surgery(Training):
     rank: PositiveInt = 16
 
     def shapes(self, width: int) -> dict[str, tuple[int, int]]:
-        """Return each weight's shape; the first is initialised at random, the other at zero.
-
-        Raises: BadSetting for a rank above the width.
+        """Return each weight's shape; the first is drawn at random, the other zero. Raises:
+        BadSetting.
         """
         limit = f"must be at most {width}, the width of the features"
         require(self.rank <= width, "surgery.rank", self.rank, limit)
@@ -130,8 +129,8 @@ class ProbSurgery(Training):
     def row_losses(
         self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor | None
     ) -> Tensor:
-        """Return the loss of every row, (T, n); noise: ε of z = μ + σ ε, (T, n, d), zero where
-        rows are padding.
+        """Return the loss of every row, (T, n); noise: ε of z = μ + σ ε, (T, n, d), zero at
+        padding.
         """
         assert noise is not None
         distance = getattr(functional, f"{self.loss}_loss")
@@ -206,9 +205,8 @@ class MeanShift(Baseline):
         return -weights["shift"][0]
 
     def fit(self, pairs: Mapping[str, Pair], seed: int = 42, *_: object) -> Adapters:
-        """Return the mean of expert − merged features of each task, summed in float64.
-
-        Raises: BadBatches for features that hold NaN or infinity.
+        """Return the mean of expert − merged features of each task, summed in float64. Raises:
+        BadBatches.
         """
         shifts = {}
         for task, pair in pairs.items():

@@ -144,9 +144,7 @@ def replay_block(
     features: Mapping[str, StudentTeacherFeatures],
     solved: Sequence[Mapping[str, Tensor]],
 ) -> None:
-    """Load the solutions of an earlier run and move all features past the block, with the same
-    bits.
-    """
+    """Load an earlier run's solutions and move all features past the block, with the same bits."""
     for number, ((block, spec), solution) in enumerate(zip(students, solved, strict=True)):
         tracks = [own.students[number] for own in features.values()]
         for track in tracks if spec.settings.order == "stale" else ():

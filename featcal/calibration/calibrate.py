@@ -238,9 +238,7 @@ def check(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Check models and batches as `calibrate` does, on two samples of each task and without
-    solving.
-    """
+    """Check models and batches as `calibrate` does, on two samples of each task, without solving."""
     check_tasks(experts, batches)
     models = open_models(
         merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype

@@ -190,9 +190,7 @@ def divergences(
 
 
 def pooling_of(expert: ModelHandle) -> Sentences | None:
-    """Return how the expert's folder makes a vector of a text; None if it does not say or is not
-    supported.
-    """
+    """Return how the expert's folder makes a vector of a text; None if unknown or not supported."""
     try:
         return Sentences.of_folder(expert.folder) if isinstance(expert, StreamedModel) else None
     except BadFile:
@@ -249,9 +247,7 @@ def choose(
 
 
 def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
-    """Return the choice, or the merged model if the last calibration is worse on a task or on
-    average.
-    """
+    """Return the choice, or the merged model if the last calibration is worse on a task or average."""
     last = choose(by_task, {FINAL: choice.settings or Calibration()})
     divergence = {**choice.divergence, FINAL: last.divergence[FINAL]}
     return replace(last if last.chosen == MERGED else choice, divergence=divergence)
@@ -288,9 +284,7 @@ class Scores:
 
 
 def kl_and_top1(ours: Scores, theirs: Scores) -> tuple[Tensor, Tensor]:
-    """Return KL(p_exp ‖ p) of every row and whether the largest scores agree, (rows,) in float64 on
-    the CPU.
-    """
+    """Return KL(p_exp ‖ p) of every row and whether the largest scores agree, (rows,) in float64."""
     kl, same = [], []
     size = max(1, SCORES_AT_ONCE // ours.width)
     for start in range(0, len(ours.rows), size):

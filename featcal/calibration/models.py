@@ -74,9 +74,7 @@ class Models:
         return StreamedModel(self.student.folder, paths, *how, override=override)
 
     def round_to_stored_dtype(self, path: str, block: nn.Module) -> None:
-        """Round a streamed student's block to the precision it is written in, as later blocks see
-        it.
-        """
+        """Round a streamed student's block as it is written, so that later blocks see the same."""
         if isinstance(self.student, StreamedModel):
             for name, p in block.named_parameters():
                 p.copy_(p.to(self.student.stored[f"{path}.{name}"].dtype))

@@ -32,9 +32,7 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 
 class Ranks:
-    """One of several processes, which call the same methods in the same order and get the same
-    bits; or a single one.
-    """
+    """One of several processes, which call the same methods in the same order; or a single one."""
 
     def __init__(
         self,
@@ -119,9 +117,7 @@ class Ranks:
 
     @contextmanager
     def fail_together(self) -> Iterator[None]:
-        """Wait for every process at the end. Raises: RemoteRankError or RankLostError if another
-        failed.
-        """
+        """Wait for every process at the end, and raise if another failed or is gone."""
         try:
             yield
             self.together()
@@ -131,9 +127,7 @@ class Ranks:
             raise
 
     def all_gather_checked(self, own: T, mistake: Exception | None = None) -> list[T]:
-        """Return one object from every process; on all but the first failed one raise
-        RemoteRankError.
-        """
+        """Return one object from every process. Raises: RemoteRankError if another failed first."""
         if self.world == 1:
             return [own]
         gathered: list[Any] = [None] * self.world
@@ -149,9 +143,7 @@ class Ranks:
     def transfer(
         self, collective: Callable[..., object], tensor: torch.Tensor, *root: int
     ) -> torch.Tensor:
-        """Return the tensor after a collective operation, which copies raw memory: column-major
-        would arrive transposed.
-        """
+        """Return the tensor after a collective operation; column-major would arrive transposed."""
         tensor = tensor.contiguous()
         with self.reaching_others():
             collective(tensor, *root, group=self.tensor_group)

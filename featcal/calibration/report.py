@@ -35,9 +35,7 @@ DRIFT_COLUMNS = ["expert", "merged", "calibrated", "cosine merged", "cosine cali
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """One calibrated block: its features against the teachers', means over tasks on the calibration
-    samples.
-    """
+    """One calibrated block: its features against the teachers', means over tasks."""
 
     name: str
     relative_drift: float | None  # None where it was not measured
@@ -73,9 +71,7 @@ class DriftRecord:
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice by answers; `divergence` is by model and task, smaller is better, empty with too few
-    samples.
-    """
+    """A choice by answers; `divergence` is by model and task, empty with too few samples."""
 
     chosen: str  # name of the candidate, or "merged"
     sentence: str  # the same in words
@@ -134,9 +130,7 @@ def block_record(
     tasks: Mapping[str, tuple[Drift | None, int, Mapping[str, int]]],
     conditioning: Sequence[float],
 ) -> BlockRecord:
-    """Return the record of one block from every task's drift, tokens and tokens of each expert of a
-    mixture.
-    """
+    """Return the record of one block from every task's drift, tokens and tokens of each expert."""
     drifts, tokens, counts = zip(*tasks.values(), strict=True)
     relative = cosine = None
     if None not in drifts:
@@ -167,8 +161,8 @@ def progress_line(records: Sequence[BlockRecord], tasks: int, seconds: float, re
 def last_outputs(
     model: nn.Module, plan: BlockPlan, stop: bool = False
 ) -> Iterator[dict[str, Tensor]]:
-    """Capture the output (batch, tokens, d) of every stack's last block in the next forward; `stop`
-    ends it then.
+    """Capture the output (batch, tokens, d) of each stack's last block; `stop` ends the forward
+    then.
     """
     outputs: dict[str, Tensor] = {}
     names = {f"{s.blocks}.{len(blocks_of(model, s)) - 1}": s.name for s in plan.stacks}

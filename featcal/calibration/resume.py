@@ -63,9 +63,7 @@ def fingerprint(
     token_weights: TokenRule | None,
     block_drift: bool,
 ) -> str:
-    """Return a digest of models, batches (their digests by task), settings, plan, this code and its
-    versions.
-    """
+    """Return a digest of models, digests of batches, settings, plan, this code and its versions."""
     digest = Digest(settings.model_dump(), sorted(batches.items()), models.device.type)
     digest.add(models.dtype, block_drift, torch.__version__, transformers.__version__)
     for stack in models.plan.stacks:
@@ -140,9 +138,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             write_json(stamp, dict(fingerprints))
 
     def solved(self, block: str) -> tuple[dict[str, Tensor], BlockRecord] | None:
-        """Return parameters by name within the block and record; None if the file is missing or
-        damaged.
-        """
+        """Return parameters by name and record of a block; None if its file is missing or damaged."""
         path = self._blocks / f"{block}.safetensors"
         if not path.is_file():
             return None

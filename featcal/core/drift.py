@@ -23,10 +23,7 @@ class Drift:
     count: float = 0.0  # Σ w
 
     def add(self, h: Tensor, h_exp: Tensor, w: Tensor | None = None) -> None:
-        """Add rows h, h_exp (..., d) with weights w (...), or 1 each.
-
-        Each row is computed in the data's precision, the sums in float64.
-        """
+        """Add rows h, h_exp (..., d) with weights w (...), or 1 each; sums are float64."""
         norm = torch.linalg.vector_norm
         distance, length = norm(h - h_exp, dim=-1), norm(h_exp, dim=-1)  # (...), (...)
         lengths = (norm(h, dim=-1) * length).clamp_min(torch.finfo(h.dtype).tiny)

@@ -137,9 +137,8 @@ def class_token_last(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
 def token_weights(
     rule: TokenRule, module: str, last: bool, like: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Return weights (batch, tokens) of a module's input (batch, tokens, d), 0 at padding.
-
-    Raises: BadSetting for a rule of the caller's that takes or returns something else.
+    """Return weights (batch, tokens) of a module's input, 0 at padding. Raises: BadSetting for a
+    wrong rule.
     """
     shape = tuple(like.shape[:-1])
     try:

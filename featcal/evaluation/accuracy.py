@@ -71,11 +71,11 @@ def zero_shot_head(
     templates: Sequence[str],
     batch: int = 256,
 ) -> Tensor:
-    """Return a unit vector for every class, (K, p): each prompt normalised, averaged over
-    templates, normalised again.
+    """Return a unit vector for every class, (K, p): the mean of its normalised prompts, normalised
+    again.
 
-    A prompt's vector is a CLIP's text feature, or a sentence encoder's mean over tokens.
-    Raises: NotFinite for a vector with NaN or infinity.
+    A prompt's vector is a CLIP's text feature, or a sentence encoder's mean over tokens. Raises:
+    NotFinite.
     """
     prompts, parts = prompts_of(classes, templates), []
     device = next(model.parameters()).device
@@ -98,8 +98,7 @@ def zero_shot_head(
 def class_mean_head(
     vision: nn.Module, projection: Tensor | None, images: Samples, batch: int = 250
 ) -> Tensor:
-    """Return the mean image of every class, (K, p): unit features of the base model averaged within
-    a class, normalised again.
+    """Return the mean of the base model's unit features of every class, normalised again, (K, p).
 
     For classes whose names the text tower does not know. Raises: BadData for a class without
     images.
@@ -194,9 +193,7 @@ WAYS = {
 
 
 def way_of(model: nn.Module) -> str:
-    """Return how a model answers, a key of WAYS. Raises: BadSetting for a model with a decoder but
-    no language head.
-    """
+    """Return how a model answers, a key of WAYS. Raises: BadSetting for a decoder without a head."""
     if type(model).__name__.endswith("ForSequenceClassification"):
         return "head"
     takes = input_of(model)
@@ -225,8 +222,8 @@ class TextModel:
     def run(
         self, rows: Sequence[list[int]], forward: Callable[[dict[str, Tensor]], Tensor]
     ) -> Tensor:
-        """Return forward's results for rows of tokens, in their order; texts of similar length
-        share a batch.
+        """Return forward's results for rows of tokens, in their order; similar lengths share a
+        batch.
         """
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         parts = []
@@ -258,10 +255,7 @@ def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) ->
 
 
 def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
-    """Return the labels as indices of the model's head, matched by name if it has names.
-
-    Raises: BadData.
-    """
+    """Return the labels as indices of the model's head, matched by name if it has names."""
     config: Any = model.config
     known = {str(name).lower(): int(index) for name, index in (config.label2id or {}).items()}
     if all(name.lower() in known for name in data.classes):

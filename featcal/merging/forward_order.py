@@ -167,9 +167,7 @@ class ForwardOrder:
         stack: Stack,
         fed: StudentTeacherFeatures | None,
     ) -> StudentTeacherFeatures:
-        """Return a task's features before a stack's first block; `feeder` and `fed`: the stack that
-        feeds it and its features.
-        """
+        """Return a task's features before a stack's first block; `fed` are those after `feeder`."""
         if feeder and fed:
             model = self.job.experts[task] if self.own else self.job.base
             copy_tensors(model, self.worker, f"{feeder.exit}.")

@@ -1,6 +1,4 @@
-"""Models as merging reads them: modules, checkpoint folders and adapters as tensors by name, aligned
-with the base where vocabularies or heads differ.
-"""
+"""Models as merging reads them: tensors by name, aligned with the base's vocabulary and heads."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -279,9 +277,7 @@ def tower_prefix(kind: type, tensors: Tensors) -> str:
 
 
 def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTensor:
-    """Return an expert's token table with the base's rows; `rows` has the expert's row for each, -1
-    for none.
-    """
+    """Return an expert's token table with the base's rows; rows: the expert's for each, or -1."""
 
     def read() -> Tensor:
         tensor = expert.finite()
@@ -335,9 +331,7 @@ def vocabularies(
 
 
 def match_rows(here: int, there: int, ours: Mapping[str, int], theirs: Mapping[str, int]) -> Tensor:
-    """Return the expert's row for each row of the base, (here,): by token, or by index; -1 for
-    none.
-    """
+    """Return the expert's row for each of the base, (here,), by token or index; -1 for none."""
     rows = torch.arange(here)
     rows[rows >= there] = -1
     for token, index in ours.items() if theirs else ():

@@ -123,9 +123,7 @@ def linear_groups(job: MergeJob, exclude: tuple[str, ...]) -> list[tuple[str, ..
 
 
 def conv1d_names(model: Tensors) -> frozenset[str]:
-    """Return the weights that a model stores as (d, o), as GPT-2's Conv1D; biases show whether it
-    does.
-    """
+    """Return the weights that a model stores as (d, o), as GPT-2's Conv1D, judged by biases."""
     named = [name for name in model if CONV1D.search(name)]
     for name in named:
         bias, shape = f"{name.removesuffix('weight')}bias", model[name].shape

@@ -117,10 +117,7 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def infer_plan(model: nn.Module) -> BlockPlan:
-    """Return a plan of the largest ModuleList whose children share one class.
-
-    Raises: BadPlan if there is none, or another of comparable size.
-    """
+    """Return a plan of the largest ModuleList whose children share one class. Raises: BadPlan."""
     sizes = {
         name: parameter_count(module)
         for name, module in model.named_modules()

@@ -65,9 +65,7 @@ def zero_shot_logits(
     task: str,
     batch: Batch,
 ) -> Tensor:
-    """Return exp(logit_scale) f Wᵀ, (n, K), with f (n, p) the unit-length features of a model with
-    these tensors and W (K, p) the task's head.
-    """
+    """Return exp(logit_scale) f Wᵀ, (n, K), of unit features f (n, p) and the task's head W (K, p)."""
     weight = next(iter(tensors.values()))
     call = {
         name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
@@ -228,9 +226,7 @@ def learn(
 def entropy_gradients(
     job: MergeJob, mixed: Mapping[str, Tensor], model: nn.Module, item: tuple[str, int, Batch]
 ) -> tuple[float, Sequence[Tensor | None]]:
-    """Return the entropy of the answers to a task's numbered batch, and its gradient for every
-    tensor; None for a tensor it does not depend on.
-    """
+    """Return the entropy of the answers to a numbered batch, and its gradient for every tensor."""
     task, number, batch = item
     with naming(task, number):
         loss = entropy(zero_shot_logits(job.head, model, mixed, task, batch))

@@ -49,9 +49,7 @@ def task_arithmetic(job: MergeJob) -> NamedTensors:
 
 
 def tall_masks(vectors: Sequence[Tensor], threshold: float) -> Tensor:
-    """Return mᵢ = |τᵢ| > λ |Σ τⱼ − τᵢ|, (experts, ...) of bool: where the expert is further from the
-    base than from the sum.
-    """
+    """Return mᵢ = |τᵢ| > λ |Σ τⱼ − τᵢ|: further from the base than from the sum, (experts, ...)."""
     total = tensor_sum(vectors)
     return torch.stack([vector.abs() > threshold * (total - vector).abs() for vector in vectors])
 

@@ -140,9 +140,7 @@ def iso_cts(
 
 @dataclass(frozen=True)
 class Interference:
-    """L(τ) = Σ ‖(τ − τᵢ) τᵢᵀ‖² / ‖τᵢ‖² = ⟨τ, τG − 2R⟩ + c, in sums whose size does not depend on the
-    number of experts.
-    """
+    """L(τ) = Σ ‖(τ − τᵢ) τᵢᵀ‖² / ‖τᵢ‖² = ⟨τ, τG − 2R⟩ + c, whose sums are as large for any N."""
 
     G: Tensor  # (d, d)  Σ τᵢᵀτᵢ / ‖τᵢ‖²
     R: Tensor  # (o, d)  Σ τᵢ τᵢᵀτᵢ / ‖τᵢ‖²
@@ -171,9 +169,7 @@ class Interference:
         return max(0.0, float((tau * (tau @ self.G.double() - 2 * self.R.double())).sum()) + self.c)
 
     def minimum(self, rtol: float | None = None) -> Tensor:
-        """Return τ* = R G⁺, the smallest of all minimisers; eigenvalues of G below rtol times its
-        largest count as 0.
-        """
+        """Return τ* = R G⁺; eigenvalues of G below rtol times its largest count as 0."""
         return self.R @ torch.linalg.pinv(self.G, hermitian=True, rtol=rtol)
 
 
