@@ -25,7 +25,7 @@ from featcal.errors import (
     UnknownKey,
 )
 from featcal.files import atomic_folder, read_json, write_json
-from featcal.models.batch import output_embeddings
+from featcal.models.batch import output_embeddings, unit_length
 from featcal.models.checkpoint import read_safetensors
 from featcal.settings import Settings
 
@@ -83,7 +83,7 @@ class Baseline(Settings):
     def prepared(self, features: Tensor) -> Tensor:
         """Return features in float32, or float64 where they are float64; of unit length if asked."""
         exact = features if features.dtype == torch.float64 else features.float()
-        return unit(exact) if self.features == "unit" else exact
+        return unit_length(exact) if self.features == "unit" else exact
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Adapters:
         if features.shape[-1] != self.width:
             problem = f"their width is {features.shape[-1]}, but {self.width} is expected"
             raise BadData(f"features of {task}", problem, OWN_MODEL)
-        rows = unit(features) if self.settings.features == "unit" else features
+        rows = unit_length(features) if self.settings.features == "unit" else features
         return rows - self.settings.correction(weights, rows)
 
     @contextmanager
@@ -224,8 +224,3 @@ def load_weights(
             problem = f"{name} is {tuple(tensors[name].shape)}, but {shape} is expected"
             raise BadFile(path, problem, OWN_MODEL)
     return tensors
-
-
-def unit(features: Tensor) -> Tensor:
-    """Return the rows divided by their norm."""
-    return features / torch.linalg.vector_norm(features, dim=-1, keepdim=True)

@@ -144,7 +144,7 @@ def calibrate(
         if settings == "auto":
             parts = choose.split({task: batches[task] for task in models.experts}, spool)
             if any(ranks.gathered({min(own): parts is None}).values()):
-                choice = choose.too_few()
+                choice = choose.TOO_FEW
             else:
                 few, many, unseen = ({t: p[i] for t, p in parts.items()} for i in range(3))
                 choice, before_kl = best_candidate(models, folder, few, unseen, spool, ranks, how)

@@ -61,6 +61,12 @@ CALIBRATED_ON = 32  # samples of a task on which candidates are calibrated
 # samples of a task that are held out: a quarter, within these bounds
 FEWEST_HELD_OUT, MOST_HELD_OUT = 4, 64
 FEWEST = 2 * FEWEST_HELD_OUT  # samples of a task to choose at all
+TOO_FEW = Choice(
+    MERGED,
+    f"Kept the merged model: choosing and checking settings needs {FEWEST} samples of every "
+    "task. The preset paper, or settings of your own, calibrate without a check.",
+    None,
+)
 
 
 @dataclass(frozen=True)
@@ -251,15 +257,6 @@ def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]
     last = choose(by_task, {FINAL: choice.settings or Calibration()})
     divergence = {**choice.divergence, FINAL: last.divergence[FINAL]}
     return replace(last if last.chosen == MERGED else choice, divergence=divergence)
-
-
-def too_few() -> Choice:
-    """Return the choice where there are too few samples to hold some out: the merged model."""
-    sentence = (
-        f"Kept the merged model: choosing and checking settings needs {FEWEST} samples of every "
-        "task. The preset paper, or settings of your own, calibrate without a check."
-    )
-    return Choice(MERGED, sentence, None)
 
 
 SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide

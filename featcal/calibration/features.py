@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from featcal.core.drift import Drift
+from featcal.core.moments import Drift
 from featcal.errors import BadBatches, BadFile
 from featcal.files import atomic_path, locked, remove_abandoned
 from featcal.models.batch import Batch, Batches, check_batch, naming, pad_token, padding_mask

@@ -18,7 +18,7 @@ from featcal import __version__
 from featcal.calibration.features import on_device
 from featcal.calibration.models import Models
 from featcal.card import SENTENCE_CLASS, front_matter, name_of, render_card
-from featcal.core.drift import Drift
+from featcal.core.moments import Drift
 from featcal.models.batch import Batch, TaskBatches, check_batch, naming, pad_token, padding_mask
 from featcal.models.blocks import StopForward, model_call, output_hooks
 from featcal.models.load import evaluation_mode

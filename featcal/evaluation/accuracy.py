@@ -19,7 +19,14 @@ from featcal.core.precision import wide
 from featcal.data.batches import padded
 from featcal.data.texts import Labelled, Reader, Sample, input_of
 from featcal.errors import BadData, BadSetting, NotFinite
-from featcal.models.batch import IGNORED, Batch, output_embeddings, pooled_output, token_mean
+from featcal.models.batch import (
+    IGNORED,
+    Batch,
+    output_embeddings,
+    pooled_output,
+    token_mean,
+    unit_length,
+)
 from featcal.models.blocks import model_call
 from featcal.models.load import evaluation_mode
 from featcal.models.sentences import Sentences
@@ -50,11 +57,6 @@ def projected_features(model: Encoder, projection: Tensor | None, inputs: Batch)
         name = type(model).__name__
         raise BadData(name, "its output has no pooled feature", "use a model with a pooler")
     return vectors if projection is None else vectors @ projection.to(vectors).T  # (n, p)
-
-
-def unit_length(features: Tensor) -> Tensor:
-    """Return the rows divided by their norm."""
-    return features / features.norm(dim=-1, keepdim=True)
 
 
 def require_finite(features: Tensor, label: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from featcal.calibration.choose import Answers, answers, kl_and_top1, relational_divergence
 from featcal.calibration.features import on_device
-from featcal.core.drift import Drift
+from featcal.core.moments import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
 from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming

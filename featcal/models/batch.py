@@ -151,6 +151,11 @@ def token_mean(hidden: Tensor, mask: Tensor) -> Tensor:
     return (hidden * weights).sum(1) / weights.sum(1)
 
 
+def unit_length(features: Tensor) -> Tensor:
+    """Return the rows divided by their norm."""
+    return features / torch.linalg.vector_norm(features, dim=-1, keepdim=True)
+
+
 Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
 
 

@@ -43,7 +43,6 @@ from featcal.calibration.ranks import Ranks
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.core.ridge import RidgeSystem, anchor
 from featcal.errors import NotFinite, SingularGram
-from featcal.evaluation.accuracy import unit_length
 from featcal.models.batch import (
     Head,
     Model,
@@ -51,6 +50,7 @@ from featcal.models.batch import (
     naming,
     output_embeddings,
     rows_before_head,
+    unit_length,
 )
 from featcal.models.load import evaluation_mode
 from featcal.models.modules import side_by_side

@@ -63,7 +63,7 @@ def measured(setup: Setup, chosen: MeasureRun) -> list[ModelSpec]:
 def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
     """Return the rows of one task, by file; those of single samples of the task to show only."""
     from featcal.baselines.adapters import Adapters
-    from featcal.evaluation.accuracy import unit_length
+    from featcal.models.batch import unit_length
 
     projection, samples = setup.projection(), load_split(setup, task, "test")
     base, expert = setup.load(setup.base), setup.load(setup.expert(task))
@@ -127,7 +127,7 @@ def model_drift(model: "nn.Module", expert: "nn.Module", batches: "Batches") -> 
     """Return the relative drift after every block over all tokens, and distance and cosine of the
     first (class) token; in forward order, "embeddings" first. `count` is samples.
     """
-    from featcal.core.drift import Drift
+    from featcal.core.moments import Drift
     from featcal.models.batch import pad_token, padding_mask
     from featcal.models.plan import plan_for
 
@@ -152,7 +152,7 @@ def model_drift(model: "nn.Module", expert: "nn.Module", batches: "Batches") -> 
 
 def _last(features: "Tensor", own: "Tensor") -> Row:
     """Return the drift of the final features (n, p), as one more block."""
-    from featcal.core.drift import Drift
+    from featcal.core.moments import Drift
 
     drift = Drift()
     drift.add(features, own)

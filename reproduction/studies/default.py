@@ -212,8 +212,7 @@ class Cell:
         import torch
 
         from featcal.calibration.choose import Scores, kl_and_top1
-        from featcal.evaluation.accuracy import unit_length
-        from featcal.models.batch import output_embeddings
+        from featcal.models.batch import output_embeddings, unit_length
 
         total = 0.0
         for task, pair in self.pairs.items():

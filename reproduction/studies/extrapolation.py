@@ -178,7 +178,7 @@ def divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> flo
 
     from featcal.calibration.choose import Scores, kl_and_top1
     from featcal.data.batches import draw_indices
-    from featcal.evaluation.accuracy import unit_length
+    from featcal.models.batch import unit_length
     from reproduction.stages.measure import projected
 
     tensors, projection, total = load_file(setup.heads), setup.projection(), 0.0

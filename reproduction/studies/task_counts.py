@@ -169,7 +169,8 @@ class Judge:
         drift: mean over samples of the squared difference.   mean_drift: squared length of the mean
         difference, the part that one constant vector would undo.
         """
-        from featcal.evaluation.accuracy import require_finite, unit_length
+        from featcal.evaluation.accuracy import require_finite
+        from featcal.models.batch import unit_length
 
         require_finite(features, f"features of {self.task}")
         unit, (start, end), count = unit_length(features.cpu()), self.span, len(self.labels)
@@ -220,7 +221,7 @@ def judged(
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Adapters
-    from featcal.evaluation.accuracy import unit_length
+    from featcal.models.batch import unit_length
 
     pool, tensors = replace(setup, only=()).tasks, load_file(setup.heads)
     heads = {name: tensors[f"head/{name}"] for name in pool}
