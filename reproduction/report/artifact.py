@@ -123,9 +123,8 @@ def _table(suite: str) -> str:
 
 def _words(source: Source, chosen: list[Claim]) -> list[str]:
     """Return each verdict at the printed settings, with the one at the tuned settings behind it."""
-    found = [source.judged(chosen, setting) for setting in source.settings]
     words = []
-    for claim, first, *others in zip(chosen, *found, strict=True):
+    for claim, first, *others in zip(chosen, *source.judged(chosen), strict=True):
         also = [f" (tuned: {one.word})" for one in others if one and claim.has_settings]
         words.append("".join([first.word, *also]) if first else "–")
     return words
@@ -177,8 +176,8 @@ def claims_as_data(suite: str) -> dict[str, Any]:
     """Return every claim with its verdicts by source and setting; the printed ones are counted."""
     verdicts: dict[str, dict[str, dict[str, Any]]] = {claim.id: {} for claim in claims()}
     for source in sources(suite):
-        for setting in source.settings:
-            for claim, one in zip(claims(), source.judged(claims(), setting), strict=True):
+        for setting, found in zip(source.settings, source.judged(claims()), strict=True):
+            for claim, one in zip(claims(), found, strict=True):
                 if one:
                     own = verdicts[claim.id].setdefault(source.key, {})
                     own[setting] = _entry(one)

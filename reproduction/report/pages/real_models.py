@@ -113,8 +113,8 @@ def _by_expert_seed(ours: Evidence, key: Key) -> list[float]:
 
 def agreement(suite: str) -> PageOutput:
     """Count the claims that real encoder and synthetic models decide alike, and differently."""
-    judged = {source.key: source.judged(claims()) for source in sources(suite)}
-    pairs = zip(judged["real_encoder"], judged[suite], strict=True)
+    own = [source for source in sources(suite) if source.key in ("real_encoder", suite)]
+    pairs = zip(*(source.judged(claims())[0] for source in own), strict=True)
     words = Counter((real.word, other.word) for real, other in pairs if real and other)
     rows = [[f"real: {one}", *(str(words[one, other]) for other in DECIDED)] for one in DECIDED]
     head = ["Claims decided by both", *(f"synthetic: {word}" for word in DECIDED)]
