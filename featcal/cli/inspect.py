@@ -102,8 +102,8 @@ def recipe_as_mapping(file: Path | None) -> dict[str, str | list[str]]:
         recipe = read_recipe(file)
     except FeatCalError as error:
         return {"merged by mergekit": str(error)}
-    base = {"base": str(recipe.base)} if recipe.base else {}
-    experts = [str(model) for model in recipe.experts]
+    base = {"base": recipe.base} if recipe.base else {}
+    experts = ["+".join(parts) for parts in recipe.experts.values()]
     return {"merged by mergekit": recipe.method, "experts": experts, **base}
 
 
