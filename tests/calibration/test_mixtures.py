@@ -28,12 +28,16 @@ KINDS = {
 PLAIN = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
 
 
+def mixture(name):
+    kind, config, more = KINDS[name]
+    return kind(config(**GROUPED, **more, num_experts_per_tok=2))
+
+
 @pytest.fixture(params=KINDS)
 def given(request, monkeypatch):
     """Base, two experts, their average and batches; every expert that gets a token is solved."""
     monkeypatch.setattr(block_module, "FEWEST_TOKENS", 1)
-    kind, config, more = KINDS[request.param]
-    base = make(lambda: kind(config(**GROUPED, **more, num_experts_per_tok=2)), dtype=torch.float64)
+    base = make(lambda: mixture(request.param), dtype=torch.float64)
     base.config._experts_implementation = "eager"  # the others know no float64
     experts = {task: shifted(base, i + 1) for i, task in enumerate("ab")}
     batches = {task: text(10 * i, batch=3) for i, task in enumerate("ab")}
