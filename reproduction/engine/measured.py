@@ -65,6 +65,7 @@ def in_memory(setup: Setup, draw: Draw) -> Batches:
 def make(setup: Setup, model: ModelSpec, batches: Batches, audit: Iterable[int] = ()) -> None:
     """Write a calibrated model or adapters."""
     import featcal
+    from featcal.baselines.adapters import Adapters
     from featcal.baselines.training import adapters_for
 
     merged, device, out = setup.merged(model.upstream), setup.context.device, model.folder
@@ -73,13 +74,9 @@ def make(setup: Setup, model: ModelSpec, batches: Batches, audit: Iterable[int] 
         given |= {"base": setup.base, "experts": setup.experts, "batches": batches}
         featcal.calibrate(merged, **given, resume=False)
         return
-    kept = {step: partial(_save, step_folder(out, step)) for step in audit}
     start = (model.settings, merged, setup.experts, batches, setup.projection())
+    kept = {step: partial(Adapters.save, folder=step_folder(out, step)) for step in audit}
     adapters_for(*start, model.seed, device, None, kept).save(out)
-
-
-def _save(folder: Path, adapters: Any) -> None:
-    adapters.save(folder)
 
 
 def give_back_freed_memory() -> None:

@@ -147,7 +147,7 @@ def generated(
     if setup.pool == DOMAIN_POOL:
         tests, model = load_tests(texts, setup.context.suite.language, split), model_of("")
         for name, change in changes.items():
-            own = change and partial(_in_domain, change)
+            own = change and (lambda module, test, change=change: change(module, DOMAINS[test]))
             scores = score_tests(model, tokenizer, tests, TEXTS, own)
             found[name] = {test: _counted("accuracy", *one) for test, one in scores.items()}
         return found
@@ -188,10 +188,6 @@ def chat_answers(
 
 def _counted(metric: str, value: float, count: int, right: list[bool] | None) -> Row:
     return {"metric": metric, "value": value, "count": count, "correct": packed(right)}
-
-
-def _in_domain(change: Any, module: Any, test: str) -> Any:
-    return change(module, DOMAINS[test])
 
 
 REFERENCES = ("base", "expert", "multitask", "merged")  # methods that FeatCal is compared with

@@ -87,8 +87,11 @@ class Run(Training):
 
     def step(self) -> float:
         """Compute the gradients of one batch, and return its loss."""
-        generator = keyed_generator(self.recipe.seed, STEP, self.done)
-        chosen = self._batch()
+        seed, size, count = self.recipe.seed, self.recipe.batch, len(self.pictures)
+        epoch, place = divmod(self.done, count // size)
+        order = torch.randperm(count, generator=keyed_generator(seed, EPOCH, epoch))
+        chosen = order[place * size : (place + 1) * size]  # every picture once per epoch
+        generator = keyed_generator(seed, STEP, self.done)
         template = int(torch.randint(TEMPLATES, (), generator=generator))
         pixels = augmented(normalised(self.pictures[chosen]), generator)
         images = self.model.get_image_features(pixel_values=pixels).pooler_output
@@ -98,13 +101,6 @@ class Run(Training):
         loss = F.cross_entropy(scale * images @ texts.T, self.targets[chosen])
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.item()
-
-    def _batch(self) -> Tensor:
-        """Return every picture once per epoch, in an order keyed by the epoch."""
-        seed, size, count = self.recipe.seed, self.recipe.batch, len(self.pictures)
-        epoch, place = divmod(self.done, count // size)
-        order = torch.randperm(count, generator=keyed_generator(seed, EPOCH, epoch))
-        return order[place * size : (place + 1) * size]
 
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and image processor."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from hashlib import sha256
-from os import stat_result, walk
+from os import walk
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +245,12 @@ class Split:
         if not source:
             walked = walk(Path(self.source), followlinks=True)
             files = sorted(Path(place) / name for place, _, names in walked for name in names)
-            source = [(str(path), *_stamp(path.stat())) for path in files]
+            found = [(path, path.stat()) for path in files]
+            # what changes when a file is written in place (nobody can set ctime) or replaced
+            source = [
+                (str(path), one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino)
+                for path, one in found
+            ]
         return _digest(json.dumps([source, _code(), PIL.__version__, transformers.__version__]))
 
     def load(self, **more: Any) -> ImageSet:
@@ -302,11 +307,6 @@ def _write(path: Path, state: str, images: ImageSet, place: str) -> None:
                 print(f"  {place}: {stop} of {count} pictures decoded", file=sys.stderr)
     known = {"state": state, "labels": images.labels.tolist(), "classes": list(images.classes)}
     write_json(path.with_suffix(".json"), known)
-
-
-def _stamp(found: stat_result) -> tuple[int, ...]:
-    """Return what changes when a file is written in place (nobody can set ctime) or replaced."""
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 @cache

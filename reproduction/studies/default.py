@@ -264,6 +264,8 @@ class Cell:
 
 def run(setup: Setup, study: DefaultStudy, store: Path) -> None:
     """Write a file of every merger and draw that has none yet."""
+    from safetensors.torch import load_file
+
     import featcal
     from featcal.baselines.training import pairs_of_several
 
@@ -275,7 +277,11 @@ def run(setup: Setup, study: DefaultStudy, store: Path) -> None:
         name: featcal.merge(name, base, experts, device=setup.context.device, **options)
         for name, options in study.mergers.items()
     }
-    heads = None if setup.of_texts else scaled_heads(setup)
+    heads = None
+    if not setup.of_texts:
+        tensors = load_file(setup.heads)
+        scale = tensors["logit_scale"].exp()
+        heads = {task: scale * tensors[f"head/{task}"] for task in setup.tasks}
     for n, seed in study.draws:
         missing = [name for name in merged if not file_of(store, name, (n, seed)).is_file()]
         if not missing:
@@ -291,15 +297,6 @@ def run(setup: Setup, study: DefaultStudy, store: Path) -> None:
             write_json(file_of(store, name, (n, seed)), results_of(cell, name, n))
             seconds = perf_counter() - start
             console.print(f"  {name}, {n} samples, seed {seed}: {seconds:.0f} s", soft_wrap=True)
-
-
-def scaled_heads(setup: Setup) -> "dict[str, Tensor]":
-    """Return the class vectors of every task times the logit scale."""
-    from safetensors.torch import load_file
-
-    tensors = load_file(setup.heads)
-    scale = tensors["logit_scale"].exp()
-    return {task: scale * tensors[f"head/{task}"] for task in setup.tasks}
 
 
 def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:

@@ -208,10 +208,14 @@ def merge(
 
     def validated() -> dict[float, float]:
         if setup.of_texts:
-            folders = {own[key]: out.parent / f"{key}-{own[key]:g}" for own in candidates}
-            for value, folder in folders.items():
-                at_value(value, out=folder)
-            return {value: validation_average(setup, folder) for value, folder in folders.items()}
+            found = {}
+            for value in (own[key] for own in candidates):
+                model = ModelSpec("tried", out.parent / f"{key}-{value:g}", "merged")
+                at_value(value, out=model.folder)
+                scores = scoring.evaluate_model(setup, model, (), Selection("validation"))
+                values = [one["value"] for one in scores["tried"].values()]
+                found[value] = sum(values) / len(values)
+            return found
         models = {own[key]: at_value(own[key]) for own in candidates}
         return averages(setup, models, partial(read, setup, study, "validation"))
 
@@ -219,13 +223,6 @@ def merge(
     best = max(candidates, key=lambda own: (round(values[own[key]], 4), -own[key]))
     clock("merged", lambda: at_value(best[key], out=out))
     return best, [{**own, "value": round(values[own[key]], 4)} for own in candidates]
-
-
-def validation_average(setup: Setup, folder: Path) -> float:
-    """Return the average score of a language model over all validation samples."""
-    model, selection = ModelSpec("tried", folder, "merged"), Selection("validation")
-    found = scoring.evaluate_model(setup, model, (), selection)["tried"].values()
-    return sum(one["value"] for one in found) / len(found)
 
 
 def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Seconds) -> None:

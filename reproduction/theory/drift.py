@@ -138,13 +138,9 @@ def check_growth(drifts: list[BlockDrift], found: Checks) -> None:
     for i, g in grown.items():
         found.show("proposition_5", g.factor, g.promised, f"{i:02d}", g.applies, most=1)
     found.add("corollary_1", "applies", 100 * float(applies[-1].double().mean()), applies.shape[1])
-    ends = (to_the_end(x)[:-1].flatten() for x in (factor, promised.clamp_min(0)))
+    # products from every block to the last
+    ends = (x.flip(0).cumprod(0).flip(0)[:-1].flatten() for x in (factor, promised.clamp_min(0)))
     found.bounded("corollary_1", *ends)
-
-
-def to_the_end(factors: Tensor) -> Tensor:
-    """Return the products from every block to the last, (blocks, n)."""
-    return factors.flip(0).cumprod(0).flip(0)
 
 
 Map = Callable[[Tensor], Tensor]

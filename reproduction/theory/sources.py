@@ -190,9 +190,10 @@ def check_sources(
             found.add("proposition_8", f"{kind}_moved", moved, len(names), block=f"{index:02d}")
         fits: dict[str, list[float]] = {}
         for name in names:
-            linear = linear_of(
-                models, index, name, {task: taught[task][name] for task in batches}, settings
-            )
+            x = {task: taught[task][name] for task in batches}
+            own = {task: weight(expert, index, name) for task, expert in models.experts.items()}
+            both = (weight(model, index, name) for model in (models.merged, models.base))
+            linear = Linear(own, x, anchor(*both, settings.anchor_blend))
 
             def source(inputs: Inputs, name: str = name, linear: Linear = linear) -> Source:
                 return linear.source(
@@ -239,15 +240,6 @@ def check_prefix(
             errors.append(relative(tower(half, x).features[index] - whole, whole))
         block.load_state_dict(solved.state_dict())
     found.exact("equation_45", "digits", torch.cat(errors))
-
-
-def linear_of(
-    models: Models, index: int, name: str, x: dict[str, Tensor], settings: Calibration
-) -> Linear:
-    """Return one linear with its experts and its anchor."""
-    weights = {task: weight(expert, index, name) for task, expert in models.experts.items()}
-    merged, base = weight(models.merged, index, name), weight(models.base, index, name)
-    return Linear(weights, x, anchor(merged, base, settings.anchor_blend))
 
 
 def weight(model: nn.Module, index: int, name: str) -> Tensor:

@@ -189,20 +189,17 @@ def instruction(rng: np.random.Generator) -> Item:
     joint, wrap = str(rng.choice(list(JOINTS))), str(rng.choice(list(WRAPS)))
     end = str(rng.choice(ENDS)) if rng.random() < 0.4 else ""
     prompt = f"{text}{joint}{wrap}{f' and end with {end}' if end else ''}:\n"
+    left, right = WRAPS[wrap] if wrap else ("", "")
     checks: list[dict[str, object]] = [{"check": "words", "words": said}]
     checks.append({"check": "joined", "by": JOINTS[joint]})
     if wrap:
-        checks.append({"check": "wrapped", "left": WRAPS[wrap][0], "right": WRAPS[wrap][1]})
+        checks.append({"check": "wrapped", "left": left, "right": right})
     if end:
         checks.append({"check": "ends", "with": end})
-    target, hasty = _answer(said, joint, wrap, end), " ".join(said)
+    target = f"{left}{JOINTS[joint].join(said)}{right}{f' {end}' if end else ''}"
+    hasty = " ".join(said)
     hasty = " ".join(said[:-1]) if hasty == target else hasty
     return Item(prompt, target, hasty, joint in TEMPTING_JOINTS, instructions=tuple(checks))
-
-
-def _answer(said: list[str], joint: str, wrap: str, end: str) -> str:
-    left, right = WRAPS[wrap] if wrap else ("", "")
-    return f"{left}{JOINTS[joint].join(said)}{right}{f' {end}' if end else ''}"
 
 
 CAPITALS = "ABCDEF"
