@@ -28,14 +28,7 @@ from reproduction.experiments import (
     role_and_pool,
 )
 from reproduction.prepare.experts import HEADS
-from reproduction.prepare.suite import (
-    ChatRole,
-    LanguageRole,
-    Role,
-    SentenceRole,
-    Suite,
-    load_suite,
-)
+from reproduction.prepare.suite import ChatRole, LanguageRole, Role, SentenceRole, Suite, load_suite
 from reproduction.results import project_root, run_record
 
 if TYPE_CHECKING:

@@ -126,10 +126,7 @@ def averages(
 
 
 def generated(
-    setup: Setup,
-    model_of: Callable[[str], Any],
-    changes: Mapping[str, Any],
-    split: str = "test",
+    setup: Setup, model_of: Callable[[str], Any], changes: Mapping[str, Any], split: str = "test"
 ) -> dict[str, Counts]:
     """Return the scores of a language model by task of GLUE or by test of the domains.
 
@@ -201,10 +198,7 @@ def run(key: str) -> None:
     setup = load_setup(key)
     context, models = setup.context, list[ModelSpec]()
     played = setup.plays
-    with (
-        context.recorded("evaluate", key),
-        atomic_folder(setup.folder("scores")) as out,
-    ):
+    with context.recorded("evaluate", key), atomic_folder(setup.folder("scores")) as out:
         if played:
             models = specs(setup)
         scores = score(f"evaluate {key}", setup, models) if played else {}

@@ -24,19 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from featcal.calibration.block import (
-    Student,
-    add_task_systems,
-    solve_systems,
-    student_blocks,
-)
+from featcal.calibration.block import Student, add_task_systems, solve_systems, student_blocks
 from featcal.calibration.calibrate import budgets
 from featcal.calibration.choose import Scores, kl_and_top1
-from featcal.calibration.features import (
-    Spool,
-    StudentTeacherFeatures,
-    advance_student,
-)
+from featcal.calibration.features import Spool, StudentTeacherFeatures, advance_student
 from featcal.calibration.models import Models, encoder_outputs, features_by_task, open_models
 from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks

@@ -245,12 +245,7 @@ def calibrate_by_spectrum(
     """
     import torch
 
-    from featcal.calibration.block import (
-        add_task_systems,
-        anchors,
-        solve_systems,
-        student_blocks,
-    )
+    from featcal.calibration.block import add_task_systems, anchors, solve_systems, student_blocks
     from featcal.calibration.features import advance
     from featcal.calibration.models import features_by_task
     from featcal.calibration.observe import Systems, observe
