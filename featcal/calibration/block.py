@@ -66,23 +66,46 @@ FEWEST_TOKENS = 32
 StudentBlock = tuple[nn.Module, BlockSpec]
 
 
+@dataclass
+class Student:
+    """One model that is calibrated with its settings; solved blocks are kept in `folder`."""
+
+    handle: ModelHandle
+    settings: Calibration
+    folder: RunFolder | None = None
+    blocks: list[BlockRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the sweeps of one calibration share.
+
+    report: called after each block with records, seconds, and whether an earlier run had solved it.
+    """
+
+    models: Models
+    spool: Spool
+    ranks: Ranks
+    token_weights: TokenRule | None = None
+    block_drift: bool = True  # is measured after every block
+    resume: bool = True
+    solve: bool = True  # False only observes the blocks, as a check
+    report: Callable[[list[BlockRecord], float, bool], None] = lambda *_: None
+
+
 def calibrate_block(
-    models: Models,
+    run: Run,
     path: str,
     students: Sequence[StudentBlock],
     features: Mapping[str, StudentTeacherFeatures],
-    ranks: Ranks,
-    block_drift: bool = True,
-    solve: bool = True,
 ) -> list[BlockRecord]:
     """Calibrate the students' block in place and move every task's features past it (Algorithm 1,
     lines 2-18).
 
-    `models` and `features` have the tasks of this process. Without `block_drift` nothing runs
-    through the last block; without `solve` the students keep their weights. Returns: a record of
-    each student, the same on all processes.
+    `features` are of the tasks of this process. Without drift nothing runs through the last block.
+    Returns: a record of each student, the same on all processes.
     """
-    blocks = [block for block, _ in students]
+    models, blocks = run.models, [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
     for number, (block, spec) in enumerate(students):
         for task in features if spec.settings.order == "stale" else ():
@@ -112,12 +135,12 @@ def calibrate_block(
                 moments = observe(blocks, teacher, features[task], parts)
                 counts = next(iter(moments.values())).expert_tokens
                 expert_tokens.setdefault(task, {}).update(counts)
-                for which, sums in moments.items() if solve else ():
+                for which, sums in moments.items() if run.solve else ():
                     add_task_systems(systems[which], sums, teacher, parts[which].settings)
-            if base is None and solve:
+            if base is None and run.solve:
                 base = opened.enter_context(models.base.block(path))
-            for which, part in parts.items() if solve else ():
-                solved = solve_systems(systems[which], blocks[which], base, part, ranks)
+            for which, part in parts.items() if run.solve else ():
+                solved = solve_systems(systems[which], blocks[which], base, part, run.ranks)
                 conditioning[which] += solved
     records = []
     for number, (block, spec) in enumerate(students):
@@ -125,7 +148,7 @@ def calibrate_block(
         results = {}
         for task, own in features.items():
             drift, track = None, own.students[number]
-            if block_drift:
+            if run.block_drift:
                 drift = advance_student(block, spec.stack, own, number)
             elif spec.stack.feeds or not spec.last:
                 advance(block, spec.stack, track)
@@ -133,7 +156,7 @@ def calibrate_block(
                 track.clear()
                 own.students[number] = stale[number, task]
             results[task] = drift, own.tokens, expert_tokens[task]
-        records.append(block_record(spec.name, ranks.gathered(results), conditioning[number]))
+        records.append(block_record(spec.name, run.ranks.gathered(results), conditioning[number]))
     return records
 
 
@@ -251,52 +274,28 @@ def affine_of(block: nn.Module, site: Site, settings: Calibration) -> str:
     return settings.affine if with_bias else "separate"
 
 
-@dataclass
-class Student:
-    """One model that is calibrated with its settings; solved blocks are kept in `folder`."""
-
-    handle: ModelHandle
-    settings: Calibration
-    folder: RunFolder | None = None
-    blocks: list[BlockRecord] = field(default_factory=list)
-
-
-def sweep(
-    models: Models,
-    students: Sequence[Student],
-    batches: TaskBatches,
-    spool: Spool,
-    ranks: Ranks,
-    *,
-    token_weights: TokenRule | None = None,
-    block_drift: bool = True,
-    resume: bool = True,
-    solve: bool = True,
-    report: Callable[[list[BlockRecord], float, bool], None] = lambda *_: None,
-) -> None:
-    """Calibrate the students block by block, each with its settings, and record their blocks.
-
-    solve: False only observes the blocks, as a check.
-    report: called after each block with records, seconds, and whether an earlier run had solved it.
-    """
-    streams = {task: BatchStream(batches[task], models.plan, spool) for task in models.experts}
+def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
+    """Calibrate the students block by block, each with its settings, and record their blocks."""
+    models = run.models
+    streams = {task: BatchStream(batches[task], models.plan, run.spool) for task in models.experts}
     task, stream = next(iter(streams.items()))
     for batch in stream.head():
         check_plan(models, task, batch, [students[0].handle])
     handles = [student.handle for student in students]
     encoder: Mapping[str, StudentTeacherFeatures] = {}
     for source, stack in models.plan.in_order:
-        features = features_by_task(models, handles, stack, streams, spool, source, encoder)
+        features = features_by_task(models, handles, stack, streams, run.spool, source, encoder)
         if not students[0].blocks:  # by now all batches have been read
             digests = {task: str(stream.digest) for task, stream in streams.items()}
             for student in students:
                 if student.folder:
-                    given = digests, student.settings, token_weights, block_drift
+                    given = digests, student.settings, run.token_weights, run.block_drift
                     own_print = fingerprint(models, *given)
-                    student.folder.resume(ranks.gathered({min(streams): own_print}), resume)
-            ranks.together()  # no rank reads a block before those of another run are removed
+                    prints = run.ranks.gathered({min(streams): own_print})
+                    student.folder.resume(prints, run.resume)
+            run.ranks.together()  # no rank reads a block before those of another run are removed
         start = time.perf_counter()
-        for path, blocks in student_blocks(models, students, stack, source, token_weights):
+        for path, blocks in student_blocks(models, students, stack, source, run.token_weights):
             name = blocks[0][1].name
             kept = [student.folder.solved(name) for student in students if student.folder]
             solved = [one for one in kept if one]
@@ -305,13 +304,13 @@ def sweep(
                 replay_block(models, path, blocks, features, [one for one, _ in solved])
                 records = [record for _, record in solved]
             else:
-                records = calibrate_block(models, path, blocks, features, ranks, block_drift, solve)
+                records = calibrate_block(run, path, blocks, features)
             for student, (block, spec), record in zip(students, blocks, records, strict=True):
                 student.blocks.append(record)
                 if student.folder and not resumed:
                     student.folder.keep(name, solved_parameters(block, spec), record)
             seconds, start = time.perf_counter() - start, time.perf_counter()
-            report(records, seconds, resumed)
+            run.report(records, seconds, resumed)
         encoder = encoder_outputs(models, handles, stack, features)
 
 

@@ -1,6 +1,4 @@
-"""Representation Surgery, ProbSurgery and the mean shift: the published loops as oracle, and worked
-steps.
-"""
+"""Representation Surgery, ProbSurgery and the mean shift against the published loops."""
 
 from itertools import islice
 

@@ -64,14 +64,6 @@ def test_public_functions_fit_projected_features(settings):
     assert difference(ours, once.fit(features)) < 1e-9
 
 
-@pytest.mark.parametrize("settings", [Surgery(rank=2, steps=4), ProbSurgery(hidden=3, steps=4)])
-def test_adapters_from_shared_features_are_those_trained_alone(settings):
-    given = experiment(torch.float32)
-    shared = settings.fit(pool_features(*call(given)))
-    alone = getattr(featcal, settings.name)(*call(given), **settings.model_dump())
-    assert difference(shared, alone) == 0 and shared.losses == alone.losses
-
-
 def test_several_merged_models_share_the_experts_features():
     given = experiment(torch.float32)
     expert, batches = given["experts"]["dtd"], given["batches"]["dtd"]

@@ -1,6 +1,4 @@
-"""The whole method on pico models, against the plain numpy version and against what must hold
-exactly.
-"""
+"""The whole method on pico models, against the plain numpy version and exact properties."""
 
 import copy
 

@@ -1,6 +1,4 @@
-"""Every family: replay to the bit, and the calibrated model against whole forwards and least
-squares in float64.
-"""
+"""Every family: bit-identical replay, and whole forwards with least squares in float64."""
 
 from functools import partial
 

@@ -1,6 +1,4 @@
-"""Experts whose ends differ from the merged model's: heads of their own, other rows of words,
-adapters in memory.
-"""
+"""Experts that differ at the ends: own heads, other vocabularies, adapters in memory."""
 
 import copy
 

@@ -1,6 +1,4 @@
-"""A list of modules: what it names is solved as the oracle solves it, everything else keeps the
-merged model's bits.
-"""
+"""What a list of modules names equals the oracle; everything else keeps the merged model's bits."""
 
 import json
 

@@ -69,9 +69,7 @@ def calibrate_own(build, ranks, folder):
 
 
 def assert_same_records(records, expected):
-    """Equal but for the last of the digits that are kept, which another order of sums may turn
-    over.
-    """
+    """Equal but for the last of the digits that are kept, which the order of sums may change."""
     for block, other in zip(records, expected, strict=True):
         assert block == {
             key: v if isinstance(v, str) else pytest.approx(v, rel=1e-5) for key, v in other.items()

@@ -1,6 +1,4 @@
-"""AdaMerging: entropy and first step by hand, its gradient against differences, its start,
-clamping, streams, and NaN.
-"""
+"""AdaMerging: entropy and first step by hand, gradient by differences, start, clamping, streams."""
 
 import math
 from itertools import islice

@@ -236,9 +236,7 @@ def test_mats_goes_from_task_arithmetic_to_regmean():
 
 
 def test_the_diagonal_is_the_mean_of_squared_gradients_at_drawn_labels():
-    """With every label instead of a drawn one, weighted by its probability, it comes out as the
-    mean over many draws.
-    """
+    """The oracle takes every label, weighted by its probability, and not a drawn one."""
     name, expert = "encoder.layers.1.mlp.fc2.bias", tiny.clip(1)
     heads = {key: tensor.double() for key, tensor in head("a").items()}
     job = MergeJob(

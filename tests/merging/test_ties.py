@@ -1,6 +1,4 @@
-"""TIES: by hand, against flattened vectors, its cut over the whole model, streamed, and what it
-leaves as it is.
-"""
+"""TIES against flattened vectors, its cut over the whole model, and streamed in pieces."""
 
 import checkpoints
 import numpy as np

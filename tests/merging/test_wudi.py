@@ -1,6 +1,4 @@
-"""WUDI: its loss by hand and by definition, its minimum, its two codes' choice of matrices, its
-guard against NaN.
-"""
+"""WUDI: its loss by definition, its minimum, its two codes' choice of matrices, NaN."""
 
 import families
 import pytest
