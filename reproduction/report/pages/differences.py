@@ -31,13 +31,12 @@ from reproduction.report.paper import (
     title_of,
 )
 from reproduction.report.statistics import Estimate, bits, estimate, lead
-from reproduction.report.tables import NAMES, UPSTREAMS, average, row_name
+from reproduction.report.tables import ADAPTERS, NAMES, UPSTREAMS, average, row_name
 from reproduction.results import packed
 
 SHEET = 624  # pixels across
 LISTS = {"differences": "", "language": ", language models"}
 STREAM = "test_unlabelled"
-ADAPTERS = ("surgery", "prob_surgery")
 
 
 def differences(suite: str) -> PageOutput:

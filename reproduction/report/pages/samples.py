@@ -29,6 +29,7 @@ from reproduction.report.pages import reproduced
 from reproduction.report.paper import AVERAGE, REAL, model_name, model_title, paper_table
 from reproduction.report.statistics import Estimate, estimate, highest
 from reproduction.report.tables import (
+    ADAPTERS,
     METHODS,
     SETTING_LABELS,
     SHORT,
@@ -47,7 +48,6 @@ KINDS = {
     "clean": "Clean", "gaussian_noise": "Gaussian noise", "motion_blur": "Motion blur", "fog": "Fog",
 }  # fmt: skip
 UPSTREAM = "task_arithmetic"
-ADAPTERS = ("surgery", "prob_surgery")
 ORDER = (*ADAPTERS, "featcal")  # of the rows of Table 12
 
 
