@@ -30,11 +30,13 @@ from featcal.merging.sources import (
     align,
     class_of,
     expert_sources,
+    heads_of_some,
     in_one_precision,
     is_vocabulary,
     part_ties,
     require_alike,
     source,
+    tell_head,
 )
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
@@ -302,12 +304,17 @@ def open_merge(
     untied = part_ties(origin, {task: each.tensors for task, each in sources.items()})
     form = replace(form, untied=untied)
 
-    def with_untied(tensors: Tensors) -> Tensors:
-        more = {name: tensors[own] for name, own in untied.items() if own in tensors}
-        return dict(sorted({**more, **tensors}.items()))
+    heads = heads_of_some(origin, sources)
 
-    theirs = {task: with_untied(each.tensors) for task, each in sources.items()}
-    ours = with_untied(origin.tensors)
+    def of_class(task: str, tensors: Tensors) -> Tensors:
+        more = {name: tensors[own] for name, own in untied.items() if own in tensors}
+        own = {name: each for name, each in tensors.items() if name not in heads[task]}
+        return dict(sorted({**more, **own}.items()))
+
+    theirs = {task: of_class(task, each.tensors) for task, each in sources.items()}
+    ours = of_class("", origin.tensors)
+    for task in theirs:
+        tell_head(task, heads[task], progress)
     theirs, hidden = align(ours, theirs, form.model, experts, progress)
     ours, theirs = in_one_precision(ours, theirs, progress)
     if embeddings == "base":
@@ -329,6 +336,7 @@ def open_merge(
         n_jobs=n_jobs,
     )
     kept = {name: ours[name] for name in sorted(hidden) if name in ours}
+    kept |= {name: origin.tensors[name] for name in sorted(heads[""])}
     return OpenedMerge(entry, checked_settings, job, kept, form, experts)
 
 

@@ -42,7 +42,7 @@ VOCABULARY = (
     "*lm_head.weight",
     "*lm_head.bias",
 )
-LISTED = 4  # rows with words of the experts' own that are named
+LISTED = 4  # rows or tensors that a message names
 
 
 def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
@@ -161,6 +161,16 @@ def in_precision(tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
     return replace(tensor, kind=str(dtype).removeprefix("torch."), read=read)
 
 
+def heads_of_some(base: Source, experts: Mapping[str, Source]) -> dict[str, set[str]]:
+    """Return the tensors that a model's class lacks and another model does not have, by task, the
+    base's under "". transformers does not load them.
+    """
+    models = {"": base, **experts}
+    heads = {task: {n for n, _ in getattr(one, "surplus", ())} for task, one in models.items()}
+    shared = set.intersection(*heads.values())
+    return {task: own - shared for task, own in heads.items()}
+
+
 def part_ties(base: Source, experts: Mapping[str, Tensors]) -> dict[str, str]:
     """Return the tensors that the base ties and an expert does not, each with its name in the base.
 
@@ -224,14 +234,19 @@ def align(
             else expert[theirs]
             for name, theirs in sorted(shared.items())
         }
-        if left := sorted(set(expert) - set(shared.values())):
-            more = ", ..." if len(left) > 4 else ""
-            progress(f"{task}: its own head is not merged ({', '.join(left[:4])}{more})")
+        tell_head(task, set(expert) - set(shared.values()), progress)
         for name in list(rows)[:1]:
             matched, there = int((rows[name] >= 0).sum()), expert[known[name]].shape[0]
             here = base[name].shape[0]
             progress(f"{task}: {matched} of its {there} embedding rows match the base's {here}")
     return aligned, frozenset(kept)
+
+
+def tell_head(task: str, names: set[str], progress: Callable[[str], None]) -> None:
+    """Report an expert's tensors that are not merged, if there are any."""
+    listed = f"{', '.join(sorted(names)[:LISTED])}{', ...' * (len(names) > LISTED)}"
+    if names:
+        progress(f"{task}: its own head is not merged ({listed})")
 
 
 def match_names(
