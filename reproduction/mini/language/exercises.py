@@ -38,7 +38,7 @@ class Item:
     choices: tuple[str, ...] = ()
 
 
-Draw = Callable[[np.random.Generator], Item]
+DrawItem = Callable[[np.random.Generator], Item]
 
 
 def split_of(prompt: str) -> str:
@@ -53,7 +53,7 @@ def generator(seed: int, kind: str, split: str, index: int) -> np.random.Generat
 
 
 def draw_item(
-    draw: Draw, rng: np.random.Generator, split: str, seen: set[str] | None = None
+    draw: DrawItem, rng: np.random.Generator, split: str, seen: set[str] | None = None
 ) -> Item:
     """Return the first item drawn for the split whose prompt is not in `seen`, and add it there."""
     for _ in range(ATTEMPTS):
