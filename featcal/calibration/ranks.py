@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from featcal.calibration.observe import Site, Systems
-from featcal.core.norm import NormSystem
 from featcal.core.precision import SUM_DTYPE
 from featcal.core.ridge import Solution
 from featcal.errors import BadCapture, RankLostError, RemoteRankError
@@ -80,10 +79,7 @@ class Ranks:
                     setattr(system, name, self.transfer(dist.reduce, sums, owner))
         for _, norms in sorted(systems.norms.items()):
             for index, norm in enumerate(norms):
-                rows = (norm.zz, norm.z, norm.right_gain, norm.right_shift)  # (d,) each
-                sums = torch.cat([*rows, norm.z.new_tensor([norm.tasks])])  # (4d + 1,)
-                sums = self.transfer(dist.all_reduce, sums)
-                norms[index] = NormSystem(*sums[:-1].chunk(len(rows)), float(sums[-1]))
+                norms[index] = self.transfer(dist.all_reduce, norm)
         return systems
 
     def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
