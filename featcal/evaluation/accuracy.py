@@ -23,7 +23,7 @@ from featcal.models.batch import (
     IGNORED,
     Batch,
     output_embeddings,
-    pooled_output,
+    projected,
     token_mean,
     unit_length,
 )
@@ -47,16 +47,9 @@ def projected_features(model: Encoder, projection: Tensor | None, inputs: Batch)
     """
     if not isinstance(model, nn.Module):
         return model(inputs)
-    weight = next(model.parameters())
-    moved = {
-        name: x.to(weight.device, weight.dtype if x.is_floating_point() else None)
-        for name, x in inputs.items()
-    }
-    vectors = pooled_output(model, model(**moved), moved)  # (n, h)
-    if vectors is None:
-        name = type(model).__name__
-        raise BadData(name, "its output has no pooled feature", "use a model with a pooler")
-    return vectors if projection is None else vectors @ projection.to(vectors).T  # (n, p)
+    dtype = next(model.parameters()).dtype
+    typed = {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
+    return projected(model, typed, projection)
 
 
 def require_finite(features: Tensor, label: str) -> None:
@@ -166,9 +159,9 @@ def evaluate_pool(
             expected = labels[start : start + len(next(iter(inputs.values())))]
             start += len(expected)
             for model_name, encoder in encoders.items():
-                projected = projected_features(encoder, projection, inputs)
-                variants = {model_name: projected} | {
-                    name: change(task, projected)
+                own = projected_features(encoder, projection, inputs)
+                variants = {model_name: own} | {
+                    name: change(task, own)
                     for name, (model, change) in adapted.items()
                     if model == model_name
                 }
