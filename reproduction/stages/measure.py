@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from featcal.files import atomic_folder
 from reproduction.engine.context import Setup, load_context, pick
 from reproduction.engine.samples import load_split
-from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import MeasureRun, role_and_pool
 from reproduction.results import MEASURED, write_rows
@@ -29,6 +28,7 @@ BATCH = 250
 METHODS = ("merged", "featcal", "surgery", "prob_surgery")
 PROJECTED = 100  # samples per task in the plane
 KEPT = 500  # samples of the shown task whose cosines are kept one by one
+Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 
 
