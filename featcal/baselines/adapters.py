@@ -7,6 +7,7 @@ safetensors file, settings and loss curves as JSON, and a card; two equal runs w
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -188,6 +189,8 @@ class Adapters:
         Raises: MissingPath, BadFile, BadSetting, UnknownKey for the record; for the weights
         TruncatedFile, MissingTensor, BadFile for another shape, NotFinite, naming file and tensor.
         """
+        from featcal.baselines.corrections import BASELINES  # which imports this file
+
         path = Path(folder) / RECORD
         if not Path(folder).is_dir():
             raise MissingPath(folder, "a folder of adapters", TRAIN_AGAIN)
@@ -196,31 +199,21 @@ class Adapters:
             if not isinstance(record, dict) or not isinstance(record.get(key), kind):
                 raise BadFile(path, f"{key} is missing or not a {kind.__name__}", TRAIN_AGAIN)
         name = record["method"]
-        from featcal.baselines.corrections import BASELINES  # which imports this file
-
         if name not in BASELINES:
             way_out = f"the methods are {', '.join(BASELINES)}"
             raise BadFile(path, f"method is {name!r}", way_out)
         settings = BASELINES[name].from_mapping(record["settings"], str(path))
         shapes = settings.shapes(record["width"])
-        tensors = load_weights(Path(folder) / WEIGHTS, record["tasks"], shapes)
-        weights = {
-            task: {name: tensors[f"{task}/{name}"] for name in shapes} for task in record["tasks"]
-        }
+        file, weights = Path(folder) / WEIGHTS, dict[str, dict[str, Tensor]]()
+        if not file.is_file():
+            raise MissingPath(file, "the weights of the adapters", TRAIN_AGAIN)
+        tensors = read_safetensors(file)
+        for task, part in product(record["tasks"], shapes):
+            name, shape = f"{task}/{part}", shapes[part]
+            if name not in tensors:
+                raise MissingTensor(file, name, tensors)
+            if tuple(tensors[name].shape) != shape:
+                problem = f"{name} is {tuple(tensors[name].shape)}, but {shape} is expected"
+                raise BadFile(file, problem, OWN_MODEL)
+            weights.setdefault(task, {})[part] = tensors[name]
         return cls(settings, record["seed"], weights, record["loss"])
-
-
-def load_weights(
-    path: Path, tasks: list[str], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
-    """Return the tensors of a file; check that each is present and has its shape."""
-    if not path.is_file():
-        raise MissingPath(path, "the weights of the adapters", TRAIN_AGAIN)
-    tensors = read_safetensors(path)
-    for name, shape in ((f"{task}/{part}", shapes[part]) for task in tasks for part in shapes):
-        if name not in tensors:
-            raise MissingTensor(path, name, tensors)
-        if tuple(tensors[name].shape) != shape:
-            problem = f"{name} is {tuple(tensors[name].shape)}, but {shape} is expected"
-            raise BadFile(path, problem, OWN_MODEL)
-    return tensors
