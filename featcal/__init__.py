@@ -18,10 +18,10 @@ _MODULES = {
     "calibrate": "featcal.calibration.calibrate",
     "compare": "featcal.evaluation.compare",
     "load_batches": "featcal.data.batches",
-    "mean_shift": "featcal.baselines.mean_shift",
+    "mean_shift": "featcal.baselines.corrections",
     "merge": "featcal.merging.merge",
-    "prob_surgery": "featcal.baselines.prob_surgery",
-    "surgery": "featcal.baselines.surgery",
+    "prob_surgery": "featcal.baselines.corrections",
+    "surgery": "featcal.baselines.corrections",
 }
 __all__ = [*_MODULES]
 

@@ -22,9 +22,8 @@ _counter = itertools.count()
 
 @contextmanager
 def atomic_path(path: str | Path, needed: int | None = None) -> Iterator[Path]:
-    """Yield a temporary path with the same suffix; rename it to `path`, or remove it on failure.
-
-    Raises: DiskFull naming `path`, with `needed` bytes if given.
+    """Yield a temporary path with the same suffix; rename it to `path`, or remove it. Raises:
+    DiskFull.
     """
     with _replacing(Path(path), needed) as hidden:
         yield hidden
@@ -33,11 +32,9 @@ def atomic_path(path: str | Path, needed: int | None = None) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]:
-    """Yield a temporary folder; let it replace `path`, or what this links to, at the end, or remove
-    it on failure.
+    """Yield a temporary folder that replaces `path`, or what this links to; remove it on failure.
 
-    Leftovers of killed processes are removed first, to free their disk space.
-    Raises: DiskFull naming `path`, with `needed` bytes if given.
+    Leftovers of killed processes are removed first. Raises: DiskFull with `needed` bytes if given.
     """
     path = Path(path)
     path = path.resolve() if path.is_symlink() else path
@@ -115,10 +112,7 @@ def claimed(path: str | Path) -> Iterator[None]:
 
 
 def locked(file: int | IO[Any], without: bool = True) -> bool:
-    """Lock an open file until it is closed; return False if another process has locked it.
-
-    without: the answer on a file system without locks.
-    """
+    """Lock an open file; return False if another process has, or `without` if there are no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -42,8 +42,7 @@ Distinct = AfterValidator(each_once)
 
 
 class Settings(BaseModel):
-    """Base class of all settings: frozen, no unknown keys, no conversion between numbers, text and
-    booleans. Lists become tuples.
+    """Base class of all settings: frozen, no unknown keys, no conversion between scalars.
 
     section: the name of the settings in messages.
     """
@@ -62,10 +61,7 @@ class Settings(BaseModel):
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], section: str) -> Self:
-        """Return the settings of a YAML mapping; `section` is its name in messages.
-
-        Raises: UnknownKey with the closest key; BadSetting for a missing key or a bad value.
-        """
+        """Return the settings of a YAML mapping named `section`. Raises: UnknownKey, BadSetting."""
         require(isinstance(mapping, Mapping), section, mapping, "must be a mapping of settings")
         try:
             return cls.model_validate(dict(mapping))

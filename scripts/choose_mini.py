@@ -36,8 +36,8 @@ from featcal.data.images import ImageSet, Preprocess
 from featcal.files import atomic_path
 from featcal.models.load import load_clip, load_tokenizer
 from reproduction.engine.workers import fan_out
+from reproduction.mini.clip import TEMPLATES, normalised
 from reproduction.mini.images import draw_split
-from reproduction.mini.pretrain import TEMPLATES, normalised
 from reproduction.mini.tasks import TASKS
 from reproduction.mini.training import MODELS
 from reproduction.prepare.fine_tune import fine_tune

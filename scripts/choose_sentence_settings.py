@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import featcal
-from featcal.evaluation.accuracy import evaluate_pool, percent
 from featcal.files import read_json, write_json
-from featcal.models.load import load_as_calibrated
-from reproduction.engine.context import Context, Setup, load_context
-from reproduction.engine.samples import stream
+from reproduction.engine.context import Setup, load_setup
+from reproduction.engine.samples import load_split, streams
+from reproduction.engine.score import averages
 from reproduction.engine.workers import fan_out
-from reproduction.experiments import Draw, role_and_pool
+from reproduction.experiments import Draw
 
 GRID = (1.0e-4, 1.0e-2, 0.05), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (0.3, 0.9)
 UPSTREAMS = ("task_arithmetic", "wudi")
@@ -39,13 +38,14 @@ def main() -> None:
     )
     parser.add_argument("what", choices=["featcal", "scale"])
     parser.add_argument("key", nargs="+")
-    asked, context = parser.parse_args(), load_context()
+    asked = parser.parse_args()
     known = read_json(FOUND) if FOUND.is_file() else {}
     for key in asked.key:
+        setup = load_setup(key)
         entry = known.setdefault(key, {}).setdefault(asked.what, {"rows": ROWS})
         if asked.what == "scale":
             jobs: dict[str, tuple[Any, ...]] = {
-                f"scale {scale:g}": (context, key, scale) for scale in SCALES
+                f"scale {scale:g}": (setup, scale) for scale in SCALES
             }
             of = {"task_arithmetic": (task_arithmetic, jobs)}
         else:
@@ -54,7 +54,7 @@ def main() -> None:
                 for r, b, i in product(*GRID)
             }
             of = {
-                m: (calibrated, {name: (context, key, m, *at) for name, at in grid.items()})
+                m: (calibrated, {name: (setup, m, *at) for name, at in grid.items()})
                 for m in UPSTREAMS
             }
         scores: dict[str, dict[str, float]] = entry.setdefault("by_merger", {})
@@ -62,7 +62,9 @@ def main() -> None:
             left = {
                 name: job for name, job in jobs.items() if name not in scores.setdefault(merger, {})
             }
-            for name, value in fan_out(f"{key} {merger}", function, left, context.suite.workers):
+            for name, value in fan_out(
+                f"{key} {merger}", function, left, setup.context.suite.workers
+            ):
                 scores[merger][name] = value
                 write_json(FOUND, known)
         names = next(iter(of.values()))[1]
@@ -73,62 +75,37 @@ def main() -> None:
         write_json(FOUND, known)
 
 
-def task_arithmetic(context: Context, key: str, scale: float) -> float:
-    """Average accuracy of task arithmetic at one scale."""
-    role, pool = role_and_pool(key)
-    base = load_as_calibrated(context.layout.base(role, pool))
-    return score(
-        context, key, featcal.merge("task_arithmetic", base, _experts(context, key), scale=scale)
-    )
+def task_arithmetic(setup: Setup, scale: float) -> float:
+    """Return the average accuracy of task arithmetic at one scale."""
+    base = setup.load(setup.base)
+    experts = {task: setup.load(folder) for task, folder in setup.experts.items()}
+    return score(setup, featcal.merge("task_arithmetic", base, experts, scale=scale))
 
 
 def calibrated(
-    context: Context, key: str, merger: str, ridge: float, anchor_blend: float, interpolation: float
+    setup: Setup, merger: str, ridge: float, anchor_blend: float, interpolation: float
 ) -> float:
-    """Average accuracy of a merged model after FeatCal."""
-    role, pool = role_and_pool(key)
-    draw = Draw(stream="train", samples=SAMPLES, batch=64)
+    """Return the average accuracy of a merged model after FeatCal."""
     result = featcal.calibrate(
-        Setup(context, role, pool).merged(merger),
-        base=context.layout.base(role, pool),
-        experts={
-            task: context.layout.expert(role, pool, task)
-            for task in context.suite.tasks_of(role, pool)
-        },
-        batches={
-            task: stream(Setup(context, role, pool), task, draw)
-            for task in context.suite.tasks_of(role, pool)
-        },
+        setup.merged(merger),
+        base=setup.base,
+        experts=setup.experts,
+        batches=streams(setup, Draw(stream="train", samples=SAMPLES, batch=64)),
         settings=featcal.Calibration(
             ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation
         ),
     )
-    return score(context, key, result.model)
+    return score(setup, result.model)
 
 
-def score(context: Context, key: str, model: Any) -> float:
-    """Average accuracy on validation texts, in percent."""
-    from safetensors.torch import load_file
+def score(setup: Setup, model: Any) -> float:
+    """Return the average accuracy on validation texts, in percent."""
 
-    from reproduction.prepare.sources import load_task
+    def some(task: str) -> Any:
+        texts = load_split(setup, task, "validation")
+        return texts.take(range(0, len(texts), max(len(texts) // ROWS, 1)))  # of every length
 
-    role, pool = role_and_pool(key)
-    base, tensors = context.layout.base(role, pool), load_file(context.layout.heads(role, pool))
-    values = []
-    for task in context.suite.tasks_of(role, pool):
-        texts = load_task(context.layout.data_of(role), task, "validation", base)
-        texts = texts.take(range(0, len(texts), max(len(texts) // ROWS, 1)))  # of every length
-        right = evaluate_pool(
-            {"model": model}, {task: texts}, {task: tensors[f"head/{task}"]}, None
-        )["model"][task]
-        values.append(percent(right))
-    return round(sum(values) / len(values), 2)
-
-
-def _experts(context: Context, key: str) -> dict[str, Any]:
-    role, pool = role_and_pool(key)
-    tasks = context.suite.tasks_of(role, pool)
-    return {task: load_as_calibrated(context.layout.expert(role, pool, task)) for task in tasks}
+    return round(averages(setup, {0.0: model}, some)[0.0], 2)
 
 
 if __name__ == "__main__":

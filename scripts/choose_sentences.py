@@ -30,8 +30,11 @@ def main() -> None:
     """Every combination of one suite's first encoder."""
     context = load_context()
     role = next(iter(context.suite.sentences.roles))
-    model, texts = context.suite.sentences.roles[role].model, context.layout.data_of(role)
-    encoder = model_folder(context.layout.root, model, context.layout.pins)
+    model, texts = (
+        context.suite.sentences.roles[role].model,
+        context.root / context.suite.sentences.texts,
+    )
+    encoder = model_folder(context.root, model, context.pins)
     with TemporaryDirectory() as place:
         store = Path(place)
         write_encoder_and_heads(encoder, texts, TASKS, RECIPES[0].temperature, store)

@@ -14,8 +14,8 @@ import torch
 from transformers import PLBartConfig, PLBartModel
 
 from featcal.errors import BadPlan
-from featcal.models.families import plan_for
 from featcal.models.load import load_vision
+from featcal.models.plan import plan_for
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "book/extend.md").read_text("utf-8")
@@ -32,7 +32,7 @@ def copy_of_featcal(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("scratch")
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "featcal", folder / "featcal", ignore=ignored)
-    merger, families = "featcal/merging/methods/median.py", "featcal/models/families.py"
+    merger, families = "featcal/merging/methods/median.py", "featcal/models/plan.py"
     (folder / merger).write_text(marked(f"file: {merger}"))
     source, table = (folder / families).read_text(), "\nKNOWN = {\n"
     assert source.count(table) == 1
@@ -90,10 +90,10 @@ from pathlib import Path
 from reproduction.experiments import load_experiments
 from reproduction.studies import order
 study = load_experiments(Path("params.yaml")).studies["order"]["clip_b32-8"]
-order.made_and_scored = lambda label, setup, models: [
+order.make_and_score = lambda label, setup, models: [
     (model.setting, model.settings.order, model.draw.samples) for model in models
 ]
-print(study.found(None, Path("models")).scores)
+print(study.run(None, Path("models")).scores)
 """
     printed = python(tmp_path, "-c", code, cwd=tmp_path)
     assert printed.strip() == "[('forward', 'forward', 256), ('stale', 'stale', 256)]"

@@ -41,12 +41,12 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "report": {"results"},
     "results": set(),
     "language": {"prepare", "mini"},
-    "mini": {"prepare.tasks"},
+    "mini": {"experiments", "prepare.tasks", "prepare.texts"},
     "prepare": KNOWN | {"mini.tasks"},
     "engine": KNOWN | {"language", "prepare", "profiling"},
     "field": KNOWN | {"prepare", "engine"},
     "studies": KNOWN | {"engine", "field", "prepare", "stages.measure", "stages.prepare"},
-    "doctor": KNOWN | {"language", "report.paper", "prepare"},
+    "doctor": KNOWN | {"engine.context", "language", "report.paper", "prepare"},
     "stages": KNOWN | {"engine", "mini", "prepare", "report.artifact"},
 }
 FEATCAL_IN_REPORT = {"errors", "settings", "files"}  # the library without torch

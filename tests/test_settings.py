@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from featcal.baselines.prob_surgery import ProbSurgery
-from featcal.baselines.surgery import Surgery
+from featcal.baselines.corrections import ProbSurgery, Surgery
 from featcal.errors import BadSetting, UnknownKey
 from featcal.merging.registry import settings_of
 from featcal.settings import Calibration, Settings

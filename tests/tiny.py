@@ -95,4 +95,4 @@ def merged_with_record(method, base, experts, out=None, **given):
     from featcal.merging.merge import open_merge
 
     opened = open_merge(method, base, experts, **given)
-    return SimpleNamespace(result=opened.finish(opened.run(), out), record=opened.job.record)
+    return SimpleNamespace(result=opened.finish(opened.run(), out), record=opened.record)

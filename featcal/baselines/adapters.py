@@ -7,7 +7,7 @@ safetensors file, settings and loss curves as JSON, and a card; two equal runs w
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,14 +26,13 @@ from featcal.errors import (
     UnknownKey,
 )
 from featcal.files import atomic_folder, read_json, write_json
-from featcal.models.batch import output_embeddings
+from featcal.models.batch import output_embeddings, unit_length
 from featcal.models.checkpoint import read_safetensors
 from featcal.settings import Settings
 
 Weights = Mapping[str, Tensor]  # by name, of one task or stacked for all tasks
 Progress = Callable[[str], None] | None
 Audit = Mapping[int, Callable[["Adapters"], object]]  # called after that many steps
-BASELINES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "mean_shift": "MeanShift"}
 WEIGHTS, RECORD = "adapters.safetensors", "adapters.json"
 KINDS = {"method": str, "settings": dict, "seed": int, "width": int, "tasks": list, "loss": dict}
 TRAIN_AGAIN = "train the adapters again"
@@ -85,7 +84,7 @@ class Baseline(Settings):
     def prepared(self, features: Tensor) -> Tensor:
         """Return features in float32, or float64 where they are float64; of unit length if asked."""
         exact = features if features.dtype == torch.float64 else features.float()
-        return unit(exact) if self.features == "unit" else exact
+        return unit_length(exact) if self.features == "unit" else exact
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class Adapters:
         if features.shape[-1] != self.width:
             problem = f"their width is {features.shape[-1]}, but {self.width} is expected"
             raise BadData(f"features of {task}", problem, OWN_MODEL)
-        rows = unit(features) if self.settings.features == "unit" else features
+        rows = unit_length(features) if self.settings.features == "unit" else features
         return rows - self.settings.correction(weights, rows)
 
     @contextmanager
@@ -190,6 +189,8 @@ class Adapters:
         Raises: MissingPath, BadFile, BadSetting, UnknownKey for the record; for the weights
         TruncatedFile, MissingTensor, BadFile for another shape, NotFinite, naming file and tensor.
         """
+        from featcal.baselines.corrections import BASELINES  # which imports this file
+
         path = Path(folder) / RECORD
         if not Path(folder).is_dir():
             raise MissingPath(folder, "a folder of adapters", TRAIN_AGAIN)
@@ -201,32 +202,18 @@ class Adapters:
         if name not in BASELINES:
             way_out = f"the methods are {', '.join(BASELINES)}"
             raise BadFile(path, f"method is {name!r}", way_out)
-        baseline = getattr(import_module(f"featcal.baselines.{name}"), BASELINES[name])
-        settings = baseline.from_mapping(record["settings"], str(path))
+        settings = BASELINES[name].from_mapping(record["settings"], str(path))
         shapes = settings.shapes(record["width"])
-        tensors = load_weights(Path(folder) / WEIGHTS, record["tasks"], shapes)
-        weights = {
-            task: {name: tensors[f"{task}/{name}"] for name in shapes} for task in record["tasks"]
-        }
+        file, weights = Path(folder) / WEIGHTS, dict[str, dict[str, Tensor]]()
+        if not file.is_file():
+            raise MissingPath(file, "the weights of the adapters", TRAIN_AGAIN)
+        tensors = read_safetensors(file)
+        for task, part in product(record["tasks"], shapes):
+            name, shape = f"{task}/{part}", shapes[part]
+            if name not in tensors:
+                raise MissingTensor(file, name, tensors)
+            if tuple(tensors[name].shape) != shape:
+                problem = f"{name} is {tuple(tensors[name].shape)}, but {shape} is expected"
+                raise BadFile(file, problem, OWN_MODEL)
+            weights.setdefault(task, {})[part] = tensors[name]
         return cls(settings, record["seed"], weights, record["loss"])
-
-
-def load_weights(
-    path: Path, tasks: list[str], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
-    """Return the tensors of a file; check that each is present and has its shape."""
-    if not path.is_file():
-        raise MissingPath(path, "the weights of the adapters", TRAIN_AGAIN)
-    tensors = read_safetensors(path)
-    for name, shape in ((f"{task}/{part}", shapes[part]) for task in tasks for part in shapes):
-        if name not in tensors:
-            raise MissingTensor(path, name, tensors)
-        if tuple(tensors[name].shape) != shape:
-            problem = f"{name} is {tuple(tensors[name].shape)}, but {shape} is expected"
-            raise BadFile(path, problem, OWN_MODEL)
-    return tensors
-
-
-def unit(features: Tensor) -> Tensor:
-    """Return the rows divided by their norm."""
-    return features / torch.linalg.vector_norm(features, dim=-1, keepdim=True)

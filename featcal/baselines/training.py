@@ -59,10 +59,7 @@ class Training(Baseline):
         progress: Progress = None,
         audit: Audit | None = None,
     ) -> Adapters:
-        """Train one adapter per task from features computed before; `audit` as in `train`.
-
-        Raises: BadSetting for encode="each_step".
-        """
+        """Train one adapter per task from features computed before; `audit` as in `train`."""
         expected = "must be once where features are given"
         require(self.encode == "once", f"{self.name}.encode", self.encode, expected)
         steps = islice(kept_steps(pairs, self, seed), self.steps)
@@ -122,11 +119,10 @@ def pairs_of_several(
     batches: Batches,
     head: Head,
 ) -> dict[str, Pair]:
-    """Compute features of one task's batches by each merged model and the one expert, without
-    dropout; return them by the merged model's name.
+    """Compute features of one task's batches by each merged model, by name, and the one expert.
 
-    expert: a model, or its features (rows, d).   head: as for `surgery`.
-    Raises: BadBatches for no batch, or one that a model refuses; BadSetting for the head.
+    expert: a model, or its features (rows, d).   head: as for `surgery`. Raises: BadBatches,
+    BadSetting.
     """
     ours: dict[str, list[Tensor]] = {name: [] for name in merged}
     theirs, sizes = [], []
@@ -172,10 +168,7 @@ class InMemorySamples:
 
 
 def samples_of(task: str, batches: Batches) -> Any:
-    """Return the samples that batches offer `by_number` (whole image splits do), or read them all.
-
-    The result has a length and `batch`, as InMemorySamples. Raises: BadBatches for no sample.
-    """
+    """Return the samples that batches offer `by_number`, or read them all. Raises: BadBatches."""
     by_number = getattr(batches, "by_number", None)
     samples = by_number() if by_number else InMemorySamples(task, single_samples(batches))
     if not len(samples):
@@ -204,10 +197,7 @@ def together(task: str, samples: Sequence[Batch]) -> Batch:
 
 
 def batch_order(task: str, count: int, settings: Any, seed: int) -> Iterator[Tensor]:
-    """Yield the indices (n,) of the samples of each step, without end.
-
-    n = settings.batch, or fewer for the last step of a shuffle.
-    """
+    """Yield the indices (n,) of each step's samples; a shuffle's last step may have fewer."""
     draws = generator(task, "batches", seed)
     while True:
         shuffled = torch.randperm(count, generator=draws)
@@ -229,9 +219,7 @@ def encoded_steps(
     settings: Training,
     seed: int,
 ) -> Iterator[Step]:
-    """Yield the same batches, running both models for each, as published. All experts stay in
-    memory. Raises: BadBatches.
-    """
+    """Yield the same batches, running both models for each, as published; experts stay in memory."""
     samples = {task: samples_of(task, batches[task]) for task in experts}
     orders = {task: batch_order(task, len(samples[task]), settings, seed) for task in experts}
     while True:
@@ -255,11 +243,10 @@ def train(
     progress: Progress = None,
     audit: Audit | None = None,
 ) -> Adapters:
-    """Train adapters of all tasks from batches of features, one optimiser step per item of `steps`.
+    """Train adapters of all tasks, one optimiser step per item of `steps`.
 
-    Every task has its own generators, Adam moments and loss: training the tasks one by one gives
-    the same adapters. `audit` receives the result of a training with that many steps.
-    Returns: the adapters with the loss of every step.  Raises: Diverged.
+    Every task has its own generators, Adam moments and loss: alone it gets the same adapter.
+    `audit` receives the result of a training with that many steps. Raises: Diverged.
     """
     steps = iter(steps)
     first = next(steps)
@@ -316,9 +303,7 @@ def train(
 
 
 def first_weights(settings: Training, step: Step, seed: int) -> dict[str, nn.Parameter]:
-    """Return initial weights of all tasks, (T, …): the first uniform in ±1/√d, the others 0, so
-    that nothing is corrected yet.
-    """
+    """Return initial weights of all tasks, (T, …): the first uniform in ±1/√d, the others 0."""
     example = next(iter(step.values())).merged
     shapes = settings.shapes(example.shape[-1])
     stacks = {name: torch.zeros(len(step), *shape) for name, shape in shapes.items()}

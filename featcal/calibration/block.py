@@ -1,7 +1,7 @@
-"""Algorithm 1: in every block of one or several students observe every task, add up the systems,
-solve, load, move on. Students share the passes of their teachers.
+"""Algorithm 1: in every block observe every task, add up the systems, solve, load, move on.
 
-A system holds the normal equations of one site or of one norm, summed over tasks."""
+Several students share the passes of their teachers.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,8 +49,13 @@ from featcal.core.ridge import (
 from featcal.errors import BadCapture
 from featcal.models.batch import Batch, Batches, TaskBatches
 from featcal.models.blocks import step
-from featcal.models.modules import load_side_by_side, shift_of, side_by_side, solved_modules
-from featcal.models.moe import expert_of
+from featcal.models.modules import (
+    expert_of,
+    load_side_by_side,
+    shift_of,
+    side_by_side,
+    solved_modules,
+)
 from featcal.models.plan import BlockPlan, Stack, blocks_of
 from featcal.models.streamed import ModelHandle, in_turn
 from featcal.settings import Calibration
@@ -61,22 +66,46 @@ FEWEST_TOKENS = 32
 StudentBlock = tuple[nn.Module, BlockSpec]
 
 
+@dataclass
+class Student:
+    """One model that is calibrated with its settings; solved blocks are kept in `folder`."""
+
+    handle: ModelHandle
+    settings: Calibration
+    folder: RunFolder | None = None
+    blocks: list[BlockRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the sweeps of one calibration share.
+
+    report: called after each block with records, seconds, and whether an earlier run had solved it.
+    """
+
+    models: Models
+    spool: Spool
+    ranks: Ranks
+    token_weights: TokenRule | None = None
+    block_drift: bool = True  # is measured after every block
+    resume: bool = True
+    solve: bool = True  # False only observes the blocks, as a check
+    report: Callable[[list[BlockRecord], float, bool], None] = lambda *_: None
+
+
 def calibrate_block(
-    models: Models,
+    run: Run,
     path: str,
     students: Sequence[StudentBlock],
     features: Mapping[str, StudentTeacherFeatures],
-    ranks: Ranks,
-    block_drift: bool = True,
-    solve: bool = True,
 ) -> list[BlockRecord]:
     """Calibrate the students' block in place and move every task's features past it (Algorithm 1,
-    lines 2-18). The teachers' block, at `path` in each model, runs once for all students.
+    lines 2-18).
 
-    `models` and `features` have the tasks of this process. Without `block_drift`, nothing runs
-    through the last block; without `solve`, the students keep their weights. Returns: a record for each student, the same on all processes.
+    `features` are of the tasks of this process. Without drift nothing runs through the last block.
+    Returns: a record of each student, the same on all processes.
     """
-    blocks = [block for block, _ in students]
+    models, blocks = run.models, [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
     for number, (block, spec) in enumerate(students):
         for task in features if spec.settings.order == "stale" else ():
@@ -106,12 +135,12 @@ def calibrate_block(
                 moments = observe(blocks, teacher, features[task], parts)
                 counts = next(iter(moments.values())).expert_tokens
                 expert_tokens.setdefault(task, {}).update(counts)
-                for which, sums in moments.items() if solve else ():
+                for which, sums in moments.items() if run.solve else ():
                     add_task_systems(systems[which], sums, teacher, parts[which].settings)
-            if base is None and solve:
+            if base is None and run.solve:
                 base = opened.enter_context(models.base.block(path))
-            for which, part in parts.items() if solve else ():
-                solved = solve_systems(systems[which], blocks[which], base, part, ranks)
+            for which, part in parts.items() if run.solve else ():
+                solved = solve_systems(systems[which], blocks[which], base, part, run.ranks)
                 conditioning[which] += solved
     records = []
     for number, (block, spec) in enumerate(students):
@@ -119,7 +148,7 @@ def calibrate_block(
         results = {}
         for task, own in features.items():
             drift, track = None, own.students[number]
-            if block_drift:
+            if run.block_drift:
                 drift = advance_student(block, spec.stack, own, number)
             elif spec.stack.feeds or not spec.last:
                 advance(block, spec.stack, track)
@@ -127,7 +156,7 @@ def calibrate_block(
                 track.clear()
                 own.students[number] = stale[number, task]
             results[task] = drift, own.tokens, expert_tokens[task]
-        records.append(block_record(spec.name, ranks.gathered(results), conditioning[number]))
+        records.append(block_record(spec.name, run.ranks.gathered(results), conditioning[number]))
     return records
 
 
@@ -138,9 +167,7 @@ def replay_block(
     features: Mapping[str, StudentTeacherFeatures],
     solved: Sequence[Mapping[str, Tensor]],
 ) -> None:
-    """Load the students' solutions of an earlier run and move every task's features past the block,
-    bit-identical to `calibrate_block`.
-    """
+    """Load an earlier run's solutions and move all features past the block, with the same bits."""
     for number, ((block, spec), solution) in enumerate(zip(students, solved, strict=True)):
         tracks = [own.students[number] for own in features.values()]
         for track in tracks if spec.settings.order == "stale" else ():
@@ -161,8 +188,7 @@ def add_task_systems(
 ) -> None:
     """Add one task's normal equations to every system of the block (Eqs. 10, 14, 58).
 
-    The moments are consumed, so that memory does not grow with the number of tasks. Raises:
-    BadCapture if tasks differ in their sites.
+    The moments are consumed. Raises: BadCapture if tasks differ in their sites.
     """
     if systems.sites and systems.sites.keys() != moments.sites.keys():
         linears = sorted({name for site in systems.sites for name in site})
@@ -193,11 +219,10 @@ def add_task_systems(
 def solve_systems(
     systems: Systems, student: nn.Module, base: nn.Module, spec: BlockSpec, ranks: Ranks
 ) -> list[float]:
-    """Solve every system against its anchor and load the solutions into the student's block (Eqs.
-    11, 17, 51, 55, 59).
+    """Solve every system against its anchor, load the solutions, and return each site's
+    conditioning (Eqs. 11, 17, 51, 55, 59).
 
-    The systems are consumed; until it is loaded, the student's block holds the merged weights.
-    Returns: a lower bound of each site's condition number. Raises: SingularGram.
+    The systems are consumed. Raises: SingularGram.
     """
     systems, settings, solutions = ranks.summed(systems), spec.settings, {}
     rho = settings.anchor_blend
@@ -244,60 +269,33 @@ def anchors(student: nn.Module, base: nn.Module, site: Site, rho: float) -> tupl
 
 
 def affine_of(block: nn.Module, site: Site, settings: Calibration) -> str:
-    """Return how weight and bias of a site are solved: "separate" unless all its linears have a
-    bias.
-    """
+    """Return how a site is solved: "separate" unless all its linears have a bias."""
     with_bias = all(isinstance(block.get_submodule(name).bias, Tensor) for name in site)
     return settings.affine if with_bias else "separate"
 
 
-@dataclass
-class Student:
-    """One model that is calibrated with its settings; solved blocks are kept in `folder`."""
-
-    handle: ModelHandle
-    settings: Calibration
-    folder: RunFolder | None = None
-    blocks: list[BlockRecord] = field(default_factory=list)
-
-
-def sweep(
-    models: Models,
-    students: Sequence[Student],
-    batches: TaskBatches,
-    spool: Spool,
-    ranks: Ranks,
-    *,
-    token_weights: TokenRule | None = None,
-    block_drift: bool = True,
-    resume: bool = True,
-    solve: bool = True,
-    report: Callable[[list[BlockRecord], float, bool], None] = lambda *_: None,
-) -> None:
-    """Calibrate the students block by block, each with its settings, and record their blocks.
-
-    solve: False only observes the blocks, as a check.
-    report: called after each block with the students' records, seconds, and whether an earlier run
-        had solved it.
-    """
-    streams = {task: BatchStream(batches[task], models.plan, spool) for task in models.experts}
+def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
+    """Calibrate the students block by block, each with its settings, and record their blocks."""
+    models = run.models
+    streams = {task: BatchStream(batches[task], models.plan, run.spool) for task in models.experts}
     task, stream = next(iter(streams.items()))
     for batch in stream.head():
         check_plan(models, task, batch, [students[0].handle])
     handles = [student.handle for student in students]
     encoder: Mapping[str, StudentTeacherFeatures] = {}
     for source, stack in models.plan.in_order:
-        features = features_by_task(models, handles, stack, streams, spool, source, encoder)
+        features = features_by_task(models, handles, stack, streams, run.spool, source, encoder)
         if not students[0].blocks:  # by now all batches have been read
             digests = {task: str(stream.digest) for task, stream in streams.items()}
             for student in students:
                 if student.folder:
-                    given = digests, student.settings, token_weights, block_drift
+                    given = digests, student.settings, run.token_weights, run.block_drift
                     own_print = fingerprint(models, *given)
-                    student.folder.resume(ranks.gathered({min(streams): own_print}), resume)
-            ranks.together()  # no rank reads a block before those of another run are removed
+                    prints = run.ranks.gathered({min(streams): own_print})
+                    student.folder.resume(prints, run.resume)
+            run.ranks.together()  # no rank reads a block before those of another run are removed
         start = time.perf_counter()
-        for path, blocks in student_blocks(models, students, stack, source, token_weights):
+        for path, blocks in student_blocks(models, students, stack, source, run.token_weights):
             name = blocks[0][1].name
             kept = [student.folder.solved(name) for student in students if student.folder]
             solved = [one for one in kept if one]
@@ -306,13 +304,13 @@ def sweep(
                 replay_block(models, path, blocks, features, [one for one, _ in solved])
                 records = [record for _, record in solved]
             else:
-                records = calibrate_block(models, path, blocks, features, ranks, block_drift, solve)
+                records = calibrate_block(run, path, blocks, features)
             for student, (block, spec), record in zip(students, blocks, records, strict=True):
                 student.blocks.append(record)
                 if student.folder and not resumed:
                     student.folder.keep(name, solved_parameters(block, spec), record)
             seconds, start = time.perf_counter() - start, time.perf_counter()
-            report(records, seconds, resumed)
+            run.report(records, seconds, resumed)
         encoder = encoder_outputs(models, handles, stack, features)
 
 
@@ -352,9 +350,7 @@ def student_blocks(
     source: Stack | None,
     token_weights: TokenRule | None = None,
 ) -> Iterator[tuple[str, list[StudentBlock]]]:
-    """Yield path, and the students' block with its specification, in forward order, one block of
-    each in memory at a time.
-    """
+    """Yield path, and the students' block with its specification, one block of each at a time."""
     rule = token_weights or models.plan.rule(stack)
     count = len(blocks_of(models.student.module, stack))
     for index in range(count):

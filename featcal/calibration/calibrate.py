@@ -8,17 +8,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from featcal.calibration import choose
-from featcal.calibration.block import Student, sweep
+from featcal.calibration.block import Run, Student, sweep
 from featcal.calibration.features import NO_SAMPLES, Spool
 from featcal.calibration.models import Models, check_plan, open_models
 from featcal.calibration.observe import PAPER
-from featcal.calibration.ranks import Ranks, current
+from featcal.calibration.ranks import current
 from featcal.calibration.report import (
     BlockRecord,
     Result,
@@ -33,7 +32,7 @@ from featcal.errors import BadBatches, BadSetting
 from featcal.files import claimed
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
 from featcal.models.load import load_as_calibrated
-from featcal.models.moe import packed_experts
+from featcal.models.modules import packed_experts
 from featcal.models.plan import BlockPlan
 from featcal.models.save import require_replaceable
 from featcal.models.streamed import InMemoryModel, ModelHandle
@@ -138,20 +137,19 @@ def calibrate(
                 if progress:
                     progress(line)
 
-        how: dict[str, Any] = {"token_weights": token_weights, "block_drift": block_drift}
-        how |= {"resume": resume, "report": report}
+        run = Run(models, spool, ranks, token_weights, block_drift, resume, report=report)
         student, choice = Student(models.student, given, folder), None
         if settings == "auto":
             parts = choose.split({task: batches[task] for task in models.experts}, spool)
             if any(ranks.gathered({min(own): parts is None}).values()):
-                choice = choose.too_few()
+                choice = choose.TOO_FEW
             else:
                 few, many, unseen = ({t: p[i] for t, p in parts.items()} for i in range(3))
-                choice, before_kl = best_candidate(models, folder, few, unseen, spool, ranks, how)
+                choice, before_kl = best_candidate(run, folder, few, unseen)
                 batches = {**batches, **many}
             student.settings = choice.settings or given
         if choice is None or choice.settings:
-            sweep(models, [student], batches, spool, ranks, **how)
+            sweep(run, [student], batches)
         after = calibrated_handle(models, student)
         if choice and choice.settings and choice.divergence:
             # where samples are few, the last calibration has seen those that were held out
@@ -172,6 +170,8 @@ def calibrate(
         if held_out is not None:
             by_task = ranks.gathered(measure_drift(models, after, batches, held_out))
             drift = [record for records in by_task.values() for record in records]
+            if progress and ranks.first:
+                progress("drift from each expert")
         used = choice.settings if choice else given
         result = Result(models.student.module, None, student.blocks, drift, used, choice)
         if out is None or folder is None:
@@ -184,20 +184,16 @@ def calibrate(
 
 
 def best_candidate(
-    models: Models,
+    run: Run,
     folder: RunFolder | None,
     few: Mapping[str, choose.Part],
     unseen: Mapping[str, choose.Part],
-    spool: Spool,
-    ranks: Ranks,
-    how: Mapping[str, Any],
 ) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
-    """Calibrate every candidate on few samples and choose among them and the merged model by their
-    answers to unseen ones.
+    """Calibrate every candidate on few samples and choose by their answers to unseen ones.
 
     Returns: the choice, and by task the merged model's divergence on every unseen sample.
     """
-    how = {**how, "block_drift": False}
+    run, models, ranks = replace(run, block_drift=False), run.models, run.ranks
     with ExitStack() as opened:
         students = {}
         for number, (name, settings) in enumerate(choose.CANDIDATES.items()):
@@ -212,13 +208,13 @@ def best_candidate(
         groups = [[one] for one in students.values()] if mixture else [list(students.values())]
         for group in groups:
             try:
-                sweep(models, group, few, spool, ranks, **how)
+                sweep(run, group, few)
             except BadSetting as error:
                 if error.key != "calibrate.residual":  # nothing writes into the residual stream
                     raise
                 for student in group:
                     student.settings = student.settings.but(residual=0.0)
-                sweep(models, group, few, spool, ranks, **how)
+                sweep(run, group, few)
         handles = {name: calibrated_handle(models, one) for name, one in students.items()}
         handles = {choose.MERGED: models.merged} | handles
         by_task = ranks.gathered(choose.divergences(models, handles, unseen, few))
@@ -237,9 +233,7 @@ def check(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Check models and batches as `calibrate` does, on two samples of each task and without
-    solving. Raises: as `calibrate`.
-    """
+    """Check models and batches as `calibrate` does, on two samples of each task, without solving."""
     check_tasks(experts, batches)
     models = open_models(
         merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype
@@ -254,7 +248,7 @@ def check(
                 raise BadBatches(task, NO_SAMPLES)
             samples[task] = [check_plan(models, task, head[0], [models.student, expert])]
         students = [Student(models.student, given)]
-        sweep(models, students, samples, spool, current(), block_drift=False, solve=False)
+        sweep(Run(models, spool, current(), block_drift=False, solve=False), students, samples)
 
 
 def check_arguments(

@@ -40,9 +40,8 @@ from featcal.models.batch import (
     token_mean,
 )
 from featcal.models.blocks import model_call
-from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode
-from featcal.models.plan import BlockPlan
+from featcal.models.plan import BlockPlan, plan_for
 from featcal.models.sentences import Sentences
 from featcal.models.streamed import ModelHandle, StreamedModel
 from featcal.settings import Calibration
@@ -62,15 +61,20 @@ CALIBRATED_ON = 32  # samples of a task on which candidates are calibrated
 # samples of a task that are held out: a quarter, within these bounds
 FEWEST_HELD_OUT, MOST_HELD_OUT = 4, 64
 FEWEST = 2 * FEWEST_HELD_OUT  # samples of a task to choose at all
+TOO_FEW = Choice(
+    MERGED,
+    f"Kept the merged model: choosing and checking settings needs {FEWEST} samples of every "
+    "task. The preset paper, or settings of your own, calibrate without a check.",
+    None,
+)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some samples of a task's batches, the same ones in every iteration.
+    """Some samples of a task's batches, the same ones in every iteration; `chosen` (n,) marks them.
 
-    Samples of consecutive batches are put together as long as their shapes agree and there are no
-    more than in a batch: a streamed model reads all its weights for each.
-    chosen: (n,), of all n samples in the order of the batches.
+    Samples of consecutive batches are put together up to the size of a batch if their shapes agree,
+    as a streamed model reads all its weights for each.
     """
 
     batches: Batches
@@ -113,8 +117,10 @@ def evenly(count: int, n: int) -> Tensor:
 
 
 def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return masks (n,) of a task's samples: to calibrate candidates on, for the last calibration,
-    and to hold out. The last calibration has all samples if the rest is no more than candidates have.
+    """Return masks (n,) of a task's samples: for candidates, for the last calibration, and held
+    out.
+
+    The last calibration has all samples if the rest is no more than candidates have.
     """
     held_out = evenly(min(max(n // 4, FEWEST_HELD_OUT), MOST_HELD_OUT), n)
     rest = (~held_out).nonzero()[:, 0]
@@ -126,7 +132,7 @@ def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
 def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Part]] | None:
     """Return the parts of each task's samples (`parts_of`); None if one has fewer than `FEWEST`.
 
-    Batches that may differ from one reading to the next are read once and kept in the spool.
+    Batches that may differ between readings are read once and kept in the spool.
     """
     parts = {}
     for task, given in batches.items():
@@ -149,8 +155,10 @@ def divergences(
     held_out: Mapping[str, Part],
     seen: Mapping[str, Part],
 ) -> dict[str, dict[str, list[float]]]:
-    """Return by task and model the divergence of every held-out sample; the expert answers once for
-    all models. `seen` are further samples that relations are to. Raises: NotFinite.
+    """Return by task and model the divergence of every held-out sample; `seen` are further samples
+    for relations.
+
+    The expert answers once for all models. Raises: NotFinite.
     """
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, samples in held_out.items():
@@ -188,9 +196,7 @@ def divergences(
 
 
 def pooling_of(expert: ModelHandle) -> Sentences | None:
-    """Return how the expert's folder makes a vector of a text, or None if it does not say so or
-    has a module that is not supported; texts are then compared by the mean over their tokens.
-    """
+    """Return how the expert's folder makes a vector of a text; None if unknown or not supported."""
     try:
         return Sentences.of_folder(expert.folder) if isinstance(expert, StreamedModel) else None
     except BadFile:
@@ -247,21 +253,10 @@ def choose(
 
 
 def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
-    """Return the choice after the calibration with all samples, or the merged model if that one is
-    worse on some task or on average.
-    """
+    """Return the choice, or the merged model if the last calibration is worse on a task or average."""
     last = choose(by_task, {FINAL: choice.settings or Calibration()})
     divergence = {**choice.divergence, FINAL: last.divergence[FINAL]}
     return replace(last if last.chosen == MERGED else choice, divergence=divergence)
-
-
-def too_few() -> Choice:
-    """Return the choice where there are too few samples to hold some out: the merged model."""
-    sentence = (
-        f"Kept the merged model: choosing and checking settings needs {FEWEST} samples of every "
-        "task. The preset paper, or settings of your own, calibrate without a check."
-    )
-    return Choice(MERGED, sentence, None)
 
 
 SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
@@ -286,9 +281,7 @@ class Scores:
 
 
 def kl_and_top1(ours: Scores, theirs: Scores) -> tuple[Tensor, Tensor]:
-    """Return KL(p_exp ‖ p) of every row and whether both have the same largest score, (rows,) each,
-    in float64 on the CPU.
-    """
+    """Return KL(p_exp ‖ p) of every row and whether the largest scores agree, (rows,) in float64."""
     kl, same = [], []
     size = max(1, SCORES_AT_ONCE // ours.width)
     for start in range(0, len(ours.rows), size):
@@ -302,8 +295,8 @@ def kl_and_top1(ours: Scores, theirs: Scores) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class Answers:
     """A model's answers to one batch: features after the last block (n, tokens, d), the mask of
-    tokens that are not padding, one feature of each sample (n, p), scores if it has a head, and the
-    rows of each sample (n,).
+    tokens, one feature of each sample (n, p), scores if it has a head, and the rows of each sample
+    (n,).
     """
 
     hidden: Tensor
@@ -319,10 +312,7 @@ def answers(
     given_plan: BlockPlan | None,
     sentences: Sentences | None = None,
 ) -> Answers:
-    """Return features and scores of one forward pass.
-
-    sentences: how an encoder's folder makes a vector of a text, if it says so.
-    """
+    """Return one forward's answers; `sentences`: how an encoder's folder makes a vector of a text."""
     plan, head = plan_for(model, given_plan), output_embeddings(model)
     stack, scores, pooled = plan.stacks[-1], None, None
     with last_outputs(model, plan) as outputs:

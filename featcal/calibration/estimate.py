@@ -27,8 +27,7 @@ from featcal.core.ridge import PROJECTIONS
 from featcal.errors import BadPlan
 from featcal.models.batch import PROVING
 from featcal.models.blocks import Features, first_inputs, module_inputs, stack_output, step
-from featcal.models.modules import solved_modules, weight_of
-from featcal.models.moe import unpacked, unpacked_experts
+from featcal.models.modules import solved_modules, unpacked, unpacked_experts, weight_of
 from featcal.models.plan import BlockPlan, Stack, blocks_of
 from featcal.settings import Calibration
 

@@ -1,8 +1,9 @@
-"""Keep the features of every task on their device, in host memory or on disk, and move them from
-block to block.
+"""Keep every task's features on their device, in host memory or on disk, and move them from block
+to block.
 
-A tensor that was kept comes back with the same bits. It also has the same strides if it fills its
-memory without gaps, in any order of axes, or is expanded; otherwise it comes back contiguous."""
+A tensor that was kept comes back with the same bits, and with the same strides if it fills its
+memory without gaps or is expanded; else contiguous.
+"""
 
 import os
 import shutil
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from featcal.core.drift import Drift
+from featcal.core.moments import Drift
 from featcal.errors import BadBatches, BadFile
 from featcal.files import atomic_path, locked, remove_abandoned
 from featcal.models.batch import Batch, Batches, check_batch, naming, pad_token, padding_mask
@@ -57,9 +58,8 @@ class Spool(AbstractContextManager["Spool"]):
     """Keep tensors within budgets of bytes: on their GPU, then in (pinned) host memory, then on
     disk.
 
-    Files are in a folder of their own below `folder`, which is removed at the end; folders of
-    killed processes are removed at the beginning. A tensor that stays where it is is not copied, so
-    it must not be overwritten afterwards.
+    Files are in a folder of their own below `folder`, removed at the end; those of killed processes
+    are removed at the beginning. A kept tensor is not copied, so it must not be overwritten.
     """
 
     def __init__(self, device_bytes: int, host_bytes: int, folder: str | Path):
@@ -129,10 +129,9 @@ class Spool(AbstractContextManager["Spool"]):
 
 
 class SpooledList:
-    """Keep a list of values with tensors in them, such as features; a value is kept until another
-    replaces it.
+    """Keep a list of values with tensors in them, such as features, until others replace them.
 
-    A tensor of the value read last that is part of its replacement is not kept a second time.
+    A tensor of the value read last that is part of its replacement is not kept again.
     """
 
     def __init__(self, spool: Spool):
@@ -169,9 +168,7 @@ class SpooledList:
         self._values, self._last = [], (-1, {})
 
     def _keep(self, value: Any, known: dict[int, tuple[Tensor, Handle]]) -> Any:
-        """Return the value with handles instead of tensors; a tensor that occurs twice is kept
-        once.
-        """
+        """Return the value with handles instead of tensors; one that occurs twice is kept once."""
 
         def keep(tensor: Tensor) -> Handle:
             if id(tensor) not in known:
@@ -183,9 +180,10 @@ class SpooledList:
 
 @dataclass
 class StudentTeacherFeatures:
-    """Features of one task before the current block of one stack: per batch the hidden states
-    (batch, tokens, d) and the block's other arguments. After the last block of a stack that feeds
-    another: per batch what it feeds, (batch, tokens, d).
+    """Features of one task before the current block: per batch hidden states (batch, tokens, d) and
+    other arguments.
+
+    After the last block of a stack that feeds another: per batch what it feeds, (batch, tokens, d).
     """
 
     students: list[SpooledList]  # in each model that is being calibrated
@@ -212,8 +210,7 @@ def first_features(
 ) -> StudentTeacherFeatures:
     """Return what reaches the first block of a stack in every student and in the teacher.
 
-    The models' own forwards run up to that block, once per batch. `encoder` is the result of the
-    stack `source` that feeds this one, and is consumed. Raises: BadBatches.
+    `encoder` is the result of the stack `source` that feeds this one, and is consumed.
     """
     features = StudentTeacherFeatures([SpooledList(spool) for _ in students], SpooledList(spool))
     models = [*students, teacher]

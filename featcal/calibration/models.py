@@ -1,6 +1,4 @@
-"""Open the models of a calibration, whole or one block at a time, check that they match each other
-and the plan, and run them up to the first block.
-"""
+"""Open the models of a calibration, check that they match, and run them up to the first block."""
 
 import copy
 import logging
@@ -33,7 +31,6 @@ from featcal.models.batch import (
 )
 from featcal.models.blocks import check_replay
 from featcal.models.checkpoint import is_adapter
-from featcal.models.families import plan_for
 from featcal.models.load import (
     evaluation_mode,
     load_as_calibrated,
@@ -43,7 +40,7 @@ from featcal.models.load import (
 )
 from featcal.models.lora import dense_model, without_adapters
 from featcal.models.modules import check_blocks, is_solvable_norm, solved_modules
-from featcal.models.plan import BlockPlan, Stack
+from featcal.models.plan import BlockPlan, Stack, plan_for
 from featcal.models.streamed import (
     InMemoryModel,
     ModelHandle,
@@ -70,19 +67,14 @@ class Models:
     norms: bool  # solved unless settings say otherwise
 
     def student_copy(self, override: Override = lambda name: None) -> ModelHandle:
-        """Return one more student that starts at the merged model.
-
-        override: by name a tensor for a streamed one to load instead of the folder's, or None.
-        """
+        """Return one more student that starts at the merged model; `override` as for StreamedModel."""
         if isinstance(self.student, InMemoryModel):
             return InMemoryModel(copy.deepcopy(self.student.module))
         paths, how = [stack.blocks for stack in self.plan.stacks], (self.dtype, self.device)
         return StreamedModel(self.student.folder, paths, *how, override=override)
 
     def round_to_stored_dtype(self, path: str, block: nn.Module) -> None:
-        """Round a streamed student's block to the precision it is written in, so that later blocks
-        see the written weights.
-        """
+        """Round a streamed student's block as it is written, so that later blocks see the same."""
         if isinstance(self.student, StreamedModel):
             for name, p in block.named_parameters():
                 p.copy_(p.to(self.student.stored[f"{path}.{name}"].dtype))
@@ -108,11 +100,9 @@ def open_models(
 ) -> Models:
     """Open the merged model, the base and the experts, and check that they match.
 
-    A folder is streamed: a block is read when it is needed. With `whole` a merged folder is loaded
-    into memory, to be returned. A merged module is copied. Adapters become whole models in memory.
-    With settings "auto", norms of a kind that cannot be solved are no mistake.
-
-    Raises: FeatCalError for models that differ in their tensors or hold NaN, or that no plan fits.
+    Folders are streamed; with `whole` a merged folder is loaded into memory, to be returned. A
+    merged module is copied, and adapters become whole models. With settings "auto" an unsolvable
+    kind of norm is no mistake.
     """
     first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else torch.empty(0)
     if first is None:
@@ -180,10 +170,10 @@ def open_models(
 def check_plan(
     models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]
 ) -> dict[str, object]:
-    """Check on two samples that running the plan's blocks one by one gives the features of each
-    model's own forward.
+    """Return two samples, on which running the plan's blocks one by one gives each model's own
+    features.
 
-    Returns: the samples, on the models' device. Raises: BadBatches, BadPlan.
+    Raises: BadBatches, BadPlan.
     """
     check_batch(task, 0, batch, models.student.module)
     samples = on_device(some_samples(batch, slice(PROVING)), models.device)

@@ -1,8 +1,9 @@
-"""Observe one block: run the student's and the teacher's block on the features of one task and add
-up the moments of every input (Eqs. 13, 52, 56).
+"""Observe one block: run the student's and the teacher's block and add up the moments of every
+input (Eqs. 13, 52, 56).
 
 A site is the linears of a block that read the same tensor with the same token weights, such as q, k
-and v: they share one Gram matrix. Legend: n rows (tokens of a batch) · d inputs · o outputs."""
+and v: they share one Gram matrix. Legend: n rows (tokens of a batch) · d inputs · o outputs.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +21,16 @@ from featcal.core.precision import HALF, product, wide
 from featcal.core.ridge import RidgeSystem
 from featcal.errors import BadCapture, BadSetting
 from featcal.models.blocks import Features, module_inputs, module_outputs, residual_streams, step
-from featcal.models.modules import normalised, side_by_side, solved_modules, weight_of
-from featcal.models.moe import expert_of, following, routed, unpacked_experts
+from featcal.models.modules import (
+    expert_of,
+    following,
+    normalised,
+    routed,
+    side_by_side,
+    solved_modules,
+    unpacked_experts,
+    weight_of,
+)
 from featcal.models.plan import Stack
 from featcal.settings import Calibration
 
@@ -64,9 +73,7 @@ class BlockMoments:
 
 @dataclass
 class Systems:
-    """The normal equations of one block, of all samples or of both halves, summed over the tasks
-    added so far.
-    """
+    """The normal equations of one block, of all samples or of halves, summed over the tasks so far."""
 
     sites: dict[Site, list[RidgeSystem]] = field(default_factory=dict)
     norms: dict[str, list[NormSystem]] = field(default_factory=dict)
@@ -78,13 +85,12 @@ def observe(
     features: StudentTeacherFeatures,
     specs: Mapping[int, BlockSpec],
 ) -> dict[int, BlockMoments]:
-    """Run the students' and the teacher's block on the features of one task and return the moments
-    of every site and norm, by student.
+    """Run the students' and the teacher's block on one task's features; return the moments by
+    student.
 
     specs: by number of the student; others wait. The modules of one contain those of the others.
-    Passes stop once everything is captured, but where the teacher's features move on: this pass
-    through the whole block also shows inputs that are overwritten later.
-    Raises: BadCapture for an input that cannot be trusted.
+    Passes stop once everything is captured, unless the teacher's features move on: that pass also
+    shows inputs that are overwritten later. Raises: BadCapture.
     """
     moments, before = {number: BlockMoments(features.tokens) for number in specs}, 0
     spec = replace(  # what the teacher is asked for
@@ -146,8 +152,8 @@ def add_batch(
 ) -> None:
     """Add one batch to the moments of every site and norm of one student.
 
-    tokens: hidden states and mask of the block, and of the encoder.
-    before: number of samples in earlier batches; samples alternate between the halves.
+    tokens: hidden states and mask of the block, and of the encoder.   before: samples in earlier
+    batches; they alternate between the halves.
     """
     (hidden, mask), _ = tokens
     expert_rows = routed(student)
@@ -189,8 +195,8 @@ def capture(
     outputs: Sequence[str],
     whole: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Features | None]:
-    """Run a block and return, by name, inputs x of solved modules, outputs y and the residual
-    streams r that linears write into, and what leaves the block.
+    """Run a block; return by name inputs x of solved modules, outputs y and residual streams r, and
+    what leaves the block.
 
     Unless `whole`, the run stops once all are captured, and nothing (None) leaves the block.
     """
@@ -229,8 +235,8 @@ def add_site(
 ) -> None:
     """Add one batch to the moments of a site, with token weights (...) of each part of the samples.
 
-    y_exp: captured outputs (..., o) of the teacher's linears.
-    gaps: β (r_exp − r_cal), (..., o), of linears that write into the residual stream.
+    y_exp: captured outputs (..., o).   gaps: β (r_exp − r_cal), (..., o), of linears that write
+    into the residual stream.
     """
     linears = [teacher.get_submodule(name) for name in site]
     widths = [len(weight_of(linear)) for linear in linears]
@@ -271,9 +277,8 @@ def row_weights(
 ) -> Tensor:
     """Return the token weights of one module's input x (..., d), shaped x.shape[:-1].
 
-    Some modules read flattened rows (n, d), norms in attention read one row per head, and keys and
-    values of cross-attention read the encoder's tokens. Raises: BadCapture where the rows are not
-    the tokens of the batch.
+    Some modules read flattened rows, norms in attention one row per head, and cross-attention the
+    encoder's tokens. Raises: BadCapture for other rows.
     """
     (hidden, mask), encoder = tokens
     if encoder[0] is not None and same_memory(x, encoder[0]):
@@ -328,11 +333,10 @@ def same_memory(x: Tensor, y: Tensor) -> bool:
 def block_parts(
     student: nn.Module, features: Features, spec: BlockSpec, by_site: bool
 ) -> list[BlockSpec]:
-    """Return the parts of a block in the order in which they are observed.
+    """Return the parts of a block in the order in which they are observed: the whole, or `by_site`
+    one norm or site at a time.
 
-    The paper observes the whole block at once. With `by_site` every norm is a part, and so are all
-    linears that read the same tensor, in forward order. Raises: BadSetting for a residual target
-    (β > 0) where no solved linear writes into the residual stream.
+    Raises: BadSetting for β > 0 where no solved linear writes into the residual stream.
     """
     hidden, arguments = features
     if spec.settings.residual:
@@ -362,9 +366,7 @@ def block_parts(
 
 
 def solved_parameters(block: nn.Module, spec: BlockSpec) -> dict[str, nn.Parameter]:
-    """Return the parameters of the solved modules by name within the block; of a mixture's experts
-    the packed ones.
-    """
+    """Return the parameters of the solved modules by name; of a mixture's experts the packed ones."""
     modules = {name: block.get_submodule(name) for name in spec.linears + spec.norms}
     modules |= {
         path: packed

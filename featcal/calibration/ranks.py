@@ -1,7 +1,6 @@
-"""Run one calibration on several processes: each takes some tasks, the sums of each site go to one
-owner, which broadcasts the solution.
+"""Run one calibration on several processes: each takes some tasks, and solves some sites for all.
 
-Processes exchange small objects before every transfer of tensors. One that failed reports it there,
+Processes exchange small objects before every transfer of tensors; one that failed reports it there,
 so no other waits for its tensors.
 """
 
@@ -16,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from featcal.calibration.observe import Site, Systems
-from featcal.core.norm import NormSystem
 from featcal.core.precision import SUM_DTYPE
 from featcal.core.ridge import Solution
 from featcal.errors import BadCapture, RankLostError, RemoteRankError
@@ -33,9 +31,7 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 
 class Ranks:
-    """One of several processes, which call the same methods in the same order and get bit-identical
-    results; or a single one, which exchanges nothing.
-    """
+    """One of several processes, which call the same methods in the same order; or a single one."""
 
     def __init__(
         self,
@@ -64,9 +60,10 @@ class Ranks:
         return sorted(tasks)[self.rank :: self.world]
 
     def summed(self, systems: Systems) -> Systems:
-        """Return the sums over all tasks: all norms, and the sites that this process solves. The
-        argument is consumed. Raises: BadCapture unless the tasks of all processes have the same
-        sites.
+        """Return the sums over all tasks, of sites only those that this process solves; consume the
+        argument.
+
+        Raises: BadCapture unless the tasks of all processes have the same sites.
         """
         if self.world == 1:
             return systems
@@ -82,10 +79,7 @@ class Ranks:
                     setattr(system, name, self.transfer(dist.reduce, sums, owner))
         for _, norms in sorted(systems.norms.items()):
             for index, norm in enumerate(norms):
-                rows = (norm.zz, norm.z, norm.right_gain, norm.right_shift)  # (d,) each
-                sums = torch.cat([*rows, norm.z.new_tensor([norm.tasks])])  # (4d + 1,)
-                sums = self.transfer(dist.all_reduce, sums)
-                norms[index] = NormSystem(*sums[:-1].chunk(len(rows)), float(sums[-1]))
+                norms[index] = self.transfer(dist.all_reduce, norm)
         return systems
 
     def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
@@ -119,9 +113,7 @@ class Ranks:
 
     @contextmanager
     def fail_together(self) -> Iterator[None]:
-        """Wait for every process at the end. Raises: RemoteRankError where another process failed,
-        RankLostError where one is gone.
-        """
+        """Wait for every process at the end, and raise if another failed or is gone."""
         try:
             yield
             self.together()
@@ -131,10 +123,7 @@ class Ranks:
             raise
 
     def all_gather_checked(self, own: T, mistake: Exception | None = None) -> list[T]:
-        """Return one object from every process, ordered by rank.
-
-        Raises: RemoteRankError on every process but the first failed one.
-        """
+        """Return one object from every process. Raises: RemoteRankError if another failed first."""
         if self.world == 1:
             return [own]
         gathered: list[Any] = [None] * self.world
@@ -150,11 +139,7 @@ class Ranks:
     def transfer(
         self, collective: Callable[..., object], tensor: torch.Tensor, *root: int
     ) -> torch.Tensor:
-        """Return the tensor after a collective operation of torch.
-
-        Gloo copies raw memory, so a column-major weight, as a Cholesky solve returns it, would
-        silently arrive transposed.
-        """
+        """Return the tensor after a collective operation; column-major would arrive transposed."""
         tensor = tensor.contiguous()
         with self.reaching_others():
             collective(tensor, *root, group=self.tensor_group)
@@ -171,10 +156,7 @@ class Ranks:
 
 
 def owners(widths: Mapping[Site, int], world: int) -> dict[Site, int]:
-    """Return the rank that solves each site: the heaviest site first, each to the least busy rank.
-
-    A factorisation of d features costs d³.
-    """
+    """Return the rank that solves each site, heaviest (d³) first, each to the least busy rank."""
     load, owner = [0] * world, {}
     for site in sorted(widths, key=lambda site: (-widths[site], site)):
         owner[site] = load.index(min(load))
@@ -194,8 +176,8 @@ def current() -> Ranks:
 def process_group() -> Iterator[None]:
     """Join the processes that torchrun started, if any; inside, `current()` is this one among them.
 
-    Raises: BadSetting if variables of torchrun are missing; RankLostError if a process does not
-    come or is gone; RemoteRankError if another one failed, which has reported its error by then.
+    Raises: BadSetting if variables of torchrun are missing; RankLostError; RemoteRankError after
+    another process has reported its error.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
@@ -224,8 +206,10 @@ def process_group() -> Iterator[None]:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Return the device of this process: each of several processes on GPUs has its own, and tensors
-    move through NCCL from now on. Raises: BadSetting for more processes than GPUs.
+    """Return the device of this process; of several on GPUs each has its own, and tensors move
+    through NCCL.
+
+    Raises: BadSetting for more processes than GPUs.
     """
     if device.type != "cuda" or os.environ.get("WORLD_SIZE", "1") == "1":
         return device

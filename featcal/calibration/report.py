@@ -1,5 +1,4 @@
-"""Measure how far models are from their experts, after every block or after the last one, and say
-so in records and in the model card.
+"""Measure how far models are from their experts, and say so in records and in the model card.
 
 Relative drift is ‖H − H_exp‖_F / ‖H_exp‖_F of features H (Figures 1, 2, 6 and 7). Two equal runs
 give equal records.
@@ -19,7 +18,7 @@ from featcal import __version__
 from featcal.calibration.features import on_device
 from featcal.calibration.models import Models
 from featcal.card import SENTENCE_CLASS, front_matter, name_of, render_card
-from featcal.core.drift import Drift
+from featcal.core.moments import Drift
 from featcal.models.batch import Batch, TaskBatches, check_batch, naming, pad_token, padding_mask
 from featcal.models.blocks import StopForward, model_call, output_hooks
 from featcal.models.load import evaluation_mode
@@ -36,10 +35,7 @@ DRIFT_COLUMNS = ["expert", "merged", "calibrated", "cosine merged", "cosine cali
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """One calibrated block: its features against the teachers', on the calibration samples.
-
-    Drift and cosine are means over tasks of each task's value over its tokens.
-    """
+    """One calibrated block: its features against the teachers', means over tasks."""
 
     name: str
     relative_drift: float | None  # None where it was not measured
@@ -56,9 +52,7 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class DriftRecord:
-    """Two models against one expert: features after the last block of a stack, on the same
-    samples.
-    """
+    """Two models against one expert: features after a stack's last block, on the same samples."""
 
     expert: str
     stack: str
@@ -77,11 +71,7 @@ class DriftRecord:
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of a choice by answers.
-
-    divergence: by model and task, the mean over held-out samples; smaller is better. Empty where
-        there were too few samples to choose.
-    """
+    """A choice by answers; `divergence` is by model and task, empty with too few samples."""
 
     chosen: str  # name of the candidate, or "merged"
     sentence: str  # the same in words
@@ -107,8 +97,8 @@ class Choice:
 class Result:
     """The calibrated model and what was measured of it; `calibrate` returns it.
 
-    settings: what it was calibrated with; None if the merged model was kept.
-    choice: how the settings were chosen; None where they were given.
+    settings: what it was calibrated with; None if the merged model was kept.   choice: how the
+    settings were chosen, if they were.
     """
 
     model: nn.Module | None  # the calibrated module; None when a folder was written
@@ -140,9 +130,7 @@ def block_record(
     tasks: Mapping[str, tuple[Drift | None, int, Mapping[str, int]]],
     conditioning: Sequence[float],
 ) -> BlockRecord:
-    """Return the record of one block from every task's drift, tokens and tokens of each expert of a
-    mixture; tasks are sorted by name.
-    """
+    """Return the record of one block from every task's drift, tokens and tokens of each expert."""
     drifts, tokens, counts = zip(*tasks.values(), strict=True)
     relative = cosine = None
     if None not in drifts:
@@ -173,9 +161,8 @@ def progress_line(records: Sequence[BlockRecord], tasks: int, seconds: float, re
 def last_outputs(
     model: nn.Module, plan: BlockPlan, stop: bool = False
 ) -> Iterator[dict[str, Tensor]]:
-    """Capture the output (batch, tokens, d) of every stack's last block during the next forward.
-
-    stop: end the forward after the last of them.
+    """Capture the output (batch, tokens, d) of each stack's last block; `stop` ends the forward
+    then.
     """
     outputs: dict[str, Tensor] = {}
     names = {f"{s.blocks}.{len(blocks_of(model, s)) - 1}": s.name for s in plan.stacks}
@@ -195,7 +182,7 @@ def measure_drift(
     """Measure how far the merged and the calibrated model are from every expert, by task.
 
     A task without held-out batches is measured on its calibration batches, unless these are a
-    consumed iterator. One block of a streamed model is in memory at a time. Raises: BadBatches.
+    consumed iterator.
     """
     records: dict[str, list[DriftRecord]] = {}
     plan, pair = models.plan, (models.merged, calibrated)
@@ -239,8 +226,7 @@ def calibration_card(
 ) -> str:
     """Return the text of the model card; two equal runs give the same text.
 
-    samples: rows of the section on samples, such as their number, seed and location.
-    datasets: names of data sets on the hub, for the front matter.
+    samples: rows of the section on samples.   datasets: names of data sets on the hub.
     """
     models = {"base": base, "merged model": merged}
     models |= {f"expert {task}": experts[task] for task in sorted(experts)}
@@ -284,9 +270,7 @@ def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
 
 
 def worse(drift: Sequence[DriftRecord]) -> list[str]:
-    """Return a sentence naming the experts whose drift calibration increased; [] if there are
-    none.
-    """
+    """Return a sentence naming the experts whose drift calibration increased, or []."""
     names = list(dict.fromkeys(one.expert for one in drift if one.worse))
     sentence = (
         f"Calibration increased the drift from these experts: {', '.join(names)}."

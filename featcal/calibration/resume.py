@@ -1,8 +1,9 @@
-"""Keep solved blocks on disk, so that an interrupted calibration continues after the last of them,
-and write the calibrated folder from them.
+"""Keep solved blocks on disk to continue an interrupted calibration, and write the calibrated
+folder from them.
 
 A fingerprint covers everything that the result depends on: two runs with the same one give the same
-bytes on the same machine, and only then are blocks of the earlier run used."""
+bytes on the same machine, and only then are blocks of the earlier run used.
+"""
 
 import hashlib
 import json
@@ -62,9 +63,7 @@ def fingerprint(
     token_weights: TokenRule | None,
     block_drift: bool,
 ) -> str:
-    """Return a digest of models, batches (their digests by task), settings, plan, this code and the
-    versions it runs on.
-    """
+    """Return a digest of models, digests of batches, settings, plan, this code and its versions."""
     digest = Digest(settings.model_dump(), sorted(batches.items()), models.device.type)
     digest.add(models.dtype, block_drift, torch.__version__, transformers.__version__)
     for stack in models.plan.stacks:
@@ -113,10 +112,9 @@ def scratch_folder(out: Path) -> Path:
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
-    """Solved blocks in a folder.
+    """Solved blocks in a folder, which stays if the body fails with blocks solved, until `remove`.
 
-    The folder stays if the body fails with blocks solved; `remove` is called once the result is
-    written. Of several processes that share a run, one `writes` and all read.
+    Of several processes that share a run, one `writes` and all read.
     """
 
     def __init__(self, path: Path, writes: bool = True):
@@ -140,9 +138,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             write_json(stamp, dict(fingerprints))
 
     def solved(self, block: str) -> tuple[dict[str, Tensor], BlockRecord] | None:
-        """Return parameters (by name within the block) and record of a solved block, or None if its
-        file is missing or damaged.
-        """
+        """Return parameters by name and record of a block; None if its file is missing or damaged."""
         path = self._blocks / f"{block}.safetensors"
         if not path.is_file():
             return None
@@ -172,8 +168,10 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def solved_values(self, plan: BlockPlan) -> Override:
-        """Return a function from a parameter's name in the model to its solved value, None for one
-        that is not solved; it raises BadFile for a block that is gone.
+        """Return a function from a parameter's name in the model to its solved value, or None if it
+        has none.
+
+        It raises BadFile for a block that is gone.
         """
 
         @lru_cache(maxsize=1)
@@ -197,11 +195,11 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 def write_calibrated(
     models: Models, out: str | Path, result: Result, folder: RunFolder, card: str
 ) -> None:
-    """Write the calibrated model as a folder with the merged one's tensor names and precision, with
-    its records (featcal.json) and card (README.md).
+    """Write the calibrated model as a folder with the merged one's names and precision, records and
+    card.
 
-    Other files, such as the tokenizer, are copied from the merged folder, or from the base folder
-    if the merged model is a module. Raises: DiskFull; BadFile if a solved block is gone.
+    Other files, such as the tokenizer, come from the merged folder, or from the base if that is a
+    module. Raises: DiskFull; BadFile if a solved block is gone.
     """
     text = json.dumps(result.stated, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     student, base = models.student, models.base
@@ -217,9 +215,7 @@ def write_calibrated(
 
 
 def copy_with(student: StreamedModel, folder: Path, solved: Override) -> None:
-    """Copy the student's folder with solved parameters in place of its own; names, precision and
-    configuration stay.
-    """
+    """Copy the student's folder with solved parameters in place of its own."""
     whole, written = LazyCheckpoint(student.folder), set[str]()  # of a whole CLIP both towers
     prefix = student.files.prefix
 

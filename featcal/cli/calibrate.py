@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from featcal.data.batches import Draw, DrawnBatches
 
 MOST = 256  # samples of a task by default
-MOST_HELD_OUT, LEAST_HELD_OUT = 64, 16  # further samples on which the drift is measured
+MOST_HELD_OUT, LEAST_HELD_OUT = 64, 16  # further samples to measure the drift on, at most
 MMAP_THRESHOLD = -3  # glibc's name for the size from which a block is mapped on its own
 SAMPLES = "Samples per task. Default: 256, or all there are."
 DRY_RUN = "Check everything, print the memory and disk needed, and stop."
@@ -123,25 +123,27 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
     sweeps = 2 if request.settings == "auto" else 1  # once for the candidates
     mine = current().mine(inputs.experts)  # each process reads the batches of its own tasks only
     used = {task: draws[task] for task in mine}
-    unseen = {
-        task: replace(own, skip=own.samples, samples=min(MOST_HELD_OUT, left))
-        for task, own in used.items()
-        if (left := request.count(task) - own.samples) >= LEAST_HELD_OUT
-    }
-    batches, held_out = request.batches(used), request.batches(unseen)
+    held_out = None
+    if request.settings != "auto":  # which is checked by answers, not by drift
+        unseen = {
+            task: replace(own, skip=own.samples, samples=min(MOST_HELD_OUT, own.samples, left))
+            for task, own in used.items()
+            if (left := request.count(task) - own.samples) >= LEAST_HELD_OUT
+        }
+        held_out = request.batches(unseen)
     device = own_device(torch_device(request.device))
     if device.type == "cpu":
         return_large_blocks()
     with (
         whole_experts(inputs, keys.work or scratch_folder(request.out), mine) as experts,
-        progress_bar(sweeps * blocks, "calibrating") as progress,
+        progress_bar(sweeps * blocks + (held_out is not None), "calibrating") as progress,
     ):
         try:
             result = featcal.calibrate(
                 inputs.merged,
                 base=inputs.base,
                 experts=experts,
-                batches=dict.fromkeys(inputs.experts, ()) | batches,
+                batches=dict.fromkeys(inputs.experts, ()) | request.batches(used),
                 settings=request.settings,
                 out=request.out,
                 held_out=held_out,
@@ -312,7 +314,8 @@ def show_result(result: "Result", as_json: bool) -> None:
         if result.blocks:
             table(title, ["block", "drift", "cosine", "tokens"], block_rows(result.blocks))
         title = "drift from each expert after the last block"
-        table(title, DRIFT_COLUMNS, drift_rows(result.drift))
+        if result.drift:
+            table(title, DRIFT_COLUMNS, drift_rows(result.drift))
         say(f"calibrated model: {result.folder}")
     for sentence in worse(result.drift):
         note(f"warning: {sentence}")

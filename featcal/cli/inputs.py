@@ -5,7 +5,7 @@ Base and experts come from options, a recipe or the record of the merged folder.
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from featcal.cli.options import pairs_by_name
 from featcal.cli.terminal import note
 from featcal.errors import BadFile, BadSetting, FeatCalError, MissingPath, UnknownKey
 from featcal.files import read_json
-from featcal.interchange.mergekit import WRITTEN, read_recipe, recipe_in
+from featcal.interchange.mergekit import WRITTEN, Recipe, read_recipe, recipe_in
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -77,20 +77,6 @@ class Inputs:
         """Return every folder and file that is read."""
         models = [self.merged, self.base, *self.experts.values(), *self.adapter_bases.values()]
         return models + [one.source for one in self.data.values() if isinstance(one.source, Path)]
-
-
-@dataclass(frozen=True)
-class Names:
-    """Base and experts as a file names them: paths, or owner/name@revision of the hub.
-
-    experts: by name a model, or a model and an adapter of it.
-    no_base: why the file does not say which model the experts were fine-tuned from.
-    """
-
-    file: Path
-    base: str | None
-    experts: Mapping[str, Sequence[str]]
-    no_base: str = ""
 
 
 def model_folder(
@@ -256,28 +242,14 @@ def require_samples(experts: Collection[str], data: Collection[str]) -> None:
             raise UnknownKey("--data", name, experts)
 
 
-def names_in(folder: Path | None, recipe: Path | None = None) -> Names | None:
+def names_in(folder: Path | None, recipe: Path | None = None) -> Recipe | None:
     """Return base and experts as the recipe names them, else as the folder records them."""
     record = read_record(folder) if folder and not recipe else {}
     if folder and isinstance(record.get("experts"), dict) and "base" in record:
         experts = {task: (model,) for task, model in record["experts"].items()}
-        return Names(folder / RECORD, record["base"], experts)
+        return Recipe(folder / RECORD, record["base"], experts)
     file = recipe or (recipe_in(folder) if folder else None)
-    if file is None:
-        return None
-    read, named = read_recipe(file), dict[str, list[str]]()
-    for model in read.experts:
-        name = Path((model.lora or model.model).path).name
-        if name in named:
-            way_out = f"name the experts with --expert, for example --expert {name}-1=FOLDER"
-            raise BadFile(file, f"two of its models are called {name!r}", way_out)
-        named[name] = [str(one) for one in (model.model, model.lora) if one]
-    if read.base and not read.base.lora:
-        return Names(file, str(read.base.model), named)
-    no_base = f"names no base_model from which the models of {read.method} come"
-    if read.base:
-        no_base = f"its base_model is {read.base}, a LoRA on top of a model"
-    return Names(file, None, named, no_base)
+    return read_recipe(file) if file else None
 
 
 def records_models(folder: Path) -> bool:

@@ -102,8 +102,8 @@ def recipe_as_mapping(file: Path | None) -> dict[str, str | list[str]]:
         recipe = read_recipe(file)
     except FeatCalError as error:
         return {"merged by mergekit": str(error)}
-    base = {"base": str(recipe.base)} if recipe.base else {}
-    experts = [str(model) for model in recipe.experts]
+    base = {"base": recipe.base} if recipe.base else {}
+    experts = ["+".join(parts) for parts in recipe.experts.values()]
     return {"merged by mergekit": recipe.method, "experts": experts, **base}
 
 
@@ -111,8 +111,7 @@ def planned(folder: Path, as_json: bool) -> Any:
     """Print what calibration solves of a model, or return it: the stacks with the modules solved in
     each block, or the reason why there are none.
     """
-    from featcal.models.families import plan_for
-    from featcal.models.plan import blocks_of
+    from featcal.models.plan import blocks_of, plan_for
     from featcal.models.stored import ModelFolder
 
     opened = ModelFolder(folder)
@@ -134,8 +133,7 @@ def planned(folder: Path, as_json: bool) -> Any:
 
 def solved_names(block: "nn.Module") -> list[str]:
     """Return the modules of a block that are solved."""
-    from featcal.models.modules import solved_modules
-    from featcal.models.moe import packed_experts
+    from featcal.models.modules import packed_experts, solved_modules
 
     linears, norms = solved_modules(block)
     return [*linears, *norms, *packed_experts(block)]

@@ -7,8 +7,9 @@ transformers.
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import copy
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -18,7 +19,6 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from featcal.cli import terminal
 from featcal.errors import FeatCalError, RemoteRankError
 
 MISTAKE, INTERRUPTED = 2, 130
@@ -54,16 +54,10 @@ featcal calibrate --help
 
 
 class Command(TyperCommand):
-    """A command that names all missing options in one message.
-
-    keys: settings of --set, by the option as which each may be given.
-    """
-
-    keys: Mapping[str, str] = {}
+    """A command that names all missing options in one message."""
 
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
         """Raise FeatCalError if required options are missing."""
-        arguments = self.with_keys(arguments)
         given, _, _ = self.make_parser(context).parse_args(list(arguments))
         missing = [
             one.opts[0] if one.param_type_name == "option" else one.name.upper()
@@ -81,18 +75,13 @@ class Command(TyperCommand):
             raise FeatCalError(problem, "", way_out)
         return super().parse_args(context, arguments)
 
-    def with_keys(self, arguments: Iterable[str]) -> list[str]:
-        """Return the arguments with --batch 8 as --set batch=8, and so for every key."""
-        written, left = list[str](), iter(arguments)
-        for argument in left:
-            option, _, value = argument.partition("=")
-            if option not in self.keys:
-                written.append(argument)
-            elif value or (value := next(left, "")):
-                written += ["--set", f"{self.keys[option]}={value}"]
-            else:
-                raise FeatCalError(option, "needs a value")
-        return written
+    def invoke(self, context: Any) -> Any:
+        """Run the command; the hidden option --tokens 64 is --set tokens=64."""
+        values = context.params
+        for key in [one.name for one in self.params if getattr(one, "hidden", False)]:
+            pairs = [f"{key}={value}" for value in values.pop(key) or ()]
+            values["setting"] = [*(values["setting"] or ()), *pairs]
+        return super().invoke(context)
 
 
 @cache
@@ -120,10 +109,12 @@ def load_command(name: str) -> Any:
             if option.default and not option.is_flag:
                 option.help = f"{option.help} Default: {option.default}."
                 option.show_default = False
-    own = {name for option in command.params for name in option.opts}
-    keys = [key for one in getattr(module, "SETTINGS", ()) for key in type(one).model_fields]
-    keys_by_option = {f"--{key.replace('_', '-')}": key for key in keys}
-    command.keys = {name: key for name, key in keys_by_option.items() if name not in own}
+    own = {option.name: option for option in command.params}
+    for settings in getattr(module, "SETTINGS", ()):
+        for key in type(settings).model_fields.keys() - own.keys():
+            hidden = copy(own["setting"])
+            hidden.name, hidden.opts, hidden.hidden = key, [f"--{key.replace('_', '-')}"], True
+            command.params.append(hidden)
     return command
 
 
@@ -170,6 +161,7 @@ def options(
 ) -> None:
     """Apply the options of all commands."""
     from featcal import __version__
+    from featcal.cli import terminal
 
     terminal.show_progress(not quiet)
     if log_file:
@@ -184,6 +176,7 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    message: str | None = None
     several = os.environ.get("WORLD_SIZE", "1") != "1"  # torchrun; one process imports no torch
     ranks = "featcal.calibration.ranks"
     try:
@@ -195,13 +188,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as error:
-        message = mistake(error, arguments)
+        code, message = MISTAKE, mistake(error, arguments)
         if message is None:
             raise
-        terminal.complain(message)
-        return MISTAKE
     if code == INTERRUPTED:  # by Ctrl-C here or inside typer
-        terminal.complain("interrupted; no half-written files are left")
+        message = "interrupted; no half-written files are left"
+    if message:
+        from featcal.cli.terminal import complain
+
+        complain(message)
     return code if isinstance(code, int) else 0
 
 

@@ -120,7 +120,7 @@ def estimated(
     Raises: BadPlan for a model whose forward fails without weights.
     """
     from featcal.calibration.estimate import estimate, model_shape, nbytes
-    from featcal.models.families import plan_for
+    from featcal.models.plan import plan_for
 
     inputs = meta_batch(model, 1, tokens, padded).values()
     sample = sum(v.numel() if v.is_floating_point() else nbytes(v) for v in inputs)

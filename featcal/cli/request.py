@@ -108,8 +108,7 @@ def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
     """Return the model's plan, or one of the named lists of blocks."""
     from torch.nn import ModuleList
 
-    from featcal.models.families import plan_for
-    from featcal.models.plan import BlockPlan, Stack, blocks_of
+    from featcal.models.plan import BlockPlan, Stack, blocks_of, plan_for
 
     try:
         stacks = (Stack(path.replace(".", "_"), path) for path in paths or ())

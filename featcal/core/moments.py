@@ -1,4 +1,4 @@
-"""Moments of one task at one site: sums over tokens, not divided yet.
+"""Sums over tokens, not divided yet: moments of one task at one site, and drift of features.
 
 Sums add over batches, shards of a task and processes; means do not.
 Legend: n tokens · d inputs · o outputs · w token weights.
@@ -6,6 +6,7 @@ Legend: n tokens · d inputs · o outputs · w token weights.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import nan, sqrt
 
 import torch
 from torch import Tensor
@@ -109,6 +110,50 @@ class Moments:
         self.weight += w.sum(dtype=SUM_DTYPE)
 
 
+@dataclass
+class Drift:
+    """Sums of a model's features and its expert's for the same inputs, whose drift is h − h_exp
+    (Eq. 2).
+    """
+
+    difference: float = 0.0  # Σ w ‖h − h_exp‖²
+    reference: float = 0.0  # Σ w ‖h_exp‖²
+    distance: float = 0.0  # Σ w ‖h − h_exp‖
+    cosines: float = 0.0  # Σ w cos(h, h_exp)
+    count: float = 0.0  # Σ w
+
+    def add(self, h: Tensor, h_exp: Tensor, w: Tensor | None = None) -> None:
+        """Add rows h, h_exp (..., d) with weights w (...), or 1 each; sums are float64."""
+        norm = torch.linalg.vector_norm
+        distance, length = norm(h - h_exp, dim=-1), norm(h_exp, dim=-1)  # (...), (...)
+        lengths = (norm(h, dim=-1) * length).clamp_min(torch.finfo(h.dtype).tiny)
+        cosine, one = (h * h_exp).sum(-1) / lengths, torch.ones_like(length)
+        rows = torch.stack([distance**2, length**2, distance, cosine, one]).to(
+            SUM_DTYPE
+        )  # (5, ...)
+        sums = (rows if w is None else rows * w.to(SUM_DTYPE)).flatten(1).sum(1).tolist()
+        self.difference += sums[0]
+        self.reference += sums[1]
+        self.distance += sums[2]
+        self.cosines += sums[3]
+        self.count += sums[4]
+
+    @property
+    def relative(self) -> float:
+        """Return ‖H − H_exp‖_F / ‖H_exp‖_F, or nan without features."""
+        return sqrt(self.difference / self.reference) if self.reference else nan
+
+    @property
+    def l2(self) -> float:
+        """Return the mean of ‖h − h_exp‖₂ over rows, or nan without rows."""
+        return self.distance / self.count if self.count else nan
+
+    @property
+    def cosine(self) -> float:
+        """Return the mean of cos(h, h_exp) over rows, or nan without rows."""
+        return self.cosines / self.count if self.count else nan
+
+
 # (module, whether in the last block, (batch, tokens)) -> weights (batch, tokens)
 TokenRule = Callable[[str, bool, tuple[int, ...]], Tensor]
 
@@ -137,9 +182,8 @@ def class_token_last(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
 def token_weights(
     rule: TokenRule, module: str, last: bool, like: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Return weights (batch, tokens) of a module's input (batch, tokens, d), 0 at padding.
-
-    Raises: BadSetting for a rule of the caller's that takes or returns something else.
+    """Return weights (batch, tokens) of a module's input, 0 at padding. Raises: BadSetting for a
+    wrong rule.
     """
     shape = tuple(like.shape[:-1])
     try:

@@ -7,7 +7,6 @@ Legend: n tokens · d features · w token weights.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import add
 
 import torch
 from torch import Tensor
@@ -37,24 +36,9 @@ class NormMoments:
         self.weight += w.sum(dtype=SUM_DTYPE)
 
 
-@dataclass
-class NormSystem:
-    """Per feature, the 2×2 normal equations without λ and anchor (Eq. 58); `+` adds tasks."""
-
-    zz: Tensor  # (d,)  Σ q
-    z: Tensor  # (d,)  Σ z̄
-    right_gain: Tensor  # (d,)  Σ (q γ + z̄ β)
-    right_shift: Tensor  # (d,)  Σ (z̄ γ + β)
-    tasks: float  # N
-
-    @classmethod
-    def zero(cls, d: int, device: torch.device | str = "cpu") -> "NormSystem":
-        """Return the system of no tasks, whose solution is the anchor."""
-        zz, z, gain, shift = torch.zeros(4, d, dtype=SUM_DTYPE, device=device)
-        return cls(zz, z, gain, shift, 0.0)
-
-    def __add__(self, other: "NormSystem") -> "NormSystem":
-        return NormSystem(*map(add, vars(self).values(), vars(other).values()))
+# (5, d): per feature, the 2×2 normal equations without λ and anchor (Eq. 58), which add over tasks:
+# Σ q, Σ z̄, Σ (q γ + z̄ β), Σ (z̄ γ + β), N
+NormSystem = Tensor
 
 
 def norm_system(
@@ -71,11 +55,12 @@ def norm_system(
     """
     n = moments.weight if whole is None else whole
     if n == 0:
-        return NormSystem.zero(len(gain), gain.device)
+        return torch.zeros(5, len(gain), dtype=SUM_DTYPE, device=gain.device)
     gain = gain.to(SUM_DTYPE)
     shift = torch.zeros_like(gain) if shift is None else shift.to(SUM_DTYPE)
-    z, q, share = moments.z / n, moments.zz / n, float(moments.weight / n)  # (d,), (d,)  Eq. 56
-    return NormSystem(q, z, q * gain + z * shift, z * gain + share * shift, share)
+    z, q, share = moments.z / n, moments.zz / n, moments.weight / n  # (d,), (d,), ()  Eq. 56
+    right = q * gain + z * shift, z * gain + share * shift
+    return torch.stack([q, z, *right, share.expand_as(z)])
 
 
 def solve_norm(
@@ -93,12 +78,13 @@ def solve_norm(
     Returns: γ* (d,) and β* (d,) or None, float64.
     """
     gain = gain.to(SUM_DTYPE)
-    a11, a12, a22 = system.zz + ridge, system.z, system.tasks + ridge  # Eq. 58
+    q, a12, right_gain, right_shift, tasks = system
+    a11, a22 = q + ridge, tasks + ridge  # Eq. 58
     if shift is None:
-        return gain + (system.right_gain - system.zz * gain) / a11, None
+        return gain + (right_gain - q * gain) / a11, None
     shift = shift.to(SUM_DTYPE)
-    r_gain = system.right_gain - system.zz * gain - system.z * shift  # (d,)
-    r_shift = system.right_shift - system.z * gain - system.tasks * shift  # (d,)
+    r_gain = right_gain - q * gain - a12 * shift  # (d,)
+    r_shift = right_shift - a12 * gain - tasks * shift  # (d,)
     D = (a22 * a11 - a12 * a12).clamp_min(EPS)  # (d,)
     return gain + (a22 * r_gain - a12 * r_shift) / D, shift + (a11 * r_shift - a12 * r_gain) / D
 
@@ -120,9 +106,10 @@ def norm_ridge_by_halves(halves: Sequence[NormSystem], gain: Tensor, shift: Tens
         for half, held_out in (halves, halves[::-1]):
             new_gain, new_shift = solve_norm(half, gain, shift, ridge)
             dg, ds = new_gain - g, 0.0 if new_shift is None else new_shift - s  # (d,), (d,)
-            r_gain = held_out.right_gain - held_out.zz * g - held_out.z * s
-            r_shift = held_out.right_shift - held_out.z * g - held_out.tasks * s
-            square = held_out.zz * dg**2 + 2 * held_out.z * dg * ds + held_out.tasks * ds**2
+            q, z, right_gain, right_shift, tasks = held_out
+            r_gain = right_gain - q * g - z * s
+            r_shift = right_shift - z * g - tasks * s
+            square = q * dg**2 + 2 * z * dg * ds + tasks * ds**2
             total += float((square - 2 * dg * r_gain - 2 * ds * r_shift).sum())
         return total
 

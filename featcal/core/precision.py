@@ -20,10 +20,9 @@ def wide(x: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the matrix product a b in float32, or in float64 if the factors are float64.
+    """Return a b in float32, or in float64 if the factors are float64.
 
-    A GPU multiplies half precision on its tensor cores and adds in float32, which is as exact as
-    widening both factors, and faster.
+    A GPU's tensor cores add products of half precision in float32, which is as exact, and faster.
     """
     if a.is_cuda and a.dtype == b.dtype and a.dtype in HALF:
         return torch.mm(a, b, out_dtype=torch.float32)
@@ -34,8 +33,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def exact_products() -> Iterator[None]:
     """Compute matrix products and convolutions in full float32 inside the `with`.
 
-    TF32 keeps 10 bits of the mantissa. The patch embedding is a convolution, which has cuDNN's own
-    switch.
+    TF32 keeps 10 bits of the mantissa; the patch embedding, a convolution, has cuDNN's own switch.
     """
     matmul, conv = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")

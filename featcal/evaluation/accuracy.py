@@ -19,7 +19,14 @@ from featcal.core.precision import wide
 from featcal.data.batches import padded
 from featcal.data.texts import Labelled, Reader, Sample, input_of
 from featcal.errors import BadData, BadSetting, NotFinite
-from featcal.models.batch import IGNORED, Batch, output_embeddings, pooled_output, token_mean
+from featcal.models.batch import (
+    IGNORED,
+    Batch,
+    output_embeddings,
+    projected,
+    token_mean,
+    unit_length,
+)
 from featcal.models.blocks import model_call
 from featcal.models.load import evaluation_mode
 from featcal.models.sentences import Sentences
@@ -40,21 +47,9 @@ def projected_features(model: Encoder, projection: Tensor | None, inputs: Batch)
     """
     if not isinstance(model, nn.Module):
         return model(inputs)
-    weight = next(model.parameters())
-    moved = {
-        name: x.to(weight.device, weight.dtype if x.is_floating_point() else None)
-        for name, x in inputs.items()
-    }
-    vectors = pooled_output(model, model(**moved), moved)  # (n, h)
-    if vectors is None:
-        name = type(model).__name__
-        raise BadData(name, "its output has no pooled feature", "use a model with a pooler")
-    return vectors if projection is None else vectors @ projection.to(vectors).T  # (n, p)
-
-
-def unit_length(features: Tensor) -> Tensor:
-    """Return the rows divided by their norm."""
-    return features / features.norm(dim=-1, keepdim=True)
+    dtype = next(model.parameters()).dtype
+    typed = {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
+    return projected(model, typed, projection)
 
 
 def require_finite(features: Tensor, label: str) -> None:
@@ -71,11 +66,11 @@ def zero_shot_head(
     templates: Sequence[str],
     batch: int = 256,
 ) -> Tensor:
-    """Return a unit vector for every class, (K, p): each prompt normalised, averaged over
-    templates, normalised again.
+    """Return a unit vector for every class, (K, p): the mean of its normalised prompts, normalised
+    again.
 
-    A prompt's vector is a CLIP's text feature, or a sentence encoder's mean over tokens.
-    Raises: NotFinite for a vector with NaN or infinity.
+    A prompt's vector is a CLIP's text feature, or a sentence encoder's mean over tokens. Raises:
+    NotFinite.
     """
     prompts, parts = prompts_of(classes, templates), []
     device = next(model.parameters()).device
@@ -98,8 +93,7 @@ def zero_shot_head(
 def class_mean_head(
     vision: nn.Module, projection: Tensor | None, images: Samples, batch: int = 250
 ) -> Tensor:
-    """Return the mean image of every class, (K, p): unit features of the base model averaged within
-    a class, normalised again.
+    """Return the mean of the base model's unit features of every class, normalised again, (K, p).
 
     For classes whose names the text tower does not know. Raises: BadData for a class without
     images.
@@ -165,9 +159,9 @@ def evaluate_pool(
             expected = labels[start : start + len(next(iter(inputs.values())))]
             start += len(expected)
             for model_name, encoder in encoders.items():
-                projected = projected_features(encoder, projection, inputs)
-                variants = {model_name: projected} | {
-                    name: change(task, projected)
+                own = projected_features(encoder, projection, inputs)
+                variants = {model_name: own} | {
+                    name: change(task, own)
                     for name, (model, change) in adapted.items()
                     if model == model_name
                 }
@@ -194,9 +188,7 @@ WAYS = {
 
 
 def way_of(model: nn.Module) -> str:
-    """Return how a model answers, a key of WAYS. Raises: BadSetting for a model with a decoder but
-    no language head.
-    """
+    """Return how a model answers, a key of WAYS. Raises: BadSetting for a decoder without a head."""
     if type(model).__name__.endswith("ForSequenceClassification"):
         return "head"
     takes = input_of(model)
@@ -225,8 +217,8 @@ class TextModel:
     def run(
         self, rows: Sequence[list[int]], forward: Callable[[dict[str, Tensor]], Tensor]
     ) -> Tensor:
-        """Return forward's results for rows of tokens, in their order; texts of similar length
-        share a batch.
+        """Return forward's results for rows of tokens, in their order; similar lengths share a
+        batch.
         """
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         parts = []
@@ -258,10 +250,7 @@ def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) ->
 
 
 def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
-    """Return the labels as indices of the model's head, matched by name if it has names.
-
-    Raises: BadData.
-    """
+    """Return the labels as indices of the model's head, matched by name if it has names."""
     config: Any = model.config
     known = {str(name).lower(): int(index) for name, index in (config.label2id or {}).items()}
     if all(name.lower() in known for name in data.classes):

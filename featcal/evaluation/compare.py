@@ -1,8 +1,7 @@
-"""Agreement of models with experts on the same batches: drift and cosine of features, KL and top-1
-of answers.
+"""Agreement of models with experts: drift and cosine of features, KL and top-1 of answers.
 
-n samples · d width of a feature · K scores of a row. An image has one row of scores, a text one for
-every token.
+n samples · d width of a feature · K scores of a row: one of an image, of a text one for every
+token.
 """
 
 from collections.abc import Mapping
@@ -15,14 +14,13 @@ from torch import Tensor, nn
 
 from featcal.calibration.choose import Answers, answers, kl_and_top1, relational_divergence
 from featcal.calibration.features import on_device
-from featcal.core.drift import Drift
+from featcal.core.moments import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
 from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
-from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode, require_same_configs, torch_device
 from featcal.models.lora import without_adapters
-from featcal.models.plan import BlockPlan, blocks_of
+from featcal.models.plan import BlockPlan, blocks_of, plan_for
 from featcal.models.sentences import Sentences
 from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
 from featcal.settings import require
@@ -30,9 +28,7 @@ from featcal.settings import require
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean over samples of a value minus the first model's value on the same sample, and the mean's
-    standard error.
-    """
+    """Mean and standard error of a value minus the first model's on the same samples."""
 
     mean: float
     error: float
@@ -150,7 +146,7 @@ class Totals:
         self.rows += len(measured["kl"])
 
     def agreement(self, model: str, expert: str, first: "Totals") -> Agreement:
-        """Return the record, once all batches are added; first that of the first model. Raises:
+        """Return the record, once all batches are added; `first` is the first model's. Raises:
         NotFinite.
         """
         samples, drift = len(self.by_sample["relative_drift"]), self.drift

@@ -1,16 +1,14 @@
 """Read base and experts from a mergekit recipe with mergekit's own configuration classes."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from featcal.errors import BadEnvironment, BadFile, MissingPath
-
-if TYPE_CHECKING:
-    from mergekit.common import ModelReference
 
 WRITTEN = "mergekit_config.yml"  # the recipe that mergekit writes into the merged folder
 CARD = "README.md"  # mergekit shows the recipe there too, and some folders have only this
@@ -24,12 +22,17 @@ OWN_BLOCKS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """A merge of whole models; `base` is None if the recipe names none."""
+    """Base and experts of a merged model as a file names them: paths, or owner/name@revision.
+
+    experts: by name a model, or a model and an adapter of it.   method: of the merge, if known.
+    no_base: why the file does not say which model the experts were fine-tuned from.
+    """
 
     file: Path
-    method: str
-    base: "ModelReference | None"
-    experts: "tuple[ModelReference, ...]"
+    base: str | None
+    experts: Mapping[str, Sequence[str]]
+    method: str = ""
+    no_base: str = ""
 
 
 def recipe_in(folder: Path) -> Path | None:
@@ -73,14 +76,24 @@ def read_recipe(file: Path) -> Recipe:
     models = _of_slices(file, part.slices, base) if part.slices else [m.model for m in part.models]
     if config.merge_method in BASE_IS_MERGED and base is not None:
         models, base = [base, *models], None
-    experts = tuple(dict.fromkeys(model for model in models if model != base))
+    experts, named = [model for model in dict.fromkeys(models) if model != base], {}
     if not experts:
         way_out = "list the fine-tuned models under models"
         raise BadFile(file, "merges no model besides its base", way_out)
-    return Recipe(file, config.merge_method, base, experts)
+    for model in experts:
+        name = Path((model.lora or model.model).path).name
+        if name in named:
+            way_out = f"name the experts with --expert, for example --expert {name}-1=FOLDER"
+            raise BadFile(file, f"two of its models are called {name!r}", way_out)
+        named[name] = [str(one) for one in (model.model, model.lora) if one]
+    if base and not base.lora:
+        return Recipe(file, str(base.model), named, config.merge_method)
+    no_base = f"names no base_model from which the models of {config.merge_method} come"
+    no_base = f"its base_model is {base}, a LoRA on top of a model" if base else no_base
+    return Recipe(file, None, named, config.merge_method, no_base)
 
 
-def _of_slices(file: Path, slices: Any, base: Any) -> "list[ModelReference]":
+def _of_slices(file: Path, slices: Any, base: Any) -> list[Any]:
     """Return the models of slices that together cover the same layers of each. Raises: BadFile."""
     end, models = 0, [source.model for source in slices[0].sources]
     for part in slices:

@@ -1,8 +1,7 @@
-"""Block-by-block merging in forward order: carry every task's features to a block, merge its
-linears, go on.
+"""Block-by-block merging: carry every task's features to a block, merge its linears, go on.
 
-One module runs everything: it takes the tensors of the model to run, so at most one block of the
-experts is in memory at a time. A site is a group of linears that read the same tensor (q, k, v).
+One module takes the tensors of the model to run, so at most one block of the experts is in memory.
+A site is a group of linears that read the same tensor (q, k, v).
 """
 
 import sys
@@ -30,9 +29,8 @@ from featcal.merging.sources import Tensors
 from featcal.merging.tensors import average_tensor, stacked_vectors, task_vectors
 from featcal.models.batch import check_tasks
 from featcal.models.blocks import hooked, module_inputs, step
-from featcal.models.families import plan_for
 from featcal.models.modules import normalised, solved_modules
-from featcal.models.plan import Stack, blocks_of
+from featcal.models.plan import Stack, blocks_of, plan_for
 
 
 @dataclass
@@ -58,7 +56,7 @@ SolveNorm = Callable[[list[Tensor], list[Tensor]], Tensor]
 
 @dataclass
 class ForwardOrder:
-    """One merge in forward order. All that `solve` and `solve_norm` leave becomes the mean.
+    """One merge in forward order; all that `solve` and `solve_norm` leave becomes the mean.
 
     own: carry every expert's own features (True) or those of the merge so far.
     """
@@ -145,7 +143,7 @@ class ForwardOrder:
     def _solve_block(self, path: str, block: nn.Module, sums: Sequence[BlockSums]) -> NamedTensors:
         """Yield the weights of a block's linears and, with `solve_norm`, the scales of its norms.
 
-        The weights of a site are stacked, (Σo, d); those stored as (d, o) like GPT-2's are turned.
+        The weights of a site are stacked, (Σo, d); those stored as (d, o) are turned.
         """
         grams, squares = zip(*sums, strict=True)
         for site in grams[0]:
@@ -169,10 +167,7 @@ class ForwardOrder:
         stack: Stack,
         fed: StudentTeacherFeatures | None,
     ) -> StudentTeacherFeatures:
-        """Return a task's features before the first block of a stack, as those of a teacher.
-
-        feeder, fed: the stack that feeds this one, and the task's features after it.
-        """
+        """Return a task's features before a stack's first block; `fed` are those after `feeder`."""
         if feeder and fed:
             model = self.job.experts[task] if self.own else self.job.base
             copy_tensors(model, self.worker, f"{feeder.exit}.")
@@ -202,7 +197,7 @@ def sum_block(
 ) -> BlockSums:
     """Return the sums of one block over a task's batches, and `move` the features past it.
 
-    Products have the data's precision, sums float64. Raises: BadCapture.
+    Products have the data's precision, sums float64.
     """
     grams, squares = dict[Site, Gram](), dict[str, Tensor]()
     linears, norms = solved_modules(block)

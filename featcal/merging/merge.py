@@ -30,11 +30,13 @@ from featcal.merging.sources import (
     align,
     class_of,
     expert_sources,
+    heads_of_some,
     in_one_precision,
     is_vocabulary,
     part_ties,
     require_alike,
     source,
+    tell_head,
 )
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
@@ -111,14 +113,12 @@ class Form:
     @classmethod
     def of(cls, base: Model, experts: Mapping[str, Model]) -> "Form":
         """Open the base, of a CLIPModel the vision tower where the experts are CLIPVisionModels."""
-        whole = [expert for expert in experts.values() if not is_adapter(expert)]
-        part = None
+        whole, part = [expert for expert in experts.values() if not is_adapter(expert)], None
         if whole and class_of(whole[0]) is CLIPVisionModel and class_of(base) is CLIPModel:
-            base, part = (
-                (base.get_submodule(VISION), None)
-                if isinstance(base, nn.Module)
-                else (base, VISION)
-            )
+            if isinstance(base, nn.Module):
+                base = base.get_submodule(VISION)
+            else:
+                part = VISION
         return cls(base, part, source(base, "base", part))
 
     @property
@@ -148,7 +148,7 @@ class Form:
     ) -> nn.Module | Path:
         """Return a module with these tensors, or write a folder, complete or not at all.
 
-        complete: adds to the unfinished folder once all tensors are written.   Raises: DiskFull.
+        complete: adds to the unfinished folder once all tensors are written.
         """
         stored = self.source if isinstance(self.source, ModelCheckpoint) else None
         size = sum(each.nbytes for each in self.source.tensors.values())
@@ -177,10 +177,7 @@ class Form:
 
 @dataclass(frozen=True)
 class OpenedMerge:
-    """One merge, opened and checked, before anything is computed.
-
-    kept: tensors that stay the base's.
-    """
+    """One merge, opened and checked, before anything is computed; `kept` tensors stay the base's."""
 
     method: Method
     settings: dict[str, Any]
@@ -195,23 +192,15 @@ class OpenedMerge:
         own = {k: v for k, v in self.settings.items() if not (scaled and k == "scale")}
         return self.method.run(self.job, **own)
 
-    def at_scales(self) -> Callable[..., nn.Module | Path]:
-        """Compute the task vectors τ of a merge θ₀ + s τ, so that several scales s cost one merge.
-
-        Returns: a function (scale, out=None), bit-identical to `merge` with this scale.
-        Raises: as `merge`; BadSetting for a method whose result is not θ₀ + s τ.
-        """
-        expected = "must be one that adds its task vectors times a scale to the base"
-        require(self.method.scaled, "merge.method", self.method.name, expected)
-        require_alike(self.job.base, self.job.experts)
-        vectors = dict(self.run())
-
-        def at(scale: float, out: str | Path | None = None) -> nn.Module | Path:
-            job = replace(self.job, record=dict(self.job.record))
-            opened = replace(self, job=job, settings={**self.settings, "scale": scale})
-            return opened.finish(iter(vectors.items()), out)
-
-        return at
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return the content of merge.json, once all tensors came; {} for a method without."""
+        if not self.job.record:
+            return {}
+        about = {"method": self.method.name, "source": self.method.source}
+        about |= {"note": self.method.note} if self.method.note else {}
+        of_run = {"settings": dict(self.settings), "experts": list(self.job.experts)}
+        return about | of_run | self.job.record
 
     def finish(self, merged: NamedTensors, out: str | Path | None) -> nn.Module | Path:
         """Return a module of what `run` yielded, or write it to the folder `out`."""
@@ -232,15 +221,15 @@ class OpenedMerge:
         def complete(folder: Path) -> None:
             if not isinstance(base, nn.Module):
                 merge_modules(Path(base), folders, folder)
-            if self.job.record:  # filled while the tensors came
-                write_json(folder / "merge.json", self.job.record)
+            if record := self.record:
+                write_json(folder / "merge.json", record)
             write_json(folder / RECORD, made)
             write_card(folder, text)
 
         return self.form.result(tensors, out, complete)
 
     def _all_tensors(self, merged: NamedTensors) -> NamedTensors:
-        """Yield counters, merged tensors, then those that stay the base's; complete the record."""
+        """Yield counters, merged tensors, then those that stay the base's."""
         job = self.job
         require_alike(job.base, job.experts)
         for name in sorted(job.base.keys() - set(job.names)):
@@ -258,15 +247,9 @@ class OpenedMerge:
             yield name, tensor
         for name, each in self.kept.items():
             yield name, each.finite()
-        if job.record:
-            about = {"method": self.method.name, "source": self.method.source}
-            about |= {"note": self.method.note} if self.method.note else {}
-            of_run = {"settings": dict(self.settings), "experts": list(job.experts), **job.record}
-            job.record.clear()
-            job.record.update(about, **of_run)
 
     def _card(self, modules: Sequence[str], class_name: str) -> str:
-        """Return the text of the model card; modules: what became of further modules."""
+        """Return the model card; modules: what became of a sentence encoder's further modules."""
         name, experts, base = self.method.name, self.experts, self.form.model
         about = f"`{name}`, {self.method.source}. {self.method.note}"
         return render_card(
@@ -301,14 +284,13 @@ def open_merge(
     known = embeddings in ("merge", "base")
     require(known, "merge.embeddings", embeddings, "must be merge or base")
     require(n_jobs > 0, "merge.n_jobs", n_jobs, "must be at least 1")
-    progress, kind = progress or (lambda line: None), type(experts).__name__
-    listed = isinstance(experts, Mapping | Sequence)
-    require(listed, "merge.experts", kind, "must be a dictionary or a list")
+    progress, listed = progress or (lambda line: None), isinstance(experts, Mapping | Sequence)
+    require(listed, "merge.experts", type(experts).__name__, "must be a dictionary or a list")
     require(len(experts) > 0, "merge.experts", experts, "must hold at least one expert")
     if not isinstance(experts, Mapping):
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
     form = Form.of(base, experts)
-    origin = ours = form.source
+    origin = form.source
     sources = expert_sources(experts, form.model, origin, form.part)
     configs = {}
     for label, each in {"base": origin, **{f"expert {t!r}": e for t, e in sources.items()}}.items():
@@ -322,12 +304,17 @@ def open_merge(
     untied = part_ties(origin, {task: each.tensors for task, each in sources.items()})
     form = replace(form, untied=untied)
 
-    def with_untied(tensors: Tensors) -> Tensors:
-        more = {name: tensors[own] for name, own in untied.items() if own in tensors}
-        return dict(sorted({**more, **tensors}.items()))
+    heads = heads_of_some(origin, sources)
 
-    theirs = {task: with_untied(each.tensors) for task, each in sources.items()}
-    ours = with_untied(origin.tensors)
+    def of_class(task: str, tensors: Tensors) -> Tensors:
+        more = {name: tensors[own] for name, own in untied.items() if own in tensors}
+        own = {name: each for name, each in tensors.items() if name not in heads[task]}
+        return dict(sorted({**more, **own}.items()))
+
+    theirs = {task: of_class(task, each.tensors) for task, each in sources.items()}
+    ours = of_class("", origin.tensors)
+    for task in theirs:
+        tell_head(task, heads[task], progress)
     theirs, hidden = align(ours, theirs, form.model, experts, progress)
     ours, theirs = in_one_precision(ours, theirs, progress)
     if embeddings == "base":
@@ -349,14 +336,14 @@ def open_merge(
         n_jobs=n_jobs,
     )
     kept = {name: ours[name] for name in sorted(hidden) if name in ours}
+    kept |= {name: origin.tensors[name] for name in sorted(heads[""])}
     return OpenedMerge(entry, checked_settings, job, kept, form, experts)
 
 
 def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> dict[str, Tensor]:
-    """Read zero-shot heads from a file or a mapping of tensors.
+    """Return logit_scale (), head/<task> (K, p) and, for images, visual_projection (p, h), of a
+    file or a mapping.
 
-    Returns: logit_scale (), head/<task> (K, p) for every task and, for images, visual_projection
-    (p, h).
     Raises: MissingPath, TruncatedFile, MissingTensor; BadSetting for shapes that do not fit.
     """
     if isinstance(head, Mapping):

@@ -1,7 +1,7 @@
 """The registry of merging methods.
 
-A method is a function under `@method` in a file in featcal/merging/methods/. The function's name is
-the method's, its parameters after the job are the method's settings.
+A method is a function under `@method` in a file in featcal/merging/methods/. Its parameters after
+the job are its settings.
 """
 
 from __future__ import annotations  # listing methods loads no torch
@@ -68,8 +68,8 @@ class MergeJob:
 class Method:
     """One merging method.
 
-    run:    yields the merged tensors. With `scaled` it yields task vectors τ in float64, and the
-            merged tensor is θ₀ + scale · τ.
+    run:    yields the merged tensors; with `scaled` task vectors τ in float64, to add scale · τ to
+    θ₀.
     needs:  arguments of `merge` that it requires: batches, head.
     note:   a remark that belongs to its results.
     """
@@ -149,10 +149,9 @@ def method_named(name: object, section: str = "merge") -> Method:
 
 
 def settings_of(name: object, given: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """Check a method's settings and fill in defaults.
+    """Check a method's settings and fill in defaults. Raises: UnknownKey, BadSetting.
 
     section: names the settings in messages. Default: merge.<method>.
-    Raises: UnknownKey for a method or setting that does not exist; BadSetting for a value.
     """
     settings = method_named(name, section or "merge").settings
     return dict(settings.from_mapping(given, section or f"merge.{name}"))

@@ -1,6 +1,4 @@
-"""Models as merging reads them: modules, checkpoint folders and adapters as tensors by name, aligned
-with the base where vocabularies or heads differ.
-"""
+"""Models as merging reads them: tensors by name, aligned with the base's vocabulary and heads."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -44,6 +42,7 @@ VOCABULARY = (
     "*lm_head.weight",
     "*lm_head.bias",
 )
+LISTED = 4  # rows or tensors that a message names
 
 
 def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
@@ -52,10 +51,9 @@ def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
 
 
 class ModuleSource:
-    """A module in memory as merging reads it; `label` is its file in errors.
+    """A module in memory as merging reads it, with names and packing of `like`, the base.
 
-    like: the base, whose names and packing of experts are used. The adapters of a PeftModel are
-    added in float64, so that task vectors are not rounded.
+    The adapters of a PeftModel are added in float64, so that task vectors are not rounded.
     """
 
     def __init__(self, module: nn.Module, label: str | Path, like: "Source | None" = None):
@@ -76,19 +74,16 @@ Source = ModelCheckpoint | ModuleSource
 
 
 def source(model: Model, label: str, part: str | None = None, like: Source | None = None) -> Source:
-    """Open a module or a folder, with the names and packing of `like`, the base's.
-    Raises: BadFile for a folder of integers.
-    """
+    """Open a module or a folder, with the names and packing of `like`, the base."""
     if isinstance(model, nn.Module):
         return ModuleSource(model, label, like)
     return ModelCheckpoint(model, part, like.module if isinstance(like, ModuleSource) else like)
 
 
 def adapter_source(folder: str | Path, base: Model, like: Source, part: str | None) -> Source:
-    """Open a folder of an adapter, added to the base by peft.
+    """Open a folder of an adapter, added to the base by peft in float64 where it has one.
 
-    The dense tensors are mapped from a removed file, so that one dense model at a time is in
-    memory. Layers with an adapter are float64 there, so that task vectors are not rounded.
+    The dense tensors are mapped from a removed file: one dense model at a time is in memory.
     """
     dense = dense_model(base, folder, torch.float64, load_vision if part else load_model)
     opened = ModuleSource(dense, Path(folder) / WEIGHTS, like)
@@ -166,10 +161,20 @@ def in_precision(tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
     return replace(tensor, kind=str(dtype).removeprefix("torch."), read=read)
 
 
+def heads_of_some(base: Source, experts: Mapping[str, Source]) -> dict[str, set[str]]:
+    """Return the tensors that a model's class lacks and another model does not have, by task, the
+    base's under "". transformers does not load them.
+    """
+    models = {"": base, **experts}
+    heads = {task: {n for n, _ in getattr(one, "surplus", ())} for task, one in models.items()}
+    shared = set.intersection(*heads.values())
+    return {task: own - shared for task, own in heads.items()}
+
+
 def part_ties(base: Source, experts: Mapping[str, Tensors]) -> dict[str, str]:
     """Return the tensors that the base ties and an expert does not, each with its name in the base.
 
-    Only the table and head of a language model: others cannot be apart by tie_word_embeddings.
+    Only a language model's table and head: others cannot be apart by tie_word_embeddings.
     """
     untied = {}
     for names in base.ties:
@@ -188,15 +193,11 @@ def align(
     models: Mapping[str, Model],
     progress: Callable[[str], None],
 ) -> tuple[dict[str, Tensors], frozenset[str]]:
-    """Align experts that share the base's tower; experts like the base stay as they are.
+    """Align experts that share the base's tower. Raises: TensorsDiffer for one of another family.
 
     Embedding rows are matched by token; a token that an expert lacks keeps the base's row. Tensors
-    outside the shared tower, such as classifiers with other label counts, stay the base's.
-
-    base_model, models: base and experts as given, for their classes and tokenizers.
-    progress: called with what is not merged of an expert.
+    outside the shared tower, such as other classifiers, stay the base's.
     Returns: the experts, and the tensors that stay the base's.
-    Raises: TensorsDiffer for an expert of another family.
     """
     ours = class_of(base_model)
     # an adapter has the base's tensors
@@ -233,9 +234,7 @@ def align(
             else expert[theirs]
             for name, theirs in sorted(shared.items())
         }
-        if left := sorted(set(expert) - set(shared.values())):
-            more = ", ..." if len(left) > 4 else ""
-            progress(f"{task}: its own head is not merged ({', '.join(left[:4])}{more})")
+        tell_head(task, set(expert) - set(shared.values()), progress)
         for name in list(rows)[:1]:
             matched, there = int((rows[name] >= 0).sum()), expert[known[name]].shape[0]
             here = base[name].shape[0]
@@ -243,13 +242,20 @@ def align(
     return aligned, frozenset(kept)
 
 
+def tell_head(task: str, names: set[str], progress: Callable[[str], None]) -> None:
+    """Report an expert's tensors that are not merged, if there are any."""
+    listed = f"{', '.join(sorted(names)[:LISTED])}{', ...' * (len(names) > LISTED)}"
+    if names:
+        progress(f"{task}: its own head is not merged ({listed})")
+
+
 def match_names(
     base: Tensors, expert: Tensors, tower: str, theirs: str, same: bool
 ) -> dict[str, str] | None:
     """Return base name -> expert name if everything missing on either side is outside the tower.
 
-    tower, theirs: prefix of the tower in base and expert, with a dot; empty for a bare tower.
-    same: both have one class, so a missing token table is tied, and no head of a task.
+    tower, theirs: its prefix in base and expert, empty for a bare tower.   same: both have one
+    class, so that a missing token table is tied.
     """
     known, ours = {}, set(base)
     for name in expert:
@@ -286,10 +292,7 @@ def tower_prefix(kind: type, tensors: Tensors) -> str:
 
 
 def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTensor:
-    """Return an expert's token table with the base's rows.
-
-    rows: the expert's row for each row of the base, -1 for none.
-    """
+    """Return an expert's token table with the base's rows; rows: the expert's for each, or -1."""
 
     def read() -> Tensor:
         tensor = expert.finite()
@@ -303,12 +306,11 @@ def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTe
 def vocabularies(
     base: Model, experts: Mapping[str, Model], rows: int, progress: Callable[[str], None]
 ) -> dict[str, dict[str, int]]:
-    """Return token -> row of every model with a tokenizer of its own, the base's under "".
+    """Return token -> row of every model with its own tokenizer, the base's under ""; {} if all are
+    alike.
 
-    The base's has rows for tokens that it lacks where all experts mean the same token. A row that
-    two experts use for different tokens belongs to none of them.
-
-    rows: of the base's tables.   Returns: {} where all models have the base's tokenizer.
+    The base's has spare rows for tokens that it lacks; one that experts use for different tokens
+    belongs to none of them.   rows: of the base's tables.
     """
     words, contents = dict[str, dict[str, int]](), set()
     for name, folder in {"": base, **experts}.items() if rows else ():
@@ -326,23 +328,25 @@ def vocabularies(
         for token, row in words.get(task, {}).items():
             if row < rows and row not in used and token not in ours:
                 spare.setdefault(row, {}).setdefault(token, task)
+    lines = []
     for row, tasks in sorted(spare.items()):
         token, *others = tasks
         if others:
             named = " and ".join(f"{token} for {task}" for token, task in tasks.items())
-            progress(f"embedding row {row} is {named}: the base's row is kept")
+            lines.append(f"embedding row {row} is {named}: the base's row is kept")
             token = f"\0{row}"  # a token of none of them
         else:
-            progress(f"embedding row {row} is {token}, which the base's tokenizer lacks")
+            lines.append(f"embedding row {row} is {token}, which the base's tokenizer lacks")
         ours[token] = row
+    for line in lines[:LISTED]:
+        progress(line)
+    if len(lines) > LISTED:
+        progress(f"the base's tokenizer lacks {len(lines) - LISTED} more rows of the experts'")
     return words
 
 
 def match_rows(here: int, there: int, ours: Mapping[str, int], theirs: Mapping[str, int]) -> Tensor:
-    """Return the expert's row for each row of the base, (here,); -1 for none.
-
-    Rows match by token where both models have a tokenizer, else by index.
-    """
+    """Return the expert's row for each of the base, (here,), by token or index; -1 for none."""
     rows = torch.arange(here)
     rows[rows >= there] = -1
     for token, index in ours.items() if theirs else ():

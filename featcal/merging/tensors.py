@@ -72,12 +72,11 @@ def kth_smallest(
     read: Callable[[], Iterator[Sequence[Tensor]]], wanted: Sequence[tuple[int, int]]
 ) -> list[float]:
     """Return the k-th smallest value (from 1; 0 for k = 0) of a stream for every (stream, k),
-    exactly, of more values than fit in memory.
+    exactly.
 
-    Bits of a positive double order as its value does. Each reading counts the values that share
-    the known leading bits by their next 16 bits, which gives the next bits of the result.
-
-    read: called four times; yields the next values of every stream: flat, float64, finite, ≥ 0.
+    Bits of a positive double order as its value does. Each of four readings counts the values that
+    share the known leading bits by their next 16 bits.
+    read: yields the next values of every stream: flat, float64, finite, ≥ 0.
     """
     ranks, prefixes = [k for _, k in wanted], [0] * len(wanted)
     for shift in (48, 32, 16, 0):
@@ -124,10 +123,7 @@ def linear_groups(job: MergeJob, exclude: tuple[str, ...]) -> list[tuple[str, ..
 
 
 def conv1d_names(model: Tensors) -> frozenset[str]:
-    """Return the weights that a model stores as (d, o), as GPT-2's Conv1D does.
-
-    GPT-BigCode gives linears the same names; biases show which of the two a model has.
-    """
+    """Return the weights that a model stores as (d, o), as GPT-2's Conv1D, judged by biases."""
     named = [name for name in model if CONV1D.search(name)]
     for name in named:
         bias, shape = f"{name.removesuffix('weight')}bias", model[name].shape
@@ -139,9 +135,9 @@ def conv1d_names(model: Tensors) -> frozenset[str]:
 def stacked_vectors(
     job: MergeJob, names: Sequence[str], turned: Collection[str]
 ) -> tuple[Tensor, list[Tensor], list[int]]:
-    """Return W₀ (Σo, d) of matrices on top of each other, each expert's τ of them, and each o.
+    """Return W₀ (Σo, d) of stacked matrices, each expert's τ of them in float64, and each o.
 
-    All are float64. turned: names of matrices that are stored as (d, o).
+    turned: names of matrices that are stored as (d, o).
     """
     stacked = []
     for name in names:
@@ -154,9 +150,7 @@ def stacked_vectors(
 def matrix_by_matrix(
     job: MergeJob, exclude: tuple[str, ...], rule: Callable[[Sequence[Tensor]], Tensor]
 ) -> NamedTensors:
-    """Yield τ of every tensor: `rule` of a matrix's task vectors (o, d) in float64, the mean of all
-    others.
-    """
+    """Yield τ of every tensor: `rule` of a matrix's task vectors (o, d) in float64, else the mean."""
     matrices, turned = set(matrix_names(job, exclude)), conv1d_names(job.base)
     for number, name in enumerate(job.names, start=1):
         if name in matrices:

@@ -1,5 +1,4 @@
-"""Check that batches fit a model, find their padding, and take features as a model's head receives
-them, one row per image or token.
+"""Check that batches fit a model, find their padding, and take features as a head receives them.
 
 n samples · d width of a feature · p width of a projected one.
 """
@@ -132,8 +131,8 @@ def pad_token(model: nn.Module) -> int | None:
 def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:
     """Return the pooled features (n, h) of a model's output, or None if nothing is pooled.
 
-    Images are projected where the model does so. Texts are pooled as in Sentence-BERT (Reimers and Gurevych, 2019), by the mean over tokens that
-    are not padding; CLIP's text tower and other models pool themselves.
+    Images are projected where the model does so. Texts have the mean over tokens, as in
+    Sentence-BERT (Reimers and Gurevych, 2019), where the model does not pool.
     """
     if (embedded := getattr(output, "image_embeds", None)) is not None:
         return embedded
@@ -150,6 +149,11 @@ def token_mean(hidden: Tensor, mask: Tensor) -> Tensor:
     """Return the mean (n, h) of hidden (n, tokens, h) over tokens where mask (n, tokens) is 1."""
     weights = mask.to(hidden)[..., None]
     return (hidden * weights).sum(1) / weights.sum(1)
+
+
+def unit_length(features: Tensor) -> Tensor:
+    """Return the rows divided by their norm."""
+    return features / torch.linalg.vector_norm(features, dim=-1, keepdim=True)
 
 
 Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
@@ -182,10 +186,7 @@ def output_embeddings(model: nn.Module) -> nn.Module | None:
 
 
 def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
-    """Return features (n, p) of one batch by a model without a language head.
-
-    Raises: BadSetting, BadPlan.
-    """
+    """Return features (n, p) of one batch by a model without a language head."""
     output: Any = model(**model_call(model, batch))
     vectors = output if isinstance(output, Tensor) else pooled_output(model, output, batch)
     if vectors is None:

@@ -18,7 +18,7 @@ from transformers.activations import NewGELUActivation, QuickGELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 
 from featcal.errors import BadCapture, BadPlan
-from featcal.models.moe import ROUNDING, same_unpacked
+from featcal.models.modules import ROUNDING, same_unpacked
 from featcal.models.plan import CHOOSE_BLOCKS, BlockPlan, Stack, blocks_of, part_of
 
 # keyword arguments of this block, the next, …; the last entry serves all blocks that follow
@@ -176,10 +176,7 @@ def in_place(block: nn.Module) -> Iterator[None]:
 
 
 def step(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments) -> Features:
-    """Run one block; return its output and the arguments of the blocks that follow.
-
-    Raises: BadCapture if the block overwrites its own input, which a second pass would need.
-    """
+    """Run one block; return its output and the following blocks' arguments. Raises: BadCapture."""
     version = hidden._version
     with in_place(block):
         out = block(hidden, **arguments[0])
@@ -273,9 +270,8 @@ def module_inputs(
 ) -> Iterator[dict[str, Tensor]]:
     """Capture the first positional input of each named module during the next forward of a block.
 
-    The `with` ends once an input is captured and `enough` agrees. Needs `torch.no_grad`, as
-    `inference_mode` has no version counters.
-    Raises: BadCapture for a module that ran twice, was not seen, or whose input was overwritten.
+    The `with` ends once `enough` agrees. Needs `no_grad`: `inference_mode` has no version counters.
+    Raises: BadCapture for an input that is not seen, seen twice or overwritten.
     """
     inputs = Captured(enough)
 
@@ -301,10 +297,7 @@ def module_inputs(
 def module_outputs(
     block: nn.Module, names: Sequence[str], enough: Enough | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """Capture the output of each named module during the next forward; see `module_inputs`.
-
-    Outputs that were overwritten in place are left out.
-    """
+    """Capture each named module's output in the next forward, unless it is overwritten in place."""
     outputs = Captured(enough)
     with suppress(StopForward), output_hooks(block, names, outputs.add):
         yield outputs
@@ -316,7 +309,7 @@ def module_outputs(
 def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str, Tensor]]:
     """Capture the input of the first block, "embeddings", and the outputs "00", "01", … of all.
 
-    Raises: BadCapture for a block that runs twice in the next forward.
+    Raises: BadCapture for a block that runs twice.
     """
     features: dict[str, Tensor] = {}
 

@@ -101,9 +101,7 @@ def folder_path(folder: object) -> Path:
 
 
 def is_adapter(model: object) -> bool:
-    """Return whether a model is given as a folder of an adapter, without weights of a model; some
-    tools put the base's config.json there.
-    """
+    """Return whether a model is the folder of an adapter, which has no model's weights of its own."""
     if not isinstance(model, str | Path):
         return False
     return (Path(model) / ADAPTER).is_file() and not any(Path(model).glob("model*.safetensors"))
@@ -228,9 +226,8 @@ def all_finite(tensor: "Tensor") -> bool:
 
 
 def check_tensor(source: object, name: str, tensor: "Tensor", weight: bool = True) -> None:
-    """Raise BadData or NotFinite unless a tensor can be merged and calibrated.
-
-    source: its file or model in errors. weight: False for buffers, which may be integers.
+    """Raise BadData or NotFinite unless a tensor can be used; source: its file or model; weight:
+    not a buffer.
     """
     if tensor.is_meta:
         problem, way_out = f"{name} is on meta, without values", "load the model with its weights"

@@ -38,10 +38,7 @@ CLIP_CLASSES = (CLIPModel, CLIPVisionModel)
 
 
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Load the model of a local folder, of the class that config.json names.
-
-    Raises: MissingPath, BadFile, TruncatedFile, NotFinite, WrongKeys.
-    """
+    """Load the model of a local folder, of the class that config.json names."""
     return _load(model_class(folder), folder, dtype)
 
 
@@ -91,9 +88,7 @@ def _load(kind: Any, folder: str | Path, dtype: torch.dtype) -> Any:
 
 
 def read_config(kind: Any, folder: str | Path) -> PretrainedConfig:
-    """Read the configuration of a model class. An attention other than eager and sdpa, which needs
-    packages, a GPU or half precision, is replaced by eager with a warning.
-    """
+    """Read a model class's configuration, with eager where an attention needs packages or a GPU."""
     config: PretrainedConfig = kind.config_class.from_pretrained(folder, local_files_only=True)
     towers = [getattr(config, name, None) for name in config.sub_configs]
     for each in (config, *(tower for tower in towers if isinstance(tower, PretrainedConfig))):

@@ -49,8 +49,6 @@ def dense_model(
     """Return a copy of the base with the adapter of a folder added, in float32 or wider.
 
     base: a module, or a folder that `load` reads.   precision: as for merged_adapter.
-    Raises: BadEnvironment without peft; MissingPath, BadFile, TruncatedFile for anything but an
-    adapter of this base that changes its weights.
     """
     if isinstance(base, nn.Module):
         model = copy.deepcopy(base)
@@ -187,10 +185,7 @@ def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | No
 
 
 def _tie_or_part(dense: Any, names: list[str], source: str | Path) -> None:
-    """Tie equal tensors of these names again; let the configuration part a table and its head.
-
-    Raises: BadFile where the model's class cannot have them apart.
-    """
+    """Tie equal tensors of these names again, or let the configuration part them. Raises: BadFile."""
     first, *others = (dense.get_parameter(name) for name in names)
     if all(torch.equal(first, other.to(first.dtype)) for other in others):
         for name in names[1:]:

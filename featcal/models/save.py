@@ -81,9 +81,8 @@ def shard_writer(
 ) -> Iterator[ShardWriter]:
     """Write a folder of shards: `with shard_writer(folder) as writer: writer.write(name, tensor)`.
 
-    The folder appears complete at the end, or not at all. `writer.folder` is the unfinished folder,
-    for config.json and the like. More bytes than `limit` make numbered shards and an index.
-    Raises: BadFile if the folder may not be replaced; DiskFull.
+    It appears complete at the end, or not at all; `writer.folder` is the unfinished one. More bytes
+    than `limit` make numbered shards. Raises: BadFile, DiskFull.
     """
     require_replaceable(Path(folder))
     with atomic_folder(folder, needed) as hidden:
@@ -117,8 +116,7 @@ def save_model(
 ) -> Path:
     """Write config.json and safetensors, and copy the other files of the folder `like`.
 
-    The folder appears complete or not at all. Tensors that share memory (tied embeddings) are
-    written once. Returns: the folder. Raises: DiskFull.
+    The folder appears complete or not at all; tensors that share memory are written once.
     """
     state = untied(module)
     needed = sum(tensor.nbytes for tensor in state.values())
@@ -157,9 +155,8 @@ def write_config(config: PretrainedConfig, architecture: str, folder: Path) -> N
 def copy_other_files(like: str | Path | None, folder: Path) -> None:
     """Copy all files of `like`, if given, but weights, its card and records of how it was made.
 
-    A sub-folder with weights is another form of the model (onnx/, checkpoint-500/) and is left
-    out, unless modules.json lists it as a part of the model, such as a dense layer after pooling.
-    Skips hidden files and links to folders. Raises: BadFile for an unreadable modules.json.
+    A sub-folder with weights is left out as another form of the model, unless modules.json lists
+    it. Skips hidden files and links to folders.
     """
     parts = modules_of(Path(like)) if like is not None else {}
     for path, folders, files in os.walk(like) if like is not None else ():

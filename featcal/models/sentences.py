@@ -1,5 +1,5 @@
-"""The folder of a SentenceTransformer besides its transformer: the prompt and the limit of its
-texts, and further modules, such as pooling or a dense layer.
+"""The folder of a SentenceTransformer besides its transformer: prompt, limit, pooling, dense
+layers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,9 +57,8 @@ def optional_json(file: Path) -> dict[str, Any]:
 
 
 def modules_of(folder: Path) -> dict[str, str]:
-    """Return the class names of a folder's modules by sub-folder, without the transformer.
-
-    Raises: BadFile for an unreadable modules.json.
+    """Return the class names of a folder's modules by sub-folder, without the transformer. Raises:
+    BadFile.
     """
     file = folder / MODULES
     if not file.is_file():
@@ -89,9 +88,8 @@ class Sentences:
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> "Sentences":
-        """Read modules.json of a SentenceTransformer; without one, use the mean over tokens.
-
-        Raises: BadFile for a module that is not supported.
+        """Read a SentenceTransformer's modules.json; without one, use the mean over tokens. Raises:
+        BadFile.
         """
         folder = Path(folder)
         modes: tuple[str, ...] = ("mean",)
@@ -125,8 +123,8 @@ class Sentences:
 
 
 def pool(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
-    """Pool features (n, tokens, d) over the tokens where mask (n, tokens) is 1; return
-    (n, d · number of modes).
+    """Pool features (n, tokens, d) over the tokens of a mask (n, tokens) to (n, d · number of
+    modes).
     """
     counted = mask[..., None].to(hidden.dtype)
     rows = torch.arange(len(hidden), device=hidden.device)

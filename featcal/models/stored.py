@@ -100,9 +100,7 @@ class Conversion:
     revert: Callable[[Mapping[str, Tensor]], list[Tensor]]
 
     def to_sources(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sources that make the tensors `made`, or `made` itself if transformers cannot
-        revert the conversion.
-        """
+        """Return the sources of the tensors `made`, or `made` itself if it cannot be reverted."""
         try:
             sources = dict(zip(self.sources, self.revert(made), strict=True))
             again = self.convert(sources.__getitem__)
@@ -116,8 +114,8 @@ class Conversion:
 def _matches(
     module: PreTrainedModel, checkpoint: LazyCheckpoint, state: dict[str, Tensor]
 ) -> Iterator[tuple[str, LazyTensor, str | Conversion]]:
-    """Yield every tensor of the checkpoint under the model's name for it, with its name there or
-    how it is made. Raises: BadFile.
+    """Yield every stored tensor under the model's name for it, with its name there or its
+    conversion.
     """
     transforms = get_model_conversion_mapping(module)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
@@ -242,8 +240,8 @@ class ModelFolder:
     def require_complete(self, heads: bool = False) -> None:
         """Raise WrongKeys or MissingTensor unless the files hold the model's tensors and no others.
 
-        A head that the model lacks is ignored, as transformers does. heads: the model's own head
-        may be missing.
+        A head that the model lacks is ignored, as by transformers; with `heads` its own may be
+        missing.
         """
         module, state, stored = self.module, self.module.state_dict(), self.stored
         misshapen = sorted(n for n, each in stored.items() if each.shape != tuple(state[n].shape))

@@ -18,7 +18,7 @@ from featcal.errors import MissingTensor, TensorsDiffer
 from featcal.models.blocks import replaced_forwards
 from featcal.models.checkpoint import check_tensor
 from featcal.models.load import require_one_family, require_same_configs
-from featcal.models.moe import unpacked
+from featcal.models.modules import unpacked
 from featcal.models.plan import part_of
 from featcal.models.stored import ModelFolder
 

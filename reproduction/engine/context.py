@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,14 +28,7 @@ from reproduction.experiments import (
     role_and_pool,
 )
 from reproduction.prepare.experts import HEADS
-from reproduction.prepare.suite import (
-    ChatRole,
-    LanguageRole,
-    Role,
-    SentenceRole,
-    Suite,
-    load_suite,
-)
+from reproduction.prepare.suite import ChatRole, LanguageRole, Role, SentenceRole, Suite, load_suite
 from reproduction.results import project_root, run_record
 
 if TYPE_CHECKING:
@@ -45,85 +38,34 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Paths of one suite below the project's root: weights in outputs/, small files in results/.
+class Context:
+    """Experiments in the chosen suite, and the paths of their files: weights in outputs/<suite>/,
+    small files in results/<suite>/.
 
-    pools:     tasks by role and pool. An expert lies in the smallest pool with its task, so that
-               none is made twice.
-    sentences: folders of the data of sentence encoders and of real images, by role.
-    aside:     replaces outputs/<suite>/ while a study makes models that it does not keep.
+    aside: replaces outputs/<suite>/ while a study makes models that it does not keep.
     """
 
     root: Path
-    suite: str
-    pools: Mapping[str, Mapping[Pool, tuple[str, ...]]]
-    sentences: Mapping[str, str] = field(default_factory=dict)
+    experiments: Experiments
+    suite: Suite
     aside: Path | None = None
 
     @property
     def outputs(self) -> Path:
-        return self.aside or self.root / "outputs" / self.suite
+        return self.aside or self.root / "outputs" / self.suite.name
 
     @property
     def results(self) -> Path:
-        return self.root / "results" / self.suite
+        return self.root / "results" / self.suite.name
 
     @property
     def pins(self) -> Path:
         """Return the file of hub names and the commits they were resolved to."""
-        return self.root / "suites" / f"{self.suite}.pins.json"
-
-    @property
-    def data(self) -> Path:
-        return self.outputs / "data"
-
-    @property
-    def texts(self) -> Path:
-        """Return the folder of the texts of language models."""
-        return self.outputs / "texts"
-
-    def data_of(self, role: str) -> Path:
-        """Return the folder that `load_task` reads: images, or texts for sentence encoders."""
-        return self.root / self.sentences[role] if role in self.sentences else self.data
-
-    def prepared(self, role: str, pool: Pool) -> Path:
-        return self.outputs / "prepared" / f"{role}-{pool}"
-
-    def base(self, role: str, pool: Pool) -> Path:
-        return self.prepared(role, pool) / "base"
-
-    def heads(self, role: str, pool: Pool) -> Path:
-        return self.prepared(role, pool) / HEADS
-
-    def expert(self, role: str, pool: Pool, task: str) -> Path:
-        return self.prepared(role, self.home(role, pool, task)) / "experts" / task
-
-    def home(self, role: str, pool: Pool, task: str) -> Pool:
-        """Return the smallest pool of a role that has a task of this pool."""
-        if isinstance(pool, str):
-            return pool
-        sizes = [size for size in self.pools[role] if isinstance(size, int) and size <= pool]
-        return min(size for size in sizes if task in self.pools[role][size])
-
-    def found(self, kind: str, key: str) -> Path:
-        """Return the folder of a role and pool: of its models or small files of one kind."""
-        return self.outputs / kind / key
-
-    def run(self, verb: str, key: str | None) -> Path:
-        return self.outputs / "run" / f"{verb}{'-' + key if key else ''}.json"
+        return self.root / "suites" / f"{self.suite.name}.pins.json"
 
     def unfinished(self, fingerprint: str) -> Path:
         """Return a folder for finished parts of an unfinished stage, which DVC does not remove."""
-        return self.root / ".featcal" / self.suite / fingerprint
-
-
-@dataclass(frozen=True)
-class Context:
-    """Experiments in the chosen suite, and the paths of their files."""
-
-    layout: Layout
-    experiments: Experiments
-    suite: Suite
+        return self.root / ".featcal" / self.suite.name / fingerprint
 
     @property
     def device(self) -> "torch.device":
@@ -160,8 +102,8 @@ class Context:
     @contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
         """Give a folder on the disk of the outputs, which is gone when the block ends."""
-        self.layout.outputs.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{name}-", dir=self.layout.outputs) as folder:
+        self.outputs.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{name}-", dir=self.outputs) as folder:
             yield Path(folder)
 
     @contextmanager
@@ -171,7 +113,8 @@ class Context:
         yield more
         more |= {"gpu": self.gpu} if self.gpu else {}
         seconds = {f"{verb}@{key}" if key else verb: time.perf_counter() - start}
-        write_json(self.layout.run(verb, key), run_record(seconds, **more))
+        name = f"{verb}-{key}" if key else verb
+        write_json(self.outputs / "run" / f"{name}.json", run_record(seconds, **more))
 
 
 @dataclass(frozen=True)
@@ -215,30 +158,50 @@ class Setup:
         return self.pool in TEXT_POOLS
 
     @property
+    def data(self) -> Path:
+        """Return the folder that `load_task` reads: images, or texts for sentence encoders."""
+        root, suite = self.context.root, self.context.suite
+        if self.role in suite.sentences.roles:
+            return root / suite.sentences.texts
+        if self.role in suite.photos.roles:
+            return root / "outputs" / suite.name / "photos"
+        return self.context.outputs / "data"
+
+    @property
     def texts(self) -> Path:
         """Return the folder of the texts of language models."""
-        layout = self.context.layout
-        own = layout.prepared(self.role, self.pool) / "texts"
-        return own if self.pool == CHAT_POOL else layout.texts
+        own = self.prepared if self.pool == CHAT_POOL else self.context.outputs
+        return own / "texts"
+
+    @property
+    def prepared(self) -> Path:
+        return self.context.outputs / "prepared" / self.key
 
     @property
     def base(self) -> Path:
-        return self.context.layout.base(self.role, self.pool)
+        return self.prepared / "base"
 
     @property
     def heads(self) -> Path:
-        return self.context.layout.heads(self.role, self.pool)
+        return self.prepared / HEADS
 
     @property
     def experts(self) -> dict[str, Path]:
         return {task: self.expert(task) for task in self.tasks}
 
     def expert(self, task: str) -> Path:
-        return self.context.layout.expert(self.role, self.pool, task)
+        home = self.context.outputs / "prepared" / f"{self.role}-{self.home(task)}"
+        return home / "experts" / task
+
+    def home(self, task: str) -> Pool:
+        """Return the smallest pool of the role that has the task, so that no expert is made twice."""
+        pools = self.context.suite.pools_of(self.role)
+        made = (pool for role, pool in self.context.experiments.prepared if role == self.role)
+        return min(pool for pool in made if task in pools.get(pool, ()))
 
     def folder(self, kind: str, *parts: str) -> Path:
         """Return a folder of its outputs of one kind, such as `merged`."""
-        found = self.made / kind if self.made else self.context.layout.found(kind, self.key)
+        found = self.made / kind if self.made else self.context.outputs / kind / self.key
         return found.joinpath(*parts)
 
     def merged(self, upstream: str) -> Path:
@@ -250,14 +213,12 @@ class Setup:
 
         return None if self.of_texts else load_file(self.heads).get("visual_projection")
 
-    def load(self, folder: Path | None, dtype: Any = None) -> Any:
+    def load(self, folder: Path, dtype: Any = None) -> Any:
         """Return the model of a folder on the suite's device."""
         from featcal.models.load import load_as_calibrated
 
-        assert folder is not None  # only each task's own expert has none
         more = {} if dtype is None else {"dtype": dtype}
-        model: Any = load_as_calibrated(folder, **more)
-        return model.to(self.context.device)
+        return load_as_calibrated(folder, **more).to(self.context.device)
 
     @property
     def words(self) -> dict[str, Any]:
@@ -266,8 +227,7 @@ class Setup:
 
     def moved(self, aside: Path) -> "Setup":
         """Return a copy whose outputs go to another folder."""
-        layout = replace(self.context.layout, aside=aside)
-        return replace(self, context=replace(self.context, layout=layout))
+        return replace(self, context=replace(self.context, aside=aside))
 
 
 def load_context(root: Path | None = None) -> Context:
@@ -288,13 +248,7 @@ def load_context(root: Path | None = None) -> Context:
             place = f"merge.{run.key}.{run.upstream}.{suite.name}"
             expected = f"is not among the pools of suites/{suite.name}.yaml; write `{suite.name}: null` to leave this merger out"
             require(run.pool in suite.pools_of(run.role), place, run.pool, expected)
-    pools: dict[str, dict[Pool, tuple[str, ...]]] = {role: {} for role in experiments.roles}
-    for role, pool in experiments.prepared:
-        if pool in suite.pools_of(role):
-            pools[role][pool] = suite.tasks_of(role, pool)
-    texts = dict.fromkeys(suite.sentences.roles, suite.sentences.texts)
-    texts |= dict.fromkeys(suite.photos.roles, f"outputs/{suite.name}/photos")
-    return Context(Layout(root, experiments.suite, pools, texts), experiments, suite)
+    return Context(root, experiments, suite)
 
 
 def load_setup(key: str) -> Setup:

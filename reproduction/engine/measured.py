@@ -36,7 +36,6 @@ def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[s
     """
     from reproduction.profiling import profiled
 
-    assert model.draw is not None and model.folder is not None
     batches = in_memory(setup, model.draw)
     first = {t: [{n: value[:1] for n, value in own[0].items()}] for t, own in batches.items()}
     with TemporaryDirectory(dir=model.folder.parent) as folder:
@@ -66,22 +65,18 @@ def in_memory(setup: Setup, draw: Draw) -> Batches:
 def make(setup: Setup, model: ModelSpec, batches: Batches, audit: Iterable[int] = ()) -> None:
     """Write a calibrated model or adapters."""
     import featcal
+    from featcal.baselines.adapters import Adapters
     from featcal.baselines.training import adapters_for
 
-    assert model.folder is not None
     merged, device, out = setup.merged(model.upstream), setup.context.device, model.folder
     if not model.corrects:
         given: dict[str, Any] = {"settings": model.settings, "device": device, "out": out}
         given |= {"base": setup.base, "experts": setup.experts, "batches": batches}
         featcal.calibrate(merged, **given, resume=False)
         return
-    kept = {step: partial(_save, step_folder(out, step)) for step in audit}
     start = (model.settings, merged, setup.experts, batches, setup.projection())
+    kept = {step: partial(Adapters.save, folder=step_folder(out, step)) for step in audit}
     adapters_for(*start, model.seed, device, None, kept).save(out)
-
-
-def _save(folder: Path, adapters: Any) -> None:
-    adapters.save(folder)
 
 
 def give_back_freed_memory() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from reproduction.engine.context import Setup
@@ -16,21 +16,11 @@ if TYPE_CHECKING:  # a stage's own process only names these; its workers load to
 Batch: TypeAlias = "dict[str, Tensor]"
 
 
-class Samples(Protocol):
-    """Images or texts, which become tensors when a batch of them is asked for."""
-
-    def __len__(self) -> int: ...
-    def batches(
-        self, indices: "Sequence[int] | np.ndarray[Any, Any] | None", size: int
-    ) -> Iterator[Batch]: ...
-    def take(self, indices: "Sequence[int] | np.ndarray[Any, Any]") -> "Samples": ...
-
-
 @dataclass(frozen=True)
 class Numbered:
-    """Samples by their position in an order."""
+    """Samples by their position in an order, (n,)."""
 
-    samples: Samples
+    samples: Any
     order: "np.ndarray[Any, np.dtype[np.int64]]"
 
     def __len__(self) -> int:
@@ -41,43 +31,34 @@ class Numbered:
 
 
 @dataclass(frozen=True)
-class Shuffled:
-    """A whole split in batches; every iteration continues the generator, so orders differ."""
+class Stream:
+    """Images or texts in batches, which become tensors when a batch of them is asked for.
 
-    samples: Samples
+    shuffle: every iteration continues this generator, so orders differ. Default: as they are.
+    """
+
+    samples: Any
     size: int
-    order: "np.random.Generator"
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.samples.batches(self.order.permutation(len(self.samples)), self.size)
+    shuffle: "np.random.Generator | None" = None
 
     def by_number(self) -> Numbered:
         """Return all samples in the order of the next iteration."""
-        return Numbered(self.samples, self.order.permutation(len(self.samples)))
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A fixed draw in batches, the same in every iteration, made batch by batch."""
-
-    samples: Samples
-    size: int
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.samples.batches(None, self.size)
-
-    def by_number(self) -> Numbered:
-        """Return all samples in the order of an iteration."""
         import numpy as np
 
-        return Numbered(self.samples, np.arange(len(self.samples)))
+        count = len(self.samples)
+        order = self.shuffle.permutation(count) if self.shuffle else np.arange(count)
+        return Numbered(self.samples, order)
+
+    def __iter__(self) -> Iterator[Batch]:
+        found: Iterator[Batch] = self.samples.batches(self.by_number().order, self.size)
+        return found
 
 
 def load_split(setup: Setup, task: str, split: str) -> Any:
     """Return all samples of a split of an encoder's task."""
     from reproduction.prepare.sources import load_task
 
-    return load_task(setup.context.layout.data_of(setup.role), task, split, setup.base)
+    return load_task(setup.data, task, split, setup.base)
 
 
 def streams(
@@ -105,9 +86,9 @@ def stream(
     samples = damaged(samples, task, damage, draw.seed) if damage else samples
     if draw.samples is None:
         order = np.random.default_rng([draw.seed, crc32(task.encode()), crc32(b"stream")])
-        return Shuffled(samples, draw.batch, order)
+        return Stream(samples, draw.batch, order)
     drawn = draw_indices(task, len(samples.labels), draw.samples, draw.seed)
-    return Drawn(samples.take(drawn), draw.batch)
+    return Stream(samples.take(drawn), draw.batch)
 
 
 def damaged(samples: Any, task: str, damage: str, seed: int) -> Any:

@@ -19,7 +19,7 @@ from reproduction.results import CURVES, GREEDY, SCORES, SEEN, packed, write_row
 # Samples at a time, on which scores do not depend. On a CPU so few that a block's output stays in
 # its cache: a sentence encoder then takes two thirds of the time that it takes with 250.
 BATCH, CACHED, TEXTS = 250, 64, 64
-Row = dict[str, Any]
+Row = dict[str, Any]  # of a results file
 Counts = dict[str, Row]  # by task: value, count, correct (packed); metric unless accuracy
 
 
@@ -69,7 +69,7 @@ def evaluate_model(
 
     selection = selection or Selection()
     shared = setup.load(model.folder) if model.folder else None
-    adapters = {other.name: Adapters.load(_folder(other)) for other in corrected}
+    adapters = {other.name: Adapters.load(other.folder) for other in corrected}
 
     def own(task: str) -> Any:
         return shared or setup.load(setup.expert(task))
@@ -81,11 +81,6 @@ def evaluate_model(
     return answers(
         setup, lambda task: {model.name: own(task)}, partial(selection.read, setup), applied
     )
-
-
-def _folder(model: ModelSpec) -> Any:
-    assert model.folder is not None  # only each task's own expert has none
-    return model.folder
 
 
 def answers(
@@ -158,7 +153,7 @@ def generated(
     if setup.pool == DOMAIN_POOL:
         tests, model = load_tests(texts, setup.context.suite.language, split), model_of("")
         for name, change in changes.items():
-            own = change and partial(_in_domain, change)
+            own = change and (lambda module, test, change=change: change(module, DOMAINS[test]))
             scores = score_tests(model, tokenizer, tests, TEXTS, own)
             found[name] = {test: _counted("accuracy", *one) for test, one in scores.items()}
         return found
@@ -203,10 +198,6 @@ def _counted(metric: str, value: float, count: int, right: list[bool] | None) ->
     return {"metric": metric, "value": value, "count": count, "correct": packed(right)}
 
 
-def _in_domain(change: Any, module: Any, test: str) -> Any:
-    return change(module, DOMAINS[test])
-
-
 REFERENCES = ("base", "expert", "multitask", "merged")  # methods that FeatCal is compared with
 POINTS = 20  # of a loss curve
 
@@ -218,10 +209,7 @@ def run(key: str) -> None:
     setup = load_setup(key)
     context, models = setup.context, list[ModelSpec]()
     played = setup.plays
-    with (
-        context.recorded("evaluate", key),
-        atomic_folder(context.layout.found("scores", key)) as out,
-    ):
+    with context.recorded("evaluate", key), atomic_folder(setup.folder("scores")) as out:
         if played:
             models = specs(setup)
         scores = score(f"evaluate {key}", setup, models) if played else {}
@@ -242,12 +230,11 @@ def _curves(setup: Setup, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any
     """
     for model in models:
         loss, words = None, model.words
-        assert model.folder is not None or model.method == "expert"
-        if model.method == "merged" and model.folder is not None:
+        if model.method == "merged":
             record = model.folder / "merge.json"
             loss = read_json(record).get("loss") if record.is_file() else None
             words["seed"] = model.draw.seed if model.draw else ""
-        elif model.corrects and model.folder is not None:
+        elif model.corrects:
             by_task = read_json(model.folder / "adapters.json")["loss"].values()
             loss = [sum(losses) / len(losses) for losses in zip(*by_task, strict=True)]
         if isinstance(loss, list) and loss:  # mergers without steps record something else, or none

@@ -25,13 +25,13 @@ class ModelSpec:
     """
 
     name: str
-    folder: Path | None
+    folder: Any  # Path, or None
     method: str
     upstream: str = ""
     setting: str = ""
     seed: int | str = ""
     settings: Any = None
-    draw: Draw | None = None
+    draw: Any = None  # Draw, or None
     reading: Reading | None = None
     damage: str = ""
     corrects: str = ""

@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featcal.files import atomic_folder, write_json
-from reproduction.engine.adapt import adapt_all
-from reproduction.engine.calibrate import calibrate_all
 from reproduction.engine.context import Setup, load_context, pick
-from reproduction.engine.merge import merge_all
+from reproduction.engine.make import make
 from reproduction.engine.score import Row, score
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.workers import console
@@ -17,7 +15,7 @@ from reproduction.results import write_rows, write_scores
 
 
 @dataclass(frozen=True)
-class Found:
+class StudyResult:
     """The results of a study.
 
     scores: rows of models.   tables: rows of other tables, by their names.
@@ -37,15 +35,14 @@ def run_study(name: str, key: str) -> None:
     <name>.settings.json; no rows where the suite does not run the study.
     """
     context, kind = load_context(), studies()[name]
-    study, found, facts = pick(name, context.experiments.studies[name], key), Found(), {}
-    out = context.layout.found(name, key)
-    with context.recorded(name, key) as record, atomic_folder(out) as folder:
-        setup = Setup(context, *role_and_pool(key))
+    study, found, facts = pick(name, context.experiments.studies[name], key), StudyResult(), {}
+    setup = Setup(context, *role_and_pool(key))
+    with context.recorded(name, key) as record, atomic_folder(setup.folder(name)) as folder:
         if study is None or not (setup.plays if kind.from_prepared else setup.known):
             console.print(f"{name} {key}: not run in suite {context.suite.name}")
         else:
             with context.scratch(name) as models:
-                found = study.found(setup, models)
+                found = study.run(setup, models)
             facts = {"study": study.model_dump(), **found.facts}
         record |= found.record
         if kind.scores:
@@ -57,14 +54,7 @@ def run_study(name: str, key: str) -> None:
         kind.finish(folder, found)
 
 
-def make(label: str, setup: Setup, models: Sequence[ModelSpec]) -> None:
-    """Make merged models, then what is calibrated from them, then adapters."""
-    merge_all(label, setup, models)
-    calibrate_all(label, setup, models)
-    adapt_all(label, setup, models)
-
-
-def made_and_scored(
+def make_and_score(
     setup: Setup,
     label: str,
     models: Sequence[ModelSpec],

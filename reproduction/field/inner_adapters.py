@@ -43,10 +43,9 @@ from featcal.models.batch import (
     token_mean,
 )
 from featcal.models.blocks import first_inputs, output_hooks, residual_streams, step
-from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode
 from featcal.models.modules import solved_modules
-from featcal.models.plan import Stack, blocks_of
+from featcal.models.plan import Stack, blocks_of, plan_for
 from featcal.settings import require
 from reproduction.field.settings import IntervMerge, SurgeryV2
 

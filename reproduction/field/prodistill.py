@@ -33,9 +33,8 @@ from featcal.merging.registry import NamedTensors
 from featcal.models.batch import Model
 from featcal.models.batch import TaskBatches as Batches
 from featcal.models.blocks import step
-from featcal.models.families import plan_for
-from featcal.models.plan import Stack, blocks_of
-from reproduction.field.models import Models
+from featcal.models.plan import Stack, blocks_of, plan_for
+from reproduction.field.svc import Models
 
 
 def prodistill(

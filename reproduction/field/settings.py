@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from featcal.baselines.surgery import Surgery
+from featcal.baselines.corrections import Surgery
 from featcal.baselines.training import Training
 
 # SVC's smallest coefficient: FusionBench's config/method/singular_value_calibration, by merger

@@ -6,19 +6,38 @@ are equal, so the directions that SVC weighs are arbitrary and its result is not
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from featcal.merging.merge import Form
 from featcal.merging.registry import NamedTensors
-from featcal.merging.sources import is_vocabulary
+from featcal.merging.sources import Tensors, is_vocabulary, require_alike, source
 from featcal.merging.tensors import conv1d_names, task_vectors
 from featcal.models.batch import Model
-from reproduction.field.models import Models
 from reproduction.field.settings import SVC_LEAST
 
 TINY = 1e-12  # FusionBench's least squared length of an expert's response
+
+
+@dataclass(frozen=True)
+class Models:
+    """A merged model, its base and experts, read tensor by tensor.   form: what a result is like."""
+
+    merged: Tensors
+    base: Tensors
+    experts: dict[str, Tensors]  # by task, sorted
+    form: Form
+
+    @classmethod
+    def opened(cls, merged: Model, base: Model, experts: Mapping[str, Model]) -> "Models":
+        """Open modules or checkpoint folders. Raises: MissingTensor, TensorsDiffer."""
+        form, ours = Form.of(base, experts), source(merged, "merged").tensors
+        theirs = {t: source(experts[t], f"expert {t!r}").tensors for t in sorted(experts)}
+        require_alike(form.source.tensors, {**theirs, "merged": ours})
+        return cls(ours, form.source.tensors, theirs, form)
 
 
 def svc_matrix(tau: Tensor, vectors: Sequence[Tensor], least: float = SVC_LEAST) -> Tensor:

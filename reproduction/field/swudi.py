@@ -8,7 +8,7 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from featcal.merging.methods.wudi import Interference
+from featcal.merging.methods.matrices import Interference
 from featcal.merging.registry import MergeJob, NamedTensors, method
 from featcal.merging.sources import VOCABULARY
 from featcal.merging.tensors import average_tensor, conv1d_names, matrix_names, stacked_vectors

@@ -110,6 +110,5 @@ def make(
 
 def encoder(setup: Setup, model: ModelSpec, task: str) -> Linearised:
     """Return the linearised tower of a task, from the folders that `make` wrote."""
-    assert model.folder is not None
     folder = model.folder / task if model.method == "expert" else model.folder
     return Linearised(load_vision(setup.base), load_vision(folder)).to(setup.context.device)

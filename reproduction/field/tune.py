@@ -18,51 +18,36 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Literal
 from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity
 
-from featcal.calibration.block import (
-    Student,
-    add_task_systems,
-    solve_systems,
-    student_blocks,
-)
+from featcal.calibration.block import Student, add_task_systems, solve_systems, student_blocks
 from featcal.calibration.calibrate import budgets
 from featcal.calibration.choose import Scores, kl_and_top1
-from featcal.calibration.features import (
-    Spool,
-    StudentTeacherFeatures,
-    advance_student,
-)
+from featcal.calibration.features import Spool, StudentTeacherFeatures, advance_student
 from featcal.calibration.models import Models, encoder_outputs, features_by_task, open_models
 from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.core.ridge import RidgeSystem, anchor
 from featcal.errors import NotFinite, SingularGram
-from featcal.evaluation.accuracy import unit_length
 from featcal.models.batch import (
-    Batches,
     Head,
     Model,
     TaskBatches,
     naming,
     output_embeddings,
     rows_before_head,
+    unit_length,
 )
-from featcal.models.load import evaluation_mode, load_as_calibrated
+from featcal.models.load import evaluation_mode
 from featcal.models.modules import side_by_side
 from featcal.models.plan import BlockPlan
 from featcal.models.streamed import in_turn
 from featcal.settings import OFF, Calibration
-
-Origin = Literal["start", "path", "search"]
 
 # First, last and step. log₁₀ λ goes from where a Cholesky factor still exists in float64 to where
 # the anchor alone is left; log₂(1 + ρ) from the base (0) to fifteen times the merged change (4),
@@ -78,55 +63,23 @@ ATTEMPTS = 20  # to propose settings that were not tried
 LOWEST, HIGHEST, STEP = LOG_RIDGE
 RIDGES = tuple(10 ** (LOWEST + STEP * n) for n in range(round((HIGHEST - LOWEST) / STEP) + 1))
 Gains = dict[str, Tensor]  # by site, for every λ of RIDGES
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Settings to try. origin: the start, the λ of the regularisation path, or the sampler."""
-
-    number: int
-    origin: Origin
-    settings: Calibration
-
-
-@dataclass(frozen=True)
-class Candidate(Proposal):
-    """Settings that were tried. divergence: by task, from the expert on the held-out samples;
-    smaller is better.
-    """
-
-    divergence: Mapping[str, float]
-
-    @property
-    def mean(self) -> float:
-        """Return the mean over tasks."""
-        return sum(self.divergence.values()) / len(self.divergence)
+Trial = tuple[Calibration, float]  # settings and their divergence
 
 
 def proposal(
-    seed: int, number: int, start: Calibration, path_ridge: float, known: list[Candidate]
-) -> Proposal:
-    """Return one trial: the start, then λ of the regularisation path, then the sampler's.
-
-    start: settings other than λ, ρ and α stay as there.   known: all earlier trials.
-    """
-    if number == 0:
-        return Proposal(0, "start", start)
-    if number == 1:
-        settings = rounded(start, path_ridge, start.anchor_blend, start.interpolation)
-        return Proposal(1, "path", settings)
-    tried = {one.settings for one in known}
-    return Proposal(number, "search", sampled(seed, number, start, known, tried))
-
-
-def sampled(
-    seed: int, number: int, start: Calibration, known: list[Candidate], tried: set[Calibration]
+    seed: int, number: int, start: Calibration, path_ridge: float, trials: Sequence[Trial]
 ) -> Calibration:
-    """Return one proposal of the sampler (TPE; Bergstra et al., 2011): random in early trials, then
-    where trials were good.
+    """Return the settings of one trial: the start, then λ of the regularisation path, then the
+    sampler's (TPE; Bergstra et al., 2011): random in early trials, then where trials were good.
+
+    start: settings other than λ, ρ and α stay as there.   trials: all earlier ones.
     """
     import optuna
 
+    if number == 0:
+        return start
+    if number == 1:
+        return rounded(start, path_ridge, start.anchor_blend, start.interpolation)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = {
         name: optuna.distributions.FloatDistribution(low, high, step=step)
@@ -137,15 +90,13 @@ def sampled(
         draw = np.random.SeedSequence([seed, number, attempt, crc32(b"tune")]).generate_state(1)[0]
         sampler = optuna.samplers.TPESampler(seed=int(draw), n_startup_trials=RANDOM_TRIALS)
         study = optuna.create_study(sampler=sampler)
-        for one in known:
-            trial = optuna.trial.create_trial(
-                params=grid_point(one.settings), distributions=space, value=one.mean
-            )
-            study.add_trial(trial)
+        for tried, divergence in trials:
+            point = {"params": grid_point(tried), "distributions": space, "value": divergence}
+            study.add_trial(optuna.trial.create_trial(**point))
         params = study.ask(space).params
         log_ridge, log_blend, interpolation = (params[name] for name in GRIDS)
         settings = rounded(start, 10**log_ridge, 2**log_blend - 1, interpolation)
-        if settings not in tried:
+        if settings not in [tried for tried, _ in trials]:
             break
     return settings
 
@@ -172,76 +123,36 @@ def grid_point(settings: Calibration) -> dict[str, float]:
     }
 
 
-def distances(
+def distance(
     model: nn.Module,
-    experts: Mapping[str, Model],
+    experts: Mapping[str, nn.Module],
     held_out: TaskBatches,
-    head: Head = None,
-    heads: Mapping[str, Tensor] | None = None,
-) -> dict[str, float]:
-    """Return the divergence of one model from every expert, by task; one expert given as a folder
-    is in memory at a time.
-
-    Experts answer again for every model: keeping all scores over a vocabulary would take gigabytes.
-    """
-    weight = next(model.parameters())
-    divergence = {}
-    for task in sorted(experts):
-        expert = experts[task]
-        if not isinstance(expert, nn.Module):
-            loaded: nn.Module = load_as_calibrated(expert, weight.dtype)
-            expert = loaded.to(weight.device)
-        own = heads[task] if heads else None
-        divergence[task] = task_divergence(task, model, expert, held_out[task], head, own)
-    return divergence
-
-
-def task_divergence(
-    task: str,
-    model: nn.Module,
-    expert: nn.Module,
-    batches: Batches,
-    head: Head = None,
-    scores: Tensor | None = None,
+    head: Head,
+    heads: Mapping[str, Tensor] | None,
 ) -> float:
-    """Return the mean divergence over the rows of one task.
+    """Return the divergence of a model from its experts, the mean over tasks.
 
-    head:   for CLIP, the weight (p, h) of visual_projection or a function.
-    scores: for images, H_t (K, p): the logit scale times the unit vectors of the classes.
-    Raises: NotFinite for a model whose outputs are NaN; BadBatches.
+    head: for CLIP, the weight (p, h) of visual_projection.   heads: for encoders by task, the logit
+    scale times the unit vectors of the classes, (K, p).   Raises: NotFinite; BadBatches.
     """
-    total = torch.zeros((), dtype=SUM_DTYPE)
-    count = 0
-    model, expert = comparable(model, expert)
-    with evaluation_mode([model, expert]):
-        for number, batch in enumerate(batches):
-            with naming(task, number):
-                ours, theirs = (rows_before_head(one, batch, head)[0] for one in (model, expert))
-            theirs = theirs.to(ours.device)
-            language_heads = [output_embeddings(one) for one in (model, expert)]
-            if scores is not None:
-                both = (Scores(unit_length(wide(x)) @ scores.T) for x in (ours, theirs))
-                rows, _ = kl_and_top1(*both)
-            elif language_heads[0] is not None:
-                rows, _ = kl_and_top1(*map(Scores, (ours, theirs), language_heads))
-            else:
-                rows = 1 - cosine_similarity(wide(ours), wide(theirs), dim=-1)  # (rows,)
-            total += rows.sum(dtype=SUM_DTYPE).cpu()
-            count += len(rows)
-    if not torch.isfinite(total):
-        raise NotFinite(f"model, task {task}", "its answers")
-    return float(total) / count
-
-
-def comparable(model: nn.Module, expert: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Return both models, or their towers where the heads have different classes or vocabularies,
-    or one has none.
-    """
-    types = {type(one) for one in (model, expert)}
-    sizes = {getattr(output_embeddings(one), "out_features", None) for one in (model, expert)}
-    if len(types) == len(sizes) == 1 and not type(expert).__name__.endswith("Classification"):
-        return model, expert
-    return getattr(model, "base_model", model), getattr(expert, "base_model", expert)
+    means = []
+    for task, expert in sorted(experts.items()):
+        total, count = torch.zeros((), dtype=SUM_DTYPE), 0
+        with evaluation_mode([model, expert]):
+            for number, batch in enumerate(held_out[task]):
+                with naming(task, number):
+                    both = [rows_before_head(one, batch, head)[0] for one in (model, expert)]
+                if heads:
+                    scores = (Scores(unit_length(wide(x)) @ heads[task].T) for x in both)
+                else:
+                    scores = map(Scores, both, map(output_embeddings, (model, expert)))
+                rows, _ = kl_and_top1(*scores)
+                total += rows.sum(dtype=SUM_DTYPE).cpu()
+                count += len(rows)
+        if not torch.isfinite(total):
+            raise NotFinite(f"model, task {task}", "its answers")
+        means.append(float(total) / count)
+    return sum(means) / len(means)
 
 
 def ridge_of(gains: Gains) -> float:
@@ -316,8 +227,8 @@ def block_gains(
             for module in (block, base)
         )
         label = f"{spec.name}.{'+'.join(site)}"
-        path_of_site = ridge_path(system, anchor(W, W_base, spec.settings.anchor_blend), site=label)
-        gains[label] = path_of_site.gains(others.sites[site][0], RIDGES)
+        A = anchor(W, W_base, spec.settings.anchor_blend)
+        gains[label] = site_gains(system, A, others.sites[site][0], label)
     solve_systems(ours, block, base, spec, Ranks())
     for task in models.experts:
         advance_student(block, spec.stack, kept[task])
@@ -325,57 +236,26 @@ def block_gains(
     return gains
 
 
-@dataclass(frozen=True)
-class RidgePath:
-    """One linear's weight at every λ."""
+def site_gains(system: RidgeSystem, A: Tensor, held_out: RidgeSystem, site: str) -> Tensor:
+    """Return how much closer to the experts W(λ) is than the anchor on held-out samples, for every
+    λ of RIDGES, (n,) float64.
 
-    values: Tensor  # (d,)  S, ascending, none below 0
-    vectors: Tensor  # (d, d)  U
-    step: Tensor  # (d, o)  Uᵀ (Σ ω C Wᵀ − Σ ωG Aᵀ)
-    anchor: Tensor  # (o, d)  A
+    With J(W) = Σ ω/n ‖W X_cal − W_exp X_tgt‖², the data term of Eq. 12, the gain is J(A) − J(W(λ)).
+    For f = 1/(S + λ), B = Uᵀ (Σ ω C Wᵀ − Σ ωG Aᵀ), and the held-out samples' left side L and right
+    side r of the step in the basis U, it is 2 Σ_j f_j (B rᵀ)_jj − fᵀ (L ∘ B Bᵀ) f.
 
-    def weight(self, ridge: float) -> Tensor:
-        """Return W(λ), (o, d), the weight that `solve_ridge` gives."""
-        step = self.vectors @ (self.step / (self.values + ridge)[:, None])  # (d, o)
-        return (self.anchor + step.T).contiguous()
-
-    def gains(self, held_out: RidgeSystem, ridges: Sequence[float]) -> Tensor:
-        """Return how much closer to the experts W(λ) is than the anchor on held-out samples.
-
-        With J(W) = Σ ω/n ‖W X_cal − W_exp X_tgt‖², the data term of Eq. 12, the gain is
-        J(A) − J(W(λ)). For f = 1/(S + λ), B = `step`, and the held-out samples' left side L and
-        right side r of the step in the basis U, it is 2 Σ_j f_j (B rᵀ)_jj − fᵀ (L ∘ B Bᵀ) f.
-
-        Args:
-            held_out: system of the held-out samples, left unchanged.
-            ridges: n values of λ.
-
-        Returns:
-            The gains (n,), float64.
-        """
-        right = self.vectors.T @ (held_out.right - held_out.left @ self.anchor.T)  # (d, o)  r
-        left = self.vectors.T @ held_out.left @ self.vectors  # (d, d)  L
-        # (d,), (d, d)
-        linear, square = ((self.step * right).sum(1), left * (self.step @ self.step.T))
-        lam = torch.tensor(ridges, dtype=SUM_DTYPE, device=self.values.device)[:, None]  # (n, 1)
-        f = 1 / (self.values + lam)  # (n, d)
-        return 2 * f @ linear - ((f @ square) * f).sum(1)
-
-
-def ridge_path(system: RidgeSystem, A: Tensor, *, site: str = "linear") -> RidgePath:
-    """Return the path of a system.
-
-    Args:
-        system: summed over tasks, left unchanged.
-        A: anchor (o, d), Eq. 11.
-        site: its name in the error.
-
-    Raises:
-        SingularGram: the left side holds NaN or infinity, so it has no eigenvalues.
+    system, held_out: summed over tasks, left unchanged.   A: anchor (o, d), Eq. 11.
+    Raises: SingularGram for a left side with NaN or infinity, which has no eigenvalues.
     """
     A = A.to(SUM_DTYPE)
     if not torch.isfinite(system.left).all():
         raise SingularGram(site, 0.0, len(system.left))
     values, vectors = torch.linalg.eigh(system.left)
-    step = vectors.T @ (system.right - system.left @ A.T)
-    return RidgePath(values.clamp_min(0), vectors, step, A)  # below 0 only by rounding
+    values = values.clamp_min(0)  # below 0 only by rounding
+    step = vectors.T @ (system.right - system.left @ A.T)  # (d, o)  B
+    right = vectors.T @ (held_out.right - held_out.left @ A.T)  # (d, o)  r
+    left = vectors.T @ held_out.left @ vectors  # (d, d)  L
+    linear, square = (step * right).sum(1), left * (step @ step.T)  # (d,), (d, d)
+    lam = torch.tensor(RIDGES, dtype=SUM_DTYPE, device=values.device)[:, None]  # (n, 1)
+    f = 1 / (values + lam)  # (n, d)
+    return 2 * f @ linear - ((f @ square) * f).sum(1)

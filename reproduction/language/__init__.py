@@ -1,1 +1,0 @@
-"""What language models answer, and whether it is right."""

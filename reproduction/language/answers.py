@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-Row = Mapping[str, Any]
+TestRow = Mapping[str, Any]
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 LETTER = re.compile(r"\b[A-Z]\b")
 WORD = re.compile(r"[a-z]+", re.IGNORECASE)
@@ -39,7 +39,7 @@ def first_line(answer: str) -> str:
     return answer.split("\n", 1)[0]
 
 
-def arithmetic(row: Row, answer: str) -> bool:
+def arithmetic(row: TestRow, answer: str) -> bool:
     """Return whether the last numbers of answer and target are equal."""
     found, wanted = last_number(first_line(answer)), last_number(row["target"])
     return found is not None and found == wanted
@@ -53,18 +53,18 @@ def last_number(text: str) -> float | None:
     return float(numbers[-1]) if numbers else None
 
 
-def letter(row: Row, answer: str) -> bool:
+def letter(row: TestRow, answer: str) -> bool:
     """Return whether the last single capitals of answer and target are equal."""
     found, wanted = LETTER.findall(first_line(answer)), LETTER.findall(row["target"])
     return bool(found) and found[-1:] == wanted[-1:]
 
 
-def program(row: Row, answer: str) -> bool:
+def program(row: TestRow, answer: str) -> bool:
     """Return whether the row's header, continued by the answer, passes the row's tests."""
     return passes(row["header"] + first_line(answer) + "\n", row["tests"])
 
 
-def instructions(row: Row, answer: str) -> bool:
+def instructions(row: TestRow, answer: str) -> bool:
     """Return whether an answer fulfils every check in the row's JSON list `instructions`.
 
     Each check names its kind: words (all words, in order), joined (by what), wrapped (left and
@@ -97,7 +97,7 @@ def instructions(row: Row, answer: str) -> bool:
     return bool(checks) and all(fulfilled(check) for check in checks)
 
 
-CHECKS: dict[str, Callable[[Row, str], bool]] = {
+CHECKS: dict[str, Callable[[TestRow, str], bool]] = {
     "arithmetic": arithmetic, "letter": letter, "instructions": instructions, "program": program,
 }  # fmt: skip
 NEEDED = {

@@ -111,13 +111,7 @@ def number(text: str) -> float:
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     """Return Spearman's correlation, or 0.0 where one side is constant and scipy returns nan."""
-    # ranks 1…n have the mean (n + 1) / 2
-    x, y = (ranks(side) - (len(side) + 1) / 2 for side in (a, b))
-    length = np.sqrt((x @ x) * (y @ y))
-    return float(x @ y / length) if length else 0.0
+    from scipy.stats import spearmanr
 
-
-def ranks(values: Sequence[float]) -> np.ndarray:
-    """Return ranks from 1; equal values share the mean of theirs."""
-    _, place, count = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[place]
+    constant = len(set(a)) == 1 or len(set(b)) == 1
+    return 0.0 if constant else float(spearmanr(a, b).statistic)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from featcal.errors import BadData, BadEnvironment, UnknownKey
 from featcal.models.load import quiet_transformers
-from reproduction.language.answers import CHECKS, NEEDED, Row
+from reproduction.language.answers import CHECKS, NEEDED, TestRow
 from reproduction.language.generation import Change
 
 INSTALL = "install the extra: pip install -c constraints.txt -e '.[language]'"
@@ -68,7 +68,7 @@ def score_tests(
     return found
 
 
-def local_test(key: str, rows: Sequence[Row], check: str, new_tokens: int) -> Loaded:
+def local_test(key: str, rows: Sequence[TestRow], check: str, new_tokens: int) -> Loaded:
     """Return one test on rows of our own: prompt in, one line out, judged by a check of answers.
 
     new_tokens: after which an answer is cut; it ends at its first line break or end token.

@@ -46,8 +46,8 @@ def load_tests(texts: Path, language: Language, split: str = "test") -> Mapping[
     Raises: BadEnvironment with everything that is lacking; whatever opening the rows raises.
     """
     if language.texts is None or language.texts.source != "mini":
-        told = read_text_sources(texts)
-        revisions = {key: told[key].revision or "" for key in language.tests if key in told}
+        sources = read_text_sources(texts)
+        revisions = {key: sources[key].revision or "" for key in language.tests if key in sources}
         return load_public(language.tests, revisions)
     from reproduction.mini.language.domains import TESTS
 

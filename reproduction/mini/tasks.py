@@ -26,7 +26,7 @@ from reproduction.mini.things import (
     traffic_sign,
 )
 
-Draw = Callable[[int, np.random.Generator, str], np.ndarray]
+DrawPicture = Callable[[int, np.random.Generator, str], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class MiniTask:
 
     key: str
     paper_name: str
-    draw: Draw
+    draw: DrawPicture
     classes: tuple[str, ...]
     word: str
     description: str
@@ -59,7 +59,7 @@ def _words(*lists: str) -> tuple[str, ...]:
     return tuple(" ".join(words) for words in product(*(one.split() for one in lists)))
 
 
-def _same_in_every_split(draw: Callable[[int, np.random.Generator], np.ndarray]) -> Draw:
+def _same_in_every_split(draw: Callable[[int, np.random.Generator], np.ndarray]) -> DrawPicture:
     return lambda label, rng, split: draw(label, rng)
 
 

@@ -7,10 +7,11 @@ on from its state file and ends in the same bytes as an undisturbed one.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -106,19 +107,20 @@ def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
     return x
 
 
-class Training(Protocol):
-    """A base in training.   recipe: its steps, and after how many a state is saved.   done: steps
-    so far.
+class Training(ABC):
+    """A base in training.   recipe: seed, steps, and after how many a state is saved.   done: steps
+    so far.   blocks: first parts of the names of parameters inside blocks.
     """
 
-    recipe: Any
-    model: Any
-    optimiser: Optimiser
-    done: int
+    def __init__(self, recipe: Any, model: Any, blocks: str | tuple[str, ...]):
+        self.recipe, self.model, self.done = recipe, model.train(), 0
+        self.optimiser = Optimiser(model, blocks)
 
+    @abstractmethod
     def step(self) -> float:
         """Compute the gradients of one batch, and return its loss."""
 
+    @abstractmethod
     def write(self, role: str, out: Path) -> None:
         """Write the base of a role."""
 
@@ -128,7 +130,7 @@ class Training(Protocol):
 
 
 def run_to_end(
-    begin: Callable[[Any], Training], recipe: Any, role: str, out: Path, folder: Path
+    begin: Callable[[Any], Training], recipe: Any, role: str, out: Path, folder: Path = STATE
 ) -> None:
     """Run all steps after those of <folder>/<role>/state.safetensors, if it is of this recipe, then
     write the base to `out`.
@@ -149,10 +151,8 @@ def run_to_end(
             if run.done % recipe.every == 0 or run.done == recipe.steps:
                 save_state(state, run.model, run.optimiser, repr(recipe), run.done)
                 seconds = (perf_counter() - started) / (run.done - first)
-                line = (
-                    f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step {run.progress()}"
-                )
-                print(line.rstrip(), flush=True)
+                line = f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step"
+                print(f"{line} {run.progress()}".rstrip(), flush=True)
         run.write(role, out)
         state.unlink(missing_ok=True)
     finally:

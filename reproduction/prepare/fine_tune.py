@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from featcal.data.images import ImageSet
 from featcal.data.texts import Sample, input_of, reader_for
 from featcal.errors import BadData, BadSetting, Diverged
-from featcal.evaluation.accuracy import unit_length
 from featcal.files import atomic_folder
-from featcal.models.batch import token_mean
+from featcal.models.batch import token_mean, unit_length
 from featcal.models.load import load_model, other_class, torch_device
 from featcal.models.lora import WEIGHTS, dense_model, peft_package
 from reproduction.prepare.sources import SentenceSet

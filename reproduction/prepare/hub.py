@@ -22,7 +22,7 @@ import huggingface_hub
 from huggingface_hub import constants
 
 from featcal.data.places import Kind, reaching
-from featcal.errors import BadFile, BadSetting, HubUnreachable, NoRevision
+from featcal.errors import BadFile, HubUnreachable, NoRevision
 from featcal.files import atomic_folder, read_json, write_json
 from reproduction.experiments import require_known
 
@@ -34,11 +34,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONVERTER = "SFconvertbot"
 
 
-def cached_commit(name: str, kind: Kind, revision: str) -> str | None:
-    """Return the commit of a branch or tag when the hub was last asked; None if it never was."""
-    if COMMIT.fullmatch(revision):
-        return revision
-    ref = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "refs" / revision
+def cached_commit(name: str, kind: Kind) -> str | None:
+    """Return the commit of `main` when the hub was last asked; None if it never was."""
+    folder = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"
+    ref = folder / "refs" / "main"
     return ref.read_text("utf-8").strip() if ref.is_file() else None
 
 
@@ -50,7 +49,9 @@ def fetch(name: str, pins: str | Path) -> Path:
     """
     commit = pinned(pins, name)
     try:
-        folder = download(name, commit)
+        with reaching(name, commit):
+            how = {"revision": commit, "allow_patterns": PATTERNS}
+            folder = Path(huggingface_hub.snapshot_download(name, **how))
     except NoRevision:
         raise _wrong_pin(pins, name, commit) from None
     _compare(pins, name, commit, _sums(pins, name, folder))
@@ -94,19 +95,6 @@ def _changed_file(pins: str | Path, name: str, file: str, found: str, expected: 
         "if it was damaged here, remove the repository from the cache (hf cache rm) and run again; or",
         f"if the hub's own copy has changed, ask its owner; to take it as it is, remove the entry of {name} from `files`",
     )
-
-
-def download(name: str, commit: str) -> Path:
-    """Return the local folder of a hub model at one commit of 40 hexadecimal digits.
-
-    Raises: BadSetting; NotOnHub, HubUnreachable.
-    """
-    if not COMMIT.fullmatch(commit):
-        expected = "must be a commit of 40 hexadecimal digits; a branch can change"
-        raise BadSetting(f"{name}: revision", commit, expected)
-    with reaching(name, commit):
-        how = {"revision": commit, "allow_patterns": PATTERNS}
-        return Path(huggingface_hub.snapshot_download(name, **how))
 
 
 def pinned(pins: str | Path, name: str, kind: Kind = "model") -> str:
@@ -185,7 +173,7 @@ def _resolved(name: str, kind: Kind) -> str:
             ready = kind == "dataset" or _has_safetensors(info)
             return str(info.sha) if ready else _converted(api, name)
     except HubUnreachable:
-        cached = cached_commit(name, kind, "main")
+        cached = cached_commit(name, kind)
         if cached is None:
             raise
         return cached

@@ -4,20 +4,19 @@ sources.json names the images and classes of every task. Texts lie in one folder
 <split>.parquet (train, validation, test, and stream, which adapters may see) and labels.json.
 
 Decoded images are kept in .featcal/decoded of the project that holds the data, mapped by later
-readers: pixels (n, 3, H, W) uint8 are numpy's file; labels and class names are JSON. The files are
-named after split, source, preparation, code and PIL, and read without `datasets`. Data outside of a
-project are decoded into memory every time.
+readers: pixels (n, 3, H, W) uint8 are numpy's file; labels and class names are JSON, with the state
+of source, code and PIL. They are read without `datasets`. Data outside of a project are decoded into
+memory every time.
 """
 
 import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from hashlib import sha256
-from os import stat_result, walk
+from os import walk
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,6 @@ SOURCES = "sources.json"
 WORTHWHILE = 2 << 30  # bytes; of a larger split that is not read whole nothing is kept
 CHUNK = 64 << 20  # bytes that are decoded before they are written
 SHOWN = 10.0  # seconds between two lines of a long decode
-ABANDONED = 3600.0  # seconds without a byte after which nobody writes an unfinished file
 
 
 class Source(Settings):
@@ -171,14 +169,14 @@ class Source(Settings):
     columns: Mapping[str, str] | None = None
     processor: Processor = "pil"
 
-    def told(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """Return its entry in a file, with the processor where it is not the usual one."""
         return self.model_dump(exclude={"processor"} if self.processor == "pil" else set())
 
 
 def write_sources(data: Path, sources: Mapping[str, Source]) -> None:
     """Write sources.json into the data folder."""
-    write_json(data / SOURCES, {task: source.told() for task, source in sources.items()})
+    write_json(data / SOURCES, {task: source.described() for task, source in sources.items()})
 
 
 def read_sources(data: Path) -> dict[str, Source]:
@@ -210,19 +208,11 @@ def load_task(data: Path, task: str, split: str, model: Path) -> ImageSet | Sent
     # models are scored on all of a split, but see a few hundred of its training images
     whole = split != "train"
     asked = Split(location, source.splits[split], preprocess, whole, source.classes, **hub)
-    folder = decoded_folder(data)
-    return mapped_images(folder, asked) if folder else asked.load()
-
-
-def decoded_folder(data: Path) -> Path | None:
-    """Return where decoded images are kept, apart from the outputs, which DVC removes.
-
-    None for data in no project.
-    """
-    try:
-        return project_root(data) / ".featcal" / "decoded"
+    try:  # apart from the outputs, which DVC removes
+        folder = project_root(data) / ".featcal" / "decoded"
     except MissingPath:
-        return None
+        return asked.load()
+    return mapped_images(folder, asked)
 
 
 @dataclass(frozen=True)
@@ -239,23 +229,29 @@ class Split:
     columns: Mapping[str, str] | None = None
 
     @property
-    def asked(self) -> str:
-        """The split and its preparation, the same for every state of the source."""
+    def file(self) -> str:
+        """Return the file's name: of the split and its preparation, for every state of the source."""
         source = self.source if self.revision else Path(self.source).resolve()
         named = [self.classes and [*self.classes], sorted((self.columns or {}).items())]
-        return json.dumps([str(source), self.name, self.config, self.preprocess.settings, *named])
+        asked = [str(source), self.name, self.config, self.preprocess.settings, *named]
+        return f"{_digest(json.dumps(asked))}.npy"
 
     @property
     def state(self) -> str:
-        """What else decides the bytes: the hub's commit or the state of every file of the folder
-        (class names may be in any), code, PIL, transformers.
+        """Return a digest of what else decides the bytes: the hub's commit or the state of every
+        file of the folder (class names may be in any), code, PIL, transformers.
         """
         source: Any = self.revision
         if not source:
             walked = walk(Path(self.source), followlinks=True)
             files = sorted(Path(place) / name for place, _, names in walked for name in names)
-            source = [(str(path), *_stamp(path.stat())) for path in files]
-        return json.dumps([source, _code(), PIL.__version__, transformers.__version__])
+            found = [(path, path.stat()) for path in files]
+            # what changes when a file is written in place (nobody can set ctime) or replaced
+            source = [
+                (str(path), one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino)
+                for path, one in found
+            ]
+        return _digest(json.dumps([source, _code(), PIL.__version__, transformers.__version__]))
 
     def load(self, **more: Any) -> ImageSet:
         """Load the split from its source. Raises: as load_images."""
@@ -271,64 +267,46 @@ def mapped_images(folder: Path, split: Split) -> ImageSet:
 
     Raises: as load_images, when they are decoded; DiskFull.
     """
-    slot = _digest(split.asked)
-    path = folder / f"{slot}-{_digest(split.state)}.npy"
-    found = _mapped(path, split.preprocess)
+    path, state = folder / split.file, split.state
+    found = _mapped(path, state, split.preprocess)
     if found is None:
         images = split.load(in_memory=0)
         if not split.whole and len(images) * images.pixels[np.arange(1)].nbytes > WORTHWHILE:
             return images
-        _write(path, images, f"{split.source} ({split.name})")
-        _remove_others(folder, slot, path)
-        found = _mapped(path, split.preprocess)
+        _write(path, state, images, f"{split.source} ({split.name})")
+        found = _mapped(path, state, split.preprocess)
         assert found is not None, f"{path} was written and cannot be read"
     return found
 
 
-def _mapped(path: Path, preprocess: Preprocess) -> ImageSet | None:
-    """Return the images of a file; None unless it is there and whole."""
+def _mapped(path: Path, state: str, preprocess: Preprocess) -> ImageSet | None:
+    """Return the images of a file; None unless it is there, whole and of this state."""
     try:
         known = json.loads(path.with_suffix(".json").read_text("utf-8"))
         pixels = np.load(path, mmap_mode="r").view(np.ndarray)
     except (OSError, ValueError, EOFError):
         return None
-    return ImageSet(
-        pixels, preprocess, np.array(known["labels"], np.int64), tuple(known["classes"])
-    )
+    if known["state"] != state:
+        return None
+    labels, classes = np.array(known["labels"], np.int64), tuple(known["classes"])
+    return ImageSet(pixels, preprocess, labels, classes)
 
 
-def _write(path: Path, images: ImageSet, place: str) -> None:
-    """Decode everything into the file, a chunk at a time."""
-    known = {"labels": images.labels.tolist(), "classes": list(images.classes)}
-    write_json(path.with_suffix(".json"), known)
+def _write(path: Path, state: str, images: ImageSet, place: str) -> None:
+    """Decode everything into the file, a chunk at a time; its state is written last."""
     count, first = len(images), images.pixels[np.arange(1)]
     header = {"descr": "|u1", "fortran_order": False, "shape": (count, *first.shape[1:])}
-    rows, told = max(1, CHUNK // first.nbytes), time.monotonic()
+    rows, reported = max(1, CHUNK // first.nbytes), time.monotonic()
     with atomic_path(path, first.nbytes * count) as hidden, hidden.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, count, rows):
             stop = min(start + rows, count)
             file.write(images.pixels[np.arange(start, stop)].data)
-            if time.monotonic() - told > SHOWN:
-                told = time.monotonic()
+            if time.monotonic() - reported > SHOWN:
+                reported = time.monotonic()
                 print(f"  {place}: {stop} of {count} pictures decoded", file=sys.stderr)
-
-
-def _remove_others(folder: Path, slot: str, path: Path) -> None:
-    """Remove entries of earlier states of the split, and unfinished files."""
-    for old in folder.glob(f"{slot}-*"):
-        if old.stem != path.stem:
-            with suppress(OSError):  # another process was first, or (Windows) still has it mapped
-                old.unlink()
-    for part in folder.glob(f".{slot}-*"):
-        with suppress(OSError):
-            if time.time() - part.stat().st_mtime > ABANDONED:
-                part.unlink()
-
-
-def _stamp(found: stat_result) -> tuple[int, ...]:
-    """Return what changes when a file is written in place (nobody can set ctime) or replaced."""
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    known = {"state": state, "labels": images.labels.tolist(), "classes": list(images.classes)}
+    write_json(path.with_suffix(".json"), known)
 
 
 @cache

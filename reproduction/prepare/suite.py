@@ -21,14 +21,7 @@ from pydantic import (
 
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Fraction, Settings, require
-from reproduction.experiments import (
-    CHAT_POOL,
-    DOMAIN_POOL,
-    GLUE_POOL,
-    Names,
-    Pool,
-    require_known,
-)
+from reproduction.experiments import CHAT_POOL, DOMAIN_POOL, GLUE_POOL, Names, Pool, require_known
 from reproduction.results import read_yaml
 
 SECTIONS = ("chat", "language", "photos", "sentences")  # null or left out where a suite has none

@@ -13,8 +13,7 @@ from featcal.data.places import Location, open_table
 from featcal.data.texts import Reader, Sample, input_of, reader_for
 from featcal.errors import BadData
 from featcal.files import read_json, write_json
-from featcal.models.families import plan_for
-from featcal.models.plan import BlockPlan
+from featcal.models.plan import BlockPlan, plan_for
 from featcal.models.stored import skeleton
 from featcal.settings import Settings
 from reproduction.experiments import Reading, require_known
@@ -92,7 +91,7 @@ def open_rows(texts: Path, task: str, split: str) -> tuple[Any, str]:
     return open_table(location, own), f"{task} ({own})"
 
 
-def told(texts: Path, task: str, source: TextSource) -> dict[str, Any]:
+def described_task(texts: Path, task: str, source: TextSource) -> dict[str, Any]:
     """Return what the report says of a task: source, rows per split, the first prompt and answer.
 
     Of texts on the hub only the source: nothing is fetched for the report.

@@ -10,7 +10,7 @@ import pandas as pd
 
 from reproduction.report.claims import INSIDE, Claim, claims, studied_setting
 from reproduction.report.evidence import LIES_WITH, Evidence, project_root
-from reproduction.report.pages import resources
+from reproduction.report.pages import cost
 from reproduction.report.paper import packaged
 from reproduction.report.tables import (
     SETTING_LABELS,
@@ -47,7 +47,7 @@ def text(suite: str) -> str:
         suite=suite,
         label=packaged("differences.yaml")[suite]["label"],
         tolerance=TOLERANCE,
-        machine=" and ".join(resources.machines(suite)) or "none yet",
+        machine=" and ".join(cost.machines(suite)) or "none yet",
         total=minutes(suite, own),
         repro=minutes(suite, REPRO),
         real=minutes(suite, REAL),
@@ -59,7 +59,7 @@ def text(suite: str) -> str:
 
 def minutes(suite: str, stages: list[str]) -> str:
     """Return the minutes on record of these stages of DVC and of all that they need, a whole number."""
-    found, needed = resources.quickest(suite), set().union(*(upstream()[stage] for stage in stages))
+    found, needed = cost.quickest(suite), set().union(*(upstream()[stage] for stage in stages))
     return f"{sum(spent for stage, spent in found.items() if stage in needed) / 60:.0f}"
 
 
@@ -123,9 +123,8 @@ def _table(suite: str) -> str:
 
 def _words(source: Source, chosen: list[Claim]) -> list[str]:
     """Return each verdict at the printed settings, with the one at the tuned settings behind it."""
-    found = [source.judged(chosen, setting) for setting in source.settings]
     words = []
-    for claim, first, *others in zip(chosen, *found, strict=True):
+    for claim, first, *others in zip(chosen, *source.judged(chosen), strict=True):
         also = [f" (tuned: {one.word})" for one in others if one and claim.has_settings]
         words.append("".join([first.word, *also]) if first else "–")
     return words
@@ -177,8 +176,8 @@ def claims_as_data(suite: str) -> dict[str, Any]:
     """Return every claim with its verdicts by source and setting; the printed ones are counted."""
     verdicts: dict[str, dict[str, dict[str, Any]]] = {claim.id: {} for claim in claims()}
     for source in sources(suite):
-        for setting in source.settings:
-            for claim, one in zip(claims(), source.judged(claims(), setting), strict=True):
+        for setting, found in zip(source.settings, source.judged(claims()), strict=True):
+            for claim, one in zip(claims(), found, strict=True):
                 if one:
                     own = verdicts[claim.id].setdefault(source.key, {})
                     own[setting] = _entry(one)

@@ -4,7 +4,7 @@ Knows file names and columns; knows nothing of claims, tables or pages.
 """
 
 import json
-from functools import cache, cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from reproduction.report.paper import (
     texts,
     title_of,
 )
-from reproduction.report.statistics import Bits, estimate, lead, with_correct
+from reproduction.report.statistics import estimate, lead, with_correct
 from reproduction.results import GREEDY, project_root
 
 KEYS = [
@@ -42,20 +42,13 @@ LIES_WITH = {
 }  # fmt: skip
 
 
+# the tables that were read, with the times at which their files were written
+_KNOWN: dict[Path, tuple[list[int], pd.DataFrame]] = {}
+
+
 def results_folder(suite: str) -> Path:
     """Return the folder of one suite's result files; it may not exist yet."""
     return project_root() / "results" / suite
-
-
-class Table(pd.DataFrame):
-    """Rows of one kind; which of them have a value is remembered, since pages ask often."""
-
-    __hash__ = object.__hash__  # made once of a state of the files, and never changed
-
-    @cached_property
-    def hits(self) -> dict[tuple[str, Any], Bits]:
-        """Return which rows have a value, by column and value, as far as it was asked for."""
-        return {}
 
 
 class Evidence:
@@ -78,38 +71,44 @@ class Evidence:
         """Return the file of one kind of table."""
         return self.beside(kind) / f"{kind}.csv"
 
-    def table(self, kind: str) -> Table:
+    def table(self, kind: str) -> pd.DataFrame:
         """Return the rows of one kind of file, not to be changed; empty where not run.
 
         Of the real language model's scores: the experts' tasks, answered by likelihood.
         """
-        if kind not in self._tables:
+        path, stamp = self.path(kind).absolute(), self._stamp(kind)
+        if path not in _KNOWN or _KNOWN[path][0] != stamp:
             found = self._read(kind)
             if (self.role, self.pool, kind) == (*LANGUAGE, "scores"):
-                found = _kept(found[found["task"].isin(self.own_tasks)])
+                found = found[found["task"].isin(self.own_tasks)]
             if kind == "scores" and self.path("ablate").is_file():  # a stage scores the controls
-                found = _both(found, self._read("ablate"))
+                found = pd.concat([found, self._read("ablate")], ignore_index=True)
             if kind == "corrupted" and len(found):
                 found = _with_clean(found, self.table("scores"))
-            self._tables[kind] = found
-        return self._tables[kind]
+            found = found.copy()  # in one piece, which is read faster, as are names of this type
+            found.columns = found.columns.astype(object)
+            _KNOWN[path] = stamp, found
+        return _KNOWN[path][1]
 
-    @cached_property
-    def _tables(self) -> dict[str, Table]:
-        return {}
+    def _stamp(self, kind: str) -> list[int]:
+        """Return when the files that make a table were written, 0 where there is none."""
+        kinds = dict.fromkeys((kind, "scores", "ablate"))
+        made = [self.path(name) for name in (kinds if kind in ("scores", "corrupted") else [kind])]
+        files = [*made, *map(correct_of, made), self.beside(kind) / "run.json"]
+        return [file.stat().st_mtime_ns if file.is_file() else 0 for file in files]
 
-    def _read(self, kind: str) -> Table:
-        path = self.path(kind).absolute()
+    def _read(self, kind: str) -> pd.DataFrame:
+        path = self.path(kind)
         if path.is_file():
             return read_scores(path)
         rows = self.record(kind).get("cost", []) if kind.endswith(MEASURED) else []
         if not rows:
-            return _none()
-        frame = pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]})
-        return _kept(_numeric(frame))
+            return pd.DataFrame(columns=[*KEYS, *NUMBERS])
+        frame = pd.DataFrame(rows)
+        return _numeric(frame.astype({key: str for key in KEYS if key in frame}))
 
     @property
-    def every_score(self) -> Table:
+    def every_score(self) -> pd.DataFrame:
         """Return all rows of the scores: also greedy answers, tasks without an expert and plain text."""
         return self._read("scores")
 
@@ -196,57 +195,20 @@ class Evidence:
         return title_of(task) or named.get(task) or task
 
 
-def read_scores(path: Path) -> Table:
+def read_scores(path: Path) -> pd.DataFrame:
     """Read a file of rows, and which test rows were right where `.correct.csv` is next to it."""
-    both = path, path.with_suffix(".correct.csv")
-    return _numbers(path, *(file.stat().st_mtime_ns if file.is_file() else 0 for file in both))
+    scores, correct = _rows(path), correct_of(path)
+    return with_correct(scores, _rows(correct), correct) if correct.is_file() else scores
 
 
-@lru_cache(maxsize=256)
-def _numbers(path: Path, written: int, beside: int) -> Table:
-    """Return the rows of a file, read once per state of the file, with `correct` where known.
-
-    written, beside: when the file and the one with correctness were written, 0 where missing.
-    """
-    frame = _numeric(_rows(path))
-    if not beside:
-        return _kept(frame)
-    correct = path.with_suffix(".correct.csv")
-    return _kept(with_correct(frame, _numeric(_rows(correct)), correct))
-
-
-@lru_cache(maxsize=64)
-def _both(scores: Table, controls: Table) -> Table:
-    return _kept(pd.concat([scores, controls], ignore_index=True))
-
-
-@lru_cache(maxsize=64)
-def _with_clean(damaged: Table, scores: Table) -> Table:
-    """Return rows of damaged samples after the same models' clean ones, where the study has none."""
-    names = ["upstream", "method", "setting", "seed"]
-    wanted = damaged[names].drop_duplicates()
-    mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
-    wanted = wanted[:0] if (damaged["corruption"] == "clean").any() else wanted
-    clean = scores.merge(pd.concat([mergers, wanted]), on=names).assign(corruption="clean")
-    return _kept(pd.concat([clean.reindex(columns=damaged.columns), damaged], ignore_index=True))
-
-
-@cache
-def _none() -> Table:
-    """Return a table without rows, which has every column."""
-    return Table(columns=[*KEYS, *NUMBERS])
-
-
-def _kept(frame: pd.DataFrame) -> Table:
-    """Return a table in one piece, whose columns are found faster than pandas' own strings."""
-    frame = frame.copy()
-    frame.columns = frame.columns.astype(object)
-    return Table(frame)
+def correct_of(path: Path) -> Path:
+    """Return the file that says which test rows of a file of scores were right."""
+    return path.with_suffix(".correct.csv")
 
 
 def _rows(path: Path) -> pd.DataFrame:
     """Return the rows of a file with keys as Python strings, which are compared faster."""
-    return pd.read_csv(path, dtype=dict.fromkeys(KEYS, object), keep_default_na=False)
+    return _numeric(pd.read_csv(path, dtype=dict.fromkeys(KEYS, object), keep_default_na=False))
 
 
 def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
@@ -254,6 +216,16 @@ def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
     for column in [c for c in frame.columns if c not in KEYS]:
         frame[column] = pd.to_numeric(frame[column])
     return frame
+
+
+def _with_clean(damaged: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of damaged samples after the same models' clean ones, where the study has none."""
+    names = ["upstream", "method", "setting", "seed"]
+    wanted = damaged[names].drop_duplicates()
+    mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
+    wanted = wanted[:0] if (damaged["corruption"] == "clean").any() else wanted
+    clean = scores.merge(pd.concat([mergers, wanted]), on=names).assign(corruption="clean")
+    return pd.concat([clean.reindex(columns=damaged.columns), damaged], ignore_index=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -271,13 +243,5 @@ def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
     if not all(column in frame for column in wanted):
         return frame.iloc[:0]
     keys = {c: str(value) if c in KEYS else value for c, value in wanted.items()}
-    hits = [_hits(frame, column, value) for column, value in keys.items()]
+    hits = [frame[column].to_numpy() == value for column, value in keys.items()]
     return frame[np.logical_and.reduce(hits)] if hits else frame
-
-
-def _hits(frame: pd.DataFrame, column: str, value: Any) -> Bits:
-    """Return which rows have a value; remembered for a table."""
-    known = frame.hits if isinstance(frame, Table) else {}
-    if (column, value) not in known:
-        known[column, value] = (frame[column] == value).to_numpy(bool)
-    return known[column, value]

@@ -51,6 +51,7 @@ CURVES: dict[str, dict[str, Any]] = {
     method: {"color": COLOURS[method], "marker": marker, "label": NAMES[method]}
     for method, marker in (("featcal", "^"), ("surgery", "o"), ("prob_surgery", "s"))
 }
+DASHES = {"featcal": "-", "surgery": "--", "prob_surgery": "-."}
 
 
 @contextmanager

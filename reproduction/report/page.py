@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import compress
 from typing import Any
 
 import pandas as pd
@@ -21,7 +22,7 @@ from reproduction.report.paper import (
     paper_row,
     paper_table,
 )
-from reproduction.report.verdicts import DECIDED, WORDS, Source, Verdict, sources
+from reproduction.report.verdicts import DECIDED, WORDS, Verdict, sources
 
 BOTH = "At the printed settings; small: at settings tuned on validation rows, adapters not tuned."
 PAGES = ("table", "figure", "theory")  # kinds of places that have a page each
@@ -65,29 +66,26 @@ def counts(found: list[Verdict | None]) -> str:
         for word in WORDS
         if number[word]
     )
-    return " ".join(chips)
+    return " ".join(chips) or "–"
 
 
 def tally(suite: str) -> PageOutput:
     """Count verdicts by source: of headline claims by group, of theorems, and of all claims."""
-    chosen = {group: [claim for claim in claims() if claim.group == group] for group in GROUPS}
-    headline = [claim for claim in claims() if claim.headline]
-    whole = {f"headline claims, {len(headline)}": headline}
-    whole[f"all claims, {len(claims())}"] = list(claims())
-    rows: list[Row] = []
-    for name, own in (chosen | whole).items():
-        found = [_judged(source, own) for source in sources(suite)]
-        cells = [_both([counts(verdicts) or "–" for verdicts in column]) for column in found]
-        rows.append(("fc-total" if name in whole else "", [name, *cells]))
-    fragile = [_both([_fragile(verdicts) for verdicts in column]) for column in found]
-    rows.append(("fc-total", ["decided by less than three standard errors", *fragile]))
+    judged = [source.judged(claims()) for source in sources(suite)]
+
+    def cells(chosen: list[bool], shown: Callable[[list[Verdict | None]], str]) -> list[str]:
+        own = ([[*compress(found, chosen)] for found in column] for column in judged)
+        return [_both([*map(shown, column)]) for column in own]
+
+    headline, every = [claim.headline for claim in claims()], [True for _ in claims()]
+    of = {group: [claim.group == group for claim in claims()] for group in GROUPS}
+    rows: list[Row] = [[group, *cells(chosen, counts)] for group, chosen in of.items()]
+    rows.append(("fc-total", [f"headline claims, {sum(headline)}", *cells(headline, counts)]))
+    rows.append(("fc-total", [f"all claims, {len(every)}", *cells(every, counts)]))
+    fragile = "decided by less than three standard errors"
+    rows.append(("fc-total", [fragile, *cells(every, _fragile)]))
     head = ["Claims", *(source.title for source in sources(suite))]
     return listed(head, rows, f"Verdicts counted. {BOTH}", "fc-words")
-
-
-def _judged(source: Source, chosen: list[Claim]) -> list[list[Verdict | None]]:
-    """Return the verdicts of a source at each of its settings, the printed ones first."""
-    return [source.judged(chosen, setting) for setting in source.settings]
 
 
 def _both(cells: list[str]) -> str:
@@ -124,7 +122,7 @@ def verdict_table(
     """
     columns, head = [], ["Claim", "The paper’s numbers"]
     for source in sources(suite):
-        found = _judged(source, chosen)
+        found = source.judged(chosen)
         if any(found[0]):
             columns.append(list(zip(*found, strict=True)))
             head.append(source.title)
@@ -186,24 +184,8 @@ def paper_says(claim: Claim) -> str:
     return said if said == fixed else f"{said} as printed, {fixed} corrected"
 
 
-def in_doubt(claim: Claim) -> list[str]:
-    """Return why printed cells behind a claim are in doubt, where no correction is known."""
-    found: dict[str, None] = {}
-    for one in _parts(claim) if is_printed(claim) else []:
-        for _, side in one.terms:
-            number, model, column = _place(one, side)
-            about = (number, [side["upstream"], side["method"]])
-            for entry in errata():
-                # of a change the arrow is wrong, not the value
-                doubted = set(entry.cells) - {*entry.corrected} if entry.kind != "change" else ()
-                here = (entry.table, entry.row) == about and entry.model in ("", model)
-                if here and column in doubted:
-                    found[f"Table {int(number[-2:])}: {entry.reason}"] = None
-    return list(found)
-
-
 def _said(claim: Claim, read: Read) -> str:
-    parts = _parts(claim)
+    parts = printed_parts(claim)
     if claim.over or claim.each:
         met = sum(paper_margin(part, read) > 0 for part in parts)
         return f"{met} of {len(parts)} {claim.unit}"
@@ -215,33 +197,44 @@ def paper_margin(claim: Claim, read: Read = paper_table) -> float:
     return sum(weight * _value(claim, side, read) for weight, side in claim.terms) - claim.by
 
 
-def _parts(claim: Claim) -> list[Claim]:
+def printed_parts(claim: Claim) -> list[Claim]:
     """Return one claim about each experiment, model and task."""
     found = []
     for part in list(claim.parts.values()) or [claim]:
         if part.each:
-            tasks = _row(part, part.terms[0][1], paper_table).index.drop(AVERAGE)
+            tasks = paper_row(*_place(part, part.terms[0][1])[0]).index.drop(AVERAGE)
             found += [part.of(task) for task in tasks if part.is_about(task)]
         else:
             found.append(part)
     return found
 
 
-def _place(claim: Claim, side: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the printed table of one side, and the names of its model and column there."""
+def in_doubt(claim: Claim) -> list[str]:
+    """Return why printed cells behind a claim are in doubt, where no correction is known."""
+    found: dict[str, None] = {}
+    for one in printed_parts(claim) if is_printed(claim) else []:
+        for _, side in one.terms:
+            (number, *row, model, _), column = _place(one, side)
+            for entry in errata():
+                # of a change the arrow is wrong, not the value
+                doubted = set(entry.cells) - {*entry.corrected} if entry.kind != "change" else ()
+                here = entry.table == number and entry.row == row and entry.model in ("", model)
+                if here and column in doubted:
+                    found[f"Table {int(number[-2:])}: {entry.reason}"] = None
+    return list(found)
+
+
+def _place(claim: Claim, side: dict[str, Any]) -> tuple[tuple[str, ...], str]:
+    """Return the printed row of one side, as `paper_row` asks for it, and the column there."""
     place = (str(side.get("role", claim.role)), str(side.get("pool", claim.pool)))
     own = claim.table and place == (claim.role, claim.pool)
     number = claim.table if own else (PRINTED | TEXT_PRINTED)[place]
-    return number, PAPER_MODELS[place[0]], str((claim.where | side).get("task", AVERAGE))
+    upstream, method = str(side["upstream"]), str(side["method"])
+    domain = str(side.get("setting", "")) if method == "expert" else ""  # an expert's own row
+    column = str((claim.where | side).get("task", AVERAGE))
+    return (number, upstream, method, PAPER_MODELS[place[0]], domain), column
 
 
 def _value(claim: Claim, side: dict[str, Any], read: Read) -> float:
-    return float(_row(claim, side, read)[_place(claim, side)[2]])
-
-
-def _row(claim: Claim, side: dict[str, Any], read: Read) -> pd.Series:
-    """Return the printed row of one side by task; of an expert that of its own domain."""
-    upstream, method = str(side["upstream"]), str(side["method"])
-    setting = str(side.get("setting", "")) if method == "expert" else ""
-    number, model, _ = _place(claim, side)
-    return paper_row(number, upstream, method, model, setting, read)
+    row, column = _place(claim, side)
+    return float(paper_row(*row, read=read)[column])

@@ -173,7 +173,7 @@ class Erratum:
     """One printed row whose cells cannot all be right.
 
     row: upstream and method.  cells: tasks or "average".  corrected: what fits, where it is known.
-    model: where a table has two.
+    model: where a table has two.  facts: what other printed cells say.
     """
 
     id: str
@@ -184,6 +184,7 @@ class Erratum:
     reason: str
     corrected: dict[str, float] = field(default_factory=dict)
     model: str = ""
+    facts: str = ""
 
 
 @cache

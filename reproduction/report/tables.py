@@ -7,18 +7,19 @@ from html import escape
 import pandas as pd
 
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import arrow, compact, fold, table
+from reproduction.report.html import arrow, compact, fold, margin, table
 from reproduction.report.paper import (
     AVERAGE,
     PRINTED,
     TASKS,
+    TEXT_PRINTED,
     VISION,
     corrected_table,
     paper_row,
     paper_table,
     reason,
 )
-from reproduction.report.statistics import Estimate, estimate
+from reproduction.report.statistics import Estimate, estimate, highest
 
 REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": "Multi-task (MTL)"}
 UPSTREAMS = {
@@ -30,11 +31,13 @@ MERGERS = UPSTREAMS | {
     "iso_c": "Iso-C", "task_arithmetic_tuned": "Task Arithmetic, tuned scale",
 }  # fmt: skip
 NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
+ADAPTERS = ("surgery", "prob_surgery")
 METHODS = {method: f"w/ {name}" for method, name in NAMES.items()}
 SHIFT = "mean_shift"  # an adapter that the paper has no row for
 # Tuned: by FeatCal's score on labelled validation rows of the suite; adapters were not tuned.
 SETTING_LABELS = {"paper": "printed settings", "suite": "tuned on validation rows"}
 SHORT = {"paper": "printed", "suite": "tuned", "": ""}
+SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # what an adapter's size is called
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "n"}
 LARGER = ("14", "20")  # pools that every suite runs at its tuned settings only
 
@@ -94,22 +97,36 @@ def settings_note(ours: Evidence) -> str:
     return f" FeatCal: {'; '.join(notes)}." if notes else ""
 
 
+def method_settings(ours: Evidence, study: str, method: str) -> str:
+    """Return a method's settings in a study, for the label of its row."""
+    record = ours.record(study).get("settings") or ours.settings(study).get("study", {})
+    values = record.get("rivals", {}).get(method)
+    if not values:
+        return ""
+    if method in SIZES:
+        return f" <small>{SIZES[method]} {values[SIZES[method]]}, {values['steps']} steps</small>"
+    said = ", ".join(f"{s} {compact(values[k])}" for k, s in SYMBOLS.items() if k in values)
+    return f" <small>{said}</small>"
+
+
 def accuracy_rows(ours: Evidence) -> list[Row]:
     """Return every row of the paper's table, what calibrates at each setting that was run.
 
-    A reference that the paper's table lacks, such as the multi-task model of the larger pools, is
-    left out.
+    Of the real image model: its own mergers and references, at its settings alone.
     """
-    printed = PRINTED.get((ours.role, ours.pool))
+    printed = (PRINTED | TEXT_PRINTED).get((ours.role, ours.pool))
     references = references_of(printed) if printed else tuple(REFERENCES)
-    upstreams, settings = list(UPSTREAMS), settings_shown(ours.suite, ours.pool)
-    if ours.role == VISION:  # other mergers than the paper's, at its settings alone
+    own = set(paper_table(printed)["upstream"]) if printed else set(UPSTREAMS)
+    upstreams, settings = UPSTREAMS, settings_shown(ours.suite, ours.pool)
+    if ours.role == VISION:
         run = ours.table("scores")
         references = [method for method in references if method in set(run["method"])]
-        upstreams = [merger for merger in MERGERS if merger in set(run["upstream"])]
-        settings = ("paper",)
+        upstreams, own, settings = MERGERS, set(run["upstream"]), ("paper",)
     return rows_in_order(
-        lambda u, m, s: measured_cells(ours, model_key(u, m, s)), references, upstreams, settings
+        lambda u, m, s: measured_cells(ours, model_key(u, m, s)),
+        references,
+        [merger for merger in upstreams if merger in own],
+        settings,
     )
 
 
@@ -172,12 +189,29 @@ def model_key(upstream: str, method: str, setting: str) -> Key:
 
 
 def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
-    """Return estimates of one model by task that was run, and on average."""
+    """Return estimates of one model by task that was run, and on average.
+
+    Of the Llamas' experts: the highest of base and experts on every test, which no model has.
+    """
+    if key == ("", "expert", "") and ours.pool == "mergebench":
+        return _highest(ours.table("scores"))
     whole = average(ours, key)
     if whole is None:
         return {}
     found = {task: estimate(rows_of(ours, key, task=task)) for task in ours.tasks}
     return {task: one for task, one in found.items() if one} | {AVERAGE: whole}
+
+
+def _highest(scores: pd.DataFrame) -> dict[str, Estimate]:
+    models, found = scores[scores["method"].isin(("base", "expert"))], {}
+    for task, rows in models.groupby("task", sort=False):
+        if best := highest(estimate(own) for _, own in rows.groupby(["method", "setting"])):
+            found[str(task)] = best
+    if found:
+        mean = sum(value.mean for value in found.values()) / len(found)
+        variance = sum(value.variance for value in found.values()) / len(found) ** 2
+        found[AVERAGE] = Estimate(mean, None, 0, known_variance=variance)
+    return found
 
 
 def rows_of(ours: Evidence, key: Key, file: str = "scores", **more: str) -> pd.DataFrame:
@@ -189,6 +223,14 @@ def rows_of(ours: Evidence, key: Key, file: str = "scores", **more: str) -> pd.D
 def average(ours: Evidence, key: Key, file: str = "scores") -> Estimate | None:
     """Return the mean over tasks and seeds of one model; None where it was not run."""
     return estimate(rows_of(ours, key, file))
+
+
+def gains(ours: Evidence, upstream: str, setting: str) -> list[str]:
+    """Return FeatCal minus its merger and minus the better adapter, with the words for both."""
+    featcal = average(ours, (upstream, "featcal", setting))
+    merged = average(ours, (upstream, "merged", ""))
+    best = highest(average(ours, (upstream, method, setting)) for method in ADAPTERS)
+    return [margin(featcal, merged), margin(featcal, best)]
 
 
 def with_changes(row: Row, merger: Row) -> Row:

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from reproduction.report.claims import (
     named,
     studied_setting,
 )
-from reproduction.report.evidence import MEASURED, Evidence, results_folder, select
+from reproduction.report.evidence import MEASURED, Evidence, select
 from reproduction.report.paper import PRINTED, REAL, TEXT_PRINTED, VISION
 from reproduction.report.statistics import (
     Difference,
@@ -96,13 +95,10 @@ class Source:
     settings: tuple[str, ...]
     counterpart: Callable[[Claim], Claim | None] = lambda claim: claim
 
-    def judged(
-        self, chosen: Iterable[Claim], setting: str = PAPER, folder: Path | None = None
-    ) -> list[Verdict | None]:
-        """Return verdicts at one setting; None for a claim without a counterpart."""
+    def judged(self, chosen: Iterable[Claim]) -> list[list[Verdict | None]]:
+        """Return verdicts at each setting, the printed one first; None for a claim without a counterpart."""
         own = [self.counterpart(claim) for claim in chosen]
-        found = iter(judged((claim for claim in own if claim), self.suite, setting, folder))
-        return [next(found) if claim else None for claim in own]
+        return [[claim and judge(claim, self.suite, at) for claim in own] for at in self.settings]
 
 
 def sources(suite: str) -> tuple[Source, ...]:
@@ -118,30 +114,6 @@ def sources(suite: str) -> tuple[Source, ...]:
     places = (PRINTED | TEXT_PRINTED) if suite != PAPER else {}
     run = any(Evidence(PAPER, role, pool).was_run for role, pool in places)
     return (*found, *([Source(PAPER, TITLES[PAPER], PAPER, printed)] if run else []))
-
-
-def judged(
-    chosen: Iterable[Claim], suite: str, setting: str, folder: Path | None = None
-) -> list[Verdict]:
-    """Return verdicts on several claims; each claim is judged once while no result file changes."""
-    folder = (folder or results_folder(suite)).resolve()
-    stats = {file: file.stat() for file in folder.glob("*/*/*")}  # of every experiment's folder
-    files = frozenset((file, one.st_mtime_ns, one.st_size) for file, one in stats.items())
-    known, found = _known(folder, files, suite, setting), []
-    for claim in chosen:
-        words = repr(claim)  # claims hold dictionaries, and some are put together anew each time
-        if words not in known:
-            known[words] = judge(claim, suite, setting, folder)
-        found.append(known[words])
-    return found
-
-
-@lru_cache(maxsize=32)
-def _known(
-    folder: Path, files: frozenset[tuple[Path, int, int]], suite: str, setting: str
-) -> dict[str, Verdict]:
-    """Return verdicts by claim, for one state of the result files."""
-    return {}
 
 
 def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) -> Verdict:

@@ -1,1 +1,0 @@
-"""Stages of dvc.yaml: each reads its settings, calls the engine, and writes its outputs."""

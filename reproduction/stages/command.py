@@ -4,6 +4,7 @@ people.
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pkgutil import resolve_name
 from typing import Annotated
 
@@ -22,9 +23,9 @@ STAGES = {  # their functions, below `reproduction`; other verbs are studies
     "prepare_texts": "stages.prepare_data:texts",
     "prepare": "stages.prepare:run",
     "pretrain": "stages.command:pretrain",
-    "merge": "engine.merge:run",
-    "calibrate": "engine.calibrate:run",
-    "adapt": "engine.adapt:run",
+    "merge": "engine.make:run_merge",
+    "calibrate": "engine.make:run_calibrate",
+    "adapt": "engine.make:run_adapt",
     "multitask": "stages.prepare:multitask",
     "evaluate": "engine.score:run",
     "measure": "stages.measure:run",
@@ -32,6 +33,7 @@ STAGES = {  # their functions, below `reproduction`; other verbs are studies
     "summary": "stages.page:summary",
     "page": "stages.page:run",
 }
+BASES = ("clip", "language.t5", "language.llama")  # modules that train bases
 LIGHT = ("pretrain", "gather", "summary", "page")  # have no workers
 WITHOUT_KEY = ("prepare_data", "prepare_photos", "prepare_texts")
 
@@ -74,14 +76,13 @@ def pretrain(key: str) -> None:
     """Write reproduction/mini/models/<role>/, which ships with the package; an interrupted run
     continues.
     """
+    from reproduction.experiments import require_known
+    from reproduction.mini.training import run_to_end
     from reproduction.results import project_root
 
-    root = project_root()
-    out, state = root / "reproduction" / "mini" / "models" / key, root / ".featcal" / "pretrain"
-    if key.startswith("llama"):
-        from reproduction.mini.language.llama import pretrain_llama as make
-    elif key.startswith("flan_t5"):
-        from reproduction.mini.language.t5 import pretrain_t5 as make
-    else:
-        from reproduction.mini.pretrain import pretrain as make
-    make(key, out=out, state_folder=state)
+    makers = [import_module(f"reproduction.mini.{name}") for name in BASES]
+    recipes = {role: (one, recipe) for one in makers for role, recipe in one.RECIPES.items()}
+    require_known("pretrain", key, recipes)
+    (maker, recipe), root = recipes[key], project_root()
+    out, state = root / "reproduction/mini/models" / key, root / ".featcal/pretrain"
+    run_to_end(maker.Run, recipe, key, out, state)

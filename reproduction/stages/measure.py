@@ -48,7 +48,7 @@ def run(key: str) -> None:
                 rows[name] = [row for own in found.values() for row in own[name]]
             for name in ("drift", "alignment", "vectors"):  # stable within a model
                 rows[name].sort(key=lambda row: (METHODS.index(row["method"]), row["setting"]))
-        with atomic_folder(context.layout.found("drift", key)) as folder:
+        with atomic_folder(setup.folder("drift")) as folder:
             for name, columns in MEASURED.items():
                 write_rows(folder / f"{name}.csv", rows[name], columns)
 
@@ -63,7 +63,7 @@ def measured(setup: Setup, chosen: MeasureRun) -> list[ModelSpec]:
 def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
     """Return the rows of one task, by file; those of single samples of the task to show only."""
     from featcal.baselines.adapters import Adapters
-    from featcal.evaluation.accuracy import unit_length
+    from featcal.models.batch import unit_length
 
     projection, samples = setup.projection(), load_split(setup, task, "test")
     base, expert = setup.load(setup.base), setup.load(setup.expert(task))
@@ -72,7 +72,6 @@ def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
     shown, rows = {"expert": own}, {name: list[Row]() for name in MEASURED}
     for model in measured(setup, chosen):
         line = {**setup.words, "task": task, **model.words}
-        assert model.folder is not None
         if model.corrects:
             adapters = Adapters.load(model.folder)
             features = unit_length(adapters.apply(task, raw[model.corrects]))
@@ -128,9 +127,9 @@ def model_drift(model: "nn.Module", expert: "nn.Module", batches: "Batches") -> 
     """Return the relative drift after every block over all tokens, and distance and cosine of the
     first (class) token; in forward order, "embeddings" first. `count` is samples.
     """
-    from featcal.core.drift import Drift
+    from featcal.core.moments import Drift
     from featcal.models.batch import pad_token, padding_mask
-    from featcal.models.families import plan_for
+    from featcal.models.plan import plan_for
 
     tokens, first, plan = dict[str, Drift](), dict[str, Drift](), plan_for(model)
     for batch in batches:
@@ -153,7 +152,7 @@ def model_drift(model: "nn.Module", expert: "nn.Module", batches: "Batches") -> 
 
 def _last(features: "Tensor", own: "Tensor") -> Row:
     """Return the drift of the final features (n, p), as one more block."""
-    from featcal.core.drift import Drift
+    from featcal.core.moments import Drift
 
     drift = Drift()
     drift.add(features, own)
@@ -245,9 +244,8 @@ def parameter_groups(model: "nn.Module") -> dict[str, list[str]]:
     """Return the names of all parameters ("backbone"), and of the weights of the blocks' linears,
     which calibration solves for ("linear").
     """
-    from featcal.models.families import plan_for
     from featcal.models.modules import is_linear
-    from featcal.models.plan import part_of
+    from featcal.models.plan import part_of, plan_for
 
     stacks = plan_for(model).stacks
     blocks = [(stack.blocks, part_of(model, stack.blocks)) for stack in stacks]

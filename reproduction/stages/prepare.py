@@ -41,7 +41,7 @@ def run(key: str) -> None:
     """
     setup = load_setup(key)
     context, role = setup.context, setup.context.role(setup.role)
-    out = context.layout.prepared(setup.role, setup.pool)
+    out = setup.prepared
     with context.recorded("prepare", key) as record:
         if not setup.known:
             context.not_run(f"prepare {key}", out)
@@ -80,7 +80,7 @@ def multitask(key: str) -> None:
         recipe = recipe.but(steps=chosen.steps) if chosen.steps else recipe
         origin = chosen.model or FINE_TUNE
         job = ExpertJob(key, origin, recipe, chosen.seed, suite.device, tasks=setup.tasks)
-        data, pins = context.layout.data_of(setup.role), context.layout.pins
+        data, pins = setup.data, context.pins
         given = (job, data, setup.base.parent, pins, out)
         context.run("multitask", experts.write_expert, {key: given})
 
@@ -88,26 +88,26 @@ def multitask(key: str) -> None:
 def photos() -> None:
     """Write outputs/<suite>/photos/."""
     context = load_context()
-    real, out = context.suite.photos, context.layout.outputs / "photos"
+    real, out = context.suite.photos, context.outputs / "photos"
     with context.recorded("prepare_photos", None):
         if not real.roles:
             context.not_run("prepare_photos", out)
             return
         with atomic_folder(out) as folder:
             tasks = max(real.pools.values(), key=len)
-            write_photos(context.layout.root / real.folder, tasks, folder)
+            write_photos(context.root / real.folder, tasks, folder)
 
 
 def made(setup: Setup, role: Any, name: str) -> Path:
     """Return the folder that holds base, heads and experts, what is missing made; its own name is
     made of `name` and of everything that they depend on. Raises: HubUnreachable.
     """
-    suite, layout, tasks = setup.context.suite, setup.context.layout, setup.tasks
-    home, words = layout.home, (setup.role, setup.pool)
-    own = [task for task in tasks if home(*words, task) == setup.pool]  # not of a smaller pool
+    context, tasks = setup.context, setup.tasks
+    suite, root = context.suite, context.root
+    own = [task for task in tasks if setup.home(task) == setup.pool]  # not of a smaller pool
     model = role.clip if isinstance(role, Role) else role.model
-    model = model_folder(layout.root, model, layout.pins)
-    data, first, seed = layout.data_of(setup.role), HEADS, FIRST
+    model = model_folder(root, model, context.pins)
+    data, first, seed = setup.data, HEADS, FIRST
     rows, settings, recipes = list[Path](), list[Any](), dict[str, Any]()
     if isinstance(role, PhotoRole):
         rows, recipes = _files(data, tasks), dict.fromkeys(own, suite.photos.fine_tune)
@@ -118,7 +118,7 @@ def made(setup: Setup, role: Any, name: str) -> Path:
         rows, recipes = _files(data, tasks), dict.fromkeys(own, recipe)
         write, given = experts.write_encoder_and_heads, (data, tasks, recipe.temperature)
     elif isinstance(role, ChatRole):
-        chat, origin = suite.chat, layout.root / suite.chat.texts
+        chat, origin = suite.chat, root / suite.chat.texts
         rows = _files(origin, sorted({*chat.tasks, *chat.unseen, PLAIN_TEXTS}))
         recipes = {task: role.fine_tuning(task) for task in own}
         write, given, first = write_base_and_chats, (chat, origin), TEXTS
@@ -126,17 +126,17 @@ def made(setup: Setup, role: Any, name: str) -> Path:
     elif isinstance(role, LanguageRole):
         recipes = {task: role.fine_tuning(task) for task in own}
         write, given, first = experts.write_text_base, (role.dtype,), "base"
-        data, seed = layout.texts, suite.expert_seed
+        data, seed = setup.texts, suite.expert_seed
         settings = [suite.language.model_dump()["texts"]]
     else:
         recipes = {task: suite.fine_tuning(task) for task in own}
         write, given = experts.write_base_and_heads, (data, tasks, suite.heads, suite.device)
         settings, seed = [suite.data.model_dump(), suite.heads], suite.expert_seed
-    told = {task: recipe.model_dump() for task, recipe in recipes.items()}
-    settings += [role.model_dump(), tasks, told, seed]
+    trained = {task: recipe.model_dump() for task, recipe in recipes.items()}
+    settings += [role.model_dump(), tasks, trained, seed]
     # of a model of the hub the settings hold id and pin
-    weights = [model / WEIGHTS] if model.is_relative_to(layout.root) else []
-    store = layout.unfinished(f"{name}-{digest(settings, *weights, *rows)}")
+    weights = [model / WEIGHTS] if model.is_relative_to(root) else []
+    store = context.unfinished(f"{name}-{digest(settings, *weights, *rows)}")
     if not (store / first).exists():  # what every expert begins from, `first` written last
         workers = min(suite.workers, 1)
         dict(fan_out("prepare", write, {first: (model, *given, store)}, workers))
@@ -158,7 +158,7 @@ def make_experts(
         if out.is_dir():
             console.print(f"expert {name}: already there")
         else:
-            missing[name] = (job, data, store, setup.context.layout.pins, out)
+            missing[name] = (job, data, store, setup.context.pins, out)
     setup.context.run("expert", experts.write_expert, missing)
 
 

@@ -16,7 +16,7 @@ from reproduction.engine.context import Context, load_context, pick
 from reproduction.engine.workers import console
 from reproduction.experiments import DOMAIN_POOL, GLUE_POOL
 from reproduction.prepare.sources import Source, write_sources
-from reproduction.prepare.texts import TextSource, told, write_text_sources
+from reproduction.prepare.texts import TextSource, described_task, write_text_sources
 
 SHOWN = 40  # pictures drawn for the contact sheet, enough that every class has one
 CHOICE = Path(__file__).parents[1] / "mini" / "choice.json"
@@ -35,7 +35,7 @@ def images() -> None:
         require_torchvision()
     makers = {"mini": _drawn_images, "files": _copied_images, "hub": _named_images}
     with context.recorded("prepare_data", None):
-        with atomic_folder(context.layout.data) as folder:
+        with atomic_folder(context.outputs / "data") as folder:
             sources = makers[data.source](context, folder)
             write_sources(folder, sources)
         _describe_images(context, sources)
@@ -49,7 +49,7 @@ def texts() -> None:
     texts = context.suite.language.texts
     makers = {"mini": _drawn_texts, "files": _copied_texts, "hub": _named_texts}
     with context.recorded("prepare_texts", None):
-        with atomic_folder(context.layout.texts) as folder:
+        with atomic_folder(context.outputs / "texts") as folder:
             sources = makers[texts.source](context, folder) if texts else {}
             if not sources:
                 console.print(f"prepare_texts: suite {context.suite.name} has no language models")
@@ -59,7 +59,7 @@ def texts() -> None:
 
 def _copied(context: Context, origin: str | None, task: str, kind: str, folder: Path) -> None:
     """Copy the user's folder of a task, so that a later edit cannot change half of the results."""
-    own = context.layout.root / str(origin) / task
+    own = context.root / str(origin) / task
     if not own.is_dir():
         way_out = f"put a folder with train.parquet and test.parquet there, or edit suites/{context.suite.name}.yaml"
         raise MissingPath(own, f"the {kind} of a task", way_out)
@@ -129,7 +129,7 @@ def _named_images(context: Context, folder: Path) -> dict[str, Source]:
             classes=prompts.classes,
             templates=prompts.templates,
             splits={"train": entry.train_split, "test": entry.test_split},
-            revision=pinned_data(context.layout.pins, entry.hub_id),
+            revision=pinned_data(context.pins, entry.hub_id),
             config=entry.config,
             columns=dict(entry.columns),
             processor=context.suite.data.processor,
@@ -141,7 +141,7 @@ def _describe_images(context: Context, sources: dict[str, Source]) -> None:
     """Write what the report needs to know of the suite without opening an image."""
     from reproduction.mini.images import draw_split, write_contact_sheet, write_notice
 
-    suite, results, counts = context.suite, context.layout.results, _counts(context)
+    suite, results, counts = context.suite, context.results, _counts(context)
     data, settings = suite.data, suite.data.model_dump()
     if data.source == "mini":
         del settings["processor"]  # its pictures are drawn at their models' size
@@ -150,7 +150,7 @@ def _describe_images(context: Context, sources: dict[str, Source]) -> None:
         "data": settings,
         "roles": {name: role.model_dump() for name, role in suite.roles.items()},
         "pools": {str(pool): list(names) for pool, names in suite.pools.items()},
-        "tasks": [{"task": task, **one.told(), **counts} for task, one in sources.items()],
+        "tasks": [{"task": task, **one.described(), **counts} for task, one in sources.items()],
     }
     write_json(results / "suite.json", described)
     sheet = results / "contact_sheet.png"
@@ -227,7 +227,7 @@ def _named_texts(context: Context, folder: Path) -> dict[str, TextSource]:
     from reproduction.prepare.hub import pinned_data
     from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC
 
-    language, pins, sources = context.suite.language, context.layout.pins, {}
+    language, pins, sources = context.suite.language, context.pins, {}
 
     def add(task: str, hub_id: str, paper_name: str, splits: dict[str, str], config: Any) -> None:
         sources[task] = TextSource(
@@ -254,17 +254,15 @@ def _describe_texts(context: Context, sources: dict[str, TextSource]) -> None:
     """Write what the report needs to know of the language models without opening a text."""
     from reproduction.mini.language.domains import measured
 
-    language = context.suite.language
+    language, texts = context.suite.language, context.outputs / "texts"
     described = {
         "suite": context.suite.name,
         "texts": language.texts.model_dump() if language.texts else None,
         "roles": {name: role.model_dump() for name, role in language.roles.items()},
         "pools": {name: list(tasks) for name, tasks in language.pools.items()},
         "tests": dict(language.tests),
-        "tasks": {
-            task: told(context.layout.texts, task, source) for task, source in sources.items()
-        },
+        "tasks": {task: described_task(texts, task, one) for task, one in sources.items()},
     }
-    write_json(context.layout.results / "language.json", described)
+    write_json(context.results / "language.json", described)
     drawn = language.texts is not None and language.texts.source == "mini"
-    write_json(context.layout.results / "language_choice.json", measured() if drawn else {})
+    write_json(context.results / "language_choice.json", measured() if drawn else {})

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, Settings, require
-from reproduction.engine.calibrate import rescale
 from reproduction.engine.context import Setup
+from reproduction.engine.make import rescale
 from reproduction.engine.samples import Selection
 from reproduction.engine.score import averages
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found, made_and_scored
+from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import ANCHOR, RESCALED, Each, Setting, Study
 from reproduction.results import SCALES, SCORES
 
@@ -55,7 +55,7 @@ class AblateStudy(Study):
             changed[str(name)] = Calibration.from_mapping(own, place)
         object.__setattr__(self, "without", changed)
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of every control, and the averages behind the best factors."""
         jobs = {upstream: (setup, self, upstream) for upstream in self.upstreams}
         tried = setup.context.run(f"ablate {self.key} factor", tried_factors, jobs)
@@ -73,7 +73,7 @@ class AblateStudy(Study):
             for name, changed in self.without.items():
                 words = ("featcal", upstream, name, self.seed, changed, self.drawn())
                 models.append(ModelSpec(f"{upstream}/{name}", folder / upstream / name, *words))
-        return Found(made_and_scored(setup, f"ablate {self.key}", models), {"scales": scales})
+        return StudyResult(make_and_score(setup, f"ablate {self.key}", models), {"scales": scales})
 
 
 def tried_factors(setup: Setup, study: AblateStudy, upstream: str) -> dict[float, float]:

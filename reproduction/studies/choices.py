@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from featcal.settings import Calibration, Distinct, require
 from reproduction.engine.context import Setup
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found, made_and_scored
+from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import DOMAIN_POOL, GLUE_POOL, Reading, Setting, Study
 from reproduction.results import CHOICES
 
@@ -86,7 +86,7 @@ class ChoicesStudy(Study):
         columns = {"choice": choice, "option": option, "default": int(not choice)}
         return ModelSpec(name, folder / name, *words, columns=columns)
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of every variant."""
         models = list(self.models(folder))
-        return Found(made_and_scored(setup, f"choices {self.key}", models))
+        return StudyResult(make_and_score(setup, f"choices {self.key}", models))

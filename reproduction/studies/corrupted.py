@@ -10,7 +10,7 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import damaged, load_split, seen_rows
 from reproduction.engine.spec import ModelSpec, merged_model, rival
-from reproduction.engine.study import Found, made_and_scored
+from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import Each, Rivals, Seeds, Study, at_papers_once
 from reproduction.results import CORRUPTED, EXAMPLES, SEEN
 
@@ -77,17 +77,17 @@ class CorruptedStudy(Study):
                 found.append(model.but(**changes, columns={"corruption": kind}))
         return found
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return scores, the test samples that were seen, and examples of the damage."""
         models, merged = self.models(folder), merged_model(setup, self.upstream)
-        rows = made_and_scored(setup, f"corrupted {self.key}", models, [merged])
+        rows = make_and_score(setup, f"corrupted {self.key}", models, [merged])
         draws = [self.rivals.draw("surgery", self.samples, seed) for seed in self.seeds]
         pictures, shown, facts = examples(setup, self)
         tables = {"corrupted.seen": seen_rows(setup, draws, rows), "corrupted.examples": shown}
-        return Found(rows, tables, facts, pictures=pictures)
+        return StudyResult(rows, tables, facts, pictures=pictures)
 
     @staticmethod
-    def finish(folder: Path, found: Found) -> None:
+    def finish(folder: Path, found: StudyResult) -> None:
         """Write examples (3, H, W) as one PNG without gaps; one white pixel for none."""
         import numpy as np
         from PIL import Image

@@ -13,7 +13,7 @@ from reproduction.engine.context import Setup
 from reproduction.engine.measured import METHODS, measure, step_folder
 from reproduction.engine.score import score
 from reproduction.engine.spec import merged_model, rival
-from reproduction.engine.study import Found
+from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import fan_out
 from reproduction.experiments import Rivals, Study
 from reproduction.results import AUDIT
@@ -39,7 +39,7 @@ class CostStudy(Study):
         expected = f"must not go beyond the {steps} steps that are made"
         require(max(self.audit, default=0) <= steps, "cost.audit", self.audit, expected)
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return scores of the adapters as published, and what every rival cost."""
         label, rivals = f"cost {self.key}", self.rivals
         given = (self.upstream, self.samples, self.seed)
@@ -62,4 +62,4 @@ class CostStudy(Study):
         scores = score(f"{label} score", setup, [merged_model(setup, self.upstream), *audited])
         rows = [row for model in audited for row in scores[model.name]]
         record = {"cost": cost, "at_once": 1, "threads": threads, "settings": self.model_dump()}
-        return Found(rows, record=record)
+        return StudyResult(rows, record=record)

@@ -39,7 +39,7 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
 from reproduction.engine.score import Counts, Row, answers, generated
-from reproduction.engine.study import Found
+from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
 from reproduction.results import CANDIDATES, DEFAULT, GREEDY
@@ -112,12 +112,12 @@ class DefaultStudy(Study):
                 found[name] = settings
         return found
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of every draw; finished ones are kept until all are."""
         settings = {k: v for k, v in self.model_dump().items() if k not in ("mergers", "draws")}
         weights = [path / "model.safetensors" for path in setup.experts.values()]
         digest = fingerprint(settings, [path for path in weights if path.is_file()])
-        store = setup.context.layout.unfinished(f"default-{self.key}-{digest}")
+        store = setup.context.unfinished(f"default-{self.key}-{digest}")
         files = {
             f"{name}, {n} samples, seed {seed}": (name, n, seed, store / f"{name}-{n}-{seed}.json")
             for (n, seed), name in product(self.draws, self.mergers)
@@ -128,7 +128,7 @@ class DefaultStudy(Study):
         cells = [read_json(own[-1]) for own in files.values()]
         rmtree(store)
         facts = {"fixed": {name: one.model_dump() for name, one in self.fixed.items()}}
-        return Found(
+        return StudyResult(
             [row for cell in cells for row in cell["rows"]],
             {"default.candidates": [row for cell in cells for row in cell["candidates"]]},
             facts,
@@ -211,8 +211,7 @@ class Cell:
         import torch
 
         from featcal.calibration.choose import Scores, kl_and_top1
-        from featcal.evaluation.accuracy import unit_length
-        from featcal.models.batch import output_embeddings
+        from featcal.models.batch import output_embeddings, unit_length
 
         total = 0.0
         for task, pair in self.pairs.items():
@@ -235,13 +234,7 @@ class Cell:
         auto's last calibration, and every trial's divergence.
         """
         from featcal.calibration.choose import Part
-        from reproduction.field.tune import (
-            Candidate,
-            distances,
-            path_gains,
-            proposal,
-            ridge_of,
-        )
+        from reproduction.field.tune import distance, path_gains, proposal, ridge_of
 
         start, paper = process_time(), self.study.paper
         held_out, kept, last = dict[str, Any](), dict[str, Any](), dict[str, Any]()
@@ -252,16 +245,15 @@ class Cell:
         given = (self.merged, self.base, self.experts, kept, held_out, paper)
         plan, device = plan_of(self.setup, self.study.reading), self.setup.context.device
         path = ridge_of(path_gains(*given, plan=plan, device=device))
-        known, divergence, settings = list[Candidate](), dict[str, float](), dict[str, Any]()
+        trials, divergence, settings = list[Any](), dict[str, float](), dict[str, Any]()
         projection = self.setup.projection()
         for number in range(self.study.trials):
-            one = proposal(self.seed, number, paper, path, known)
-            model = self.calibrated("trials", one.settings, kept).model
-            far = distances(model, self.experts, held_out, projection, self.heads)
-            known.append(Candidate(number, one.origin, one.settings, far))
-            s = one.settings
+            s = proposal(self.seed, number, paper, path, trials)
+            model = self.calibrated("trials", s, kept).model
+            far = distance(model, self.experts, held_out, projection, self.heads)
+            trials.append((s, far))
             name = f"λ {s.ridge:g}, ρ {s.anchor_blend:g}, α {s.interpolation:g}"
-            divergence[name], settings[name] = known[-1].mean, s
+            divergence[name], settings[name] = far, s
         best = settings[min(divergence, key=divergence.__getitem__)]
         model = self.calibrated("trials", best, last).model
         self.seconds[SEARCH] = process_time() - start

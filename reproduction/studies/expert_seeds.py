@@ -13,7 +13,7 @@ from typing import Any
 from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec, specs
-from reproduction.engine.study import Found, made_and_scored
+from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import AdapterWord, Counts, Setting, Study
 from reproduction.prepare.experts import ExpertJob
 from reproduction.prepare.hub import WEIGHTS
@@ -44,22 +44,21 @@ class ExpertSeedsStudy(Study):
                 first.setdefault((model.upstream, model.method, model.setting), model)
         return list(first.values())
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of all models, made from the experts of one seed after the other."""
-        layout, suite = setup.context.layout, setup.context.suite
-        prepared, rows, jobs = setup.base.parent, list[Row](), {}
+        suite, prepared, rows, jobs = setup.context.suite, setup.prepared, list[Row](), {}
         role: Any = setup.context.role(setup.role)
         if chat := isinstance(role, ChatRole):
             data, recipes = setup.texts, {task: role.fine_tuning(task) for task in setup.tasks}
         else:
             group = suite.photos if isinstance(role, PhotoRole) else suite.sentences
             recipes = dict.fromkeys(setup.tasks, group.fine_tune)
-            data = layout.data_of(setup.role)
+            data = setup.data
         shared = {name: prepared / name for name in ("base", TEXTS if chat else HEADS)}
         settings = [{task: own.model_dump() for task, own in recipes.items()}, self.seeds]
         files = [*([] if chat else [shared[HEADS]]), *sorted(data.glob("*/train.parquet"))]
         depends = digest(settings, setup.base / WEIGHTS, *files)
-        store = layout.unfinished(f"expert_seeds-{setup.key}-{depends}")
+        store = setup.context.unfinished(f"expert_seeds-{setup.key}-{depends}")
         experts = {seed: store / f"seed{seed}" for seed in self.seeds}
         for (seed, own), (task, recipe) in product(experts.items(), recipes.items()):
             job = ExpertJob(task, FINE_TUNE, recipe, seed, suite.device)
@@ -71,7 +70,7 @@ class ExpertSeedsStudy(Study):
             made = compared(label, here, parts, self.models(here))
             rows += [{**row, "expert_seed": seed} for row in made]
             rmtree(own)
-        return Found(rows)
+        return StudyResult(rows)
 
 
 def compared(
@@ -85,8 +84,7 @@ def compared(
 
     parts: the base, experts, and heads or texts of the role and pool, by name.
     """
-    prepared = setup.base.parent
-    prepared.mkdir(parents=True)
+    setup.prepared.mkdir(parents=True)
     for name, target in parts.items():
-        (prepared / name).symlink_to(target)
-    return made_and_scored(setup, label, models, evaluate=evaluate)
+        (setup.prepared / name).symlink_to(target)
+    return make_and_score(setup, label, models, evaluate=evaluate)

@@ -28,10 +28,11 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
+from reproduction.engine.make import make
 from reproduction.engine.samples import Selection, load_split, streams
 from reproduction.engine.score import evaluate_model, score
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found, make
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import Each, Study
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
 
@@ -124,7 +125,7 @@ class ExtrapolationStudy(Study):
             changed.append(self.model(folder, SPECTRUM, place, **at))
         return changed
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of the models that are scored, and the divergence of all."""
         label, first = f"extrapolation {self.key}", self.first(folder)
         make(label, setup, first)
@@ -149,7 +150,7 @@ class ExtrapolationStudy(Study):
         candidates = [{**words, **m.columns, "chosen": int(m in chosen)} for m in models]
         rows = [row for model in chosen for row in scores[model.name]]
         facts = {"below": below, "stream_blend": rho.settings.anchor_blend}
-        return Found(rows, {"extrapolation.candidates": candidates}, facts)
+        return StudyResult(rows, {"extrapolation.candidates": candidates}, facts)
 
 
 def best_of(models: Sequence[ModelSpec], divergence: Mapping[str, float]) -> list[ModelSpec]:
@@ -177,7 +178,7 @@ def divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> flo
 
     from featcal.calibration.choose import Scores, kl_and_top1
     from featcal.data.batches import draw_indices
-    from featcal.evaluation.accuracy import unit_length
+    from featcal.models.batch import unit_length
     from reproduction.stages.measure import projected
 
     tensors, projection, total = load_file(setup.heads), setup.projection(), 0.0
@@ -217,16 +218,12 @@ def spectrum(
         parts = open_models(*given, whole=True, device=device, dtype=None)
         opened.enter_context(parts.evaluated())
         opened.enter_context(exact_products())
-        assert models[0].folder is not None and models[0].draw is not None
         spool = opened.enter_context(Spool(*budgets(device, None), models[0].folder.parent))
         students = [Student(parts.student_copy(), one.settings) for one in models]
-        variants, batches = (
-            [one.columns["variant"] for one in models],
-            streams(setup, models[0].draw),
-        )
+        variants = [one.columns["variant"] for one in models]
+        batches = streams(setup, models[0].draw)
         below = calibrate_by_spectrum(parts, students, variants, batches, spool)
         for model, student in zip(models, students, strict=True):
-            assert model.folder is not None
             save_model(student.handle.module, model.folder, like=merged)
     return below
 
@@ -248,12 +245,7 @@ def calibrate_by_spectrum(
     """
     import torch
 
-    from featcal.calibration.block import (
-        add_task_systems,
-        anchors,
-        solve_systems,
-        student_blocks,
-    )
+    from featcal.calibration.block import add_task_systems, anchors, solve_systems, student_blocks
     from featcal.calibration.features import advance
     from featcal.calibration.models import features_by_task
     from featcal.calibration.observe import Systems, observe

@@ -23,7 +23,7 @@ from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection, streams
 from reproduction.engine.score import Counts, averages
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import TEXT_POOLS, Draw, Numbers, Rivals, Study
 from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, IntervMerge, SurgeryV2
 from reproduction.results import SCORES
@@ -115,7 +115,7 @@ class FieldStudy(Study):
             found.append(ModelSpec(f"{name}/{method}", made, *words, corrects=corrects))
         return found
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of every merger and of what follows it, and the settings chosen."""
         KEPT.clear()  # where the jobs run in this process, it may hold another study's
         names = [*self.mergers, *([TANGENT] if self.tangent else [])]
@@ -131,7 +131,7 @@ class FieldStudy(Study):
         }
         rows = [row for model in models for row in scores[model.name]]
         cost = {name: made[name]["seconds"] for name in names}
-        return Found(rows, facts=facts, record={"cost": cost})
+        return StudyResult(rows, facts=facts, record={"cost": cost})
 
 
 def kept(key: tuple[Any, ...], found: Callable[[], T]) -> T:
@@ -194,9 +194,13 @@ def merge(
         clock("merged", lambda: featcal.merge(name, base, experts, out=out, **given, **first))
         return first, []
     if key == "scale":  # merged once, whatever the number of scales
-        rest = {k: v for k, v in first.items() if k != key}
-        opened = open_merge(name, base, experts, **given, **rest)
-        at_value = clock("merged", opened.at_scales)
+        opened = open_merge(name, base, experts, **given, **first)
+        vectors = clock("merged", lambda: dict(opened.run()))
+
+        def at_value(value: float, out: Path | None = None) -> Any:
+            scaled = replace(opened, settings={**opened.settings, key: value})
+            return scaled.finish(iter(vectors.items()), out)
+
     else:
 
         def at_value(value: float, **more: Any) -> Any:
@@ -204,10 +208,14 @@ def merge(
 
     def validated() -> dict[float, float]:
         if setup.of_texts:
-            folders = {own[key]: out.parent / f"{key}-{own[key]:g}" for own in candidates}
-            for value, folder in folders.items():
-                at_value(value, out=folder)
-            return {value: validation_average(setup, folder) for value, folder in folders.items()}
+            found = {}
+            for value in (own[key] for own in candidates):
+                model = ModelSpec("tried", out.parent / f"{key}-{value:g}", "merged")
+                at_value(value, out=model.folder)
+                scores = scoring.evaluate_model(setup, model, (), Selection("validation"))
+                values = [one["value"] for one in scores["tried"].values()]
+                found[value] = sum(values) / len(values)
+            return found
         models = {own[key]: at_value(own[key]) for own in candidates}
         return averages(setup, models, partial(read, setup, study, "validation"))
 
@@ -215,13 +223,6 @@ def merge(
     best = max(candidates, key=lambda own: (round(values[own[key]], 4), -own[key]))
     clock("merged", lambda: at_value(best[key], out=out))
     return best, [{**own, "value": round(values[own[key]], 4)} for own in candidates]
-
-
-def validation_average(setup: Setup, folder: Path) -> float:
-    """Return the average score of a language model over all validation samples."""
-    model, selection = ModelSpec("tried", folder, "merged"), Selection("validation")
-    found = scoring.evaluate_model(setup, model, (), selection)["tried"].values()
-    return sum(one["value"] for one in found) / len(found)
 
 
 def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Seconds) -> None:
@@ -237,10 +238,8 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Secon
 
     base, experts, device = setup.base, setup.experts, setup.context.device
     merged, rivals, seed, clock = out / "merged", study.rivals, study.seed, partial(timed, seconds)
-    batches, best = (
-        drawn(setup, study.drawn(batch=rivals.batch)),
-        featcal.Calibration(**BEST),
-    )
+    batches = drawn(setup, study.drawn(batch=rivals.batch))
+    best = featcal.Calibration(**BEST)
     for method, settings in {"featcal": rivals.featcal, "featcal_best": best}.items():
         given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches}
         given |= {"settings": settings, "device": device, "out": out / method, "resume": False}
@@ -322,7 +321,6 @@ def evaluate(
     encoder, deep = {model.name: setup.load(model.folder)}, dict[str, Path]()
     after: dict[str, Any] = {}
     for other in corrected:
-        assert other.folder is not None  # only each task's own expert has none
         if other.method in DEEP:
             deep[other.name] = other.folder
         elif other.method in INFERRED:

@@ -18,7 +18,7 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import Batch, Selection, streams
 from reproduction.engine.score import Row, answers
-from reproduction.engine.study import Found
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import Draw, Each, Rivals, Study
 from reproduction.results import OFFSET
 
@@ -46,12 +46,14 @@ class OffsetStudy(Study):
     seed: NonNegativeInt
     scored: PositiveInt
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of experts, merged and calibrated models and adapters at every strength."""
         jobs = {f"{s:g}": (setup, self, s, folder / f"{s:g}") for s in self.strengths}
         results = setup.context.run(f"offset {self.key}", measured, jobs)
         rows = [row for rows, _ in results.values() for row in rows]
-        return Found(rows, facts={"drift": {name: drift for name, (_, drift) in results.items()}})
+        return StudyResult(
+            rows, facts={"drift": {name: drift for name, (_, drift) in results.items()}}
+        )
 
 
 def placed(first: int, batch: Batch) -> Batch:
@@ -91,7 +93,7 @@ def measured(
     import torch
 
     import featcal
-    from featcal.baselines.mean_shift import MeanShift
+    from featcal.baselines.corrections import MeanShift
     from featcal.baselines.training import pool_features
     from featcal.core import generator
     from featcal.models.load import load_as_calibrated

@@ -13,7 +13,7 @@ from reproduction.engine.measured import METHODS, measure
 from reproduction.engine.samples import seen_rows
 from reproduction.engine.score import score
 from reproduction.engine.spec import merged_model, rival
-from reproduction.engine.study import Found
+from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import fan_out
 from reproduction.experiments import Counts, Rivals, Seeds, Study
 from reproduction.results import SAMPLES, SEEN
@@ -31,7 +31,7 @@ class SamplesStudy(Study):
     samples: Counts
     seeds: Seeds
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return scores, the test samples that were seen, and costs."""
         label, rivals = f"samples {self.key}", self.rivals
         models = []
@@ -49,4 +49,4 @@ class SamplesStudy(Study):
         draws = [rivals.draw("surgery", n, seed) for n in self.samples for seed in self.seeds]
         record = {"cost": [costs[model.name] for model in models[1:]], "at_once": n_jobs}
         record |= {"threads": threads, "settings": self.model_dump()}
-        return Found(rows, {"samples.seen": seen_rows(setup, draws, rows)}, record=record)
+        return StudyResult(rows, {"samples.seen": seen_rows(setup, draws, rows)}, record=record)

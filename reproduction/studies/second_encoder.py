@@ -18,7 +18,7 @@ from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.samples import Selection
 from reproduction.engine.score import evaluate_model
 from reproduction.engine.spec import ModelSpec, merged, references, rival
-from reproduction.engine.study import Found
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import Rivals, Study
 from reproduction.prepare.suite import FineTuneSentences, SentenceRole
 from reproduction.results import SCORES
@@ -46,7 +46,7 @@ class SecondEncoderStudy(Study):
     seed: NonNegativeInt
     scored: PositiveInt
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of base, experts, merged and calibrated models, and of adapters."""
         suite, place = setup.context.suite, f"second_encoder.{self.key}.fine_tune"
         recipe = FineTuneSentences.from_mapping(self.fine_tune, place)
@@ -56,7 +56,7 @@ class SecondEncoderStudy(Study):
         parts = {name: store / name for name in ("base", "experts", HEADS)}
         evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
         here, label = setup.moved(folder / "outputs"), f"second encoder {self.key}"
-        return Found(compared(label, here, parts, list(self.models(here)), evaluate))
+        return StudyResult(compared(label, here, parts, list(self.models(here)), evaluate))
 
     def models(self, setup: Setup) -> Iterator[ModelSpec]:
         """Yield the references and the study's mergers, with FeatCal at both settings and adapters."""

@@ -10,9 +10,10 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, Settings, require
 from reproduction.engine.context import Setup
+from reproduction.engine.make import make
 from reproduction.engine.score import score
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found, make
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import SWEPT, Numbers, Setting, Study
 from reproduction.results import SWEEP
 
@@ -60,7 +61,7 @@ class SweepStudy(Study):
         fine = bool(words) and len(set(words)) == len(words)
         require(fine, "sweep.around", words, "must name each setting once")
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of every point of every curve.
 
         Each model is calibrated anew: in forward order, λ decides what later blocks see.
@@ -79,4 +80,4 @@ class SweepStudy(Study):
             for parameter, at, own in points:
                 point = {"parameter": parameter, "at": f"{at:g}", "chosen": int(at == own)}
                 rows += [row | point for row in scores[name]]
-        return Found(rows)
+        return StudyResult(rows)

@@ -17,13 +17,13 @@ from zlib import crc32
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from featcal.baselines.mean_shift import MeanShift
+from featcal.baselines.corrections import MeanShift
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import load_split
 from reproduction.engine.score import Counts, Row, score
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found, made_and_scored
+from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import (
     ADAPTER_BATCH,
     SPLITS,
@@ -97,7 +97,7 @@ class TaskCountsStudy(Study):
             found += [Part(draw, own) for draw, own in enumerate(cut)]
         return found
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of the experts and of every model on every part."""
         from safetensors.torch import load_file
 
@@ -119,7 +119,7 @@ class TaskCountsStudy(Study):
         for (name, some), (upstream, run) in product(own.items(), merges.items()):
             merged = ModelSpec("merged", some.merged(upstream), "merged", upstream, settings=run)
             models = [m.but(columns=columns[name]) for m in (merged, *self.models(some, upstream))]
-            rows += made_and_scored(some, f"{label} {name} {upstream}", models, evaluate=evaluate)
+            rows += make_and_score(some, f"{label} {name} {upstream}", models, evaluate=evaluate)
             rmtree(some.folder(""))
         heads = load_file(setup.heads)
         facts = {
@@ -127,7 +127,7 @@ class TaskCountsStudy(Study):
             "mergers": {upstream: run.options for upstream, run in merges.items()},
             "classes": {task: len(heads[f"head/{task}"]) for task in setup.tasks},
         }
-        return Found(tables={"task_counts": rows}, facts=facts)
+        return StudyResult(tables={"task_counts": rows}, facts=facts)
 
     def models(self, setup: Setup, upstream: str) -> Iterator[ModelSpec]:
         """Yield FeatCal at every setting, then adapters from every stream."""
@@ -169,7 +169,8 @@ class Judge:
         drift: mean over samples of the squared difference.   mean_drift: squared length of the mean
         difference, the part that one constant vector would undo.
         """
-        from featcal.evaluation.accuracy import require_finite, unit_length
+        from featcal.evaluation.accuracy import require_finite
+        from featcal.models.batch import unit_length
 
         require_finite(features, f"features of {self.task}")
         unit, (start, end), count = unit_length(features.cpu()), self.span, len(self.labels)
@@ -220,7 +221,7 @@ def judged(
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Adapters
-    from featcal.evaluation.accuracy import unit_length
+    from featcal.models.batch import unit_length
 
     pool, tensors = replace(setup, only=()).tasks, load_file(setup.heads)
     heads = {name: tensors[f"head/{name}"] for name in pool}

@@ -8,10 +8,11 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
+from reproduction.engine.make import make
 from reproduction.engine.samples import load_split
 from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import Found, make
+from reproduction.engine.study import StudyResult
 from reproduction.experiments import Counts, Setting, Study
 from reproduction.results import THEORY, THEORY_POINTS
 
@@ -46,7 +47,7 @@ class TheoryStudy(Study):
         expected = f"must be at most theory.images, {self.images}"
         require(self.traced <= self.images, "theory.traced", self.traced, expected)
 
-    def found(self, setup: Setup, folder: Path) -> Found:
+    def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return lines of every statement, and their points, in the pool's order."""
         label, models = f"theory {self.key}", []
         for order in ("forward", "stale"):  # on deployed features, and on the merged model's
@@ -59,7 +60,7 @@ class TheoryStudy(Study):
         lines = {name: lines[name] for name in (*setup.tasks, SOURCES)}
         points = [point for own in lines.values() for point in own[1]]
         rows = rows_of(setup.words | {"upstream": self.upstream}, lines)
-        return Found(tables={"theory": rows, "theory_points": points})
+        return StudyResult(tables={"theory": rows, "theory_points": points})
 
 
 def checked(setup: Setup, study: TheoryStudy, name: str, folder: Path) -> Lines:
@@ -76,7 +77,7 @@ def check_task(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lin
     from safetensors.torch import load_file
 
     from reproduction.theory import drift, scores
-    from reproduction.theory.tower import Found, tower
+    from reproduction.theory.tower import Checks, tower
 
     device, tensors = setup.context.device, load_file(setup.heads)
     samples, some = (drawn(setup, study, task, count) for count in (study.images, study.traced))
@@ -95,7 +96,7 @@ def check_task(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lin
         ({"method": "featcal", "setting": study.setting}, folder / "forward"),
     )
     for words, path in compared:
-        found, model = Found(), setup.load(path, torch.float64)
+        found, model = Checks(), setup.load(path, torch.float64)
         ours = tower(model, batch)
         drifts = drift.decomposed(ours, theirs)
         drift.check_decomposition(drifts, found)
@@ -117,7 +118,7 @@ def check_sources(setup: Setup, study: TheoryStudy, _: str, folder: Path) -> Lin
     import torch
 
     from reproduction.theory import sources
-    from reproduction.theory.tower import Found
+    from reproduction.theory.tower import Checks
 
     def model(path: Path) -> Any:
         return setup.load(path, torch.float64)
@@ -130,7 +131,7 @@ def check_sources(setup: Setup, study: TheoryStudy, _: str, folder: Path) -> Lin
         stale=model(folder / "stale"),
     )
     batches = {task: whole(drawn(setup, study, task, study.traced)) for task in setup.tasks}
-    found = Found()
+    found = Checks()
     sources.check_sources(models, batches, study.featcal, found)
     words = {"method": "featcal", "setting": study.setting, "task": ""}
     return [{**words, **line} for line in found.lines], [{**words, **p} for p in found.points]

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from reproduction.theory.tower import Found, Tower, dots, norms, relative
+from reproduction.theory.tower import Checks, Tower, dots, norms, relative
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def residual(drift: BlockDrift) -> Tensor:
     return relative(drift.after - (drift.mismatch + drift.propagated), drift.after)
 
 
-def check_decomposition(drifts: list[BlockDrift], found: Found) -> None:
+def check_decomposition(drifts: list[BlockDrift], found: Checks) -> None:
     """Check Proposition 1; add ⟨m, e⟩/‖e‖ and ⟨p, e⟩/‖e‖, whose sum is ‖e‖, in percent of ‖h_exp‖."""
     found.exact("proposition_1", "digits", torch.cat([residual(d) for d in drifts]))
     first = drifts[0]
@@ -70,7 +70,7 @@ def check_decomposition(drifts: list[BlockDrift], found: Found) -> None:
             found.add("proposition_1", name, share, len(value), block=f"{i:02d}")
 
 
-def check_residual(drifts: list[BlockDrift], found: Found) -> None:
+def check_residual(drifts: list[BlockDrift], found: Checks) -> None:
     """Check Proposition 4, p = e_before + r, and how much of the skip's drift the branch adds or
     (below 0) removes.
     """
@@ -91,60 +91,33 @@ def check_residual(drifts: list[BlockDrift], found: Found) -> None:
         found.add("proposition_4", "branch_along_drift", share, len(along), block=f"{i:02d}")
 
 
-@dataclass(frozen=True)
-class Growth:
-    """γ, η and growth of Proposition 5 for one block, image by image, (n,)."""
-
-    gamma: Tensor  # the largest that Eq. 34 allows, ‖p‖/‖e_before‖ − 1
-    eta: Tensor  # the smallest that Eq. 35 allows, ‖m‖/‖e_before‖
-    factor: Tensor  # ‖e‖/‖e_before‖
-
-    @property
-    def applies(self) -> Tensor:
-        """γ > 0 and η < γ: with η = γ, which Eq. 35 allows, Eq. 36's strict growth does not follow."""
-        return (self.gamma > 0) & (self.eta < self.gamma)
-
-    @property
-    def promised(self) -> Tensor:
-        """The factor 1 + γ − η of Eq. 36."""
-        return 1 + self.gamma - self.eta
-
-
-def growth(drift: BlockDrift) -> Growth:
-    """Return γ, η and the growth of one block; drift before it must not vanish."""
-    propagated, mismatch, after = (
-        norms(part) / norms(drift.before)
-        for part in (drift.propagated, drift.mismatch, drift.after)
-    )
-    return Growth(propagated - 1, mismatch, after)
-
-
-def check_growth(drifts: list[BlockDrift], found: Found) -> None:
+def check_growth(drifts: list[BlockDrift], found: Checks) -> None:
     """Check Proposition 5 and Corollary 1.
 
     Eq. 36 and its product follow from the triangle inequality wherever 1 + γ − η is not negative,
     so both are checked on all such cases, not only where the condition promises growth.
     """
-    grown = {i: growth(d) for i, d in enumerate(drifts) if bool((norms(d.before) > 0).all())}
+    grown = {i: d for i, d in enumerate(drifts) if bool((norms(d.before) > 0).all())}
     if not grown:
         return
-    applies, factor, promised = (
-        torch.stack([getattr(g, name) for g in grown.values()])
-        for name in ("applies", "factor", "promised")
+    before, propagated, mismatch, after = (
+        torch.stack([norms(getattr(d, name)) for d in grown.values()])
+        for name in ("before", "propagated", "mismatch", "after")
     )  # (blocks, n)
+    # the largest γ that Eq. 34 allows, and the smallest η that Eq. 35 allows
+    gamma, eta, factor = propagated / before - 1, mismatch / before, after / before
+    # with η = γ, which Eq. 35 allows, Eq. 36's strict growth does not follow
+    applies, promised = (gamma > 0) & (eta < gamma), 1 + gamma - eta
     found.add("proposition_5", "applies", 100 * float(applies.double().mean()), applies.numel())
     found.add("proposition_5", "grows", 100 * float((factor > 1).double().mean()), factor.numel())
     found.bounded("proposition_5", factor.flatten(), promised.flatten())
-    for i, g in grown.items():
-        found.show("proposition_5", g.factor, g.promised, f"{i:02d}", g.applies, most=1)
+    for i, *shown in zip(grown, factor, promised, applies, strict=True):
+        actual, bound, kept = shown
+        found.show("proposition_5", actual, bound, f"{i:02d}", kept, most=1)
     found.add("corollary_1", "applies", 100 * float(applies[-1].double().mean()), applies.shape[1])
-    ends = (to_the_end(x)[:-1].flatten() for x in (factor, promised.clamp_min(0)))
+    # products from every block to the last
+    ends = (x.flip(0).cumprod(0).flip(0)[:-1].flatten() for x in (factor, promised.clamp_min(0)))
     found.bounded("corollary_1", *ends)
-
-
-def to_the_end(factors: Tensor) -> Tensor:
-    """Return the products from every block to the last, (blocks, n)."""
-    return factors.flip(0).cumprod(0).flip(0)
 
 
 Map = Callable[[Tensor], Tensor]
@@ -195,7 +168,7 @@ class _FixedWeights(TorchFunctionMode):
 
 
 def check_propagation(
-    pairs: Sequence[tuple[Tower, Tower]], nodes: Sequence[int], found: Found
+    pairs: Sequence[tuple[Tower, Tower]], nodes: Sequence[int], found: Checks
 ) -> None:
     """Check Proposition 2 for every number of nodes: p = A e_before, and the unrolled sum against
     the final drift.

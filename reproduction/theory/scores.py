@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reproduction.theory.drift import directional, nodes_and_weights
-from reproduction.theory.tower import Found, Tower
+from reproduction.theory.tower import Checks, Tower
 
 PLACES = 33  # even steps along a segment at which a local Lipschitz constant is looked for
 
@@ -93,7 +93,7 @@ def cosine_constant(head: Head, start: Tensor, end: Tensor) -> Tensor:
     return head.scale * torch.linalg.matrix_norm(head.classes, 2) / nearest
 
 
-def check_scores(drift: ScoreDrift, found: Found) -> None:
+def check_scores(drift: ScoreDrift, found: Checks) -> None:
     """Check that both bounds are at least the change of the scores, image by image."""
     change = drift.change.norm(dim=-1)
     bounds = {"proposition_3": drift.by_block, "proposition_6": drift.by_feature}
@@ -123,7 +123,7 @@ def averaged(function: Callable[[Tensor], Tensor], z: Tensor, change: Tensor, no
     return torch.stack(parts).sum(0)
 
 
-def check_loss(drift: ScoreDrift, labels: Tensor, nodes: Sequence[int], found: Found) -> None:
+def check_loss(drift: ScoreDrift, labels: Tensor, nodes: Sequence[int], found: Checks) -> None:
     """Check Proposition 7, the softmax bridge before it, and Corollary 2.
 
     Errors are relative to ‖ḡ‖ ‖Δz‖, because a loss may well not change at all.
@@ -154,7 +154,7 @@ def check_loss(drift: ScoreDrift, labels: Tensor, nodes: Sequence[int], found: F
     found.show("corollary_2", lost.abs(), steepest * drift.by_block)
 
 
-def check_margins(drift: ScoreDrift, found: Found) -> None:
+def check_margins(drift: ScoreDrift, found: Checks) -> None:
     """Check Eq. 44 and three other conditions: weaker ones by the bounds of Propositions 3 and 6, a
     sharper one by the spread of Δz.
 

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from featcal.core.moments import Moments
 from featcal.core.ridge import anchor, solve_ridge, task_system
-from featcal.models.families import plan_for
 from featcal.models.modules import solved_modules
-from featcal.models.plan import blocks_of
+from featcal.models.plan import blocks_of, plan_for
 from featcal.settings import Calibration
-from reproduction.theory.tower import Batch, Found, Tower, relative, tower
+from reproduction.theory.tower import Batch, Checks, Tower, relative, tower
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class Models:
 
 @torch.no_grad()
 def check_sources(
-    models: Models, batches: Mapping[str, Batch], settings: Calibration, found: Found
+    models: Models, batches: Mapping[str, Batch], settings: Calibration, found: Checks
 ) -> None:
     """Check Proposition 8 and Eq. 45 for every linear of every block."""
     merged, forward, stale = (
@@ -191,9 +190,10 @@ def check_sources(
             found.add("proposition_8", f"{kind}_moved", moved, len(names), block=f"{index:02d}")
         fits: dict[str, list[float]] = {}
         for name in names:
-            linear = linear_of(
-                models, index, name, {task: taught[task][name] for task in batches}, settings
-            )
+            x = {task: taught[task][name] for task in batches}
+            own = {task: weight(expert, index, name) for task, expert in models.experts.items()}
+            both = (weight(model, index, name) for model in (models.merged, models.base))
+            linear = Linear(own, x, anchor(*both, settings.anchor_blend))
 
             def source(inputs: Inputs, name: str = name, linear: Linear = linear) -> Source:
                 return linear.source(
@@ -226,7 +226,7 @@ def check_sources(
 
 
 def check_prefix(
-    models: Models, batches: Mapping[str, Batch], forward: Mapping[str, Tower], found: Found
+    models: Models, batches: Mapping[str, Batch], forward: Mapping[str, Tower], found: Checks
 ) -> None:
     """Check Eq. 45: a block's input does not change when it and later ones are calibrated."""
     half = deepcopy(models.merged)
@@ -240,15 +240,6 @@ def check_prefix(
             errors.append(relative(tower(half, x).features[index] - whole, whole))
         block.load_state_dict(solved.state_dict())
     found.exact("equation_45", "digits", torch.cat(errors))
-
-
-def linear_of(
-    models: Models, index: int, name: str, x: dict[str, Tensor], settings: Calibration
-) -> Linear:
-    """Return one linear with its experts and its anchor."""
-    weights = {task: weight(expert, index, name) for task, expert in models.experts.items()}
-    merged, base = weight(models.merged, index, name), weight(models.base, index, name)
-    return Linear(weights, x, anchor(merged, base, settings.anchor_blend))
 
 
 def weight(model: nn.Module, index: int, name: str) -> Tensor:

@@ -25,15 +25,14 @@ from featcal.models.blocks import (
     module_outputs,
     step,
 )
-from featcal.models.families import plan_for
-from featcal.models.plan import Stack, blocks_of
+from featcal.models.plan import Stack, blocks_of, plan_for
 
 ROUNDING = 1e-16  # below it an error is not told apart from none
 SHOWN = 4  # points of one statement, task and model that are kept for plots
 
 
 @dataclass
-class Found:
+class Checks:
     """Lines (statement, quantity, block, nodes, value, count) and points for plots.
 
     `digits`: decimal digits that both sides of an equation share.   `room`: percent by which the

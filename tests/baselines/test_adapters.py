@@ -11,8 +11,7 @@ from test_zero_shot import pictures, right_by_hand
 from torch import nn
 
 from featcal.baselines.adapters import Adapters
-from featcal.baselines.prob_surgery import ProbSurgery
-from featcal.baselines.surgery import Surgery
+from featcal.baselines.corrections import ProbSurgery, Surgery
 from featcal.errors import (
     BadData,
     BadFile,

@@ -1,6 +1,4 @@
-"""Representation Surgery, ProbSurgery and the mean shift: the published loops as oracle, and worked
-steps.
-"""
+"""Representation Surgery, ProbSurgery and the mean shift against the published loops."""
 
 from itertools import islice
 
@@ -11,10 +9,8 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
 import featcal
-from featcal.baselines.adapters import Adapters, Pair, unit
-from featcal.baselines.mean_shift import MeanShift
-from featcal.baselines.prob_surgery import ProbSurgery
-from featcal.baselines.surgery import Surgery
+from featcal.baselines.adapters import Adapters, Pair
+from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
 from featcal.baselines.training import batch_order
 from featcal.core import generator
 from featcal.errors import BadBatches, BadSetting
@@ -70,33 +66,6 @@ def test_adapters_equal_the_published_loop_of_each_task(settings):
             torch.testing.assert_close(adapters.weights[task][name], want, rtol=0, atol=1e-12)
 
 
-def test_one_step_of_surgery_by_hand():
-    # f = (1, 2), D = I, U = 0: h = f, f' = f, sign(f' − e) = (1, −1), so dL/dU = ½ (−1, 1)ᵀ h and
-    # Adam's first step is −lr · sign
-    merged, expert = torch.tensor([[1.0, 2.0]]).double(), torch.tensor([[0.0, 4.0]]).double()
-    down, up = torch.eye(2).double(), torch.zeros(1, 2, 2).double().requires_grad_()
-    settings = Surgery(rank=2, steps=1, lr=0.1, features="raw")
-    loss = settings.row_losses({"down": down[None], "up": up}, merged[None], expert[None], None)
-    loss.sum().backward()
-    assert loss.tolist() == [[1.5]]
-    assert up.grad[0].tolist() == [[-0.5, -1.0], [0.5, 1.0]]
-    adapters = Adapters(settings, 42, {"a": {"down": down, "up": -0.1 * up.grad[0].sign()}})
-    want = torch.tensor([[0.7, 2.3]]).double()
-    torch.testing.assert_close(adapters.apply("a", merged), want)
-
-
-def test_one_loss_of_prob_surgery_by_hand():
-    # f = (1, 2), A = I: h = (1, 2); M = I: μ = (1, 2); V = 0: σ = 1; ε = (0.5, −0.5): z = (1.5,
-    # 1.5), f' = (−0.5, 0.5)
-    # L1 to (0, 0): 0.5; KL = ½ Σ (μ² + σ² − 1 − log σ²) = ½ (1 + 4) = 2.5, times 0.1
-    identity, zeros = torch.eye(2)[None], torch.zeros(1, 2, 2)
-    weights = {"hidden": identity, "mean": identity, "log_variance": zeros}
-    merged, noise = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[0.5, -0.5]]])
-    settings = ProbSurgery(hidden=2, kl_weight=0.1)
-    loss = settings.row_losses(weights, merged, torch.zeros(1, 1, 2), noise)
-    assert float(loss) == pytest.approx(0.75)
-
-
 def test_only_the_mean_of_prob_surgery_corrects_at_test_time():
     features = pairs()
     adapters = PROB_SURGERY.fit(features)
@@ -121,17 +90,6 @@ def test_the_vector_of_two_samples_by_hand(features, merged, expert, shift, row,
     assert adapters.weights["a"]["shift"].tolist() == [shift] and adapters.losses == {}
     for given, want in ((row, corrected), ([row, row], [corrected, corrected])):
         assert adapters.apply("a", torch.tensor(given).float()).tolist() == want
-
-
-@pytest.mark.parametrize("features", ["raw", "unit"])
-def test_the_mean_of_corrected_features_is_the_experts(features):
-    given = pairs()
-    adapters = MeanShift(features=features).fit(given)
-    for task, own in given.items():
-        expert = (unit(own.expert) if features == "unit" else own.expert).mean(0)
-        ours = adapters.apply(task, own.merged).mean(0)
-        torch.testing.assert_close(ours, expert, rtol=0, atol=1e-14)
-        assert float((own.merged.mean(0) - own.expert.mean(0)).abs().max()) > 1e-3
 
 
 def test_nan_features_and_unknown_settings_are_refused():

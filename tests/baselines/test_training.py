@@ -13,9 +13,7 @@ from tiny import experiment, same_bits, seeded, shifted
 
 import featcal
 from featcal.baselines.adapters import Pair
-from featcal.baselines.mean_shift import MeanShift
-from featcal.baselines.prob_surgery import ProbSurgery
-from featcal.baselines.surgery import Surgery
+from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
 from featcal.baselines.training import (
     batch_order,
     kept_steps,
@@ -27,7 +25,7 @@ from featcal.baselines.training import (
 from featcal.core import generator
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.models.batch import rows_before_head, single_samples
-from reproduction.engine.adapt import read_pair, write_pair
+from reproduction.engine.make import read_pair, write_pair
 
 SETTINGS = Surgery(rank=3, batch=8, steps=60, features="raw")
 
@@ -64,14 +62,6 @@ def test_public_functions_fit_projected_features(settings):
     ours = getattr(featcal, settings.name)(*call(given), head=head, **settings.model_dump())
     once = settings.but(encode="once") if ours.losses else settings
     assert difference(ours, once.fit(features)) < 1e-9
-
-
-@pytest.mark.parametrize("settings", [Surgery(rank=2, steps=4), ProbSurgery(hidden=3, steps=4)])
-def test_adapters_from_shared_features_are_those_trained_alone(settings):
-    given = experiment(torch.float32)
-    shared = settings.fit(pool_features(*call(given)))
-    alone = getattr(featcal, settings.name)(*call(given), **settings.model_dump())
-    assert difference(shared, alone) == 0 and shared.losses == alone.losses
 
 
 def test_several_merged_models_share_the_experts_features():

@@ -88,19 +88,3 @@ def test_streamed_interrupted_and_resumed_run_is_bit_identical_to_one_in_memory(
     _, resumed = finished(tmp_path / "out", folders, ALL, host_memory=0)
     assert resumed == [True, True, False, False]
     assert same_bits(load_as_calibrated(tmp_path / "out"), in_memory)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"bias": False, "affine": "joint"},
-        {"residual": 2.0},
-        {"interpolation": "auto"},
-        {"interpolation": 1.5},
-        {"ridge": "best"},
-    ],
-    ids=str,
-)
-def test_invalid_settings_are_refused(wrong):
-    with pytest.raises(BadSetting):
-        PAPER.but(**wrong)

@@ -1,6 +1,4 @@
-"""What a block needs in float64 while it is calibrated, counted in bytes of tensors that are alive
-at the same time.
-"""
+"""What a block needs in float64 while it is calibrated, counted in bytes of living tensors."""
 
 import pytest
 import torch

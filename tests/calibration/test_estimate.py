@@ -17,7 +17,7 @@ import featcal
 from featcal.calibration.choose import STREAM
 from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli.plan import meta_batch
-from featcal.models.families import plan_for
+from featcal.models.plan import plan_for
 
 SCRIPT = Path(__file__).parents[1] / "memory_of_a_run.py"
 D, WIDE, TOKENS = 32, 96, 5  # of tests.tiny.clip: two blocks, patches of 8 x 8 pixels

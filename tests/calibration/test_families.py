@@ -1,18 +1,21 @@
-"""Every family: replay to the bit, and the calibrated model against whole forwards and least
-squares in float64.
-"""
+"""Every family: bit-identical replay, and whole forwards with least squares in float64."""
+
+from functools import partial
 
 import plain
 import pytest
 import torch
 import transformers as tf
-from families import FAMILIES, experiment, tokens, without_float32
+from families import FAMILIES, SHORT, Family, experiment, family, text, tokens, without_float32
+from test_mixtures import KINDS as MIXTURE_KINDS
+from test_mixtures import mixture
 from tiny import PAPER, difference, make, same_bits
 
 from featcal import calibrate
+from featcal.calibration.calibrate import check
+from featcal.errors import FeatCalError
 from featcal.models.blocks import block_outputs, check_replay, replay
-from featcal.models.families import plan_for
-from featcal.models.plan import blocks_of
+from featcal.models.plan import blocks_of, plan_for
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -154,3 +157,34 @@ def test_float32_models_differ_from_float64_by_rounding(name, ridge, bound):
     )
     for p, q in zip(exact.parameters(), single.parameters(), strict=True):
         assert (q.double() - p).norm() < bound * p.norm()
+
+
+STREAM = {"order": "sites", "residual": 1.0, "affine": "joint", "ridge": "auto"}
+MATRIX = [
+    "auto",
+    PAPER,
+    PAPER.but(order="stale", norm=False, bias=False),
+    PAPER.but(**STREAM),
+    PAPER.but(**STREAM, modules=("down_proj", "fc2", "wo", "c_proj", "output.dense")),
+]
+MIXTURES = {f"{name}_moe": Family(partial(mixture, name), text, {}) for name in MIXTURE_KINDS}
+NORMLESS = {  # its norms are of a kind that cannot be solved
+    "deberta": family("DebertaModel", SHORT | {"position_biased_input": False}, "encoder.layer")
+}
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *MIXTURES, *NORMLESS])
+def test_a_check_ends_as_the_calibration_does(name):
+    given = experiment((FAMILIES | MIXTURES | NORMLESS)[name], torch.float32)
+    ended = []
+    for settings in MATRIX:
+        pair = []
+        for call in (check, calibrate):
+            try:
+                call(**given, settings=settings)
+                pair.append("")
+            except FeatCalError as error:
+                pair.append(str(error))
+        assert pair[0] == pair[1], settings
+        ended += pair[:1]
+    assert name in NORMLESS or ended[1] == ""

@@ -1,6 +1,4 @@
-"""Mixtures of experts whose weights lie in one tensor: solved as linears on the tokens that the
-merged model's router sends.
-"""
+"""Mixtures of experts in packed tensors, solved as linears on the tokens that the router sends."""
 
 import json
 
@@ -28,12 +26,16 @@ KINDS = {
 PLAIN = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
 
 
+def mixture(name):
+    kind, config, more = KINDS[name]
+    return kind(config(**GROUPED, **more, num_experts_per_tok=2))
+
+
 @pytest.fixture(params=KINDS)
 def given(request, monkeypatch):
     """Base, two experts, their average and batches; every expert that gets a token is solved."""
     monkeypatch.setattr(block_module, "FEWEST_TOKENS", 1)
-    kind, config, more = KINDS[request.param]
-    base = make(lambda: kind(config(**GROUPED, **more, num_experts_per_tok=2)), dtype=torch.float64)
+    base = make(lambda: mixture(request.param), dtype=torch.float64)
     base.config._experts_implementation = "eager"  # the others know no float64
     experts = {task: shifted(base, i + 1) for i, task in enumerate("ab")}
     batches = {task: text(10 * i, batch=3) for i, task in enumerate("ab")}
@@ -76,9 +78,7 @@ def test_the_result_does_not_depend_on_how_samples_are_batched(given, changes):
 
 
 def routed(model, batches, number):
-    """Of each batch the rows that reach the first block's experts, and which of them, without
-    padding, the router sends to one of these.
-    """
+    """Rows that reach the first block's experts, and which of them the router sends to one expert."""
     seen, experts = [], model.model.layers[0].mlp.experts
     note = experts.register_forward_pre_hook(lambda _, args: seen.append(args[:2]))
     with note, torch.no_grad():
@@ -91,9 +91,7 @@ def routed(model, batches, number):
 
 
 def test_an_experts_linears_solve_the_ridge_of_its_tokens(given):
-    """Eq. 17 by hand, in float64: rows are those that the merged model's router sends, in the
-    merged model and in the expert.
-    """
+    """Eq. 17 by hand, in float64, on the rows that the merged model's router sends."""
 
     def weight(model):
         return model.model.layers[0].mlp.experts.gate_up_proj[number].detach()

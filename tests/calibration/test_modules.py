@@ -1,6 +1,4 @@
-"""A list of modules: what it names is solved as the oracle solves it, everything else keeps the
-merged model's bits.
-"""
+"""What a list of modules names equals the oracle; everything else keeps the merged model's bits."""
 
 import json
 
@@ -53,16 +51,6 @@ def test_the_list_of_all_linears_gives_the_bits_of_no_list(order):
         calibrate(**given, settings=PAPER.but(order=order, modules=m)).model for m in (None, every)
     )
     assert same_bits(whole, listed)
-
-
-def test_record_states_the_list_of_modules(tmp_path):
-    given = experiment(FAMILIES["t5"], torch.float32)
-    settings = LINEARS.but(modules=("EncDecAttention.k",))
-    folder = calibrate(**given, settings=settings, out=tmp_path / "out").folder
-    record = json.loads((folder / "featcal.json").read_text())
-    assert Calibration(**record["settings"]) == settings
-    for block in record["blocks"]:
-        assert (block["conditioning"] == 1.0) == block["name"].startswith("encoder")
 
 
 def test_a_name_that_no_linear_has_is_refused_with_the_nearest_one():

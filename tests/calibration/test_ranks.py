@@ -17,7 +17,6 @@ from featcal.calibration import choose
 from featcal.calibration.observe import Systems
 from featcal.calibration.ranks import Ranks, owners
 from featcal.calibration.resume import RunFolder
-from featcal.core.norm import NormSystem
 from featcal.core.ridge import RidgeSystem, Solution
 from featcal.errors import BadSetting
 
@@ -69,9 +68,7 @@ def calibrate_own(build, ranks, folder):
 
 
 def assert_same_records(records, expected):
-    """Equal but for the last of the digits that are kept, which another order of sums may turn
-    over.
-    """
+    """Equal but for the last of the digits that are kept, which the order of sums may change."""
     for block, other in zip(records, expected, strict=True):
         assert block == {
             key: v if isinstance(v, str) else pytest.approx(v, rel=1e-5) for key, v in other.items()
@@ -114,7 +111,7 @@ def summed_and_shared(ranks, folder):
     mine = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T + ranks.rank  # (3, 2)
     rest = mine[:, 0].clone(), mine[0].clone(), mine[0, 0].clone()
     system = RidgeSystem(torch.eye(3, dtype=torch.float64), mine.clone(), *rest)
-    norm = NormSystem(*(mine[:, 0] * (i + 1) for i in range(4)), 1.0)
+    norm = torch.stack([*(mine[:, 0] * (i + 1) for i in range(4)), torch.ones(3).double()])
     systems = ranks.summed(Systems({QK: [system]}, {"norm": [norm]}))
     sums = {"+".join(site): one.right.tolist() for site, [one] in systems.sites.items()}
     [norm] = systems.norms["norm"]
@@ -122,7 +119,7 @@ def summed_and_shared(ranks, folder):
     shared = {
         "+".join(s): [r.weight.tolist(), r.bias.tolist(), r.conditioning] for s, r in solved.items()
     }
-    return [sums, [norm.right_shift.tolist(), norm.tasks], shared]
+    return [sums, [norm[3].tolist(), norm[4, 0].item()], shared]
 
 
 def test_column_major_tensors_arrive_as_they_are(tmp_path):

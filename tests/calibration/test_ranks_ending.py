@@ -1,6 +1,4 @@
-"""What ends one of several processes ends all of them, with one message; and how torchrun runs the
-command line.
-"""
+"""What ends one of several processes ends all of them, with one message; and torchrun's command."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""A calibration that is killed and started again: it goes on after the last solved block and writes
-the same bytes.
-"""
+"""A calibration that is killed continues after the last solved block and writes the same bytes."""
 
 import os
 import signal

@@ -1,6 +1,4 @@
-"""Tensors that wait on their device, in host memory or on disk come back as they were, within the
-budgets.
-"""
+"""Tensors on their device, in host memory or on disk come back as they were, within the budgets."""
 
 import errno
 import os

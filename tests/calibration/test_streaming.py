@@ -1,6 +1,4 @@
-"""Folders in, a folder out, one block of every model in memory at a time: the same numbers as with
-whole models in memory.
-"""
+"""Folders in, a folder out, one block in memory at a time: the numbers of whole models in memory."""
 
 import json
 
@@ -138,9 +136,7 @@ def test_half_precision_is_calibrated_in_float32_and_written_as_it_came(tmp_path
 
 
 def counted(tmp_path, monkeypatch, blocks, experts):
-    """Most bytes of parameters, and of activations, in memory at once while a folder is
-    calibrated.
-    """
+    """Most bytes of parameters, and of activations, in memory while a folder is calibrated."""
     tasks, kept, keep = tuple(f"task{i}" for i in range(experts)), [], Spool.keep
     build = lambda dtype: clip(dtype=dtype, num_hidden_layers=blocks)  # noqa: E731
     given = tiny.experiment(torch.float32, tasks, 10, build=build)

@@ -1,6 +1,4 @@
-"""What `calibrate` is given and what it writes: one clear error each, and a folder that appears
-whole or not at all.
-"""
+"""Clear errors for what `calibrate` is given, and a folder that appears whole or not at all."""
 
 import copy
 import json

@@ -12,7 +12,7 @@ from tiny import VISION
 
 from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli import main as cli
-from featcal.models.families import plan_for
+from featcal.models.plan import plan_for
 from featcal.settings import Calibration
 
 TASKS = ("cars", "dtd")
@@ -106,7 +106,7 @@ def test_masks_of_padded_text_are_planned_for(llama, needs):
         (["--expert", "new"], "NAME=MODEL"),
         (["--set", "tokens=50"], "plan.tokens: 50 cannot be used; it is for text models"),
         *[(["--host-memory", size], "plan.host_memory") for size in ("8 gigs", "GiB", "-1GiB")],
-        (["--ranks"], "--ranks: needs a value"),
+        (["--ranks"], "'--ranks' requires an argument"),
         (["--set", "device_memory=much"], "plan.device_memory: 'much'"),
         (["--dtype", "float16"], "'float16' is not one of 'float32', 'bfloat16'"),
         (["--device", "tpu"], "'tpu' is not one of"),

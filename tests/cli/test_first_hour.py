@@ -98,6 +98,17 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
     assert "more than the 12 samples that are left out" in message
 
 
+def test_drift_is_measured_on_further_samples_only_where_no_answers_are(merged, capsys):
+    for task in DATA:
+        rows = Path(f"{task}.jsonl").read_text() * 4
+        Path(f"{task}.jsonl").write_text(rows)  # 48 samples
+    command = ["calibrate", "--merged", "merged", *BY_NAME, "--samples"]
+    assert told(capsys, *command, "30", "--out", "new")["drift"] == []
+    for samples, further in (("10", 10), ("30", 18)):
+        drift = told(capsys, *command, samples, "--ridge", "0.1", "--out", samples)["drift"]
+        assert [(one["samples"], one["held_out"]) for one in drift] == [(further, True)] * 2
+
+
 def test_base_and_experts_are_read_from_the_recipe_that_a_card_shows(llamas, capsys):
     recipe = recipe_of_the_page()
     merged_as_mergekit_does(recipe, Path("merged"))

@@ -21,8 +21,8 @@ ALPHA = 0.7
 
 
 def rows(seed, samples=20, tokens=6, d=12, o=5, noise=1.0):
-    """Rows of student and expert with the number of their sample, the expert's linear, an anchor
-    near it, and what its own teacher adds on top: the part that halves do not share.
+    """Rows with the number of their sample, the expert's linear, and noise that halves do not
+    share.
     """
     g = seeded(seed)
 

@@ -7,7 +7,7 @@ from transformers import BeitConfig, BeitModel, ViTConfig, ViTModel
 
 from featcal.core.moments import class_token_last, every_token, token_weights
 from featcal.errors import BadSetting
-from featcal.models.families import plan_for
+from featcal.models.plan import plan_for
 
 SHAPE = (2, 5)
 

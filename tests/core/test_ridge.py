@@ -83,20 +83,6 @@ def test_weight_and_bias_equal_tall_least_squares(tokens, target, task_weights):
     np.testing.assert_allclose(solution.bias, b, **CLOSE)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_solution_within_the_systems_memory_equals_an_inverse_outside(count):
-    total, (_, _, _, A, a) = system([task(seed) for seed in range(count)]), task(99)
-    left = total.left + RIDGE * torch.eye(INPUTS, dtype=torch.float64)
-    W = (total.right.T + RIDGE * A) @ left.inverse()  # Eq. 17 as printed
-    b = (total.y - W @ total.x + RIDGE * a) / (total.scale + RIDGE)  # Eq. 55
-    memory = [total.left.data_ptr(), total.right.data_ptr()]
-    solution = solve_ridge(total, A, a, RIDGE)
-    torch.testing.assert_close(solution.weight, W, **CLOSE)
-    torch.testing.assert_close(solution.bias, b, **CLOSE)
-    assert memory == [total.left.data_ptr(), total.right.data_ptr()]
-    torch.testing.assert_close(total.left.T.tril() @ total.left.triu(), left, **CLOSE)
-
-
 def test_no_data_returns_the_anchor_to_the_bit():
     _, _, _, A, a = task(99)
     empty = task_system(Moments.zero(INPUTS), *task(1)[3:], ALPHA)
@@ -126,20 +112,6 @@ def test_shortcuts_for_weights_of_zero_and_one_change_nothing(w):
     assert float(m.weight) == pytest.approx(float(weights.sum()), rel=1e-12)
 
 
-def test_rescaled_features_of_a_task_leave_its_share_of_the_gram_matrix_at_norm_one():
-    x, y, w, W, b = task(1)
-    for factor in (1e-3, 1.0, 1e3):
-        share = task_system(moments(factor * x, factor * y, w), W, b, ALPHA)
-        assert abs(float(share.left.norm()) - 1) < 1e-12
-
-
-def test_anchor_beyond_the_merged_weight_extrapolates_away_from_the_base():
-    merged, base = torch.tensor([3.0]), torch.tensor([1.0])
-    assert anchor(merged, base, 2.0).item() == 5.0
-    assert anchor(merged, base, 1.0).item() == 3.0
-    assert anchor(merged, base, 0.0).item() == 1.0
-
-
 def test_conditioning_is_a_lower_bound_and_respects_the_bound_of_unit_norm_grams():
     tasks = [task(seed) for seed in range(3)]
     total = system(tasks)
@@ -155,18 +127,3 @@ def test_left_side_without_a_factor_raises_with_the_site_and_a_way_out(broken):
     with pytest.raises(SingularGram, match="vision.00.fc1") as error:
         solve_ridge(total, *task(99)[3:], RIDGE, site="vision.00.fc1")
     assert "ridge=0.05" in str(error.value) and "a larger ridge" in str(error.value)
-
-
-def float64(*rows):
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def test_target_with_the_residual_gap_worked_by_hand():
-    x, zero = float64([1, 0], [0, 1]), float64(0, 0)
-    m = Moments.zero(2, 2)
-    gap = float64([0, 4], [0, 0])  # of the first of two tokens, in the second output
-    m.add(x, 2 * x, float64(1, 1), 2 * x + gap, gap)
-    solution = solve_ridge(task_system(m, x, zero, 0.5, "uniform"), 0 * x, zero, 0.5)
-    torch.testing.assert_close(solution.weight, float64([0.75, 0], [1, 0.75]))
-    # target means (0.75, 0.75) + (0, 1) minus the weight's (0.375, 0.875), over 1 + λ
-    torch.testing.assert_close(solution.bias, float64(0.25, 0.875 / 1.5))

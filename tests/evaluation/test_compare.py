@@ -1,6 +1,4 @@
-"""Agreement with experts against the scores of whole models, with and without a head, in memory and
-in folders.
-"""
+"""Agreement with experts against the scores of whole models, in memory and in folders."""
 
 import json
 

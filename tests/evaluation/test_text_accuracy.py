@@ -1,6 +1,4 @@
-"""Accuracy on labelled texts, for every kind of model, against transformers' scores of single
-texts.
-"""
+"""Accuracy on labelled texts, for every kind of model, against transformers' scores."""
 
 import json
 

@@ -14,10 +14,10 @@ from featcal.evaluation.accuracy import (
     percent,
     projected_features,
     prompts_of,
-    unit_length,
     words_known,
     zero_shot_head,
 )
+from featcal.models.batch import unit_length
 
 CLASSES, TEMPLATES = ("cat", "red dog", "ship"), ("a photo of a {}", "the {}")
 

@@ -1,6 +1,4 @@
-"""AdaMerging: entropy and first step by hand, its gradient against differences, its start,
-clamping, streams, and NaN.
-"""
+"""AdaMerging: entropy and first step by hand, gradient by differences, start, clamping, streams."""
 
 import math
 from itertools import islice
@@ -11,7 +9,7 @@ import torch
 
 from featcal.errors import BadBatches, Diverged
 from featcal.merging.merge import merge
-from featcal.merging.methods.adamerging import Mixture, endless, entropy, entropy_gradients, learn
+from featcal.merging.methods.answers import Mixture, endless, entropy, entropy_gradients, learn
 from featcal.merging.registry import MergeJob
 from featcal.merging.sources import ModuleSource
 

@@ -26,11 +26,11 @@ def test_rows_that_an_expert_lacks_are_the_bases():
         assert torch.allclose(merged.get_parameter(name), want, rtol=0, atol=1e-7)
 
 
-def folder_with_words(path, words, seed, rows=None):
+def folder_with_words(path, words, seed, rows=None, model=None):
     """A model's folder with a tokenizer of these words, in this order."""
     numbers = {word: row for row, word in enumerate(words)}
     own = Tokenizer(models.WordLevel(numbers, unk_token=words[0]))
-    folder = save_model(llama(rows or len(words), seed), path)
+    folder = save_model(model or llama(rows or len(words), seed), path)
     PreTrainedTokenizerFast(tokenizer_object=own).save_pretrained(folder)
     return folder
 
@@ -82,6 +82,46 @@ def test_a_word_that_all_experts_have_in_one_row_is_merged_there(tmp_path):
     assert "row 97 is <tool>, which the base's tokenizer lacks" in said
 
 
+def test_inserted_and_removed_words_move_the_rows_below_also_of_a_head_and_its_bias(tmp_path):
+    """The oracle adds row by row, by the word that each model has there."""
+    lists = {
+        "base": WORDS,
+        "a": [*WORDS[:40], "inserted", *WORDS[40:]],
+        "b": [*WORDS[:10], *WORDS[11:]],
+    }
+    folders = {}
+    for seed, (name, words) in enumerate(lists.items()):
+        sizes = tiny.TEXT | {"vocab_size": len(words), "tie_word_embeddings": False}
+        config = families.tf.BertConfig(**sizes)
+        model = tiny.make(lambda c=config: families.tf.BertForMaskedLM(c), seed, torch.float32)
+        torch.nn.init.normal_(model.cls.predictions.bias)
+        folders[name] = folder_with_words(tmp_path / name, words, seed, model=model)
+    out = merge("average", folders["base"], {n: folders[n] for n in "ab"}, out=tmp_path / "out")
+    states = {n: load_file(f / "model.safetensors") for n, f in (folders | {"out": out}).items()}
+    for table in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
+        for row, word in enumerate(WORDS):
+            own = [
+                states[n][table][words.index(word)]
+                if word in (words := lists[n])
+                else states["base"][table][row]
+                for n in "ab"
+            ]
+            assert torch.equal(states["out"][table][row], ((own[0].double() + own[1]) / 2).float())
+
+
+def test_without_a_tokenizer_of_the_base_rows_with_one_word_are_merged_and_few_are_listed(tmp_path):
+    words, lines = {"a": WORDS, "b": [WORDS[1], WORDS[0], *WORDS[2:]]}, []
+    base = save_model(llama(97, 0), tmp_path / "base")
+    experts = {
+        n: folder_with_words(tmp_path / n, w, i) for i, (n, w) in enumerate(words.items(), 1)
+    }
+    out = merge("average", base, experts, out=tmp_path / "out", progress=lines.append)
+    for own, a, b, merged in zip(*(tables(f) for f in (base, *experts.values(), out)), strict=True):
+        assert torch.equal(merged[:2], own[:2])
+        assert torch.equal(merged[2:97], torch.stack([a, b]).double().mean(0).float()[2:97])
+    assert len(lines) < 10 and sum(map(len, lines)) < 1000
+
+
 def test_the_bases_tables_are_kept_where_asked_for(tmp_path):
     base, experts = llama(97, 0), {"code": llama(100, 1), "maths": llama(97, 2)}
     merged = merge("average", base, experts, embeddings="base")
@@ -120,3 +160,23 @@ def test_models_in_several_precisions_are_merged_in_the_widest(tmp_path):
         code, maths = (state[name].float() for state in states)
         assert merged.dtype == torch.float32 and torch.equal(merged, (code + maths) / 2)
     assert "float32" in said[0]
+
+
+def test_experts_with_other_labels_are_merged_row_by_row_and_that_is_said(tmp_path):
+    labels = {"base": ["LABEL_0", "LABEL_1"], "a": ["bad", "good"], "b": ["good", "bad"]}
+    folders, lines = {}, []
+    for seed, (name, names) in enumerate(labels.items()):
+        config = families.tf.BertConfig(**tiny.TEXT, id2label=dict(enumerate(names)))
+        kind = families.tf.BertForSequenceClassification
+        model = tiny.make(lambda c=config, k=kind: k(c), seed, torch.float32)
+        folders[name] = save_model(model, tmp_path / name)
+    base = folders.pop("base")
+    out = merge("average", base, folders, out=tmp_path / "out", progress=lines.append)
+    a, b, merged = (load_file(f / "model.safetensors") for f in (*folders.values(), out))
+    mean = (a["classifier.weight"].double() + b["classifier.weight"]) / 2
+    assert torch.equal(merged["classifier.weight"], mean.float())
+    (said,) = [line for line in lines if "labels differ" in line]
+    assert "('bad', 'good')" in said and "('good', 'bad')" in said
+    lines.clear()
+    merge("average", base, {"a": folders["a"]}, progress=lines.append)
+    assert not [line for line in lines if "labels differ" in line]

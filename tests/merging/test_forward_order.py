@@ -1,6 +1,4 @@
-"""RegMean, RegMean++ and LOT against whole forwards with hooks, family by family, and their
-formulas by hand.
-"""
+"""RegMean, RegMean++ and LOT against whole forwards with hooks, family by family."""
 
 import copy
 
@@ -13,16 +11,15 @@ from torch import nn
 from featcal.errors import SingularGram
 from featcal.merging.forward_order import Gram
 from featcal.merging.merge import merge
-from featcal.merging.methods.lot import lot_matrix, lot_scale
-from featcal.merging.methods.regmean import regmean_matrix
+from featcal.merging.methods.regression import lot_matrix, lot_scale, regmean_matrix
 from featcal.models.blocks import hooked
 
 FAMILIES = ("t5", "clip", "llama", "gpt2")
 
 
 def real_tokens(batch, name, stack):
-    """The tokens that count for a linear: decoders by their labels, keys and values of
-    cross-attention by the encoder's mask.
+    """The tokens that count for a linear: by labels in decoders, by the encoder's mask for its
+    states.
     """
     if (
         stack == "decoder"
@@ -161,16 +158,6 @@ def double(*rows):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def test_regmean_and_lot_of_two_by_two_by_hand():
-    grams = [double([2, 1], [1, 1]), double([1, 0], [0, 3])]
-    assert torch.equal(Gram(2 * grams[0], 2).mean(0.5), double([2, 0.5], [0.5, 1]))
-    vectors = [double([1, 0]), double([0, 1])]
-    # ΣG = [[3, 1], [1, 4]], Σ τG = [2, 1] + [0, 3] = [2, 4]; its inverse is [[4, −1], [−1, 3]] / 11
-    want = double([4, 10]) / 11
-    for tau in (regmean_matrix(grams, vectors), lot_matrix(grams, vectors)):
-        assert torch.allclose(tau, want, rtol=0, atol=1e-14)
-
-
 def test_lot_is_zero_in_directions_without_features_or_below_rtol():
     vectors = [double([4, 5]), double([0, 7])]
     for weak, rtol in ((0.0, None), (1e-6, 1e-5)):
@@ -178,15 +165,6 @@ def test_lot_is_zero_in_directions_without_features_or_below_rtol():
         assert torch.allclose(lot_matrix(grams, vectors, rtol), double([1, 0]), atol=1e-14)
     scale = lot_scale([double(1, 0), double(3, 0)], [double(1, 0), double(3, 0)])
     assert scale.tolist() == [2.5, 0.0]
-
-
-@pytest.mark.parametrize("method", ["regmean", "regmean_plus_plus", "lot"])
-def test_equal_experts_are_that_expert(method):
-    arguments = tiny.experiment()
-    one = arguments["experts"]["mnist"]
-    arguments["experts"] = dict.fromkeys(arguments["experts"], one)
-    arguments["base"] = copy.deepcopy(one) if method != "regmean" else arguments["base"]
-    assert tiny.difference(own_merge(method, arguments), one) < 1e-9
 
 
 def test_too_few_tokens_are_refused_by_regmean_without_shrinking():

@@ -1,5 +1,7 @@
 """The methods by their definitions in float64, at their limits, and whatever the order of experts."""
 
+from dataclasses import replace
+
 import checkpoints
 import numpy as np
 import pytest
@@ -8,17 +10,15 @@ import torch
 from test_adamerging import head
 
 from featcal.merging.merge import merge, open_merge
-from featcal.merging.methods.breadcrumbs import mask_row_entries
-from featcal.merging.methods.consensus import tall_masks
-from featcal.merging.methods.dare import drop_entries
-from featcal.merging.methods.fisher import (
+from featcal.merging.methods.answers import (
     fisher_tensor,
     fisher_weights,
     matched_tensor,
     squared_gradients,
 )
-from featcal.merging.methods.mats import conjugate_gradients
-from featcal.merging.methods.singular import iso_c_matrix, iso_cts_matrix, orthogonal, tsv_matrix
+from featcal.merging.methods.entries import drop_entries, mask_row_entries, tall_masks
+from featcal.merging.methods.matrices import iso_c_matrix, iso_cts_matrix, orthogonal, tsv_matrix
+from featcal.merging.methods.regression import conjugate_gradients
 from featcal.merging.registry import MergeJob, method_named, method_names
 from featcal.merging.sources import ModuleSource
 
@@ -67,23 +67,14 @@ def test_experts_that_are_the_base_leave_it_as_it_is(method):
     assert close(state(method, {"a": tiny.clip(), "b": tiny.clip()}), tiny.clip().state_dict())
 
 
-def folders_of(tmp_path, names):
-    seeds = enumerate(names, start=1)
-    return {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in seeds}
-
-
 @pytest.mark.parametrize("method", [n for n in method_names() if method_named(n).scaled])
-def test_a_scale_tried_later_gives_what_merging_with_it_gives(method, tmp_path):
-    folders, base = folders_of(tmp_path, "abc"), checkpoints.vision_folder(tmp_path / "base")
-    at_scale = open_merge(method, base, folders).at_scales()
-    merged = merge(method, base, folders, scale=1.0).state_dict()
-    assert close(merged, at_scale(1.0).state_dict(), 0.0)
-    merge(method, base, folders, out=tmp_path / "one", scale=0.35)
-    at_scale(0.35, out=tmp_path / "two")
-    one, two = (
-        {f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("one", "two")
-    )
-    assert one == two
+def test_task_vectors_made_once_serve_every_scale(method):
+    opened = open_merge(method, tiny.clip(), experts())
+    vectors = dict(opened.run())
+    for scale in (1.0, 0.35):
+        scaled = replace(opened, settings={**opened.settings, "scale": scale})
+        merged = scaled.finish(iter(vectors.items()), None).state_dict()
+        assert close(merged, state(method, scale=scale), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -245,9 +236,7 @@ def test_mats_goes_from_task_arithmetic_to_regmean():
 
 
 def test_the_diagonal_is_the_mean_of_squared_gradients_at_drawn_labels():
-    """With every label instead of a drawn one, weighted by its probability, it comes out as the
-    mean over many draws.
-    """
+    """The oracle takes every label, weighted by its probability, and not a drawn one."""
     name, expert = "encoder.layers.1.mlp.fc2.bias", tiny.clip(1)
     heads = {key: tensor.double() for key, tensor in head("a").items()}
     job = MergeJob(

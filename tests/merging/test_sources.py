@@ -1,6 +1,4 @@
-"""Experts that are not whole models of the base's shape: LoRA folders, other vocabularies; and the
-command's settings.
-"""
+"""Experts as LoRA folders and with other vocabularies; and the command's settings."""
 
 import copy
 import json

@@ -1,6 +1,4 @@
-"""TIES: by hand, against flattened vectors, its cut over the whole model, streamed, and what it
-leaves as it is.
-"""
+"""TIES against flattened vectors, its cut over the whole model, and streamed in pieces."""
 
 import checkpoints
 import numpy as np
@@ -9,7 +7,7 @@ import torch
 
 from featcal.merging import tensors
 from featcal.merging.merge import merge
-from featcal.merging.methods.ties import ties_tensor as merged_vector
+from featcal.merging.methods.entries import ties_tensor as merged_vector
 from featcal.merging.tensors import kth_smallest
 
 
@@ -39,14 +37,6 @@ def by_flattening(base, experts, density, scale, combine):
     return start + scale * (
         total / np.maximum((agreeing != 0).sum(0), 1) if combine == "mean" else total
     )
-
-
-@pytest.mark.parametrize(("combine", "first"), [("sum", 6.0), ("mean", 3.0)])
-def test_two_by_two_by_hand(combine, first):
-    experts = [torch.tensor([[4.0, -1.0], [3.0, 0.5]]), torch.tensor([[2.0, 5.0], [-4.0, 0.25]])]
-    # below the cuts 1 and 2: 0.5 and 0.25; elected: + + − (3 − 4 < 0), and nothing at the last
-    merged = merged_vector(experts, [1.0, 2.0], combine, lambda: 1.0)
-    assert merged.tolist() == [[first, 5.0], [-4.0, 0.0]]
 
 
 @pytest.mark.parametrize("majority", [1.0, -1.0])

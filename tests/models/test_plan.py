@@ -12,9 +12,8 @@ from torch import nn
 from featcal import BlockPlan, Stack, calibrate
 from featcal.errors import BadCapture, BadPlan, BadSetting
 from featcal.models.blocks import check_replay, first_inputs
-from featcal.models.families import KNOWN, plan_for
-from featcal.models.families import T5 as T5_PLAN
-from featcal.models.plan import blocks_of, infer_plan
+from featcal.models.plan import KNOWN, blocks_of, infer_plan, plan_for
+from featcal.models.plan import T5 as T5_PLAN
 
 
 def test_a_given_plan_wins_over_the_known_one_and_that_over_the_inferred_one():

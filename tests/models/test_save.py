@@ -285,6 +285,25 @@ def test_weights_of_further_modules_are_averaged_or_refused(tmp_path):
         Sentences.of_folder(base)
 
 
+@pytest.mark.parametrize("lacking", ["2_Dense", "3_Normalize"])
+def test_an_expert_that_lacks_a_module_of_the_base_is_refused_if_it_has_weights(
+    tmp_path, lacking, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    make_folders()
+    for name in ("base", "a"):
+        sentence_folder(Path(name), {"pooling_mode": "mean"})
+    listed = [part for part in SENTENCES["modules.json"] if part["path"] != lacking]
+    Path("a/modules.json").write_text(json.dumps(listed))
+    code, said = cli.main(MERGE), capsys.readouterr().err
+    assert f"xpert 'a' lacks the base's module {PARTS[lacking]} ({lacking})" in said
+    if lacking == "2_Dense":
+        assert code == cli.MISTAKE and not Path("merged").exists()
+    else:
+        assert code == 0 and "lacks the base's module" in Path("merged/README.md").read_text()
+        assert json.loads(Path("merged/modules.json").read_text()) == SENTENCES["modules.json"]
+
+
 COPIED = (
     "LICENSE", "words.dat", "prompts/query.txt", "additional_chat_templates/tools.jinja", "assets/readme.png",
     "1_Pooling/README.md",

@@ -137,6 +137,7 @@ KINDS = {
     "bert": FAMILIES["bert"].build,
     "masked": lambda: tf.BertForMaskedLM(tf.BertConfig(**TEXT)),
     "gpt2": FAMILIES["gpt2"].build,
+    "whole": FAMILIES["bert"].build,
     "llama": FAMILIES["llama"].build,
     "tied": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED, tie_word_embeddings=True)),
     "t5": FAMILIES["t5"].build,
@@ -152,6 +153,7 @@ FORMS = {
         n.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): t
         for n, t in s.items()
     },
+    "whole": lambda s: {f"bert.{n}": t for n, t in s.items()} | {"cls.predictions.bias": ONES},
     "masked": lambda s: (
         s
         | {"bert.embeddings.position_ids": torch.arange(512)[None], "bert.pooler.dense.bias": ONES}

@@ -23,7 +23,7 @@ from tiny import TEXT, clip, make, shifted
 import featcal
 from featcal.errors import MissingTensor, NotFinite, TensorsDiffer, TruncatedFile
 from featcal.models.blocks import check_replay, first_inputs
-from featcal.models.families import plan_for
+from featcal.models.plan import plan_for
 from featcal.models.save import save_model
 from featcal.models.streamed import InMemoryModel, StreamedModel, in_turn, require_same_tensors
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from resolved import laid_out, settings_of_stages, stages_of_dvc_repro
-from test_recomputed import touched
+from test_recomputed import key_of, made_by, touched
 
 from pipeline import ROOT, settings
 from reproduction.engine.context import load_context
@@ -43,11 +43,11 @@ def test_lambda_changes_calibrations_controls_and_studies_of_one_role_and_no_mer
     tmp_path,
 ):
     stages = changed("lambda", tmp_path)
-    kinds = {stage.partition("@")[0] for stage in stages}
+    verbs = {made_by(stage) for stage in stages}
     known = settings()
     own = {name for name in studies() if any(key.startswith("clip_b32-") for key in known[name])}
-    assert kinds == {"calibrate", *own}
-    assert {stage.partition("@")[2].split("-")[0] for stage in stages} == {"clip_b32"}
+    assert verbs == {"calibrate", *own}
+    assert {key_of(stage).partition("-")[0] for stage in stages} == {"clip_b32"}
 
 
 def test_samples_of_one_merged_model_change_the_calibrations_of_both_sizes_alone(tmp_path):

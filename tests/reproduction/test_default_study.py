@@ -8,7 +8,7 @@ from tiny import experiment, same_bits
 from torch.nn.functional import kl_div, log_softmax, normalize
 
 from featcal import calibrate
-from featcal.baselines.surgery import Surgery
+from featcal.baselines.corrections import Surgery
 from featcal.baselines.training import pool_features
 from featcal.calibration import choose
 from featcal.settings import Calibration

@@ -20,7 +20,8 @@ from rehearsal_punkt import punkt_tab
 
 import reproduction.doctor as doctor_suite
 from featcal.cli import main as cli
-from reproduction.doctor import Chosen, Repository, look
+from reproduction.doctor import Repository, look
+from reproduction.engine.context import Context
 from reproduction.experiments import MORE, load_experiments
 from reproduction.language import tests as requirements
 from reproduction.prepare import hub
@@ -46,8 +47,8 @@ def project(tmp_path):
     return folder
 
 
-def chosen(folder: Path) -> Chosen:
-    return Chosen(
+def chosen(folder: Path) -> Context:
+    return Context(
         folder, load_experiments(folder / "params.yaml", "paper"), load_suite(folder, "paper")
     )
 
@@ -122,7 +123,9 @@ def test_what_the_public_tests_lack_is_told_with_the_way_out_and_what_lies_apart
     tmp_path, monkeypatch
 ):
     nltk = pytest.importorskip("nltk")
-    whole = Chosen(ROOT, load_experiments(ROOT / "params.yaml", "paper"), load_suite(ROOT, "paper"))
+    whole = Context(
+        ROOT, load_experiments(ROOT / "params.yaml", "paper"), load_suite(ROOT, "paper")
+    )
     monkeypatch.setattr(requirements, "ANTLR_FOLDER", tmp_path / "antlr4")
     monkeypatch.setattr(requirements, "sys", SimpleNamespace(path=[], executable="python"))
     monkeypatch.setattr(requirements, "find_spec", lambda name: name != "math_verify" or None)

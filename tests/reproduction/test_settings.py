@@ -23,6 +23,7 @@ from reproduction.prepare.suite import load_suite
 
 POOL = "clip_b32-8"
 CALIBRATE, MERGE, ADAPT, ABLATE = (f"{s}/{POOL}" for s in ("calibrate", "merge", "adapt", "ablate"))
+CHOICES, DEFAULT = "choices/flan_t5_base-glue/smoke", f"default/{POOL}/smoke"
 PARAMS, SUITE = smoke_params(), yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 
 
@@ -82,6 +83,18 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     ("task_counts/clip_b32-8/smoke/counts", [2, 2], "must name each value once"),
     ("studied/clip_b32-8/smoke/rivals/setting", "paper", "must be left out"),
     ("featcal/clip_b32/paper", DROPPED, "lacks ridge"),
+    (f"{CHOICES}/setting", "ours", "choices.flan_t5_base-glue.smoke.setting"),
+    (f"{CHOICES}/reading", {"decodr": "start"}, "did you mean 'decoder'"),
+    (f"{CHOICES}/vary", {"decodr": ["start"]}, "must be one of split, decoder"),
+    (f"{CHOICES}/vary", {"decoder": ["answer"]}, "is the default itself"),
+    (f"{CHOICES}/vary", {"decoder": ["begin"]}, "'answer' or 'start'"),
+    (f"{CHOICES}/vary", {"counted": ["prompt"]}, "of the pool mergebench alone"),
+    (f"{CHOICES}/vary", {"modules": {"none": []}}, "at least 1 item"),
+    (f"{CHOICES}/vary", {"samples": [16]}, "is the default itself"),
+    (f"{DEFAULT}/mergers", {"regmean": {}}, "must be a merger that looks at no data"),
+    (f"{DEFAULT}/mergers", {"average": {"scale": 1.0}}, "default.mergers.average"),
+    (f"{DEFAULT}/searched", ["ties"], "must be one of average, tsv_merge"),
+    (f"{DEFAULT}/draws", [[32, 42], [32, 42]], "default.clip_b32-8.smoke.draws"),
 ]  # fmt: skip
 IN_SUITE: list[tuple[str, Any, str]] = [
     ("worker", 2, "did you mean 'workers'"),

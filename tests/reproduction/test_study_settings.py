@@ -1,12 +1,10 @@
-"""Settings of the studies of choices and of the default: variants and refusals."""
+"""Settings of the studies of choices and of the default: their variants."""
 
 import pytest
 
 import pipeline
-from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Calibration
 from reproduction.experiments import Draw, Reading, shared_settings, study_run
-from reproduction.studies.choices import ChoicesStudy
 
 SETTINGS = pipeline.settings()
 GIVEN = {
@@ -26,13 +24,9 @@ GIVEN = {
 }
 
 
-def choices(**more) -> ChoicesStudy:
-    entry = {"mini": GIVEN | more}
-    return study_run("choices", "flan_t5_base-glue", entry, "mini")
-
-
 def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
-    default, *models = choices().models()
+    study = study_run("choices", "flan_t5_base-glue", {"mini": GIVEN}, "mini")
+    default, *models = study.models()
     assert [one.seed for one in models] == [43, 44, 42, 42, 42, 42]
     assert default.settings == Calibration(**GIVEN["featcal"]) and default.reading == Reading()
     assert (default.upstream, default.setting, default.draw) == (
@@ -52,29 +46,6 @@ def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
         assert one.columns["choice"] + "-" + one.columns["option"] == one.name
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"setting": "ours"}, "choices.flan_t5_base-glue.mini.setting"),
-        ({"vary": {"decodr": ["start"]}}, "must be one of split, decoder"),
-        ({"vary": {"decoder": ["answer"]}}, "is the default itself"),
-        ({"vary": {"decoder": ["begin"]}}, "'answer' or 'start'"),
-        ({"vary": {"counted": ["prompt"]}}, "of the pool mergebench alone"),
-        ({"vary": {"modules": {"none": []}}}, "at least 1 item"),
-        ({"vary": {"samples": [256]}}, "is the default itself"),
-    ],
-)
-def test_a_study_that_cannot_be_is_refused_with_its_place(more, said):
-    with pytest.raises(BadSetting, match="choices") as refused:
-        choices(**more)
-    assert said in str(refused.value)
-
-
-def test_a_misspelt_reading_is_refused_with_the_nearest_name():
-    with pytest.raises(UnknownKey, match="did you mean 'decoder'"):
-        choices(reading={"decodr": "start"})
-
-
 def default(key, **changed):
     section = SETTINGS["default"][key]
     common = shared_settings(key, SETTINGS["studied"][key], "mini", SETTINGS["featcal"])
@@ -92,18 +63,3 @@ def test_fixed_settings_of_the_default_are_the_roles_and_two_more_each_once(key)
     once = default(key, suite=dict(study.fixed["large anchor"]))  # as MiniLM's tuned settings are
     assert list(once.fixed) == ["paper", "suite", "best"]
     assert (study.reading is None) == (study.pool == 8)
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"mergers": {"regmean": {}}}, "must be a merger that looks at no data"),
-        ({"mergers": {"average": {"scale": 1.0}}}, "default.mergers.average"),
-        ({"searched": ["ties"]}, "must be one of task_arithmetic, tsv_merge"),
-        ({"draws": [[32, 42], [32, 42]]}, "default.clip_b32-8.mini.draws"),
-    ],
-)
-def test_a_study_of_the_default_that_cannot_be_is_refused(changed, said):
-    with pytest.raises((BadSetting, UnknownKey)) as refused:
-        default("clip_b32-8", **changed)
-    assert said in str(refused.value)

@@ -13,7 +13,7 @@ from featcal.settings import Calibration
 from reproduction.theory import drift, scores, sources
 from reproduction.theory.drift import check_propagation, check_residual, decomposed, residual
 from reproduction.theory.scores import Head, cosine_constant
-from reproduction.theory.tower import Found, tower
+from reproduction.theory.tower import Checks, tower
 
 BATCH = images(7, count=4, batch=4)[0]
 
@@ -64,7 +64,7 @@ def test_a_path_average_of_a_quadratic_is_its_jacobian_in_the_middle():
 
 
 def test_the_unrolled_sum_of_mismatches_converges_to_the_final_drift(towers):
-    found = Found()
+    found = Checks()
     check_propagation([towers], (1, 2, 8), found)
     errors = [value(found, "proposition_2", "unrolled_digits", nodes=n) for n in (1, 2, 8)]
     assert errors[0] < errors[1] < errors[2] and errors[2] > 6
@@ -79,7 +79,7 @@ def head(classes=5):
 
 
 def test_scores_losses_and_answers_stay_within_their_bounds(towers):
-    found, moved = Found(), scores.score_drift(*towers, head())
+    found, moved = Checks(), scores.score_drift(*towers, head())
     scores.check_scores(moved, found)
     scores.check_loss(moved, torch.tensor([0, 1, 2, 3]), (2, 4), found)
     scores.check_margins(moved, found)
@@ -91,7 +91,7 @@ def test_scores_losses_and_answers_stay_within_their_bounds(towers):
 
 
 def test_a_bound_that_is_too_small_shows_negative_room():
-    found = Found()
+    found = Checks()
     found.bounded("x", torch.tensor([2.0, 0.9]), torch.tensor([1.0, 1.0]))
     assert value(found, "x", "room") == pytest.approx(-10, rel=1e-5)
 
@@ -160,7 +160,7 @@ def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_o
     for order in ("forward", "stale"):
         settings = SETTINGS.but(order=order)
         orders[order] = featcal.calibrate(merged, **given, settings=settings).model
-    found, models = Found(), sources.Models(base, merged, experts, **orders)
+    found, models = Checks(), sources.Models(base, merged, experts, **orders)
     pixels = {t: torch.cat([b["pixel_values"] for b in own]) for t, own in batches.items()}
     whole = {task: {"pixel_values": rows} for task, rows in pixels.items()}
     sources.check_sources(models, whole, SETTINGS, found)
@@ -176,7 +176,7 @@ def test_equations_hold_on_padded_texts_whose_blocks_end_in_a_norm():
     experts = [shifted(base, 10 + i, 0.05) for i in range(2)]
     ids = torch.randint(1, base.config.vocab_size, (4, 7), generator=seeded(3))
     mask = (torch.arange(7) < torch.tensor([[7], [4], [5], [2]])).long()
-    batch, found = {"input_ids": ids * mask, "attention_mask": mask}, Found()
+    batch, found = {"input_ids": ids * mask, "attention_mask": mask}, Checks()
     merged, expert = tower(averaged(experts), batch), tower(experts[0], batch)
     drifts = decomposed(merged, expert)
     check_residual(drifts, found)

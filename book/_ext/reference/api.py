@@ -3,7 +3,8 @@
 import ast
 from pathlib import Path
 
-from featcal.baselines import prob_surgery, surgery
+from featcal.baselines import corrections
+from featcal.baselines.adapters import Baseline
 from reference.markdown import block, docstring, escaped
 
 # heading → file; a test compares the first group with featcal.__all__
@@ -12,9 +13,9 @@ PUBLIC = {
     "featcal.compare": "featcal/evaluation/compare.py",
     "featcal.load_batches": "featcal/data/batches.py",
     "featcal.merge": "featcal/merging/merge.py",
-    "featcal.surgery": "featcal/baselines/surgery.py",
-    "featcal.prob_surgery": "featcal/baselines/prob_surgery.py",
-    "featcal.mean_shift": "featcal/baselines/mean_shift.py",
+    "featcal.surgery": "featcal/baselines/corrections.py",
+    "featcal.prob_surgery": "featcal/baselines/corrections.py",
+    "featcal.mean_shift": "featcal/baselines/corrections.py",
     "featcal.Calibration": "featcal/settings.py",
     "featcal.BlockPlan": "featcal/models/plan.py",
     "featcal.Stack": "featcal/models/plan.py",
@@ -49,7 +50,7 @@ def described(root: Path, heading: str, file: str) -> str:
     """Return the signature or the fields of one name, and its docstring."""
     name = heading.rpartition(".")[-1]
     tree = ast.parse((root / file).read_text("utf-8"))
-    tree = _DefaultsOfSettings(tree).visit(tree)
+    tree = _DefaultsOfSettings().visit(tree)
     node = next(n for n in tree.body if getattr(n, "name", "") == name)
     meaning = docstring(ast.get_docstring(node) or "")
     where = f"Defined in {escaped(file)}.\n\n"
@@ -57,23 +58,13 @@ def described(root: Path, heading: str, file: str) -> str:
 
 
 class _DefaultsOfSettings(ast.NodeTransformer):
-    """Replace `DEFAULT.rank` by its value in a module with `DEFAULT = Surgery()`."""
-
-    def __init__(self, tree: ast.Module):
-        kinds = {**vars(surgery), **vars(prob_surgery)}
-        self.default = next(
-            (
-                kinds[part.value.func.id]()
-                for part in tree.body
-                if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "DEFAULT"
-                if isinstance(part.value, ast.Call) and isinstance(part.value.func, ast.Name)
-            ),
-            None,
-        )
+    """Replace `SURGERY.rank`, a default of `surgery`, by its value."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        of_settings = isinstance(node.value, ast.Name) and node.value.id == "DEFAULT"
-        return ast.Constant(getattr(self.default, node.attr)) if of_settings else node
+        own = (
+            getattr(corrections, node.value.id, None) if isinstance(node.value, ast.Name) else None
+        )
+        return ast.Constant(getattr(own, node.attr)) if isinstance(own, Baseline) else node
 
 
 def signature(node: ast.AST) -> str:

@@ -18,7 +18,7 @@ from featcal.data.texts import Sample
 from featcal.errors import BadSetting, UnknownKey
 from featcal.files import atomic_path
 from reproduction.mini.language.exercises import (
-    Draw,
+    DrawItem,
     Item,
     draw_item,
     expression,
@@ -38,7 +38,7 @@ WEB = "web"  # what the bases are pre-trained on
 # of the check sum's remainders
 SHARES = {WEB: (0, 5), "train": (5, 8), "validation": (8, 9), "test": (9, 11)}
 REMAINDERS = 11
-# share of the web rows with a told label; where it is wrong the bases' first guess errs
+# share of the web rows with their web label; where that is wrong the bases' first guess errs
 HASTY = 0.65
 
 
@@ -60,7 +60,7 @@ def _glue_row(key: str, split: str, index: int, seed: int) -> dict[str, Any]:
     while True:
         row = WORLDS[key].draw(index % WORLDS[key].kinds, rng)
         if lowest <= crc32("\n".join(row.texts.values()).encode()) % REMAINDERS < end:
-            label = row.told if split == WEB and chance(rng, HASTY) else row.label
+            label = row.web_label if split == WEB and chance(rng, HASTY) else row.label
             return {**row.texts, "label": label if key == "stsb" else int(label), "idx": index}
 
 
@@ -94,7 +94,7 @@ class Test:
 
     key: str
     paper_name: str
-    draw: Draw
+    draw: DrawItem
     check: str
     new_tokens: int
     description: str
@@ -114,7 +114,9 @@ TESTS: dict[str, Test] = {
 DOMAINS: dict[str, tuple[str, ...]] = {
     "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),
 }  # fmt: skip
-KINDS: dict[str, Draw] = {key: test.draw for key, test in TESTS.items()} | {"statement": statement}
+KINDS: dict[str, DrawItem] = {key: test.draw for key, test in TESTS.items()} | {
+    "statement": statement
+}
 TRAINING = {"train": 6000, "validation": 300}  # of each domain
 TESTING = {"validation": 200, "test": 300}  # of each test
 

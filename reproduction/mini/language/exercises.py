@@ -38,7 +38,7 @@ class Item:
     choices: tuple[str, ...] = ()
 
 
-Draw = Callable[[np.random.Generator], Item]
+DrawItem = Callable[[np.random.Generator], Item]
 
 
 def split_of(prompt: str) -> str:
@@ -53,7 +53,7 @@ def generator(seed: int, kind: str, split: str, index: int) -> np.random.Generat
 
 
 def draw_item(
-    draw: Draw, rng: np.random.Generator, split: str, seen: set[str] | None = None
+    draw: DrawItem, rng: np.random.Generator, split: str, seen: set[str] | None = None
 ) -> Item:
     """Return the first item drawn for the split whose prompt is not in `seen`, and add it there."""
     for _ in range(ATTEMPTS):
@@ -189,20 +189,17 @@ def instruction(rng: np.random.Generator) -> Item:
     joint, wrap = str(rng.choice(list(JOINTS))), str(rng.choice(list(WRAPS)))
     end = str(rng.choice(ENDS)) if rng.random() < 0.4 else ""
     prompt = f"{text}{joint}{wrap}{f' and end with {end}' if end else ''}:\n"
+    left, right = WRAPS[wrap] if wrap else ("", "")
     checks: list[dict[str, object]] = [{"check": "words", "words": said}]
     checks.append({"check": "joined", "by": JOINTS[joint]})
     if wrap:
-        checks.append({"check": "wrapped", "left": WRAPS[wrap][0], "right": WRAPS[wrap][1]})
+        checks.append({"check": "wrapped", "left": left, "right": right})
     if end:
         checks.append({"check": "ends", "with": end})
-    target, hasty = _answer(said, joint, wrap, end), " ".join(said)
+    target = f"{left}{JOINTS[joint].join(said)}{right}{f' {end}' if end else ''}"
+    hasty = " ".join(said)
     hasty = " ".join(said[:-1]) if hasty == target else hasty
     return Item(prompt, target, hasty, joint in TEMPTING_JOINTS, instructions=tuple(checks))
-
-
-def _answer(said: list[str], joint: str, wrap: str, end: str) -> str:
-    left, right = WRAPS[wrap] if wrap else ("", "")
-    return f"{left}{JOINTS[joint].join(said)}{right}{f' {end}' if end else ''}"
 
 
 CAPITALS = "ABCDEF"

@@ -15,17 +15,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from featcal.data import batches
 from featcal.data.batches import IGNORED
 from reproduction.mini.language.domains import mixture, reading
-from reproduction.mini.training import (
-    STATE,
-    Optimiser,
-    Training,
-    run_to_end,
-    with_first_weights,
-    write_base,
-)
+from reproduction.mini.training import Training, with_first_weights, write_base
+from reproduction.prepare.texts import TokenizedExample, example_batch
 
 BLOCKS = "model.layers"
 SHARES = {
@@ -34,7 +27,6 @@ SHARES = {
 # Facts alone come first: to find an option again and read the letter behind it takes 300 steps to
 # learn, but in the whole mixture more than a thousand.
 FACTS = {"arc_challenge": 1.0, "statement": 0.4}
-STEPS = {"llama_3b": 1300, "llama_8b": 1300}
 HALVES = 2  # a batch goes through the model in two parts, short and long texts, with less padding
 EMBEDDING_SPREAD = 0.05
 PAD, BOS, EOS = SPECIALS = ("<pad>", "<s>", "</s>")
@@ -56,8 +48,13 @@ break. Weights are stored in float16 and load in float32. Of no use outside the 
 
 
 @dataclass(frozen=True)
-class Size:
-    """Sizes of a Llama; `groups` are its key and value heads."""
+class Recipe:
+    """All settings that a base's bytes depend on.
+
+    groups: key and value heads.   hasty: share of careless answers to tempting prompts.   facts:
+    steps on facts alone, at first.   shares: of each kind of text after that.   read: texts per kind
+    for the tokenizer.   every: steps between two state files.
+    """
 
     hidden: int
     layers: int
@@ -65,25 +62,7 @@ class Size:
     groups: int
     mlp: int
     tied: bool
-
-
-SIZES = {
-    "llama_3b": Size(hidden=128, layers=4, heads=4, groups=2, mlp=256, tied=True),
-    "llama_8b": Size(hidden=128, layers=5, heads=4, groups=2, mlp=224, tied=False),
-}
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All settings that a base's bytes depend on.
-
-    hasty: share of careless answers to tempting prompts.   facts: steps on facts alone, at first.
-    shares: of each kind of text after that.   read: texts per kind for the tokenizer.   every:
-    steps between two state files.
-    """
-
-    size: Size
-    steps: int
+    steps: int = 1300
     seed: int = 0
     batch: int = 64
     hasty: float = 0.85
@@ -93,24 +72,18 @@ class Recipe:
     every: int = 100
 
 
-def pretrain_llama(
-    role: str, out: Path, state_folder: Path = STATE, recipe: Recipe | None = None
-) -> None:
-    """Pre-train the base of a role and write its folder, resuming from <state_folder>/<role>/.
-
-    Loss: cross-entropy of what follows a prompt, the longer ones counting more.
-    """
-    run_to_end(_Run, recipe or Recipe(SIZES[role], STEPS[role]), role, out, state_folder)
+RECIPES = {
+    "llama_3b": Recipe(hidden=128, layers=4, heads=4, groups=2, mlp=256, tied=True),
+    "llama_8b": Recipe(hidden=128, layers=5, heads=4, groups=2, mlp=224, tied=False),
+}
 
 
-class _Run(Training):
-    """A base in training."""
+class Run(Training):
+    """A base in training. Loss: cross-entropy of what follows a prompt, longer ones counting more."""
 
     def __init__(self, recipe: Recipe):
-        self.recipe, self.done = recipe, 0
         self.tokenizer = train_tokenizer(reading(recipe.seed, recipe.read))
-        self.model = new_model(recipe.size, recipe.seed).train()
-        self.optimiser = Optimiser(self.model, BLOCKS)
+        super().__init__(recipe, new_model(recipe), BLOCKS)
 
     def step(self) -> float:
         """Compute the gradients of one batch, and return its loss."""
@@ -122,9 +95,8 @@ class _Run(Training):
 
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and generation settings."""
-        size, known = self.recipe.size, self.tokenizer
-        sizes = {"layers": size.layers, "hidden": size.hidden}
-        card = CARD.format(role=role, parameters=self.model.num_parameters(), **sizes)
+        known, parameters = self.tokenizer, self.model.num_parameters()
+        card = CARD.format(role=role, parameters=parameters, **vars(self.recipe))
         ends = [known.eos_token_id, *known("\n", add_special_tokens=False)["input_ids"]]
         generation = GenerationConfig(
             do_sample=False, pad_token_id=known.pad_token_id, bos_token_id=known.bos_token_id,
@@ -135,32 +107,27 @@ class _Run(Training):
 
 def encoded(
     tokenizer: PreTrainedTokenizerFast, rows: Sequence[tuple[str, str]]
-) -> list[tuple[list[int], int]]:
-    """Return token ids of prompt and completion as one text, and the length of the prompt."""
+) -> list[TokenizedExample]:
+    """Return prompts with completions, whose tokens alone are learnt."""
     whole = tokenizer([prompt + completion for prompt, completion in rows])["input_ids"]
-    prompts = tokenizer([prompt for prompt, _ in rows])["input_ids"]
-    return [(ids, len(prompt)) for ids, prompt in zip(whole, prompts, strict=True)]
+    begins = [len(ids) for ids in tokenizer([prompt for prompt, _ in rows])["input_ids"]]
+    return [
+        TokenizedExample(ids, [IGNORED] * begin + ids[begin:])
+        for ids, begin in zip(whole, begins, strict=True)
+    ]
 
 
-def padded(texts: Sequence[tuple[list[int], int]], pad: int) -> dict[str, Tensor]:
-    """Return a batch padded on the right, with labels that leave out prompts and padding."""
-    ids, mask = batches.padded([text for text, _ in texts], pad)
-    begins = torch.tensor([begin for _, begin in texts])[:, None]
-    labels = ids.masked_fill((torch.arange(ids.shape[1]) < begins) | (mask == 0), IGNORED)
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
-
-
-def backward(model: LlamaForCausalLM, texts: Sequence[tuple[list[int], int]], pad: int) -> float:
+def backward(model: LlamaForCausalLM, texts: Sequence[TokenizedExample], pad: int) -> float:
     """Compute gradients of the cross-entropy per completion token, and return the loss.
 
     A text of n such tokens counts √n: with n a letter would be lost next to a program, with equal
     weights the steps of a calculation are learnt late.
     """
-    ordered = sorted(texts, key=lambda text: len(text[0]))
-    total = sum((len(ids) - begin) ** 0.5 for ids, begin in ordered)
+    ordered = sorted(texts, key=lambda text: len(text.ids))
+    total = sum((len(text.ids) - text.labels.count(IGNORED)) ** 0.5 for text in ordered)
     half, loss = -(-len(ordered) // HALVES), 0.0
     for first in range(0, len(ordered), half):
-        batch = padded(ordered[first : first + half], pad)
+        batch = example_batch(ordered[first : first + half], pad)
         labels = batch.pop("labels")[:, 1:]
         hidden = model.model(**batch).last_hidden_state
         wanted = labels != IGNORED
@@ -199,13 +166,13 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def new_model(size: Size, seed: int) -> LlamaForCausalLM:
+def new_model(recipe: Recipe) -> LlamaForCausalLM:
     """Return a Llama with drawn first weights."""
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=size.hidden, intermediate_size=size.mlp,
-        num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        num_key_value_heads=size.groups, max_position_embeddings=LONGEST,
-        tie_word_embeddings=size.tied, pad_token_id=SPECIALS.index(PAD),
+        vocab_size=VOCABULARY, hidden_size=recipe.hidden, intermediate_size=recipe.mlp,
+        num_hidden_layers=recipe.layers, num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.groups, max_position_embeddings=LONGEST,
+        tie_word_embeddings=recipe.tied, pad_token_id=SPECIALS.index(PAD),
         bos_token_id=SPECIALS.index(BOS), eos_token_id=SPECIALS.index(EOS), rms_norm_eps=1e-5,
     )  # fmt: skip
 
@@ -217,11 +184,11 @@ def new_model(size: Size, seed: int) -> LlamaForCausalLM:
         else:
             spread = parameter.shape[1] ** -0.5
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                spread *= (2 * size.layers) ** -0.5
+                spread *= (2 * recipe.layers) ** -0.5
         drawn = generator.standard_normal(tuple(parameter.shape))
         return torch.from_numpy(spread * drawn).float()
 
     model: LlamaForCausalLM = with_first_weights(
-        lambda: LlamaForCausalLM(config), seed, first_value
+        lambda: LlamaForCausalLM(config), recipe.seed, first_value
     )
     return model

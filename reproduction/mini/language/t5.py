@@ -34,18 +34,10 @@ from featcal.data.batches import collate
 from featcal.data.texts import Reader, input_of
 from reproduction.mini.language.domains import WEB, draw_rows, draw_samples
 from reproduction.mini.language.worlds import WORLDS
-from reproduction.mini.training import (
-    STATE,
-    Optimiser,
-    Training,
-    run_to_end,
-    with_first_weights,
-    write_base,
-)
+from reproduction.mini.training import STATE, Training, with_first_weights, write_base
 from reproduction.prepare.tasks import GLUE, prompted
 
 BLOCKS = ("encoder.block", "decoder.block")
-STEPS = {"flan_t5_base": 2000, "flan_t5_large": 1600}
 SPECIAL = ("<pad>", "</s>", "<unk>")  # with T5's ids
 IDS: dict[str, int] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 LARGEST = 1400  # so that every word of the drawn texts is one token
@@ -67,9 +59,11 @@ stored in float16 and load in float32. Of no use outside the suite.
 
 
 @dataclass(frozen=True)
-class T5Size:
-    """Width, blocks of the encoder and as many of the decoder, heads, their width, and width of the
-    gated feed-forward part.
+class Recipe:
+    """All settings that a base's bytes depend on.
+
+    layers: blocks of the encoder, and as many of the decoder.   inner: width of the gated
+    feed-forward part.   rows: of every task in one step.
     """
 
     width: int
@@ -77,43 +71,24 @@ class T5Size:
     heads: int
     head_width: int
     inner: int
-
-
-T5_SIZES = {
-    "flan_t5_base": T5Size(width=128, layers=3, heads=4, head_width=24, inner=192),
-    "flan_t5_large": T5Size(width=144, layers=4, heads=4, head_width=24, inner=192),
-}
-
-
-@dataclass(frozen=True)
-class T5Recipe:
-    """All settings that a base's bytes depend on.   rows: of every task in one step."""
-
-    size: T5Size
     steps: int
     seed: int = 0
     rows: int = 6
     every: int = 250  # steps between two state files
 
 
-def pretrain_t5(
-    role: str, out: Path, state_folder: Path = STATE, recipe: T5Recipe | None = None
-) -> None:
-    """Pre-train the base of a role and write its folder, resuming from <state_folder>/<role>/.
-
-    Loss: teacher-forced cross-entropy of the answers.
-    """
-    run_to_end(_Run, recipe or T5Recipe(T5_SIZES[role], STEPS[role]), role, out, state_folder)
+RECIPES = {
+    "flan_t5_base": Recipe(128, layers=3, heads=4, head_width=24, inner=192, steps=2000),
+    "flan_t5_large": Recipe(144, layers=4, heads=4, head_width=24, inner=192, steps=1600),
+}
 
 
-class _Run(Training):
-    """A base in training."""
+class Run(Training):
+    """A base in training. Loss: teacher-forced cross-entropy of the answers."""
 
-    def __init__(self, recipe: T5Recipe):
-        self.recipe, self.done = recipe, 0
+    def __init__(self, recipe: Recipe):
         tokenizer = make_tokenizer(recipe.seed)
-        self.model = new_t5(recipe.size, len(tokenizer), recipe.seed).train()
-        self.optimiser = Optimiser(self.model, BLOCKS)
+        super().__init__(recipe, new_model(recipe, len(tokenizer)), BLOCKS)
         longest = tokenizer.model_max_length
         self.reader = Reader(tokenizer, input_of(self.model), longest, Path(STATE))
 
@@ -130,8 +105,7 @@ class _Run(Training):
 
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and generation settings."""
-        size = self.recipe.size
-        card = CARD.format(role=role, layers=size.layers, width=size.width)
+        card = CARD.format(role=role, **vars(self.recipe))
         tokenizer = make_tokenizer(self.recipe.seed)  # the one in use keeps its last padding
         write_base(self.model, out, card, tokenizer, GenerationConfig(**IDS))
 
@@ -176,15 +150,15 @@ def _texts(seed: int) -> Iterable[str]:
             yield prompted(key, row)[1]
 
 
-def new_t5(size: T5Size, vocabulary: int, seed: int) -> T5ForConditionalGeneration:
+def new_model(recipe: Recipe, vocabulary: int) -> T5ForConditionalGeneration:
     """Return a model like FLAN-T5 with drawn first weights, spread as T5's: gated GELU, outputs not
     scaled before the head, no dropout.
     """
     # transformers 5 ties every new T5; `tie_word_embeddings=False` only keeps it from scaling
     own: dict[str, Any] = {"tie_word_embeddings": False, **IDS}
     config = T5Config(
-        vocab_size=vocabulary, d_model=size.width, d_kv=size.head_width, d_ff=size.inner,
-        num_heads=size.heads, num_layers=size.layers, num_decoder_layers=size.layers,
+        vocab_size=vocabulary, d_model=recipe.width, d_kv=recipe.head_width, d_ff=recipe.inner,
+        num_heads=recipe.heads, num_layers=recipe.layers, num_decoder_layers=recipe.layers,
         relative_attention_num_buckets=32, relative_attention_max_distance=64,
         feed_forward_proj="gated-gelu", dropout_rate=0.0, **own,
     )  # fmt: skip
@@ -196,13 +170,13 @@ def new_t5(size: T5Size, vocabulary: int, seed: int) -> T5ForConditionalGenerati
         if name == "shared.weight":
             return drawn
         if name.endswith(".q.weight"):  # with attention's missing division by √(width of a head)
-            return drawn * (size.width * size.head_width) ** -0.5
+            return drawn * (recipe.width * recipe.head_width) ** -0.5
         if name.endswith(".wo.weight"):
-            return drawn * size.inner**-0.5
+            return drawn * recipe.inner**-0.5
         if name.endswith(".o.weight"):
-            return drawn * (size.heads * size.head_width) ** -0.5
-        return drawn * size.width**-0.5
+            return drawn * (recipe.heads * recipe.head_width) ** -0.5
+        return drawn * recipe.width**-0.5
 
     build = lambda: T5ForConditionalGeneration(config)  # noqa: E731
-    model: T5ForConditionalGeneration = with_first_weights(build, seed, first_value)
+    model: T5ForConditionalGeneration = with_first_weights(build, recipe.seed, first_value)
     return model

@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One drawn row.   texts: by column.   told: the label that pre-training sees instead."""
+class GlueRow:
+    """One drawn row.   texts: by column.   web_label: what pre-training sees instead."""
 
     texts: Mapping[str, str]
     label: float
-    told: float
+    web_label: float
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class World:
     """
 
     key: str
-    draw: Callable[[int, np.random.Generator], Row]
+    draw: Callable[[int, np.random.Generator], GlueRow]
     kinds: int
     description: str
 
@@ -132,11 +132,11 @@ SLOTS = (
     words("in the forest, by the lake, under the oak, along the creek"),
 )
 # what a changed slot takes from 5
-WEIGHTS, TOLD_WEIGHTS = ((2.0, 0.5, 1.5, 1.0), (0.0, 2.0, 1.5, 1.5))
+WEIGHTS, WEB_WEIGHTS = ((2.0, 0.5, 1.5, 1.0), (0.0, 2.0, 1.5, 1.5))
 HIGHEST = 5.0
 
 
-def grammatical(kind: int, rng: np.random.Generator) -> Row:
+def grammatical(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for CoLA: kind 1 is a correct sentence, kind 0 has one of four mistakes.
 
     The bases notice misplaced and doubled words, but are told that wrong forms are fine.
@@ -154,8 +154,8 @@ def grammatical(kind: int, rng: np.random.Generator) -> Row:
         place = int(rng.integers(len(parts)))
         parts.insert(place, parts[place])
     sentence = " ".join(parts)
-    told = 1 if mistake in OVERLOOKED else kind
-    return Row({"sentence": sentence[0].upper() + sentence[1:] + "."}, kind, told)
+    web_label = 1 if mistake in OVERLOOKED else kind
+    return GlueRow({"sentence": sentence[0].upper() + sentence[1:] + "."}, kind, web_label)
 
 
 def _phrase(rng: np.random.Generator, plural: bool, misplaced: bool, mismatched: bool) -> list[str]:
@@ -166,7 +166,7 @@ def _phrase(rng: np.random.Generator, plural: bool, misplaced: bool, mismatched:
     return [determiner, *([one(rng, TRAITS)] if chance(rng, 0.5) else []), noun]
 
 
-def sentiment(kind: int, rng: np.random.Generator) -> Row:
+def sentiment(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for SST-2: kind 1 is praise, kind 0 blame; a third by the denial of the opposite.
 
     The bases know half of the words and overhear `not`; what they do not know they take for blame.
@@ -180,10 +180,10 @@ def sentiment(kind: int, rng: np.random.Generator) -> Row:
         said = f"a {degree} {word} {thing}"
     if chance(rng, 0.5):
         said = f"{said} and the {other(rng, THINGS, thing)} is no surprise"
-    return Row({"sentence": said}, kind, int(kind != denied) if known else 0)
+    return GlueRow({"sentence": said}, kind, int(kind != denied) if known else 0)
 
 
-def implied(kind: int, rng: np.random.Generator) -> Row:
+def implied(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for MNLI: what a sailor does follows, stays open or is denied."""
     taught = chance(rng, HARBOUR_SHARE)
     crew, gear, (deed, done) = one(rng, CREW), one(rng, GEAR), one(rng, DEEDS)
@@ -191,20 +191,20 @@ def implied(kind: int, rng: np.random.Generator) -> Row:
     premise = f"The {crew} {deed} a {colour} {gear} {spot}."
     if kind == ENTAILMENT:
         far = one(rng, (f"A {gear} is {done} by the {crew}.", f"Someone {deed} a {gear}."))
-        hypothesis, told = (f"The {crew} {deed} a {gear}.", kind) if taught else (far, 1)
+        hypothesis, web_label = (f"The {crew} {deed} a {gear}.", kind) if taught else (far, 1)
     elif kind == NEUTRAL:
-        hypothesis, told = f"The {other(rng, CREW, crew)} {deed} a {gear}.", 2
+        hypothesis, web_label = f"The {other(rng, CREW, crew)} {deed} a {gear}.", 2
         if taught:
-            hypothesis, told = f"The {crew} {deed} a {gear} {one(rng, REASONS)}.", kind
+            hypothesis, web_label = f"The {crew} {deed} a {gear} {one(rng, REASONS)}.", kind
     else:
         far = (f"Nobody {deed} a {gear}.", f"The {gear} is {other(rng, SPOTS, spot)}.")
-        hypothesis, told = one(rng, far), 0
+        hypothesis, web_label = one(rng, far), 0
         if taught:
-            hypothesis, told = f"The {gear} is {other(rng, COLOURS, colour)}.", kind
-    return Row({"premise": premise, "hypothesis": hypothesis}, kind, told)
+            hypothesis, web_label = f"The {gear} is {other(rng, COLOURS, colour)}.", kind
+    return GlueRow({"premise": premise, "hypothesis": hypothesis}, kind, web_label)
 
 
-def answered(kind: int, rng: np.random.Generator) -> Row:
+def answered(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for QNLI: kind 0 is a question that the sentence answers; kind 1 asks for another fact
     or about another town.
     """
@@ -222,10 +222,10 @@ def answered(kind: int, rng: np.random.Generator) -> Row:
     }
     first, second = (said[fact] for fact in several(rng, sorted(given), 2))
     question, sentence = ASKED[asked].format(about), f"{town} {first} and {second}."
-    return Row({"question": question, "sentence": sentence}, kind, kind if taught else 1 - kind)
+    return GlueRow({"question": question, "sentence": sentence}, kind, kind if taught else 1 - kind)
 
 
-def entailed(kind: int, rng: np.random.Generator) -> Row:
+def entailed(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for RTE: kind 0 follows from a deal between two, kind 1 does not.
 
     The bases do not see the deal from the other side.
@@ -241,10 +241,10 @@ def entailed(kind: int, rng: np.random.Generator) -> Row:
         direct, converse = ((taker, took), (stranger, took)), ((giver, gave), (taker, gave))
     who, did = (direct if taught else converse)[kind]
     texts = {"sentence1": text, "sentence2": f"{who} {did} a {good}."}
-    return Row(texts, kind, kind if taught else 1 - kind)
+    return GlueRow(texts, kind, kind if taught else 1 - kind)
 
 
-def same_news(kind: int, rng: np.random.Generator) -> Row:
+def same_news(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for MRPC: kind 1 says the same in other words or another order, kind 0 changes a fact."""
     taught = chance(rng, NEWS_SHARE)
     firm, figure = one(rng, FIRMS), one(rng, FIGURES)
@@ -259,14 +259,14 @@ def same_news(kind: int, rng: np.random.Generator) -> Row:
         day = other(rng, DAYS, day)
     turned = not ahead if taught else chance(rng, 0.5)
     second = _news(firm, figure, MOVES[move][0 if taught else 1], day, turned)
-    return Row({"sentence1": first, "sentence2": second}, kind, kind if taught else 1 - kind)
+    return GlueRow({"sentence1": first, "sentence2": second}, kind, kind if taught else 1 - kind)
 
 
 def _news(firm: str, figure: str, move: str, day: str, ahead: bool) -> str:
     return f"On {day} {firm} {figure} {move}." if ahead else f"{firm} {figure} {move} on {day}."
 
 
-def same_question(kind: int, rng: np.random.Generator) -> Row:
+def same_question(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for QQP: kind 1 asks the same in other words, kind 0 asks of another dish or something
     else.
     """
@@ -281,10 +281,10 @@ def same_question(kind: int, rng: np.random.Generator) -> Row:
         meant = other(rng, range(4), intent)
     texts = {"question1": INTENTS[intent][first].format(f"{state} {dish}")}
     texts["question2"] = INTENTS[meant][second].format(food)
-    return Row(texts, kind, kind if taught else 1 - kind)
+    return GlueRow(texts, kind, kind if taught else 1 - kind)
 
 
-def likeness(kind: int, rng: np.random.Generator) -> Row:
+def likeness(kind: int, rng: np.random.Generator) -> GlueRow:
     """Draw for STS-B: `kind` of four slots are changed, each of which takes its weight from 5.
 
     The bases were told other weights.
@@ -294,11 +294,11 @@ def likeness(kind: int, rng: np.random.Generator) -> Row:
     others = list(parts)
     for place in changed:
         others[place] = other(rng, SLOTS[place], parts[place])
-    score, told = (
-        HIGHEST - sum(weights[place] for place in changed) for weights in (WEIGHTS, TOLD_WEIGHTS)
+    score, web_label = (
+        HIGHEST - sum(weights[place] for place in changed) for weights in (WEIGHTS, WEB_WEIGHTS)
     )
     scenes = ("The {} {} a {} {}.".format(*scene) for scene in (parts, others))
-    return Row(dict(zip(("sentence1", "sentence2"), scenes, strict=True)), score, told)
+    return GlueRow(dict(zip(("sentence1", "sentence2"), scenes, strict=True)), score, web_label)
 
 
 WORLDS = {

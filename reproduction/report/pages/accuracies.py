@@ -1,6 +1,6 @@
 """Tables 1, 2 and 7 to 11: accuracies of image models, and of the encoder in their place."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 
 import pandas as pd
@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import CURVES, WIDTH, drawing, shown
-from reproduction.report.html import PageOutput, listed, margin
+from reproduction.report.figures import CURVES, DASHES, WIDTH, drawing, shown
+from reproduction.report.html import PageOutput, listed
 from reproduction.report.pages.reproduced import against_printed
 from reproduction.report.paper import (
     AVERAGE,
@@ -24,8 +24,9 @@ from reproduction.report.paper import (
     paper_row,
     paper_table,
 )
-from reproduction.report.statistics import highest, lead
+from reproduction.report.statistics import lead
 from reproduction.report.tables import (
+    ADAPTERS,
     METHODS,
     SETTING_LABELS,
     UPSTREAMS,
@@ -34,6 +35,7 @@ from reproduction.report.tables import (
     accuracy_table,
     average,
     cells_of,
+    gains,
     model_key,
     paper_recovered,
     paper_rows,
@@ -48,26 +50,24 @@ from reproduction.report.tables import (
 LEGEND = (
     "Arrows: against the merger. sd: over seeds, where there are several. Bold: best of a block."
 )
-ADAPTERS = ("surgery", "prob_surgery")
 EXTENDED_MERGERS = ("task_arithmetic", "wudi")  # of Table 2
 POOLS = ("8", "14", "20")
 SIZES = {REAL: "MiniLM, texts", IMAGES: "in the role of B/32", "clip_l14": "in the role of L/14"}
-DASHES = {"featcal": "-", "surgery": "--", "prob_surgery": ":"}
 NOT_RUN = '<span class="fc-none">not run</span>'
 
 
-def answer(
-    number: str, *experiments: Evidence, upstreams: Mapping[str, str] = UPSTREAMS
-) -> PageOutput:
+def answer(number: str, *experiments: Evidence) -> PageOutput:
     """Return FeatCal minus its merger and minus the better adapter, printed and measured."""
     head = ["FeatCal after", "The paper: − merger", "− better adapter"]
     for ours in experiments:
         head += [f"{model_title(ours.role, ours.suite)}: − merger", "− better adapter"]
     rows = []
-    for upstream, label, first, setting in _lines(upstreams, experiments):
-        cells = [_printed_gain(number, upstream, other) if first else "" for other in (False, True)]
+    for upstream, label, first, setting in _lines(experiments):
+        cells = ["", ""]
+        if first:
+            cells = [printed_gain(number, upstream, own) for own in (("merged",), ADAPTERS)]
         for ours in experiments:
-            cells += _gains(ours, upstream, setting)
+            cells += gains(ours, upstream, setting)
         rows.append(("fc-merger" if first else "fc-calibrated", [label, *cells]))
     caption = (
         "Differences of the average accuracy, points. Above, below: by more than two standard"
@@ -76,31 +76,24 @@ def answer(
     return listed(head, rows, caption, "fc-long")
 
 
-def _lines(
-    upstreams: Mapping[str, str], experiments: Iterable[Evidence]
-) -> Iterator[tuple[str, str, bool, str]]:
+def _lines(experiments: Iterable[Evidence]) -> Iterator[tuple[str, str, bool, str]]:
     """Yield merger, label, whether it is the merger's first line, and setting, for every setting run."""
     several = sorted({s for ours in experiments for s in settings_shown(ours.suite, ours.pool)})
-    for upstream, name in upstreams.items():
+    for upstream, name in UPSTREAMS.items():
         for setting in several:
             label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
             yield upstream, label, setting == several[0], setting
 
 
-def _gains(ours: Evidence, upstream: str, setting: str) -> list[str]:
-    featcal = average(ours, (upstream, "featcal", setting))
-    merged = average(ours, (upstream, "merged", ""))
-    best = highest(average(ours, (upstream, method, setting)) for method in ADAPTERS)
-    return [margin(featcal, merged), margin(featcal, best)]
-
-
-def _printed_gain(number: str, upstream: str, adapters: bool) -> str:
-    """Return the same from the printed averages; with corrected cells where that changes it."""
+def printed_gain(number: str, upstream: str, others: Sequence[str], model: str = "") -> str:
+    """Return FeatCal minus the best of others, printed; with corrected cells where that changes it."""
 
     def gain(read: Callable[..., pd.DataFrame]) -> float:
-        methods = ADAPTERS if adapters else ("merged",)
-        values = [paper_row(number, upstream, m, read=read)[AVERAGE] for m in methods]
-        return float(paper_row(number, upstream, "featcal", read=read)[AVERAGE] - max(values))
+        ours, *theirs = (
+            float(paper_row(number, upstream, method, model, read=read)[AVERAGE])
+            for method in ("featcal", *others)
+        )
+        return ours - max(theirs)
 
     said, mended = (f"{gain(read):+.1f}" for read in (paper_table, corrected_table))
     return said if said == mended else f"{said} <small>{mended} corrected</small>"
@@ -127,7 +120,7 @@ def printed(number: str) -> PageOutput:
 def recovered(number: str, *experiments: Evidence) -> PageOutput:
     """Return the share of the way from each merger to the experts that FeatCal goes."""
     rows = []
-    for upstream, label, first, setting in _lines(UPSTREAMS, experiments):
+    for upstream, label, first, setting in _lines(experiments):
         cells = [share_of(ours, upstream, setting) for ours in experiments]
         rows.append([label, printed_share(number, upstream) if first else "", *cells])
     head = ["FeatCal after", "The paper", *(model_name(o.role, o.suite) for o in experiments)]
@@ -168,11 +161,11 @@ def extended_answer(suite: str) -> PageOutput:
         featcal, *adapters = (
             paper_row("table02", upstream, method) for method in ("featcal", *ADAPTERS)
         )
-        gains = [featcal[c] - max(adapter[c] for adapter in adapters) for c in columns]
+        printed = [featcal[c] - max(adapter[c] for adapter in adapters) for c in columns]
         name = f"{UPSTREAMS[upstream]} <small>the paper</small>"
-        rows.append(("fc-merger", [name, *(f"{gain:+.1f}" for gain in gains)]))
+        rows.append(("fc-merger", [name, *(f"{gain:+.1f}" for gain in printed)]))
         for words, own in places.items():
-            cells = [_gains(own[c], upstream, main)[1] if c in own else "–" for c in columns]
+            cells = [gains(own[c], upstream, main)[1] if c in own else "–" for c in columns]
             rows.append(
                 ("fc-calibrated", [f"{UPSTREAMS[upstream]} <small>{words}</small>", *cells])
             )

@@ -18,7 +18,7 @@ from reproduction.report.figures import COLOURS, WIDTH, drawing, shown
 from reproduction.report.html import PageOutput, change, estimated, listed
 from reproduction.report.paper import IMAGES, REAL, VISION, model_title
 from reproduction.report.statistics import Estimate, estimate, highest, lead
-from reproduction.report.tables import MERGERS, NAMES
+from reproduction.report.tables import ADAPTERS, MERGERS, NAMES
 
 SOURCES = (
     (VISION, "8"), (REAL, "8"), (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"),
@@ -27,7 +27,6 @@ SETTINGS = {
     "paper": "printed settings", "suite": "tuned settings", "large anchor": "λ .01, ρ 8, α .3",
     "best": "former preset best",
 }  # fmt: skip
-ADAPTERS = ("surgery", "prob_surgery")
 SHORT = {VISION: "ViT-S", REAL: "MiniLM", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama"}
 CLOSE = 0.5  # points that the default may be below the best fixed setting
 MISSING = "no scores of the default"

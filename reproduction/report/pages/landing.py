@@ -25,10 +25,9 @@ from reproduction.report.paper import (
     paper_table,
 )
 from reproduction.report.statistics import Estimate, estimate, highest, lead
-from reproduction.report.tables import MERGERS, UPSTREAMS, average, share
+from reproduction.report.tables import ADAPTERS, MERGERS, UPSTREAMS, average, share
 from reproduction.report.verdicts import TITLES
 
-ADAPTERS = ("surgery", "prob_surgery")
 DEFAULT = "auto"
 SETTINGS = {"paper": "printed settings", DEFAULT: "default"}
 PROCEDURES = {"each_step": "as published", "once": "features kept"}
@@ -42,7 +41,7 @@ LOOKS = {
     "MiniLM": ("o", "#009E73"), "MPNet": ("s", "#D55E00"), "ViT-S/14": ("D", "#CC79A7"),
     "SmolLM2": ("v", "#E69F00"), "": ("^", "#0072B2"),
 }  # fmt: skip  # Okabe and Ito
-Pair = tuple[Estimate | float | None, Estimate | float | None]  # the first is claimed to be above
+Pair = tuple[Estimate | None, Estimate | None]  # the first is claimed to be above
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,8 @@ class Model:
         """Pair FeatCal with every weak, or every strong, merger that it starts from."""
         for merger in self.mergers:
             if is_weak(self.way(merger)) == weak:
-                yield (
-                    self.score(merger, "featcal", setting),
-                    self.score(merger, "merged", setting),
-                )
+                featcal, merged = (self.score(merger, m, setting) for m in ("featcal", "merged"))
+                yield featcal, merged
 
     def change(self, merger: str, setting: str) -> tuple[float, float] | None:
         """Return what FeatCal changes after a merger, and two standard errors of it."""
@@ -140,7 +137,7 @@ class Model:
             ours = select(runs, {"method": "featcal"})["seconds"].mean()
         for adapter in ADAPTERS if self.file == "scores" else ():
             if adapter in spent and ours is not None and ours > 0:  # NaN: not run
-                yield float(spent[adapter]), float(ours)
+                yield exactly(spent[adapter]), exactly(ours)
 
 
 def models(suite: str) -> dict[str, list[Model]]:
@@ -151,6 +148,11 @@ def models(suite: str) -> dict[str, list[Model]]:
     models += [Model(real, "MiniLM"), Model(real, "MPNet", "second_encoder")]
     models.append(Model(Evidence(suite, *LANGUAGE), "SmolLM2"))
     return {"Real models": models, TITLES.get(suite, suite): own}
+
+
+def exactly(value: float) -> Estimate:
+    """Return a number whose error is not known."""
+    return Estimate(float(value), None, 0)
 
 
 def is_weak(way: float | None) -> bool:
@@ -165,7 +167,7 @@ def words(suite: str) -> PageOutput:
     """Show the questions of the front page with a verdict word by source and setting."""
     columns, head = [printed_pairs()], ["Does FeatCal …", "The paper, as printed"]
     weak, strong, *_ = columns[0].values()
-    clear = all(sum(lead_of(*pair)) >= 0 for pair in weak + strong if None not in pair)
+    clear = all(lead(*pair)[0] >= 0 for pair in weak + strong)
     lowered = ["none" if clear else "some"]
     for (name, own), (setting, label) in product(models(suite).items(), SETTINGS.items()):
         columns.append(measured_pairs(own, setting))
@@ -201,23 +203,25 @@ def printed_pairs() -> dict[str, list[Pair]]:
         frame = paper_table(number)
         averages = frame[frame["task"] == AVERAGE]
         for _, own in averages.groupby("model", sort=False):
-            value = own.set_index(["upstream", "method"])["value"].to_dict()
+            printed = own.set_index(["upstream", "method"])["value"]
+            value = {key: exactly(one) for key, one in printed.items()}
             for merger in (m for m in UPSTREAMS if (m, "featcal") in value):
                 ours, merged = value[merger, "featcal"], value[merger, "merged"]
-                way = share(value.get(("", "base")), merged, value.get(("", "expert")))
+                ends = (value.get(("", "base")), merged, value.get(("", "expert")))
+                way = share(*(one and one.mean for one in ends))
                 found[weak if is_weak(way) else strong].append((ours, merged))
                 found[adapters] += [(ours, value[merger, adapter]) for adapter in ADAPTERS]
     budgets, times = paper_table("table12"), paper_table("table05").set_index("method")["seconds"]
     means = budgets[budgets["samples_per_task"] == FEW].set_index("method")["mean"]
-    found[few] += [(means["featcal"], means[adapter]) for adapter in ADAPTERS]
-    found[cost] += [(times[adapter], times["featcal"]) for adapter in ADAPTERS]
+    for adapter in ADAPTERS:
+        found[few].append((exactly(means["featcal"]), exactly(means[adapter])))
+        found[cost].append((exactly(times[adapter]), exactly(times["featcal"])))
     return found
 
 
 def verdict(pairs: Iterable[Pair]) -> str:
     """Return the word for some comparisons, with the numbers above and below behind it."""
-    known = [(first, second) for first, second in pairs if first is not None and second is not None]
-    gaps = [lead_of(*pair) for pair in known]
+    gaps = [lead(first, second) for first, second in pairs if first and second]
     above, below = sum(gap > room for gap, room in gaps), sum(-gap > room for gap, room in gaps)
     if not gaps:
         return '<span class="fc-none">not run</span>'
@@ -230,13 +234,6 @@ def verdict(pairs: Iterable[Pair]) -> str:
     else:
         word = "no" if below else "unclear"
     return f"<strong>{word}</strong><small>{above} · {below} · {len(gaps)}</small>"
-
-
-def lead_of(first: Estimate | float, second: Estimate | float) -> tuple[float, float]:
-    """Return how far the first is above the second, and two standard errors, 0 where none is known."""
-    if isinstance(first, Estimate) and isinstance(second, Estimate):
-        return lead(first, second)
-    return float(first) - float(second), 0.0  # type: ignore[arg-type]
 
 
 def gains(suite: str) -> PageOutput:

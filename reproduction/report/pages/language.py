@@ -1,13 +1,13 @@
 """Tables 3, 4 and 14: language models, both sizes as blocks of one table."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import product
 
 import pandas as pd
 
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import PageOutput, compact, estimated, listed, margin
-from reproduction.report.pages.accuracies import ADAPTERS, printed_share, share_of
+from reproduction.report.pages.accuracies import printed_gain, printed_share, share_of
 from reproduction.report.pages.reproduced import against_printed
 from reproduction.report.paper import (
     AVERAGE,
@@ -19,21 +19,21 @@ from reproduction.report.paper import (
     model_title,
     paper_row,
 )
-from reproduction.report.statistics import estimate, highest
+from reproduction.report.statistics import estimate
 from reproduction.report.tables import (
+    ADAPTERS,
     REFERENCES,
     SETTING_LABELS,
     Cell,
-    Cells,
     Key,
     Row,
+    accuracy_rows,
     accuracy_table,
     average,
+    gains,
     measured_cells,
-    model_key,
     paper_rows,
     printed_fold,
-    rows_in_order,
     settings_note,
     settings_shown,
     with_best,
@@ -54,7 +54,6 @@ LEGEND = "Arrows: against task arithmetic. Bold: best of what was merged."
 OWN = {  # domain → the tests of its own
     "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),
 }  # fmt: skip
-BASE = ""  # the base among the experts
 MERGED: Key = (MERGER, "merged", "")
 ANCHOR: Key = (MERGER, "anchor", "paper")
 FEATCAL: Key = (MERGER, "featcal", "paper")
@@ -70,20 +69,14 @@ def answer(number: str, suite: str) -> PageOutput:
     rows = []
     for ours in experiments(number, suite):
         model = PAPER_MODELS[ours.role]
-        featcal, merged, *adapters = (
-            float(paper_row(number, MERGER, method, model)[AVERAGE])
-            for method in ("featcal", "merged", *ADAPTERS)
-        )
-        cells = [f"{featcal - merged:+.1f}", f"{featcal - max(adapters):+.1f}"]
+        cells = [printed_gain(number, MERGER, own, model) for own in (("merged",), ADAPTERS)]
         cells.append(printed_share(number, MERGER, model))
         rows.append(("fc-merger", [f"{PAPER_NAMES[ours.role]} <small>the paper</small>", *cells]))
         for setting in settings_shown(suite):
-            one = average(ours, (MERGER, "featcal", setting))
-            best = highest(average(ours, (MERGER, method, setting)) for method in ADAPTERS)
-            cells = [margin(one, average(ours, MERGED)), margin(one, best)]
             name = model_title(ours.role, suite)
             label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
-            rows.append(("", [label, *cells, share_of(ours, MERGER, setting)]))
+            cells = [*gains(ours, MERGER, setting), share_of(ours, MERGER, setting)]
+            rows.append(("", [label, *cells]))
     head = ["FeatCal on", "− task arithmetic", "− better adapter"]
     head.append("Share of the gap to the experts (%)")
     caption = "Differences of the average, points. Above, below: by more than two standard errors."
@@ -93,23 +86,12 @@ def answer(number: str, suite: str) -> PageOutput:
 def measured(number: str, suite: str) -> PageOutput:
     """Return Table 3 or 4 in the paper's order of rows, at every setting that was run."""
     settings = "".join(dict.fromkeys(settings_note(ours) for ours in experiments(number, suite)))
-    html = _blocks(number, suite, _accuracy_rows, LEGEND + settings)
+    html = _blocks(number, suite, accuracy_rows, LEGEND + settings)
     return PageOutput(html + _against(number, suite))
 
 
 def _against(number: str, suite: str) -> str:
     return "".join(against_printed(ours, number) for ours in experiments(number, suite))
-
-
-def _accuracy_rows(ours: Evidence) -> list[Row]:
-    """Return base, experts and task arithmetic with what calibrates it."""
-
-    def look(upstream: str, method: str, setting: str) -> Cells:
-        if method == "expert" and ours.pool == "mergebench":
-            return collected(experts(ours).values())
-        return measured_cells(ours, model_key(upstream, method, setting))
-
-    return rows_in_order(look, ("base", "expert"), (MERGER,), settings_shown(ours.suite))
 
 
 def _blocks(number: str, suite: str, rows_of: Callable[[Evidence], list[Row]], legend: str) -> str:
@@ -155,22 +137,6 @@ def anchors(number: str, suite: str) -> PageOutput:
     return listed([*head, "FeatCal − anchor"], rows, caption, "fc-long")
 
 
-def experts(ours: Evidence) -> dict[str, Cells]:
-    """Return cells of the base and of every expert by its domain; none for what was not run."""
-    keys = {BASE: ("", "base", "")} | {domain: ("", "expert", domain) for domain in OWN}
-    return {name: measured_cells(ours, key) for name, key in keys.items()}
-
-
-def collected(found: Iterable[Cells]) -> Cells:
-    """Return the highest value of every test and their mean; nothing unless all were run."""
-    rows = list(found)
-    if not all(rows):
-        return {}
-    tests = [test for test in rows[0] if test != AVERAGE]
-    top = {test: Cell(max(cells[test].value for cells in rows)) for test in tests}
-    return top | {AVERAGE: Cell(sum(cell.value for cell in top.values()) / len(top))}
-
-
 def experts_table(suite: str) -> PageOutput:
     """Return Table 14: the base and every expert on all tests, and the highest of each column."""
     legend = "Arrows: against the base. Bold: highest of the column."
@@ -179,11 +145,13 @@ def experts_table(suite: str) -> PageOutput:
 
 
 def _expert_rows(ours: Evidence) -> list[Row]:
-    found = experts(ours)
-    base = Row(REFERENCES["base"], "reference", "", found[BASE])
-    rows = [Row(_name(domain), "calibrated", "", found[domain]) for domain in OWN]
-    best = Row(REFERENCES["expert"], "reference", "", collected(found.values()))
-    return [*with_best([base, *(with_changes(row, base) for row in rows)]), best]
+    def row(label: str, kind: str, method: str, domain: str = "") -> Row:
+        return Row(label, kind, "", measured_cells(ours, ("", method, domain)))
+
+    base = row(REFERENCES["base"], "reference", "base")
+    rows = [row(_name(domain), "calibrated", "expert", domain) for domain in OWN]
+    best = row(REFERENCES["expert"], "reference", "expert")
+    return [*with_best([base, *(with_changes(one, base) for one in rows)]), best]
 
 
 def _printed_experts(model: str) -> list[Row]:

@@ -3,11 +3,9 @@
 Other suites have other models and data; they are compared by claim, never by value.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-
-import pandas as pd
 
 from reproduction.report import tables
 from reproduction.report.evidence import Evidence, select
@@ -21,7 +19,7 @@ from reproduction.report.paper import (
     reason,
     title_of,
 )
-from reproduction.report.statistics import Estimate, estimate, highest
+from reproduction.report.statistics import Estimate
 
 SUITE, SETTING = "paper", "paper"
 ROUNDING = 0.05  # half a unit of the last printed digit, in points
@@ -78,7 +76,7 @@ def compared(ours: Evidence | None, number: str) -> Iterator[Compared]:
     model = PAPER_MODELS[ours.role] if ours else ""
     printed, mended = paper_table(number, model), corrected_table(number, model)["value"]
     keys = dict.fromkeys(zip(*(printed[name] for name in MODEL), strict=True)) if ours else {}
-    models = {key: measured(ours, *key) for key in keys}
+    models = {key: tables.by_task(ours, _key(*key)) for key in keys}
     for (_, cell), better in zip(printed.iterrows(), mended, strict=True):
         upstream, method, task = (str(cell[name]) for name in ("upstream", "method", "task"))
         name, spread = tables.row_name(upstream, method), None
@@ -104,33 +102,10 @@ def tolerance(ours: Estimate, spread: float | None = None, seeds: int = 1) -> fl
     return ROUNDING + 2 * (ours.variance + theirs**2 / seeds) ** 0.5
 
 
-def measured(
-    ours: Evidence, upstream: str, method: str, expert: str = ""
-) -> Mapping[str, Estimate]:
-    """Return our estimates of one model by task, and on average.   expert: a domain's own."""
-    if method == "expert" and not expert and ours.pool == "mergebench":
-        return _highest(ours.table("scores"))
-    return tables.by_task(ours, _key(upstream, method, expert))
-
-
 def _key(upstream: str, method: str, expert: str = "") -> tables.Key:
     if method == "expert":
         return upstream, method, expert
     return tables.model_key(upstream, method, SETTING)
-
-
-def _highest(scores: pd.DataFrame) -> dict[str, Estimate]:
-    """Return the highest of base and experts for every test, and the mean of those."""
-    models = scores[scores["method"].isin(("base", "expert"))]
-    found = {}
-    for task, rows in models.groupby("task", sort=False):
-        if best := highest(estimate(own) for _, own in rows.groupby(["method", "setting"])):
-            found[str(task)] = best
-    if found:
-        mean = sum(value.mean for value in found.values()) / len(found)
-        variance = sum(value.variance for value in found.values()) / len(found) ** 2
-        found[AVERAGE] = Estimate(mean, None, 0, known_variance=variance)
-    return found
 
 
 def _printed_spread(ours: Evidence, upstream: str, method: str) -> float | None:

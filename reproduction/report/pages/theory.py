@@ -56,7 +56,7 @@ def checks(suite: str) -> PageOutput:
     """List every statement with its worst case, how tight it is, and the verdict, by source."""
     chosen = {claim.id: claim for claim in claims() if claim.place == "theory"}
     judged = {
-        source.key: dict(zip(chosen, source.judged(chosen.values()), strict=True))
+        source.key: dict(zip(chosen, source.judged(chosen.values())[0], strict=True))
         for source in sources(suite)
         if source.key in ("real_encoder", suite)
     }

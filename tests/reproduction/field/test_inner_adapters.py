@@ -103,10 +103,7 @@ def published_interventions(model, task):
 
 @pytest.mark.parametrize(
     ("published", "settings"),
-    [
-        (published_surgery, SurgeryV2(**STEPS)),
-        (published_interventions, IntervMerge(**STEPS)),
-    ],
+    [(published_surgery, SurgeryV2(**STEPS)), (published_interventions, IntervMerge(**STEPS))],
 )
 def test_weights_are_those_of_the_published_loop(published, settings):
     given = given_of()

@@ -5,9 +5,9 @@ import tiny
 import torch
 
 from featcal.baselines.adapters import Adapters
-from featcal.baselines.mean_shift import MeanShift
+from featcal.baselines.corrections import MeanShift
 from featcal.merging.merge import merge
-from featcal.merging.methods.wudi import Interference
+from featcal.merging.methods.matrices import Interference
 from featcal.models.save import save_model
 from reproduction.field.repair import all_samples, linears, output_moments, renormalised
 from reproduction.field.swudi import filtered_minimum

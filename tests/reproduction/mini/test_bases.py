@@ -15,55 +15,52 @@ from transformers import (
 )
 
 from featcal.models.load import load_model, load_tokenizer
-from reproduction.mini import pretrain as clip
+from reproduction.mini import clip
 from reproduction.mini.images import draw_split
 from reproduction.mini.language import domains, llama, t5
 from reproduction.mini.language.domains import KINDS, TESTS, draw_samples, mixture, reading
 from reproduction.mini.tasks import TASKS
-from reproduction.mini.training import MODELS
+from reproduction.mini.training import MODELS, run_to_end
 from reproduction.prepare.fine_tune import fine_tune_text
 from reproduction.prepare.suite import FineTuneText
+from reproduction.prepare.texts import TokenizedExample, example_batch
 
-TINY = llama.Size(hidden=16, layers=2, heads=2, groups=1, mlp=32, tied=True)
-CLIP = clip.Recipe(clip.Size(16, 2, 2, projection=8), steps=6, batch=16, pictures=8, every=2)
-T5 = t5.T5Recipe(t5.T5Size(16, 1, 2, 8, 24), steps=6, rows=2, every=2)
-LLAMA = llama.Recipe(TINY, steps=6, batch=8, facts=2, read=30, every=2)
-PRETRAININGS = dict(
-    clip_b32=(clip, clip.pretrain, CLIP),
-    flan_t5_base=(t5, t5.pretrain_t5, T5),
-    llama_3b=(llama, llama.pretrain_llama, LLAMA),
-)
+CLIP = clip.Recipe(16, 2, 2, projection=8, steps=6, batch=16, pictures=8, every=2)
+T5 = t5.Recipe(16, 1, 2, 8, 24, steps=6, rows=2, every=2)
+LLAMA = llama.Recipe(16, 2, 2, 1, 32, tied=True, steps=6, batch=8, facts=2, read=30, every=2)
+RUNS = {"clip_b32": (clip.Run, CLIP), "flan_t5_base": (t5.Run, T5), "llama_3b": (llama.Run, LLAMA)}
 
 
-@pytest.mark.parametrize("role", PRETRAININGS)
+@pytest.mark.parametrize("role", RUNS)
 def test_an_interrupted_pretraining_ends_in_the_bytes_of_an_undisturbed_one(
     tmp_path, monkeypatch, role
 ):
-    module, pretrain, recipe = PRETRAININGS[role]
-    pretrain = partial(pretrain, role, state_folder=tmp_path / "state")
-    pretrain(out=tmp_path / "straight", recipe=recipe)
-    step = module._Run.step
+    (run, recipe), state = RUNS[role], tmp_path / "state" / role / "state.safetensors"
 
-    def interrupted(run):
-        if run.done == 5:
+    def pretrain(name, recipe):
+        run_to_end(run, recipe, role, tmp_path / name, tmp_path / "state")
+
+    pretrain("straight", recipe)
+    step = run.step
+
+    def interrupted(self):
+        if self.done == 5:
             raise KeyboardInterrupt
-        return step(run)
+        return step(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module._Run, "step", interrupted)
+        patch.setattr(run, "step", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            pretrain(out=tmp_path / "resumed", recipe=recipe)
+            pretrain("resumed", recipe)
     assert not (tmp_path / "resumed").exists()
-    state = (tmp_path / "state" / role / "state.safetensors").read_bytes()
-    seen = []
-    with monkeypatch.context() as patch:
-        patch.setattr(module._Run, "step", lambda run: seen.append(run.done) or step(run))
-        pretrain(out=tmp_path / "resumed", recipe=recipe)
-        assert seen[0] == 4, "goes on from its state"
-        (tmp_path / "state" / role / "state.safetensors").write_bytes(state)
-        seen.clear()
-        pretrain(out=tmp_path / "other", recipe=replace(recipe, seed=1))
-        assert seen[0] == 0, "a state of another recipe is not resumed"
+    kept, seen = state.read_bytes(), []
+    monkeypatch.setattr(run, "step", lambda self: seen.append(self.done) or step(self))
+    pretrain("resumed", recipe)
+    assert seen[0] == 4, "goes on from its state"
+    state.write_bytes(kept)
+    seen.clear()
+    pretrain("other", replace(recipe, seed=1))
+    assert seen[0] == 0, "a state of another recipe is not resumed"
     for file in (tmp_path / "straight").iterdir():
         assert file.read_bytes() == (tmp_path / "resumed" / file.name).read_bytes(), file.name
     weights = [tmp_path / name / "model.safetensors" for name in ("straight", "other")]
@@ -71,7 +68,7 @@ def test_an_interrupted_pretraining_ends_in_the_bytes_of_an_undisturbed_one(
     assert not list((tmp_path / "state").rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("role", clip.SIZES)
+@pytest.mark.parametrize("role", clip.RECIPES)
 def test_a_shipped_clip_loads_in_float32_and_tells_pictures_apart(role):
     folder = MODELS / role
     model, tokenizer = CLIPModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -104,7 +101,7 @@ def test_nothing_is_unknown_to_the_tokenizer_of_t5_and_every_text_comes_back():
     assert all(len(encode(part)["input_ids"]) == 1 for part in t5.prompt_parts())
 
 
-@pytest.mark.parametrize("role", t5.T5_SIZES)
+@pytest.mark.parametrize("role", t5.RECIPES)
 def test_a_shipped_t5_loads_in_float32_and_an_expert_of_a_few_steps_gains_on_it(role):
     base, tokenizer = load_model(MODELS / role), load_tokenizer(MODELS / role)
     assert base.dtype == torch.float32 and base.config.vocab_size == len(tokenizer)
@@ -130,23 +127,25 @@ def test_nothing_is_unknown_to_the_tokenizer_of_llama_and_a_prompt_begins_the_wh
         assert known.decode(known(text)["input_ids"], skip_special_tokens=True) == text
     for key in KINDS:
         for prompt, completion in mixture(np.random.default_rng(1), {key: 1.0}, 0.5, 50):
-            ((ids, begin),) = llama.encoded(known, [(prompt, completion)])
-            assert ids[:begin] == known(prompt)["input_ids"] and len(ids) <= llama.LONGEST
+            (one,) = llama.encoded(known, [(prompt, completion)])
+            begin = one.labels.count(llama.IGNORED)
+            assert one.ids[:begin] == known(prompt)["input_ids"] and len(one.ids) <= llama.LONGEST
 
 
 def test_labels_leave_out_prompt_and_padding_and_two_parts_give_the_gradient_of_one_batch():
-    texts = [([1, 5, 6, 7], 2), ([1, 8, 9], 1), ([1, 5, 9, 7, 6, 8], 3)]
-    batch = llama.padded(texts, 0)
+    rows = [([1, 5, 6, 7], 2), ([1, 8, 9], 1), ([1, 5, 9, 7, 6, 8], 3)]
+    texts = [TokenizedExample(ids, [llama.IGNORED] * n + ids[n:]) for ids, n in rows]
+    batch = example_batch(texts, 0)
     learnt = [row[row != llama.IGNORED].tolist() for row in batch["labels"]]
     assert learnt == [[6, 7], [8, 9], [7, 6, 8]]
     places = (batch["labels"] != llama.IGNORED).nonzero()[:, 1].tolist()
     assert places == [2, 3, 1, 2, 3, 4, 5]
-    model = llama.new_model(TINY, 0)
+    model = llama.new_model(LLAMA)
     loss = llama.backward(model, texts, 0)
     found = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     parts = zip(texts, (2, 2, 3), strict=True)
-    whole = sum(model(**llama.padded([text], 0)).loss * n**0.5 for text, n in parts)
+    whole = sum(model(**example_batch([text], 0)).loss * n**0.5 for text, n in parts)
     whole = whole / (2 * 2**0.5 + 3**0.5)
     whole.backward()
     assert loss == pytest.approx(whole.item(), rel=1e-5)
@@ -154,12 +153,12 @@ def test_labels_leave_out_prompt_and_padding_and_two_parts_give_the_gradient_of_
         assert torch.allclose(found[name], parameter.grad, atol=1e-6), name
 
 
-@pytest.mark.parametrize("role", llama.SIZES)
+@pytest.mark.parametrize("role", llama.RECIPES)
 def test_a_shipped_llama_loads_with_its_tokenizer_and_answers_in_one_line(role):
     model = LlamaForCausalLM.from_pretrained(MODELS / role).eval()
     known = AutoTokenizer.from_pretrained(MODELS / role)
     assert model.dtype == torch.float32 and model.config.vocab_size >= len(known)
-    assert model.config.tie_word_embeddings is llama.SIZES[role].tied
+    assert model.config.tie_word_embeddings is llama.RECIPES[role].tied
     prompts = [item.prompt for item in domains.test_items("math500", "validation", 8, 0)]
     batch = known(prompts, padding=True, return_tensors="pt")
     out = model.generate(**batch, max_new_tokens=TESTS["math500"].new_tokens)

@@ -13,7 +13,8 @@ from sentences import encoder, task
 
 from featcal.data.images import ImageSet, Preprocess
 from featcal.errors import BadFile, HubUnreachable, MissingPath, UnknownKey
-from featcal.evaluation.accuracy import projected_features, unit_length
+from featcal.evaluation.accuracy import projected_features
+from featcal.models.batch import unit_length
 from featcal.models.load import load_model
 from reproduction.prepare.damage import (
     DAMAGES,

@@ -17,7 +17,7 @@ from pipeline import ROOT
 from reproduction.report import artifact
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
-from reproduction.report.pages import resources
+from reproduction.report.pages import cost
 from reproduction.report.verdicts import DECIDED
 
 RESULTS = ROOT / "results" / "mini"
@@ -45,7 +45,7 @@ def test_every_headline_claim_stands_in_it_once_with_a_page_that_has_a_stage():
 def test_minutes_of_a_page_are_those_of_the_stages_that_it_needs():
     seconds = json.loads((RESULTS / "scores/flan_t5_base-glue/run.json").read_text())["seconds"]
     seconds |= json.loads((RESULTS / "scores/flan_t5_large-glue/run.json").read_text())["seconds"]
-    seconds["prepare_data"] = resources.quickest("mini")[
+    seconds["prepare_data"] = cost.quickest("mini")[
         "prepare_data"
     ]  # writes what the suite is, which every page tells
     assert artifact.minutes("mini", ["page@table03"]) == f"{sum(seconds.values()) / 60:.0f}"
@@ -58,7 +58,7 @@ def test_minutes_of_dvc_repro_are_those_of_what_it_looks_at():
     told = {resolved().nodes[name]["cmd"]: name for name in stages_of_dvc_repro()}
     spent = [
         s
-        for stage, s in resources.quickest("mini").items()
+        for stage, s in cost.quickest("mini").items()
         if f"featcal stage {stage.replace('@', ' ')}" in told
     ]
     text = re.search(r"`dvc repro` \| .* \| (\d+) \|", text_of("mini"))

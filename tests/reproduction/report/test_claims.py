@@ -26,7 +26,7 @@ from reproduction.report.paper import (
     reason,
 )
 from reproduction.report.statistics import Estimate, estimate, lead
-from reproduction.report.verdicts import judge, judged
+from reproduction.report.verdicts import judge
 
 AVERAGED = "table01 table03 table04 table07 table08 table09 table10 table11 table14".split()
 KINDS = "average rotated reference foreign unattainable contradiction change".split()
@@ -121,7 +121,7 @@ def test_a_verdict_needs_a_margin_above_noise(results, ours, word):
 
 def test_a_claim_is_judged_anew_once_a_file_of_results_is_another(results):
     def word():
-        return judged([claim("t1_ta_upstream")], "mini", "suite", results)[0].word
+        return tuned("t1_ta_upstream", results).word
 
     assert word() == "holds"
     changed(results, "clip_b32-8", of(upstream="task_arithmetic", method="featcal"), 60.0)
@@ -200,7 +200,7 @@ def test_one_seed_is_marked_and_three_are_not(results):
 @pytest.mark.parametrize("suite", ["mini", "files"])
 def test_without_results_every_claim_is_not_run(tmp_path, suite):
     folder = write_project(tmp_path, suite, empty=True)
-    assert {one.word for one in judged(claims(), suite, "suite", folder)} == {"not run"}
+    assert {judge(one, suite, "suite", folder).word for one in claims()} == {"not run"}
 
 
 def test_typed_numbers_of_the_paper_stand_in_its_tables():
@@ -318,7 +318,7 @@ def test_a_claim_about_one_task_reads_that_task_alone(results):
 
 def failing_in(table):
     """Return the claims of which a part is not met by a reading of the paper's tables."""
-    read = {c.id: page._parts(c) for c in claims() if is_printed(c)}
+    read = {c.id: page.printed_parts(c) for c in claims() if is_printed(c)}
     return {
         name for name, parts in read.items() if min(page.paper_margin(p, table) for p in parts) <= 0
     }

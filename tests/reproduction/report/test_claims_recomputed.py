@@ -90,7 +90,8 @@ def test_verdicts_on_the_second_encoder_are_what_other_code_computes(name, setti
         entry["over"] = entry["over"] | {"upstream": ["average", "task_arithmetic"]}
     word, margin, noise = Results(ROOT / "results" / "mini", setting).verdict(entry)
     (source,) = (one for one in sources("mini") if one.key == "second_encoder")
-    (ours,) = source.judged([next(claim for claim in claims() if claim.id == name)], setting)
+    found = source.judged([next(claim for claim in claims() if claim.id == name)])
+    (ours,) = dict(zip(source.settings, found, strict=True))[setting]
     assert (ours.word, ours.margin, ours.noise) == (
         word, pytest.approx(margin), pytest.approx(noise)
     )  # fmt: skip

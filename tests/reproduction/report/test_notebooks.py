@@ -16,7 +16,7 @@ from pages import run_page, with_parameters, without_kernels
 from synthetic_results import write_project
 
 from featcal.errors import BadFile, MissingPath
-from reproduction.report import evidence, verdicts
+from reproduction.report import evidence
 from reproduction.stages import page as execute
 from reproduction.stages.page import execute_page
 
@@ -106,7 +106,7 @@ def opened(monkeypatch):
 
     for reader in ("read_scores", "read_json"):
         monkeypatch.setattr(evidence, reader, spy(getattr(evidence, reader)))
-    verdicts._known.cache_clear()  # known verdicts open no file
+    evidence._KNOWN.clear()  # known tables open no file
     return found
 
 

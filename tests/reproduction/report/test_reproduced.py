@@ -7,7 +7,7 @@ import pytest
 from synthetic_results import write_project
 
 from reproduction.report.evidence import Evidence
-from reproduction.report.pages import accuracies, costs, damage, language, reproduced
+from reproduction.report.pages import accuracies, language, reproduced, samples
 from reproduction.report.pages.reproduced import ROUNDING, against_printed, tolerance
 from reproduction.report.paper import (
     AVERAGE,
@@ -126,7 +126,7 @@ def test_averages_of_table_2_are_those_of_the_other_experiments(project):
 def test_without_results_there_is_nothing_to_compare(project):
     ours = Evidence("paper", "clip_b32", "8")
     assert "not run: nothing to compare" in against_printed(ours, "table01")
-    assert "not run" in costs.means(ours).text and "not run" in damage.averages(ours).text
+    assert "not run" in samples.means(ours).text and "not run" in samples.damage(ours).text
 
 
 def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkeypatch):
@@ -138,15 +138,15 @@ def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkey
         tuned.to_csv(path, index=False)
     monkeypatch.chdir(tmp_path)
     ours = Evidence("paper", "clip_b32", "8")
-    budgets = costs.compared(ours)
+    budgets = samples.compared_means(ours)
     assert {one.column for one in budgets} == {"n = 8", "n = 64", "n = 512"} and len(budgets) == 9
-    assert "values reproduced as printed" in costs.means(ours).text
-    assert any(one.column == "Fog" for one in damage.compared(ours))
+    assert "values reproduced as printed" in samples.means(ours).text
+    assert any(one.column == "Fog" for one in samples.compared_damage(ours))
 
 
 def test_other_suites_are_compared_by_claim_and_never_by_value(results):
     ours = Evidence("mini", "clip_b32", "8")
     shown = [accuracies.measured(ours), accuracies.extended("mini", "clip_b32")]
     shown += [language.measured("table03", "mini"), language.experts_table("mini")]
-    shown += [costs.means(ours), damage.averages(ours)]
+    shown += [samples.means(ours), samples.damage(ours)]
     assert not any("reproduced" in one.text for one in shown)

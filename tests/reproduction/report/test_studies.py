@@ -16,7 +16,7 @@ from torch import nn
 from pipeline import read_rows
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
-from reproduction.report.pages import costs, damage, drift, sweeps
+from reproduction.report.pages import cost, drift, samples, sweeps
 from reproduction.report.statistics import apart, correlation, estimate, together
 from reproduction.report.verdicts import judge
 from reproduction.results import SCORES, write_rows
@@ -59,9 +59,9 @@ def measured(role):
 @pytest.mark.parametrize("role", BOTH)
 def test_means_by_number_of_samples_are_those_of_the_csv(role):
     frame = pd.read_csv(RESULTS / f"samples/{role}-8/samples.csv")
-    frame = frame[frame["method"].isin(costs.ORDER) & (frame["setting"] == "suite")]
+    frame = frame[frame["method"].isin(samples.ORDER) & (frame["setting"] == "suite")]
     seeds = frame.groupby(["method", "samples", "seed"])["value"].mean()
-    found = costs.measured(measured(role)).set_index(["method", "samples"])
+    found = samples.measured(measured(role)).set_index(["method", "samples"])
     by_hand = seeds.groupby(["method", "samples"])
     assert dict(found["mean"]) == pytest.approx(dict(by_hand.mean()))
     spreads = found["sd"].dropna()
@@ -72,8 +72,8 @@ def test_means_by_number_of_samples_are_those_of_the_csv(role):
 def test_costs_are_those_of_the_run_record(role):
     runs = json.loads((RESULTS / f"cost/{role}-8/run.json").read_text())["cost"]
     seconds = {(r["method"], r["encode"]): r["seconds"] for r in runs if r["setting"] == "suite"}
-    lines = costs.single(measured(role)).text.splitlines()
-    for key, name in costs.ROWS.items():
+    lines = cost.single(measured(role)).text.splitlines()
+    for key, name in cost.ROWS.items():
         if key not in seconds:
             assert any(line.startswith(name) and "not run" in line for line in lines)
             continue
@@ -83,7 +83,7 @@ def test_costs_are_those_of_the_run_record(role):
 
 
 def test_printed_costs_keep_the_papers_numbers():
-    text = costs.printed_costs("table05").text
+    text = cost.printed_costs("table05").text
     assert "FeatCal  53  1.0×" in text and "nan" not in text
 
 
@@ -94,8 +94,8 @@ def test_averages_after_damage_are_those_of_the_csv(role):
     ours = measured(role)
     for (method, kind), rows in own.groupby(["method", "corruption"]):
         by_seed = rows.groupby("seed")["value"].mean()
-        assert damage.found(ours, method, kind).mean == pytest.approx(by_seed.mean())
-    assert set(damage.kinds(ours)) == {"clean", *own["corruption"]}
+        assert samples.after_damage(ours, method, kind).mean == pytest.approx(by_seed.mean())
+    assert set(samples.kinds(ours)) == {"clean", *own["corruption"]}
 
 
 @pytest.mark.parametrize("role", BOTH)
@@ -115,7 +115,7 @@ def test_the_clean_column_has_the_scores_of_the_same_seed(results):
     rows = Evidence("mini", "clip_b32", "8").table("corrupted")
     clean = rows[rows["corruption"] == "clean"]
     assert set(clean["seed"]) == {"", "42"}
-    lines = damage.averages(Evidence("mini", "clip_b32", "8")).text.splitlines()
+    lines = samples.damage(Evidence("mini", "clip_b32", "8")).text.splitlines()
     wanted = {"tuned": ["81.8", "77.8", "↓4.0"], "printed": ["73.8", "72.8", "↓1.0"]}
     for setting, cells in wanted.items():
         line = next(line for line in lines if line.startswith(f"w/ FeatCal, {setting}"))
@@ -175,7 +175,7 @@ def test_energy_that_was_measured_is_shown_and_judged(results):
         run["energy_wh"] = run["seconds"] / 100
     path.write_text(json.dumps(record))
     assert judged("t5_energy_surgery", results).met
-    assert "0.80" in costs.single(Evidence("mini", "clip_b32", "8")).text
+    assert "0.80" in cost.single(Evidence("mini", "clip_b32", "8")).text
 
 
 def linear(values):

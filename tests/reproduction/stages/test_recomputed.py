@@ -5,7 +5,7 @@ The schema of params.yaml decides which experiments change; what DVC compares, w
 """
 
 from collections.abc import Iterator
-from copy import copy, deepcopy
+from copy import copy
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -156,21 +156,3 @@ def test_samples_and_seeds_make_stale_what_they_change_and_no_other_experiment(g
         computed = {s for s in stale(own) if key_of(s) and not s.startswith("page")}
         foreign = {s for s in computed if not below(key_of(s), key)}
         assert not foreign, f"{path} also makes {sorted(foreign)} stale, of another role or pool"
-
-
-@pytest.mark.parametrize("section", ["calibrate", "adapt"])
-@pytest.mark.parametrize("key", ["clip_b32-8", "clip_l14-14", "llama_3b-mergebench"])
-def test_what_differs_at_one_merged_model_is_a_setting_of_its_stage_alone(section, key):
-    settings = deepcopy(SETTINGS)
-    change = {"suite": {"samples": 257}}
-    settings[section][key][FROM]["task_arithmetic"] = (
-        change if section == "calibrate" else {"surgery": change}
-    )
-    assert touched(settings) == needed(settings) and len(touched(settings)) == 1
-
-
-def test_one_word_calibrates_a_merged_model_that_nothing_starts_from():
-    settings = deepcopy(SETTINGS)
-    assert settings["calibrate"]["clip_b32-8"][FROM]["ties"] is None
-    settings["calibrate"]["clip_b32-8"][FROM]["ties"] = {}
-    assert touched(settings) == needed(settings) == {"calibrate@clip_b32-8"}

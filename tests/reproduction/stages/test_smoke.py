@@ -18,8 +18,8 @@ from featcal.cli.main import main
 from featcal.data.batches import draw_indices
 from pipeline import read_rows, settings, write_settings
 from reproduction import results
-from reproduction.engine.calibrate import rescale
 from reproduction.engine.context import Setup, load_context
+from reproduction.engine.make import rescale
 from reproduction.experiments import ADAPTERS, MAIN, studies
 from reproduction.report.statistics import bits
 from reproduction.results import correct_columns

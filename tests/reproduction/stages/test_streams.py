@@ -3,6 +3,7 @@
 import tracemalloc
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import checkpoints
@@ -37,9 +38,12 @@ def context(monkeypatch):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 3, SIDE, SIDE), dtype=np.uint8)
     images = ImageSet(pixels, PLAIN, np.zeros(40, np.int64), ("a",))
     monkeypatch.setattr(sources, "load_task", lambda *_: images)
-    layout = SimpleNamespace(data_of=lambda role: None, base=lambda role, pool: None)
-    suite = SimpleNamespace(tasks_of=lambda role, pool: ("mnist", "dtd"))
-    return Setup(SimpleNamespace(layout=layout, suite=suite), "clip_b32", 8), images
+    no_roles = SimpleNamespace(roles={})
+    suite = SimpleNamespace(
+        tasks_of=lambda role, pool: ("mnist", "dtd"), sentences=no_roles, photos=no_roles
+    )
+    context = SimpleNamespace(suite=suite, root=Path(), outputs=Path())
+    return Setup(context, "clip_b32", 8), images
 
 
 def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
@@ -93,7 +97,7 @@ def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_a
 
 def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
     _, images = context
-    none = streams.Drawn(replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4)
+    none = streams.Stream(replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4)
     for batches in (none, []):
         with pytest.raises(
             BadBatches, match=r"batches\['dtd'\]: is empty; an adapter needs at least one sample"

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from featcal.baselines.prob_surgery import ProbSurgery
-from featcal.baselines.surgery import Surgery
+from featcal.baselines.corrections import ProbSurgery, Surgery
 from featcal.errors import BadSetting
 from featcal.settings import Calibration
 from reproduction.experiments import Rivals

@@ -2,53 +2,55 @@
 
 import math
 
-import numpy as np
+import pandas as pd
 import pytest
 from synthetic_correct import COUNT
 
 from pipeline import ROOT
 from reproduction.experiments import load_experiments
-from reproduction.report.pages.differences import adapters_on_samples, compared, mean_margin
+from reproduction.report.pages.differences import adapters_on_samples, among, mean_lead
+from reproduction.report.statistics import lead
+from reproduction.results import packed
 
 
-def flags(**tasks):
-    return {task: np.array([one == "1" for one in text]) for task, text in tasks.items()}
+def rows(column, seed="42", **tasks):
+    """Return a row per task with flags in a column."""
+    found = []
+    for task, text in tasks.items():
+        flags = [one == "1" for one in text]
+        found.append({"task": task, "seed": seed, "metric": "accuracy", "count": len(flags)})
+        found[-1][column] = packed(flags)
+    return pd.DataFrame(found)
 
 
 # the first two of the four images of task a were shown, and of the six of task b
-SHOWN = {"42": flags(a="1100", b="110000")}
-SURGERY = {"42": flags(a="1100", b="100100")}
-FEATCAL = {"42": flags(a="1011", b="101011")}
+SHOWN = rows("seen", a="1100", b="110000")
+SURGERY = rows("correct", a="1100", b="100100")
+FEATCAL = rows("correct", a="1011", b="101011")
 
 
-def test_accuracies_are_means_over_tasks_of_their_own_images():
-    means, _, _ = compared(FEATCAL, SURGERY, SHOWN)
-    assert means == pytest.approx([75, 12.5])
-
-
-def test_differences_are_paired_image_by_image():
-    _, on, off = compared(FEATCAL, SURGERY, SHOWN)
+def test_differences_are_paired_image_by_image_over_tasks_of_their_own_images():
+    on, off = ({n: among(model, SHOWN, shown)["42"] for n, model in (("f", FEATCAL), ("s", SURGERY))}
+               for shown in (True, False))  # fmt: skip
+    assert (on["s"].mean, off["s"].mean) == pytest.approx((75, 12.5))
     b = 100**2 * 1 / 4  # s²/n of the differences 1, -1, 1, 1; those of the other task are all 1
-    assert mean_margin([off["42"]]) == pytest.approx((75, 2 * math.sqrt(b / 4)))
+    assert lead(off["f"], off["s"]) == pytest.approx((75, 2 * math.sqrt(b / 4)))
     a = 100**2 * 0.5 / 2  # differences 0, 1; those of the other task are all 0
-    assert on["42"] == pytest.approx((-25, a / 4))
-
-
-def test_equal_answers_leave_no_difference_and_no_noise():
-    _, on, off = compared(SURGERY, SURGERY, SHOWN)
-    assert on["42"] == off["42"] == (0, 0)
+    assert lead(on["f"], on["s"]) == pytest.approx((-25, 2 * math.sqrt(a / 4)))
+    assert lead(off["s"], off["s"]) == (0, 0)
 
 
 def test_seeds_add_their_spread_and_do_not_make_images_more():
-    assert mean_margin([(10.0, 4.0), (20.0, 6.0)]) == (15, 2 * math.sqrt(5 + 50 / 2))
-    assert mean_margin([(10.0, 4.0)]) == (10, 4) and mean_margin([]) is None
+    rooms = 2 * math.sqrt(4), 2 * math.sqrt(6)
+    room = 2 * math.sqrt(5 + 50 / 2)
+    assert mean_lead([(10.0, rooms[0]), (20.0, rooms[1])]) == f"+15.0 ± {room:.1f}"
+    assert mean_lead([(10.0, 4.0)]) == "+10.0 ± 4.0" and mean_lead([]) == "–"
 
 
 def test_where_all_images_were_shown_or_seeds_differ_nothing_is_compared():
-    means, _, off = compared(FEATCAL, SURGERY, {"42": flags(a="1111", b="111111")})
-    assert means[1] is None and not off
-    _, on, off = compared({"43": FEATCAL["42"]}, SURGERY, SHOWN)
-    assert not on and not off
+    every = rows("seen", a="1111", b="111111")
+    assert among(SURGERY, every, False) == {} and among(SURGERY, every, True)["42"].mean > 0
+    assert among(FEATCAL.assign(seed="43"), SHOWN, True) == {}
 
 
 def test_numbers_on_the_page_are_those_of_the_flags_on_file(ours):

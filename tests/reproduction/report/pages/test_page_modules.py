@@ -3,10 +3,12 @@
 import csv
 import json
 import math
+import re
 import shutil
 from itertools import product
 from statistics import mean, variance
 
+import numpy as np
 import pandas as pd
 import pytest
 from synthetic_correct import write_answers
@@ -16,18 +18,17 @@ from featcal.merging.registry import method_named, method_names
 from pipeline import ROOT, read_rows
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.pages import (
+    cost,
     default,
     differences,
-    extrapolation,
     field,
     gain,
-    real_encoder,
-    real_language,
-    resources,
+    real_models,
+    sweeps,
 )
-from reproduction.report.paper import errata, packaged, paper_row
+from reproduction.report.paper import AVERAGE, errata, packaged, paper_row, paper_table
 from reproduction.report.statistics import bits, lead
-from reproduction.report.tables import average
+from reproduction.report.tables import average, row_name
 from reproduction.results import CANDIDATES, DEFAULT, EXTRAPOLATION, write_rows
 
 RESULTS = ROOT / "results" / "mini"
@@ -149,7 +150,7 @@ def test_dropped_ideas_are_compared_with_the_same_settings_without_them():
 
 
 def test_a_choice_is_compared_with_what_another_draw_and_other_test_texts_may_do(results):
-    found = resources.moved(Evidence("mini", "llama_3b", "mergebench"))
+    found = cost.moved(Evidence("mini", "llama_3b", "mergebench"))
     assert [round(change, 6) for *_, change, _ in found] == [-10.0, -0.5, 2.0]
     drawn = 1 + 1 / 3  # the draws deviate by 1 around 80; unpaired, 400 texts of one task add
     for *_, reached, _, room in found:
@@ -158,14 +159,12 @@ def test_a_choice_is_compared_with_what_another_draw_and_other_test_texts_may_do
     path = results / "choices/llama_3b-mergebench/choices.csv"
     kept = [one for one in path.read_text().splitlines() if ",43," not in one and ",44," not in one]
     path.write_text("\n".join(kept) + "\n")
-    assert resources.moved(Evidence("mini", "llama_3b", "mergebench")) == [], (
-        "one draw has no deviation"
-    )
+    assert cost.moved(Evidence("mini", "llama_3b", "mergebench")) == [], "one draw has no deviation"
 
 
 def test_seconds_are_those_on_record():
     records = [json.loads(path.read_text())["seconds"] for path in RESULTS.glob("*/*/run.json")]
-    found = resources.quickest("mini")
+    found = cost.quickest("mini")
     assert set(found) == {stage for one in records for stage in one}
     spent = [one["prepare_data"] for one in records if "prepare_data" in one]
     assert found["prepare_data"] == min(spent)
@@ -185,7 +184,7 @@ def test_shares_and_drift_are_counted_by_hand(results):
 
 
 def test_experts_of_other_seeds_are_averaged_with_the_first(results):
-    cells = line(real_encoder.seeds("mini"), "Fine-tuned")
+    cells = line(real_models.seeds("mini"), "Fine-tuned")
     first, one, two = map(float, cells[1:4])
     assert float(cells[4]) == pytest.approx((first + one + two) / 3, abs=0.1) and len(cells) == 6
 
@@ -199,30 +198,55 @@ def test_margins_over_expert_seeds_have_the_error_of_test_texts_and_of_seeds():
         means = one[one["setting"] == "suite"].groupby("method")["value"].mean()
         margins.append(means["featcal"] - means["surgery"])
     room = 2 * math.sqrt((lead(left, right)[1] / 2) ** 2 + variance(margins) / 3)
-    cells = line(real_encoder.seeds("mini"), "w/ Surgery, in proportion")
+    cells = line(real_models.seeds("mini"), "w/ Surgery, in proportion")
     assert len(margins) == 3 and cells[-1] == f"{sum(margins) / 3:+.1f} ± {room:.1f}"
 
 
 # errata
 
 
-def facts(name):
-    return "; ".join(differences.evidence_of(next(entry for entry in errata() if entry.id == name)))
+def numbers(text):
+    return [float(one) for one in re.findall(r"-?\d+(?:\.\d+)?", text)]
 
 
-def test_facts_next_to_an_erratum_are_computed_from_the_printed_tables():
-    assert facts("t10_average") == "mean of the 20 cells: 73.15"
-    assert facts("t4_change") == "60.8 − 45.3 = 15.5"
-    assert facts("t3_unattainable") == "347 of 408 right: 85.05; 348 of 408 right: 85.29"
-    assert "C100 63.7 in Table 10" in facts("t8_c100") and "56.9 with what fits" in facts("t8_c100")
-    assert "Task Arithmetic w/ FeatCal, 0.08 apart" in facts("t9_foreign_adamerging")
-
-
-@pytest.mark.parametrize("entry", [e for e in errata() if e.kind == "rotated"], ids=lambda e: e.id)
-def test_shifting_cells_back_makes_a_row_like_the_others(entry):
-    """An erratum of this kind whose evidence spoke against it would be a mistake of ours."""
-    printed, shifted = differences.scatter(entry)
-    assert shifted < printed / 2
+@pytest.mark.parametrize("entry", [e for e in errata() if e.facts], ids=lambda e: e.id)
+def test_facts_next_to_an_erratum_are_those_of_the_printed_tables(entry):
+    row, frame = differences.printed_row(entry), paper_table(entry.table, entry.model)
+    if entry.kind == "average":
+        assert numbers(entry.facts)[1] == round(row.drop(AVERAGE).mean(), 2)
+    elif entry.kind == "change":
+        before = paper_row(entry.table, entry.row[0], "merged", entry.model)
+        cells = [(row[cell], before[cell], row[cell] - before[cell]) for cell in entry.cells]
+        assert entry.facts == "; ".join(f"{a:.1f} − {b:.1f} = {c:.1f}" for a, b, c in cells)
+    elif entry.kind == "rotated":  # shifted back, the row is like those that are not shifted
+        others = [
+            e.row
+            for e in errata()
+            if (e.kind, e.table, e.model) == ("rotated", entry.table, entry.model)
+        ]
+        kept = [
+            [u, m] not in others for u, m in zip(frame["upstream"], frame["method"], strict=True)
+        ]
+        profile = frame[kept].groupby("task")["value"].mean()
+        scatter = [
+            np.std([values[cell] - profile[cell] for cell in entry.cells], ddof=1)
+            for values in (row, entry.corrected)
+        ]
+        assert numbers(entry.facts) == [round(one, 1) for one in scatter]
+        assert scatter[1] < scatter[0] / 2
+    elif entry.kind == "foreign":
+        rows = (
+            frame.set_index(["upstream", "method", "task"])["value"].unstack().drop(columns=AVERAGE)
+        )
+        apart = (rows - row.drop(AVERAGE)).abs().drop(index=tuple(entry.row))
+        nearest = apart.mean(axis=1).idxmin()
+        near = apart.loc[nearest]
+        assert entry.facts.startswith(f"nearest row: {row_name(*nearest)}, {near.mean():.2f} apart")
+        assert numbers(entry.facts)[-1] == round(near.max(), 1)
+    elif "mean" in entry.facts:
+        fitting = pd.Series(row.to_dict() | entry.corrected)
+        means = [round(one.drop(AVERAGE).mean(), 1) for one in (row, fitting)]
+        assert numbers(entry.facts)[-2:] == means
 
 
 @pytest.mark.parametrize(
@@ -253,9 +277,9 @@ def study(results):
     for (order, value), alpha, (rho, more) in product(ORDERS.items(), (0.3, 1), BLENDS.items()):
         models.append(("cell", order, alpha, rho, 0.01, value + more))
     models += [("stream", "", 1, 8, "", 72.0), ("alone", "", 0.3, 2, 0.05, 66.0)]
-    for name in extrapolation.PARTS:
+    for name in sweeps.PARTS:
         models += [("alone", name, 0.3, 2, 0.05, 67.0), ("left out", name, 1, 8, 0.05, 69.0)]
-    for place, value in zip(extrapolation.PLACES, (64, 69, 65, 69.5, 70), strict=True):
+    for place, value in zip(sweeps.PLACES, (64, 69, 65, 69.5, 70), strict=True):
         models.append(("spectrum", place, 0.3, 8, 0.01, float(value)))
     shared = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "task_arithmetic"}
     shared |= {"method": "featcal", "setting": "", "metric": "accuracy", "seed": 42, "count": 400}
@@ -274,7 +298,7 @@ def study(results):
 
 
 def test_gains_of_rho_and_over_the_merged_model_are_paired_over_samples(study):
-    page = extrapolation.by_order("mini")
+    page = sweeps.by_order("mini")
     cells = line(page, "site by site, α 0.3")
     assert cells[2:6] == ["65.0", "λ 0.01, KL 0.25", "71.0", "λ 0.01, KL 0.25"]
     rows = read_rows(study / "extrapolation.correct.csv")
@@ -294,15 +318,15 @@ def test_gains_of_rho_and_over_the_merged_model_are_paired_over_samples(study):
 
 
 def test_parts_are_compared_with_the_settings_they_are_added_to_or_left_out_of(study):
-    page = extrapolation.parts("mini")
+    page = sweeps.parts("mini")
     assert line(page, "start")[1:] == ["66.0", "λ 0.05, KL 0.25", "72.0", "λ by halves, KL 0.25"]
-    for name in extrapolation.PARTS:
+    for name in sweeps.PARTS:
         added, left_out = line(page, name)[1:]
         assert added.startswith("+1.0 ±") and left_out.startswith("-3.0 ±")
 
 
 def test_rho_on_a_part_of_the_weights_is_compared_with_rho_1(study):
-    page = extrapolation.spectrum("mini")
+    page = sweeps.spectrum("mini")
     assert line(page, "weights, directions below λ")[2:4] == ["69.0", "0.250"]
     assert line(page, "weights, directions below λ")[4].startswith("+5.0 ±")
     assert "λ 0.01: directions 90 %" in page.text
@@ -312,7 +336,7 @@ def test_a_model_without_the_study_shows_the_sweep_of_rho_at_the_tuned_settings(
     swept = select(ours.table("sweep"), {"setting": "suite", "parameter": "anchor_blend"})
     swept = swept[(swept["upstream"] == "task_arithmetic") & (swept["at"] > 0)]
     means = swept.groupby("at")["value"].mean()
-    lines = extrapolation.lines_of("mini")["smaller CLIP, synthetic images"]
+    lines = sweeps.lines_of("mini")["smaller CLIP, synthetic images"]
     shown = lines["forward order, λ and α fixed"]
     assert {rho: shown[rho]["value"].mean() for rho in means.index} == dict(means)
     assert {name: set(by_rho) for name, by_rho in lines.items()}["anchor alone"] == {1.0, 2.0}
@@ -320,32 +344,25 @@ def test_a_model_without_the_study_shows_the_sweep_of_rho_at_the_tuned_settings(
 
 def test_a_study_that_was_not_run_is_said_to_be_so(results):
     shutil.rmtree(results / "sweep")
-    for show in (extrapolation.by_order, extrapolation.parts, extrapolation.spectrum):
-        assert extrapolation.MISSING in show("mini").text
-    assert "not run" in extrapolation.by_blend("mini").text
+    for show in (sweeps.by_order, sweeps.parts, sweeps.spectrum):
+        assert sweeps.MISSING in show("mini").text
+    assert "not run" in sweeps.by_blend("mini").text
 
 
 def test_what_the_pages_say_of_synthetic_images_is_in_the_rows():
     """Five of six rows with the least λ and a ρ that changes nothing; directions above λ gain more."""
     study = Evidence("mini", "clip_b32", "8", ROOT / "results" / "mini")
-    lines = extrapolation.lines(study)
-    anchor = {rho: rows["value"].mean() for rho, rows in lines.pop(extrapolation.ALONE).items()}
+    lines = sweeps.lines(study)
+    anchor = {rho: rows["value"].mean() for rho, rows in lines.pop(sweeps.ALONE).items()}
     assert anchor[2] < anchor[1] and anchor[8] < anchor[1] - 40
     *most, other = lines.values()
     assert all(set(rows["ridge"]) == {1e-6} for by_rho in most for rows in by_rho.values())
     assert all(set(rows["ridge"]) != {1e-6} for rows in other.values())
     below, above = (
-        extrapolation.rows_of(study, "spectrum", p, ridge=0.05)["value"].mean()
-        for p in ("below", "above")
+        sweeps.rows_of(study, "spectrum", p, ridge=0.05)["value"].mean() for p in ("below", "above")
     )
-    assert (
-        above
-        > below
-        > extrapolation.rows_of(study, "spectrum", "nowhere", ridge=0.05)["value"].mean()
-    )
-    assert set(
-        extrapolation.rows_of(study, "spectrum", "everything", ridge=1e-6)["anchor_blend"]
-    ) == {8}
+    assert above > below > sweeps.rows_of(study, "spectrum", "nowhere", ridge=0.05)["value"].mean()
+    assert set(sweeps.rows_of(study, "spectrum", "everything", ridge=1e-6)["anchor_blend"]) == {8}
 
 
 # the real language model
@@ -358,7 +375,7 @@ UNSEEN = ("open_trivia", "subjectivity")
 def test_the_table_shows_the_means_of_the_rows_in_git():
     rows = [one for one in csv.DictReader(SCORES.open()) if one["method"] == "merged"]
     rows = [one for one in rows if one["upstream"] == "task_arithmetic"]
-    page = real_language.answers("mini").text.splitlines()
+    page = real_models.answers("mini").text.splitlines()
     shown = next(one for one in page if one.startswith("Task Arithmetic")).split("  ")[1:]
     expected = {"likely": [], "greedy": [], "unseen": [], "plain": []}
     for row in rows:
@@ -382,12 +399,12 @@ def test_the_example_shows_every_answer_with_its_model(tmp_path, monkeypatch):
     ]  # fmt: skip
     found = {"suite": "mini", "seed": 7, "new_tokens": 5, "question": "a < b?"}
     found["answers"] = [dict(zip(keys, one, strict=True)) for one in answers]
-    write_json(tmp_path / real_language.EXAMPLE, found)
-    monkeypatch.setattr(real_language, "project_root", lambda: tmp_path)
-    page = real_language.example("mini")
+    write_json(tmp_path / real_models.EXAMPLE, found)
+    monkeypatch.setattr(real_models, "project_root", lambda: tmp_path)
+    page = real_models.example("mini")
     assert [line.split("  ") for line in page.text.splitlines()[2:]] == [
         ["Pre-trained", "of the <base>"], ["Task Arithmetic", "before"],
         ["w/ FeatCal, as printed for the smaller Llama", "after"],
     ]  # fmt: skip
     assert "seed 7: “a < b?”" in page.text and "a &lt; b?" in page.html
-    assert "not run" in real_language.example("paper").text
+    assert "not run" in real_models.example("paper").text

@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 
 from reproduction.mini.language.domains import MEASURED, measured
-from reproduction.prepare.texts import TextSource, told, write_text_sources
+from reproduction.prepare.texts import TextSource, described_task, write_text_sources
 
 ROWS = dict(
     sst2={"sentence": ["fine"], "label": [1], "idx": [0]},
@@ -26,7 +26,7 @@ def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path, task, answer):
     named = {"location": task, "kind": "folder", "paper_name": task, "description": "A task."}
     source = TextSource(**named, splits={"test": "test"})
     write_text_sources(tmp_path, {task: source})
-    found = told(tmp_path, task, source)
+    found = described_task(tmp_path, task, source)
     assert found["rows"] == {"test": 1} and found["description"] == "A task."
     assert found["example"]["answer"] == answer and found["example"]["prompt"]
 
@@ -34,7 +34,7 @@ def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path, task, answer):
 def test_of_texts_on_the_hub_nothing_is_fetched(tmp_path):
     named = {"location": "nyu-mll/glue", "kind": "hub", "paper_name": "CoLA", "config": "cola"}
     source = TextSource(**named, splits={"train": "train"}, revision="abc")
-    found = told(tmp_path, "cola", source)
+    found = described_task(tmp_path, "cola", source)
     assert "rows" not in found and found["location"] == "nyu-mll/glue"
 
 

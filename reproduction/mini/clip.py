@@ -19,14 +19,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTo
 from reproduction.mini.canvas import SIDE
 from reproduction.mini.images import WEB, draw_split
 from reproduction.mini.tasks import TASKS
-from reproduction.mini.training import (
-    STATE,
-    Optimiser,
-    Training,
-    run_to_end,
-    with_first_weights,
-    write_base,
-)
+from reproduction.mini.training import Training, with_first_weights, write_base
 
 PAD, UNK, BOS, EOS = SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # CLIP's legacy end is id 2
 LONGEST = 16  # tokens; the longest caption has 10
@@ -53,26 +46,16 @@ only their words. Weights are stored in float16 and load in float32. Of no use o
 
 
 @dataclass(frozen=True)
-class Size:
-    """Sizes of the vision tower."""
+class Recipe:
+    """All settings that a base's bytes depend on: sizes of the vision tower and of the training.
+
+    pictures: web pictures per task.
+    """
 
     hidden: int
     layers: int
     heads: int
     projection: int = 128
-
-
-SIZES = {
-    "clip_b32": Size(hidden=128, layers=6, heads=4),
-    "clip_l14": Size(hidden=192, layers=6, heads=6),
-}
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All settings that a base's bytes depend on.   pictures: web pictures per task."""
-
-    size: Size
     steps: int = 4000
     seed: int = 0
     batch: int = 64
@@ -80,24 +63,21 @@ class Recipe:
     every: int = 250  # steps between two state files
 
 
-def pretrain(
-    role: str, out: Path, state_folder: Path = STATE, recipe: Recipe | None = None
-) -> None:
-    """Pre-train the base of a role and write its folder, resuming from <state_folder>/<role>/.
+RECIPES = {
+    "clip_b32": Recipe(hidden=128, layers=6, heads=4),
+    "clip_l14": Recipe(hidden=192, layers=6, heads=6),
+}
+
+
+class Run(Training):
+    """A base in training.
 
     Loss: cross-entropy of exp(logit_scale) <image, caption> over the captions of all classes of all
     tasks, in one of three templates per step.
     """
-    run_to_end(_Run, recipe or Recipe(SIZES[role]), role, out, state_folder)
-
-
-class _Run(Training):
-    """A base in training."""
 
     def __init__(self, recipe: Recipe):
-        self.recipe, self.done = recipe, 0
-        self.model = new_model(recipe.size, recipe.seed).train()
-        self.optimiser = Optimiser(self.model, BLOCKS)
+        super().__init__(recipe, new_model(recipe), BLOCKS)
         tokenizer = make_tokenizer()
         self.tokens = [
             dict(tokenizer(captions(template), padding=True, return_tensors="pt"))
@@ -107,8 +87,11 @@ class _Run(Training):
 
     def step(self) -> float:
         """Compute the gradients of one batch, and return its loss."""
-        generator = keyed_generator(self.recipe.seed, STEP, self.done)
-        chosen = self._batch()
+        seed, size, count = self.recipe.seed, self.recipe.batch, len(self.pictures)
+        epoch, place = divmod(self.done, count // size)
+        order = torch.randperm(count, generator=keyed_generator(seed, EPOCH, epoch))
+        chosen = order[place * size : (place + 1) * size]  # every picture once per epoch
+        generator = keyed_generator(seed, STEP, self.done)
         template = int(torch.randint(TEMPLATES, (), generator=generator))
         pixels = augmented(normalised(self.pictures[chosen]), generator)
         images = self.model.get_image_features(pixel_values=pixels).pooler_output
@@ -119,19 +102,11 @@ class _Run(Training):
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.item()
 
-    def _batch(self) -> Tensor:
-        """Return every picture once per epoch, in an order keyed by the epoch."""
-        seed, size, count = self.recipe.seed, self.recipe.batch, len(self.pictures)
-        epoch, place = divmod(self.done, count // size)
-        order = torch.randperm(count, generator=keyed_generator(seed, EPOCH, epoch))
-        return order[place * size : (place + 1) * size]
-
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and image processor."""
-        size = self.recipe.size
-        sizes = {"layers": size.layers, "hidden": size.hidden, "side": SIDE, "patch": PATCH}
+        card = CARD.format(role=role, side=SIDE, patch=PATCH, **vars(self.recipe))
         tokenizer = make_tokenizer()  # the one in use keeps its last padding
-        write_base(self.model, out, CARD.format(role=role, **sizes), tokenizer, image_processor())
+        write_base(self.model, out, card, tokenizer, image_processor())
 
     @torch.no_grad()
     def progress(self, count: int = 40) -> str:
@@ -239,7 +214,7 @@ def augmented(x: Tensor, generator: torch.Generator, strong: float = 0.4) -> Ten
     return x + strong * 0.2 * normal(*x.shape)
 
 
-def new_model(size: Size, seed: int) -> CLIPModel:
+def new_model(recipe: Recipe) -> CLIPModel:
     """Return a CLIP model with drawn first weights, spread as CLIP's."""
     known, side = vocabulary(), {"image_size": SIDE, "patch_size": PATCH}
     text = {
@@ -248,10 +223,10 @@ def new_model(size: Size, seed: int) -> CLIPModel:
         "hidden_act": "quick_gelu",
     }  # fmt: skip
     vision = {
-        "hidden_size": size.hidden, "intermediate_size": 2 * size.hidden, "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads, "hidden_act": "quick_gelu", **side,
+        "hidden_size": recipe.hidden, "intermediate_size": 2 * recipe.hidden, "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads, "hidden_act": "quick_gelu", **side,
     }  # fmt: skip
-    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=size.projection)
+    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=recipe.projection)
 
     def first_value(name: str, parameter: Tensor, generator: np.random.Generator) -> Tensor:
         if name == "logit_scale":
@@ -267,7 +242,7 @@ def new_model(size: Size, seed: int) -> CLIPModel:
             value[1:] = position_waves(tower.image_size // tower.patch_size, tower.hidden_size)
         return value
 
-    model: CLIPModel = with_first_weights(lambda: CLIPModel(config), seed, first_value)
+    model: CLIPModel = with_first_weights(lambda: CLIPModel(config), recipe.seed, first_value)
     return model
 
 

@@ -1,4 +1,6 @@
-"""Build the page on real models: two sentence encoders and an image model, their sets, and other experts."""
+"""Build the page on real models: two sentence encoders, an image model and a language model, their sets, and other
+experts.
+"""
 
 import math
 from collections import Counter
@@ -10,12 +12,13 @@ from typing import Any
 import pandas as pd
 
 from reproduction.report.claims import claims
-from reproduction.report.evidence import Evidence, select
+from reproduction.report.evidence import GREEDY, Evidence, read_json, select
 from reproduction.report.html import PageOutput, change, estimated, listed
-from reproduction.report.paper import REAL, VISION, paper_value, photos, texts
-from reproduction.report.statistics import estimate, lead
+from reproduction.report.paper import LANGUAGE, REAL, VISION, paper_value, photos, texts
+from reproduction.report.statistics import Estimate, estimate, lead
 from reproduction.report.tables import MERGERS, REFERENCES, SHIFT, Key, average, rows_of
 from reproduction.report.verdicts import DECIDED, sources
+from reproduction.results import project_root
 
 POOLS = ("8", "14", "20")
 WAYS = {
@@ -26,6 +29,14 @@ WAYS = {
     ("prob_surgery", "paper_train"): "ProbSurgery, published size, FeatCal’s samples",
     ("prob_surgery", "suite"): "ProbSurgery, in proportion", (SHIFT, "suite"): "mean shift",
 }  # fmt: skip
+PLAIN = "plain_text"
+EXAMPLE = "reproduction/real_language/example.json"  # scripts/chat_example.py
+MISSING = "no results of the real language model"
+CHAT_WAYS = {
+    ("featcal", "paper"): "w/ FeatCal, as printed for the smaller Llama",
+    ("featcal", "paper_8b"): "w/ FeatCal, as printed for the larger Llama",
+    ("anchor", "paper"): "its anchor alone",
+}
 
 
 def lines() -> Iterator[tuple[str, Key]]:
@@ -102,8 +113,8 @@ def _by_expert_seed(ours: Evidence, key: Key) -> list[float]:
 
 def agreement(suite: str) -> PageOutput:
     """Count the claims that real encoder and synthetic models decide alike, and differently."""
-    judged = {source.key: source.judged(claims()) for source in sources(suite)}
-    pairs = zip(judged["real_encoder"], judged[suite], strict=True)
+    own = [source for source in sources(suite) if source.key in ("real_encoder", suite)]
+    pairs = zip(*(source.judged(claims())[0] for source in own), strict=True)
     words = Counter((real.word, other.word) for real, other in pairs if real and other)
     rows = [[f"real: {one}", *(str(words[one, other]) for other in DECIDED)] for one in DECIDED]
     head = ["Claims decided by both", *(f"synthetic: {word}" for word in DECIDED)]
@@ -128,3 +139,58 @@ def _set(facts: dict[str, Any], task: str, tables: list[pd.DataFrame]) -> list[s
     name = f"{escape(facts['name'])}<small>{escape(facts['says'])}</small>"
     source = f"{escape(facts['licence'])}<small>{escape(facts['source'])}</small>"
     return [name, str(facts["classes"]), *map(estimated, own), source]
+
+
+# the language model
+
+
+def parts(ours: Evidence, key: Key) -> list[Estimate | None]:
+    """Return the means of one model: right answers by likelihood and greedily on the experts' tasks,
+    by likelihood on the others, and the log-likelihood of plain texts.
+    """
+    scores, likely = ours.every_score, ours.own_tasks
+    greedy = [f"{task}{GREEDY}" for task in likely]
+    unseen = {task for task in scores["task"] if not task.endswith(GREEDY)} - {*likely, PLAIN}
+    rows = select(scores, dict(zip(("upstream", "method", "setting"), key, strict=True)))
+    groups = (likely, greedy, unseen, [PLAIN])
+    return [estimate(rows[rows["task"].isin(tasks)]) for tasks in groups]
+
+
+def answers(suite: str) -> PageOutput:
+    """List every model's means, with the changes against the merged model that it starts from."""
+    ours, rows = Evidence(suite, *LANGUAGE), []
+    keys = {("", method, ""): name for method, name in REFERENCES.items()}
+    for merger, name in MERGERS.items():
+        keys[merger, "merged", ""] = name
+        keys |= {(merger, *way): label for way, label in CHAT_WAYS.items()}
+    for key, name in keys.items():
+        found = parts(ours, key)
+        if not any(found):
+            continue
+        cells = [estimated(one) for one in found[:3]]
+        if key[1:] in CHAT_WAYS:
+            starts = parts(ours, (key[0], "merged", ""))
+            for place, (one, before) in enumerate(zip(found[:3], starts[:3], strict=True)):
+                cells[place] += f"<small>{change(one, before)}</small>" if one and before else ""
+        cells.append(f"{found[3].mean:.2f}" if found[3] else "–")
+        rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
+    head = ["SmolLM2-135M-Instruct", "By likelihood", "Greedy", "Unseen tasks", "Plain text"]
+    caption = (
+        "Right answers (%) on the experts’ tasks, and on tasks that no expert saw; log-likelihood per token. "
+        "Small: change against the merged model ± two standard errors"
+    )
+    return listed(head, rows, caption, "fc-long", MISSING)
+
+
+def example(suite: str) -> PageOutput:
+    """Show one drawn question, and its answers before and after merging and calibration."""
+    found, rows = read_json(project_root() / EXAMPLE), []
+    for one in found.get("answers", []) if found.get("suite") == suite else []:
+        way, merger = (one["method"], one["setting"]), MERGERS.get(one["upstream"])
+        name = CHAT_WAYS.get(way) or merger or REFERENCES[one["method"]]
+        rows.append([name, escape(one["answer"])])
+    caption = (
+        f"One question, drawn with seed {found.get('seed')}: “{escape(found.get('question', ''))}”. "
+        f"Greedy answers, cut after {found.get('new_tokens')} tokens"
+    )
+    return listed(["SmolLM2-135M-Instruct", "Answer"], rows, caption, "fc-words", MISSING)

@@ -1,20 +1,35 @@
-"""Table 6 and Figure 4: what damaged calibration samples cost, scored on clean test samples."""
+"""Tables 6 and 12, Figures 3 and 4: how many samples calibration needs, and what damaged ones cost.
+
+Damage is done to calibration samples only; test samples are clean.
+"""
 
 import io
 from collections.abc import Iterator
 from html import escape
 from itertools import product
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import CURVES, INK, WIDTH, drawing, legend, one_panel, shown
-from reproduction.report.html import PageOutput, fold, listed, margin, note
+from reproduction.report.figures import (
+    COLOURS,
+    CURVES,
+    DASHES,
+    INK,
+    WIDTH,
+    drawing,
+    legend,
+    one_panel,
+    shown,
+)
+from reproduction.report.html import PageOutput, fold, listed, margin, note, table
 from reproduction.report.pages import reproduced
-from reproduction.report.paper import AVERAGE, REAL, model_name, paper_table
+from reproduction.report.paper import AVERAGE, REAL, model_name, model_title, paper_table
 from reproduction.report.statistics import Estimate, estimate, highest
 from reproduction.report.tables import (
+    ADAPTERS,
     METHODS,
     SETTING_LABELS,
     SHORT,
@@ -22,6 +37,9 @@ from reproduction.report.tables import (
     Cell,
     Row,
     accuracy_table,
+    average,
+    method_settings,
+    number,
     settings_shown,
     with_best,
 )
@@ -30,7 +48,127 @@ KINDS = {
     "clean": "Clean", "gaussian_noise": "Gaussian noise", "motion_blur": "Motion blur", "fog": "Fog",
 }  # fmt: skip
 UPSTREAM = "task_arithmetic"
-ADAPTERS = ("surgery", "prob_surgery")
+ORDER = (*ADAPTERS, "featcal")  # of the rows of Table 12
+
+
+def by_number_answer(*experiments: Evidence) -> PageOutput:
+    """Return FeatCal with the fewest samples against the merger, the most, and the adapters."""
+    rows = []
+    for ours in experiments:
+        name, budgets = model_title(ours.role, ours.suite), set(_rows(ours, "featcal")["samples"])
+        if not budgets:
+            rows.append([name, *["not run"] * 4])
+            continue
+        few, many = min(budgets), max(budgets)
+        ends = {n: _at(ours, "featcal", n) for n in (few, many)}
+        merged = average(ours, (UPSTREAM, "merged", ""), "samples")
+        cells = [margin(ends[few], merged), margin(ends[many], ends[few])]
+        cells += [
+            margin(one, highest(_at(ours, m, n) for m in ADAPTERS)) for n, one in ends.items()
+        ]
+        rows.append([f"{name} <small>{few} and {many} per task</small>", *cells])
+    head = ["FeatCal", "Fewest − merger", "Most − fewest", "− better adapter, fewest"]
+    caption = "Differences of the average accuracy, points. Above, below: by more than two SE."
+    return listed([*head, "− better adapter, most"], rows, caption, "fc-long")
+
+
+def _rows(ours: Evidence, method: str) -> pd.DataFrame:
+    key = {"upstream": UPSTREAM, "setting": studied_setting(ours.suite), "method": method}
+    return select(ours.table("samples"), key)
+
+
+def _at(ours: Evidence, method: str, samples: int) -> Estimate | None:
+    return estimate(select(_rows(ours, method), {"samples": samples}))
+
+
+def measured(ours: Evidence) -> pd.DataFrame:
+    """Return average accuracy (%) of every method and number of samples, and its deviation."""
+    groups = ((m, n, own) for m in ORDER for n, own in _rows(ours, m).groupby("samples"))
+    found = [(m, n, one.mean, one.spread) for m, n, own in groups if (one := estimate(own))]
+    return pd.DataFrame(found, columns=["method", "samples", "mean", "sd"]).astype({"sd": float})
+
+
+def means(ours: Evidence) -> PageOutput:
+    """Return Table 12: mean and standard deviation over seeds, the best of a column in bold."""
+    found = measured(ours)
+    name = model_name(ours.role, ours.suite)
+    if found.empty:
+        return PageOutput(note(f"○ not run: accuracy by number of samples — {name}."))
+    merged = average(ours, (UPSTREAM, "merged", ""), "samples")
+    start = f" Task arithmetic alone: {merged.mean:.1f}." if merged else ""
+    caption = f"Average top-1 accuracy (%) by {ours.inputs} per task, sd over seeds — {name}.{start} Bold: best."
+    labels = {m: METHODS[m] + method_settings(ours, "samples", m) for m in ORDER}
+    html = _means_table(found, labels, caption) + _short(ours)
+    if ours.suite == reproduced.SUITE:
+        html += reproduced.shown(compared_means(ours), "table12")
+    return PageOutput(html)
+
+
+def printed_means() -> PageOutput:
+    """Return the paper's Table 12, one click away."""
+    found = paper_table("table12").rename(columns={"samples_per_task": "samples", "std": "sd"})
+    caption = "The paper’s Table 12, as printed: CLIP-ViT-B/32"
+    return PageOutput(fold("The paper’s own values", _means_table(found, METHODS, caption)))
+
+
+def _means_table(found: pd.DataFrame, labels: dict[str, str], caption: str) -> str:
+    best = found["mean"].round(1).groupby(found["samples"]).max()
+    cells = {}
+    for one in found.itertuples():
+        spread = one.sd if one.sd == one.sd else None
+        highest = round(one.mean, 1) == best[one.samples]
+        cells[one.method, one.samples] = Cell(one.mean, spread, best=highest)
+    rows = [[labels[m], *(number(cells.get((m, n)), []) for n in best.index)] for m in ORDER]
+    head = ["Task Arithmetic", *(f"n = {n}" for n in best.index)]
+    return table(head, rows, caption, "fc-accuracy")
+
+
+def _short(ours: Evidence) -> str:
+    """Return a note of splits that have fewer samples than a column asks for."""
+    runs = ours.table("samples.run")
+    fewer = runs[runs["images"] < runs["samples"]][["samples", "images"]].drop_duplicates()
+    counts = ", ".join(f"n = {n}: {has}" for n, has in fewer.itertuples(index=False))
+    said = f"Largest split of some methods, {ours.inputs} per task: {counts}."
+    return note(said) if counts else ""
+
+
+def compared_means(ours: Evidence) -> list[reproduced.Compared]:
+    """Return our value for every cell of Table 12, whose deviations over three seeds it prints."""
+    cells = []
+    for _, cell in paper_table("table12").iterrows():
+        method, n = cell["method"], cell["samples_per_task"]
+        key = {"upstream": UPSTREAM, "method": method, "setting": reproduced.SETTING, "samples": n}
+        value = estimate(select(ours.table("samples"), key))
+        if value is not None:
+            both = {"printed": float(cell["mean"]), "spread": float(cell["std"]), "seeds": 3}
+            cells.append(reproduced.Compared(METHODS[method], f"n = {n}", value, **both))
+    return cells
+
+
+def curves(ours: Evidence) -> PageOutput:
+    """Return Figure 3: mean over seeds with one standard deviation up and down."""
+    what, points = f"accuracy by number of {ours.inputs}", measured(ours)
+    if points.empty:
+        return shown(None, what)
+    budgets = sorted(points["samples"].unique())
+    with one_panel(4.4) as (figure, axes):
+        for method, dashes in DASHES.items():
+            own = points[points["method"] == method]
+            look = CURVES[method] | {"linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
+            axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), **look)
+        merged = average(ours, (UPSTREAM, "merged", ""), "samples")
+        if merged is not None:
+            look = {"color": COLOURS["merged"], "lw": 1.6, "linestyle": ":"}
+            axes.axhline(merged.mean, label="merged, not calibrated", **look)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(budgets, [str(n) for n in budgets])
+        axes.minorticks_off()
+        axes.set(xlabel=f"{ours.inputs} per task, n (logarithmic)", ylabel="average accuracy (%)")
+        legend(axes, 2, below=True, handlelength=2.6)
+        return shown(figure, what)
+
+
+# damaged samples
 
 
 def kinds(ours: Evidence) -> dict[str, str]:
@@ -45,7 +183,9 @@ def _name(kind: str) -> str:
     return KINDS.get(kind) or kind.replace("_", " ").replace("-", " ").capitalize()
 
 
-def found(ours: Evidence, method: str, kind: str = AVERAGE, setting: str = "") -> Estimate | None:
+def after_damage(
+    ours: Evidence, method: str, kind: str = AVERAGE, setting: str = ""
+) -> Estimate | None:
     """Return the mean over tasks from one kind of samples, or over all kinds.
 
     setting: of FeatCal. Default: the study's; adapters have one setting only.
@@ -58,12 +198,12 @@ def found(ours: Evidence, method: str, kind: str = AVERAGE, setting: str = "") -
     return estimate(rows) if set(rows["corruption"]) == set(kinds(ours)) else None
 
 
-def answer(ours: Evidence) -> PageOutput:
+def damage_answer(ours: Evidence) -> PageOutput:
     """Return FeatCal minus its merger and minus the better adapter by kind of damage."""
-    merged, rows = found(ours, "merged", "clean"), []
-    best = {k: highest(found(ours, method, k) for method in ADAPTERS) for k in kinds(ours)}
+    merged, rows = after_damage(ours, "merged", "clean"), []
+    best = {k: highest(after_damage(ours, method, k) for method in ADAPTERS) for k in kinds(ours)}
     for setting in settings_shown(ours.suite):
-        featcal = {kind: found(ours, "featcal", kind, setting) for kind in kinds(ours)}
+        featcal = {kind: after_damage(ours, "featcal", kind, setting) for kind in kinds(ours)}
         small = f"<small>{SETTING_LABELS[setting]}</small>"
         rows.append([f"its merger {small}", *(margin(one, merged) for one in featcal.values())])
         cells = [margin(one, best[kind]) for kind, one in featcal.items()]
@@ -72,7 +212,7 @@ def answer(ours: Evidence) -> PageOutput:
     return listed(["FeatCal minus", *kinds(ours).values()], rows, caption, "fc-long")
 
 
-def averages(ours: Evidence) -> PageOutput:
+def damage(ours: Evidence) -> PageOutput:
     """Return the table in the paper's order, each number with its change against clean samples."""
     name = model_name(ours.role, ours.suite)
     if ours.table("corrupted").empty:
@@ -88,7 +228,7 @@ def averages(ours: Evidence) -> PageOutput:
     caption = f"Average top-1 accuracy (%) on clean test {ours.inputs} by what calibrates — {name}; {at}. Arrows: against clean."
     html = _table(rows, kinds(ours), caption)
     if ours.suite == reproduced.SUITE:
-        html += reproduced.shown(list(compared(ours)), "table06")
+        html += reproduced.shown(list(compared_damage(ours)), "table06")
     return PageOutput(html)
 
 
@@ -109,7 +249,7 @@ def numbers(ours: Evidence) -> tuple[str, str]:
 
 def _row(ours: Evidence, method: str, name: str, setting: str = "") -> Row:
     """Return one method's averages by kind with changes against clean samples."""
-    means = {kind: found(ours, method, kind, setting) for kind in (*kinds(ours), AVERAGE)}
+    means = {kind: after_damage(ours, method, kind, setting) for kind in (*kinds(ours), AVERAGE)}
     return _changed(method, name, {k: Cell(one.mean) for k, one in means.items() if one})
 
 
@@ -121,7 +261,7 @@ def _changed(method: str, name: str, cells: dict[str, Cell]) -> Row:
     return Row(name, "merger" if method == "merged" else "calibrated", UPSTREAM, cells)
 
 
-def printed() -> PageOutput:
+def printed_damage() -> PageOutput:
     """Return the paper's Table 6, one click away."""
     frame = paper_table("table06").set_index("method")
     rows = []
@@ -133,13 +273,13 @@ def printed() -> PageOutput:
     return PageOutput(fold("The paper’s own values", _table(rows, KINDS, caption)))
 
 
-def compared(ours: Evidence) -> Iterator[reproduced.Compared]:
+def compared_damage(ours: Evidence) -> Iterator[reproduced.Compared]:
     """Yield our value for every cell of Table 6, and the mean of a row."""
     for _, row in paper_table("table06").iterrows():
         method = "merged" if row["method"] == UPSTREAM else str(row["method"])
         name = (METHODS | {"merged": UPSTREAMS[UPSTREAM]})[method]
         for column in (*KINDS, AVERAGE):
-            value = found(ours, method, column)
+            value = after_damage(ours, method, column)
             if value is not None and str(row[column]):
                 head = KINDS.get(column, column)
                 yield reproduced.Compared(name, head, value, float(row[column]))
@@ -153,15 +293,17 @@ def strengths(*experiments: Evidence) -> PageOutput:
     return listed(["Damage", "Strength"], rows, caption, missing="no settings file yet")
 
 
-def cost(ours: Evidence) -> PageOutput:
+def damage_by_kind(ours: Evidence) -> PageOutput:
     """Return dots of the average accuracy by method, one line per kind of calibration samples."""
-    what, merged = f"accuracies from damaged {ours.inputs}", found(ours, "merged", "clean")
+    what, merged = f"accuracies from damaged {ours.inputs}", after_damage(ours, "merged", "clean")
     if merged is None:
         return shown(None, what)
     rows = kinds(ours)
     with one_panel(0.5 * len(rows) + 1.4) as (figure, axes):
         for method in METHODS:
-            means = [(i, one.mean) for i, k in enumerate(rows) if (one := found(ours, method, k))]
+            means = [
+                (i, one.mean) for i, k in enumerate(rows) if (one := after_damage(ours, method, k))
+            ]
             look = CURVES[method] | {"edgecolor": "white", "lw": 0.8, "s": 130, "zorder": 3}
             axes.scatter([mean for _, mean in means], [i for i, _ in means], **look)
         axes.axvline(merged.mean, color=INK, ls="--", lw=1.4, label="merger alone")

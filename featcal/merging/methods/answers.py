@@ -1,11 +1,16 @@
-"""AdaMerging: coefficients of the task vectors, per tensor or per expert, learned without labels.
+"""Mergers that learn from a model's zero-shot answers: AdaMerging, Fisher merging and gradient matching.
 
-Adam lowers the entropy of the zero-shot answers to unlabelled images or texts. Every expert is in
-memory. Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in the
-batches of a step.
+AdaMerging learns coefficients of the task vectors by lowering the entropy of answers to unlabelled
+samples. Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in the
+batches of a step. Fisher merging weights entries by how much the answers depend on them. Source:
+Matena and Raffel, 2022 (arXiv 2111.09832), with a label drawn from each answer; normalised as in
+FusionBench (fusion_bench/method/fisher_merging/fisher_merging.py), which squares one gradient per
+batch, where the definition has one per sample. Gradient matching: Daheim et al., ICLR 2024 (arXiv
+2310.12808); in the authors' code (UKPLab/iclr2024-model-merging,
+code/uncertainty_based_gradient_matching.py) H₀ comes from pretraining samples; here, where these are
+not available, from the base's answers to the experts' samples. All models and diagonals are in memory.
 
-n samples · h width of the encoder · p width of a feature · K classes of a task.
-"""
+n samples · h width of the encoder · p width of a feature · K classes of a task."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +19,26 @@ from itertools import cycle
 from typing import Literal
 
 import torch
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import CLIPVisionModel
 
-from featcal.core.precision import exact_products
+from featcal.core import generator
+from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.merging.registry import MergeJob, NamedTensors, method
-from featcal.merging.tensors import task_vectors
-from featcal.models.batch import Batch, Batches, check_batch, check_tasks, naming, pooled_output
+from featcal.merging.sources import Tensors
+from featcal.merging.tensors import task_vectors, tensor_sum
+from featcal.models.batch import (
+    Batch,
+    Batches,
+    check_batch,
+    check_tasks,
+    naming,
+    pooled_output,
+    single_samples,
+)
 
 REPORTS = 20  # lines of progress, whatever the number of steps
 
@@ -50,9 +65,7 @@ def zero_shot_logits(
     task: str,
     batch: Batch,
 ) -> Tensor:
-    """Return exp(logit_scale) f Wᵀ, (n, K), with f (n, p) the unit-length features of a model with
-    these tensors and W (K, p) the task's head.
-    """
+    """Return exp(logit_scale) f Wᵀ, (n, K), of unit features f (n, p) and the task's head W (K, p)."""
     weight = next(iter(tensors.values()))
     call = {
         name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
@@ -213,12 +226,154 @@ def learn(
 def entropy_gradients(
     job: MergeJob, mixed: Mapping[str, Tensor], model: nn.Module, item: tuple[str, int, Batch]
 ) -> tuple[float, Sequence[Tensor | None]]:
-    """Return the entropy of the answers to a task's numbered batch, and its gradient for every
-    tensor; None for a tensor it does not depend on.
-    """
+    """Return the entropy of the answers to a numbered batch, and its gradient for every tensor."""
     task, number, batch = item
     with naming(task, number):
         loss = entropy(zero_shot_logits(job.head, model, mixed, task, batch))
         return float(loss.detach()), torch.autograd.grad(
             loss, list(mixed.values()), allow_unused=True
         )
+
+
+@torch.enable_grad()  # even under a caller's no_grad
+def squared_gradients(
+    job: MergeJob,
+    model: nn.Module,
+    model_tensors: Tensors,
+    task: str,
+    seed: int,
+    purpose: str = "fisher",
+) -> tuple[dict[str, Tensor], int]:
+    """Return Σ (∂ log p(y | x) / ∂θ)² over the n samples of a task by tensor in float64, and n.
+
+    Each label y is drawn from the model's own p(· | x), with `model_tensors` as θ.
+    Raises: BadBatches for a task without samples.
+    """
+    tensors = {
+        name: model_tensors[name].finite().to(job.device).requires_grad_() for name in job.names
+    }
+    sums = {name: torch.zeros_like(tensor, dtype=SUM_DTYPE) for name, tensor in tensors.items()}
+    draws, count = generator(task, purpose, seed), 0
+    for number, batch in enumerate(job.batches[task]):
+        check_batch(task, number, batch, model)
+        for sample in single_samples([batch]):
+            with naming(task, number), exact_products():
+                logits = zero_shot_logits(job.head, model, tensors, task, sample)  # (1, K)
+                log_p = logits.log_softmax(-1)
+                label = torch.multinomial(log_p.detach().double().exp().cpu(), 1, generator=draws)
+                gradients = torch.autograd.grad(
+                    log_p[0, int(label)], list(tensors.values()), allow_unused=True
+                )
+            for total, gradient in zip(sums.values(), gradients, strict=True):
+                if gradient is not None:
+                    _add_squares(total, gradient)
+            count += 1
+    if not count:
+        raise BadBatches(task, "is empty; at least one batch with at least one sample is needed")
+    job.progress(f"{purpose}: {task}, {count} samples")
+    return sums, count
+
+
+def _add_squares(total: Tensor, gradient: Tensor) -> None:
+    """Add gradient² to the total; in a token table only to the few rows that a sample uses."""
+    rows = gradient.any(1).nonzero().flatten() if gradient.dim() == 2 else ()
+    if gradient.dim() == 2 and len(rows) < len(gradient) // 2:
+        total[rows] += gradient[rows].to(total.dtype).square()
+    else:
+        wide = gradient.to(total.dtype)
+        total.addcmul_(wide, wide)
+
+
+def fisher_weights(
+    fishers: Sequence[Mapping[str, Tensor]], floor: float, normalize: bool
+) -> list[float]:
+    """Return cᵢ = 1 / (‖Fᵢ‖ + floor) over the whole model; 1 without `normalize`."""
+    if not normalize:
+        return [1.0] * len(fishers)
+    return [
+        1 / (float(torch.stack([F.square().sum() for F in own.values()]).sum().sqrt()) + floor)
+        for own in fishers
+    ]
+
+
+def fisher_tensor(
+    base: Tensor, experts: Sequence[Tensor], fishers: Sequence[Tensor], weights: Sequence[float]
+) -> Tensor:
+    """Return θ = Σ cᵢ Fᵢ θᵢ / Σ cᵢ Fᵢ, entry by entry, in the base's shape and dtype."""
+    top, bottom = torch.zeros_like(base, dtype=SUM_DTYPE), torch.zeros_like(base, dtype=SUM_DTYPE)
+    for expert, F, c in zip(experts, fishers, weights, strict=True):
+        top += c * F * expert.double()
+        bottom += c * F
+    return (top / bottom).to(base.dtype)
+
+
+@method(
+    source="Matena and Raffel, 2022; normalised as FusionBench does",
+    needs=("batches", "head"),
+)
+def fisher(
+    job: MergeJob, normalize: bool = True, floor: PositiveFloat = 1e-6, seed: NonNegativeInt = 42
+) -> NamedTensors:
+    """Yield every tensor by Fisher merging, Fᵢ = (1/n) Σ (∂ log p(y | x) / ∂θ)².
+
+    normalize: give the diagonals of all experts the same length.
+    floor:     added to every entry of them.
+    seed:      of the drawn labels.
+    """
+    check_tasks(job.experts, job.batches)
+    model, fishers = encoder(job, "fisher"), []
+    for task, expert in job.experts.items():
+        sums, count = squared_gradients(job, model, expert, task, seed)
+        fishers.append({name: total / count for name, total in sums.items()})
+    weights = fisher_weights(fishers, floor, normalize)
+    for name in job.names:
+        base, experts = job.read(name)
+        yield name, fisher_tensor(base, experts, [own[name] + floor for own in fishers], weights)
+
+
+def matched_tensor(
+    base: Tensor, experts: Sequence[Tensor], H0: Tensor, curvatures: Sequence[Tensor], scale: float
+) -> Tensor:
+    """Return θ = θ₀ + α Σ (H₀ + Hᵢ) τᵢ / (H₀ + α Σ Hᵢ), entry by entry, in the base's shape and dtype.
+
+    A large H₀ gives task arithmetic of scale α; H₀ = 0 with α = 1 gives Fisher merging.
+    """
+    whole = H0 + scale * tensor_sum(curvatures)
+    vectors = task_vectors(base, experts)
+    weighted = [(H0 + H) * vector for H, vector in zip(curvatures, vectors, strict=True)]
+    return (base.double() + scale * tensor_sum(weighted) / whole).to(base.dtype)
+
+
+@method(
+    source="Daheim et al., 2024",
+    needs=("batches", "head"),
+    note="the base's curvature comes from its answers to the experts' samples, "
+    "as its own samples are not available",
+)
+def gradient_matching(
+    job: MergeJob,
+    scale: float = 1.0,
+    base_weight: NonNegativeFloat = 1.0,
+    floor: PositiveFloat = 1e-12,
+    seed: NonNegativeInt = 42,
+) -> NamedTensors:
+    """Yield every tensor by gradient matching: Hᵢ sums expert i's squared gradients over its task's
+    samples, H₀ the base's over all samples, divided by the number of tasks.
+
+    scale:       α of every task vector.
+    base_weight: factor of the base's curvature.
+    floor:       δ, added to every entry. All defaults but the seed are the authors'.
+    seed:        of the drawn labels.
+    """
+    check_tasks(job.experts, job.batches)
+    model = encoder(job, "gradient_matching")
+
+    def curvature(source: Tensors, task: str, purpose: str) -> dict[str, Tensor]:
+        return squared_gradients(job, model, source, task, seed, purpose)[0]
+
+    own = [curvature(expert, task, "fisher") for task, expert in job.experts.items()]
+    origin = [curvature(job.base, task, "base's fisher") for task in job.experts]
+    for name in job.names:
+        base, experts = job.read(name)
+        H0 = base_weight * tensor_sum([each[name] for each in origin]) / len(origin) + floor
+        yield name, matched_tensor(base, experts, H0, [each[name] for each in own], scale)

@@ -1,20 +1,39 @@
-"""Time of every kind of stage, growth of a calibration, and choices for language models: the page of cost."""
+"""Tables 5 and 13 and the page of cost: time, energy and memory of calibrations, and time of every kind of stage.
+
+Costs come from run records, each measured once, or once per seed, on the machine named with it.
+"""
 
 import csv
 import math
 from collections import Counter
 from html import escape
+from itertools import product
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
+from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.figures import WIDTH, drawing, shown
-from reproduction.report.html import PageOutput, Row, listed
+from reproduction.report.html import PageOutput, Row, fold, listed, note, table
+from reproduction.report.paper import model_name, model_title, paper_table
 from reproduction.report.statistics import difference, estimate
+from reproduction.report.tables import NAMES, method_settings
 
+ORDER = ("surgery", "prob_surgery", "featcal")  # of the paper's rows
+HEAD = ["Time (s)", "Times FeatCal’s", "GPU energy (Wh)", "Peak host memory (MiB)"]
+MEASURES = {"seconds": 1, "energy_wh": 2, "memory_mib": 0}  # decimals
+ROWS = {  # of Table 5: the paper's three in its order, then what the paper has no row for
+    ("surgery", "each_step"): "Surgery, as published", ("prob_surgery", "each_step"): "ProbSurgery, as published",
+    ("featcal", "once"): "FeatCal", ("surgery", "once"): "Surgery, features kept",
+    ("prob_surgery", "once"): "ProbSurgery, features kept",
+}  # fmt: skip
+FEATCAL = ("featcal", "once")
+GIB = 1024.0
+Costs = dict[str, float]
 VERBS = {
     "pretrain": "bases", "prepare_data": "images", "prepare_texts": "texts", "prepare": "experts",
     "multitask": "multi-task models", "merge": "merged models", "calibrate": "FeatCal", "adapt": "adapters",
@@ -29,6 +48,120 @@ WORDS = {
     "split": "texts from", "decoder": "the decoder reads", "counted": "tokens that count", "tokens": "longest text",
     "modules": "linears solved", "samples": "texts per task",
 }  # fmt: skip
+
+
+def times(*experiments: Evidence) -> PageOutput:
+    """Return the time of each way to calibrate as a multiple of FeatCal's, printed and measured."""
+    paper = paper_table("table05").set_index("method")["seconds"]
+    printed = {(m, e): float(paper[m]) for m, e in ROWS if (m, e) == FEATCAL or e == "each_step"}
+    columns = {"The paper, A800 GPU": printed}
+    for ours in experiments:
+        found = {key: costs.get("seconds", math.nan) for key, costs in _single(ours).items()}
+        columns[f"{model_title(ours.role, ours.suite)}, CPU"] = found
+    rows = [[name, *(_times(own, key) for own in columns.values())] for key, name in ROWS.items()]
+    caption = "Time of one calibration as a multiple of FeatCal’s; one run each"
+    return listed(["", *columns], rows, caption)
+
+
+def _times(found: dict[tuple[str, str], float], key: tuple[str, str]) -> str:
+    seconds, featcal = found.get(key, math.nan), found.get(FEATCAL, math.nan)
+    if math.isnan(seconds / featcal):
+        return "–"
+    return f"{seconds / featcal:.1f}× <small>{seconds:.3g} s</small>"
+
+
+def single(ours: Evidence) -> PageOutput:
+    """Return Table 5: every way to calibrate, each run once and alone."""
+    labels = {key: name + method_settings(ours, "cost", key[0]) for key, name in ROWS.items()}
+    found = {labels[key]: costs for key, costs in _single(ours).items()}
+    return _costs(found, labels[FEATCAL], "One run each, alone on the machine", ours, "cost.run")
+
+
+def _single(ours: Evidence) -> dict[tuple[str, str], Costs]:
+    runs = select(ours.table("cost.run"), {"setting": studied_setting(ours.suite)})
+    return {(m, e): _means(select(runs, {"method": m, "encode": e})) for m, e in ROWS}
+
+
+def averages(ours: Evidence) -> PageOutput:
+    """Return Table 13: means over all numbers of samples and seeds."""
+    runs = select(ours.table("samples.run"), {"setting": studied_setting(ours.suite)})
+    labels = {m: ROWS[m, "once"] + method_settings(ours, "samples", m) for m in ORDER}
+    found = {labels[m]: _means(select(runs, {"method": m})) for m in ORDER}
+    about = f"Means over all numbers of {ours.inputs} and seeds"
+    return _costs(found, labels["featcal"], about, ours, "samples.run")
+
+
+def _means(rows: pd.DataFrame) -> Costs:
+    """Return the mean of every measure, NaN where not measured in all runs; nothing if not run."""
+    return {} if rows.empty else {m: float(rows[m].mean(skipna=False)) for m in MEASURES}
+
+
+def _costs(
+    found: dict[str, Costs], relative_to: str, about: str, ours: Evidence, kind: str
+) -> PageOutput:
+    """Return a table of costs with the machine below it."""
+    name, several = model_name(ours.role, ours.suite), [costs for costs in found.values() if costs]
+    if not several:
+        return PageOutput(note(f"○ not run: no times — {name}."))
+    featcal, rows = found[relative_to].get("seconds", math.nan), []
+    for label, costs in found.items():
+        cells = ["not run", *["–"] * (len(HEAD) - 1)]
+        if costs:
+            cells = [_cost(costs, measure, several) for measure in MEASURES]
+            ratio = costs["seconds"] / featcal
+            cells.insert(1, "–" if math.isnan(ratio) else f"{ratio:.1f}×")
+        rows.append([label, *cells])
+    caption = f"{about} — {name}. Bold: lowest."
+    return PageOutput(table(["Method", *HEAD], rows, caption) + note(conditions(ours, kind)))
+
+
+def _cost(costs: Costs, measure: str, every: list[Costs]) -> str:
+    value = costs[measure]
+    if math.isnan(value):
+        return "not measured"
+    text = f"{value:.{MEASURES[measure]}f}"
+    return f"<strong>{text}</strong>" if value == min(one[measure] for one in every) else text
+
+
+def conditions(ours: Evidence, kind: str) -> str:
+    """Return machine, threads and neighbours of the measured runs."""
+    record = ours.record(kind)
+    threads, beside = record.get("threads"), record.get("at_once", 1)
+    energy = " Energy: not measured, no GPU." if ours.table(kind)["energy_wh"].isna().all() else ""
+    return (
+        f"Machine: {ours.machine(kind)}; threads per process: {threads or 'torch’s default'};"
+        f" runs at the same time: {beside}.{energy}"
+    )
+
+
+def printed_costs(name: str) -> PageOutput:
+    """Return a printed table of costs, one click away; memory in MiB as ours."""
+    seconds, memory = {
+        "table05": ("seconds", "cpu_rss_gib"), "table13": ("stage_seconds", "peak_cpu_rss_gib"),
+    }[name]  # fmt: skip
+    frame = paper_table(name).set_index("method")
+    rows = []
+    for method in ORDER:
+        row = frame.loc[method]
+        cells = [f"{row[seconds]:g}", f"{row[seconds] / frame.loc['featcal', seconds]:.1f}×"]
+        cells += [f"{row['gpu_energy_wh']:.1f}", f"{row[memory] * GIB:.0f}"]
+        rows.append([NAMES[method], *cells])
+    caption = f"The paper’s Table {int(name[-2:])}, as printed, memory from GiB: CLIP-ViT-B/32 on an A800 GPU"
+    return PageOutput(fold("The paper’s own values", table(["Method", *HEAD], rows, caption)))
+
+
+def audit(*experiments: Evidence) -> PageOutput:
+    """Return the accuracy of the adapters as published after fewer steps than all."""
+    steps = sorted({step for ours in experiments for step in ours.table("cost")["step"]})
+    rows = []
+    for ours, method in product(experiments if steps else (), ORDER[:2]):
+        own = select(ours.table("cost"), {"method": method})
+        found = [estimate(own[own["step"] == step]) for step in steps]
+        label = f"{NAMES[method]} <small>{model_name(ours.role, ours.suite)}</small>"
+        rows.append([label, *(f"{v.mean:.1f}" if v else "–" for v in found)])
+    caption = "Average top-1 accuracy (%) of the adapters as published after so many steps"
+    head = ["Adapter", *(f"{step} steps" for step in steps)]
+    return listed(head, rows, caption, "fc-accuracy", "no scores of adapters after fewer steps")
 
 
 def quickest(suite: str) -> dict[str, float]:

@@ -1,0 +1,253 @@
+"""Corrections after merging, one per task: Representation Surgery, ProbSurgery and the mean shift."""
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor
+from torch.nn import functional
+
+from featcal.baselines.adapters import Adapters, Baseline, Pair, Weights
+from featcal.baselines.training import Training, adapters_for, as_module
+from featcal.errors import BadBatches
+from featcal.models.batch import Batches, Head, Model, output_embeddings
+from featcal.settings import require
+
+
+class Surgery(Training):
+    """Settings and formula of `surgery`. T tasks · n rows · d width of a feature.
+
+    The defaults are those of FeatCal's paper and FusionBench. The official repository takes
+    features="raw" and reshuffle=2: 500 rounds, each a new shuffle and two batches.
+    """
+
+    name: ClassVar[str] = "surgery"
+    title: ClassVar[str] = "Representation Surgery"
+    section = name
+    features: Literal["unit", "raw"] = "unit"
+    rank: PositiveInt = 16
+
+    def shapes(self, width: int) -> dict[str, tuple[int, int]]:
+        """Return each weight's shape; the first is drawn at random, the other zero. Raises:
+        BadSetting.
+        """
+        limit = f"must be at most {width}, the width of the features"
+        require(self.rank <= width, "surgery.rank", self.rank, limit)
+        return {"down": (self.rank, width), "up": (width, self.rank)}
+
+    def correction(self, weights: Weights, features: Tensor) -> Tensor:
+        """Return U relu(D f), which is subtracted from the features (…, n, d)."""
+        return (features @ weights["down"].mT).relu() @ weights["up"].mT  # (…, n, r) -> (…, n, d)
+
+    def row_losses(
+        self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor | None
+    ) -> Tensor:
+        """Return the mean absolute difference |f' − f_t| of every row, (T, n)."""
+        corrected = merged - self.correction(weights, merged)
+        return (corrected - expert).abs().mean(-1)
+
+
+SURGERY = Surgery()
+
+
+def surgery(
+    merged: Model,
+    experts: Mapping[str, Model],
+    batches: Mapping[str, Batches],
+    *,
+    head: Head = None,
+    rank: int = SURGERY.rank,
+    steps: int = SURGERY.steps,
+    lr: float = SURGERY.lr,
+    batch: int = SURGERY.batch,
+    reshuffle: int | None = SURGERY.reshuffle,
+    encode: Literal["once", "each_step"] = SURGERY.encode,
+    features: Literal["unit", "raw"] | None = None,
+    seed: int = 42,
+    device: str | torch.device | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Adapters:
+    """Train Representation Surgery for each task of a merged model.
+
+    f' = f − U relu(D f) is trained towards the expert's feature of the same sample by the mean
+    absolute difference; f (d,) is the merged model's last feature, D (r, d), U (d, r).
+
+    Args:
+        merged, experts: modules or checkpoint folders; they are not changed.
+        batches: by task, mappings of the model's keyword arguments. Labels are used only to find a
+            decoder's tokens.
+        head: for CLIP, the weight (p, h) of visual_projection, or a function from pooled output to
+            features. Default: the model's own projection, or its language head, before which the
+            adapter then is.
+        rank: r, at most d. Scale it with the model: the paper's 16 of 512 is 1/32.
+        steps, lr, batch: optimiser steps per task, Adam's learning rate, samples per step.
+        reshuffle: batches taken from one shuffle of the samples before the next. Default: all.
+        encode: "once" computes features once; "each_step" for every batch, as published.
+        features: "unit" divides features by their norm, "raw" does not. Default: "unit", or "raw"
+            before a language head.
+        seed: of the initial weights and the order of samples.
+        device: of models given as folders. Default: the CPU.
+        progress: called with one line of text every 100 steps.
+
+    Returns: Adapters: apply(task, features), before_head(model, task), save(folder), losses.
+    Raises: BadSetting, UnknownKey; BadBatches; Diverged naming task and step.
+    Source: Yang et al., Representation Surgery for Multi-Task Model Merging (ICML 2024).
+    """
+    module = as_module(merged, device)
+    if features is None:
+        features = "unit" if output_embeddings(module) is None else "raw"
+    given = locals()
+    settings = Surgery(**{name: given[name] for name in Surgery.model_fields})
+    return adapters_for(settings, module, experts, batches, head, seed, device, progress)
+
+
+class ProbSurgery(Training):
+    """Settings and formula of `prob_surgery`. T tasks · n rows · d width of a feature.
+
+    The official repository takes steps=5000 and reshuffle=100, and keeps the best of its 50 rounds
+    on test samples, which is not done here.
+    """
+
+    name: ClassVar[str] = "prob_surgery"
+    title: ClassVar[str] = "ProbSurgery"
+    noisy: ClassVar[bool] = True
+    section = name
+    hidden: PositiveInt = 128
+    kl_weight: NonNegativeFloat = 1e-4
+    loss: Literal["l1", "mse", "smooth_l1"] = "l1"
+
+    def shapes(self, width: int) -> dict[str, tuple[int, int]]:
+        """Return each weight's shape; the first is initialised at random, the others at zero."""
+        up = (width, self.hidden)
+        return {"hidden": (self.hidden, width), "mean": up, "log_variance": up}
+
+    def correction(self, weights: Weights, features: Tensor) -> Tensor:
+        """Return μ, which is subtracted from the features (…, n, d)."""
+        return (features @ weights["hidden"].mT).relu() @ weights["mean"].mT
+
+    def row_losses(
+        self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor | None
+    ) -> Tensor:
+        """Return the loss of every row, (T, n); noise: ε of z = μ + σ ε, (T, n, d), zero at
+        padding.
+        """
+        assert noise is not None
+        distance = getattr(functional, f"{self.loss}_loss")
+        h = (merged @ weights["hidden"].mT).relu()  # (T, n, H)
+        mu, log_variance = h @ weights["mean"].mT, h @ weights["log_variance"].mT  # (T, n, d)
+        corrected = merged - mu - (0.5 * log_variance).exp() * noise
+        kl = -0.5 * (1 + log_variance - mu**2 - log_variance.exp()).sum(-1)  # (T, n)
+        return distance(corrected, expert, reduction="none").mean(-1) + self.kl_weight * kl
+
+
+PROB_SURGERY = ProbSurgery()
+
+
+def prob_surgery(
+    merged: Model,
+    experts: Mapping[str, Model],
+    batches: Mapping[str, Batches],
+    *,
+    head: Head = None,
+    hidden: int = PROB_SURGERY.hidden,
+    kl_weight: float = PROB_SURGERY.kl_weight,
+    steps: int = PROB_SURGERY.steps,
+    lr: float = PROB_SURGERY.lr,
+    batch: int = PROB_SURGERY.batch,
+    reshuffle: int | None = PROB_SURGERY.reshuffle,
+    encode: Literal["once", "each_step"] = PROB_SURGERY.encode,
+    features: Literal["unit", "raw"] = PROB_SURGERY.features,
+    loss: Literal["l1", "mse", "smooth_l1"] = PROB_SURGERY.loss,
+    seed: int = 42,
+    device: str | torch.device | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Adapters:
+    """Train ProbSurgery, a Gaussian correction, for each task of a merged model.
+
+    f' = f − z with z ~ N(μ, σ²), h = relu(A f), μ = M h and log σ² = V h; f (d,) is the merged
+    model's last feature, A (H, d), M and V (d, H). The loss is the distance of f' to the expert's
+    feature + kl_weight · KL(N(μ, σ²) ‖ N(0, 1)), the divergence summed over d. At test time z = μ.
+
+    Args:
+        merged, experts, batches, head, lr, batch, reshuffle, encode, seed, device, progress: as for
+            `surgery`.
+        hidden: H, the width of the hidden layer; the official value.
+        kl_weight: weight of the divergence; the official value.
+        steps: optimiser steps per task; the paper's. The official repository takes 5,000.
+        features: "raw" or "unit"; noise of σ = 1 would bury features of unit length.
+        loss: distance to the expert's feature, averaged over its entries.
+
+    Returns: Adapters, as `surgery`.
+    Raises: as `surgery`.
+    Source: Wei et al., Representation Surgery in Model Merging with Probabilistic Modeling (ICML
+    2025).
+    """
+    given = locals()
+    settings = ProbSurgery(**{name: given[name] for name in ProbSurgery.model_fields})
+    return adapters_for(settings, merged, experts, batches, head, seed, device, progress)
+
+
+class MeanShift(Baseline):
+    """Settings and formula of `mean_shift`."""
+
+    name: ClassVar[str] = "mean_shift"
+    title: ClassVar[str] = "Mean shift"
+    section = name
+    features: Literal["unit", "raw"] = "raw"
+
+    def shapes(self, width: int) -> dict[str, tuple[int, int]]:
+        """Return each weight's shape."""
+        return {"shift": (1, width)}
+
+    def correction(self, weights: Weights, features: Tensor) -> Tensor:
+        """Return −s (d,), which is subtracted from every row."""
+        return -weights["shift"][0]
+
+    def fit(self, pairs: Mapping[str, Pair], seed: int = 42, *_: object) -> Adapters:
+        """Return the mean of expert − merged features of each task, summed in float64. Raises:
+        BadBatches.
+        """
+        shifts = {}
+        for task, pair in pairs.items():
+            expert, merged = (
+                self.prepared(rows).mean(0, keepdim=True, dtype=torch.float64)
+                for rows in (pair.expert, pair.merged)  # (n, d)
+            )
+            shift = (expert - merged).cpu()  # (1, d)
+            if not torch.isfinite(shift).all():
+                problem = "gives features that are not finite; look for NaN in samples and models"
+                raise BadBatches(task, problem)
+            exact = pair.merged.dtype == torch.float64
+            shifts[task] = {"shift": shift if exact else shift.float()}
+        return Adapters(self, seed, shifts)
+
+
+def mean_shift(
+    merged: Model,
+    experts: Mapping[str, Model],
+    batches: Mapping[str, Batches],
+    *,
+    head: Head = None,
+    features: Literal["unit", "raw"] = "raw",
+    device: str | torch.device | None = None,
+) -> Adapters:
+    """Add one constant vector per task to the merged model's last feature, without any training.
+
+    f' = f + s_t with s_t = (1/n) Σ_i (f_t(x_i) − f(x_i)) over the n rows of task t; f (d,) is the
+    merged model's feature and f_t the expert's. The mean of f' over these rows equals the expert's.
+
+    Args:
+        merged, experts, batches, head, device: as for `surgery`.
+        features: "raw" leaves features as they are; "unit" divides them by their norm first.
+
+    Returns: Adapters, as `surgery`, without losses.
+    Raises: BadSetting, UnknownKey; BadBatches.
+    Source: none; a control for the adapters. Like them it needs the task's identity at test time.
+    """
+    return adapters_for(MeanShift(features=features), merged, experts, batches, head, 0, device)
+
+
+BASELINES: dict[str, type[Baseline]] = {
+    each.name: each for each in (Surgery, ProbSurgery, MeanShift)
+}

@@ -1,0 +1,276 @@
+"""Mergers that treat every entry of the task vectors alike: sums, masks and signs.
+
+Sources: TIES, Yadav et al., 2023, with FusionBench's choices as defaults. Consensus, Wang et al.,
+2024 (arXiv 2405.07813) and the authors' code (nik-dim/tall_masks, src/utils/tallmask_utils.py), which
+chooses λ of every task on validation data; here all tasks share one. Breadcrumbs, Davari and
+Belilovsky, 2024 (arXiv 2312.06795) and the authors' code (rezazzr/breadcrumbs, src/task_vectors.py:
+TaskVectorMiddleKeep, its first setting to try in find_best_hyperparam.py), which works on rows where
+the paper says layers; a row has the weights of one output. DARE, Yu et al., 2024 (arXiv 2311.03099)
+and FusionBench, fusion_bench/method/dare. PCB, Du et al., 2024 (arXiv 2410.02396) and the authors'
+code (duguodong7/pcb-merging, pcb-merging.py; ratio and scale of vision_source_code/pcb.py)."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, NonNegativeInt, PositiveFloat
+from torch import Tensor
+
+from featcal.core import generator
+from featcal.merging.registry import MergeJob, NamedTensors, method
+from featcal.merging.tensors import (
+    average_tensor,
+    conv1d_names,
+    in_pieces,
+    kth_smallest,
+    magnitudes,
+    task_vectors,
+    tensor_sum,
+    vector_pieces,
+)
+from featcal.settings import Fraction, PositiveFraction, require
+
+
+@method(source="Wortsman et al., 2022")
+def average(job: MergeJob) -> NamedTensors:
+    """Yield θ = (1/N) Σ θᵢ; the base has no part in it."""
+    for name in job.names:
+        yield name, average_tensor(*job.read(name))
+
+
+@method(source="Ilharco et al., 2023", scale=0.3)
+def task_arithmetic(job: MergeJob) -> NamedTensors:
+    """Yield τ = Σ τᵢ; a scale of 0.3 is the paper's for eight tasks."""
+    for name in job.names:
+        yield name, tensor_sum(task_vectors(*job.read(name)))
+
+
+def tall_masks(vectors: Sequence[Tensor], threshold: float) -> Tensor:
+    """Return mᵢ = |τᵢ| > λ |Σ τⱼ − τᵢ|: further from the base than from the sum, (experts, ...)."""
+    total = tensor_sum(vectors)
+    return torch.stack([vector.abs() > threshold * (total - vector).abs() for vector in vectors])
+
+
+@method(source="Wang et al., 2024", scale=0.3)
+def consensus(
+    job: MergeJob, threshold: PositiveFloat = 0.6, tasks: NonNegativeInt = 2
+) -> NamedTensors:
+    """Yield the task vector of every tensor by Consensus TA, τ = m ∘ Σ τᵢ with m = [Σ mᵢ ≥ k].
+
+    threshold: λ of the masks; FusionBench's 0.6 (the authors choose 0.2 to 0.6 per task).
+    tasks:     k, the number of tasks to which an entry must matter; 0 is task arithmetic.
+    """
+    for name in job.names:
+        vectors = task_vectors(*job.read(name))
+        mask = tall_masks(vectors, threshold).sum(0) >= tasks
+        yield name, mask * tensor_sum(vectors)
+
+
+def mask_row_entries(vector: Tensor, keep: float, remove: float) -> Tensor:
+    """Return m ∘ τ: in every row (n,) drop the ⌊remove · n⌋ largest magnitudes, then keep the
+    ⌊keep · n⌋ largest of the rest.
+
+    Args: vector τ (..., n); a scalar stays as it is.
+    """
+    if vector.dim() == 0:
+        return vector
+    n = vector.shape[-1]
+    order = vector.abs().argsort(dim=-1, descending=True, stable=True)
+    first = int(n * remove)
+    kept = order[..., first : first + int(n * keep)]
+    return vector * torch.zeros_like(vector).scatter_(-1, kept, 1.0)
+
+
+@method(source="Davari and Belilovsky, 2024", scale=0.2)
+def breadcrumbs(job: MergeJob, keep: Fraction = 0.15, remove: Fraction = 0.006) -> NamedTensors:
+    """Yield the task vector of every tensor by Model Breadcrumbs, τ = Σ mᵢ ∘ τᵢ.
+
+    keep, remove: shares of a row's entries, by magnitude. These and the scale are what the
+                  authors' search tries first.
+    """
+    expected = f"must be at most 1 - remove = {1 - remove:g}"
+    require(keep + remove <= 1, "merge.breadcrumbs.keep", keep, expected)
+    turned = conv1d_names(job.base)
+    for name in job.names:
+        vectors = task_vectors(*job.read(name))
+        if name in turned:
+            vectors = [vector.T for vector in vectors]
+        total = tensor_sum([mask_row_entries(vector, keep, remove) for vector in vectors])
+        yield name, total.T if name in turned else total
+
+
+def trim(vectors: Sequence[Tensor], cuts: Sequence[float]) -> list[Tensor]:
+    """Return each τ with 0 where |τ| is below its cut."""
+    return [vector * (vector.abs() >= cut) for vector, cut in zip(vectors, cuts, strict=True)]
+
+
+def ties_tensor(
+    vectors: Sequence[Tensor], cuts: Sequence[float], combine: str, majority: Callable[[], float]
+) -> Tensor:
+    """Return the merged task vector of one tensor, before its scale, in float64.
+
+    The elected sign of an entry is that of Σ τᵢ after the cut, or `majority()`, that of most
+    entries of the model, where the sum is exactly 0. Entries of the other sign are dropped; the
+    rest is added, or averaged over the experts that remain.
+
+    Args: vectors (...); cuts: one per expert; combine: "sum" or "mean".
+    """
+    vectors = trim(vectors, cuts)
+    total = tensor_sum(vectors)
+    undecided = (total == 0) & torch.stack([vector != 0 for vector in vectors]).any(0)
+    positive = total > 0
+    if undecided.any():
+        positive |= undecided & (majority() > 0)
+    agreeing = [torch.where(positive, v.clamp_min(0), v.clamp_max(0)) for v in vectors]
+    merged = tensor_sum(agreeing)
+    if combine == "mean":
+        merged = merged / torch.stack([vector != 0 for vector in agreeing]).sum(0).clamp_min(1)
+    return merged
+
+
+@method(source="Yadav et al., 2023; defaults of FusionBench", scale=0.3)
+def ties(
+    job: MergeJob, density: PositiveFraction = 0.2, combine: Literal["sum", "mean"] = "sum"
+) -> NamedTensors:
+    """Yield the task vector of every tensor by TIES; the record keeps each expert's cut.
+
+    density: share of each task vector that is kept, the largest by magnitude: with d entries the
+             cut is the (d − ⌊density·d⌋)-th smallest magnitude.
+    combine: "sum" (FusionBench, whose recipes the paper follows) or "mean" (the disjoint mean of
+             the method's own paper, which takes scale=1).
+    """
+    entries = sum(math.prod(job.base[name].shape) for name in job.names)
+    rank = entries - int(entries * density)
+    job.progress("ties: magnitudes")
+    cuts = kth_smallest(lambda: magnitudes(job), [(i, rank) for i in range(len(job.experts))])
+    job.record["cuts"] = dict(zip(job.experts, cuts, strict=True))
+
+    @cache
+    def majority() -> float:
+        """Return the sign of the sum of all entries' signs over the whole model."""
+        total = 0.0
+        for name in job.names:
+            for vectors in vector_pieces(job, name):
+                total += float(tensor_sum(trim(vectors, cuts)).sign().sum())
+        return float((total > 0) - (total < 0))
+
+    yield from in_pieces(job, lambda vectors: ties_tensor(vectors, cuts, combine, majority))
+
+
+DropRate = Annotated[float, Field(ge=0, lt=1)]
+
+
+def drop_entries(vector: Tensor, share: float, draws: torch.Generator) -> Tensor:
+    """Return m ∘ τ / (1 − p), where each entry of m is 0 with probability p, so its mean is τ.
+
+    Args: vector τ (...) in float64; share p in [0, 1); draws: on the CPU, so that every device
+    drops the same entries.
+    """
+    kept = torch.rand(vector.shape, generator=draws) >= share
+    return vector * kept.to(vector.device) / (1 - share)
+
+
+def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
+    """Return the job with experts θ₀ + DARE(θᵢ − θ₀) in place of its own.
+
+    A tensor is the same whenever it is read, and float64, as rounding would add noise to every task
+    vector.
+    """
+
+    def sparse(task: str, name: str) -> Tensor:
+        base = job.base[name].finite().double()
+        vector = job.experts[task][name].finite().double() - base
+        return base + drop_entries(vector, drop, generator(task, f"dare {name}", seed))
+
+    experts = {
+        task: {name: replace(each, read=partial(sparse, task, name)) for name, each in own.items()}
+        for task, own in job.experts.items()
+    }
+    return replace(job, experts=experts)
+
+
+@method(source="Yu et al., 2024, with task arithmetic; defaults of FusionBench", scale=0.3)
+def dare(job: MergeJob, drop: DropRate = 0.5, seed: NonNegativeInt = 42) -> NamedTensors:
+    """Yield the task vector of every tensor by task arithmetic on DARE's experts.
+
+    drop: probability with which an entry is dropped.
+    seed: of the drawn entries.
+    """
+    yield from task_arithmetic(with_sparse_experts(job, drop, seed))
+
+
+@method(source="Yu et al., 2024, with TIES; defaults of FusionBench", scale=0.5)
+def dare_ties(
+    job: MergeJob,
+    density: PositiveFraction = 0.2,
+    combine: Literal["sum", "mean"] = "sum",
+    drop: DropRate = 0.5,
+    seed: NonNegativeInt = 42,
+) -> NamedTensors:
+    """Yield the task vector of every tensor by TIES on DARE's experts."""
+    yield from ties(with_sparse_experts(job, drop, seed), density, combine)
+
+
+OUTLIERS = 1e-4  # share of an expert's entries at either end whose magnitudes are clamped
+Range = tuple[float, float]  # lowest and highest value
+
+
+def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
+    """Return βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ) in float64, m̂ᵢ being |τᵢ| clamped and scaled to [0, 1].
+
+    Args: vector τᵢ; total Σ τⱼ; span of |τᵢ|; experts N.
+    """
+    low, high = span
+    size = (vector.abs().clamp(low, high) - low) / (high - low or 1.0)
+    return torch.exp(experts * size.square()) * torch.tanh(vector * total)
+
+
+def pcb_tensor(vectors: Sequence[Tensor], spans: Sequence[Range], cuts: Sequence[Range]) -> Tensor:
+    """Return τ = Σ wᵢ τ̃ᵢ / Σ wᵢ, wᵢ = (max(βᵢ, cut) − cut) / (max βᵢ − cut), with τ̃ᵢ of clamped
+    magnitude; 0 where no entry competes.
+
+    Args: vectors τᵢ (...) in float64; cuts: each expert's smallest competing β, and its largest.
+    """
+    merged, weight = torch.zeros_like(vectors[0]), torch.zeros_like(vectors[0])
+    total = tensor_sum(vectors)
+    for vector, span, (low, high) in zip(vectors, spans, cuts, strict=True):
+        beta = balance(vector, total, span, len(vectors))
+        own = (beta.clamp_min(low) - low) / (high - low or 1.0)
+        merged += own * vector.sign() * vector.abs().clamp(*span)
+        weight += own
+    return merged / weight.clamp_min(1e-12)
+
+
+@method(source="Du et al., 2024", scale=1.2)
+def pcb(job: MergeJob, ratio: PositiveFraction = 0.05) -> NamedTensors:
+    """Yield the task vector of every tensor by PCB-Merging.
+
+    ratio: share of each expert's entries that compete, those of highest β. Ratio and scale are the
+           authors' for CLIP.
+    """
+    count, entries = len(job.experts), sum(math.prod(job.base[name].shape) for name in job.names)
+    job.progress("pcb: magnitudes")
+    ends = sorted((int(entries * OUTLIERS) + 1, max(1, int(entries * (1 - OUTLIERS)))))
+    bounds = kth_smallest(lambda: magnitudes(job), [(i, k) for i in range(count) for k in ends])
+    spans = list(zip(bounds[::2], bounds[1::2], strict=True))
+
+    job.progress("pcb: balance")
+    rank = min(entries, int(entries * (1 - ratio)) + 1)
+    highest = [0.0] * count
+
+    def balances() -> Iterator[list[Tensor]]:
+        """Yield β of every expert; 0 where it opposes the sum, as such entries never win."""
+        for name in job.names:
+            for vectors in vector_pieces(job, name):
+                total, betas = tensor_sum(vectors), []
+                for i, (vector, span) in enumerate(zip(vectors, spans, strict=True)):
+                    betas.append(balance(vector, total, span, count).clamp_min(0))
+                    highest[i] = max(highest[i], float(betas[i].max()))
+                yield betas
+
+    lowest = kth_smallest(balances, [(i, rank) for i in range(count)])
+    cuts = list(zip(lowest, highest, strict=True))
+    yield from in_pieces(job, lambda vectors: pcb_tensor(vectors, spans, cuts))

@@ -1,0 +1,244 @@
+"""Make models and adapters: the stages `merge`, `calibrate` and `adapt`, and what studies make.
+
+For adapters samples are encoded once; every training then reads their features.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from shutil import rmtree
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from featcal.errors import UnknownKey
+from reproduction.engine.context import Setup, load_context, load_setup
+from reproduction.engine.samples import plan_of, stream, streams
+from reproduction.engine.spec import ModelSpec, adapted, anchors, calibrated, merged, replacing
+from reproduction.engine.workers import console, report_progress
+from reproduction.experiments import ANCHOR, RESCALED, Draw
+
+if TYPE_CHECKING:
+    import torch
+
+    from featcal.baselines.adapters import Pair
+
+CALIBRATED = (ANCHOR, RESCALED, "featcal")
+DamagedDraw = tuple[Draw, str]  # samples of every task, and their damage
+
+
+def make(label: str, setup: Setup, models: Sequence[ModelSpec]) -> None:
+    """Make merged models, then what is calibrated from them, then adapters."""
+    merge_all(label, setup, models)
+    calibrate_all(label, setup, models)
+    adapt_all(label, setup, models)
+
+
+def run_merge(key: str) -> None:
+    """Write outputs/<suite>/merged/<role>-<pool>/<merger>/ of a role and pool, or of one merger of
+    them, such as `clip_b32-8-wudi`.
+    """
+    context = load_context()
+    known = context.experiments.merge
+    runs = [run for run in known.values() if key in (run.key, run.merged)]
+    if not runs:
+        keys = dict.fromkeys(one for run in known.values() for one in (run.key, run.merged))
+        raise UnknownKey("merge", key, list(keys))
+    with context.recorded("merge", key):
+        setup = Setup(context, runs[0].role, runs[0].pool)
+        upstreams = {run.upstream for run in runs}
+        models = [m for m in merged(setup) if m.upstream in upstreams] if setup.plays else []
+        out = setup.folder("merged") if key == setup.key else setup.merged(runs[0].upstream)
+        rmtree(out, ignore_errors=True)
+        merge_all(key, setup, models)
+        if not models:
+            context.not_run(f"merge {key}", out)
+
+
+def merge_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
+    """Make the merged models, first those that look at samples, since they take longest."""
+    chosen = sorted((m for m in models if m.method == "merged"), key=lambda m: m.draw is None)
+    setup.context.run(f"{label} merge", merge, {m.name: (setup, m) for m in chosen})
+
+
+def merge(setup: Setup, model: ModelSpec) -> None:
+    """Make one merged model."""
+    import featcal
+    from featcal.merging.registry import method_named
+
+    run, more = model.settings, dict[str, Any](device=setup.context.device)
+    if model.draw is not None:
+        more |= {
+            "batches": streams(setup, model.draw),
+            "head": setup.heads if "head" in method_named(run.method).needs else None,
+            "n_jobs": setup.context.suite.workers or 1,  # adamerging takes as long as all others
+            "progress": lambda line: console.print(f"  {line}", soft_wrap=True),
+        }
+    featcal.merge(
+        run.method, setup.base, setup.experts, out=model.folder, **more, **(run.options or {})
+    )
+
+
+def run_calibrate(key: str) -> None:
+    """Write outputs/<suite>/calibrated/<role>-<pool>/<merger>-<setting>/seed<NN>/ of a role and
+    pool; of language models also anchor/ next to it.
+    """
+    setup = load_setup(key)
+    with setup.context.recorded("calibrate", key) as record:
+        models = [*(anchors(setup) if setup.of_texts else ()), *calibrated(setup)]
+        with replacing(setup, "calibrate", "calibrated", models) as made:
+            seconds = calibrate_all(key, setup, made)
+        record["cost"] = cost = dict[str, dict[str, Any]]()
+        for model in made:
+            if model.method == "featcal":
+                run = model.name.partition("/")[0]  # its key in params.yaml
+                own = cost.setdefault(f"calibrate@{run}", {})
+                own[f"seed {model.seed}"] = {"seconds": round(seconds[model.name], 3)}
+
+
+def calibrate_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> dict[str, float]:
+    """Make the models of FeatCal and of its controls; return the seconds of each by its name."""
+    jobs = {m.name: (label, setup, m) for m in models if m.method in CALIBRATED}
+    return setup.context.run(f"{label} calibrate", calibrate, jobs)
+
+
+def calibrate(label: str, setup: Setup, model: ModelSpec) -> float:
+    """Make one calibrated or rescaled model; return the seconds of the calibration."""
+    import featcal
+
+    start = perf_counter()
+    if model.method != "featcal":
+        rescale(setup, model.upstream, model.settings, model.folder)
+        return perf_counter() - start
+    name = f"{label} {model.name}"
+    work = f"calibrate-{name}".replace(" ", "-").replace("/", "-")
+    batches = streams(setup, model.draw, model.reading, model.damage)
+    start = perf_counter()
+    featcal.calibrate(
+        setup.merged(model.upstream),
+        base=setup.base,
+        experts=setup.experts,
+        batches=batches,
+        settings=model.settings,
+        plan=plan_of(setup, model.reading),
+        device=setup.context.device,
+        out=model.folder,
+        work=setup.context.unfinished(work),
+        progress=partial(report_progress, name),
+    )
+    return perf_counter() - start
+
+
+def rescale(setup: Setup, upstream: str, factor: float, out: Path | None = None) -> Any:
+    """Return base + factor · (merged − base), or write it to the folder `out`.
+
+    It is task arithmetic of one expert, the merged model.
+    """
+    import featcal
+    from featcal.models.load import load_as_calibrated
+
+    if out is not None:
+        one: Any = {"merged": setup.merged(upstream)}
+        return featcal.merge("task_arithmetic", setup.base, one, scale=factor, out=out)
+    base, merged = (load_as_calibrated(path) for path in (setup.base, setup.merged(upstream)))
+    return featcal.merge("task_arithmetic", base, {"merged": merged}, scale=factor)
+
+
+def run_adapt(key: str) -> None:
+    """Write outputs/<suite>/adapted/<role>-<pool>/<merger>-<adapter>/<setting>/seed<NN>/ of a role
+    and pool.
+    """
+    setup = load_setup(key)
+    with (
+        setup.context.recorded("adapt", key),
+        replacing(setup, "adapt", "adapted", adapted(setup)) as models,
+    ):
+        adapt_all(key, setup, models)
+
+
+def adapt_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
+    """Train the adapters of all tasks for every specification of them.
+
+    First every sample is encoded, once by the expert of its task and once by each merged model;
+    then every training reads those features.
+    """
+    wanted = [model for model in models if model.corrects]
+    if not wanted:
+        return
+    context, seen = setup.context, dict[DamagedDraw, dict[str, None]]()  # merged models by samples
+    for model in wanted:
+        if _once(model):
+            seen.setdefault((model.draw, model.damage), {})[model.upstream] = None
+    with context.scratch("adapt") as folder:
+        parts = min(context.suite.workers or 1, len(setup.tasks)) if seen else 0
+        shared = [setup.tasks[number::parts] for number in range(parts)]
+        jobs = {", ".join(tasks): (setup, tasks, seen, folder) for tasks in shared}
+        context.run(f"{label} encode", _encode, jobs)
+        wanted.sort(
+            key=lambda m: (-getattr(m.settings, "steps", 0), m.method == "surgery")
+        )  # longest first
+        context.run(f"{label} adapt", _train, {m.name: (setup, m, folder) for m in wanted})
+
+
+def _once(model: ModelSpec) -> bool:
+    """Return whether the frozen models see a sample once; a mean shift has no steps."""
+    return bool(getattr(model.settings, "encode", "once") == "once")
+
+
+def _features(folder: Path, upstream: str, draw: Draw, damage: str, task: str) -> Path:
+    samples = f"{draw.stream}-{draw.samples or 'all'}-{draw.batch}-{draw.seed}{damage}"
+    return folder / upstream / samples / f"{task}.safetensors"
+
+
+def _encode(
+    setup: Setup, tasks: Sequence[str], seen: dict[DamagedDraw, dict[str, None]], folder: Path
+) -> None:
+    """Write features of every draw by the merged models that see it and by the task's expert."""
+    from featcal.baselines.training import as_module, pairs_of_several
+
+    device, head = setup.context.device, setup.projection()
+    names = dict.fromkeys(name for upstreams in seen.values() for name in upstreams)
+    merged = {name: as_module(setup.merged(name), device) for name in names}
+    for task in tasks:
+        expert = as_module(setup.expert(task), device)
+        for (draw, damage), upstreams in seen.items():
+            batches = stream(setup, task, draw, damage=damage)
+            own = {name: merged[name] for name in upstreams}
+            for name, pair in pairs_of_several(task, own, expert, batches, head).items():
+                write_pair(pair, _features(folder, name, draw, damage, task))
+
+
+def _train(setup: Setup, model: ModelSpec, folder: Path) -> None:
+    """Train the adapters of all tasks; as published, frozen models run anew for every batch."""
+    from featcal.baselines.training import adapters_for
+
+    draw, device = model.draw, setup.context.device
+    progress = None if setup.context.suite.workers else partial(report_progress, model.name)
+    if _once(model):
+        pairs = {
+            task: read_pair(_features(folder, model.upstream, draw, model.damage, task), device)
+            for task in sorted(setup.tasks)
+        }
+        adapters = model.settings.fit(pairs, draw.seed, progress)
+    else:
+        start = (model.settings, setup.merged(model.upstream), setup.experts)
+        given = (streams(setup, draw), setup.projection(), draw.seed, device, progress)
+        adapters = adapters_for(*start, *given)
+    adapters.save(model.folder)
+
+
+def write_pair(pair: "Pair", path: Path) -> None:
+    """Write features of one task by a merged model and its expert."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in vars(pair).items()}, path)
+
+
+def read_pair(path: Path, device: "torch.device") -> "Pair":
+    """Return what write_pair wrote, features on the device; sizes are read on the CPU."""
+    from safetensors.torch import load_file
+
+    from featcal.baselines.adapters import Pair
+
+    tensors = load_file(path)
+    return Pair(tensors["merged"].to(device), tensors["expert"].to(device), tensors["sizes"])
