@@ -16,18 +16,20 @@ from matplotlib.figure import Figure
 from reproduction.report.evidence import Evidence, read_scores, select
 from reproduction.report.figures import COLOURS, WIDTH, drawing, shown
 from reproduction.report.html import PageOutput, change, estimated, listed
-from reproduction.report.paper import IMAGES, REAL, VISION, model_title
+from reproduction.report.paper import IMAGES, LANGUAGE, REAL, VISION, model_title
 from reproduction.report.statistics import Estimate, estimate, highest, lead
 from reproduction.report.tables import ADAPTERS, MERGERS, NAMES
 
 SOURCES = (
-    (VISION, "8"), (REAL, "8"), (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"),
+    (VISION, "8"), (REAL, "8"), LANGUAGE, (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"),
 )  # fmt: skip
 SETTINGS = {
     "paper": "printed settings", "suite": "tuned settings", "large anchor": "λ .01, ρ 8, α .3",
     "best": "former preset best",
 }  # fmt: skip
-SHORT = {VISION: "ViT-S", REAL: "MiniLM", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama"}
+SHORT = {
+    VISION: "ViT-S", REAL: "MiniLM", LANGUAGE[0]: "SmolLM2", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama",
+}  # fmt: skip
 CLOSE = 0.5  # points that the default may be below the best fixed setting
 MISSING = "no scores of the default"
 # rows of ideas that the library no longer has, and of the settings that each was added to
