@@ -95,7 +95,7 @@ def answer(suite: str) -> PageOutput:
     for one in places(suite, most_drawn=True):
         (fixed, best), (adapter, other) = one.fixed, one.adapter
         model = model_title(one.ours.role, one.ours.suite)
-        cells = [f"{MERGERS.get(one.merger, one.merger)}<small>{model}</small>"]
+        cells = [f"{MERGERS.get(one.merger, one.merger)}<small>{model}, n = {one.samples}</small>"]
         cells += [estimated(one.merged), estimated(one.score("featcal", "paper"))]
         cells += [estimated(one.auto), change(one.auto, one.merged)]
         cells += [f"{estimated(best)}<small>{fixed}</small>", change(one.auto, best)]
@@ -104,7 +104,7 @@ def answer(suite: str) -> PageOutput:
     head = ["Merged with", "Merged", "Printed settings", "Default", "Default − merged"]
     head += ["Best fixed setting", "Default − it", "Better adapter", "Default − it"]
     caption = (
-        "Average score (%), 32 samples per task, mean over draws. Differences: points ± two standard"
+        "Average score (%), n samples per task, mean over draws. Differences: points ± two standard"
         " errors, test samples paired."
     )
     return listed(head, rows, caption, "fc-long", MISSING)

@@ -57,7 +57,8 @@ def lines() -> Iterator[tuple[str, Key]]:
 
 def by_samples(ours: Evidence, key: Key) -> dict[str, pd.DataFrame]:
     """Return the rows of one model in the study of the default, or of samples, by number of samples."""
-    rows = rows_of(ours, key, "default" if key[2] == "auto" else "samples")
+    study = "default" if key[2] == "auto" else "samples"
+    rows = rows_of(ours, key, study) if key[1] != "merged" else ours.table(study)[:0]
     return {f", {n} samples": own for n, own in rows.groupby("samples")}
 
 
