@@ -22,7 +22,7 @@ LEFT, FEWEST, SPARE = 0.25, 4, 64  # share of a task's samples held out, within 
 LEAST = 12  # samples of a task: those held out, and what the choice of settings needs
 ERRORS = 2  # standard errors beyond which a difference counts
 BEFORE, AFTER = "before", "after"
-VERDICTS = ("better", "worse", "same")
+VERDICTS = {"better": "better", "worse": "worse", "same": "the same"}  # in a sentence
 EPILOG = f"""A quarter of each task's samples ({FEWEST} to {SPARE}) is held out and used to compare the
 model before and after. The others calibrate it, with settings chosen as by featcal calibrate.
 Each task needs at least {LEAST} samples.
@@ -47,7 +47,7 @@ def fix(
     as_json: options.Json = False,
     force: options.Force = False,
 ) -> None:
-    """Calibrate a merged model, report for each expert whether it is better, and write it."""
+    """Calibrate a merged model, write it, and report whether it is better for each expert."""
     inputs = read_inputs(merged, base, expert, data, named_by="MERGED")
     if out is None:
         hub = hub_checkpoint(inputs.merged)
@@ -113,6 +113,8 @@ def verdict(before: "Agreement", after: "Agreement") -> dict[str, Any]:
 
 def sentence(rows: list[dict[str, Any]], out: Path) -> str:
     """Return the result in one sentence."""
-    of = {word: [row["expert"] for row in rows if row["verdict"] == word] for word in VERDICTS}
-    parts = [f"{word} for {', '.join(names)}" for word, names in of.items() if names]
+    parts = []
+    for verdict, word in VERDICTS.items():
+        if names := [row["expert"] for row in rows if row["verdict"] == verdict]:
+            parts.append(f"{word} for {', '.join(names)}")
     return f"{out} is {', '.join(parts)}; a difference counts beyond two standard errors."

@@ -33,12 +33,12 @@ Experts = Annotated[
     list[str] | None, Option("--expert", **NAMED_MODEL, help=f"{EXPERT} {RECORDED}")
 ]
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
-COLUMN = "The data's name of a column, e.g. text=question or image=picture. Repeatable."
+COLUMN = "Column to read a key from, e.g. text=question or image=picture. Repeatable."
 Column = Annotated[list[str] | None, Option("--column", metavar="KEY=COLUMN", help=COLUMN)]
 Out = Annotated[Path, Option(help="Folder to write.")]
 PRESET = (
-    "auto chooses settings by answers to held-out samples; paper takes the paper's for CLIP. "
-    "Default: auto, or paper if another option sets one of them."
+    "auto chooses settings by answers to held-out samples; paper uses the paper's for CLIP. "
+    "Default: auto, or paper if you set one of them."
 )
 Preset = Annotated[Literal["auto", "paper"] | None, Option(help=PRESET)]
 Seed = Annotated[int, Option(min=0, help="Random seed for drawing samples.")]

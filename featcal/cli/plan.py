@@ -37,7 +37,6 @@ class Planning(Settings):
 
 
 SETTINGS = Planning(), Calibration()
-POSITIONS = ("max_position_embeddings", "n_positions")  # names of the longest text in configs
 EPILOG = """Text models need --set tokens=N, the number of tokens per sample.
 
 Examples:
@@ -95,20 +94,17 @@ def plan(
 
 def check_tokens(model: "nn.Module", tokens: int | None) -> None:
     """Raise BadSetting unless text models have a number of tokens that fits, and others none."""
-    config: Any = model.config
-    key, kind = "plan.tokens", type(model).__name__
-    if getattr(config, "image_size", None) is not None:
-        expected = "is for text models; config.json states the number for this one"
+    from featcal.data.texts import input_of
+
+    takes, key, kind = input_of(model), "plan.tokens", type(model).__name__
+    if takes.kind == "pictures":
+        expected = f"is for text models; {kind} reads images"
         return require(tokens is None, key, tokens, expected)
+    expected = f"must be given for {kind}: --set tokens=N, the number of tokens per sample"
     if tokens is None:
-        expected = f"must be given for {kind}: --set tokens=N, the number of tokens per sample"
         raise BadSetting(key, tokens, expected)
-    most = next(
-        (getattr(config, name) for name in POSITIONS if getattr(config, name, None)), tokens
-    )
-    relative = getattr(config, "relative_attention_num_buckets", None) is not None  # T5: any length
-    expected = f"must be at most {most}, the positions of {kind}"
-    require(relative or tokens <= most, key, tokens, expected)
+    most = takes.positions or tokens
+    require(tokens <= most, key, tokens, f"must be at most {most}, the positions of {kind}")
 
 
 def estimated(

@@ -155,8 +155,13 @@ def place_name(role: str, pool: str) -> str:
 
 def model_name(role: str, suite: str) -> str:
     """Return how titles call a model: the paper's, or what takes its role."""
-    if role in (REAL, VISION):
-        return {REAL: "MiniLM, real texts", VISION: "ViT-S/14, real images"}[role]
+    real = {
+        REAL: "MiniLM, real texts",
+        VISION: "ViT-S/14, real images",
+        LANGUAGE[0]: "SmolLM2, chats",
+    }
+    if role in real:
+        return real[role]
     name = PAPER_NAMES[role]
     kind = "synthetic" if suite == "mini" else f"{suite} suite"
     return name if suite == "paper" else f"{kind}, in the role of {name}"

@@ -16,18 +16,20 @@ from matplotlib.figure import Figure
 from reproduction.report.evidence import Evidence, read_scores, select
 from reproduction.report.figures import COLOURS, WIDTH, drawing, shown
 from reproduction.report.html import PageOutput, change, estimated, listed
-from reproduction.report.paper import IMAGES, REAL, VISION, model_title
+from reproduction.report.paper import IMAGES, LANGUAGE, REAL, VISION, model_title
 from reproduction.report.statistics import Estimate, estimate, highest, lead
 from reproduction.report.tables import ADAPTERS, MERGERS, NAMES
 
 SOURCES = (
-    (VISION, "8"), (REAL, "8"), (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"),
+    (VISION, "8"), (REAL, "8"), LANGUAGE, (IMAGES, "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench"),
 )  # fmt: skip
 SETTINGS = {
     "paper": "printed settings", "suite": "tuned settings", "large anchor": "λ .01, ρ 8, α .3",
     "best": "former preset best",
 }  # fmt: skip
-SHORT = {VISION: "ViT-S", REAL: "MiniLM", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama"}
+SHORT = {
+    VISION: "ViT-S", REAL: "MiniLM", LANGUAGE[0]: "SmolLM2", IMAGES: "CLIP", "flan_t5_base": "T5", "llama_3b": "Llama",
+}  # fmt: skip
 CLOSE = 0.5  # points that the default may be below the best fixed setting
 MISSING = "no scores of the default"
 # rows of ideas that the library no longer has, and of the settings that each was added to
@@ -93,7 +95,7 @@ def answer(suite: str) -> PageOutput:
     for one in places(suite, most_drawn=True):
         (fixed, best), (adapter, other) = one.fixed, one.adapter
         model = model_title(one.ours.role, one.ours.suite)
-        cells = [f"{MERGERS.get(one.merger, one.merger)}<small>{model}</small>"]
+        cells = [f"{MERGERS.get(one.merger, one.merger)}<small>{model}, n = {one.samples}</small>"]
         cells += [estimated(one.merged), estimated(one.score("featcal", "paper"))]
         cells += [estimated(one.auto), change(one.auto, one.merged)]
         cells += [f"{estimated(best)}<small>{fixed}</small>", change(one.auto, best)]
@@ -102,7 +104,7 @@ def answer(suite: str) -> PageOutput:
     head = ["Merged with", "Merged", "Printed settings", "Default", "Default − merged"]
     head += ["Best fixed setting", "Default − it", "Better adapter", "Default − it"]
     caption = (
-        "Average score (%), 32 samples per task, mean over draws. Differences: points ± two standard"
+        "Average score (%), n samples per task, mean over draws. Differences: points ± two standard"
         " errors, test samples paired."
     )
     return listed(head, rows, caption, "fc-long", MISSING)

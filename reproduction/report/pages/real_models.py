@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from html import escape
+from itertools import product
 from statistics import fmean, stdev
 from typing import Any
 
@@ -23,12 +24,13 @@ from reproduction.results import project_root
 POOLS = ("8", "14", "20")
 WAYS = {
     ("featcal", "auto"): "FeatCal, default", ("featcal", "paper"): "FeatCal, printed settings",
-    ("featcal", "suite"): "FeatCal, tuned on validation rows",
+    ("featcal", "paper_8b"): "FeatCal, printed for the larger Llama", ("featcal", "suite"): "FeatCal, tuned on validation rows",
     ("surgery", "paper"): "Surgery, published size", ("surgery", "paper_train"): "Surgery, published size, FeatCal’s samples",
     ("surgery", "suite"): "Surgery, in proportion", ("prob_surgery", "paper"): "ProbSurgery, published size",
     ("prob_surgery", "paper_train"): "ProbSurgery, published size, FeatCal’s samples",
     ("prob_surgery", "suite"): "ProbSurgery, in proportion", (SHIFT, "suite"): "mean shift",
 }  # fmt: skip
+COLUMNS = ("upstream", "method", "setting")
 PLAIN = "plain_text"
 EXAMPLE = "reproduction/real_language/example.json"  # scripts/chat_example.py
 MISSING = "no results of the real language model"
@@ -36,7 +38,11 @@ CHAT_WAYS = {
     ("featcal", "paper"): "w/ FeatCal, as printed for the smaller Llama",
     ("featcal", "paper_8b"): "w/ FeatCal, as printed for the larger Llama",
     ("anchor", "paper"): "its anchor alone",
+    ("featcal", "auto"): "w/ FeatCal, default",
+    ("surgery", "paper"): "w/ Surgery, published size",
+    ("prob_surgery", "paper"): "w/ ProbSurgery, published size",
 }
+SEEDED = {"ViT-S/14": (VISION, "8"), "MiniLM": (REAL, "8"), "SmolLM2": LANGUAGE}
 
 
 def lines() -> Iterator[tuple[str, Key]]:
@@ -49,26 +55,33 @@ def lines() -> Iterator[tuple[str, Key]]:
             yield f"w/ {words}", (merger, method, setting)
 
 
+def by_samples(ours: Evidence, key: Key) -> dict[str, pd.DataFrame]:
+    """Return the rows of one model in the study of the default, or of samples, by number of samples."""
+    study = "default" if key[2] == "auto" else "samples"
+    rows = rows_of(ours, key, study) if key[1] != "merged" else ours.table(study)[:0]
+    return {f", {n} samples": own for n, own in rows.groupby("samples")}
+
+
 def averages(suite: str) -> PageOutput:
     """List the averages of all real models, with the change against the merger."""
     texts_8, images = Evidence(suite, REAL, "8"), Evidence(suite, VISION, "8")
     models, rows = ((images, "scores"), (texts_8, "scores"), (texts_8, "second_encoder")), []
     for name, key in lines():
-        found = [average(ours, key, file) for ours, file in models]
+        found = {name: [average(ours, key, file) for ours, file in models]}
         if key[1] == SHIFT:  # an adapter without settings, run beside either of FeatCal’s
-            found[0] = average(images, (key[0], SHIFT, "paper"))
-        if key[2] == "auto":  # of its study, which has MiniLM's own samples
-            found[0] = average(images, key, "default")
-        if not any(found):
-            continue
-        cells = []
-        for one, (ours, file) in zip(found, models, strict=True):
-            start = average(ours, (key[0], "merged", ""), file) if key[1] != "merged" else None
-            small = f"<small>{change(one, start)}</small>" if one and start else ""
-            cells.append(estimated(one) + small)
-        printed = paper_value("table01", key[0], key[1]) if key[2] in ("", "paper") else None
-        cells.append("–" if printed is None else f"{printed:.1f}")
-        rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
+            found[name][0] = average(images, (key[0], SHIFT, "paper"))
+        for n, own in by_samples(images, key).items():  # MiniLM's studies have other texts
+            found[name + n] = [estimate(own), None, None]
+        for label, own in found.items():
+            cells = []
+            for one, (ours, file) in zip(own, models, strict=True):
+                start = average(ours, (key[0], "merged", ""), file) if key[1] != "merged" else None
+                small = f"<small>{change(one, start)}</small>" if one and start else ""
+                cells.append(estimated(one) + small)
+            printed = paper_value("table01", key[0], key[1]) if key[2] in ("", "paper") else None
+            cells.append("–" if printed is None or label != name else f"{printed:.1f}")
+            if any(own):
+                rows.append(("fc-merger" if key[1] == "merged" else "", [label, *cells]))
     caption = (
         "Average accuracy (%) on 8 tasks; small: change against the merger ± two standard errors"
     )
@@ -80,35 +93,43 @@ def seeds(suite: str) -> PageOutput:
     """List the averages from experts of other seeds, and FeatCal's margins with the experts' part of
     the error: the variance s²/S over S sets of experts is added to that of the first set.
     """
-    ours, rows = Evidence(suite, REAL, "8"), []
-    found = ours.table("expert_seeds")
-    drawn = sorted(set(found["expert_seed"]))
-    for name, key in lines():
+    models = {name: Evidence(suite, *place) for name, place in SEEDED.items()}
+    drawn = sorted(
+        {s for ours in models.values() for s in ours.table("expert_seeds")["expert_seed"]}
+    )
+    rows = []
+    for (model, ours), (name, key) in product(models.items(), lines()):
         means = _by_expert_seed(ours, key)
         if not means:
             continue
-        cells = [f"{mean:.1f}" for mean in (*means, fmean(means), stdev(means))]
-        best = (key[0], "featcal", "suite")
-        margins = [a - b for a, b in zip(_by_expert_seed(ours, best), means, strict=False)]
+        cells = [f"{means[seed]:.1f}" if seed in means else "–" for seed in ("", *drawn)]
+        cells += [f"{one:.1f}" for one in (fmean(means.values()), stdev(means.values()))]
+        tuned, printed = ((key[0], "featcal", setting) for setting in ("suite", "paper"))
+        best = tuned if _by_expert_seed(ours, tuned) else printed
+        margins = [one - means[seed] for seed, one in _by_expert_seed(ours, best).items()]
         left, right = average(ours, best), average(ours, key)
         if key[0] and key[1] != "featcal" and margins and left and right:
             room = math.hypot(lead(left, right)[1], 2 * stdev(margins) / math.sqrt(len(margins)))
             cells.append(f"{fmean(margins):+.1f} ± {room:.1f}")
         else:
             cells.append("")
-        rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
+        label = f"{name}<small>{model}</small>"
+        rows.append(("fc-merger" if key[1] == "merged" else "", [label, *cells]))
     head = ["", "First experts", *(f"Seed {seed}" for seed in drawn), "Mean", "sd"]
-    head.append("FeatCal, tuned, minus this ± 2 SE")
-    caption = "MiniLM: average accuracy (%) by the experts’ seed"
+    head.append("FeatCal minus this ± 2 SE")
+    caption = (
+        "Average score (%) by the experts’ seed; FeatCal tuned, or as printed where it was not"
+    )
     return listed(head, rows, caption, "fc-long", "no experts of other seeds")
 
 
-def _by_expert_seed(ours: Evidence, key: Key) -> list[float]:
-    """Return the average of one row with the first experts and with each other set of experts."""
+def _by_expert_seed(ours: Evidence, key: Key) -> dict[str, float]:
+    """Return the average of one row with the first experts (seed "") and each other set of experts."""
     own, first = rows_of(ours, key, "expert_seeds"), average(ours, key)
+    own = own[own["task"].isin(ours.tasks)]
     if own.empty or first is None:
-        return []
-    return [first.mean, *own.groupby("expert_seed")["value"].mean()]
+        return {}
+    return {"": first.mean} | own.groupby("expert_seed")["value"].mean().to_dict()
 
 
 def agreement(suite: str) -> PageOutput:
@@ -144,14 +165,13 @@ def _set(facts: dict[str, Any], task: str, tables: list[pd.DataFrame]) -> list[s
 # the language model
 
 
-def parts(ours: Evidence, key: Key) -> list[Estimate | None]:
+def parts(ours: Evidence, rows: pd.DataFrame) -> list[Estimate | None]:
     """Return the means of one model: right answers by likelihood and greedily on the experts' tasks,
     by likelihood on the others, and the log-likelihood of plain texts.
     """
-    scores, likely = ours.every_score, ours.own_tasks
+    likely = ours.own_tasks
     greedy = [f"{task}{GREEDY}" for task in likely]
-    unseen = {task for task in scores["task"] if not task.endswith(GREEDY)} - {*likely, PLAIN}
-    rows = select(scores, dict(zip(("upstream", "method", "setting"), key, strict=True)))
+    unseen = {task for task in rows["task"] if not task.endswith(GREEDY)} - {*likely, PLAIN}
     groups = (likely, greedy, unseen, [PLAIN])
     return [estimate(rows[rows["task"].isin(tasks)]) for tasks in groups]
 
@@ -163,13 +183,22 @@ def answers(suite: str) -> PageOutput:
     for merger, name in MERGERS.items():
         keys[merger, "merged", ""] = name
         keys |= {(merger, *way): label for way, label in CHAT_WAYS.items()}
-    for key, name in keys.items():
-        found = parts(ours, key)
+
+    def scored(key: Key) -> pd.DataFrame:
+        return select(ours.every_score, dict(zip(COLUMNS, key, strict=True)))
+
+    models = {
+        (key, name + n): own
+        for key, name in keys.items()
+        for n, own in ({"": scored(key)} | by_samples(ours, key)).items()
+    }
+    for (key, name), own in models.items():
+        found = parts(ours, own)
         if not any(found):
             continue
         cells = [estimated(one) for one in found[:3]]
         if key[1:] in CHAT_WAYS:
-            starts = parts(ours, (key[0], "merged", ""))
+            starts = parts(ours, scored((key[0], "merged", "")))
             for place, (one, before) in enumerate(zip(found[:3], starts[:3], strict=True)):
                 cells[place] += f"<small>{change(one, before)}</small>" if one and before else ""
         cells.append(f"{found[3].mean:.2f}" if found[3] else "–")
