@@ -74,7 +74,6 @@ def score_glue(
     task: str,
     samples: Sequence[tuple[str, str]],
     batch: int = BATCH,
-    max_new_tokens: int = MAX_NEW_TOKENS,
     change: Change | None = None,
 ) -> tuple[float, int, list[bool] | None]:
     """Return score in percent, number of samples, and which answers are right.
@@ -87,7 +86,7 @@ def score_glue(
         raise BadData(task, "no sample to score", "check the split that is evaluated")
     prompts, targets = [prompt for prompt, _ in samples], [target for _, target in samples]
     with change(model, task) if change else nullcontext():
-        answers = generate_texts(model, tokenizer, prompts, batch, max_new_tokens, MAX_PROMPT)
+        answers = generate_texts(model, tokenizer, prompts, batch, MAX_NEW_TOKENS, MAX_PROMPT)
     if task == CORRELATED:
         numbers = ([number(text) for text in side] for side in (answers, targets))
         return 100 * spearman(*numbers), len(samples), None

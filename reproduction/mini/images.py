@@ -70,7 +70,7 @@ def shifted(images: np.ndarray, task: str, strength: float) -> np.ndarray:
 
 
 def write_parquet(
-    task: str, folder: Path, seed: int, strength: float, counts: Mapping[str, int] = COUNTS
+    task: str, folder: Path, seed: int, strength: float, counts: Mapping[str, int]
 ) -> None:
     """Write each split as <folder>/<split>.parquet: image (PNG bytes) and label with names."""
     from datasets import ClassLabel, Dataset, Features

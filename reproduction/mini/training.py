@@ -94,14 +94,12 @@ class Optimiser:
             self.adamw.state[parameter] = own
 
 
-def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Move the singular values of (k, r, c), r <= c, towards one by the quintic Newton-Schulz
-    iteration.
-    """
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """Move the singular values of (k, r, c), r <= c, towards one by five Newton-Schulz steps."""
     a, b, c = NEWTON_SCHULZ
     length = matrices.flatten(1).norm(dim=1).view(-1, 1, 1)
     x = matrices / (length + 1e-7)  # an all-zero gradient stays zero
-    for _ in range(steps):
+    for _ in range(5):
         y = x @ x.mT
         x = a * x + (b * y + c * y @ y) @ x
     return x
@@ -130,7 +128,7 @@ class Training(ABC):
 
 
 def run_to_end(
-    begin: Callable[[Any], Training], recipe: Any, role: str, out: Path, folder: Path = STATE
+    begin: Callable[[Any], Training], recipe: Any, role: str, out: Path, folder: Path
 ) -> None:
     """Run all steps after those of <folder>/<role>/state.safetensors, if it is of this recipe, then
     write the base to `out`.

@@ -80,8 +80,7 @@ def multitask(key: str) -> None:
         recipe = recipe.but(steps=chosen.steps) if chosen.steps else recipe
         origin = chosen.model or FINE_TUNE
         job = ExpertJob(key, origin, recipe, chosen.seed, suite.device, tasks=setup.tasks)
-        data, pins = setup.data, context.pins
-        given = (job, data, setup.base.parent, pins, out)
+        given = (job, setup.data, setup.prepared, context.pins, out)
         context.run("multitask", experts.write_expert, {key: given})
 
 

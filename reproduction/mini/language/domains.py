@@ -70,7 +70,7 @@ def draw_samples(key: str, split: str, count: int, seed: int, first: int = 0) ->
     return [Sample(f"{key} ({split}), row {row['idx']}", *prompted(key, row)) for row in rows]
 
 
-def write_glue(key: str, folder: Path, seed: int, counts: Mapping[str, int] = COUNTS) -> None:
+def write_glue(key: str, folder: Path, seed: int, counts: Mapping[str, int]) -> None:
     """Write the task's splits as <folder>/<split>.parquet in the columns of GLUE on the hub."""
     from datasets import ClassLabel, Dataset, Features, Value
 
@@ -118,7 +118,6 @@ KINDS: dict[str, DrawItem] = {key: test.draw for key, test in TESTS.items()} | {
     "statement": statement
 }
 TRAINING = {"train": 6000, "validation": 300}  # of each domain
-TESTING = {"validation": 200, "test": 300}  # of each test
 
 
 def training_items(domain: str, split: str, count: int, seed: int) -> list[Item]:
@@ -163,9 +162,7 @@ def reading(seed: int, each: int) -> Iterable[str]:
             yield f"{item.prompt}{item.target}\n"
 
 
-def write_domain(
-    domain: str, folder: Path, seed: int, counts: Mapping[str, int] = TRAINING
-) -> None:
+def write_domain(domain: str, folder: Path, seed: int, counts: Mapping[str, int]) -> None:
     """Write <folder>/{train,validation}.parquet with the prompts and completions of an expert."""
     for split, count in counts.items():
         items = training_items(domain, split, count, seed)
@@ -174,7 +171,7 @@ def write_domain(
         _write(rows, Path(folder) / f"{split}.parquet")
 
 
-def write_test(key: str, folder: Path, seed: int, counts: Mapping[str, int] = TESTING) -> None:
+def write_test(key: str, folder: Path, seed: int, counts: Mapping[str, int]) -> None:
     """Write <folder>/{validation,test}.parquet with the rows of a test."""
     for split, count in counts.items():
         rows = [test_row(key, item) for item in test_items(key, split, count, seed)]

@@ -67,35 +67,6 @@ def short_project(folder: Path) -> Path:
     return folder
 
 
-def spoilt(folder: Path) -> dict[str, Path]:
-    """The textures' training images with one fault each."""
-    faults = {"unlabelled": {}, "beyond": {"label": [0] * 9 + [60]}, "broken": {"label": [0] * 10}}
-    for name, columns in faults.items():
-        pictures = [picture("dtd", name, row) for row in range(10)]
-        features = {
-            "image": datasets.Image(),
-            **({"label": datasets.Value("int64")} if columns else {}),
-        }
-        table = datasets.Dataset.from_dict(
-            {"image": pictures, **columns}, features=datasets.Features(features)
-        )
-        if name == "broken":
-            stored = [
-                row if i != 4 else {"bytes": b"\x89PNG cut short", "path": None}
-                for i, row in enumerate(encoded(table))
-            ]
-            table = datasets.Dataset.from_dict(
-                {"image": stored, **columns}, features=datasets.Features(features)
-            )
-        for split in ("train", "test"):
-            write_table(folder / name / f"data/{split}{PART}", table)
-    return {name: folder / name for name in faults}
-
-
-def encoded(table: datasets.Dataset) -> list[dict]:
-    return table.cast_column("image", datasets.Image(decode=False))["image"]
-
-
 class Rehearsal:
     """The hub, the project, and a process that runs stages in it."""
 
@@ -213,32 +184,3 @@ def test_language_models_with_adapters_in_shards_and_behind_terms_are_scored(reh
     assert torch.equal(head, t5_head("flan-t5-large", head)) and "lm_head.weight" in load_file(
         base / "model.safetensors"
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("unlabelled", "no column 'label'; it has image"),
-        ("beyond", "row 9 has label 60, outside 0 to 46"),
-        ("broken", "the picture in row 4 cannot be decoded"),
-    ],
-)
-def test_data_that_are_not_as_they_should_be_are_one_message(images, tmp_path, name, said):
-    commit = Commit(DTD, spoilt(tmp_path)[name])
-    sources = images.project / "outputs/paper/data/sources.json"
-    before = sources.read_text()
-    images.hub.repositories[DTD][name] = commit
-    sources.write_text(before.replace(images.hub.commit(DTD), commit.id))
-    complaint = images.refused("calibrate", "clip_b32-8")
-    sources.write_text(before)
-    assert "tanganke/dtd (train)" in complaint and said in complaint and "\n  - " in complaint
-
-
-def test_a_pin_that_the_hub_does_not_have_is_one_message(images):
-    pins = images.project / "suites/paper.pins.json"
-    before = pins.read_text()
-    expert = "tanganke/clip-vit-base-patch32_TA8_mtl"
-    pins.write_text(before.replace(json.loads(before)["models"][expert], "0" * 40))
-    complaint = images.refused("multitask", "clip_b32-8")
-    pins.write_text(before)
-    assert f"{expert} is pinned to {'0' * 40}, a commit that the hub does not have" in complaint

@@ -16,7 +16,6 @@ from featcal.errors import BadFile
 from reproduction.prepare import hub as pinning
 
 EXPERT, DIGITS, CLIP = "tanganke/clip_dtd", "owner/digits", "openai/clip"
-GATED = "tanganke/clip_mnist"
 BOTH = pytest.mark.parametrize(
     ("what", "name", "section"), [("fetch", EXPERT, "models"), ("data", DIGITS, "datasets")]
 )
@@ -27,7 +26,7 @@ def served(tmp_path_factory):
     """Give a hub, and a client with a cache of its own."""
     folder = tmp_path_factory.mktemp("hub")
     with (
-        HubServer(everything(folder), gated=[GATED]) as hub,
+        HubServer(everything(folder)) as hub,
         Client(hub.environment(folder / "home"), folder / "here") as client,
     ):
         yield hub, client
@@ -94,12 +93,6 @@ def test_weights_damaged_in_the_cache_are_noticed_before_they_are_used(served, p
         assert said.startswith(f"BadFile: {EXPERT}: model.safetensors") and "hf cache rm" in said
     weights.write_bytes(content)
     assert served[1].ask("fetch", EXPERT, pins)[0] == str(folder)
-
-
-def test_a_gated_model_says_where_its_terms_are_and_how_to_log_in(served, pins):
-    said = served[1].ask("fetch", GATED, pins)[0]
-    assert said.startswith(f"NotOnHub: {GATED}") and "`hf auth login`" in said
-    assert f"https://huggingface.co/{GATED}" in said
 
 
 def test_a_repository_without_any_safetensors_is_refused_when_it_is_pinned(pins, monkeypatch):

@@ -71,13 +71,6 @@ def test_batches_follow_the_indices_and_mask_their_padding(sentences):
     assert sum(len(part["input_ids"]) for part in sentences.batches(None, 7)) == len(sentences)
 
 
-def test_pictures_are_taken_in_the_order_asked_for():
-    pixels = np.arange(5 * 3 * 2 * 2, dtype=np.uint8).reshape(5, 3, 2, 2)
-    images = ImageSet(pixels, checkpoints.plain(), np.arange(5), ("one",))
-    some = images.take([3, 1])
-    assert some.labels.tolist() == [3, 1] and np.array_equal(some.pixels, pixels[[3, 1]])
-
-
 def test_what_is_missing_of_a_task_is_named(tmp_path):
     folder, model = task(tmp_path / "colours"), encoder(tmp_path / "encoder")
     with pytest.raises(UnknownKey, match="did you mean 'stream'"):

@@ -131,9 +131,3 @@ def test_pictures_that_are_decoded_by_several_threads_stand_in_their_places(
     one_by_one = np.concatenate([lazy.pixels[[row]] for row in range(12)])
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     assert np.array_equal(load_images(folder, "test", PLAIN).pixels, one_by_one)
-
-
-def test_pictures_made_on_a_device_stay_where_they_are_asked_for(context):
-    _, images = context
-    asked = replace(images, device=torch.device("cpu"))
-    assert torch.equal(asked.tensor([3, 1]), images.tensor([3, 1]))
