@@ -25,7 +25,6 @@ LARGEST = 5  # tensors and parameters that are listed
 TOKENS = 8  # length of the text from which sites are derived
 EXPERT = re.compile(r"(?<=experts)\.\d+\.")  # the index of a mixture's expert in a name
 BLOCK = re.compile(r"(.+?)\.(\d+)\.(.+)")  # list, index of the block, tensor of the block
-INDEX = re.compile(r"\.\d+(?=\.)")
 FOLDER = "Model folder: config.json and safetensors."
 PLAN = "Build the model to show also what calibration solves (--plan), or show tensors only."
 EPILOG = """Examples:
@@ -73,7 +72,7 @@ def inspect(
             f"{path}: {1 + len(others)} blocks, {'each' if alike else 'which differ; the first'} with:"
         )
         # the experts of a mixture are alike: one row for all
-        own = {INDEX.sub(".*", n) if "experts" in n else n: shape_text(s) for n, s in first.items()}
+        own = {EXPERT.sub(".*.", name): shape_text(shape) for name, shape in first.items()}
         table("", ["tensor", "shape"], [list(row) for row in own.items()])
     if plan is None:
         say(f"to see what calibration solves: featcal inspect {folder} --plan")

@@ -30,13 +30,13 @@ from featcal.merging.sources import (
     align,
     class_of,
     expert_sources,
-    heads_of_some,
     in_one_precision,
     is_vocabulary,
     part_ties,
+    report_head,
     require_alike,
     source,
-    tell_head,
+    unshared_heads,
 )
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
@@ -304,7 +304,7 @@ def open_merge(
     untied = part_ties(origin, {task: each.tensors for task, each in sources.items()})
     form = replace(form, untied=untied)
 
-    heads = heads_of_some(origin, sources)
+    heads = unshared_heads(origin, sources)
 
     def of_class(task: str, tensors: Tensors) -> Tensors:
         more = {name: tensors[own] for name, own in untied.items() if own in tensors}
@@ -314,7 +314,7 @@ def open_merge(
     theirs = {task: of_class(task, each.tensors) for task, each in sources.items()}
     ours = of_class("", origin.tensors)
     for task in theirs:
-        tell_head(task, heads[task], progress)
+        report_head(task, heads[task], progress)
     theirs, hidden = align(ours, theirs, form.model, experts, progress)
     ours, theirs = in_one_precision(ours, theirs, progress)
     if embeddings == "base":

@@ -161,7 +161,7 @@ def in_precision(tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
     return replace(tensor, kind=str(dtype).removeprefix("torch."), read=read)
 
 
-def heads_of_some(base: Source, experts: Mapping[str, Source]) -> dict[str, set[str]]:
+def unshared_heads(base: Source, experts: Mapping[str, Source]) -> dict[str, set[str]]:
     """Return the tensors that a model's class lacks and another model does not have, by task, the
     base's under "". transformers does not load them.
     """
@@ -234,7 +234,7 @@ def align(
             else expert[theirs]
             for name, theirs in sorted(shared.items())
         }
-        tell_head(task, set(expert) - set(shared.values()), progress)
+        report_head(task, set(expert) - set(shared.values()), progress)
         for name in list(rows)[:1]:
             matched, there = int((rows[name] >= 0).sum()), expert[known[name]].shape[0]
             here = base[name].shape[0]
@@ -242,7 +242,7 @@ def align(
     return aligned, frozenset(kept)
 
 
-def tell_head(task: str, names: set[str], progress: Callable[[str], None]) -> None:
+def report_head(task: str, names: set[str], progress: Callable[[str], None]) -> None:
     """Report an expert's tensors that are not merged, if there are any."""
     listed = f"{', '.join(sorted(names)[:LISTED])}{', ...' * (len(names) > LISTED)}"
     if names:

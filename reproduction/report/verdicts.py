@@ -44,7 +44,7 @@ _titled: dict[str, Callable[[Any], str]] = {
 PAPER = "paper"
 TITLES = {"mini": "Synthetic images and texts", PAPER: "The paper’s checkpoints"}  # of sources
 STATED = {  # what a theorem's numbers are, by the quantity of its rows
-    "digits": "both sides share {:.1f} digits, asked for {:.0f}", "room": "the sides are {:.1f} % apart where they come closest",
+    "digits": "both sides share {:.1f} digits, {:.0f} required", "room": "the sides are {:.1f} % apart where they come closest",
 }  # fmt: skip
 # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
 SHARE = 0.1
@@ -254,11 +254,11 @@ def _detail(claim: Claim, compared: Difference, machine: str) -> str:
     detail = in_words(claim.kind, compared.means, DIGITS.get(claim.measure, 3))
     ours, theirs = compared.means[:2]
     if claim.times != 1:
-        detail += f": {theirs / ours:.1f} times, asked for {claim.times:g}"
+        detail += f": {theirs / ours:.1f} times, {claim.times:g} claimed"
     elif claim.direction == "lower" and ours != theirs != 0:
         detail += f", {abs(1 - ours / theirs):.0%} {'lower' if ours < theirs else 'higher'}"
     if claim.by:
-        detail += f": {compared.value:+.1f}, asked for {claim.by:+g}"
+        detail += f": {compared.value:+.1f}, {claim.by:+g} required"
     if claim.kind == "level":
         detail += f": {compared.value:+.1f}, allowed ±{claim.within:g}"
     return f"{detail}; {machine}" if machine else detail

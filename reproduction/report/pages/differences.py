@@ -60,7 +60,7 @@ def cells(suite: str) -> PageOutput:
         place = f"{place_link(entry.table)}<small>{escape(name)}</small>"
         why = f"{escape(entry.reason)}<small>{escape(entry.facts)}</small>"
         rows.append([place, entry.kind, _values(entry), why])
-    head = ["Row", "Kind", "Cells: printed → what fits", "Why, and what the tables say"]
+    head = ["Row", "Kind", "Cells: printed → corrected", "Why, and what the tables say"]
     return listed(head, rows, "Cells of the paper’s tables that cannot be right", "fc-words")
 
 

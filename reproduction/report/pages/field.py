@@ -74,7 +74,7 @@ def summary(suite: str) -> PageOutput:
             cells.append(estimated(highest(after for after, _ in known)))
             rows.append([f"{METHODS[way].name}<small>{name}</small>", *cells])
     head = ["After a merger", "Raises", "Lowers", "Change (points)", "Best with it (%)"]
-    caption = "What it adds to the mergers of the tables below; 8 tasks"
+    caption = "Effect on the mergers of the tables below; 8 tasks"
     return listed(head, rows, caption, "fc-words", "no study of the field")
 
 
@@ -104,7 +104,7 @@ def _scale(ours: Evidence, merger: str) -> str:
         return ""
     key = "eta" if "eta" in rows[0] else "scale"
     tried, chosen = [row[key] for row in rows], facts["chosen"][merger][key]
-    edge = ", an end" if chosen in (min(tried), max(tried)) else ""
+    edge = ", end of range" if chosen in (min(tried), max(tried)) else ""
     took = seconds(ours, merger, "choosing")
     spent = "" if took is None else f", {took:.0f} s"
     return f"{'η' if key == 'eta' else key} {compact(chosen)} of {len(tried)}{edge}{spent}"

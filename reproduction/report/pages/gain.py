@@ -35,10 +35,12 @@ INGREDIENTS = (
 )  # fmt: skip
 ADAPTERS = ("suite", "suite_train", "suite_scored", "paper", "paper_train")  # settings
 ASKED = ("task_arithmetic", "wudi", CLOSED)  # mergers that the questions are asked of
-SCORED = "_scored"  # adapters trained on the scored rows, as the main setting does on drawn images
+SCORED = (
+    "_scored"  # adapters trained on the scored rows, as the main setting does on synthetic images
+)
 SHORT = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same samples",
-    "regmean_plus_plus": "RegMean++, same samples", "without_bias": "biases left", "without_norm": "norms left",
+    "regmean_plus_plus": "RegMean++, same samples", "without_bias": "biases unchanged", "without_norm": "norms unchanged",
     "without_task_weights": "tasks not weighted", "without_forward_order": "merger’s features",
     "without_interpolation": "α = 1", "without_extrapolation": "ρ = 1", "surgery": "Surgery",
     "prob_surgery": "ProbSurgery", "suite": "in proportion, unlabelled", "suite_train": "in proportion, train",
@@ -51,7 +53,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip  # Okabe and Ito
 TABLES = {REAL: "table01", IMAGES: "table01", "clip_l14": "table07"}
 POOLS = ("8", *LARGER)
-SOURCES = {REAL: "real encoder", IMAGES: "drawn images"}
+SOURCES = {REAL: "real encoder", IMAGES: "synthetic images"}
 OFFSETS = {  # by method and setting: colour, marker, words
     ("expert", ""): ("#555555", "x", "experts"), ("merged", ""): (INK, "s", "task arithmetic"),
     ("featcal", "paper"): ("#0072B2", "^", "FeatCal, printed settings"),
@@ -93,7 +95,7 @@ def questions(suite: str) -> PageOutput:
             cells.append(margin(*(average(ours, key) for key in pair)))
         rows.append(cells)
     columns = (f"{MERGERS[merger]}, {size}" for merger, size in product(ASKED, SIZES.values()))
-    caption = "Margins of the average (points); within noise: at most two standard errors"
+    caption = "Margins of the average (points); within 2 SE: at most two standard errors"
     return listed(["First minus second", *columns], rows, caption, "fc-long")
 
 

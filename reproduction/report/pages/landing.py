@@ -30,7 +30,7 @@ from reproduction.report.verdicts import TITLES
 
 DEFAULT = "auto"
 SETTINGS = {"paper": "printed settings", DEFAULT: "default"}
-PROCEDURES = {"each_step": "as published", "once": "features kept"}
+PROCEDURES = {"each_step": "as published", "once": "with kept features"}
 FEW = 8  # samples per task
 NAMES = {
     (IMAGES, "8"): "CLIP, smaller", ("clip_l14", "8"): "CLIP, larger",
@@ -190,7 +190,7 @@ def measured_pairs(own: list[Model], setting: str) -> dict[str, list[Pair]]:
         f"beat them with {FEW} samples?": [model.few(setting) for model in own],
     }
     for procedure, name in PROCEDURES.items():
-        asked = f"cost less time, adapters {name}?"
+        asked = f"cost less time than adapters {name}?"
         found[asked] = [model.times(procedure, setting) for model in own]
     return {question: list(chain(*several)) for question, several in found.items()}
 

@@ -225,7 +225,7 @@ def damage(ours: Evidence) -> PageOutput:
     rows += [_row(ours, method, METHODS[method]) for method in ADAPTERS]
     clean, damaged = numbers(ours)
     at = f"n = {clean} clean, {damaged} damaged {ours.inputs} per task"
-    caption = f"Average top-1 accuracy (%) on clean test {ours.inputs} by what calibrates — {name}; {at}. Arrows: against clean."
+    caption = f"Average top-1 accuracy (%) on clean test {ours.inputs} by calibration method — {name}; {at}. Arrows: against clean."
     html = _table(rows, kinds(ours), caption)
     if ours.suite == reproduced.SUITE:
         html += reproduced.shown(list(compared_damage(ours)), "table06")

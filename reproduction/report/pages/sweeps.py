@@ -314,7 +314,7 @@ def parts(suite: str) -> PageOutput:
     rows = [[name or "start"] for name in ("", *PARTS)] if found else []
     head = [""]
     for name, ours in found.items():
-        head += [f"added to the printed settings, {name}", f"left out of the default’s, {name}"]
+        head += [f"added to the printed settings, {name}", f"removed from the default, {name}"]
         blend = ours.settings("extrapolation")["stream_blend"]
         whole = rows_of(ours, "stream", anchor_blend=blend)
         for choice, first in (("alone", rows_of(ours, "alone")), ("left out", whole)):

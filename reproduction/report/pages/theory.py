@@ -198,7 +198,7 @@ def bounds(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
     ends = [min(found["actual"].min(), 1.0) - 0.05, found["actual"].quantile(0.99) + 0.05]
     growth.plot(ends, ends, color=INK, lw=1)
     growth.axhline(1, color=INK, lw=1, ls=":")
-    growth.set(xlim=ends, xlabel="drift behind a block / before it", ylabel="at least, by Prop. 5")
+    growth.set(xlim=ends, xlabel="drift after a block / before it", ylabel="at least, by Prop. 5")
     growth.legend()
     for ax, chosen, what in ((scores, SCORES, "scores"), (losses, LOSSES, "loss")):
         for i, (statement, (name, marker)) in enumerate(chosen.items()):

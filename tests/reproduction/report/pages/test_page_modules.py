@@ -72,7 +72,7 @@ def test_the_field_counts_what_each_way_raises(ours):
 
 def test_only_a_chosen_scale_is_marked_and_an_end_of_its_range_is_told(ours):
     assert field._marks(ours, "iso_c") == "<sup>V</sup>" and field._marks(ours, "average") == " [1]"
-    assert "an end" in field._scale(ours, "iso_c") and field._scale(ours, "average") == ""
+    assert "end of range" in field._scale(ours, "iso_c") and field._scale(ours, "average") == ""
 
 
 def test_mergers_of_the_language_model_are_means_over_its_tasks_best_first():
@@ -180,7 +180,7 @@ def test_equal_values_share_a_rank_and_the_next_one_is_left_out():
 def test_shares_and_drift_are_counted_by_hand(results):
     cells = line(gain.shares("mini"), "FeatCal  Task Arithmetic, tuned")
     assert cells[5] == "62"  # (80 − 64) / (90 − 64), of equal steps from task to task
-    assert line(gain.drift_parts("mini"), "FeatCal  drawn")[2:] == ["0.200", "0.150", "0.050"]
+    assert line(gain.drift_parts("mini"), "FeatCal  synthetic")[2:] == ["0.200", "0.150", "0.050"]
 
 
 def test_experts_of_other_seeds_are_averaged_with_the_first(results):
