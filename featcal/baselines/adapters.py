@@ -7,6 +7,7 @@ safetensors file, settings and loss curves as JSON, and a card; two equal runs w
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,6 +34,7 @@ from featcal.settings import Settings
 Weights = Mapping[str, Tensor]  # by name, of one task or stacked for all tasks
 Progress = Callable[[str], None] | None
 Audit = Mapping[int, Callable[["Adapters"], object]]  # called after that many steps
+BASELINES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "mean_shift": "MeanShift"}
 WEIGHTS, RECORD = "adapters.safetensors", "adapters.json"
 KINDS = {"method": str, "settings": dict, "seed": int, "width": int, "tasks": list, "loss": dict}
 TRAIN_AGAIN = "train the adapters again"
@@ -189,8 +191,6 @@ class Adapters:
         Raises: MissingPath, BadFile, BadSetting, UnknownKey for the record; for the weights
         TruncatedFile, MissingTensor, BadFile for another shape, NotFinite, naming file and tensor.
         """
-        from featcal.baselines.corrections import BASELINES  # which imports this file
-
         path = Path(folder) / RECORD
         if not Path(folder).is_dir():
             raise MissingPath(folder, "a folder of adapters", TRAIN_AGAIN)
@@ -202,7 +202,8 @@ class Adapters:
         if name not in BASELINES:
             way_out = f"the methods are {', '.join(BASELINES)}"
             raise BadFile(path, f"method is {name!r}", way_out)
-        settings = BASELINES[name].from_mapping(record["settings"], str(path))
+        baseline = getattr(import_module("featcal.baselines.corrections"), BASELINES[name])
+        settings = baseline.from_mapping(record["settings"], str(path))
         shapes = settings.shapes(record["width"])
         file, weights = Path(folder) / WEIGHTS, dict[str, dict[str, Tensor]]()
         if not file.is_file():

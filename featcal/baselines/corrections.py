@@ -246,8 +246,3 @@ def mean_shift(
     Source: none; a control for the adapters. Like them it needs the task's identity at test time.
     """
     return adapters_for(MeanShift(features=features), merged, experts, batches, head, 0, device)
-
-
-BASELINES: dict[str, type[Baseline]] = {
-    each.name: each for each in (Surgery, ProbSurgery, MeanShift)
-}
