@@ -78,7 +78,7 @@ class Student:
 
 @dataclass(frozen=True)
 class Run:
-    """What the sweeps of one calibration share.
+    """Models, memory and switches that all sweeps of one calibration share.
 
     report: called after each block with records, seconds, and whether an earlier run had solved it.
     """
