@@ -128,7 +128,7 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
         unseen = {
             task: replace(own, skip=own.samples, samples=min(MOST_HELD_OUT, own.samples, left))
             for task, own in used.items()
-            if (left := request.count(task) - own.samples) >= LEAST_HELD_OUT
+            if (left := request.counts[task] - own.samples) >= LEAST_HELD_OUT
         }
         held_out = request.batches(unseen)
     device = own_device(torch_device(request.device))

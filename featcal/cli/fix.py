@@ -58,18 +58,18 @@ def fix(
     keys = options.Running()
     draw = keys.draw(MOST, 42, column=column)
     request = Calibrating(inputs, keys, draw, device, out, "auto")
-    if short := {task: n for task in inputs.data if (n := request.count(task)) < LEAST}:
+    if short := {task: count for task, count in request.counts.items() if count < LEAST}:
         listed = ", ".join(f"{task} has {count}" for task, count in short.items())
         way_out = "featcal calibrate --preset paper calibrates with fewer, without a check"
         problem = f"at least {LEAST} samples of each task are needed to choose settings and compare"
         raise BadData("--data", f"{problem}; {listed}", "give more samples, or", way_out)
     draws, rest = {}, {}
     for task in inputs.data:
-        spared = min(SPARE, max(FEWEST, int(LEFT * request.count(task))))
+        spared = min(SPARE, max(FEWEST, int(LEFT * request.counts[task])))
         draws[task] = request.rest(task, 0, MOST, spared)
         rest[task] = request.rest(task, draws[task].samples, SPARE)
         used = f"{draws[task].samples} to calibrate, {rest[task].samples} held out"
-        note(f"{task}: {request.count(task)} samples, {used}")
+        note(f"{task}: {request.counts[task]} samples, {used}")
     result = run(request, draws)
     if result is None:  # another process of this run reports it
         return

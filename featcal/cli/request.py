@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ class Request:
     keys: options.SamplingAndBlocks
     draw: "Draw"
     device: str
-    _counts: dict[str, int] = field(default_factory=dict, init=False)
 
     @cached_property
     def student(self) -> Any:
@@ -44,14 +43,13 @@ class Request:
         """Return the blocks to calibrate."""
         return plan_with(self.student, self.keys.stack)
 
-    def count(self, task: str) -> int:
-        """Return how many samples a task has; its data are read once."""
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Return how many samples each task has; the data are read once."""
         from featcal.data.batches import count_samples
 
-        if task not in self._counts:
-            count = count_samples(self.student, self.inputs.data[task], self.draw)
-            self._counts[task] = count
-        return self._counts[task]
+        data = self.inputs.data.items()
+        return {task: count_samples(self.student, at, self.draw) for task, at in data}
 
     def rest(
         self, task: str, skip: int, most: int, spared: int = 0, fewest: int = 1, way_out: str = ""
@@ -61,7 +59,7 @@ class Request:
         spared: number of samples that are left for another use.
         Raises: BadSetting if fewer than `fewest` are left.
         """
-        count, out = self.count(task), skip + spared
+        count, out = self.counts[task], skip + spared
         expected = f"must hold more than the {out} samples that are left out; it has {count}"
         source = str(self.inputs.data[task].source)
         require(count - out >= fewest, f"--data {task}", source, expected + way_out)
