@@ -17,8 +17,8 @@ RESULTS = ROOT / "results" / "mini"
 SOURCES = {
     "ViT-S/14, real images": "vit_s-8",
     "MiniLM, real texts": "minilm-8",
-    "small CLIP, drawn images": "clip_b32-8",
-    "small T5, drawn texts": "flan_t5_base-glue",
+    "small CLIP, synthetic images": "clip_b32-8",
+    "small T5, synthetic texts": "flan_t5_base-glue",
 }
 MERGERS = {
     "averaging": "average",
