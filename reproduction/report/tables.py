@@ -10,6 +10,7 @@ from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import arrow, compact, fold, margin, table
 from reproduction.report.paper import (
     AVERAGE,
+    LANGUAGE,
     PRINTED,
     TASKS,
     TEXT_PRINTED,
@@ -76,6 +77,12 @@ Lookup = Callable[[str, str, str], Cells]  # of upstream, method and setting
 def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
     """Return the settings that a suite runs for this pool, the printed ones first."""
     return ("paper",) if suite == "paper" else ("suite",) if pool in LARGER else ("paper", "suite")
+
+
+def settings_of(ours: Evidence) -> tuple[str, ...]:
+    """Return the settings that were run for a role and pool, the printed ones first."""
+    only = ours.role in (VISION, LANGUAGE[0])  # nothing was tuned for these
+    return ("paper",) if only else settings_shown(ours.suite, ours.pool)
 
 
 def row_name(upstream: str, method: str) -> str:

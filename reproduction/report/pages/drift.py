@@ -8,7 +8,6 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import (
     BARS,
@@ -34,7 +33,7 @@ from reproduction.report.tables import (
     SHORT,
     UPSTREAMS,
     rows_of,
-    settings_shown,
+    settings_of,
 )
 
 UPSTREAM = "task_arithmetic"
@@ -72,7 +71,7 @@ def mean_cosines(evidence: Evidence) -> dict[tuple[str, str], float]:
     FeatCal is at the setting of the projections.
     """
     rows = evidence.table("alignment")
-    rows = rows[(rows["method"] == "merged") | (rows["setting"] == studied_setting(evidence.suite))]
+    rows = rows[(rows["method"] == "merged") | (rows["setting"] == settings_of(evidence)[-1])]
     return {(row.method, row.task): row.cosine for row in rows.itertuples()}
 
 
@@ -312,7 +311,7 @@ def answer(*experiments: Evidence) -> PageOutput:
     rows = []
     for ours in experiments:
         merged = estimate(rows_of(ours, (UPSTREAM, "merged", "")))
-        for setting in settings_shown(ours.suite):
+        for setting in settings_of(ours):
             cosine = select(drift_rows(ours, "cosine", setting), {"block": "features"})
             relative = drift_rows(ours, "relative_drift", setting)
             last = relative[relative["place"] == relative["place"].max()]
@@ -336,7 +335,7 @@ def against_answer(adapter: str, *experiments: Evidence) -> PageOutput:
     rows = []
     for ours in experiments:
         models = [("merged", "")]
-        models += [(m, s) for s in settings_shown(ours.suite) for m in (adapter, "featcal")]
+        models += [(m, s) for s in settings_of(ours) for m in (adapter, "featcal")]
         for method, setting in models:
             one = model(method, setting)
             found = select(ours.table("alignment"), one)

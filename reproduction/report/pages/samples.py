@@ -11,7 +11,6 @@ from itertools import product
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import (
     COLOURS,
@@ -40,7 +39,7 @@ from reproduction.report.tables import (
     average,
     method_settings,
     number,
-    settings_shown,
+    settings_of,
     with_best,
 )
 
@@ -73,7 +72,7 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
 
 
 def _rows(ours: Evidence, method: str) -> pd.DataFrame:
-    key = {"upstream": UPSTREAM, "setting": studied_setting(ours.suite), "method": method}
+    key = {"upstream": UPSTREAM, "setting": settings_of(ours)[-1], "method": method}
     return select(ours.table("samples"), key)
 
 
@@ -192,7 +191,7 @@ def after_damage(
     """
     rows = select(ours.table("corrupted"), {"upstream": UPSTREAM, "method": method})
     if method != "merged":
-        rows = select(rows, {"setting": setting or studied_setting(ours.suite)})
+        rows = select(rows, {"setting": setting or settings_of(ours)[-1]})
     if kind != AVERAGE:
         return estimate(select(rows, {"corruption": kind}))
     return estimate(rows) if set(rows["corruption"]) == set(kinds(ours)) else None
@@ -202,7 +201,7 @@ def damage_answer(ours: Evidence) -> PageOutput:
     """Return FeatCal minus its merger and minus the better adapter by kind of damage."""
     merged, rows = after_damage(ours, "merged", "clean"), []
     best = {k: highest(after_damage(ours, method, k) for method in ADAPTERS) for k in kinds(ours)}
-    for setting in settings_shown(ours.suite):
+    for setting in settings_of(ours):
         featcal = {kind: after_damage(ours, "featcal", kind, setting) for kind in kinds(ours)}
         small = f"<small>{SETTING_LABELS[setting]}</small>"
         rows.append([f"its merger {small}", *(margin(one, merged) for one in featcal.values())])
@@ -220,7 +219,7 @@ def damage(ours: Evidence) -> PageOutput:
     rows = [_row(ours, "merged", UPSTREAMS[UPSTREAM])]
     rows += [
         _row(ours, "featcal", f"{METHODS['featcal']}, {SHORT[setting]}", setting)
-        for setting in settings_shown(ours.suite)
+        for setting in settings_of(ours)
     ]
     rows += [_row(ours, method, METHODS[method]) for method in ADAPTERS]
     clean, damaged = numbers(ours)
