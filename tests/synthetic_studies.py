@@ -47,7 +47,7 @@ FIELD = dict(
     wudi_closed_form=((83.0, 85.0, 84.0, 81.0), 1.0, []),
 )
 ALONE = dict(  # after the first merger
-    prodistill=81.0, surgery_v2=78.0, interv_merge=72.0, featcal_best=82.5, prob_surgery=71.0
+    prodistill=81.0, surgery_v2=78.0, interv_merge=72.0, featcal_auto=82.5, prob_surgery=71.0
 )
 INVENTED = {"cpu": "invented"}
 

@@ -1,8 +1,8 @@
 """Every merger from the same experts and samples: alone and with FeatCal, adapters, REPAIR, SVC and
 what trains for minutes.
 
-Language models have the mergers alone. FeatCal is run twice: as the suite has it, and with its
-extensions. Settings that a method's source
+Language models have the mergers alone. FeatCal is run twice: at the settings of the suite, and as
+the library does by default (auto). Settings that a method's source
 chooses on validation samples are chosen there, by the merged model's own scores alone. Nobody has
 seen what is scored. Seconds go to the run record.
 """
@@ -27,7 +27,7 @@ from reproduction.engine.study import StudyResult
 from reproduction.experiments import TEXT_POOLS, Draw, Numbers, Rivals, Study
 from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, IntervMerge, SurgeryV2
 from reproduction.results import SCORES
-from reproduction.studies.default import BEST
+from reproduction.studies.default import AUTO
 
 if TYPE_CHECKING:  # a stage's own process loads no torch
     from torch import Tensor
@@ -107,9 +107,9 @@ class FieldStudy(Study):
             return found
         trained = TRAINED if name in self.trained else ()
         after = ("repair",) if name in WITHOUT_SVC else ("repair", "svc")
-        for method in ("featcal", "featcal_best", *OUTER, *INFERRED, *after, *trained):
+        for method in ("featcal", "featcal_auto", *OUTER, *INFERRED, *after, *trained):
             setting, seed = ("", "") if method == "svc" else (self.rivals.setting, self.seed)
-            setting = "best" if method == "featcal_best" else setting
+            setting = AUTO if method == "featcal_auto" else setting
             corrects = name if method in (*OUTER, *INFERRED, *DEEP) else ""
             words, made = (method, name, setting, seed), folder / INFERRED.get(method, method)
             found.append(ModelSpec(f"{name}/{method}", made, *words, corrects=corrects))
@@ -126,7 +126,6 @@ class FieldStudy(Study):
         scores = scoring.score(f"field {self.key}", setup, models, partial(evaluate, self))
         facts = {
             "chosen": {name: made[name]["chosen"] for name in self.mergers},
-            "preset": BEST,
             "tried": {name: made[name]["tried"] for name in self.mergers if made[name]["tried"]},
         }
         rows = [row for model in models for row in scores[model.name]]
@@ -239,8 +238,7 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Secon
     base, experts, device = setup.base, setup.experts, setup.context.device
     merged, rivals, seed, clock = out / "merged", study.rivals, study.seed, partial(timed, seconds)
     batches = drawn(setup, study.drawn(batch=rivals.batch))
-    best = featcal.Calibration(**BEST)
-    for method, settings in {"featcal": rivals.featcal, "featcal_best": best}.items():
+    for method, settings in {"featcal": rivals.featcal, "featcal_auto": AUTO}.items():
         given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches}
         given |= {"settings": settings, "device": device, "out": out / method, "resume": False}
         clock(method, partial(featcal.calibrate, merged, **given))

@@ -15,7 +15,7 @@ from reproduction.report.paper import packaged
 from reproduction.report.statistics import Estimate, estimate, highest, lead
 
 BEHIND = {
-    "featcal": "with FeatCal", "featcal_best": "with FeatCal extended", "surgery": "with Surgery",
+    "featcal": "with FeatCal", "featcal_auto": "with FeatCal's default", "surgery": "with Surgery",
     "prob_surgery": "with ProbSurgery", "repair": "with REPAIR", "svc": "with SVC",
 }  # fmt: skip
 INFERRED = ("surgery_inferred", "prob_surgery_inferred")  # in summaries, next to BEHIND

@@ -67,7 +67,7 @@ def test_the_field_counts_what_each_way_raises(ours):
     assert line(field.summary("mini"), "FeatCal  synthetic")[2] == "3 of 3"
     surgery = line(field.summary("mini"), "Surgery  synthetic")
     assert surgery[2:5] == ["2 of 3", "1", "-1.0 to +10.0"]
-    assert line(field.summary("mini"), "FeatCal extended  synthetic")[4] == "+22.5 to +22.5"
+    assert line(field.summary("mini"), "FeatCal's default  synthetic")[4] == "+22.5 to +22.5"
 
 
 def test_only_a_chosen_scale_is_marked_and_an_end_of_its_range_is_told(ours):
