@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -119,10 +119,11 @@ def timed(run: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def measured(
-    runs: Sequence[Callable[[], Any]], seconds: float, tolerance: float = TOLERANCE
+    runs: Sequence[Callable[[], Any]], seconds: float, tolerance: float | None = TOLERANCE
 ) -> list[float]:
     """Return the time of the first run over that of the second in the last pairs, at most three.
 
+    tolerance: of the models' relative difference; None: they are not compared.
     Raises: AssertionError if the models differ.
     """
     ratios, start, longest = list[float](), time.monotonic(), 0.0
@@ -130,8 +131,9 @@ def measured(
         began = time.monotonic()
         (one, theirs, busy), (two, own, more) = timed(runs[0]), timed(runs[1])
         longest = max(longest, time.monotonic() - began)
-        difference = largest_difference(one, two)
-        assert difference < tolerance, f"the results differ by {difference:.1e}"
+        if tolerance is not None:
+            difference = largest_difference(one, two)
+            assert difference < tolerance, f"the results differ by {difference:.1e}"
         if max(busy, more) < BUSY:
             ratios.append(theirs / own)
         last = ratios[1:][-PAIRS:]  # the first pair warms up
@@ -158,11 +160,11 @@ def products() -> str:
     return found[1] if found else "unknown"
 
 
-def written(name: str, ratios: list[float], args: Namespace, out: Path) -> dict[str, str]:
+def written(name: str, found: list[float], args: Namespace, out: Path) -> dict[str, str]:
     """Add a row to the results, in the place of an earlier one of the same kind, and return it."""
     on_gpu = args.device.startswith("cuda")
     chip = torch.cuda.get_device_name() if on_gpu else torch.backends.cpu.get_cpu_capability()
-    values = [name, *(f"{f(ratios):.2f}" for f in (statistics.median, min, max)), len(ratios)]
+    values = [name, *(f"{f(found):.2f}" for f in (statistics.median, min, max)), len(found)]
     values += [chip, torch.get_num_threads(), "cublas" if on_gpu else products(), args.commit]
     own = dict(zip(COLUMNS, map(str, [*values, date.today()]), strict=True))
     with out.open(newline="") if out.exists() else open(os.devnull) as file:
@@ -175,19 +177,22 @@ def written(name: str, ratios: list[float], args: Namespace, out: Path) -> dict[
     return own
 
 
-def on_gpu(args: Namespace) -> Iterator[tuple[str, list[float]]]:
-    """Yield the rows of a GPU."""
-    ((name, row),) = GPU.items()
+def ratios_of(name: str, args: Namespace) -> list[float]:
+    """Return the ratios of one row."""
+    if name in ROWS:
+        return measured(contestants(ROWS[name], args), ROWS[name].seconds)
+    ((full, row),) = GPU.items()
+    if name == MEMORY:
+        return [planned_over_used(row, args)]
     exact = contestants(row, args)
-    yield name, measured(exact, row.seconds)
+    if name == full:
+        return measured(exact, row.seconds)
     half = contestants(row, args, torch.bfloat16)
-    yield BFLOAT16, measured([exact[1], half[1]], row.seconds, float("inf"))
-    del exact, half
-    yield MEMORY, [planned_over_used(row, args)]
+    return measured([exact[1], half[1]], row.seconds, tolerance=None)
 
 
 def main() -> None:
-    options = {"rows": ";".join(ROWS), "width": 768, "batch": 32, "out": str(OUT)}
+    options = {"rows": "", "width": 768, "batch": 32, "out": str(OUT)}
     args = arguments(__doc__, **options, threads=min(2, os.cpu_count() or 1)).parse_args()
     torch.set_num_threads(args.threads)
     git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
@@ -198,20 +203,18 @@ def main() -> None:
     print(f"other processes use {others:.0%} of the processors")
     if others > BUSY:
         raise SystemExit(f"No ratio is stated above {BUSY:.0%}: end other work and start again.")
-    if args.device == "cpu":
-        rows = {name: ROWS[name] for name in args.rows.split(";")}
-        found = (
-            (name, measured(contestants(row, args), row.seconds)) for name, row in rows.items()
-        )
-    else:
-        found = on_gpu(args)
-    for name, ratios in found:
-        if not ratios:
+    known = [*ROWS] if args.device == "cpu" else [*GPU, BFLOAT16, MEMORY]
+    rows = args.rows.split(";") if args.rows else known
+    if unknown := set(rows) - set(known):
+        raise SystemExit(f"no row {', '.join(sorted(unknown))}; rows: {'; '.join(known)}")
+    for name in rows:
+        found = ratios_of(name, args)
+        if not found:
             print(f"{name}: no ratio, as other processes used the processors", flush=True)
             continue
-        own = written(name, ratios, args, Path(args.out))
+        own = written(name, found, args, Path(args.out))
         wide = float(own["high"]) - float(own["low"]) > SPREAD * float(own["ratio"])
-        remark = "; the spread is above 10 %" if wide else "; one pair" * (len(ratios) == 1)
+        remark = "; the spread is above 10 %" if wide else "; one pair" * (len(found) == 1)
         print(f"{name}: {own['ratio']} ({own['low']} to {own['high']}){remark}", flush=True)
 
 
