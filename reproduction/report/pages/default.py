@@ -168,6 +168,45 @@ def chosen(suite: str) -> PageOutput:
         return shown(picture, "choices of the default")
 
 
+def by_samples(suite: str, role: str) -> PageOutput:
+    """Draw the default, the best fixed setting and the better adapter by the number of samples."""
+    panels: dict[str, list[Place]] = {}
+    for one in places(suite):
+        if one.ours.role == role:
+            panels.setdefault(one.merger, []).append(one)
+    if not any(len(own) > 1 for own in panels.values()):
+        return shown(None, "scores of the default by number of samples")
+    looks = {
+        "default": {"color": COLOURS["featcal"], "marker": "^"},
+        "better adapter": {"color": COLOURS["surgery"], "marker": "s", "ls": "--"},
+        "best fixed setting": {"color": COLOURS["expert"], "marker": "o", "ls": ":", "mfc": "none"},
+        "merged": {"color": COLOURS["merged"], "ls": "-."},
+    }
+    with drawing():
+        picture = Figure(figsize=(WIDTH, 2.1 * len(panels) + 0.8), layout="constrained")
+        for axes, (merger, own) in zip(
+            picture.subplots(len(panels), sharex=True, squeeze=False)[:, 0],
+            panels.items(),
+            strict=True,
+        ):
+            own.sort(key=lambda one: one.samples)
+            for name, look in looks.items():
+                found = [
+                    {"default": o.auto, "merged": o.merged}.get(name)
+                    or (o.fixed if name.startswith("best") else o.adapter)[1]
+                    for o in own
+                ]
+                points = [(o.samples, e.mean) for o, e in zip(own, found, strict=True) if e]
+                axes.plot(*zip(*points, strict=True), label=name, lw=2, ms=8, **look)
+            axes.set_xscale("log", base=2)
+            axes.set_title(f"after {MERGERS.get(merger, merger)}", loc="left")
+            axes.set_xticks([one.samples for one in own], [str(one.samples) for one in own])
+        picture.supylabel("average score (%)", size=13)
+        axes.set_xlabel("samples per task")
+        picture.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        return shown(picture, "scores of the default by number of samples")
+
+
 def seconds(ours: Evidence, samples: int | None = None) -> pd.Series:
     """Return the mean seconds of every way to calibrate, with so many samples or over all runs."""
     runs = ours.record("default").get("cost", [])
