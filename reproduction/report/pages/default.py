@@ -83,7 +83,7 @@ def places(suite: str, most_drawn: bool = False) -> list[Place]:
         ours = Evidence(suite, *source)
         rows = ours.table("default")
         for merger in dict.fromkeys(rows["upstream"]):
-            own = rows[rows["upstream"] == merger].groupby("samples")["seed"].nunique()
+            own = rows[rows["upstream"] == merger].groupby("samples", sort=False)["seed"].nunique()
             several = [int(own.idxmax())] if most_drawn else [int(n) for n in own.index]
             found += [Place(ours, merger, n) for n in several]
     return found
