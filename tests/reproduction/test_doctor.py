@@ -88,7 +88,7 @@ def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(
     assert found["suite"] == "paper"
 
 
-def test_offline_what_the_cache_holds_is_enough_and_the_rest_is_told(
+def test_what_offline_the_cache_lacks_a_small_gpu_and_a_full_disk_are_missing(
     project, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -106,14 +106,9 @@ def test_offline_what_the_cache_holds_is_enough_and_the_rest_is_told(
     (line,) = doctor_suite.checkup(chosen(project), 1e13).missing
     assert line.startswith("offline (it is not in the cache, and HF_HUB_OFFLINE=1)")
     monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 1 << 20)
+    disk.free = 1000
     missing = doctor_suite.checkup(chosen(project), 1e13).missing
     assert any("of GPU memory for clip_b32" in line for line in missing)
-
-
-def test_a_full_disk_is_noticed_and_what_was_made_before_needs_no_place_again(project, monkeypatch):
-    monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 80 << 30)
-    monkeypatch.setattr(doctor_suite.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    missing = doctor_suite.checkup(chosen(project), 1e13).missing
     assert any("where 1000 B are free" in line for line in missing)
 
 
