@@ -21,7 +21,6 @@ from torch import nn
 
 from featcal.data.images import class_names
 from featcal.errors import BadFile, MissingPath
-from reproduction.prepare.experts import save_heads
 from reproduction.prepare.sources import Source, load_task, write_sources
 
 SPLITS = {"train": 400, "validation": 80, "stream": 256, "test": 200}  # rows of each task
@@ -85,7 +84,10 @@ def write_vision_and_heads(
     """Write the vision model to store/base/, and logit scale and a head per task to
     store/heads.safetensors: class means of its features over training images.
     """
+    from safetensors.torch import save_file
+
     from featcal.evaluation.accuracy import class_mean_head
+    from featcal.files import atomic_path
     from featcal.models.load import load_model
     from featcal.models.save import save_model
 
@@ -96,7 +98,8 @@ def write_vision_and_heads(
     tensors = {"logit_scale": torch.tensor(math.log(SCALE))}
     for task in tasks:
         tensors[f"head/{task}"] = class_mean_head(model, None, load_task(data, task, "train", base))
-    save_heads(tensors, store)
+    with atomic_path(store / "heads.safetensors") as hidden:
+        save_file(tensors, hidden)
 
 
 @torch.no_grad()
