@@ -288,20 +288,22 @@ def _bytes_to_download(one: Repository, commit: str | None) -> int | None:
 def add_costs(chosen: Context, rate: float, found: Checkup) -> None:
     """Add memory, disk and hours of the roles whose models come from the hub."""
     ex, suite = chosen.experiments, chosen.suite
-    stored: Counter[str] = Counter()  # models
+    models: Counter[str] = Counter()
+    experts: dict[str, set[str]] = {}  # tasks; a pool holds those of the smaller ones
     for role, pool in ex.prepared:
         if role not in suite.every_role or pool not in suite.pools_of(role):
             continue
         tasks = suite.tasks_of(role, pool)
         calibrations = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
-        stored[role] += 1 + len(tasks) + len(ex.merged_in(role, pool)) + calibrations
+        experts.setdefault(role, set()).update(tasks)
+        models[role] += 1 + len(ex.merged_in(role, pool)) + calibrations
         needs = planned(chosen, role, len(tasks))
         found.hours[f"{role}-{pool}"] = calibrations * needs["operations"] / rate / 3600
         largest = found.memory.setdefault(role, {"GPU memory": 0, "host memory": 0})
         largest["GPU memory"] = max(largest["GPU memory"], needs["device"])
         largest["host memory"] = max(largest["host memory"], needs["host"])
     for role, needs in found.memory.items():
-        size = 2 * stored[role] * FACTS["sizes"][role]["bytes"]
+        size = 2 * (models[role] + len(experts[role])) * FACTS["sizes"][role]["bytes"]
         found.disk[f"outputs of {role}, twice with DVC's cache"] = size
         if found.gpu and needs["GPU memory"] > found.gpu:
             needed, there = size_text(needs["GPU memory"]), size_text(found.gpu)
@@ -384,11 +386,8 @@ def show(found: Checkup, tflops: float) -> None:
     if needs:
         speed = f"hours at least, at {tflops:g} TFLOP/s (--tflops)"
         table(f"needed; memory of the largest calibration; {speed}", ["what", "needed"], needs)
+    suite = f" for the suite {found.suite}" if found.suite else ""
     if found.missing:
-        say(
-            "\n  - ".join(
-                [f"missing{found.suite and f' for the suite {found.suite}'}:", *found.missing]
-            )
-        )
-    elif found.suite:
-        say(f"nothing is missing for the suite {found.suite}")
+        say("\n  - ".join([f"missing{suite}:", *found.missing]))
+    elif suite:
+        say(f"nothing is missing{suite}")
