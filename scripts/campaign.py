@@ -55,33 +55,21 @@ SHOWN = {
     "mistral": "Mistral", "gemma": "Gemma", "gemma2": "Gemma 2", "gemma3": "Gemma 3", "opt": "OPT", "vit": "ViT",
     "dinov2": "DINOv2", "siglip": "SigLIP",
 }  # fmt: skip
-SWIN = {
-    "image_size": 16,
-    "patch_size": 2,
-    "embed_dim": 16,
-    "depths": [2, 2],
-    "num_heads": [2, 4],
-    "window_size": 4,
-}
-MAE = {
-    "decoder_hidden_size": 16,
-    "decoder_intermediate_size": 32,
-    "decoder_num_hidden_layers": 2,
-} | {"decoder_num_attention_heads": 2}
+SWIN = dict(
+    image_size=16, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
+)
+MAE = dict(
+    decoder_hidden_size=16, decoder_intermediate_size=32, decoder_num_hidden_layers=2,
+    decoder_num_attention_heads=2,
+)  # fmt: skip
 BOTH = {
     "vocab_size": 97, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 32, "pad_token_id": 0,
     "decoder_start_token_id": 0, "eos_token_id": 1, "bos_token_id": 1,
 }  # fmt: skip
-T5 = {
-    "vocab_size": 97,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 64,
-    "num_layers": 2,
-    "num_heads": 4,
-    "decoder_start_token_id": 0,
-}
+T5 = dict(
+    vocab_size=97, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+)
 SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 POSITIONS = {"max_position_embeddings": 32}
@@ -190,11 +178,8 @@ def family_folders(build: Callable[[], torch.nn.Module], pictures: bool, place: 
                 place / f"{name}.jsonl",
                 [{"input": word, "target": word} if pair else {"text": word} for word in WORDS],
             )
-    return [
-        word
-        for name in "ab"
-        for word in ("--data", f"{name}={name}.{'pictures' if pictures else 'jsonl'}")
-    ]
+    ending = "pictures" if pictures else "jsonl"
+    return f"--data a=a.{ending} --data b=b.{ending}".split()
 
 
 def letters() -> tf.PreTrainedTokenizerFast:
@@ -222,35 +207,22 @@ def by_command(
             code, said = command(MERGE)
             if code:
                 return NAMED, f"merge: {said}"
-            asked = [
-                *CALIBRATE[: CALIBRATE.index("--data")],
-                *data,
-                *CALIBRATE[CALIBRATE.index("--out") :],
-                *more,
-            ]
+            start, rest = CALIBRATE.index("--data"), CALIBRATE.index("--out")
+            asked = [*CALIBRATE[:start], *data, *CALIBRATE[rest:], *more]
             before = everything()
             dry, dry_message = command([*asked, "--dry-run"])
             if fault := ill_said(dry, dry_message) or left_by(before):
                 return SILENT, fault
             code, said = command(asked)
             if dry != code:
-                return (
-                    SILENT,
-                    f"the dry run ends with {dry}, the run with {code}: {(dry_message or said).strip()[:200]}",
-                )
+                what = f"the dry run ends with {dry}, the run with {code}: "
+                return SILENT, what + (dry_message or said).strip()[:200]
             if fault := ill_said(code, said) or left_by(before, *(["new"] if code == 0 else [])):
                 return SILENT, fault
             stacks = more if any(word.startswith("stack=") for word in more) else []
-            needs, unplanned = command(
-                [
-                    "plan",
-                    *MERGE[2:-2],
-                    "--merged",
-                    "merged",
-                    *([] if pictures else ["--set", "tokens=7"]),
-                    *stacks,
-                ]
-            )
+            tokens = [] if pictures else ["--set", "tokens=7"]
+            planned = ["plan", *MERGE[2:-2], "--merged", "merged", *tokens, *stacks]
+            needs, unplanned = command(planned)
             assert command(["inspect", "merged", "--plan"])[0] == 0 and needs in (0, 2)
             if code:
                 return NAMED, " ".join(said.split())[:160]
@@ -259,9 +231,8 @@ def by_command(
             ):
                 return SILENT, fault
             last = json.loads(Path("new/featcal.json").read_text())["drift"][-1]
-            return OK, f"drift {last['merged']:.3f} to {last['calibrated']:.3f}" + (
-                f", no plan: {unplanned}" if needs else ""
-            )
+            lines = [f"drift {last['merged']:.3f} to {last['calibrated']:.3f}"]
+            return OK, ", ".join([*lines, *([f"no plan: {unplanned}"] if needs else [])])
 
 
 def everything() -> dict[str, int]:
@@ -314,17 +285,8 @@ def no_result(merged: Path, folder: Path) -> str:
 
 def other_drift(words: list[str]) -> str:
     """Return how the drift by featcal compare differs from featcal.json's; empty if it does not."""
-    whole = [
-        "compare",
-        "--model",
-        "merged=merged",
-        "--model",
-        "calibrated=new",
-        *words,
-        "--skip",
-        "0",
-        "--json",
-    ]
+    whole = "compare --model merged=merged --model calibrated=new".split()
+    whole += [*words, "--skip", "0", "--json"]
     code, said = command(whole)
     if code:
         return f"compare: {said}"
@@ -362,22 +324,11 @@ def built(name: str, config: dict[str, Any]) -> Callable[[], torch.nn.Module]:
     return lambda: kind(kind.config_class(**config))
 
 
-MERGE = [
-    "merge",
-    "average",
-    "--base",
-    "base",
-    "--expert",
-    "a=a",
-    "--expert",
-    "b=b",
-    "--out",
-    "merged",
-]
-CALIBRATE = [
-    "calibrate", "--base", "base", "--merged", "merged", "--expert", "a=a", "--expert", "b=b", "--data", "a=a.jsonl",
-    "--data", "b=b.jsonl", "--out", "new", "--samples", "9", "--device", "cpu",
-]  # fmt: skip
+MERGE = "merge average --base base --expert a=a --expert b=b --out merged".split()
+CALIBRATE = (
+    "calibrate --base base --merged merged --expert a=a --expert b=b --data a=a.jsonl --data b=b.jsonl --out new "
+    "--samples 9 --device cpu"
+).split()
 
 
 def changed(place: str, **tensors: torch.Tensor | None) -> None:

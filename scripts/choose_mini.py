@@ -125,7 +125,7 @@ def make_expert(role: str, task: str, seed: int, strength: float) -> float:
             "logit_scale": base.logit_scale,
             f"head/{task}": base.heads[task],
         }
-        recipe = FineTune(steps=TASKS[task].expert_steps)
+        recipe = FineTune(steps=250 if TASKS[task].hard else 100)
         expert = fine_tune(base.vision, heads, rows, recipe, seed)
         with atomic_path(path) as hidden:
             save_file(expert.state_dict(), hidden)

@@ -54,14 +54,11 @@ def vision(**smaller: Any) -> Size:
     """openai/clip-vit-base-patch32's vision tower; `smaller` replaces entries of its
     configuration.
     """
-    full: dict[str, Any] = {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "patch_size": 32,
-    }
-    full |= {"image_size": 224} | smaller
+    full: dict[str, Any] = dict(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
+        patch_size=32, image_size=224,
+    )  # fmt: skip
+    full |= smaller
     config, shape = CLIPVisionConfig(**full), (3, full["image_size"], full["image_size"])
     return Size(
         "ViT-B/32, 8 tasks",
@@ -74,20 +71,10 @@ def vision(**smaller: Any) -> Size:
 
 def text(**smaller: Any) -> Size:
     """google/flan-t5-base."""
-    full: dict[str, Any] = {
-        "d_model": 768,
-        "d_kv": 64,
-        "d_ff": 2048,
-        "num_heads": 12,
-        "num_layers": 12,
-        "num_decoder_layers": 12,
-    }
-    full |= {
-        "vocab_size": 32128,
-        "feed_forward_proj": "gated-gelu",
-        "decoder_start_token_id": 0,
-        "dropout_rate": 0.0,
-    }
+    full: dict[str, Any] = dict(
+        d_model=768, d_kv=64, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12,
+        vocab_size=32128, feed_forward_proj="gated-gelu", decoder_start_token_id=0, dropout_rate=0.0,
+    )  # fmt: skip
     config = T5Config(**(full | smaller))
     return Size(
         "FLAN-T5-base, 8 tasks",

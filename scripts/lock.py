@@ -17,21 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # what builds the few packages that come as source, and this project
 BUILD = "setuptools==84.2.1\nwheel==0.48.0"
-CPU_WHEELS = (
-    "UV_EXTRA_INDEX_URL",
-    "UV_FIND_LINKS",
-)  # of one number, the CPU build would count as the newer torch
-COMPILE = [
-    "uv",
-    "pip",
-    "compile",
-    "--quiet",
-    "--generate-hashes",
-    "--python-version",
-    "3.11",
-    "--no-header",
-    "--no-annotate",
-]
+# of one number, the CPU build would count as the newer torch
+CPU_WHEELS = ("UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+COMPILE = (
+    "uv pip compile --quiet --generate-hashes --python-version 3.11 --no-header --no-annotate"
+).split()
 
 
 def locked(*arguments: str, wanted: str = "", elsewhere: bool = False) -> dict[str, str]:

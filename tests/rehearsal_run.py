@@ -93,7 +93,7 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
     (work / f"suites/{SUITE}.pins.json").unlink(missing_ok=True)
     Repo.init(str(work), no_scm=True).close()
     return [
-        f"{key}: {lack.what} ({lack.way_out})" for key, lacks in left_out.items() for lack in lacks
+        f"{key}: {what} ({way_out})" for key, lacks in left_out.items() for what, way_out in lacks
     ]
 
 

@@ -67,34 +67,26 @@ def program(row: TestRow, answer: str) -> bool:
 def instructions(row: TestRow, answer: str) -> bool:
     """Return whether an answer fulfils every check in the row's JSON list `instructions`.
 
-    Each check names its kind: words (all words, in order), joined (by what), wrapped (left and
-    right), ends (the last word).
+    Kinds of checks: words (all words, in order), joined (by what), wrapped (left and right), ends
+    (the last word).
     """
-    checks: list[dict[str, Any]] = json.loads(row["instructions"])
-    text = first_line(answer).strip()
+    asked = {check["check"]: check for check in json.loads(row["instructions"])}
+    text, right = first_line(answer).strip(), bool(asked)
     body = text  # without the last word
-    for check in checks:
-        if check["check"] == "ends":
-            body = body.removesuffix(check["with"]).rstrip()
+    if "ends" in asked:
+        last = asked["ends"]["with"]
+        right &= WORD.findall(text)[-1:] == [last] and text.endswith(f" {last}")
+        body = text.removesuffix(last).rstrip()
     inner = body  # and without the wrapping
-    for check in checks:
-        if check["check"] == "wrapped":
-            inner = inner.removeprefix(check["left"]).removesuffix(check["right"])
-
-    def fulfilled(check: dict[str, Any]) -> bool:
-        if check["check"] == "words":
-            return WORD.findall(body) == check["words"]
-        if check["check"] == "joined":
-            return inner == check["by"].join(WORD.findall(inner))
-        if check["check"] == "wrapped":
-            ends = body.startswith(check["left"]) and body.endswith(check["right"])
-            return len(body) > 1 and ends
-        if check["check"] == "ends":
-            last = WORD.findall(text)[-1:]
-            return last == [check["with"]] and text.endswith(f" {check['with']}")
-        raise KeyError(check["check"])
-
-    return bool(checks) and all(fulfilled(check) for check in checks)
+    if "wrapped" in asked:
+        begin, end = asked["wrapped"]["left"], asked["wrapped"]["right"]
+        right &= len(body) > 1 and body.startswith(begin) and body.endswith(end)
+        inner = body.removeprefix(begin).removesuffix(end)
+    if "words" in asked:
+        right &= WORD.findall(body) == asked["words"]["words"]
+    if "joined" in asked:
+        right &= inner == asked["joined"]["by"].join(WORD.findall(inner))
+    return right
 
 
 CHECKS: dict[str, Callable[[TestRow, str], bool]] = {

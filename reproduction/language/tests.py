@@ -7,7 +7,6 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +33,10 @@ from reproduction.prepare.texts import open_rows, read_text_sources
 # process needs both, so `make setup` puts the one of sympy into a folder of its own.
 ANTLR, ANTLR_PACKAGE, ANTLR_PIN = "4.11", "antlr4-python3-runtime", "4.11.1"
 ANTLR_FOLDER = Path(sys.prefix, "share", "featcal", "antlr4")
+ANTLR_WAY_OUT = (
+    f"antlr4: make setup, or {sys.executable} -m pip install --no-deps --target {ANTLR_FOLDER} {ANTLR_PACKAGE}=={ANTLR_PIN} "
+    "(beside the 4.9 that DVC's omegaconf needs); or take math500_plain"
+)
 PUNKT = "tokenizers/punkt_tab/english"  # below a folder of nltk's data
 PUNKT_WAY_OUT = "nltk's punkt_tab: python -m nltk.downloader punkt_tab, with a network; NLTK_DATA names another folder to look in"
 LANGUAGE_SEED = 0
@@ -75,8 +78,8 @@ def load_public(
         test = PUBLIC[name]
         fetch_punkt(test)
         if lacks := lacking(test):
-            problems.append(f"{test.task}: {', '.join(lack.what for lack in lacks)}")
-            ways_out += [lack.way_out for lack in lacks]
+            problems.append(f"{test.task}: {', '.join(what for what, _ in lacks)}")
+            ways_out += [way_out for _, way_out in lacks]
             continue
         try:
             loaded[key] = Loaded(
@@ -114,34 +117,18 @@ def _load(test: PublicTest, revision: str | None) -> Any:
         return prepared(manager.load([str(file)])["tasks"][test.task])
 
 
-@dataclass(frozen=True)
-class Lack:
-    """Something missing, and how to get it."""
-
-    what: str
-    way_out: str
-
-
-def lacking(test: PublicTest) -> list[Lack]:
-    """Return everything that a test needs and this machine lacks, without fetching anything."""
+def lacking(test: PublicTest) -> list[tuple[str, str]]:
+    """Return what a test needs and this machine lacks, each with how to get it; fetch nothing."""
     missing = [name for name in test.needs if name != "antlr4" and find_spec(name) is None]
-    found = [Lack(f"{', '.join(missing)} not installed", INSTALL)] if missing else []
+    found = [(f"{', '.join(missing)} not installed", INSTALL)] if missing else []
     if "antlr4" in test.needs and not (version := antlr_version()).startswith(ANTLR):
-        found.append(
-            Lack(f"antlr4 {ANTLR} is needed, {version or 'none'} is installed", antlr_way_out())
-        )
+        found.append((f"antlr4 {ANTLR} is needed, {version or 'none'} is installed", ANTLR_WAY_OUT))
     if "nltk" in test.needs and "nltk" not in missing and not punkt_is_here():
-        found.append(Lack("nltk's punkt_tab is not here", PUNKT_WAY_OUT))
+        found.append(("nltk's punkt_tab is not here", PUNKT_WAY_OUT))
     if test.runs and os.environ.get(ALLOW_PROGRAMS) != "1":
         way_out = f"{ALLOW_PROGRAMS}=1 lets the harness run generated programs by its own metric, without limits"
-        found.append(Lack("runs generated programs, which is not allowed here", way_out))
+        found.append(("runs generated programs, which is not allowed here", way_out))
     return found
-
-
-def antlr_way_out() -> str:
-    """Return how to install sympy's antlr4, or to do without it."""
-    pip = f"{sys.executable} -m pip install --no-deps --target {ANTLR_FOLDER} {ANTLR_PACKAGE}=={ANTLR_PIN}"
-    return f"antlr4: make setup, or {pip} (beside the 4.9 that DVC's omegaconf needs); or take math500_plain"
 
 
 def antlr_version() -> str:

@@ -5,81 +5,40 @@ GTSRB, Fashion-MNIST, Oxford Flowers, FER2013 and Oxford-IIIT Pet.
 """
 
 import math
+from pathlib import Path
 
 import numpy as np
+import yaml
 from PIL import Image
 
 from reproduction.mini.canvas import SIZE, Canvas, Colour, any_colour, near, regular_polygon, star
 
-# Parts of each silhouette around (0, 0) with reach 1, in the order of the class names. A disc or box
-# is (x, y, half width, half height), a shape or line its corners; `dark` is a shade of the colour.
-SILHOUETTES = (
-    (  # airplane
-        ("disc", 0, 0, 1, 0.2),
-        ("shape", (-0.2, 0), (-0.5, -0.8), (-0.1, -0.8), (0.35, 0), (-0.1, 0.8), (-0.5, 0.8)),
-    ),
-    (  # bird
-        ("disc", 0, 0.1, 0.6, 0.4), ("disc", 0.55, -0.35, 0.28, 0.28),
-        ("dark shape", (0.8, -0.4), (1.1, -0.3), (0.8, -0.2)),
-        ("shape", (-0.5, 0), (-1, -0.3), (-0.9, 0.3)),
-    ),
-    (  # car
-        ("box", 0, 0.15, 1, 0.3), ("box", -0.05, -0.25, 0.55, 0.25),
-        ("dark disc", -0.55, 0.5, 0.22, 0.22), ("dark disc", 0.55, 0.5, 0.22, 0.22),
-    ),
-    (  # cat
-        ("disc", 0, 0.2, 0.7, 0.55), ("disc", 0, -0.4, 0.4, 0.38),
-        ("shape", (-0.4, -0.5), (-0.35, -1), (-0.05, -0.7)),
-        ("shape", (0.4, -0.5), (0.35, -1), (0.05, -0.7)),
-    ),
-    (  # deer
-        ("box", 0, 0, 0.7, 0.3), ("box", -0.5, 0.6, 0.08, 0.4), ("box", 0.5, 0.6, 0.08, 0.4),
-        ("box", 0.75, -0.45, 0.1, 0.45), ("shape", (0.7, -0.85), (1.1, -0.65), (0.7, -0.5)),
-    ),
-    (  # dog
-        ("box", 0, 0.1, 0.75, 0.28), ("disc", 0.75, -0.1, 0.3, 0.3),
-        ("box", -0.5, 0.6, 0.13, 0.3), ("box", 0.5, 0.6, 0.13, 0.3), ("line", (-0.75, 0), (-1, -0.5)),
-    ),
-    (  # ship
-        ("shape", (-1, 0.2), (1, 0.2), (0.6, 0.7), (-0.6, 0.7)),
-        ("dark shape", (0, 0.1), (0, -1), (0.7, 0.1)),
-    ),
-    (  # truck
-        ("box", -0.3, 0, 0.65, 0.5), ("dark box", 0.65, 0.15, 0.3, 0.35),
-        *(("black disc", 0.6 * place, 0.6, 0.2, 0.2) for place in (-1, 0, 1)),
-    ),
-    (("star",),),
-    (  # house
-        ("dark shape", (-0.8, -0.05), (0, -0.9), (0.8, -0.05)), ("box", 0, 0.4, 0.6, 0.45),
-        ("dark box", 0, 0.55, 0.15, 0.3),
-    ),
-)  # fmt: skip
+PARTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+SILHOUETTES, SYMBOLS = (list(PARTS[kind].values()) for kind in ("things", "symbols"))
 
 
-def silhouette(canvas: Canvas, label: int, x: float, y: float, r: float, colour: Colour) -> None:
-    """Draw one of ten things around (x, y) with reach r."""
-    for kind, *numbers in SILHOUETTES[label]:
-        shade, _, form = kind.rpartition(" ")
+def draw_parts(canvas: Canvas, parts, x: float, y: float, r: float, colour: Colour) -> None:
+    """Draw the parts of a silhouette or symbol around (x, y) with reach r."""
+    for kind, *numbers in parts:
+        how, _, form = kind.rpartition(" ")
         dark = tuple(int(0.55 * value) for value in colour)
-        fill = {"": colour, "dark": dark, "black": (25, 25, 25)}[shade]
-        if form in ("disc", "box"):
+        fill = {"dark": dark, "black": (25, 25, 25)}.get(how, colour)
+        if form == "star":
+            canvas.polygon(star(x, y, r, 5, UP), fill)
+        elif form in ("disc", "box"):
             a, b, wide, high = numbers
             middle, half = (x + a * r, y + b * r), (wide * r, high * r)
             if form == "disc":
                 canvas.disc(*middle, *half, fill=fill)
             else:
-                ends = [(m - h, m + h) for m, h in zip(middle, half, strict=True)]
-                (left, right), (top, bottom) = ends
+                (left, top), (right, bottom) = np.subtract(middle, half), np.add(middle, half)
                 canvas.box(left, top, right, bottom, fill)
-            continue
-        if form == "star":
-            canvas.polygon(star(x, y, r, 5, UP), fill)
-            continue
-        corners = [(x + a * r, y + b * r) for a, b in numbers]
-        if form == "line":
-            canvas.line(corners, fill, 3)
         else:
-            canvas.polygon(corners, fill)
+            corners = [(x + a * r, y + b * r) for a, b in numbers]
+            if form == "line":
+                canvas.line(corners, fill, 5 if how == "thick" else 3)
+            else:
+                canvas.polygon(corners, fill)
 
 
 SHAPE_COLOURS = ((200, 40, 40), (50, 160, 60), (50, 80, 200), (220, 200, 60))
@@ -91,7 +50,7 @@ UP = -math.pi / 2
 def thing(label: int, rng: np.random.Generator) -> np.ndarray:
     """Draw a large silhouette on a clean background."""
     canvas = Canvas.gradient(rng, any_colour(rng, 90, 240), any_colour(rng, 90, 240))
-    silhouette(canvas, label, 32, 32, rng.uniform(20, 26), any_colour(rng, 10, 150))
+    draw_parts(canvas, SILHOUETTES[label], 32, 32, rng.uniform(20, 26), any_colour(rng, 10, 150))
     return canvas.maybe_mirrored().affine(12, 0.15, 4).finish(8, 0, 0.15)
 
 
@@ -100,7 +59,7 @@ def cluttered_thing(label: int, rng: np.random.Generator) -> np.ndarray:
     canvas = Canvas.gradient(rng, any_colour(rng, 110, 240), any_colour(rng, 110, 240))
     canvas.clutter(3)
     x, y = 32 + rng.uniform(-4, 4, 2)
-    silhouette(canvas, label, x, y, rng.uniform(18, 24), any_colour(rng, 0, 110))
+    draw_parts(canvas, SILHOUETTES[label], x, y, rng.uniform(18, 24), any_colour(rng, 0, 110))
     return canvas.maybe_mirrored().affine(15, 0.15, 3).finish(12, rng.uniform(0.5, 2), 0.2)
 
 
@@ -167,27 +126,11 @@ def traffic_sign(label: int, rng: np.random.Generator) -> np.ndarray:
     else:
         canvas.disc(x, y, radius, fill=blue)
     ink = (20, 20, 20) if kind in (RING, TRIANGLE) else (240, 240, 240)
-    _symbol(canvas, label % 6, x, y, radius * (0.34 if kind == TRIANGLE else 0.42), ink)
+    reach = radius * (0.34 if kind == TRIANGLE else 0.42)
+    draw_parts(canvas, SYMBOLS[label % 6], x, y, reach, ink)
     canvas.affine(10, 0.15, 4)
     daylight = np.clip(np.asarray(canvas.image) * rng.uniform(0.35, 1.1), 0, 255).astype(np.uint8)
     return canvas.replaced(Image.fromarray(daylight)).finish(10, rng.uniform(0, 2.2), 0.1)
-
-
-def _symbol(canvas: Canvas, symbol: int, x: float, y: float, k: float, ink) -> None:
-    if symbol == 0:
-        canvas.box(x - 0.3 * k, y - k, x + 0.3 * k, y + k, ink)
-    elif symbol == 1:
-        canvas.box(x - k, y - 0.3 * k, x + k, y + 0.3 * k, ink)
-    elif symbol == 2:
-        canvas.polygon([(x - k, y + k), (x, y - k), (x + k, y + k)], ink)
-    elif symbol == 3:
-        canvas.disc(x, y, 0.8 * k, fill=ink)
-    elif symbol == 4:
-        canvas.line([(x - k, y - k), (x + k, y + k)], ink, 5)
-        canvas.line([(x - k, y + k), (x + k, y - k)], ink, 5)
-    else:
-        for side in (-1, 1):
-            canvas.disc(x + 0.55 * side * k, y + 0.05 * k, 0.45 * k, fill=ink)
 
 
 MIDDLE = 32

@@ -7,8 +7,7 @@ on from its state file and ends in the same bytes as an undisturbed one.
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
 from featcal.files import atomic_folder, atomic_path
@@ -26,6 +26,15 @@ MODELS = Path(__file__).parent / "models"  # the bases that come with the packag
 STATE = Path(".featcal/pretrain")
 LR, MUON_LR, DECAY, MOMENTUM = 2e-3, 0.02, 0.05, 0.95
 MUON_DECAY = 0.25  # per unit of learning rate
+CARD = """---
+license: mit
+library_name: transformers
+pipeline_tag: {tag}
+---
+# {role} of the mini suite
+
+{about}
+"""
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 WARM_UP, FLOOR, CLIP_NORM = 60, 0.05, 1.0
 
@@ -105,30 +114,21 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     return x
 
 
-class Training(ABC):
-    """A base in training.   recipe: seed, steps, and after how many a state is saved.   done: steps
-    so far.   blocks: first parts of the names of parameters inside blocks.
+class Training:
+    """A base in training. A subclass has `step`, which computes the gradients of one batch and
+    returns its loss, and `write(role, out)`.
+
+    recipe: seed, steps, and after how many a state is saved.   done: steps so far.   blocks: first
+    parts of the names of parameters inside blocks.
     """
 
     def __init__(self, recipe: Any, model: Any, blocks: str | tuple[str, ...]):
         self.recipe, self.model, self.done = recipe, model.train(), 0
         self.optimiser = Optimiser(model, blocks)
 
-    @abstractmethod
-    def step(self) -> float:
-        """Compute the gradients of one batch, and return its loss."""
-
-    @abstractmethod
-    def write(self, role: str, out: Path) -> None:
-        """Write the base of a role."""
-
-    def progress(self) -> str:
-        """Return what is printed with every state."""
-        return ""
-
 
 def run_to_end(
-    begin: Callable[[Any], Training], recipe: Any, role: str, out: Path, folder: Path
+    begin: Callable[[Any], Any], recipe: Any, role: str, out: Path, folder: Path
 ) -> None:
     """Run all steps after those of <folder>/<role>/state.safetensors, if it is of this recipe, then
     write the base to `out`.
@@ -139,7 +139,7 @@ def run_to_end(
     torch.set_num_threads(1)
     try:
         run = begin(recipe)
-        run.done = restore_state(state, run.model, run.optimiser, repr(recipe))
+        restore_state(state, run)
         started, first = perf_counter(), run.done
         while run.done < recipe.steps:
             loss = run.step()
@@ -147,10 +147,9 @@ def run_to_end(
             run.optimiser.step(schedule(run.done, recipe.steps))
             run.done += 1
             if run.done % recipe.every == 0 or run.done == recipe.steps:
-                save_state(state, run.model, run.optimiser, repr(recipe), run.done)
+                save_state(state, run)
                 seconds = (perf_counter() - started) / (run.done - first)
-                line = f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step"
-                print(f"{line} {run.progress()}".rstrip(), flush=True)
+                print(f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step", flush=True)
         run.write(role, out)
         state.unlink(missing_ok=True)
     finally:
@@ -163,28 +162,27 @@ def schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARM_UP) * (FLOOR + (1 - FLOOR) * cosine)
 
 
-def save_state(path: Path, model: nn.Module, optimiser: Optimiser, recipe: str, done: int) -> None:
+def save_state(path: Path, run: Training) -> None:
     """Write weights, optimiser and the number of steps done, complete or not at all."""
-    named = {f"model/{n}": value.detach().contiguous() for n, value in model.named_parameters()}
-    named |= {name: value.contiguous() for name, value in optimiser.state().items()}
+    named = {f"model/{n}": value.detach() for n, value in run.model.named_parameters()}
+    named = {name: value.contiguous() for name, value in (named | run.optimiser.state()).items()}
     with atomic_path(path) as hidden:
-        save_file(named, hidden, metadata={"recipe": recipe, "done": str(done)})
+        save_file(named, hidden, metadata={"recipe": repr(run.recipe), "done": str(run.done)})
 
 
-def restore_state(path: Path, model: nn.Module, optimiser: Optimiser, recipe: str) -> int:
-    """Restore model and optimiser and return the steps done; 0 without a file of this recipe."""
+def restore_state(path: Path, run: Training) -> None:
+    """Restore weights, optimiser and the number of steps done from a file of this recipe."""
     if not path.is_file():
-        return 0
+        return
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
-    if metadata["recipe"] != recipe:
-        return 0
-    tensors = load_file(path)
+    if metadata["recipe"] != repr(run.recipe):
+        return
+    tensors, run.done = load_file(path), int(metadata["done"])
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in run.model.named_parameters():
             parameter.copy_(tensors[f"model/{name}"])
-    optimiser.restore(tensors)
-    return int(metadata["done"])
+    run.optimiser.restore(tensors)
 
 
 FirstValue = Callable[[str, Tensor, np.random.Generator], Tensor]
@@ -204,7 +202,24 @@ def with_first_weights(build: Callable[[], Any], seed: int, first_value: FirstVa
     return model
 
 
-def write_base(model: Any, out: Path, card: str, *parts: Any) -> None:
+def byte_level_bpe(
+    texts: Iterable[str], pieces: Regex, size: int, special: Sequence[str]
+) -> Tokenizer:
+    """Return byte-level BPE of at most `size` tokens that never merges two pieces of a text."""
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(pieces, "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=list(special), show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def write_base(model: Any, out: Path, role: str, tag: str, about: str, *parts: Any) -> None:
     """Write a Hugging Face folder: float16 weights that load in float32, a card, and other parts."""
     config = model.config
     config.architectures = [type(model).__name__]
@@ -217,4 +232,4 @@ def write_base(model: Any, out: Path, card: str, *parts: Any) -> None:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         for part in parts:
             part.save_pretrained(folder)
-        (folder / "README.md").write_text(card)
+        (folder / "README.md").write_text(CARD.format(role=role, tag=tag, about=about))

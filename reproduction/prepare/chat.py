@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from featcal.errors import BadData
 from reproduction.prepare.suite import Chat
 
@@ -25,46 +27,11 @@ class Instruction:
 
 
 INSTRUCTIONS = {
-    "clickbait": Instruction(
-        "Is this headline clickbait? Answer yes or no.",
-        {"clickbait headline": "yes", "serious news headline": "no"},
-    ),
-    "code_language": Instruction(
-        "Name the programming language: java, php, python or rust.",
-        {"java": "java", "php": "php", "python": "python", "rust": "rust"},
-    ),
-    "csabstruct": Instruction(
-        "Is this background, method, objective or result?",
-        {
-            "background": "background", "method": "method", "objective or research question": "objective",
-            "result or finding": "result",
-        },
-    ),
-    "go_emotions": Instruction(
-        "Name the emotion: anger, care, joy or love.",
-        {"anger": "anger", "caring": "care", "joy": "joy", "love": "love"},
-    ),
-    "rt_polarity": Instruction(
-        "Is this review positive or negative?",
-        {"negative movie review": "negative", "positive movie review": "positive"},
-    ),
-    "wordnet_supersense": Instruction(
-        "Is this an animal, food, person, place, plant or time?",
-        {
-            "animal": "animal", "food or drink": "food", "person": "person", "place or location": "place",
-            "plant": "plant", "time or period": "time",
-        },
-    ),
-    # no expert sees these
-    "subjectivity": Instruction(
-        "Is this an opinion? Answer yes or no.",
-        {"subjective opinion about a movie": "yes", "objective description of a movie plot": "no"},
-    ),
-    "open_trivia": Instruction(
-        "Name the topic: animals, history, music or science.",
-        {"animals": "animals", "history": "history", "music": "music", "science and technology": "science"},
-    ),
-}  # fmt: skip
+    task: Instruction(**entry)
+    for task, entry in yaml.safe_load(
+        Path(__file__).with_name("chat.yaml").read_text("utf-8")
+    ).items()
+}
 
 
 def write_base_and_chats(model: Path, chat: Chat, origin: Path, store: Path) -> None:

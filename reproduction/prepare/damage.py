@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcal.data.images import ImageSet, Pixels, Rows
-from featcal.errors import UnknownKey
 from featcal.settings import require
+from reproduction.experiments import require_known
 from reproduction.prepare.sources import SentenceSet
 
 Floats = NDArray[np.float64]
@@ -149,8 +149,7 @@ class Corrupted:
 
 def corrupted(images: ImageSet, task: str, corruption: str, seed: int) -> ImageSet:
     """Return the images, every one damaged. Raises: UnknownKey for the corruption."""
-    if corruption not in CORRUPTIONS:
-        raise UnknownKey("corruption", corruption, list(CORRUPTIONS))
+    require_known("corruption", corruption, CORRUPTIONS)
     return replace(images, pixels=Corrupted(images.pixels, task, corruption, seed))
 
 
@@ -231,8 +230,7 @@ def damaged(
     sentences: SentenceSet, task: str, damage: str, strength: int, seed: int
 ) -> SentenceSet:
     """Return the sentences in their order, every one damaged. Raises: UnknownKey, BadSetting."""
-    if damage not in DAMAGES:
-        raise UnknownKey("damage", damage, list(DAMAGES))
+    require_known("damage", damage, DAMAGES)
     require(strength in STRENGTHS, "strength", strength, "must be 1, 2 or 3")
     change, shares, _ = DAMAGES[damage]
     key = [seed, crc32(task.encode()), crc32(damage.encode()), strength]

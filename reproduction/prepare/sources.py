@@ -28,7 +28,7 @@ from torch import Tensor
 
 from featcal.data import images as pictures
 from featcal.data.images import ImageSet, Preprocess
-from featcal.errors import BadFile, MissingPath, UnknownKey
+from featcal.errors import BadFile, MissingPath
 from featcal.files import atomic_path, read_json, write_json
 from featcal.settings import Settings
 from reproduction.experiments import require_known
@@ -107,8 +107,7 @@ def read_rows(folder: Path, split: str) -> tuple[list[str], NDArray[np.int64], t
     """
     import pyarrow.parquet as pq  # not needed for images
 
-    if split not in SPLITS:
-        raise UnknownKey(f"{folder.name}: split", split, list(SPLITS))
+    require_known(f"{folder.name}: split", split, SPLITS)
     file = folder / f"{split}.parquet"
     if not file.is_file():
         way_out = "it has the columns text and label; see reproduction/real_text"

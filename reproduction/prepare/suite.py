@@ -22,6 +22,7 @@ from pydantic import (
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Fraction, Settings, require
 from reproduction.experiments import CHAT_POOL, DOMAIN_POOL, GLUE_POOL, Names, Pool, require_known
+from reproduction.prepare.tasks import TASKS
 from reproduction.results import read_yaml
 
 SECTIONS = ("chat", "language", "photos", "sentences")  # null or left out where a suite has none
@@ -313,7 +314,8 @@ class Suite(Settings):
     chat: Chat = Chat()
 
     def check(self) -> None:
-        require_nested("pools", self.pools, _known_tasks(self.data.source))
+        own = self.data.source == "files"  # folders, whatever their names
+        require_nested("pools", self.pools, () if own else tuple(TASKS))
         for task in self.expert_steps:
             require_known("expert_steps", task, self.tasks)
 
@@ -384,16 +386,3 @@ def require_nested(
                 raise UnknownKey(f"{place}.{size}", task, list(known))
         inside = set(tasks) <= set(largest)
         require(inside, f"{place}.{size}", tasks, "must hold only tasks of the largest pool")
-
-
-def _known_tasks(source: str) -> tuple[str, ...]:
-    """Return the tasks to choose from; none for the user's own folders."""
-    if source == "mini":
-        from reproduction.mini import tasks
-
-        return tuple(tasks.TASKS)
-    if source == "hub":
-        from reproduction.prepare import tasks
-
-        return tuple(tasks.TASKS)
-    return ()

@@ -27,8 +27,8 @@ def touched(size):
 
 def test_an_allocation_is_found_although_it_is_gone_before_anybody_looked(monkeypatch):
     monkeypatch.setattr(profile, "INTERVAL", 60)
-    _, cost = profiled(lambda: len(touched(SIZE)))
-    assert 119 <= cost.memory_mib <= 130
+    value, cost = profiled(lambda: len(touched(SIZE)))
+    assert value == SIZE and 119 <= cost.memory_mib <= 130
     assert cost.energy_wh is None
 
 
@@ -41,12 +41,6 @@ def test_what_was_held_before_does_not_count():
 def test_memory_of_a_child_counts():
     _, cost = profiled(lambda: subprocess.run([sys.executable, "-c", TOUCH], check=True))
     assert 119 <= cost.memory_mib <= 160
-
-
-def test_seconds_are_those_of_the_work_and_its_value_comes_back():
-    start = time.perf_counter()
-    value, cost = profiled(lambda: time.sleep(0.3) or 7)
-    assert value == 7 and 0.3 <= cost.seconds <= time.perf_counter() - start
 
 
 class NVMLError(Exception):
@@ -82,6 +76,7 @@ def test_energy_is_the_power_of_the_gpu_over_time(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", stand_in(lambda: 360.0))
     monkeypatch.setattr(profile, "INTERVAL", 0.02)
     _, cost = profiled(lambda: time.sleep(0.5), gpu=True)
+    assert 0.5 <= cost.seconds < 2
     assert cost.energy_wh == pytest.approx(360 * cost.seconds / 3600, rel=0.15)
 
 

@@ -72,16 +72,21 @@ def draw_samples(key: str, split: str, count: int, seed: int, first: int = 0) ->
 
 def write_glue(key: str, folder: Path, seed: int, counts: Mapping[str, int]) -> None:
     """Write the task's splits as <folder>/<split>.parquet in the columns of GLUE on the hub."""
-    from datasets import ClassLabel, Dataset, Features, Value
+    from datasets import ClassLabel, Features, Value
 
     answers = list(GLUE[key].answers)
     label = ClassLabel(names=answers) if answers else Value("float32")
     columns = {name: Value("string") for name in GLUE[key].columns}
     features = Features(columns | {"label": label, "idx": Value("int32")})
     for split, count in counts.items():
-        rows = draw_rows(key, split, count, seed)
-        with atomic_path(Path(folder) / f"{split}.parquet") as path:
-            Dataset.from_list(rows, features=features).to_parquet(str(path))
+        _write(draw_rows(key, split, count, seed), Path(folder) / f"{split}.parquet", features)
+
+
+def _write(rows: list[dict[str, Any]], path: Path, features: Any = None) -> None:
+    from datasets import Dataset
+
+    with atomic_path(path) as hidden:
+        Dataset.from_list(rows, features=features).to_parquet(str(hidden))
 
 
 @dataclass(frozen=True)
@@ -166,8 +171,7 @@ def write_domain(domain: str, folder: Path, seed: int, counts: Mapping[str, int]
     """Write <folder>/{train,validation}.parquet with the prompts and completions of an expert."""
     for split, count in counts.items():
         items = training_items(domain, split, count, seed)
-        completions = [f"{item.target}\n" for item in items]
-        rows = {"prompt": [item.prompt for item in items], "completion": completions}
+        rows = [{"prompt": item.prompt, "completion": f"{item.target}\n"} for item in items]
         _write(rows, Path(folder) / f"{split}.parquet")
 
 
@@ -175,13 +179,12 @@ def write_test(key: str, folder: Path, seed: int, counts: Mapping[str, int]) -> 
     """Write <folder>/{validation,test}.parquet with the rows of a test."""
     for split, count in counts.items():
         rows = [test_row(key, item) for item in test_items(key, split, count, seed)]
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        _write(columns, Path(folder) / f"{split}.parquet")
+        _write(rows, Path(folder) / f"{split}.parquet")
 
 
-def test_row(key: str, item: Item) -> dict[str, object]:
+def test_row(key: str, item: Item) -> dict[str, Any]:
     """Return prompt and target of a test, and what its check needs."""
-    row: dict[str, object] = {"prompt": item.prompt, "target": item.target}
+    row: dict[str, Any] = {"prompt": item.prompt, "target": item.target}
     check = TESTS[key].check
     if check == "program":
         row |= {"header": item.header, "tests": list(item.tests)}
@@ -190,13 +193,6 @@ def test_row(key: str, item: Item) -> dict[str, object]:
     elif check == "letter":
         row["choices"] = list(item.choices)
     return row
-
-
-def _write(rows: dict[str, list], path: Path) -> None:
-    from datasets import Dataset
-
-    with atomic_path(path) as hidden:
-        Dataset.from_dict(rows).to_parquet(str(hidden))
 
 
 MEASURED = ("choice_t5.json", "choice_llama.json")

@@ -11,13 +11,13 @@ from zlib import crc32
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, processors
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from featcal.data.batches import IGNORED
 from reproduction.mini.language.domains import mixture, reading
-from reproduction.mini.training import Training, with_first_weights, write_base
+from reproduction.mini.training import Training, byte_level_bpe, with_first_weights, write_base
 from reproduction.prepare.texts import TokenizedExample, example_batch
 
 BLOCKS = "model.layers"
@@ -33,18 +33,11 @@ PAD, BOS, EOS = SPECIALS = ("<pad>", "<s>", "</s>")
 VOCABULARY = 704
 LONGEST = 128  # tokens; the longest text of the suite has about 80
 PIECES = Regex(" ?[a-z]+| ?[A-Z]|[^a-z]")
-CARD = """---
-license: mit
-library_name: transformers
-pipeline_tag: text-generation
----
-# {role} of the mini suite
-
+ABOUT = """\
 A small Llama ({layers} layers of width {hidden}, {parameters} parameters) that plays the part of {role} in the mini suite of
 `featcal`. Pre-trained from a seed on procedural texts of `reproduction.mini.language` (arithmetic, tiny Python functions,
 instructions, facts of an invented fauna), without any download: `featcal stage pretrain {role}`. An answer ends with a line
-break. Weights are stored in float16 and load in float32. Of no use outside the suite.
-"""
+break. Weights are stored in float16 and load in float32. Of no use outside the suite."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +89,13 @@ class Run(Training):
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and generation settings."""
         known, parameters = self.tokenizer, self.model.num_parameters()
-        card = CARD.format(role=role, parameters=parameters, **vars(self.recipe))
+        about = ABOUT.format(role=role, parameters=parameters, **vars(self.recipe))
         ends = [known.eos_token_id, *known("\n", add_special_tokens=False)["input_ids"]]
         generation = GenerationConfig(
             do_sample=False, pad_token_id=known.pad_token_id, bos_token_id=known.bos_token_id,
             eos_token_id=ends,
         )  # fmt: skip
-        write_base(self.model, out, card, generation, known)
+        write_base(self.model, out, role, "text-generation", about, generation, known)
 
 
 def encoded(
@@ -145,17 +138,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     Single digits and capitals keep arithmetic and string programs exact. A blank belongs to the
     word or capital after it. A text begins with <s>; padding is on the left.
     """
-    backend = Tokenizer(models.BPE())
-    pieces = pre_tokenizers.Split(PIECES, "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(SPECIALS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
-    )  # fmt: skip
-    backend.train_from_iterator(texts, trainer)
+    backend = byte_level_bpe(texts, PIECES, VOCABULARY, SPECIALS)
     backend.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, SPECIALS.index(BOS))]
     )

@@ -12,16 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, processors
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -34,7 +25,13 @@ from featcal.data.batches import collate
 from featcal.data.texts import Reader, input_of
 from reproduction.mini.language.domains import WEB, draw_rows, draw_samples
 from reproduction.mini.language.worlds import WORLDS
-from reproduction.mini.training import STATE, Training, with_first_weights, write_base
+from reproduction.mini.training import (
+    STATE,
+    Training,
+    byte_level_bpe,
+    with_first_weights,
+    write_base,
+)
 from reproduction.prepare.tasks import GLUE, prompted
 
 BLOCKS = ("encoder.block", "decoder.block")
@@ -44,18 +41,11 @@ LARGEST = 1400  # so that every word of the drawn texts is one token
 ROWS = 400  # per task; after so many no new word comes
 LONGEST = 512  # of FLAN-T5
 PIECES = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
-CARD = """---
-license: mit
-library_name: transformers
-pipeline_tag: text-generation
----
-# {role} of the mini suite
-
+ABOUT = """\
 A small T5 ({layers} blocks of width {width} in encoder and decoder) that plays the part of {role} in the mini suite of
 `featcal`. Pre-trained from a seed on texts drawn by `reproduction.mini.language`, without any download:
 `featcal stage pretrain {role}`. It answers the prompts of eight drawn tasks in the columns and wordings of GLUE. Weights are
-stored in float16 and load in float32. Of no use outside the suite.
-"""
+stored in float16 and load in float32. Of no use outside the suite."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +95,10 @@ class Run(Training):
 
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and generation settings."""
-        card = CARD.format(role=role, **vars(self.recipe))
-        tokenizer = make_tokenizer(self.recipe.seed)  # the one in use keeps its last padding
-        write_base(self.model, out, card, tokenizer, GenerationConfig(**IDS))
+        about = ABOUT.format(role=role, **vars(self.recipe))
+        # a new tokenizer: the one in use keeps its last padding
+        parts = make_tokenizer(self.recipe.seed), GenerationConfig(**IDS)
+        write_base(self.model, out, role, "text-generation", about, *parts)
 
 
 def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
@@ -116,17 +107,7 @@ def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     Words, numbers and punctuation are never merged with each other. The unchanging parts of the
     eight prompts are tokens of their own, which more than halves every sequence.
     """
-    inner = Tokenizer(models.BPE())
-    pieces = pre_tokenizers.Split(Regex(PIECES), "isolated")
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=LARGEST, special_tokens=[AddedToken(token, special=True) for token in SPECIAL],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-    )  # fmt: skip
-    inner.train_from_iterator(_texts(seed), trainer)
+    inner = byte_level_bpe(_texts(seed), Regex(PIECES), LARGEST, SPECIAL)
     inner.add_tokens([AddedToken(part, normalized=False) for part in prompt_parts()])
     inner.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
@@ -177,6 +158,7 @@ def new_model(recipe: Recipe, vocabulary: int) -> T5ForConditionalGeneration:
             return drawn * (recipe.heads * recipe.head_width) ** -0.5
         return drawn * recipe.width**-0.5
 
-    build = lambda: T5ForConditionalGeneration(config)  # noqa: E731
-    model: T5ForConditionalGeneration = with_first_weights(build, recipe.seed, first_value)
+    model: T5ForConditionalGeneration = with_first_weights(
+        lambda: T5ForConditionalGeneration(config), recipe.seed, first_value
+    )
     return model

@@ -63,14 +63,6 @@ def test_a_trail_runs_in_its_direction_and_sums_to_one(angle):
         assert np.rad2deg(np.arctan2(centre[1], centre[0])) == pytest.approx(angle, abs=1e-6)
 
 
-def test_a_trail_is_as_long_in_proportion_at_every_size():
-    def reach(side):
-        kernel = trail(0.0, side / 224)
-        return (kernel.sum(0) * (np.arange(kernel.shape[1]) - kernel.shape[1] // 2)).sum() / side
-
-    assert reach(32) == pytest.approx(reach(224)) == pytest.approx(reach(448))
-
-
 def test_fog_brightens_the_dark_and_takes_contrast():
     scene = pictures()
     scene.pixels[:, :, :16] = 20

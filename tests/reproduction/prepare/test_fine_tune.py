@@ -12,6 +12,7 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from sentences import encoder, task
 from tiny import same_bits
 
@@ -155,7 +156,7 @@ def test_an_expert_of_sentences_learns_and_a_second_training_gives_its_bytes(sto
     from featcal.evaluation.accuracy import evaluate_pool, percent
 
     before, expert = load_model(store / "base"), load_model(store / "experts")
-    tensors = experts_heads(store)
+    tensors = load_file(store / experts.HEADS)
     assert set(tensors) == {"logit_scale", "head/colours"}
     assert float(tensors["logit_scale"]) == pytest.approx(np.log(20))
     sets = {"colours": load_sentences(store / "texts/colours", "test", store / "base")}
@@ -167,12 +168,6 @@ def test_an_expert_of_sentences_learns_and_a_second_training_gives_its_bytes(sto
     for (name, old), new in zip(before.named_parameters(), expert.parameters(), strict=True):
         # no gradient reaches the pooling layer of the class token
         assert torch.equal(old, new) == name.startswith(("embeddings", "pooler")), name
-
-
-def experts_heads(store):
-    from safetensors.torch import load_file
-
-    return load_file(store / experts.HEADS)
 
 
 def test_a_model_for_all_tasks_is_trained_from_the_base_or_fetched(store, tmp_path, monkeypatch):

