@@ -1,15 +1,20 @@
-"""The whole method on pico models, against the plain numpy version and exact properties."""
+"""The whole method on pico models against a plain numpy version, and what is refused."""
 
 import copy
+import json
 
 import numpy as np
 import plain
 import pytest
 import torch
-from tiny import PAPER, TASKS, clip, difference, experiment, images, same_bits, shifted
+from tiny import PAPER, TASKS, clip, difference, experiment, images, same_bits
 
-from featcal import BlockPlan, Stack, calibrate
+import featcal.models.save
+from featcal import BlockPlan, Calibration, Stack, calibrate
+from featcal.calibration.report import BlockRecord
 from featcal.core.moments import every_token
+from featcal.errors import BadBatches, NotFinite
+from featcal.models.load import load_vision
 from reproduction.stages.measure import model_drift
 
 VARIANTS = {
@@ -58,24 +63,6 @@ def test_given_models_and_weights_outside_the_blocks_are_not_modified():
     assert not result.model.training and result.folder is None
     for part in ("embeddings", "pre_layrnorm", "post_layernorm"):
         assert same_bits(result.model.get_submodule(part), given["merged"].get_submodule(part))
-
-
-def test_calibration_reduces_drift_on_unseen_samples():
-    base = clip()
-    trained = copy.deepcopy(base)
-    # what all experts learnt alike and the model to calibrate lacks
-    trained.encoder = shifted(base.encoder, 1)
-    experts = {task: copy.deepcopy(trained) for task in TASKS}
-    for i, expert in enumerate(experts.values()):
-        expert.encoder = shifted(trained.encoder, 10 + i, 0.02)
-    batches = {task: images(100 + i, 60, 20) for i, task in enumerate(TASKS)}
-    model = calibrate(base, base=base, experts=experts, batches=batches, settings=PAPER).model
-    for task in TASKS:
-        before, after = (
-            model_drift(m, experts[task], images(500, 30, 10))[-1] for m in (base, model)
-        )
-        assert after["relative_drift"] < 0.8 * before["relative_drift"]
-        assert after["l2"] < 0.8 * before["l2"] and after["cosine"] > before["cosine"]
 
 
 def test_records_hold_the_drift_after_each_block():
@@ -142,3 +129,82 @@ def test_plan_and_token_weights_can_be_given():
     assert by_plan.blocks[0].name == "tower.00"
     assert same_bits(by_plan.model, by_rule.model)
     assert difference(by_rule.model, calibrate(**given, settings=PAPER).model) > 1e-4
+
+
+PLAIN = {"settings": PAPER}
+
+
+def spoil(model, name, value):
+    """A copy with one broken number."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[3] = value
+    return model
+
+
+def refused(error, given):
+    """The message with which an experiment is refused."""
+    with pytest.raises(error) as caught:
+        calibrate(**given, settings=PAPER)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("role", "value"), [("merged", torch.nan), ("base", torch.inf), ("mnist", torch.nan)]
+)
+def test_broken_number_in_a_checkpoint_names_the_model_and_the_tensor(role, value):
+    given, name = experiment(), "encoder.layers.1.mlp.fc2.weight"
+    place = given["experts"] if role == "mnist" else given
+    place[role] = spoil(place[role], name, value)
+    message = refused(NotFinite, given)
+    assert role in message and name in message
+
+
+def pixels(*shape, value=0.0):
+    return {"pixel_values": torch.full(shape, value, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ([], "empty"),
+        ([pixels(0, 3, 16, 16)], "empty"),
+        (pixels(1), "expected a list"),
+        ([torch.zeros(1, 3, 16, 16)], "expected a mapping"),
+        ([{"pixels": torch.zeros(1)}], "batch 0 has no 'pixel_values' (it holds: pixels)"),
+        ([pixels(1, 3, 9, 9)], "batch 0 is refused by the model"),
+        ([*images(1), pixels(1, 3, 16, 16, value=torch.inf)], "batch 2 holds NaN or Inf"),
+        (None, "['svhn']: is missing for the expert of that name; did you mean 'svnh'"),
+    ],
+)
+def test_unusable_batches_name_the_task_and_what_is_wrong(bad, says):
+    given = experiment()
+    if bad is None:
+        given["batches"]["svnh"] = given["batches"].pop("svhn")
+    else:
+        given["batches"]["svhn"] = bad
+    message = refused(BadBatches, given)
+    assert "svhn" in message and says in message
+
+
+def test_a_folder_appears_whole_or_the_older_one_stays(tmp_path, monkeypatch):
+    def fails(*_args, **_kwargs):
+        raise OSError("broken disk")
+
+    how = PLAIN | {"out": tmp_path / "out"}
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="broken disk"):
+        patch.setattr(featcal.models.save, "write_config", fails)
+        calibrate(**experiment(torch.float32), **how)
+    assert [p.name for p in tmp_path.iterdir()] == [".out.unfinished"]  # the solved blocks
+    result, in_memory = (calibrate(**experiment(torch.float32), **each) for each in (how, PLAIN))
+    folder = result.folder
+    assert result.model is None and [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert same_bits(load_vision(folder), in_memory.model)
+    record = json.loads((folder / "featcal.json").read_text())
+    assert Calibration(**record["settings"]) == PAPER
+    assert [BlockRecord(**block) for block in record["blocks"]] == in_memory.blocks == result.blocks
+    before, given = {p.name: p.read_bytes() for p in folder.iterdir()}, experiment(torch.float32)
+    given["experts"]["dtd"] = spoil(clip(dtype=torch.float32), "post_layernorm.bias", torch.nan)
+    with pytest.raises(NotFinite, match="dtd"):
+        calibrate(**given, **how)
+    assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
