@@ -91,37 +91,6 @@ def test_two_unpadded_batches_equal_one_padded_batch_of_encoder_and_decoder(t5):
         assert one.relative_drift == pytest.approx(other.relative_drift, rel=1e-4)
 
 
-def decoders(batches, model):
-    """The same batches with the decoder's own tokens and mask instead of labels."""
-    own = {"decoder_attention_mask": lambda labels: (labels != -100).long()}
-    own |= {"decoder_input_ids": model._shift_right}
-    rest = ("input_ids", "attention_mask")
-    return [
-        {k: b[k] for k in rest} | {k: of(b["labels"]) for k, of in own.items()} for b in batches
-    ]
-
-
-def test_forms_of_the_decoders_tokens_give_one_model(t5):
-    """Without a mask it counts its first token and all that do not pad."""
-    own = {task: decoders(batches, t5["base"]) for task, batches in t5["batches"].items()}
-    bare, masked = {}, {}
-    for task, batches in own.items():
-        bare[task] = [
-            {k: v for k, v in b.items() if k != "decoder_attention_mask"} for b in batches
-        ]
-        masked[task] = []
-        for b in bare[task]:
-            mask = (b["decoder_input_ids"] != 0).long()
-            mask[:, 0] = 1
-            masked[task].append(b | {"decoder_attention_mask": mask})
-    labels, tokens, first, second = (
-        calibrate(**t5 | {"batches": b}, settings=PAPER) for b in (t5["batches"], own, bare, masked)
-    )
-    assert difference(labels.model, tokens.model) < 1e-12
-    assert difference(first.model, second.model) < 1e-12
-    assert first.blocks[-1].tokens == second.blocks[-1].tokens
-
-
 def test_tied_embeddings_stay_merged_and_tied_in_memory_and_in_a_folder(tmp_path):
     given = experiment(FAMILIES["t5"], torch.float32)
     model, merged = calibrate(**given, settings=PAPER).model, given["merged"]
