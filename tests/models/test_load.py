@@ -29,6 +29,7 @@ from featcal.models.checkpoint import LazyCheckpoint, all_finite
 from featcal.models.load import (
     load_clip,
     load_model,
+    load_tokenizer,
     load_vision,
     quiet_transformers,
     torch_device,
@@ -116,6 +117,11 @@ def test_loading_is_silent_and_leaves_logging_and_random_numbers_alone(tmp_path,
     with pytest.raises(ValueError), quiet_transformers():
         raise ValueError
     assert shown() == before
+
+
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
+    with pytest.raises(BadFile, match="no tokenizer"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_missing_gpu_is_an_error_with_a_way_out(monkeypatch):
