@@ -94,12 +94,6 @@ def render_card(
     data: dict[str, Any] = {"library_name": "transformers", "tags": ["merge", "featcal"], **front}
     data |= {"base_model": on_hub, "base_model_relation": "merge"} if on_hub else {}
     data |= stated[0] if len(stated) == 1 else {}
-    sections = {
-        "inputs": [[role, name_of(model)] for role, model in models.items()],
-        "licences": [[dict(licence), roles] for licence, roles in licences.items()],
-        "licences_differ": len(stated) > 1,
-        **sections,
-    }
     card = ModelCard.from_template(
         ModelCardData(**data),
         template_path=str(TEMPLATE),
@@ -107,6 +101,9 @@ def render_card(
         title=title,
         summary=summary,
         settings=settings,
+        inputs=[[role, name_of(model)] for role, model in models.items()],
+        licences=[[dict(licence), roles] for licence, roles in licences.items()],
+        licences_differ=len(stated) > 1,
         **sections,
     )
     return f"{card}\n"
@@ -145,10 +142,8 @@ def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:
     ]
     if rows:
         section = f"## Accuracy\n\n{table(['task', 'split', 'percent correct'], rows)}\n"
-        pattern = r"^## Accuracy\n.*?(?=^## |\Z)"
-        replaced, count = re.subn(
-            pattern, lambda _: f"{section}\n", card.text, count=1, flags=re.S | re.M
-        )
+        pattern = re.compile(r"^## Accuracy\n.*?(?=^## |\Z)", re.S | re.M)
+        replaced, count = pattern.subn(lambda _: f"{section}\n", card.text, count=1)
         card.text = replaced if count else f"{card.text.rstrip()}\n\n{section}"
     write_card(folder, f"{str(card).rstrip()}\n")
 

@@ -22,9 +22,7 @@ _counter = itertools.count()
 
 @contextmanager
 def atomic_path(path: str | Path, needed: int | None = None) -> Iterator[Path]:
-    """Yield a temporary path with the same suffix; rename it to `path`, or remove it. Raises:
-    DiskFull.
-    """
+    """Yield a temporary path with the same suffix; rename it to `path`, or remove it."""
     with _replacing(Path(path), needed) as hidden:
         yield hidden
         _move(hidden, path)
@@ -103,8 +101,8 @@ def claimed(path: str | Path) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as lock:
         if not locked(lock):
-            problem = "another featcal process is writing it"
-            raise BadFile(path, problem, "wait until it has ended, or name another path")
+            way_out = "wait until it has ended, or name another path"
+            raise BadFile(path, "another featcal process is writing it", way_out)
         try:
             yield
         finally:

@@ -25,7 +25,7 @@ FORKS = multiprocessing.get_context("forkserver")
 
 def start_server():
     """What the processes are forked from, with the files loaded whose functions they run."""
-    FORKS.set_forkserver_preload(["featcal", "test_ranks", "test_ranks_ending", "test_resume"])
+    FORKS.set_forkserver_preload(["featcal", "test_ranks", "test_resume"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         forkserver.ensure_running()

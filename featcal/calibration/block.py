@@ -34,7 +34,7 @@ from featcal.calibration.observe import (
 )
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.report import BlockRecord, block_record
-from featcal.calibration.resume import Digest, RunFolder, block_name, fingerprint
+from featcal.calibration.resume import Digest, RunFolder, fingerprint
 from featcal.core.moments import TokenRule
 from featcal.core.norm import norm_ridge_by_halves, norm_system, solve_norm
 from featcal.core.ridge import (
@@ -99,8 +99,7 @@ def calibrate_block(
     students: Sequence[StudentBlock],
     features: Mapping[str, StudentTeacherFeatures],
 ) -> list[BlockRecord]:
-    """Calibrate the students' block in place and move every task's features past it (Algorithm 1,
-    lines 2-18).
+    """Calibrate the students' block in place and move all features past it (Algorithm 1, 2-18).
 
     `features` are of the tasks of this process. Without drift nothing runs through the last block.
     Returns: a record of each student, the same on all processes.
@@ -108,10 +107,9 @@ def calibrate_block(
     models, blocks = run.models, [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
     for number, (block, spec) in enumerate(students):
-        for task in features if spec.settings.order == "stale" else ():
-            stale[number, task] = SpooledList(features[task].students[number].spool)
-            for before in features[task].students[number]:
-                stale[number, task].append(step(block, spec.stack, *before))
+        for task, own in features.items() if spec.settings.order == "stale" else ():
+            moved = (step(block, spec.stack, *before) for before in own.students[number])
+            stale[number, task] = SpooledList(run.spool, moved)
     expert_tokens: dict[str, dict[str, int]] = {}
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]
@@ -140,20 +138,19 @@ def calibrate_block(
             if base is None and run.solve:
                 base = opened.enter_context(models.base.block(path))
             for which, part in parts.items() if run.solve else ():
-                solved = solve_systems(systems[which], blocks[which], base, part, run.ranks)
-                conditioning[which] += solved
+                given = systems[which], blocks[which], base, part, run.ranks
+                conditioning[which] += solve_systems(*given)
     records = []
     for number, (block, spec) in enumerate(students):
         models.round_to_stored_dtype(path, block)
         results = {}
         for task, own in features.items():
-            drift, track = None, own.students[number]
+            drift = None
             if run.block_drift:
                 drift = advance_student(block, spec.stack, own, number)
             elif spec.stack.feeds or not spec.last:
-                advance(block, spec.stack, track)
+                advance(block, spec.stack, own.students[number])
             if (number, task) in stale:
-                track.clear()
                 own.students[number] = stale[number, task]
             results[task] = drift, own.tokens, expert_tokens[task]
         records.append(block_record(spec.name, run.ranks.gathered(results), conditioning[number]))
@@ -200,9 +197,8 @@ def add_task_systems(
             for sums in parts:
                 sums.weight.zero_()  # no share; without any task the anchor is kept
         how = settings.interpolation, settings.task_weights, affine_of(teacher, site, settings)
-        shares = (
-            task_halves(parts, W, b, *how) if len(parts) > 1 else [task_system(*parts, W, b, *how)]
-        )
+        halves = len(parts) > 1
+        shares = task_halves(parts, W, b, *how) if halves else [task_system(*parts, W, b, *how)]
         if site in systems.sites:
             for total, share in zip(systems.sites[site], shares, strict=True):
                 total += share
@@ -219,10 +215,9 @@ def add_task_systems(
 def solve_systems(
     systems: Systems, student: nn.Module, base: nn.Module, spec: BlockSpec, ranks: Ranks
 ) -> list[float]:
-    """Solve every system against its anchor, load the solutions, and return each site's
-    conditioning (Eqs. 11, 17, 51, 55, 59).
+    """Solve every system against its anchor and load the solutions (Eqs. 11, 17, 51, 55, 59).
 
-    The systems are consumed. Raises: SingularGram.
+    The systems are consumed. Returns: each site's conditioning. Raises: SingularGram.
     """
     systems, settings, solutions = ranks.summed(systems), spec.settings, {}
     rho = settings.anchor_blend
@@ -290,9 +285,8 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
             for student in students:
                 if student.folder:
                     given = digests, student.settings, run.token_weights, run.block_drift
-                    own_print = fingerprint(models, *given)
-                    prints = run.ranks.gathered({min(streams): own_print})
-                    student.folder.resume(prints, run.resume)
+                    own_print = {min(streams): fingerprint(models, *given)}
+                    student.folder.resume(run.ranks.gathered(own_print), run.resume)
             run.ranks.together()  # no rank reads a block before those of another run are removed
         start = time.perf_counter()
         for path, blocks in student_blocks(models, students, stack, source, run.token_weights):
@@ -335,9 +329,7 @@ class BatchStream:
             return
         for batch in self._batches:
             if isinstance(batch, Mapping):
-                self.digest.add(
-                    *batch, *(x for x in tree_leaves(dict(batch)) if torch.is_tensor(x))
-                )
+                self.digest.add(*batch, *filter(torch.is_tensor, tree_leaves(dict(batch))))
             if self._kept is not None:
                 self._kept.append(batch)
             yield batch
@@ -359,16 +351,8 @@ def student_blocks(
             pairs = []
             for student in students:
                 block, settings = opened.enter_context(student.handle.block(path)), student.settings
-                linears, norms = solved_modules(block, settings.norm, settings.modules)
-                spec = BlockSpec(
-                    block_name(stack, index),
-                    stack,
-                    tuple(linears),
-                    tuple(norms),
-                    rule,
-                    last=index + 1 == count,
-                    encoder_keyword=source.feeds if source else "",
-                    settings=settings,
-                )
+                modules = map(tuple, solved_modules(block, settings.norm, settings.modules))
+                where = rule, index + 1 == count, source.feeds if source else ""
+                spec = BlockSpec(stack.block_name(index), stack, *modules, *where, settings)
                 pairs.append((block, spec))
             yield path, pairs

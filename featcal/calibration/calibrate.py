@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -75,15 +74,14 @@ def calibrate(
             {"pixel_values": x} (T5: {"input_ids": i, "attention_mask": m, "labels": l}). Read once;
             kept for models with several stacks.
         settings: λ, ρ, α and the switches of the method; `Calibration()` has the paper's for CLIP.
-            Default: "auto" chooses among a few (`calibration/choose.py`) and the merged model. They
-            are calibrated on up to 32 samples of each task. Of those that are worse than the merged
-            model on no task beyond two paired standard errors, the one whose answers are nearest to
-            the experts' is calibrated again with all samples but a quarter of each task (4 to 64),
-            which is held out. Those samples serve to choose, and once more to check the result:
-            where it is not better, the merged model is kept. Of a task with up to 42 samples the
-            held-out ones serve the last calibration as well, and check nothing. With
-            fewer than 8 samples of a task the merged model is kept. Norms of a kind that cannot be
-            solved stay as they are. `Result.choice` says what was chosen.
+            Default: "auto" calibrates a few candidates (`calibration/choose.py`) on up to 32
+            samples of each task. Of those worse than the merged model on no task beyond two paired
+            standard errors, the one whose answers are nearest to the experts' is calibrated again
+            with all samples but a quarter of each task (4 to 64), which is held out to choose, and
+            to check the result: where it is not better, the merged model is kept. Of a task with up
+            to 42 samples the held-out ones serve the last calibration as well, and check nothing;
+            with fewer than 8 the merged model is kept. Norms of a kind that cannot be solved stay
+            as they are. `Result.choice` says what was chosen.
         out: folder to write instead of returning the model, in the merged folder's precision. Its
             tokenizer and other files come from the merged folder, or from the base folder where
             the merged model is a module.
@@ -116,9 +114,12 @@ def calibrate(
     default = tempfile.gettempdir() if out is None else scratch_folder(Path(out))
     scratch = Path(work or default)
     with ranks.fail_together(), ExitStack() as opened:
-        check_arguments(experts, batches, settings, out, held_out, host_memory, scratch)
-        for path in (out, work) if out is not None and ranks.first else ():
-            if path is not None:
+        check_tasks(experts, batches)
+        check_arguments(experts, settings, held_out, host_memory)
+        if out is not None:
+            require_replaceable(Path(out))
+            require(not scratch.is_file(), "work", str(scratch), "names a file; name a folder")
+            for path in filter(None, (out, work)) if ranks.first else ():
                 opened.enter_context(claimed(path))
         own = {task: experts[task] for task in ranks.mine(experts)}
         models = open_models(
@@ -197,9 +198,8 @@ def best_candidate(
     with ExitStack() as opened:
         students = {}
         for number, (name, settings) in enumerate(choose.CANDIDATES.items()):
-            own = None
-            if folder:
-                own = RunFolder(folder.path / f"candidate-{number}", ranks.first)
+            own = folder and RunFolder(folder.path / f"candidate-{number}", ranks.first)
+            if own:
                 opened.enter_context(own)
             settings = settings.but(norm=models.norms)
             students[name] = Student(models.student_copy(), settings, own)
@@ -243,32 +243,25 @@ def check(
     with models.evaluated(), exact_products(), spool:
         samples = {}
         for task, expert in models.experts.items():
-            head = list(islice(batches[task], 1))
-            if not head:
+            head = next(iter(batches[task]), None)
+            if head is None:
                 raise BadBatches(task, NO_SAMPLES)
-            samples[task] = [check_plan(models, task, head[0], [models.student, expert])]
+            samples[task] = [check_plan(models, task, head, [models.student, expert])]
         students = [Student(models.student, given)]
         sweep(Run(models, spool, current(), block_drift=False, solve=False), students, samples)
 
 
 def check_arguments(
     experts: Mapping[str, Model],
-    batches: TaskBatches,
     settings: choose.CalibrationOrAuto,
-    out: str | Path | None,
     held_out: TaskBatches | None,
     host_memory: int | None,
-    scratch: Path,
 ) -> None:
     """Raise BadBatches or BadSetting for arguments of `calibrate` that cannot be used."""
-    check_tasks(experts, batches)
     given, expected = type(settings).__name__, 'must be "auto" or a featcal.Calibration'
     require(isinstance(settings, Calibration) or settings == "auto", "settings", given, expected)
     expected = "must be a number of bytes, at least 0"
     require(host_memory is None or host_memory >= 0, "host_memory", host_memory, expected)
-    if out is not None:
-        require_replaceable(Path(out))
-        require(not scratch.is_file(), "work", str(scratch), "names a file; name a folder")
     for task, own in (held_out or {}).items():
         if not isinstance(own, Iterable):
             kind = type(own).__name__

@@ -12,6 +12,7 @@ one for every token.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, Literal
@@ -117,8 +118,7 @@ def evenly(count: int, n: int) -> Tensor:
 
 
 def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return masks (n,) of a task's samples: for candidates, for the last calibration, and held
-    out.
+    """Return masks (n,) of a task's samples: for candidates, the last calibration, and held out.
 
     The last calibration has all samples if the rest is no more than candidates have.
     """
@@ -130,17 +130,13 @@ def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Part]] | None:
-    """Return the parts of each task's samples (`parts_of`); None if one has fewer than `FEWEST`.
+    """Return the parts of each task's samples; None if one has fewer than `FEWEST`.
 
     Batches that may differ between readings are read once and kept in the spool.
     """
     parts = {}
     for task, given in batches.items():
-        own = given
-        if not isinstance(given, Sequence):
-            own = SpooledList(spool)
-            for batch in given:
-                own.append(batch)
+        own = given if isinstance(given, Sequence) else SpooledList(spool, given)
         n = sum(map(sample_count, own))
         if n < FEWEST:
             return None
@@ -155,15 +151,16 @@ def divergences(
     held_out: Mapping[str, Part],
     seen: Mapping[str, Part],
 ) -> dict[str, dict[str, list[float]]]:
-    """Return by task and model the divergence of every held-out sample; `seen` are further samples
-    for relations.
+    """Return by task and model the divergence of every held-out sample. Raises: NotFinite.
 
-    The expert answers once for all models. Raises: NotFinite.
+    seen: further samples for relations. The expert answers once for all models.
     """
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, samples in held_out.items():
-        expert = models.experts[task]
-        pooling = pooling_of(expert)  # for all models, so that their features can be compared
+        expert, pooling = models.experts[task], None
+        with suppress(BadFile):  # the expert's way is not supported: take the mean over tokens
+            if isinstance(expert, StreamedModel):  # for all models, so that features compare
+                pooling = Sentences.of_folder(expert.folder)
         kl: dict[str, list[float]] = {name: [] for name in students}
         features: dict[str, list[Tensor]] = {name: [] for name in (task, *students)}
         with evaluation_mode([handle.module for handle in students.values()]):
@@ -193,14 +190,6 @@ def divergences(
                 raise NotFinite(f"model {name}, task {task}", "its answers")
         by_task[task] = kl
     return by_task
-
-
-def pooling_of(expert: ModelHandle) -> Sentences | None:
-    """Return how the expert's folder makes a vector of a text; None if unknown or not supported."""
-    try:
-        return Sentences.of_folder(expert.folder) if isinstance(expert, StreamedModel) else None
-    except BadFile:
-        return None
 
 
 def relational_divergence(f: Tensor, f_exp: Tensor) -> Tensor:
@@ -241,15 +230,10 @@ def choose(
             allowed.append(name)
     chosen = min(allowed, key=lambda name: sum(divergence[name].values()))
     if chosen == MERGED:
-        tasks = ", ".join(by_task)
-        sentence = (
-            f"Kept the merged model: calibration did not help on held-out samples of {tasks}."
-        )
-        return Choice(MERGED, sentence, None, divergence)
-    sentence = (
-        f"Calibrated with {chosen}: its answers were nearest to the experts' on held-out samples."
-    )
-    return Choice(chosen, sentence, settings[chosen], divergence)
+        reason = f"calibration did not help on held-out samples of {', '.join(by_task)}"
+        return Choice(MERGED, f"Kept the merged model: {reason}.", None, divergence)
+    reason = "its answers were nearest to the experts' on held-out samples"
+    return Choice(chosen, f"Calibrated with {chosen}: {reason}.", settings[chosen], divergence)
 
 
 def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
@@ -294,26 +278,20 @@ def kl_and_top1(ours: Scores, theirs: Scores) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Answers:
-    """A model's answers to one batch: features after the last block (n, tokens, d), the mask of
-    tokens, one feature of each sample (n, p), scores if it has a head, and the rows of each sample
-    (n,).
-    """
+    """A model's answers to one batch."""
 
-    hidden: Tensor
-    mask: Tensor | None
-    pooled: Tensor
-    scores: Scores | None
-    sizes: Tensor
+    hidden: Tensor  # (n, tokens, d), after the last block
+    mask: Tensor | None  # (n, tokens)
+    pooled: Tensor  # (n, p)
+    scores: Scores | None  # if it has a head
+    sizes: Tensor  # (n,)  rows of scores of each sample
 
 
 def answers(
-    model: nn.Module,
-    batch: Batch,
-    given_plan: BlockPlan | None,
-    sentences: Sentences | None = None,
+    model: nn.Module, batch: Batch, plan: BlockPlan | None, sentences: Sentences | None = None
 ) -> Answers:
     """Return one forward's answers; `sentences`: how an encoder's folder makes a vector of a text."""
-    plan, head = plan_for(model, given_plan), output_embeddings(model)
+    plan, head = plan_for(model, plan), output_embeddings(model)
     stack, scores, pooled = plan.stacks[-1], None, None
     with last_outputs(model, plan) as outputs:
         if head is not None:

@@ -1,11 +1,9 @@
 """Estimate memory, disk and operations of a calibration from shapes, before a weight is read.
 
-One batch runs once through the model on torch's meta device, which shows what the linears of every
-block read and how large features are. The rest is arithmetic, for models given as folders.
-
-Tests hold operations to 20 % of those counted in real runs, and memory and disk on CPUs to 25 %;
-peaks on GPUs are the same sums, not measured. Runs with fewer tokens than a linear has inputs need
-less. Experts of a mixture are assumed to receive equally many tokens.
+One batch runs through the model on torch's meta device; the rest is arithmetic, for models given as
+folders. Tests hold operations to 20 % of those counted in real runs, and memory and disk on CPUs to
+25 %; peaks on GPUs are not measured. Runs with fewer tokens than a linear has inputs need less.
+Experts of a mixture are assumed to receive equally many tokens.
 
 Legend: d inputs · o outputs · n rows (tokens of one batch) · work in operations, sizes in bytes.
 """
@@ -108,8 +106,8 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     memory = [_memory(shape, *stage) for stage in stages]
     needs = max(memory, key=lambda own: sum(own["device"].values()) + sum(own["host"].values()))
     solved = sum(block.weights for block in shape.blocks) * max(len(who) for who, _ in stages)
-    written = {"calibrated model": shape.weights, "while joining": shape.largest}
-    needs["disk"] |= {"solved blocks": solved, **written}
+    needs["disk"] |= {"solved blocks": solved, "calibrated model": shape.weights}
+    needs["disk"]["while joining"] = shape.largest
     operations = [_operations(shape, *stage) for stage in stages]
     needs["operations"] = {name: sum(one[name] for one in operations) for name in operations[0]}
     if passes:
@@ -118,9 +116,10 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     return needs
 
 
-def _memory(
-    shape: ModelShape, students: Sequence[Calibration], job: Job
-) -> dict[str, dict[str, int]]:
+Students = Sequence[Calibration]  # settings of the models that are calibrated at once
+
+
+def _memory(shape: ModelShape, students: Students, job: Job) -> dict[str, dict[str, int]]:
     """Return the bytes on the device and the host, and those of features that wait on disk."""
     tasks = -(-job.tasks // job.processes)  # of the process that has most
     waiting = (len(students) + 1) * tasks * shape.features * job.samples // job.batch
@@ -139,9 +138,7 @@ def _memory(
     }
 
 
-def _peak(
-    shape: ModelShape, students: Sequence[Calibration], job: Job, tasks: int
-) -> dict[str, int]:
+def _peak(shape: ModelShape, students: Students, job: Job, tasks: int) -> dict[str, int]:
     """Return the parts of the working memory at the moment when their sum is largest."""
     value, count = PRODUCT if job.on_gpu else PRODUCT + SUM, len(students)
     halves = [(1 + (one.ridge == "auto"), one.order == "sites") for one in students]
@@ -171,7 +168,7 @@ def _peak(
     return max(moments, key=lambda parts: sum(parts.values()))
 
 
-def _operations(shape: ModelShape, students: Sequence[Calibration], job: Job) -> dict[str, int]:
+def _operations(shape: ModelShape, students: Students, job: Job) -> dict[str, int]:
     """Count operations, 2 for one multiplication and addition."""
     passes = products = solves = 0.0
     by_site = any(settings.order == "sites" for settings in students)

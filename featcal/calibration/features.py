@@ -1,5 +1,4 @@
-"""Keep every task's features on their device, in host memory or on disk, and move them from block
-to block.
+"""Keep every task's features on their device, in host memory or on disk, and move them past blocks.
 
 A tensor that was kept comes back with the same bits, and with the same strides if it fills its
 memory without gaps or is expanded; else contiguous.
@@ -8,7 +7,7 @@ memory without gaps or is expanded; else contiguous.
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,13 +38,13 @@ class Kept:
 class Handle:
     """One tensor that a spool keeps, for as long as the handle is referred to."""
 
-    flat: Tensor | None = None  # all values in order of memory; None if they are on disk
-    file: Path | None = None
-
-    def __init__(self, tensor: Tensor, strides: list[int], flat: Tensor, kept: Kept):
+    def __init__(
+        self, tensor: Tensor, strides: list[int], flat: Tensor, kept: Kept, file: Path | None
+    ):
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.strides = strides  # in memory without gaps; 0 along expanded axes
-        self.bytes, self.kept = flat.nbytes, kept
+        self.flat = None if file else flat  # all values in order of memory
+        self.file, self.bytes, self.kept = file, flat.nbytes, kept
         kept.now += self.bytes
 
     def __del__(self) -> None:
@@ -55,8 +54,7 @@ class Handle:
 
 
 class Spool(AbstractContextManager["Spool"]):
-    """Keep tensors within budgets of bytes: on their GPU, then in (pinned) host memory, then on
-    disk.
+    """Keep tensors within budgets of bytes: on their GPU, in (pinned) host memory, then on disk.
 
     Files are in a folder of their own below `folder`, removed at the end; those of killed processes
     are removed at the beginning. A kept tensor is not copied, so it must not be overwritten.
@@ -83,13 +81,9 @@ class Spool(AbstractContextManager["Spool"]):
         if flat.is_cuda and self.device.now + flat.nbytes <= self._device_budget:
             kept = self.device
         file = self._write(flat) if kept is self.disk else None
-        handle = Handle(tensor, strides, flat, kept)
-        if file:
-            handle.file = file
-        elif kept is self.host and flat.is_cuda:
+        handle = Handle(tensor, strides, flat, kept, file)
+        if kept is self.host and flat.is_cuda:
             handle.flat = torch.empty_like(flat, device="cpu", pin_memory=True).copy_(flat)
-        else:
-            handle.flat = flat
         return handle
 
     def get(self, handle: Handle) -> Tensor:
@@ -134,9 +128,9 @@ class SpooledList:
     A tensor of the value read last that is part of its replacement is not kept again.
     """
 
-    def __init__(self, spool: Spool):
+    def __init__(self, spool: Spool, values: Iterable[Any] = ()):
         self.spool = spool
-        self._values: list[Any] = []  # with handles instead of tensors
+        self._values = [self._keep(value, {}) for value in values]  # handles instead of tensors
         # number of the value read last, and its tensors by identity
         self._last: tuple[int, dict[int, tuple[Tensor, Handle]]] = -1, {}
 
@@ -181,9 +175,7 @@ class SpooledList:
 @dataclass
 class StudentTeacherFeatures:
     """Features of one task before the current block: per batch hidden states (batch, tokens, d) and
-    other arguments.
-
-    After the last block of a stack that feeds another: per batch what it feeds, (batch, tokens, d).
+    other arguments; after the last block of a stack that feeds another, what it feeds.
     """
 
     students: list[SpooledList]  # in each model that is being calibrated

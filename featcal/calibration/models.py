@@ -133,8 +133,7 @@ def open_models(
         if isinstance(model, nn.Module):
             plain = without_adapters(model)
             tower = getattr(plain, "base_model", plain)
-            only_tower = type(plain) is not kind and type(tower) is kind
-            return InMemoryModel(tower if only_tower else plain)
+            return InMemoryModel(tower if type(tower) is kind else plain)
         own = model_class(model)
         return streamed(model, kind if own is not kind and same_tower(own, kind) else None)
 
@@ -170,8 +169,7 @@ def open_models(
 def check_plan(
     models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]
 ) -> dict[str, object]:
-    """Return two samples, on which running the plan's blocks one by one gives each model's own
-    features.
+    """Return two samples on which each model's blocks, run one by one, give its own features.
 
     Raises: BadBatches, BadPlan.
     """

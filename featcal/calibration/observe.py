@@ -1,5 +1,4 @@
-"""Observe one block: run the student's and the teacher's block and add up the moments of every
-input (Eqs. 13, 52, 56).
+"""Observe one block: run student and teacher and sum the moments of every input (Eqs. 13, 52, 56).
 
 A site is the linears of a block that read the same tensor with the same token weights, such as q, k
 and v: they share one Gram matrix. Legend: n rows (tokens of a batch) · d inputs · o outputs.
@@ -42,6 +41,12 @@ FOLDED_SHARE = 0.5
 # float64 products with the sums
 FEW_TOKENS = 2
 PAPER = Calibration()
+
+# hidden states and mask of a block, and of the encoder whose output it reads
+Tokens = tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]]
+# by name: inputs (..., d) of student and teacher, the teacher's outputs (..., o), and of linears
+# that write into the residual stream β (r_exp − r_cal), (..., o)
+Captures = tuple[Mapping[str, Tensor], ...]
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,8 @@ def observe(
     student.
 
     specs: by number of the student; others wait. The modules of one contain those of the others.
-    Passes stop once everything is captured, unless the teacher's features move on: that pass also
-    shows inputs that are overwritten later. Raises: BadCapture.
+    Passes stop once all is captured, unless the teacher's features move on: that pass also shows
+    inputs that are overwritten later. Raises: BadCapture.
     """
     moments, before = {number: BlockMoments(features.tokens) for number in specs}, 0
     spec = replace(  # what the teacher is asked for
@@ -119,17 +124,15 @@ def observe(
             if set(r_cal) != set(own.writers) or set(r_exp) != set(writers):
                 problem = "their outputs are not added to the residual stream in every batch"
                 raise BadCapture(writers, f"{problem} and model")
-            gaps = {
-                n: own.settings.residual * (wide(r_exp[n]) - wide(r_cal[n])) for n in own.writers
-            }
+            beta = own.settings.residual
+            gaps = {name: beta * (wide(r_exp[name]) - wide(r_cal[name])) for name in own.writers}
             for name in own.scales.keys() & gaps:  # γ y is added; one with γ = 0 is never seen
                 scale = own.scales[name]
                 gaps[name] = torch.where(scale == 0, 0, gaps[name] / wide(scale))
             encoder = batch[1][0].get(own.encoder_keyword), features.encoder_masks[number]
-            tokens = (batch[0], mask), encoder
-            sums = moments[which]
-            add_batch(sums, own, student, teacher, x_cal, x_exp, y_exp, gaps, tokens, before)
-            del x_cal, r_cal, gaps
+            captured, tokens = (x_cal, x_exp, y_exp, gaps), ((batch[0], mask), encoder)
+            add_batch(moments[which], own, student, teacher, captured, tokens, before)
+            del x_cal, r_cal, gaps, captured
         before += len(batch[0])
         if spec.moves_teacher:
             features.teacher[number] = teacher_output
@@ -143,19 +146,16 @@ def add_batch(
     spec: BlockSpec,
     student: nn.Module,
     teacher: nn.Module,
-    x_cal: Mapping[str, Tensor],
-    x_exp: Mapping[str, Tensor],
-    y_exp: Mapping[str, Tensor],
-    gaps: Mapping[str, Tensor],
-    tokens: tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]],
+    captured: Captures,
+    tokens: Tokens,
     before: int,
 ) -> None:
     """Add one batch to the moments of every site and norm of one student.
 
-    tokens: hidden states and mask of the block, and of the encoder.   before: samples in earlier
-    batches; they alternate between the halves.
+    before: samples in earlier batches; they alternate between the halves.
     """
     (hidden, mask), _ = tokens
+    x_cal = captured[0]
     expert_rows = routed(student)
     whole = partial(row_weights, spec, tokens, expert_rows)
     parts = [whole]
@@ -172,8 +172,7 @@ def add_batch(
     for site, w in sites.items():
         name = site[0]
         ws = [w] if len(parts) == 1 else [weigh(name, x_cal[name]) for weigh in parts]
-        alpha = spec.settings.interpolation
-        add_site(moments, site, teacher, x_cal[name], x_exp[name], y_exp, gaps, ws, alpha)
+        add_site(moments, site, teacher, captured, ws, spec.settings.interpolation)
     for name in spec.norms:
         x = x_cal[name]
         if name not in moments.norms:
@@ -189,16 +188,10 @@ def add_batch(
 
 
 def capture(
-    block: nn.Module,
-    spec: BlockSpec,
-    features: Features,
-    outputs: Sequence[str],
-    whole: bool,
+    block: nn.Module, spec: BlockSpec, features: Features, outputs: Sequence[str], whole: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Features | None]:
-    """Run a block; return by name inputs x of solved modules, outputs y and residual streams r, and
-    what leaves the block.
-
-    Unless `whole`, the run stops once all are captured, and nothing (None) leaves the block.
+    """Run a block; return by name inputs x of solved modules, outputs y, residual streams r; and
+    what leaves the block: None unless `whole`, as the run then stops once all are captured.
     """
     inputs = spec.linears + spec.norms
     x, y, r, result = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor](), None
@@ -226,21 +219,15 @@ def add_site(
     moments: BlockMoments,
     site: Site,
     teacher: nn.Module,
-    x_cal: Tensor,
-    x_exp: Tensor,
-    y_exp: Mapping[str, Tensor],
-    gaps: Mapping[str, Tensor],
+    captured: Captures,
     ws: Sequence[Tensor],
     alpha: float,
 ) -> None:
-    """Add one batch to the moments of a site, with token weights (...) of each part of the samples.
-
-    y_exp: captured outputs (..., o).   gaps: β (r_exp − r_cal), (..., o), of linears that write
-    into the residual stream.
-    """
+    """Add one batch to the moments of a site, with token weights (...) of each part of samples."""
+    *inputs, y_exp, gaps = captured
     linears = [teacher.get_submodule(name) for name in site]
     widths = [len(weight_of(linear)) for linear in linears]
-    x_cal, x_exp = x_cal.flatten(0, -2), x_exp.flatten(0, -2)  # (n, d), (n, d)
+    x_cal, x_exp = (x[site[0]].flatten(0, -2) for x in inputs)  # (n, d), (n, d)
     (d, o), has_gap = (x_cal.shape[1], sum(widths)), any(name in gaps for name in site)
     if site not in moments.sites:
         blended = o <= d and moments.tokens < FEW_TOKENS * d
@@ -269,11 +256,7 @@ def add_site(
 
 
 def row_weights(
-    spec: BlockSpec,
-    tokens: tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]],
-    expert_rows: Mapping[str, Tensor],
-    name: str,
-    x: Tensor,
+    spec: BlockSpec, tokens: Tokens, expert_rows: Mapping[str, Tensor], name: str, x: Tensor
 ) -> Tensor:
     """Return the token weights of one module's input x (..., d), shaped x.shape[:-1].
 
@@ -333,10 +316,8 @@ def same_memory(x: Tensor, y: Tensor) -> bool:
 def block_parts(
     student: nn.Module, features: Features, spec: BlockSpec, by_site: bool
 ) -> list[BlockSpec]:
-    """Return the parts of a block in the order in which they are observed: the whole, or `by_site`
-    one norm or site at a time.
-
-    Raises: BadSetting for β > 0 where no solved linear writes into the residual stream.
+    """Return the parts of a block in the order of observation: the whole, or `by_site` each norm and
+    site. Raises: BadSetting for β > 0 where no solved linear writes into the residual stream.
     """
     hidden, arguments = features
     if spec.settings.residual:

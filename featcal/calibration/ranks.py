@@ -33,14 +33,12 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 class Ranks:
     """One of several processes, which call the same methods in the same order; or a single one."""
 
-    def __init__(
-        self,
-        object_group: dist.ProcessGroup | None = None,
-        tensor_group: dist.ProcessGroup | None = None,
-    ):
+    tensor_group: dist.ProcessGroup | None = None
+
+    def __init__(self, object_group: dist.ProcessGroup | None = None):
         several = dist.is_available() and dist.is_initialized()
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-        self.object_group, self.tensor_group = object_group, tensor_group
+        self.object_group = object_group
         self.device = torch.device("cpu")  # that of the sums, once there are any
         self.over = False  # a failure is known to all, and nothing more is exchanged
 
@@ -51,19 +49,15 @@ class Ranks:
 
     def mine(self, tasks: Collection[str]) -> list[str]:
         """Return the tasks of this process, dealt in sorted order. Raises: BadSetting."""
-        expected = (
-            f"must be at most {len(tasks)}, the number of tasks, since every process takes whole "
-            "ones; run several experiments side by side, each on its own GPUs "
-            "(CUDA_VISIBLE_DEVICES), to use more"
-        )
+        expected = f"must be at most {len(tasks)}, the number of tasks; to use more, run several "
+        expected += "experiments side by side, each on its own GPUs (CUDA_VISIBLE_DEVICES)"
         require(self.world <= len(tasks), PROCESSES, self.world, expected)
         return sorted(tasks)[self.rank :: self.world]
 
     def summed(self, systems: Systems) -> Systems:
-        """Return the sums over all tasks, of sites only those that this process solves; consume the
-        argument.
+        """Return the sums over all tasks, of sites only those that this process solves.
 
-        Raises: BadCapture unless the tasks of all processes have the same sites.
+        The argument is consumed. Raises: BadCapture unless all tasks have the same sites.
         """
         if self.world == 1:
             return systems
@@ -176,8 +170,7 @@ def current() -> Ranks:
 def process_group() -> Iterator[None]:
     """Join the processes that torchrun started, if any; inside, `current()` is this one among them.
 
-    Raises: BadSetting if variables of torchrun are missing; RankLostError; RemoteRankError after
-    another process has reported its error.
+    Raises: BadSetting; RankLostError; RemoteRankError after another process reported its error.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
@@ -206,8 +199,7 @@ def process_group() -> Iterator[None]:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Return the device of this process; of several on GPUs each has its own, and tensors move
-    through NCCL.
+    """Return the device of this process; on GPUs each has its own, and tensors move through NCCL.
 
     Raises: BadSetting for more processes than GPUs.
     """

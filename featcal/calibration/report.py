@@ -1,4 +1,4 @@
-"""Measure how far models are from their experts, and say so in records and in the model card.
+"""Measure how far models are from their experts, for records and the model card of a run.
 
 Relative drift is ‖H − H_exp‖_F / ‖H_exp‖_F of features H (Figures 1, 2, 6 and 7). Two equal runs
 give equal records.
@@ -87,10 +87,8 @@ class Choice:
     @property
     def rows(self) -> list[list[str]]:
         """Return, for each model, its name and the mean over tasks of its divergence."""
-        return [
-            [name, f"{sum(tasks.values()) / len(tasks):.4f}"]
-            for name, tasks in self.divergence.items()
-        ]
+        means = {name: sum(own.values()) / len(own) for name, own in self.divergence.items()}
+        return [[name, f"{mean:.4f}"] for name, mean in means.items()]
 
 
 @dataclass(frozen=True)
@@ -161,9 +159,7 @@ def progress_line(records: Sequence[BlockRecord], tasks: int, seconds: float, re
 def last_outputs(
     model: nn.Module, plan: BlockPlan, stop: bool = False
 ) -> Iterator[dict[str, Tensor]]:
-    """Capture the output (batch, tokens, d) of each stack's last block; `stop` ends the forward
-    then.
-    """
+    """Capture the output (batch, tokens, d) of each stack's last block, then `stop` the forward."""
     outputs: dict[str, Tensor] = {}
     names = {f"{s.blocks}.{len(blocks_of(model, s)) - 1}": s.name for s in plan.stacks}
 
@@ -230,24 +226,19 @@ def calibration_card(
     """
     models = {"base": base, "merged model": merged}
     models |= {f"expert {task}": experts[task] for task in sorted(experts)}
-    method, choice = merge_method(merged), result.choice
     stated = result.settings.stated if result.settings else {}
     names = {key: f"{symbol}, {key}" for key, symbol in SYMBOLS.items()}
     measured = all(block.relative_drift is not None for block in result.blocks)
-    by = f" by {method}" if method else ""
-    summary = f"{len(experts)} fine-tuned models merged into one{by}. " + (
-        "Its weights were then calibrated to the experts' features with"
-        f" [FeatCal](https://arxiv.org/abs/2605.13030) (featcal {__version__}):"
-        " in closed form, without training."
-        if result.settings
-        else f"It was not calibrated (featcal {__version__})."
-    )
     return render_card(
         f"{name_of(base)}: {len(experts)} experts merged and calibrated",
-        summary + (f" {choice.sentence}" if choice else ""),
+        "",
         models,
         [[names.get(key, key), value] for key, value in stated.items()],
         {"datasets": sorted(set(datasets))} if datasets else {},
+        calibration=result,
+        experts=len(experts),
+        merged_by=merge_method(merged),
+        version=__version__,
         samples=list((samples or {}).items()),
         drift_columns=DRIFT_COLUMNS,
         drift=drift_rows(result.drift),
@@ -271,12 +262,9 @@ def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
 
 def worse(drift: Sequence[DriftRecord]) -> list[str]:
     """Return a sentence naming the experts whose drift calibration increased, or []."""
-    names = list(dict.fromkeys(one.expert for one in drift if one.worse))
-    sentence = (
-        f"Calibration increased the drift from these experts: {', '.join(names)}."
-        " featcal compare shows whether their answers are worse too."
-    )
-    return [sentence] if names else []
+    names = ", ".join(dict.fromkeys(one.expert for one in drift if one.worse))
+    advice = "featcal compare shows whether their answers are worse too."
+    return [f"Calibration increased the drift from these experts: {names}. {advice}"] * bool(names)
 
 
 def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
@@ -296,10 +284,9 @@ def merge_method(merged: object) -> str | None:
     """Return the merge method that a folder's mergekit recipe or card states, or None."""
     if not isinstance(merged, str | Path):
         return None
-    try:
+    recipe = None
+    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # the folder states no method
         recipe = yaml.safe_load((Path(merged) / RECIPE).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):  # the folder states no method
-        recipe = None
     if isinstance(recipe, dict) and isinstance(recipe.get("merge_method"), str):
         return f"mergekit's {recipe['merge_method']}"
     method = front_matter(Path(merged)).get("merge_method")

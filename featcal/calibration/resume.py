@@ -1,5 +1,4 @@
-"""Keep solved blocks on disk to continue an interrupted calibration, and write the calibrated
-folder from them.
+"""Keep solved blocks on disk to continue an interrupted run, and write the result from them.
 
 A fingerprint covers everything that the result depends on: two runs with the same one give the same
 bytes on the same machine, and only then are blocks of the earlier run used.
@@ -26,9 +25,9 @@ from featcal.core.moments import TokenRule
 from featcal.errors import BadFile
 from featcal.files import atomic_folder, atomic_path, read_json, write_json
 from featcal.models.checkpoint import LazyCheckpoint
-from featcal.models.plan import BlockPlan, Stack
+from featcal.models.plan import BlockPlan
 from featcal.models.save import copy_other_files, save_model, shard_writer
-from featcal.models.streamed import Override, StreamedModel
+from featcal.models.streamed import InMemoryModel, Override, StreamedModel
 from featcal.settings import Calibration
 
 CODE = ("core", "models", "calibration")  # subpackages that weights depend on
@@ -75,35 +74,25 @@ def fingerprint(
     roles |= {f"expert {task}": expert for task, expert in models.experts.items()}
     for role, handle in roles.items():
         digest.add(role)
-        if isinstance(handle, StreamedModel):
-            add_folder(digest, handle.folder)
-        else:
+        if isinstance(handle, InMemoryModel):
             digest.add(*(part for named in handle.module.named_parameters() for part in named))
+            continue
+        for file in sorted([handle.folder / "config.json", *handle.folder.glob("*.safetensors")]):
+            state = file.stat()  # the whole may be too large to read
+            digest.add(file.name, state.st_size, state.st_mtime_ns)
+            with file.open("rb") as stream:
+                for start in range(0, state.st_size, max(SAMPLE, state.st_size // SAMPLES)):
+                    stream.seek(start)
+                    digest.add(stream.read(SAMPLE))
     root = Path(__file__).parents[1]
     for file in sorted(file for part in CODE for file in (root / part).glob("*.py")):
         digest.add(file.name, file.read_bytes())
     return str(digest)
 
 
-def add_folder(digest: Digest, folder: Path) -> None:
-    """Add names, sizes, dates and samples of a model's files, which may be too large to read."""
-    for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
-        state = file.stat()
-        digest.add(file.name, state.st_size, state.st_mtime_ns)
-        with file.open("rb") as stream:
-            for start in range(0, state.st_size, max(SAMPLE, state.st_size // SAMPLES)):
-                stream.seek(start)
-                digest.add(stream.read(SAMPLE))
-
-
 def check_sum(parameters: Mapping[str, Tensor], record: str) -> str:
     """Return a digest of a solved block's file, which a full disk or an editor changes."""
     return str(Digest(record, *(part for item in sorted(parameters.items()) for part in item)))
-
-
-def block_name(stack: Stack, index: int) -> str:
-    """Return the name of a block in records and files."""
-    return f"{stack.name}.{index:02d}"
 
 
 def scratch_folder(out: Path) -> Path:
@@ -168,8 +157,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def solved_values(self, plan: BlockPlan) -> Override:
-        """Return a function from a parameter's name in the model to its solved value, or None if it
-        has none.
+        """Return a function from a parameter's name in the model to its solved value, if it has one.
 
         It raises BadFile for a block that is gone.
         """
@@ -186,7 +174,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             for stack in plan.stacks:
                 if name.startswith(f"{stack.blocks}."):
                     index, _, inner = name.removeprefix(f"{stack.blocks}.").partition(".")
-                    return parameters(block_name(stack, int(index))).get(inner)
+                    return parameters(stack.block_name(int(index))).get(inner)
             return None
 
         return value
@@ -195,8 +183,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 def write_calibrated(
     models: Models, out: str | Path, result: Result, folder: RunFolder, card: str
 ) -> None:
-    """Write the calibrated model as a folder with the merged one's names and precision, records and
-    card.
+    """Write the calibrated model as a folder with the merged one's names and precision.
 
     Other files, such as the tokenizer, come from the merged folder, or from the base if that is a
     module. Raises: DiskFull; BadFile if a solved block is gone.

@@ -195,12 +195,12 @@ def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
     weight = head.get("visual_projection") if isinstance(head, Mapping) else head
     if head is None:
         return vectors
-    if isinstance(weight, Tensor):
-        if weight.dim() != 2 or weight.shape[1] != vectors.shape[1]:
-            wanted = f"must have shape (p, {vectors.shape[1]}), as the weight of visual_projection"
-            raise BadSetting("head", tuple(weight.shape), wanted)
-        return vectors @ weight.to(vectors).T
-    if not callable(weight):
+    if callable(weight):
+        return weight(vectors)
+    if not isinstance(weight, Tensor):
         wanted = "must be the weight (p, h) of visual_projection, or a function"
         raise BadSetting("head", type(head).__name__, wanted)
-    return weight(vectors)
+    if weight.dim() != 2 or weight.shape[1] != vectors.shape[1]:
+        wanted = f"must have shape (p, {vectors.shape[1]}), as the weight of visual_projection"
+        raise BadSetting("head", tuple(weight.shape), wanted)
+    return vectors @ weight.to(vectors).T

@@ -143,8 +143,8 @@ def first_inputs(
         handed = f"what {source.entry!r} puts out as {source.feeds!r}"
         raise BadPlan(name, f"{stack.entry!r} does not receive {handed}")
     if len(calls) < wanted:
-        problem = f"its forward never reaches the {'last' if calls else 'first'} block of the plan"
-        raise BadPlan(name, problem)
+        which = "last" if calls else "first"
+        raise BadPlan(name, f"its forward never reaches the {which} block of the plan")
     hidden = [call.pop(next(iter(call))) for call in calls]
     return hidden[0], tuple(calls)
 
@@ -160,7 +160,7 @@ def new_gelu(x: Tensor) -> Tensor:
     return inner.tanh_().add_(1.0).mul_(0.5 * x)
 
 
-IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+IN_PLACE: dict[type[nn.Module], Any] = {
     QuickGELUActivation: quick_gelu,
     NewGELUActivation: new_gelu,
 }
@@ -231,10 +231,9 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
         own = list(features[stack.name].values())[-1]
         difference = float((replayed[stack.name] - own).abs().max())
         if not difference <= ROUNDING * float(own.abs().max()):
-            problem = f"replaying {stack.blocks!r} differs from the model's own forward by "
-            problem += f"{difference:.3g}"
+            by = f"the model's own forward by {difference:.3g}"
             way_out = f"the blocks exchange something a block plan cannot express; {CHOOSE_BLOCKS}"
-            raise BadPlan(name, problem, way_out)
+            raise BadPlan(name, f"replaying {stack.blocks!r} differs from {by}", way_out)
 
 
 # Capture tensors inside a forward
@@ -320,8 +319,9 @@ def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str,
         number = f"{int(name):02d}"
         if number in features:
             path = next(path for path, each in model.named_modules() if each is blocks[int(name)])
-            problem = "this block runs twice in one forward, so it has two solutions"
-            raise BadCapture([path], problem)
+            raise BadCapture(
+                [path], "this block runs twice in one forward, so it has two solutions"
+            )
         features[number] = output if isinstance(output, Tensor) else output[0]
 
     first = blocks[0].register_forward_pre_hook(entering, with_kwargs=True)

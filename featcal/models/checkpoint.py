@@ -76,14 +76,12 @@ def no_safetensors(folder: Path, wanted: str = SINGLE) -> BadFile:
     """Return the error of a folder without safetensors, with a way out if it holds a pickle."""
     files = sorted(path.name for path in folder.iterdir())
     way_out = f"give the folder that holds {wanted}, or its shards with their index"
-    for name in files:
-        if name.endswith((".bin", ".pt", ".pth", ".ckpt")):
-            way_out = (
-                f"{name} is a pickle, which can run code when opened and is not read here; where "
-                "you trust it, load it and write it with save_pretrained(folder), or its state "
-                "dict with safetensors.torch.save_file"
-            )
-            break
+    if pickles := [name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]:
+        way_out = (
+            f"{pickles[0]} is a pickle, which can run code when opened and is not read here; where "
+            "you trust it, load it and write it with save_pretrained(folder), or its state dict "
+            "with safetensors.torch.save_file"
+        )
     if variants := [name for name in files if VARIANT.fullmatch(name)]:
         way_out = f"to use the variant {variants[0]}, copy it to {SINGLE}"
     content = ", ".join(files[:8]) or "nothing"
@@ -136,12 +134,12 @@ class LazyCheckpoint(dict[str, LazyTensor]):
         """Raise BadFile if a weight is stored as integers; other tensors, e.g. counters, may be."""
         for name, each in self.items():
             if name.endswith("weight") and "float" not in each.kind:
-                problem = f"{name} is stored as {each.kind}, not floating-point"
-                way_out = (
+                raise BadFile(
+                    each.file,
+                    f"{name} is stored as {each.kind}, not floating-point",
                     "give the checkpoint that the quantised one was made from, or write its values "
-                    "as float32, float16 or bfloat16"
+                    "as float32, float16 or bfloat16",
                 )
-                raise BadFile(each.file, problem, way_out)
 
     def _read(self, file: Path, name: str) -> "Tensor":
         """Return one tensor of a file. Raises: TruncatedFile."""
@@ -180,8 +178,8 @@ class LazyCheckpoint(dict[str, LazyTensor]):
                         part, read = opened.get_slice(name), partial(self._read, file, name)
                         kind, shape = part.get_dtype(), (*part.get_shape(),)
                         if kind not in KINDS:
-                            problem, known = f"{name} is stored as {kind}", ", ".join(KINDS)
-                            raise BadFile(file, problem, f"store it as one of {known}")
+                            way_out = f"store it as one of {', '.join(KINDS)}"
+                            raise BadFile(file, f"{name} is stored as {kind}", way_out)
                         stored[name] = LazyTensor(name, file, KINDS[kind], shape, read)
             except SafetensorError as error:
                 raise TruncatedFile(file, error) from None
@@ -226,9 +224,7 @@ def all_finite(tensor: "Tensor") -> bool:
 
 
 def check_tensor(source: object, name: str, tensor: "Tensor", weight: bool = True) -> None:
-    """Raise BadData or NotFinite unless a tensor can be used; source: its file or model; weight:
-    not a buffer.
-    """
+    """Raise BadData or NotFinite unless a tensor of `source` can be used; weight: not a buffer."""
     if tensor.is_meta:
         problem, way_out = f"{name} is on meta, without values", "load the model with its weights"
         raise BadData(source, problem, way_out)

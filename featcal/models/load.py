@@ -54,8 +54,8 @@ def load_clip(folder: str | Path) -> CLIPModel:
     """Load a CLIPModel with both towers. Raises: as load_model; BadFile for another class."""
     kind = model_class(folder)
     if kind is not CLIPModel:
-        expected = "a CLIPModel with image and text tower is needed here"
-        raise other_class(folder, kind.__name__, expected)
+        needed = "a CLIPModel with image and text tower is needed here"
+        raise other_class(folder, kind.__name__, needed)
     return _load(kind, folder, torch.float32)
 
 
@@ -90,14 +90,15 @@ def _load(kind: Any, folder: str | Path, dtype: torch.dtype) -> Any:
 def read_config(kind: Any, folder: str | Path) -> PretrainedConfig:
     """Read a model class's configuration, with eager where an attention needs packages or a GPU."""
     config: PretrainedConfig = kind.config_class.from_pretrained(folder, local_files_only=True)
-    towers = [getattr(config, name, None) for name in config.sub_configs]
-    for each in (config, *(tower for tower in towers if isinstance(tower, PretrainedConfig))):
+    parts = [config]
+    for each in parts:
+        towers = (getattr(each, name, None) for name in each.sub_configs)
+        parts += [tower for tower in towers if isinstance(tower, PretrainedConfig)]
         named = each._attn_implementation
         if named not in (None, "eager", "sdpa") or (named == "sdpa" and not kind._supports_sdpa):
             each._attn_implementation = "eager"
-            warnings.warn(
-                f"attention {named!r} of config.json is not used, but eager", stacklevel=1
-            )
+            text = f"attention {named!r} of config.json is not used, but eager"
+            warnings.warn(text, stacklevel=1)
     return config
 
 
@@ -176,13 +177,10 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     """
     path = folder_path(folder)
     if is_adapter(folder):
-        raise BadFile(
-            folder,
-            "a LoRA adapter, not a model",
-            "merge, calibrate and compare accept it as an expert",
-            "to make a model of it: featcal merge average --base BASE --out MODEL "
-            f"--expert NAME={folder}",
-        )
+        made = f"featcal merge average --base BASE --out MODEL --expert NAME={folder}"
+        way_out = "merge, calibrate and compare accept it as an expert"
+        problem = "a LoRA adapter, not a model"
+        raise BadFile(folder, problem, way_out, f"to make a model of it: {made}")
     refuse_code(folder)
     config = read_json(path / CONFIG)
     if (path / MODULES).is_file():
@@ -192,7 +190,7 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
         except (KeyError, ValueError, OSError):
             expected = "a sentence encoder's config.json names a model_type of transformers"
             raise other_class(folder, "of no model", expected) from None
-    architectures = config.get("architectures") if isinstance(config, dict) else None
+    architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     kind = getattr(transformers, str(names[0]), None) if names else None
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
@@ -220,14 +218,13 @@ def refuse_code(folder: str | Path, name: str = CONFIG) -> list[str]:
             continue
         for code in classes if isinstance(classes, list) else [classes]:
             models += [str(code)] if auto.startswith("AutoModel") else []
-            if not code or hasattr(transformers, str(code).rpartition(".")[2]):
-                continue
-            problem = f"auto_map names {code}, and no code from a checkpoint is run"
-            way_out = (
-                "if transformers' own class computes the same, remove auto_map; other models "
-                "cannot be used"
-            )
-            raise BadFile(path, problem, way_out)
+            if code and not hasattr(transformers, str(code).rpartition(".")[2]):
+                raise BadFile(
+                    path,
+                    f"auto_map names {code}, and no code from a checkpoint is run",
+                    "if transformers' own class computes the same, remove auto_map; other models "
+                    "cannot be used",
+                )
     return models
 
 
@@ -267,11 +264,9 @@ def require_one_family(kinds: Mapping[str, type]) -> None:
     for there, that in others:
         ours, theirs = (getattr(kind, "config_class", None) for kind in (this, that))
         if getattr(ours, "__module__", None) != getattr(theirs, "__module__", None):
-            way_out = (
-                "all models must be of one family; if one computes as the other does, write its "
-                "class into config.json"
-            )
             named = here, this.__name__, there, that.__name__
+            alike = "if one computes as the other does, write its class into config.json"
+            way_out = f"all models must be of one family; {alike}"
             raise TensorsDiffer("the architecture", *named, way_out)
 
 

@@ -48,6 +48,10 @@ class Stack:
     mixed: bool = False
     token_rule: TokenRule | None = None
 
+    def block_name(self, index: int) -> str:
+        """Return the name of a block in records and files."""
+        return f"{self.name}.{index:02d}"
+
 
 @dataclass(frozen=True, init=False)
 class BlockPlan:
@@ -143,14 +147,9 @@ def infer_plan(model: nn.Module) -> BlockPlan:
 
 
 # neither tower feeds the other, and the attention mask belongs to the text
-CLIP = BlockPlan(
-    Stack("vision", "vision_model.encoder.layers", mask="", token_rule=class_token_last),
-    Stack("text", "text_model.encoder.layers"),
-)
-SIGLIP = BlockPlan(
-    Stack("vision", "vision_model.encoder.layers", mask=""),
-    Stack("text", "text_model.encoder.layers"),
-)
+TOWER, TEXT = "vision_model.encoder.layers", Stack("text", "text_model.encoder.layers")
+CLIP = BlockPlan(Stack("vision", TOWER, mask="", token_rule=class_token_last), TEXT)
+SIGLIP = BlockPlan(Stack("vision", TOWER, mask=""), TEXT)
 
 
 def t5(encoder: dict[int, str], decoder: dict[int, str]) -> BlockPlan:
@@ -165,11 +164,10 @@ def t5(encoder: dict[int, str], decoder: dict[int, str]) -> BlockPlan:
 def bart(prefix: str = "model.", norm: bool = False) -> BlockPlan:
     """Return the plan of a BART-like model. norm: a norm follows the encoder's last block."""
     encoder, decoder = f"{prefix}encoder", f"{prefix}decoder"
-    norm_path = f"{encoder}.layer_norm" if norm else ""
-    feeds = "encoder_hidden_states"
+    norm_path, feeds = f"{encoder}.layer_norm" if norm else "", "encoder_hidden_states"
     return BlockPlan(
-        Stack("encoder", f"{encoder}.layers", entry=encoder, exit=norm_path, feeds=feeds),
-        Stack("decoder", f"{decoder}.layers", entry=decoder),
+        Stack("encoder", f"{encoder}.layers", encoder, norm_path, feeds=feeds),
+        Stack("decoder", f"{decoder}.layers", decoder),
     )
 
 
@@ -187,7 +185,7 @@ KNOWN = {
     "CLIPVisionModel": class_token("encoder.layers"),
     "CLIPVisionModelWithProjection": class_token("vision_model.encoder.layers"),
     "CLIPTextModel": BlockPlan(Stack("text", "encoder.layers")),
-    "CLIPTextModelWithProjection": BlockPlan(Stack("text", "text_model.encoder.layers")),
+    "CLIPTextModelWithProjection": BlockPlan(TEXT),
     "CLIPModel": CLIP,
     **dict.fromkeys(("T5EncoderModel", "MT5EncoderModel"), T5_ENCODER),
     **dict.fromkeys(("T5Model", "T5ForConditionalGeneration"), T5),

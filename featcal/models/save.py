@@ -155,12 +155,13 @@ def write_config(config: PretrainedConfig, architecture: str, folder: Path) -> N
 def copy_other_files(like: str | Path | None, folder: Path) -> None:
     """Copy all files of `like`, if given, but weights, its card and records of how it was made.
 
-    A sub-folder with weights is left out as another form of the model, unless modules.json lists
-    it. Skips hidden files and links to folders.
+    Leaves out hidden files, links to folders, and sub-folders with weights that are no module.
     """
-    parts = modules_of(Path(like)) if like is not None else {}
-    for path, folders, files in os.walk(like) if like is not None else ():
-        inside = Path(path).relative_to(like)  # type: ignore[arg-type]
+    if like is None:
+        return
+    parts = modules_of(Path(like))
+    for path, folders, files in os.walk(like):
+        inside = Path(path).relative_to(like)
         top, part = not inside.name, inside.as_posix() in parts
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
         weights = {name for name in files if name.lower().endswith(WEIGHTS)}

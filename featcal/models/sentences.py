@@ -1,6 +1,4 @@
-"""The folder of a SentenceTransformer besides its transformer: prompt, limit, pooling, dense
-layers.
-"""
+"""The folder of a SentenceTransformer besides its transformer: prompt, pooling, dense layers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,9 +55,7 @@ def optional_json(file: Path) -> dict[str, Any]:
 
 
 def modules_of(folder: Path) -> dict[str, str]:
-    """Return the class names of a folder's modules by sub-folder, without the transformer. Raises:
-    BadFile.
-    """
+    """Return the class names of a folder's modules by sub-folder, without the transformer."""
     file = folder / MODULES
     if not file.is_file():
         return {}
@@ -88,13 +84,10 @@ class Sentences:
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> "Sentences":
-        """Read a SentenceTransformer's modules.json; without one, use the mean over tokens. Raises:
-        BadFile.
-        """
-        folder = Path(folder)
-        modes: tuple[str, ...] = ("mean",)
+        """Read a folder's modules.json; without one, use the mean over tokens. Raises: BadFile."""
+        folder, modes, unpooled = Path(folder), ("mean",), 0
         layers: list[Callable[[Tensor], Tensor]] = []
-        unpooled, prompt = 0, Texts.of_folder(folder).prompt
+        prompt = Texts.of_folder(folder).prompt
         for path, kind in modules_of(folder).items():
             if kind == "Pooling":
                 modes = pooling_modes(folder / path / "config.json")
@@ -123,15 +116,13 @@ class Sentences:
 
 
 def pool(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
-    """Pool features (n, tokens, d) over the tokens of a mask (n, tokens) to (n, d · number of
-    modes).
-    """
+    """Pool features (n, tokens, d) over the tokens of a mask (n, tokens) to (n, d · modes)."""
     counted = mask[..., None].to(hidden.dtype)
     rows = torch.arange(len(hidden), device=hidden.device)
     positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     first, last = mask.argmax(1), (mask * positions).argmax(1)
     weights = counted * positions[None, :, None]
-    pools: Mapping[str, Callable[[], Tensor]] = {
+    pools = {
         "cls": lambda: hidden[rows, first],
         "max": lambda: hidden.masked_fill(counted == 0, float("-inf")).amax(1),
         "mean": lambda: (hidden * counted).sum(1) / counted.sum(1).clamp_min(1e-9),
@@ -145,19 +136,17 @@ def pool(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
 def pooling_modes(file: Path) -> tuple[str, ...]:
     """Return the modes of a Pooling module, in its old or its present form. Raises: BadFile."""
     config = optional_json(file)
-    mode = config.get("pooling_mode")
-    modes = [mode] if isinstance(mode, str) else list(mode or ())
-    modes = [mode.removesuffix("_tokens") for mode in modes]
-    modes = modes or [
-        key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
+    given = config.get("pooling_mode") or [
+        key.removeprefix("pooling_mode_")
         for key, on in config.items()
         if key.startswith("pooling_mode_") and on
     ]
-    unknown = [mode for mode in modes if mode not in MODES]
-    if unknown or not modes:
-        problem = f"pools by {unknown[0] if unknown else 'nothing'}, which is not supported"
-        raise BadFile(file, problem, USE_LIBRARY)
-    return tuple(modes)
+    modes = [given] if isinstance(given, str) else given
+    modes = tuple(mode.removesuffix("_tokens").removesuffix("_token") for mode in modes)
+    unknown = [mode for mode in modes if mode not in MODES] or ["nothing"] * (not modes)
+    if unknown:
+        raise BadFile(file, f"pools by {unknown[0]}, which is not supported", USE_LIBRARY)
+    return modes
 
 
 def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:

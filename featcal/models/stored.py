@@ -88,16 +88,12 @@ def _map_buffers(module: PreTrainedModel, make: Callable[[Tensor], Tensor]) -> N
 
 @dataclass(frozen=True, eq=False)
 class Conversion:
-    """Stored tensors that transformers converts together, such as the parts of packed experts.
-
-    convert: makes the model's tensors `made` of the sources, and revert the sources, in their
-    order, of `made`.
-    """
+    """Stored tensors that transformers converts together, such as the parts of packed experts."""
 
     sources: tuple[str, ...]  # names in the checkpoint
-    made: tuple[str, ...]
-    convert: Callable[[Read], dict[str, Tensor]]
-    revert: Callable[[Mapping[str, Tensor]], list[Tensor]]
+    made: tuple[str, ...]  # names in the model
+    convert: Callable[[Read], dict[str, Tensor]]  # makes these of the sources
+    revert: Callable[[Mapping[str, Tensor]], list[Tensor]]  # makes the sources, in their order
 
     def to_sources(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sources of the tensors `made`, or `made` itself if it cannot be reverted."""
@@ -114,9 +110,7 @@ class Conversion:
 def _matches(
     module: PreTrainedModel, checkpoint: LazyCheckpoint, state: dict[str, Tensor]
 ) -> Iterator[tuple[str, LazyTensor, str | Conversion]]:
-    """Yield every stored tensor under the model's name for it, with its name there or its
-    conversion.
-    """
+    """Yield every stored tensor by the model's name for it, with its name there or conversion."""
     transforms = get_model_conversion_mapping(module)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
@@ -175,6 +169,7 @@ def _matches(
 class ModelFolder:
     """The model of a folder, with parameters on meta, and the tensors of its files.
 
+    module: of `skeleton`, which makes it by default.
     stored: every parameter and buffer that the files hold, a tied one by its first name.
     forms: its name in the files, or how it is made of them.
     ties: the names of each parameter. Tied ones with different stored values are apart, as
@@ -185,15 +180,8 @@ class ModelFolder:
     Raises: as skeleton and LazyCheckpoint; BadFile for weights stored as integers.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-        like: type[PreTrainedModel] | None = None,
-        whole: bool = False,
-    ):
-        self.module = skeleton(folder, dtype, device, like, whole)
+    def __init__(self, folder: str | Path, module: PreTrainedModel | None = None):
+        self.module = module or skeleton(folder)
         part = VISION if type(self.module) is CLIPVisionModel else None
         self.files = LazyCheckpoint(folder, part)
         self.files.require_floating()
@@ -240,8 +228,7 @@ class ModelFolder:
     def require_complete(self, heads: bool = False) -> None:
         """Raise WrongKeys or MissingTensor unless the files hold the model's tensors and no others.
 
-        A head that the model lacks is ignored, as by transformers; with `heads` its own may be
-        missing.
+        A head that the model lacks is ignored; with `heads` its own may be missing.
         """
         module, state, stored = self.module, self.module.state_dict(), self.stored
         misshapen = sorted(n for n, each in stored.items() if each.shape != tuple(state[n].shape))
@@ -252,8 +239,8 @@ class ModelFolder:
         if heads:
             missing = [name for name in missing if not in_head(name, module)]
         if unexpected or misshapen:
-            kind = type(module).__name__
-            raise WrongKeys(self.files.folder, kind, missing, unexpected, misshapen)
+            named = self.files.folder, type(module).__name__, missing, unexpected, misshapen
+            raise WrongKeys(*named)
         if missing:
             raise MissingTensor(self.files.folder, missing[0], self.files)
 
@@ -303,7 +290,7 @@ class ModelCheckpoint(ModelFolder):
         part: str | None = None,
         like: "ModelCheckpoint | nn.Module | None" = None,
     ):
-        super().__init__(folder, whole=part is None)
+        super().__init__(folder, skeleton(folder, whole=part is None))
         base = like if isinstance(like, ModelCheckpoint) else self
         self._last: tuple[Conversion | None, dict[str, Tensor]] = None, {}
         self._in_parts: dict[str, Conversion] = {}  # by name of a part, as the base stores it

@@ -20,7 +20,7 @@ from featcal.models.checkpoint import check_tensor
 from featcal.models.load import require_one_family, require_same_configs
 from featcal.models.modules import unpacked
 from featcal.models.plan import part_of
-from featcal.models.stored import ModelFolder
+from featcal.models.stored import ModelFolder, skeleton
 
 Override = Callable[[str], Tensor | None]  # by name a tensor to load instead of the stored one
 
@@ -70,7 +70,7 @@ class StreamedModel(ModelFolder):
         override: Override = lambda name: None,
         like: type[PreTrainedModel] | None = None,
     ):
-        super().__init__(folder, dtype, device, like)
+        super().__init__(folder, skeleton(folder, dtype, device, like))
         self.require_complete(heads=like is not None)
         self.folder, self.device = self.files.folder, torch.device(device)
         self._override = override
@@ -132,8 +132,8 @@ class StreamedModel(ModelFolder):
 
             return run
 
-        def computes(module: nn.Module) -> bool:
-            return type(module).forward is not nn.Module.forward  # lists have no forward
+        def is_list(module: nn.Module) -> bool:
+            return type(module).forward is nn.Module.forward
 
         forwards = []
         for path, module in self.module.named_modules():
@@ -141,11 +141,9 @@ class StreamedModel(ModelFolder):
             # some modules read parameters of their parts; one that contains blocks reads its own
             # and those of lists and embeddings (DeBERTa)
             if any(blocks.startswith(dotted) for blocks in self._lists):
-                parts = [
-                    p for p in module.children() if isinstance(p, nn.Embedding) or not computes(p)
-                ]
+                parts = [p for p in module.children() if isinstance(p, nn.Embedding) or is_list(p)]
                 names = [name for part in (module, *parts) for name in self._own[part]]
-            if computes(module):
+            if not is_list(module):
                 inside = any(path.startswith(blocks) for blocks in self._lists)
                 forwards.append((module, loading(module.forward, names, inside)))
         try:
@@ -231,8 +229,7 @@ def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str,
 def require_same_tensors(
     models: Mapping[str, ModelHandle], blocks: Sequence[str] | None = None
 ) -> None:
-    """Raise MissingTensor, TensorsDiffer or FeatCalError unless all models have one family, one
-    configuration, names and shapes.
+    """Raise FeatCalError unless all models have one family, configuration, names and shapes.
 
     models: by label in errors. blocks: paths outside of which the number of rows may differ.
     """

@@ -1,15 +1,27 @@
-"""The whole method on pico models, against the plain numpy version and exact properties."""
+"""The whole method on pico models against a plain numpy version, and what is refused."""
 
 import copy
+import json
+from contextlib import contextmanager
 
+import families
 import numpy as np
 import plain
 import pytest
 import torch
-from tiny import PAPER, TASKS, clip, difference, experiment, images, same_bits, shifted
+from families import FAMILIES
+from tiny import PAPER, TASKS, clip, difference, experiment, images, same_bits
 
-from featcal import BlockPlan, Stack, calibrate
-from featcal.core.moments import every_token
+import featcal.calibration.observe as observe
+import featcal.models.save
+from featcal import BlockPlan, Calibration, Stack, calibrate
+from featcal.calibration.observe import shared_sites
+from featcal.calibration.report import BlockRecord
+from featcal.core.moments import class_token_last, every_token
+from featcal.errors import BadBatches, NotFinite
+from featcal.models.blocks import module_inputs
+from featcal.models.load import load_vision
+from featcal.models.modules import solved_modules
 from reproduction.stages.measure import model_drift
 
 VARIANTS = {
@@ -58,24 +70,6 @@ def test_given_models_and_weights_outside_the_blocks_are_not_modified():
     assert not result.model.training and result.folder is None
     for part in ("embeddings", "pre_layrnorm", "post_layernorm"):
         assert same_bits(result.model.get_submodule(part), given["merged"].get_submodule(part))
-
-
-def test_calibration_reduces_drift_on_unseen_samples():
-    base = clip()
-    trained = copy.deepcopy(base)
-    # what all experts learnt alike and the model to calibrate lacks
-    trained.encoder = shifted(base.encoder, 1)
-    experts = {task: copy.deepcopy(trained) for task in TASKS}
-    for i, expert in enumerate(experts.values()):
-        expert.encoder = shifted(trained.encoder, 10 + i, 0.02)
-    batches = {task: images(100 + i, 60, 20) for i, task in enumerate(TASKS)}
-    model = calibrate(base, base=base, experts=experts, batches=batches, settings=PAPER).model
-    for task in TASKS:
-        before, after = (
-            model_drift(m, experts[task], images(500, 30, 10))[-1] for m in (base, model)
-        )
-        assert after["relative_drift"] < 0.8 * before["relative_drift"]
-        assert after["l2"] < 0.8 * before["l2"] and after["cosine"] > before["cosine"]
 
 
 def test_records_hold_the_drift_after_each_block():
@@ -142,3 +136,166 @@ def test_plan_and_token_weights_can_be_given():
     assert by_plan.blocks[0].name == "tower.00"
     assert same_bits(by_plan.model, by_rule.model)
     assert difference(by_rule.model, calibrate(**given, settings=PAPER).model) > 1e-4
+
+
+PLAIN = {"settings": PAPER}
+
+
+def spoil(model, name, value):
+    """A copy with one broken number."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[3] = value
+    return model
+
+
+def refused(error, given):
+    """The message with which an experiment is refused."""
+    with pytest.raises(error) as caught:
+        calibrate(**given, settings=PAPER)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("role", "value"), [("merged", torch.nan), ("base", torch.inf), ("mnist", torch.nan)]
+)
+def test_broken_number_in_a_checkpoint_names_the_model_and_the_tensor(role, value):
+    given, name = experiment(), "encoder.layers.1.mlp.fc2.weight"
+    place = given["experts"] if role == "mnist" else given
+    place[role] = spoil(place[role], name, value)
+    message = refused(NotFinite, given)
+    assert role in message and name in message
+
+
+def pixels(*shape, value=0.0):
+    return {"pixel_values": torch.full(shape, value, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ([], "empty"),
+        ([pixels(0, 3, 16, 16)], "empty"),
+        (pixels(1), "expected a list"),
+        ([torch.zeros(1, 3, 16, 16)], "expected a mapping"),
+        ([{"pixels": torch.zeros(1)}], "batch 0 has no 'pixel_values' (it holds: pixels)"),
+        ([pixels(1, 3, 9, 9)], "batch 0 is refused by the model"),
+        ([*images(1), pixels(1, 3, 16, 16, value=torch.inf)], "batch 2 holds NaN or Inf"),
+        (None, "['svhn']: is missing for the expert of that name; did you mean 'svnh'"),
+    ],
+)
+def test_unusable_batches_name_the_task_and_what_is_wrong(bad, says):
+    given = experiment()
+    if bad is None:
+        given["batches"]["svnh"] = given["batches"].pop("svhn")
+    else:
+        given["batches"]["svhn"] = bad
+    message = refused(BadBatches, given)
+    assert "svhn" in message and says in message
+
+
+def test_a_folder_appears_whole_or_the_older_one_stays(tmp_path, monkeypatch):
+    def fails(*_args, **_kwargs):
+        raise OSError("broken disk")
+
+    how = PLAIN | {"out": tmp_path / "out"}
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="broken disk"):
+        patch.setattr(featcal.models.save, "write_config", fails)
+        calibrate(**experiment(torch.float32), **how)
+    assert [p.name for p in tmp_path.iterdir()] == [".out.unfinished"]  # the solved blocks
+    result, in_memory = (calibrate(**experiment(torch.float32), **each) for each in (how, PLAIN))
+    folder = result.folder
+    assert result.model is None and [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert same_bits(load_vision(folder), in_memory.model)
+    record = json.loads((folder / "featcal.json").read_text())
+    assert Calibration(**record["settings"]) == PAPER
+    assert [BlockRecord(**block) for block in record["blocks"]] == in_memory.blocks == result.blocks
+    before, given = {p.name: p.read_bytes() for p in folder.iterdir()}, experiment(torch.float32)
+    given["experts"]["dtd"] = spoil(clip(dtype=torch.float32), "post_layernorm.bias", torch.nan)
+    with pytest.raises(NotFinite, match="dtd"):
+        calibrate(**given, **how)
+    assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+Q, K, V = (f"self_attn.{n}_proj" for n in "qkv")
+
+
+def sites_of_clip(rule, last):
+    block = clip().encoder.layers[0]
+    linears, _ = solved_modules(block)
+    with torch.no_grad(), module_inputs(block, linears) as inputs:
+        block(torch.randn(2, 5, 32, dtype=torch.float64), attention_mask=None)
+    return set(shared_sites(inputs, linears, lambda name, x: rule(name, last, x.shape[:2])))
+
+
+def one_site_each(inputs, linears, weigh):
+    return {(name,): weigh(name, inputs[name]) for name in linears}
+
+
+def test_six_linears_of_clip_read_at_four_sites_and_token_weights_split_queries_off():
+    sites = [set(site) for site in sites_of_clip(every_token, last=True)]
+    assert len(sites) == 4 and {Q, K, V} in sites
+    sites = [set(site) for site in sites_of_clip(class_token_last, last=True)]
+    assert len(sites) == 5 and {Q} in sites and {K, V} in sites
+
+
+def test_equal_values_in_different_memory_are_no_shared_site():
+    x = torch.ones(1, 2, 3)
+    inputs = {"a": x, "b": x.clone(), "c": x}
+    sites = shared_sites(inputs, tuple(inputs), lambda name, x: torch.ones(1, 2))
+    assert set(sites) == {("a", "c"), ("b",)}
+
+
+def test_shared_sites_give_the_weights_of_one_gram_per_linear(monkeypatch):
+    shared = calibrate(**experiment(), settings=PAPER).model
+    monkeypatch.setattr(observe, "shared_sites", one_site_each)
+    assert difference(shared, calibrate(**experiment(), settings=PAPER).model) < 1e-12
+
+
+@pytest.mark.parametrize("more", [{}, {"residual": 1.0}, {"ridge": "auto"}, {"affine": "joint"}])
+def test_products_with_each_token_in_place_of_the_sums_change_nothing(more, monkeypatch):
+    given, results = experiment(), []
+    for few in (0, 1000):
+        monkeypatch.setattr(observe, "FEW_TOKENS", few)
+        results.append(calibrate(**given, settings=PAPER.but(**more)).model)
+    assert 0 < difference(*results) < 1e-11
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"order": "sites"}, {"order": "sites", "residual": 1.0}, {"residual": 1.0}],
+    ids=str,
+)
+def test_passes_that_end_where_all_is_seen_give_the_bits_of_whole_passes(more, monkeypatch):
+    given, own, asked = experiment(torch.float32, batch=2), observe.capture, []
+    given["settings"] = PAPER.but(**more)
+    left = calibrate(**given)
+
+    def whole_passes(*arguments):
+        asked.append(arguments[-1])
+        return own(*arguments[:-1], True)
+
+    monkeypatch.setattr(observe, "capture", whole_passes)
+    result = calibrate(**given)
+    assert not all(asked)
+    assert same_bits(left.model, result.model) and left.blocks == result.blocks
+
+
+@contextmanager
+def nothing(block, names, enough):
+    yield {}
+
+
+@pytest.mark.parametrize("name", ["clip_text", "llama", "gpt2"])
+def test_experts_own_outputs_give_the_result_of_outputs_computed_anew(name, monkeypatch):
+    """With a bias, without one, and with GPT-2's transposed weights."""
+    monkeypatch.setattr(observe, "FEW_TOKENS", 0)
+    monkeypatch.setattr(observe, "FOLDED_SHARE", 10.0)
+    given = families.experiment(FAMILIES[name])
+    kept = calibrate(**given, settings=PAPER).model
+    monkeypatch.setattr(observe, "module_outputs", nothing)
+    anew = calibrate(**given, settings=PAPER).model
+    monkeypatch.setattr(observe, "FOLDED_SHARE", 0.0)
+    unfolded = calibrate(**given, settings=PAPER).model
+    assert difference(kept, anew) < 1e-12 and difference(kept, unfolded) < 1e-12
+    assert not same_bits(kept, unfolded)

@@ -190,23 +190,6 @@ def test_relations_are_softmaxes_over_the_experts_features_of_other_samples(more
     assert choose.relational_divergence(3 * f_exp[:n], f_exp).abs().max() < 1e-12
 
 
-def test_encoders_are_compared_by_all_samples_that_the_choice_uses():
-    """Relations are to held-out samples and to those that candidates are calibrated on."""
-    given = experiment(torch.float32, count=16, batch=8)
-    result = calibrate(**given)
-    for task, own in given["batches"].items():
-        x = torch.cat([batch["pixel_values"] for batch in own])
-        held_out = parts_of(16)[2]
-        with torch.no_grad():
-            f, f_exp = (
-                model(torch.cat([x[held_out], x[~held_out]])).pooler_output
-                for model in (given["merged"], given["experts"][task])
-            )
-        kl = choose.relational_divergence(f[: held_out.sum()], f_exp)
-        found = result.choice.divergence["merged"][task]
-        assert found == pytest.approx(float(kl.mean()), rel=1e-4)
-
-
 @pytest.mark.parametrize("pooling", [{"pooling_mode": "cls"}, {"pooling_mode": ["max", "mean"]}])
 def test_texts_are_compared_by_the_vectors_of_the_experts_folder(pooling, tmp_path, monkeypatch):
     library = pytest.importorskip("sentence_transformers")

@@ -1,20 +1,24 @@
-"""Every family: bit-identical replay, and whole forwards with least squares in float64."""
+"""Every family, residual targets and chosen modules: against least squares in float64."""
 
 from functools import partial
 
 import plain
 import pytest
+import tiny
 import torch
 import transformers as tf
 from families import FAMILIES, SHORT, Family, experiment, family, text, tokens, without_float32
 from test_mixtures import KINDS as MIXTURE_KINDS
 from test_mixtures import mixture
-from tiny import PAPER, difference, make, same_bits
+from test_resume import deep, finished, killed_after
+from test_streaming import written
+from tiny import PAPER, difference, same_bits
 
 from featcal import calibrate
 from featcal.calibration.calibrate import check
-from featcal.errors import FeatCalError
+from featcal.errors import BadSetting, FeatCalError, UnknownKey
 from featcal.models.blocks import block_outputs, check_replay, replay
+from featcal.models.load import load_as_calibrated
 from featcal.models.plan import blocks_of, plan_for
 
 
@@ -48,17 +52,6 @@ def test_calibrated_model_equals_the_plain_version_of_its_family(name, monkeypat
     )
     assert difference(given["merged"], expected) > 1e-3
     assert difference(calibrate(**given, settings=settings).model, expected) < 1e-9
-
-
-@pytest.mark.parametrize("name", ["t5", "clip", "gemma3"])
-def test_size_and_order_of_batches_are_irrelevant(name, monkeypatch):
-    family = FAMILIES[name]
-    without_float32(monkeypatch, make(family.build))
-    given = experiment(family)
-    expected = calibrate(**given, settings=PAPER).model
-    turned = {task: batches[::-1] for task, batches in given["batches"].items()}
-    for other in (*(experiment(family, batch=n) for n in (1, 6)), given | {"batches": turned}):
-        assert difference(calibrate(**other, settings=PAPER).model, expected) < 1e-9
 
 
 @pytest.fixture
@@ -98,37 +91,6 @@ def test_two_unpadded_batches_equal_one_padded_batch_of_encoder_and_decoder(t5):
         assert one.relative_drift == pytest.approx(other.relative_drift, rel=1e-4)
 
 
-def decoders(batches, model):
-    """The same batches with the decoder's own tokens and mask instead of labels."""
-    own = {"decoder_attention_mask": lambda labels: (labels != -100).long()}
-    own |= {"decoder_input_ids": model._shift_right}
-    rest = ("input_ids", "attention_mask")
-    return [
-        {k: b[k] for k in rest} | {k: of(b["labels"]) for k, of in own.items()} for b in batches
-    ]
-
-
-def test_forms_of_the_decoders_tokens_give_one_model(t5):
-    """Without a mask it counts its first token and all that do not pad."""
-    own = {task: decoders(batches, t5["base"]) for task, batches in t5["batches"].items()}
-    bare, masked = {}, {}
-    for task, batches in own.items():
-        bare[task] = [
-            {k: v for k, v in b.items() if k != "decoder_attention_mask"} for b in batches
-        ]
-        masked[task] = []
-        for b in bare[task]:
-            mask = (b["decoder_input_ids"] != 0).long()
-            mask[:, 0] = 1
-            masked[task].append(b | {"decoder_attention_mask": mask})
-    labels, tokens, first, second = (
-        calibrate(**t5 | {"batches": b}, settings=PAPER) for b in (t5["batches"], own, bare, masked)
-    )
-    assert difference(labels.model, tokens.model) < 1e-12
-    assert difference(first.model, second.model) < 1e-12
-    assert first.blocks[-1].tokens == second.blocks[-1].tokens
-
-
 def test_tied_embeddings_stay_merged_and_tied_in_memory_and_in_a_folder(tmp_path):
     given = experiment(FAMILIES["t5"], torch.float32)
     model, merged = calibrate(**given, settings=PAPER).model, given["merged"]
@@ -148,25 +110,9 @@ def test_tied_embeddings_stay_merged_and_tied_in_memory_and_in_a_folder(tmp_path
     assert same_bits(again.model, calibrate(**given | {"merged": back}, settings=PAPER).model)
 
 
-@pytest.mark.parametrize(("ridge", "bound"), [(0.05, 1e-5), (1e-5, 1e-3)])
-@pytest.mark.parametrize("name", ["t5", "llama"])
-def test_float32_models_differ_from_float64_by_rounding(name, ridge, bound):
-    exact, single = (
-        calibrate(**experiment(FAMILIES[name], dtype), settings=PAPER.but(ridge=ridge)).model
-        for dtype in (torch.float64, torch.float32)
-    )
-    for p, q in zip(exact.parameters(), single.parameters(), strict=True):
-        assert (q.double() - p).norm() < bound * p.norm()
-
-
 STREAM = {"order": "sites", "residual": 1.0, "affine": "joint", "ridge": "auto"}
-MATRIX = [
-    "auto",
-    PAPER,
-    PAPER.but(order="stale", norm=False, bias=False),
-    PAPER.but(**STREAM),
-    PAPER.but(**STREAM, modules=("down_proj", "fc2", "wo", "c_proj", "output.dense")),
-]
+ENDS = ("down_proj", "fc2", "wo", "c_proj", "output.dense")
+MATRIX = ["auto", PAPER.but(order="stale", norm=False), PAPER.but(**STREAM, modules=ENDS)]
 MIXTURES = {f"{name}_moe": Family(partial(mixture, name), text, {}) for name in MIXTURE_KINDS}
 NORMLESS = {  # its norms are of a kind that cannot be solved
     "deberta": family("DebertaModel", SHORT | {"position_biased_input": False}, "encoder.layer")
@@ -187,4 +133,88 @@ def test_a_check_ends_as_the_calibration_does(name):
                 pair.append(str(error))
         assert pair[0] == pair[1], settings
         ended += pair[:1]
-    assert name in NORMLESS or ended[1] == ""
+    assert ended[1] == ""
+
+
+ALL = PAPER.but(
+    ridge=1e-3, anchor_blend=1.0, interpolation=0.8, order="sites", residual=0.5, affine="joint"
+)
+# every linear whose output is added to the stream, of the first block
+WRITERS = {
+    "clip_text": ("self_attn.out_proj", "mlp.fc2"),
+    "bert": ("attention.output.dense", "output.dense"),
+    "gpt2": ("attn.c_proj", "mlp.c_proj"),
+    "llama": ("self_attn.o_proj", "mlp.down_proj"),
+    "t5_encoder": ("layer.0.SelfAttention.o", "layer.1.DenseReluDense.wo"),
+    "vit": ("attention.o_proj", "mlp.fc2"),
+    "opt": ("self_attn.out_proj", "fc2"),
+    "dinov2": ("attention.o_proj", "mlp.fc2"),
+}
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_residual_target_changes_only_linears_that_write_into_the_stream(family):
+    given = experiment(FAMILIES[family])
+    path = next(iter(FAMILIES[family].stacks.values()))
+    paper, residual = (
+        calibrate(**given, settings=PAPER.but(residual=beta)).model.get_submodule(f"{path}.0")
+        for beta in (0.0, 1.0)
+    )
+    pairs = zip(paper.named_parameters(), residual.parameters(), strict=True)
+    changed = {name.rpartition(".")[0] for (name, p), q in pairs if not torch.equal(p, q)}
+    assert changed == set(WRITERS[family])
+
+
+def test_a_model_whose_outputs_are_normed_before_the_addition_is_refused():
+    with pytest.raises(BadSetting, match=r"calibrate\.residual"):
+        calibrate(**experiment(FAMILIES["gemma2"]), settings=PAPER.but(residual=1.0))
+
+
+def test_streamed_interrupted_and_resumed_run_is_bit_identical_to_one_in_memory(
+    tmp_path, monkeypatch
+):
+    given = tiny.experiment(torch.float32, build=deep, count=20)
+    in_memory = calibrate(**given, settings=ALL).model
+    folders = written(given, tmp_path)
+    killed_after(monkeypatch, 2, tmp_path / "out", folders, ALL)
+    _, resumed = finished(tmp_path / "out", folders, ALL, host_memory=0)
+    assert resumed == [True, True, False, False]
+    assert same_bits(load_as_calibrated(tmp_path / "out"), in_memory)
+
+
+LINEARS = PAPER.but(norm=False)
+NORMS = ("input_layernorm", "post_attention_layernorm")
+CASES = [
+    ("t5", LINEARS, ("q", "v"), ()),
+    *[  # the encoder has none, and is passed as it is
+        ("t5", LINEARS.but(order=order), ("EncDecAttention.k",), ())
+        for order in ("forward", "sites")
+    ],
+    ("t5_gated", LINEARS, ("wi_0", "wi_1", "wo"), ()),
+    ("llama", LINEARS, ("q_proj", "k_proj", "v_proj", "o_proj"), ()),
+    ("llama", PAPER, ("q_proj", "v_proj"), NORMS),  # which are solved whatever the list says
+]
+
+
+@pytest.mark.parametrize(("family", "settings", "modules", "norms"), CASES)
+def test_what_is_named_equals_the_oracle_and_the_rest_keeps_the_merged_bits(
+    family, settings, modules, norms, monkeypatch
+):
+    given, family = experiment(FAMILIES[family]), FAMILIES[family]
+    without_float32(monkeypatch, given["base"])
+    settings = settings.but(modules=modules)
+    expected = plain.calibrate(**given, settings=settings, paths=family.stacks.values())
+    result = calibrate(**given, settings=settings).model
+    assert difference(result, expected) < 1e-9
+    before = dict(given["merged"].named_parameters())
+    changed = {name for name, p in result.named_parameters() if not torch.equal(p, before[name])}
+    ends = tuple(f".{module}.weight" for module in (*modules, *norms))
+    assert changed == {name for name in before if name.endswith(ends)}
+
+
+def test_a_name_that_no_linear_has_is_refused_with_the_nearest_one():
+    given = experiment(FAMILIES["llama"], torch.float32)
+    with pytest.raises(UnknownKey, match="calibrate.modules: 'q_prj'.*did you mean 'q_proj'"):
+        calibrate(**given, settings=PAPER.but(modules=("q_prj",)))
+    with pytest.raises(UnknownKey, match="'proj' is not known"):  # not the last letters of a name
+        calibrate(**given, settings=PAPER.but(modules=("q_proj", "proj")))

@@ -69,16 +69,6 @@ def test_merged_classifier_keeps_the_head_of_the_base(given):
     assert not same_bits(result, ours)
 
 
-def test_experts_with_classes_are_merged_on_a_masked_language_model():
-    """As most of RoBERTa's are; the head for words is the base's, and stays it."""
-    config = tf.RobertaConfig(**TEXT, max_position_embeddings=16)
-    base = make(lambda: tf.RobertaForMaskedLM(config), 0, torch.float32)
-    build = lambda: tf.RobertaForSequenceClassification(config)  # noqa: E731
-    experts = {task: make(build, i, torch.float32) for i, task in enumerate("ab", 1)}
-    ours, mean = merge("average", base, experts), averaged([e.roberta for e in experts.values()])
-    assert same_bits(ours.roberta, mean) and same_bits(ours.lm_head.dense, base.lm_head.dense)
-
-
 def test_models_of_another_tower_are_refused(given):
     roberta = make(FAMILIES["roberta"].build, 0, torch.float32)
     with pytest.raises(FeatCalError):

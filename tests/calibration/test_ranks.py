@@ -1,7 +1,14 @@
-"""Several processes give the numbers of one, and the same bits on all of them."""
+"""Several processes give the weights of one, the same bits on all, and end together."""
 
+import json
 import os
+import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import asdict
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -9,35 +16,31 @@ import families
 import pytest
 import tiny
 import torch
-from processes import together
+from processes import environment, free_port, run, together
 from safetensors.torch import load_file, save_file
+from test_cli import CALIBRATE, models, ready, tree  # noqa: F401 - two fixtures
 
 from featcal import calibrate
 from featcal.calibration import choose
+from featcal.calibration import ranks as torchrun
 from featcal.calibration.observe import Systems
-from featcal.calibration.ranks import Ranks, owners
+from featcal.calibration.ranks import Ranks, current, process_group
 from featcal.calibration.resume import RunFolder
-from featcal.core.ridge import RidgeSystem, Solution
-from featcal.errors import BadSetting
+from featcal.cli import main as cli
+from featcal.core.moments import every_token
+from featcal.core.ridge import RidgeSystem
+from featcal.errors import BadBatches, BadSetting, RankLostError, RemoteRankError
 
 QK, OUT = ("q_proj", "k_proj"), ("out_proj",)
 
 
-def clip():
-    return tiny.experiment()
-
-
-def t5():
-    return families.experiment(families.FAMILIES["t5"], experts=("a", "b"))
-
-
-def beyond():
-    settings = tiny.PAPER.but(order="sites", residual=1.0, affine="joint")
-    return tiny.experiment(count=20) | {"settings": settings}
-
-
-def auto():
-    return tiny.experiment(count=32, batch=8) | {"settings": "auto"}
+BEYOND = tiny.PAPER.but(order="sites", residual=1.0, affine="joint")
+EXPERIMENTS = {
+    "clip": tiny.experiment,
+    "t5": lambda: families.experiment(families.FAMILIES["t5"], experts=("a", "b")),
+    "beyond": lambda: tiny.experiment(count=20) | {"settings": BEYOND},
+    "auto": lambda: tiny.experiment(count=32, batch=8) | {"settings": "auto"},
+}
 
 
 def calibrated(given):
@@ -57,9 +60,9 @@ def untouched():
     yield
 
 
-def calibrate_own(build, ranks, folder):
+def calibrate_own(name, ranks, folder):
     """Calibrate with the models and batches of this process's tasks; write the tensors to a file."""
-    given = build()
+    given = EXPERIMENTS[name]()
     for task in set(given["experts"]) - set(ranks.mine(given["experts"])):
         given["experts"][task], given["batches"][task] = Path("is not there"), untouched()
     tensors, blocks = calibrated(given)
@@ -75,13 +78,14 @@ def assert_same_records(records, expected):
         }
 
 
-@pytest.mark.parametrize(("build", "world"), [(clip, 3), (t5, 2), (beyond, 2), (auto, 2)])
-def test_several_processes_agree_bit_by_bit_and_with_one_process(build, world, tmp_path):
-    ends = together(partial(calibrate_own, build), world, tmp_path)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_several_processes_agree_bit_by_bit_and_with_one_process(name, tmp_path):
+    world = 3 if name == "clip" else 2
+    ends = together(partial(calibrate_own, name), world, tmp_path)
     assert all("result" in end and end == ends[0] for end in ends), ends
     first, *others = (load_file(tmp_path / f"{rank}.safetensors") for rank in range(world))
     assert all(torch.equal(first[name], other[name]) for other in others for name in first)
-    tensors, blocks = calibrated(build())
+    tensors, blocks = calibrated(EXPERIMENTS[name]())
     for name, tensor in tensors.items():
         torch.testing.assert_close(tensor, first[name], rtol=0, atol=1e-12)
     assert_same_records(ends[0]["result"], blocks)
@@ -97,44 +101,6 @@ def test_tasks_are_dealt_in_sorted_order_to_no_more_processes_than_there_are():
         ranks.mine({"mnist", "dtd"})
 
 
-def test_owners_balance_the_load_whatever_the_order():
-    widths = {("q",): 768, ("v",): 768, ("out",): 768, ("fc1",): 768, ("fc2",): 3072}
-    table = owners(widths, 2)
-    assert table == owners(dict(reversed(widths.items())), 2) and table.keys() == widths.keys()
-    assert [site for site, owner in table.items() if owner == table["fc2",]] == [("fc2",)]
-    equal = owners({(str(n),): 64 for n in range(8)}, 4)
-    assert sorted(equal.values()) == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def summed_and_shared(ranks, folder):
-    """What arrives of column-major tensors: sums, and solutions of one site each."""
-    mine = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T + ranks.rank  # (3, 2)
-    rest = mine[:, 0].clone(), mine[0].clone(), mine[0, 0].clone()
-    system = RidgeSystem(torch.eye(3, dtype=torch.float64), mine.clone(), *rest)
-    norm = torch.stack([*(mine[:, 0] * (i + 1) for i in range(4)), torch.ones(3).double()])
-    systems = ranks.summed(Systems({QK: [system]}, {"norm": [norm]}))
-    sums = {"+".join(site): one.right.tolist() for site, [one] in systems.sites.items()}
-    [norm] = systems.norms["norm"]
-    solved = ranks.shared({(QK, OUT)[ranks.rank]: Solution(mine, mine[:, 1], 2.0 + ranks.rank)})
-    shared = {
-        "+".join(s): [r.weight.tolist(), r.bias.tolist(), r.conditioning] for s, r in solved.items()
-    }
-    return [sums, [norm[3].tolist(), norm[4, 0].item()], shared]
-
-
-def test_column_major_tensors_arrive_as_they_are(tmp_path):
-    first, second = (end["result"] for end in together(summed_and_shared, 2, tmp_path))
-    weight = [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
-    plus = [[x + 1 for x in row] for row in weight]
-    total = torch.tensor(weight) + torch.tensor(plus)
-    assert first[0] == {"q_proj+k_proj": total.tolist()}
-    assert second[0] == {}  # the site belongs to the first
-    assert first[1] == second[1] == [[4.0, 12.0, 20.0], 2.0]
-    shared = {"out_proj": [plus, [4.0, 5.0, 6.0], 3.0]}
-    shared["q_proj+k_proj"] = [weight, [3.0, 4.0, 5.0], 2.0]
-    assert first[2] == second[2] == shared
-
-
 def written_by_two(stop, name, ranks, folder):
     """Calibrate into a folder; with `stop` the first process dies after its first solved block."""
     if stop and ranks.first:
@@ -146,7 +112,7 @@ def written_by_two(stop, name, ranks, folder):
 
         RunFolder.keep = keep_and_die
     lines = []
-    calibrate(**clip(), settings=tiny.PAPER, out=folder / name, progress=lines.append)
+    calibrate(**tiny.experiment(), settings=tiny.PAPER, out=folder / name, progress=lines.append)
     return lines
 
 
@@ -163,3 +129,126 @@ def test_several_processes_resume_after_one_was_killed_with_the_same_bytes(tmp_p
         {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("whole", "out")
     )
     assert whole == again
+
+
+def differing(ranks, folder):
+    ranks.summed(Systems({(QK, OUT)[ranks.rank]: [RidgeSystem.zero(3, 2)]}, {}))
+
+
+def failing(rank, error, ranks, folder):
+    """One process fails: the second before a meeting, the first after it, at the end."""
+    with ranks.fail_together():
+        if ranks.rank == rank == 1:
+            raise error
+        ranks.together()
+        if ranks.rank == rank:
+            raise error
+
+
+OURS = RuntimeError("a fault of ours")
+MISTAKES = {
+    "between meetings": (partial(failing, 1, BadBatches("mnist", "is empty")), 3, 1, "mnist"),
+    "at the end": (partial(failing, 0, BadBatches("dtd", "is empty")), 2, 0, "dtd"),
+    "of ours": (partial(failing, 1, OURS), 2, 1, "a fault of ours"),
+    "by all": (differing, 2, 0, "share inputs differently"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_one_process_reports_an_error_and_all_end(case, tmp_path):
+    work, world, teller, text = MISTAKES[case]
+    ends = together(work, world, tmp_path)
+    assert all(text in end["text"] for end in ends)
+    assert [rank for rank, end in enumerate(ends) if end["error"] != "RemoteRankError"] == [teller]
+
+
+def killed(ranks, folder):
+    """The second process is killed while its first task is observed in the last block."""
+
+    def rule(name, last, w):
+        if last and ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return every_token(name, last, w)
+
+    calibrate(**tiny.experiment(), settings=tiny.PAPER, token_weights=rule)
+
+
+def test_killed_process_ends_the_others_with_a_message(tmp_path):
+    start = time.monotonic()
+    first, second = together(killed, 2, tmp_path)
+    assert time.monotonic() - start < 30
+    assert first["error"] == "RankLostError" and second == {}
+    assert "ended before its time" in first["text"]
+
+
+def reporting_late(work, rank, world, port, folder):
+    """The second process takes its time to tell what went wrong; the other looks whether it has."""
+    os.environ.update(environment(rank, world, port))
+    try:
+        with process_group():
+            work(current(), folder)
+    except RemoteRankError:
+        os._exit(0 if (folder / "reported").exists() else 1)
+    except RuntimeError:
+        time.sleep(0.5)
+        (folder / "reported").touch()
+        os._exit(0)
+
+
+def test_no_process_ends_before_the_failed_one_has_reported(tmp_path):
+    assert run(reporting_late, partial(failing, 1, OURS), 2, tmp_path) == [0, 0]
+
+
+def test_missing_process_times_out(monkeypatch):
+    for name, value in environment(0, 2, free_port()).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torchrun, "TRANSFER_TIMEOUT", timedelta(seconds=1))
+    with pytest.raises(RankLostError), process_group():
+        pass
+
+
+def command(arguments, rank, world, port, folder):
+    """The command line in one process, what it prints in a file."""
+    os.environ.update(environment(rank, world, port))
+    os.chdir(folder)
+    with (folder / f"{rank}.txt").open("w") as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+        sys.stdout = sys.stderr = printed
+        code = cli.main(arguments)
+    os._exit(code)
+
+
+def test_command_line_error_is_printed_once_and_all_exit_with_2(models):  # noqa: F811
+    for picture in (models / "images/mnist/train").rglob("*.png"):
+        picture.write_bytes(b"no picture")  # of the second task, which the second process reads
+    assert run(command, CALIBRATE, 2, models) == [cli.MISTAKE] * 2
+    printed = [(models / f"{rank}.txt").read_text() for rank in range(2)]
+    begins = re.findall(r"^featcal(?: \(process 1\))?:", printed[1], re.MULTILINE)
+    assert printed[0] == "" and len(begins) == 1 and "images/mnist" in printed[1]
+    assert not (models / "new").exists()
+
+
+def test_torchrun_writes_the_folder_of_one_process(models, capsys):  # noqa: F811
+    """Two processes of torchrun's, as a user starts them."""
+    program = "-m torch.distributed.run --standalone --nproc-per-node 2 -m featcal".split()
+    command, how = [sys.executable, *program, *CALIBRATE], {"timeout": 240, "check": False}
+    done = subprocess.run(command, cwd=models, capture_output=True, text=True, **how)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("calibrated model: new") == 1 and done.stderr.count("vision.01") == 1
+    assert cli.main([*CALIBRATE[:-1], "alone"]) == 0
+    assert tree(models / "new").keys() == tree(models / "alone").keys()
+    folders = models / "new", models / "alone"
+    several, one = (load_file(folder / "model.safetensors") for folder in folders)
+    for name in one:  # float32 models
+        torch.testing.assert_close(several[name], one[name], rtol=0, atol=1e-6)
+    first, second = (json.loads((folder / "featcal.json").read_text()) for folder in folders)
+    assert first["settings"] == second["settings"]
+    assert_same_records(first["blocks"], second["blocks"])
+
+
+def test_incomplete_torchrun_environment_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(BadSetting, match="RANK.*torchrun"), process_group():
+        pass

@@ -119,11 +119,6 @@ def test_without_data_the_anchor_stays_and_much_data_gives_least_squares():
     torch.testing.assert_close(solution.bias, b, rtol=0, atol=0.02)
 
 
-def test_one_sample_leaves_the_anchor():
-    one = [rows(seed, samples=1) for seed in range(2)]
-    assert ridge_by_halves(systems(one, "joint"), one[0][3], one[0][4], "joint") == inf
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_projected_error_of_many_outputs_is_within_2_percent(seed):
     """Against all outputs: one eigendecomposition of a half gives E at every λ."""

@@ -1,13 +1,13 @@
-"""How much each token counts."""
+"""How much each token counts, and that float32 products with float64 sums are enough."""
 
 import pytest
 import torch
-from tiny import VISION, clip, make
-from transformers import BeitConfig, BeitModel, ViTConfig, ViTModel
+from tiny import seeded
 
-from featcal.core.moments import class_token_last, every_token, token_weights
+from featcal.core.moments import Moments, class_token_last, every_token, token_weights
+from featcal.core.precision import exact_products
+from featcal.core.ridge import RidgeSystem, solve_ridge, task_system
 from featcal.errors import BadSetting
-from featcal.models.plan import plan_for
 
 SHAPE = (2, 5)
 
@@ -41,9 +41,79 @@ def test_a_rule_that_gives_no_weights_of_the_tokens_is_refused(rule):
         token_weights(rule, "mlp.fc1", True, torch.zeros(2, 5, 3), None)
 
 
-def test_vision_towers_have_the_class_token_rule_and_an_inferred_plan_counts_every_token():
-    vit = make(lambda: ViTModel(ViTConfig(**VISION, intermediate_size=64)))
-    beit = make(lambda: BeitModel(BeitConfig(**VISION, intermediate_size=64)))
-    assert plan_for(clip()).token_rule is class_token_last
-    assert plan_for(vit).token_rule is class_token_last
-    assert plan_for(beit).token_rule is every_token
+WIDTH, OUTPUTS, TOKENS = 128, 16, 4096
+
+
+def power_law(seed):
+    """Features whose energy falls off as a power law, around one dominant mean, in float32."""
+    g = seeded(seed)
+    spectrum = torch.arange(1, WIDTH + 1, dtype=torch.float64) ** -1.2
+    Q = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=g, dtype=torch.float64))[0]
+    x = (torch.randn(TOKENS, WIDTH, generator=g, dtype=torch.float64) * spectrum) @ Q.T
+    return (x + 3 * Q[:, 0]).float(), torch.randn(
+        OUTPUTS, WIDTH, generator=g, dtype=torch.float64
+    ) / WIDTH**0.5
+
+
+def solved(dtype, ridge):
+    total, ones = RidgeSystem.zero(WIDTH, OUTPUTS), torch.ones(512, dtype=dtype)
+    for seed in range(3):
+        x, W = power_law(seed)
+        moments = Moments.zero(WIDTH)
+        for rows in x.to(dtype).split(512):
+            moments.add(rows, rows, ones)
+        total += task_system(moments, W, torch.zeros(OUTPUTS), 0.3)
+    A = torch.randn(OUTPUTS, WIDTH, generator=seeded(7), dtype=torch.float64) / WIDTH**0.5
+    return solve_ridge(total, A, torch.zeros(OUTPUTS), ridge).weight
+
+
+@pytest.mark.parametrize(("ridge", "bound"), [(3.0, 1e-6), (0.05, 1e-6), (1e-5, 1e-3)])
+def test_float32_products_cost_little_at_the_papers_ridges(ridge, bound):
+    exact = solved(torch.float64, ridge)
+    assert (solved(torch.float32, ridge) - exact).norm() / exact.norm() < bound
+
+
+@pytest.mark.parametrize("own", [("high", True), ("highest", False), ("medium", True)])
+def test_tf32_is_off_inside_and_restored_after_an_exception(own):
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision(own[0])
+    torch.backends.cudnn.allow_tf32 = own[1]
+    try:
+        with pytest.raises(KeyError), exact_products():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+            assert not torch.backends.cuda.matmul.allow_tf32
+            raise KeyError
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == own
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def half_moments(dtype, device="cpu", w=None, data=torch.bfloat16):
+    """Sums of moments of half-precision data passed as `dtype`, plain and folded."""
+    x, y = torch.randn(2, 300, 130, generator=seeded(1)).to(data).to(device)
+    w = torch.ones(300, device=device) if w is None else w.to(device)
+    plain, folded = Moments.zero(130, device=device), Moments.zero(130, 20, device)
+    plain.add(x.to(dtype), y.to(dtype), w)
+    folded.add(x.to(dtype), y.to(dtype), w, y[:, :20].float() / 3)
+    return [t for m in (plain, folded) for t in vars(m).values() if isinstance(t, torch.Tensor)]
+
+
+@pytest.mark.parametrize("data", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weights", ["ones", "zeros and ones", "all"])
+def test_moments_of_half_precision_equal_those_of_the_same_values_in_float32(data, weights):
+    w = torch.rand(300, generator=seeded(2))
+    w = {"ones": torch.ones(300), "zeros and ones": (w > 0.5).float(), "all": w}[weights]
+    both = [half_moments(dtype, w=w, data=data) for dtype in (data, torch.float32)]
+    for half, single in zip(*both, strict=True):
+        assert half.dtype == torch.float64 and torch.equal(half, single)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_products_of_half_precision_on_a_gpu_equal_those_in_float32():
+    with exact_products():
+        both = [half_moments(dtype, "cuda") for dtype in (torch.bfloat16, torch.float32)]
+    for half, single in zip(*both, strict=True):
+        assert half.dtype == torch.float64
+        torch.testing.assert_close(half, single, rtol=1e-5, atol=1e-5 * float(single.abs().max()))

@@ -9,7 +9,6 @@ from tiny import seeded
 from featcal.core.moments import Moments, add_gram, mirror
 from featcal.core.ridge import (
     RidgeSystem,
-    anchor,
     solve_ridge,
     task_system,
 )

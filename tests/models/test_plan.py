@@ -1,8 +1,9 @@
-"""Plans: given, known or inferred. A model that no plan fits is refused with one clear error."""
+"""Plans and the capture of tensors; what cannot be trusted is refused with one clear error."""
 
 from contextlib import nullcontext
 
 import pytest
+import tiny
 import torch
 import transformers as tf
 from families import FAMILIES, GROUPED, experiment, text
@@ -11,7 +12,16 @@ from torch import nn
 
 from featcal import BlockPlan, Stack, calibrate
 from featcal.errors import BadCapture, BadPlan, BadSetting
-from featcal.models.blocks import check_replay, first_inputs
+from featcal.models.blocks import (
+    IN_PLACE,
+    check_replay,
+    first_inputs,
+    in_place,
+    module_inputs,
+    module_outputs,
+    residual_streams,
+    step,
+)
 from featcal.models.plan import KNOWN, blocks_of, infer_plan, plan_for
 from featcal.models.plan import T5 as T5_PLAN
 
@@ -43,14 +53,6 @@ def test_models_and_paths_without_one_list_of_blocks_are_refused():
 def test_plan_that_contradicts_itself_is_refused(stacks, says):
     with pytest.raises(BadPlan, match=says):
         BlockPlan(*stacks)
-
-
-@pytest.mark.parametrize(
-    ("feeds", "mask"), [("", "attention_mask"), ("h", "decoder_attention_mask")]
-)
-def test_stack_that_is_fed_does_not_take_the_padding_of_what_feeds_it(feeds, mask):
-    plan = BlockPlan(Stack("a", "x", entry="a", feeds=feeds), Stack("b", "y", entry="b"))
-    assert [stack.mask for stack in plan.stacks] == ["attention_mask", mask]
 
 
 def tied_llama():
@@ -111,21 +113,12 @@ REFUSED = {
         "of the parameters of 'layers' belong to linears and norms, at least 50% must; "
         "the largest others: layers.0.mlp.experts.gate_up_proj [4, 32, 128]",
     ),
-    "not called": (
-        BadCapture,
-        lambda: Toy(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)),
-        "self_attn.out_proj: no positional input was seen",
-    ),
     "folded": (
         BadCapture,
         toy(lambda fc, x: fc(x.transpose(0, 1)).transpose(0, 1)),
         "blocks.00.fc: its input has shape (3, 2, 8) instead of (2 sequences, 3 tokens",
     ),
-    "odd norm": (
-        BadSetting,
-        toy(lambda fc, x: fc(x), OddRMSNorm),
-        "OddRMSNorm, neither",
-    ),
+    "odd norm": (BadSetting, toy(lambda fc, x: fc(x), OddRMSNorm), "OddRMSNorm, neither"),
     "crosstalk": (
         BadPlan,
         lambda: Toy(lambda: Block(lambda fc, x: fc(x)), between=lambda x: 2 * x),
@@ -171,3 +164,89 @@ def test_a_plan_that_leaves_something_out_is_refused(family, plan, said):
     model, batch = given["base"], given["batches"]["a"][0]
     with pytest.raises(BadPlan, match=said) if said else nullcontext():
         check_replay(model, plan, batch)
+
+
+def hooks(model):
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+
+def overwritten(fc, x):
+    x = x.clone()
+    y = fc(x)
+    x += 1
+    return y
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda fc, x: fc(fc(x)), "twice"),
+        (lambda fc, x: fc(input=x), "no positional"),
+        (lambda fc, x: nn.functional.linear(x, fc.weight, fc.bias), "no positional"),
+        (overwritten, "overwritten"),
+    ],
+)
+def test_an_input_that_cannot_be_trusted_is_an_error_naming_the_module(use, message):
+    block = Block(use)
+    error = pytest.raises(BadCapture, match=f"fc: .*{message}")
+    with torch.no_grad(), error, module_inputs(block, ["fc"]):
+        block(torch.ones(1, 2, 8))
+
+
+def test_no_hook_survives_an_exception_inside_a_calibration(monkeypatch):
+    given = tiny.experiment()
+    teacher = given["experts"]["mnist"]
+
+    def fails(*_):
+        assert hooks(teacher.encoder.layers[1]) > 0
+        raise RuntimeError("in the last block")
+
+    monkeypatch.setattr(teacher.encoder.layers[1].mlp, "forward", fails)
+    with pytest.raises(RuntimeError, match="in the last block"):
+        calibrate(**given, settings=PAPER)
+    assert not any(map(hooks, [given["merged"], given["base"], *given["experts"].values()]))
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_an_output_overwritten_in_place_is_left_out(changed):
+    block = Block(lambda fc, x: fc(x).add_(1) if changed else fc(x) + 1)
+    with torch.no_grad(), module_outputs(block, ["fc"]) as seen:
+        block(torch.ones(1, 2, 8))
+    assert list(seen) == ([] if changed else ["fc"]) and hooks(block) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_activations_in_place_give_the_same_bits_and_keep_input_and_gradients(kind, dtype):
+    block, x = nn.Sequential(kind()), torch.linspace(-9, 9, 693).reshape(3, 7, 33).to(dtype)
+    before, expected = x.clone(), block(x)
+    with torch.no_grad(), in_place(block):
+        assert torch.equal(block(x), expected) and torch.equal(x, before)
+        assert block[0].forward is IN_PLACE[kind]
+    with in_place(block):
+        block(x.requires_grad_()).sum().backward()
+    assert x.grad is not None and "forward" not in vars(block[0])
+
+
+def test_block_that_overwrites_its_own_input_is_an_error():
+    block = Block(lambda fc, x: x.add_(1))
+    with torch.no_grad(), pytest.raises(BadCapture, match="Block"):
+        step(block, Stack("s", "blocks"), torch.zeros(1, 2, 8), ({},))
+
+
+def test_the_stream_of_a_scaled_output_completes_it_to_the_blocks_output():
+    """DINOv2 adds γ y: with the student's γ, its stream and the teacher's y make the teacher's sum."""
+    models = [make(FAMILIES["dinov2"].build, seed) for seed in (0, 1)]
+    student, teacher = (model.encoder.layer[0] for model in models)
+    x, scale = torch.randn(2, 5, 32, dtype=torch.float64), student.layer_scale2.lambda1
+    with torch.no_grad(), residual_streams(student, ["mlp.fc2"], x) as streams:
+        student(x)
+    assert torch.equal(streams.scales["mlp.fc2"], scale)
+    names = ["mlp.fc2"]
+    with (
+        torch.no_grad(),
+        residual_streams(teacher, names, x, None, streams.scales) as theirs,
+        module_outputs(teacher, names) as y,
+    ):
+        whole = teacher(x)
+    assert torch.allclose(theirs["mlp.fc2"] + scale * y["mlp.fc2"], whole)

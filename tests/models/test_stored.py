@@ -16,6 +16,7 @@ import featcal
 from featcal.errors import FeatCalError, MissingTensor, WrongKeys
 from featcal.models.load import load_model
 from featcal.models.save import save_model
+from featcal.models.stored import skeleton
 from featcal.models.streamed import StreamedModel
 
 ONES, OTHER = torch.ones(32), torch.linspace(-1, 1, 97 * 32).reshape(97, 32)
@@ -212,16 +213,20 @@ def test_one_stored_tensor_of_three_parameters_is_written_whole_when_one_is_solv
     assert changed == {n for n, _ in new.named_parameters() if n.endswith("q_proj.weight")}
 
 
-def test_an_attention_that_is_not_installed_is_replaced_once_by_eager(tmp_path):
-    folder = folder_of(tmp_path / "m", "llama")
+@pytest.mark.parametrize("name", ["flash_attention_2", "kernels-community/attention"])
+@pytest.mark.parametrize("family", ["llama", "clip"])
+def test_an_attention_that_is_not_installed_is_replaced_once_by_eager(tmp_path, family, name):
+    folder = folder_of(tmp_path / "m", family)
     config = json.loads((folder / "config.json").read_text())
-    named = config | {"attn_implementation": "flash_attention_2"}
+    towers = dict.fromkeys(["", *(key for key in config if key.endswith("_config"))], name)
+    named = config | {"attn_implementation": name if family == "llama" else towers}
     (folder / "config.json").write_text(json.dumps(named))
-    with pytest.warns(UserWarning, match="flash_attention_2") as warned:
+    with pytest.warns(UserWarning, match=name) as warned:
         eager = featcal.merge("average", folder, [folder])
-        streamed = StreamedModel(folder).module
+        streamed = skeleton(folder, whole=True)
     assert len({str(each.message) for each in warned}) == 1
-    assert {m.config._attn_implementation for m in (eager, streamed)} == {"eager"}
+    configs = [getattr(m.config, n, m.config) for m in (eager, streamed) for n in towers]
+    assert {config._attn_implementation for config in configs} == {"eager"}
 
 
 def flan_folder(folder, seed):
