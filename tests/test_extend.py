@@ -26,12 +26,17 @@ def marked(mark: str) -> str:
     return re.search(rf"^<!-- {re.escape(mark)} -->\n```python\n(.*?)^```$", PAGE, re.M | re.S)[1]
 
 
+def copied(folder: Path, *names: str) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.parquet")
+    for name in names:
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+
+
 @pytest.fixture(scope="module")
 def copy_of_featcal(tmp_path_factory) -> Path:
     """A folder with a copy of the package that has the page's merger and family."""
     folder = tmp_path_factory.mktemp("scratch")
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "featcal", folder / "featcal", ignore=ignored)
+    copied(folder, "featcal")
     merger, families = "featcal/merging/methods/median.py", "featcal/models/plan.py"
     (folder / merger).write_text(marked(f"file: {merger}"))
     source, table = (folder / families).read_text(), "\nKNOWN = {\n"
@@ -43,9 +48,8 @@ def copy_of_featcal(tmp_path_factory) -> Path:
 
 def python(package: Path, *arguments: str, cwd: Path) -> str:
     """Return what a fresh interpreter with that copy of the package prints."""
-    environment = os.environ | {"PYTHONPATH": str(package)}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    how = {"cwd": cwd, "env": os.environ | {"PYTHONPATH": str(package)}}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, **how)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -76,9 +80,7 @@ def test_a_family_is_one_entry(copy_of_featcal, tmp_path):
 
 def test_a_study_is_one_file_and_its_settings(tmp_path):
     """In a copy of the project: the settings are read, and the models are those of the page."""
-    for name in ("featcal", "reproduction", "suites", "pipeline"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.parquet")
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    copied(tmp_path, "featcal", "reproduction", "suites", "pipeline")
     shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")
     study, settings = "reproduction/studies/order.py", "pipeline/studies.yaml"
     (tmp_path / study).write_text(marked(f"file: {study}"))
