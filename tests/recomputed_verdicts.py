@@ -27,11 +27,15 @@ SHARED |= {"within": 0, "each": "", "beside": [], "where": {}, "over": None, "th
 
 def all_claims(path: Path) -> list[dict]:
     """Entries of claims.yaml with what their section says of all of them."""
-    return [
-        SHARED | {"role": s["role"], "pool": str(s["pool"]), "place": place} | claim
-        for place, s in yaml.safe_load(path.read_text("utf-8")).items()
-        for claim in s["claims"]
-    ]
+    found = []
+    for place, section in yaml.safe_load(path.read_text("utf-8")).items():
+        shared = {"role": section["role"], "pool": str(section["pool"]), "place": place}
+        found += [SHARED | shared | claim for claim in section["claims"]]
+    for claim in found:
+        for name in ("left", "right", "than"):
+            if isinstance(claim.get(name), list):
+                claim[name] = dict(zip(("upstream", "method"), claim[name], strict=True))
+    return found
 
 
 def read(path: Path) -> list[dict]:
@@ -40,12 +44,6 @@ def read(path: Path) -> list[dict]:
         return []
     with path.open(newline="", encoding="utf-8") as text:
         return list(csv.DictReader(text))
-
-
-def side(value) -> dict:
-    if isinstance(value, dict):
-        return dict(value)
-    return dict(zip(("upstream", "method"), value, strict=True))
 
 
 def same(cell, wanted) -> bool:
@@ -131,7 +129,7 @@ class Results:
     # ---- one sum of means
 
     def terms(self, claim: dict) -> list[tuple[float, dict]]:
-        left, right, kind = side(claim["left"]), side(claim["right"]), claim["kind"]
+        left, right, kind = claim["left"], claim["right"], claim["kind"]
 
         def without(name, one, **more):
             return {key: value for key, value in one.items() if key != name} | more
@@ -140,7 +138,7 @@ class Results:
             before = [without("setting", one, method="merged") for one in (left, right)]
             return [(1, left), (-1, before[0]), (-1, right), (1, before[1])]
         if kind == "closer":  # (left − than) − (right − left)
-            return [(1, left), (-1, side(claim["than"])), (-1, right), (1, left)]
+            return [(1, left), (-1, claim["than"]), (-1, right), (1, left)]
         if kind == "falls":
             tops = [without("at", one, chosen=1) for one in (left, right)]
             return [(1, tops[0]), (-1, left), (-1, tops[1]), (1, right)]
@@ -178,7 +176,7 @@ class Results:
         several = self.several(claim)
         if several is not None:
             return worst([self.verdict(part) for part in several])
-        kind, left = claim["kind"], side(claim["left"])
+        kind, left = claim["kind"], claim["left"]
         if kind == "spreads":
             rows = self.chosen(claim, left)
             by_block = by_value(rows, "block", claim["measure"])
@@ -208,12 +206,12 @@ class Results:
             return self.places(claim)
         if claim["kind"] in ("order", "weaker"):
             return self.of_two_mergers(claim)
-        column, left, right = claim["each"], side(claim["left"]), side(claim["right"])
+        column = claim["each"]
         if not column:
             return None
         if column == "other_task":
-            values = [task for task in self.tasks(claim) if task != left["task"]]
-            own = [{"right": right | {"task": task}} for task in values]
+            values = [task for task in self.tasks(claim) if task != claim["left"]["task"]]
+            own = [{"right": claim["right"] | {"task": task}} for task in values]
         else:
             sides = [one for _, one in self.terms(claim) if column not in one]
             rows = [row for one in sides for row in self.chosen(claim, one)]
@@ -228,30 +226,29 @@ class Results:
         for values in product(*lists.values()):
             pick = dict(zip(lists, values, strict=True))
             role, pool = pick.get("place", (claim["role"], claim["pool"]))
-            left, right = side(claim["left"]), side(claim["right"])
-            if "upstream" in pick:
-                left["upstream"] = right["upstream"] = pick["upstream"]
-            if "against" in pick:
-                right["method"] = pick["against"]
-            one = claim | dict(over=None, role=role, pool=str(pool), left=left, right=right)
+            both = {"upstream": pick["upstream"]} if "upstream" in pick else {}
+            other = {"method": pick["against"]} if "against" in pick else {}
+            one = claim | dict(over=None, role=role, pool=str(pool), left=claim["left"] | both)
+            one["right"] = claim["right"] | both | other
             inner = self.several(one)
             found += [one] if inner is None else inner
         return found
 
     def of_two_mergers(self, claim: dict) -> list[dict]:
+        def held(kind, method, left, right):
+            left, right = ({"upstream": one, "method": method} for one in (left, right))
+            return claim | {"kind": kind, "left": left, "right": right}
+
         found = []
         for one, other in combinations(MERGERS, 2):
-            above = {"kind": "above", "left": [one, "merged"], "right": [other, "merged"]}
-            word, margin, _ = self.verdict(claim | above)
+            word, margin, _ = self.verdict(held("above", "merged", one, other))
             if word == "not run":
                 return []
             better, worse = (one, other) if margin > 0 else (other, one)
             if word != "within noise" and claim["kind"] == "order":
-                own = dict(kind="above", left=[better, "featcal"], right=[worse, "featcal"])
-                found.append(claim | own)
+                found.append(held("above", "featcal", better, worse))
             elif word != "within noise":
-                own = dict(kind="gain", left=[worse, "featcal"], right=[better, "featcal"])
-                found.append(claim | own)
+                found.append(held("gain", "featcal", worse, better))
         return found
 
     def two_gains(self, claim: dict) -> tuple[str, float, float]:
@@ -259,7 +256,7 @@ class Results:
         for task in self.tasks(claim):
             own = claim | {"where": {"task": task}}
             cosines, scores = [], []
-            for one in (side(claim["left"]), side(claim["right"])):
+            for one in (claim["left"], claim["right"]):
                 cosines.append(self.chosen(own, one))
                 seed = {"seed": cosines[-1][0]["seed"]} if cosines[-1] else {}
                 scored = own | {"file": "scores", "measure": "value"}
