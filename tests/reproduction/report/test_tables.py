@@ -9,7 +9,7 @@ from synthetic_results import write_project
 
 from featcal.errors import MissingPath
 from reproduction.report.evidence import Evidence, project_root, select
-from reproduction.report.html import SIGNS, arrow, compact, margin, plain
+from reproduction.report.html import margin
 from reproduction.report.pages import accuracies, language
 from reproduction.report.paper import (
     AVERAGE,
@@ -151,16 +151,6 @@ def test_the_anchor_alone_is_compared_with_featcal_and_the_merger(results):
 
 
 # html, and files that come and go
-
-
-def test_signs_can_be_read_without_colour():
-    assert [plain(arrow(change)) for change in (4.25, -0.81, 0.04)] == ["↑4.2", "↓0.8", "="]
-    assert len(set(SIGNS.values())) == len(SIGNS)
-
-
-def test_settings_are_read_without_the_notation_of_programs():
-    values = (0.05, 256, 1e-6, 2.5e-5, 1e10)
-    assert [compact(value) for value in values] == ["0.05", "256", "10⁻⁶", "2.5·10⁻⁵", "10¹⁰"]
 
 
 def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):
