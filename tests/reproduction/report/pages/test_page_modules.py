@@ -68,6 +68,11 @@ def test_the_field_counts_what_each_way_raises(ours):
     assert line(field.summary("mini"), "FeatCal extended  synthetic")[4] == "+22.5 to +22.5"
 
 
+def test_only_a_chosen_scale_is_marked_and_an_end_of_its_range_is_told(ours):
+    assert field._marks(ours, "iso_c") == "<sup>V</sup>" and field._marks(ours, "average") == " [1]"
+    assert "end of range" in field._scale(ours, "iso_c") and field._scale(ours, "average") == ""
+
+
 def test_mergers_of_the_language_model_are_means_over_its_tasks_best_first():
     rows = pd.read_csv(RESULTS / "field/flan_t5_base-glue/field.csv")
     means = rows.groupby("upstream")["value"].mean().sort_values(ascending=False)
