@@ -122,12 +122,6 @@ def test_averages_of_table_2_are_those_of_the_other_experiments(project):
     assert "Table 2: " in text and "corrected 89.3" in text
 
 
-def test_without_results_there_is_nothing_to_compare(project):
-    ours = Evidence("paper", "clip_b32", "8")
-    assert "not run: nothing to compare" in against_printed(ours, "table01")
-    assert "not run" in samples.means(ours).text and "not run" in samples.damage(ours).text
-
-
 def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkeypatch):
     folder = write_project(tmp_path, "paper")
     for kind in ("samples", "samples.correct", "corrupted", "corrupted.correct"):
