@@ -16,8 +16,8 @@ REAL     := $(addprefix pipeline/request/dvc.yaml:request@,scores-minilm-8 drift
 BASES    := clip_b32 clip_l14 flan_t5_base flan_t5_large llama_3b llama_8b
 
 # Parts of the tests, the slowest first, each without the parts in folders below it.
-PARTS   := tests/reproduction/report/test_book.py tests tests/reproduction tests/reproduction/stages/test_smoke.py tests/calibration \
-           tests/cli tests/reproduction/report tests/test_container.py
+PARTS   := tests tests/reproduction tests/reproduction/stages/test_smoke.py tests/calibration tests/reproduction/report tests/cli \
+           tests/reproduction/report/test_book.py tests/test_container.py
 # Parts that run at the same time: one more than processors, because a part waits for browser and downloads.
 JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
