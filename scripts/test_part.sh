@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs pytest on one part of the tests (make test): a line of progress now and then, and the whole report at the end.
+# Runs pytest on one part of the tests (make test): a line of progress now and then, and the report without the passed tests at the end.
 #   bash scripts/test_part.sh PATH [pytest's options]
 report=$(mktemp)
 trap 'kill $tests $lines 2>/dev/null; rm -f "$report"' EXIT
@@ -7,14 +7,14 @@ trap 'kill $tests $lines 2>/dev/null; rm -f "$report"' EXIT
 progress() {
   local now last=
   while sleep 20 >/dev/null 2>&1; do
-    now=$(grep -o '\[ *[0-9]*%\]' "$report" | tail -n 1)
+    now=$(grep -oE '\[ *[0-9]+%\]$' "$report" | tail -n 1)
     [ "$now" = "$last" ] || echo "$1 $now"
     last=$now
   done
 }
 
 echo "$1 started"
-python -m pytest "$@" >"$report" 2>&1 &
+python -m pytest -vv "$@" >"$report" 2>&1 &  # with -q in pyproject.toml: a line for each test
 tests=$!
 progress "$1" &
 lines=$!
@@ -25,5 +25,5 @@ wait "$lines" 2>/dev/null
 tests= lines=
 printf '\n'
 echo "pytest $*"
-cat "$report"
+grep -vE ' PASSED +\[ *[0-9]+%\]$' "$report"
 exit "$code"

@@ -82,9 +82,7 @@ def together(work, world, folder) -> list[dict]:
 
 
 def program(command: Sequence[str], folder: Path, printed: Path) -> None:
-    """What `python command` does in a folder, with as many threads as without a word about them;
-    what it prints in a file.
-    """
+    """Run `python command` in a folder with the default number of threads, its output in a file."""
     os.chdir(folder)
     with printed.open("w") as out:
         os.dup2(out.fileno(), 1)
@@ -96,30 +94,16 @@ def program(command: Sequence[str], folder: Path, printed: Path) -> None:
         runpy.run_path(command[0], run_name="__main__")
 
 
-class Program:
-    """A program begun, with what tests ask of a `subprocess.Popen`."""
-
-    def __init__(self, command: Sequence[object], folder: Path, printed: Path):
-        start_server()
-        given = tuple(map(str, command)), folder, printed
-        self.process = FORKS.Process(target=program, args=given)
-        self.process.start()
-        self.kill = self.process.kill
-
-    def poll(self) -> int | None:
-        return self.process.exitcode
-
-    def wait(self) -> int | None:
-        self.process.join()
-        return self.process.exitcode
-
-
 def run_program(
     command: Sequence[object], printed: Path, cwd: Path | None = None, **_: object
 ) -> subprocess.CompletedProcess:
-    """In place of `subprocess.run` of the interpreter, which the command begins with. Raises:
+    """Replace `subprocess.run` of an interpreter, which the command begins with. Raises:
     AssertionError where it fails.
     """
-    code = Program(command[1:], cwd or Path.cwd(), printed).wait()
-    assert code == 0, f"{command} ended with {code}"
-    return subprocess.CompletedProcess(command, code, printed.read_text())
+    start_server()
+    given = tuple(map(str, command[1:])), cwd or Path.cwd(), printed
+    process = FORKS.Process(target=program, args=given)
+    process.start()
+    process.join()
+    assert process.exitcode == 0, f"{command} ended with {process.exitcode}"
+    return subprocess.CompletedProcess(command, 0, printed.read_text())

@@ -25,10 +25,8 @@ def test_opponent_without_its_stabiliser_equals_the_numpy_version(variant, monke
     monkeypatch.setattr(published, "STABILISER", 0.0)
     given, settings = experiment(), PAPER.but(**variant)
     expected = plain.calibrate(**given, settings=settings, paths=["encoder.layers"])
-    images = {
-        task: torch.cat([b["pixel_values"] for b in batches])
-        for task, batches in given["batches"].items()
-    }
+    batches = given["batches"].items()
+    images = {task: torch.cat([b["pixel_values"] for b in own]) for task, own in batches}
     models = given["merged"], given["base"], given["experts"]
     assert difference(published.calibrate(*models, images, settings), expected) < 1e-8
 
@@ -50,22 +48,25 @@ def fake_clock(monkeypatch, seconds):
     def run():
         now[0] += next(seconds)
 
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(speed.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(speed.time, "process_time", lambda: now[0])
+    for clock in ("perf_counter", "monotonic", "process_time"):
+        monkeypatch.setattr(speed.time, clock, lambda: now[0])
     monkeypatch.setattr(speed, "machine_seconds", lambda: now[0])
     monkeypatch.setattr(speed, "largest_difference", lambda *_: 0.0)
     return now, [run, run]
 
 
-def test_a_row_ends_when_the_ratios_of_three_pairs_are_near_each_other(monkeypatch):
-    _, runs = fake_clock(monkeypatch, [9, 1, 2, 1, 3, 1, 3.1, 1, 3.2, 1, 8, 1])
-    assert speed.measured(runs, 100) == pytest.approx([3, 3.1, 3.2])
-
-
-def test_a_row_ends_with_its_time(monkeypatch):
-    now, runs = fake_clock(monkeypatch, itertools.cycle([2, 1, 4, 1]))
-    assert speed.measured(runs, 30) == pytest.approx([2, 4, 2])
+@pytest.mark.parametrize(
+    ("seconds", "most", "ratios"),
+    [
+        ([9, 1, 2, 1, 3, 1, 3.1, 1, 3.2, 1, 8, 1], 100, [3, 3.1, 3.2]),
+        ([2, 1, 4, 1] * 9, 30, [2, 4, 2]),
+    ],
+)
+def test_a_row_ends_when_three_ratios_are_near_each_other_or_with_its_time(
+    seconds, most, ratios, monkeypatch
+):
+    now, runs = fake_clock(monkeypatch, seconds)
+    assert speed.measured(runs, most) == pytest.approx(ratios)
     assert 20 < now[0] <= 30
 
 
@@ -82,29 +83,21 @@ def test_nothing_is_stated_of_a_machine_that_does_other_work(monkeypatch, tmp_pa
 
 def test_a_new_measurement_replaces_the_old_one_of_its_kind(monkeypatch, tmp_path):
     out = tmp_path / "speed.csv"
-    for kind, name, ratio in [
-        ("AVX2", "2 x 256", 1.0),
-        ("AVX512", "2 x 32", 2.0),
-        ("AVX2", "2 x 32", 3.0),
-        ("AVX2", "2 x 256", 4.0),
-    ]:
+    others = ("2 x 32", "2.00", "AVX512"), ("2 x 32", "3.00", "AVX2")
+    last = ("2 x 256", "4.00", "AVX2")
+    for name, ratio, kind in (("2 x 256", "1.00", "AVX2"), *others, last):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda kind=kind: kind)
-        speed.written(name, [ratio - 0.5, ratio, ratio + 1], ARGS, out)
+        speed.written(name, [float(ratio) - 0.5, float(ratio), float(ratio) + 1], ARGS, out)
     rows = list(csv.DictReader(out.open()))
-    assert [(r["row"], r["ratio"], r["instruction set"]) for r in rows] == [
-        ("2 x 32", "2.00", "AVX512"),
-        ("2 x 32", "3.00", "AVX2"),
-        ("2 x 256", "4.00", "AVX2"),
-    ]
+    assert [(r["row"], r["ratio"], r["instruction set"]) for r in rows] == [*others, last]
     assert (rows[0]["low"], rows[0]["high"], rows[0]["pairs"]) == ("1.50", "3.00", "3")
 
 
 def test_growth_measures_memory_next_to_the_plan(tmp_path, monkeypatch):
     run = partial(run_program, printed=tmp_path / "printed")
     monkeypatch.setattr(growth.subprocess, "run", run)  # forked where everything is imported
-    args = Namespace(
-        tasks=2, samples=8, layers=2, width=128, batch=4, threads=1, clock=0, device="cpu"
-    )
+    sizes = dict(tasks=2, samples=8, layers=2, width=128, batch=4)
+    args = Namespace(**sizes, threads=1, clock=0, device="cpu")
     point = growth.measured(args, tmp_path)
     assert point["took"].keys() == point["planned"].keys() == {"host_bytes"}
     assert min(point["took"]["host_bytes"], point["planned"]["host_bytes"]) > 0

@@ -2,7 +2,7 @@
 
 import ast
 
-from test_layering import ROOT, modules
+from test_layering import ROOT, modules, parsed
 
 NOT_A_BEGINNING = ("What", "Whether", "Those")
 NOT_A_NAME = set(
@@ -16,7 +16,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def nodes():
     for name, path in modules().items():
         if name.startswith("featcal"):
-            tree = ast.parse(path.read_text("utf-8"))
+            tree = parsed(path)
             for node in ast.walk(tree):
                 where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
                 yield node, node in tree.body, where

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -21,72 +20,20 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "book/extend.md").read_text("utf-8")
 
 
-def marked(mark: str) -> str:
-    """Return the block of Python below a mark."""
-    return re.search(rf"^<!-- {re.escape(mark)} -->\n```python\n(.*?)^```$", PAGE, re.M | re.S)[1]
+def marked(mark: str, language: str = "python") -> str:
+    """Return the block of code below a mark."""
+    block = rf"^<!-- {re.escape(mark)} -->\n```{language}\n(.*?)^```$"
+    return re.search(block, PAGE, re.M | re.S)[1]
 
 
-@pytest.fixture(scope="module")
-def copy_of_featcal(tmp_path_factory) -> Path:
-    """A folder with a copy of the package that has the page's merger and family."""
-    folder = tmp_path_factory.mktemp("scratch")
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "featcal", folder / "featcal", ignore=ignored)
-    merger, families = "featcal/merging/methods/median.py", "featcal/models/plan.py"
-    (folder / merger).write_text(marked(f"file: {merger}"))
-    source, table = (folder / families).read_text(), "\nKNOWN = {\n"
-    assert source.count(table) == 1
-    entry = marked(f"entry: {families}")
-    (folder / families).write_text(source.replace(table, table + entry))
-    return folder
-
-
-def python(package: Path, *arguments: str, cwd: Path) -> str:
-    """Return what a fresh interpreter with that copy of the package prints."""
-    environment = os.environ | {"PYTHONPATH": str(package)}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_merger_is_one_file(copy_of_featcal, tmp_path):
-    checkpoints.clip_folder(tmp_path / "base")
-    for seed, task in enumerate(("mnist", "dtd"), start=1):
-        checkpoints.vision_folder(tmp_path / "models" / task, seed)
-    command = re.search(r"^featcal (merge median .*)$", PAGE, re.M)[1]
-    python(copy_of_featcal, "-m", "featcal", *shlex.split(command), cwd=tmp_path)
-    base, one, two, merged = (
-        load_vision(tmp_path / name).state_dict()["encoder.layers.0.mlp.fc1.weight"]
-        for name in ("base", "models/mnist", "models/dtd", "merged")
-    )
-    lower = torch.minimum(one, two)  # torch's median of two
-    torch.testing.assert_close(merged, (base + lower) / 2)
-
-
-def test_a_family_is_one_entry(copy_of_featcal, tmp_path):
-    """Without the entry the model is refused."""
-    sizes = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 48, "vocab_size": 97}
-    with torch.device("meta"), pytest.raises(BadPlan, match="several lists"):
-        plan_for(PLBartModel(PLBartConfig(**sizes)))
-    printed = python(copy_of_featcal, "-c", marked("run"), cwd=tmp_path)
-    names = ["encoder.00", "encoder.01", "decoder.00", "decoder.01"]
-    assert printed.splitlines()[-1] == str(names)
-
-
-def test_a_study_is_one_file_and_its_settings(tmp_path):
-    """In a copy of the project: the settings are read, and the models are those of the page."""
-    for name in ("featcal", "reproduction", "suites", "pipeline"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.parquet")
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
-    shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")
-    study, settings = "reproduction/studies/order.py", "pipeline/studies.yaml"
-    (tmp_path / study).write_text(marked(f"file: {study}"))
-    lines = re.search(rf"<!-- lines: {settings} -->\n```yaml\n(.*?)^```$", PAGE, re.M | re.S)[1]
-    with (tmp_path / settings).open("a") as text:
-        text.write(lines)
-    code = """
+MERGE = re.search(r"^featcal (merge median .*)$", PAGE, re.M)[1].split()
+MERGER, FAMILIES = "featcal/merging/methods/median.py", "featcal/models/plan.py"
+STUDY, SETTINGS = "reproduction/studies/order.py", "pipeline/studies.yaml"
+USED = f"""
 from pathlib import Path
+from featcal.cli import main as cli
+assert cli.main({MERGE}) == 0
+{marked("run")}
 from reproduction.experiments import load_experiments
 from reproduction.studies import order
 study = load_experiments(Path("params.yaml")).studies["order"]["clip_b32-8"]
@@ -95,8 +42,52 @@ order.make_and_score = lambda label, setup, models: [
 ]
 print(study.run(None, Path("models")).scores)
 """
-    printed = python(tmp_path, "-c", code, cwd=tmp_path)
-    assert printed.strip() == "[('forward', 'forward', 256), ('stale', 'stale', 256)]"
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory) -> tuple[Path, list[str]]:
+    """Return a copy of the project with the page's edits, and what one interpreter prints there."""
+    folder = tmp_path_factory.mktemp("scratch")
+    ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.parquet")
+    for name in ("featcal", "reproduction", "suites", "pipeline"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    shutil.copyfile(ROOT / "params.yaml", folder / "params.yaml")
+    for file in (MERGER, STUDY):
+        (folder / file).write_text(marked(f"file: {file}"))
+    source, table = (folder / FAMILIES).read_text(), "\nKNOWN = {\n"
+    assert source.count(table) == 1
+    changed = source.replace(table, table + marked(f"entry: {FAMILIES}"))
+    (folder / FAMILIES).write_text(changed)
+    with (folder / SETTINGS).open("a") as text:
+        text.write(marked(f"lines: {SETTINGS}", "yaml"))
+    checkpoints.clip_folder(folder / "base")
+    for seed, task in enumerate(("mnist", "dtd"), start=1):
+        checkpoints.vision_folder(folder / "models" / task, seed)
+    how = {"cwd": folder, "env": os.environ | {"PYTHONPATH": str(folder)}}
+    done = subprocess.run([sys.executable, "-c", USED], capture_output=True, text=True, **how)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout.splitlines()
+
+
+def test_a_merger_is_one_file(used):
+    base, one, two, merged = (
+        load_vision(used[0] / name).state_dict()["encoder.layers.0.mlp.fc1.weight"]
+        for name in ("base", "models/mnist", "models/dtd", "merged")
+    )
+    lower = torch.minimum(one, two)  # torch's median of two
+    torch.testing.assert_close(merged, (base + lower) / 2)
+
+
+def test_a_family_is_one_entry(used):
+    """Without the entry the model is refused."""
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 48, "vocab_size": 97}
+    with torch.device("meta"), pytest.raises(BadPlan, match="several lists"):
+        plan_for(PLBartModel(PLBartConfig(**sizes)))
+    assert used[1][-2] == "['encoder.00', 'encoder.01', 'decoder.00', 'decoder.01']"
+
+
+def test_a_study_is_one_file_and_its_settings(used):
+    assert used[1][-1] == "[('forward', 'forward', 256), ('stale', 'stale', 256)]"
 
 
 def test_every_path_of_the_layout_exists():

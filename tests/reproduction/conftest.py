@@ -1,14 +1,13 @@
 """Invented results, for tests of pages."""
 
 import pytest
-from synthetic_results import write_project
-
-from reproduction.report.evidence import Evidence
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """The folder of invented results, the project around it as the current folder."""
+    from synthetic_results import write_project
+
     monkeypatch.chdir(tmp_path)
     return write_project(tmp_path)
 
@@ -16,4 +15,6 @@ def results(tmp_path, monkeypatch):
 @pytest.fixture
 def ours(results):
     """Those of the smaller image model with eight tasks."""
+    from reproduction.report.evidence import Evidence
+
     return Evidence("mini", "clip_b32", "8", results)

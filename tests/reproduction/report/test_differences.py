@@ -20,6 +20,7 @@ LISTS = yaml.safe_load((ROOT / "reproduction/report/differences.yaml").read_text
 PARAMS = settings()
 CHOICE = json.loads((ROOT / "results/mini/choice.json").read_text("utf-8"))
 TEXTS = json.loads((ROOT / "reproduction/mini/language/settings_choice.json").read_text("utf-8"))
+T5, LLAMA = ("flan_t5_base", "flan_t5_large"), ("llama_3b", "llama_8b")
 
 
 def said(suite, what, about="differences"):
@@ -57,14 +58,10 @@ def test_the_settings_of_the_real_encoder_are_the_best_mean_over_the_mergers():
     names = ("ridge", "anchor_blend", "interpolation")
     assert chosen["best"] == ", ".join(f"{name} {run[name]:g}" for name in names)
     assert set(chosen["by_merger"]) == {"task_arithmetic", "wudi"}
-    means = {
-        name: sum(scores[name] for scores in chosen["by_merger"].values()) / 2
-        for name in chosen["averages"]
-    }
-    assert means[chosen["best"]] == max(means.values())
-    assert said("real", "λ, ρ and α")[1].startswith(
-        f"{run['ridge']:g}, {run['anchor_blend']:g} and {run['interpolation']:g}, "
-    )
+    means = pd.DataFrame(chosen["by_merger"]).loc[list(chosen["averages"])].mean(axis=1)
+    assert means[chosen["best"]] == means.max()
+    values = "{ridge:g}, {anchor_blend:g} and {interpolation:g}, ".format(**run)
+    assert said("real", "λ, ρ and α")[1].startswith(values)
     for pool in ("14", "20"):
         scale = PARAMS["merge"][f"minilm-{pool}"]["task_arithmetic"]["mini"]["scale"]
         assert found[f"minilm-{pool}"]["scale"]["best"] == f"scale {scale:g}"
@@ -80,11 +77,8 @@ def test_tokens_frozen_parts_and_norms_are_those_of_the_code():
     assert f"count {PATCH_WEIGHT:g}" in said("mini", "tokens of the last block")[1]
     assert FineTune().frozen == ("embeddings", "pre_layrnorm")
     assert "embeddings and the norm before the blocks" in said("mini", "experts")[1]
-    assert all(
-        PARAMS["featcal"][role][word]["norm"] is False
-        for role in ("flan_t5_base", "flan_t5_large", "llama_3b", "llama_8b")
-        for word in ("suite", "paper")
-    )
+    own = [PARAMS["featcal"][role] for role in (*T5, *LLAMA)]
+    assert {one[word]["norm"] for one in own for word in ("suite", "paper")} == {False}
 
 
 def test_twenty_tasks_miss_the_ranges_as_it_is_said():
@@ -100,17 +94,15 @@ def test_twenty_tasks_miss_the_ranges_as_it_is_said():
 
 def test_the_larger_t5_misses_its_range_as_it_is_said():
     found = json.loads((ROOT / "results/mini/language_choice.json").read_text("utf-8"))
-    roles = ("flan_t5_large", "flan_t5_base")
-    larger, smaller = (mean(found[role]["experts"].values()) for role in roles)
+    smaller, larger = (mean(found[role]["experts"].values()) for role in T5)
     assert larger < 85 <= smaller
     assert "below the 85 points" in said("mini", "range of the larger T5", "language")[1]
 
 
 def test_the_sizes_of_models_and_adapters():
-    widths = {config(role)["d_model"] for role in ("flan_t5_base", "flan_t5_large")}
-    widths |= {config(role)["hidden_size"] for role in ("llama_3b", "llama_8b")}
-    blocks = {config(role)["num_layers"] for role in ("flan_t5_base", "flan_t5_large")}
-    blocks |= {config(role)["num_hidden_layers"] for role in ("llama_3b", "llama_8b")}
+    t5, llama = [config(role) for role in T5], [config(role) for role in LLAMA]
+    widths = {one["d_model"] for one in t5} | {one["hidden_size"] for one in llama}
+    blocks = {one["num_layers"] for one in t5} | {one["num_hidden_layers"] for one in llama}
     here = said("mini", "models", "language")[1]
     assert f"{min(widths)} or {max(widths)} wide" in here and len(widths) == 2
     assert f"{min(blocks)} to {max(blocks)} blocks" in here
@@ -132,9 +124,6 @@ def test_the_second_encoders_results_are_as_its_section_says():
     means = found.groupby(["upstream", "method", "setting"], dropna=False)["value"].mean()
     for upstream in ("average", "task_arithmetic", "wudi_closed_form"):
         own = means[upstream]
-        merged, suite, paper = (
-            own["merged"].item(),
-            *(own["featcal", s] for s in ("suite", "paper")),
-        )
+        merged, suite, paper = own["merged"].item(), *own["featcal"][["suite", "paper"]]
         assert (suite > merged) == (upstream != "wudi_closed_form")
         assert paper > max(merged, own["surgery", "suite"], own["prob_surgery", "suite"])

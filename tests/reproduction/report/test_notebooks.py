@@ -12,17 +12,17 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 from pages import run_page, with_parameters, without_kernels
 from synthetic_results import write_project
 
 from featcal.errors import BadFile, MissingPath
+from pipeline import ROOT
 from reproduction.report import evidence
 from reproduction.stages import page as execute
 from reproduction.stages.page import execute_page
 
-ROOT = Path(__file__).parents[3]
-SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
-NAMES = [source.stem for source in SOURCES]
+NAMES = sorted(source.stem for source in (ROOT / "notebooks").glob("*.ipynb"))
 VIEWS = [name for name in NAMES if name != "method"]
 _spec = importlib.util.spec_from_file_location("pages_yaml", ROOT / "scripts" / "page_reads.py")
 SCRIPT = importlib.util.module_from_spec(_spec)
@@ -33,69 +33,57 @@ LOGIC = (
 )  # fmt: skip
 
 
-def code_cells(name):
-    page = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-    return page, [cell for cell in page.cells if cell.cell_type == "code"]
+def code_cells(page):
+    return [cell for cell in page.cells if cell.cell_type == "code"]
+
+
+def nodes_of(cells):
+    return [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
 
 
 def imported(cells):
-    """Every module that the cells import; and every one that they import from, a file of the
-    reproduction by its own name.
-    """
-    nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
-    plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    several = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    files = [a.name for node in several if node.module == "reproduction" for a in node.names]
-    modules = [node.module for node in several if node.module != "reproduction"]
-    return plain, modules + [f"reproduction.{name}" for name in files]
+    """Every module that the cells import, and every one that they import names from."""
+    nodes = nodes_of(cells)
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain, {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
 def outputs(page):
-    return [output for cell in page.cells if cell.cell_type == "code" for output in cell.outputs]
+    """All outputs of a page, each of which is the value of a cell."""
+    found = [output for cell in code_cells(page) for output in cell.outputs]
+    assert {output.output_type for output in found} == {"execute_result"}
+    return found
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_source_holds_no_output(name):
-    page, cells = code_cells(name)
+def test_a_source_holds_no_output_no_logic_and_no_import_but_of_the_report(name):
+    page = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    cells = code_cells(page)
     nbformat.validate(page)
     assert all(not cell.outputs and cell.execution_count is None for cell in cells)
     assert len({cell["id"] for cell in page.cells}) == len(page.cells)
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_a_page_has_no_logic_and_imports_the_report_only(name):
-    _, cells = code_cells(name)
-    views = [cell for cell in cells if "toy" not in cell.metadata.get("tags", [])]
-    nodes = [node for cell in views for node in ast.walk(ast.parse(cell.source))]
-    assert not [node for node in nodes if isinstance(node, LOGIC)]
-    assert not imported(views)[0]
     plain, modules = imported(cells)
-    assert set(plain) <= {"numpy"}
+    if name == "method":  # with numbers and the mathematics of the package
+        rooms = {".".join(module.split(".")[:2]) for module in modules}
+        assert plain == {"numpy", "torch"} and rooms == {"featcal.core", "reproduction.report"}
+        return
+    views = [cell for cell in cells if "toy" not in cell.metadata.get("tags", [])]
+    assert not [node for node in nodes_of(views) if isinstance(node, LOGIC)]
+    assert not imported(views)[0] and plain <= {"numpy"}
     assert all(module.startswith("reproduction.report") for module in modules)
 
 
-def test_the_page_of_the_method_knows_numbers_and_the_mathematics_of_the_package_only():
-    plain, modules = imported(code_cells("method")[1])
-    rooms = {".".join(module.split(".")[:2]) for module in modules}
-    assert set(plain) == {"numpy", "torch"} and rooms == {"featcal.core", "reproduction.report"}
-
-
-def test_the_page_of_the_method_can_be_given_other_settings():
-    names = ["ridge", "anchor_blend", "interpolation"]
-    assert execute.declared("method", ROOT / "notebooks") == names
-
-
-def told(cell):
-    """What a cell that is tagged shows, but for pictures."""
-    tagged = "nbval-check-output" in cell.metadata.get("tags", [])
-    several = [output.data.items() for output in cell.outputs] if tagged else []
+def shown(page):
+    """What the cells that are tagged show, but for pictures."""
+    tagged = [c for c in code_cells(page) if "nbval-check-output" in c.metadata.get("tags", [])]
+    several = [output.data.items() for cell in tagged for output in cell.outputs]
     return [{kind: text for kind, text in data if "image" not in kind} for data in several]
 
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The result files that are opened."""
-    found = set()
+    """The result files that are asked for, also those whose tables are known from another page."""
+    found, known = set(), evidence.Evidence.table
 
     def spy(function):
         def read(path):
@@ -104,38 +92,44 @@ def opened(monkeypatch):
 
         return read
 
+    def table(self, kind):
+        kinds = {kind, "scores", "ablate"} if kind in ("scores", "corrupted") else {kind}
+        found.update(path for path in map(self.path, kinds) if path.is_file())
+        return known(self, kind)
+
+    monkeypatch.setattr(evidence.Evidence, "table", table)
     for reader in ("read_scores", "read_json"):
         monkeypatch.setattr(evidence, reader, spy(getattr(evidence, reader)))
-    evidence._KNOWN.clear()  # known tables open no file
     return found
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_page_run_again_shows_what_git_has_and_reads_what_it_declares(name, opened):
-    """Run it as nbval does, without a kernel; in one it runs those of the Makefile's KERNELS."""
     held = nbformat.read(ROOT / "book" / "pages" / f"{name}.ipynb", as_version=4)
     page = run_page(deepcopy(held), ROOT / "book" / "pages")
-    assert {output.output_type for output in outputs(page)} == {"execute_result"}
+    html = "".join(output.data.get("text/html", "") for output in outputs(page))
+    assert html.count("<table") <= MOST_TABLES
+    assert shown(held) and shown(held) == shown(page)
     folder = ROOT / "results" / "mini"
     reads = [*SCRIPT.reads_of(ROOT / "notebooks" / f"{name}.ipynb"), "suite.json"]
     read = {path.relative_to(folder) for path in opened if path.is_relative_to(folder)}
     assert not [path for path in read if not any(path.is_relative_to(one) for one in reads)]
-    html = "".join(output.data.get("text/html", "") for output in outputs(page))
-    assert html.count("<table") <= MOST_TABLES
-    shown = [[told(cell) for cell in one.cells if cell.cell_type == "code"] for one in (held, page)]
-    assert any(shown[0]) and shown[0] == shown[1]
+
+
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory):
+    """A project whose suite has no results."""
+    folder = tmp_path_factory.mktemp("nothing")
+    write_project(folder, "paper", empty=True)
+    return folder
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_page_runs_without_results_and_says_so(name, tmp_path):
-    """Run it for the suite that has no results in git."""
-    write_project(tmp_path, "paper", empty=True)
-    given = {"suite": "paper"}
-    page = run_page(with_parameters(ROOT / "notebooks" / f"{name}.ipynb", given), tmp_path)
-    assert {output.output_type for output in outputs(page)} == {"execute_result"}
-    told = [output.data["text/plain"] for output in outputs(page)]
-    assert all(text.strip() and "nan" not in text for text in told)
-    assert any("not run" in text for text in told)
+def test_a_page_runs_without_results_and_says_so(name, nothing):
+    source = with_parameters(ROOT / "notebooks" / f"{name}.ipynb", {"suite": "paper"})
+    texts = [output.data["text/plain"] for output in outputs(run_page(source, nothing))]
+    assert all(text.strip() and "nan" not in text for text in texts)
+    assert any("not run" in text for text in texts)
 
 
 def test_the_pipeline_waits_for_what_the_pages_declare_to_read():
@@ -146,86 +140,67 @@ def test_the_pipeline_waits_for_what_the_pages_declare_to_read():
 def test_the_page_of_the_page_extend_it_runs(results, tmp_path):
     text = (ROOT / "book" / "extend.md").read_text("utf-8")
     found = dict(re.findall(r"<!-- cell: (\w+) -->\n```python\n(.*?)```", text, re.DOTALL))
-    cells = [
-        nbformat.v4.new_code_cell(found["parameters"], metadata={"tags": ["parameters"]}),
-        *(nbformat.v4.new_code_cell(found[name]) for name in ("page", "provenance")),
-    ]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "mine.ipynb")
+    cells = [new_code_cell(found[name]) for name in ("parameters", "page", "provenance")]
+    cells[0].metadata["tags"] = ["parameters"]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "mine.ipynb")
     assert SCRIPT.reads_of(tmp_path / "mine.ipynb") == ["scores/clip_b32-8", "ablate/clip_b32-8"]
     page = run_page(nbformat.read(tmp_path / "mine.ipynb", as_version=4), tmp_path)
-    assert "Task Arithmetic" in outputs(page)[0].data["text/plain"]
+    assert "Task Arithmetic" in page.cells[1].outputs[0].data["text/plain"]
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"ridge": 5.0, "anchor_blend": 0.5, "interpolation": 1.0}]
-)
-def test_what_is_worked_out_by_hand_is_what_the_package_computes(settings, tmp_path):
-    """The page holds every step against featcal.core itself, and fails where they differ."""
+def test_what_is_worked_out_by_hand_is_what_the_package_computes(tmp_path):
+    """The page holds every step against featcal.core itself, and fails where they differ: above at
+    its own settings, here at others.
+    """
+    settings = {"ridge": 5.0, "anchor_blend": 0.5, "interpolation": 1.0}
     page = run_page(with_parameters(ROOT / "notebooks" / "method.ipynb", settings), tmp_path)
-    assert {output.output_type for output in outputs(page)} == {"execute_result"}
-    assert sum(cell.source.count("assert ") for cell in page.cells if cell.cell_type == "code") == 5
+    assert outputs(page)
+    assert sum(cell.source.count("assert ") for cell in code_cells(page)) == 5
 
 
 @pytest.fixture
-def sources(tmp_path):
-    """A small page of its own, which needs no results and little time."""
-    folder = tmp_path / "notebooks"
-    folder.mkdir()
-    cell = nbformat.v4.new_code_cell
-    cells = [
-        cell('suite = "mini"', metadata={"tags": ["parameters"]}, id="parameters"),
-        cell("import sys; print('a warning', file=sys.stderr); print(suite)", id="first"),
-    ]
-    nbformat.write(
-        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": execute.KERNEL}),
-        folder / "small.ipynb",
-    )
-    return folder
+def small(tmp_path):
+    """Write and execute a small page of its own, which needs no results and little time."""
+    sources = tmp_path / "notebooks"
+    sources.mkdir()
+
+    def execute_small(value, out):
+        cells = [
+            new_code_cell('suite = "mini"', metadata={"tags": ["parameters"]}, id="parameters"),
+            new_code_cell("import sys, warnings; print('a warning', file=sys.stderr)", id="first"),
+            new_code_cell(f"warnings.warn('too many'); {value}", id="value"),
+        ]
+        page = new_notebook(cells=cells, metadata={"kernelspec": execute.KERNEL})
+        nbformat.write(page, sources / "small.ipynb")
+        return execute_page("small", {"suite": "files"}, sources, tmp_path / out)
+
+    return execute_small
 
 
-def test_executing_twice_gives_the_same_bytes(sources, tmp_path):
-    given = {"suite": "files"}
-    first, second = (
-        execute_page("small", given, sources, tmp_path / f"out{i}").read_text() for i in range(2)
-    )
-    assert first == second and "files" in first
-    for word in ('"name": "stderr"', "papermill", str(tmp_path)):
-        assert word not in first
-
-
-def test_a_page_run_in_this_process_is_the_page_of_a_kernel(sources, tmp_path):
-    """What the tests above rely on."""
-    page = nbformat.read(sources / "small.ipynb", as_version=4)
-    source = "import warnings; warnings.warn('too many'); {'a': [suite]}"
-    page.cells.append(nbformat.v4.new_code_cell(source, id="value"))
-    nbformat.write(page, sources / "small.ipynb")
-    own = execute_page("small", {"suite": "files"}, sources, tmp_path / "kernel")
+def test_a_page_has_the_same_bytes_in_a_kernel_and_in_this_process(small, tmp_path):
+    """The tests above rely on it."""
+    kernel = small("{'a': [suite]}", "kernel").read_text()
     with without_kernels():
-        other = execute_page("small", {"suite": "files"}, sources, tmp_path / "here")
-    assert other.read_bytes() == own.read_bytes()
+        assert small("{'a': [suite]}", "here").read_text() == kernel
+    assert "files" in kernel
+    for word in ('"name": "stderr"', "papermill", str(tmp_path)):
+        assert word not in kernel
 
 
-def test_an_unknown_page_is_refused_by_name(sources):
-    with pytest.raises(MissingPath, match="table99.ipynb"):
-        execute.declared("table99", sources)
-
-
-def test_a_page_that_is_too_large_leaves_the_old_one_alone(sources, tmp_path, monkeypatch):
+def test_a_failing_cell_or_a_page_that_is_too_large_leaves_the_old_one_alone(
+    small, tmp_path, monkeypatch
+):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/small.ipynb").write_text("old")
+    with without_kernels(), pytest.raises(NameError, match="no_such_name"):
+        small("no_such_name", "out")
     monkeypatch.setattr(execute, "LARGEST", 100)
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "small.ipynb").write_text("old")
-    with pytest.raises(BadFile, match="small.ipynb"):
-        execute_page("small", {}, sources, out)
-    assert [(path.name, path.read_text()) for path in out.iterdir()] == [("small.ipynb", "old")]
+    with without_kernels(), pytest.raises(BadFile, match="small.ipynb"):
+        small("suite", "out")
+    left = [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()]
+    assert left == [("small.ipynb", "old")]
 
 
-def test_a_failing_cell_writes_nothing(sources, tmp_path):
-    from papermill.exceptions import PapermillExecutionError
-
-    page = nbformat.read(sources / "small.ipynb", as_version=4)
-    page.cells.append(nbformat.v4.new_code_cell("no_such_name", id="broken"))
-    nbformat.write(page, sources / "small.ipynb")
-    with pytest.raises(PapermillExecutionError, match="no_such_name"):
-        execute_page("small", {}, sources, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_an_unknown_page_is_refused_by_name():
+    with pytest.raises(MissingPath, match="table99.ipynb"):
+        execute.declared("table99", ROOT / "notebooks")

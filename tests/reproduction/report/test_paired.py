@@ -1,29 +1,26 @@
 """Paired errors: the variance of a difference by simulation, and where it is not known."""
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from featcal.errors import BadData, BadFile
-from pipeline import read_rows
+from pipeline import ROOT, read_rows
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
-from reproduction.report.statistics import bits, difference, estimate, lead, paired_variances
+from reproduction.report.statistics import bits, difference, estimate, lead
 from reproduction.report.verdicts import judge
 from reproduction.results import SCORES, correct_columns, packed, write_scores
 
 
 def rows(answers, seeds=("42",)):
     """Result rows of one model: answers[task] holds which rows are right, (seeds, n)."""
-    found = []
-    for task, several in answers.items():
-        for seed, right in zip(seeds, several, strict=True):
-            told = {"task": task, "seed": seed, "metric": "accuracy", "correct": packed(right)}
-            found.append(told | {"value": 100 * right.mean(), "count": len(right)})
-    return pd.DataFrame(found)
+    return pd.DataFrame(
+        {"task": task, "seed": seed, "metric": "accuracy", "correct": packed(right)}
+        | {"value": 100 * right.mean(), "count": len(right)}
+        for task, several in answers.items()
+        for seed, right in zip(seeds, several, strict=True)
+    )
 
 
 def against(left, right):
@@ -63,42 +60,6 @@ def test_discordant_rows_alone_count():
     assert (same.value, same.variance, same.known) == (0, 0, True)
 
 
-def test_seeds_are_averaged_row_by_row_and_add_their_own_spread():
-    draw = np.random.default_rng([7, 4])
-    several, one = draw.random((3, 200)) < 0.8, draw.random((1, 200)) < 0.7
-    seeds = ("1", "2", "3")
-    found = against(rows({"t": several}, seeds), rows({"t": one}))
-    each = 100 * (several.mean(0) - one[0])
-    spread = np.var(100 * several.mean(1), ddof=1) / 3
-    assert found.variance == pytest.approx(each.var(ddof=1) / 200 + spread)
-
-
-def test_gains_of_gains_are_summed_row_by_row():
-    draw = np.random.default_rng([7, 5])
-    models = [(w, draw.random((1, 150)) < p) for w, p in ((1, 0.9), (-1, 0.6), (-1, 0.8), (1, 0.7))]
-    parts = [(w, estimate(rows({"t": model}))) for w, model in models]
-    each = 100.0 * sum(w * model[0] for w, model in models)
-    assert difference(parts).variance == pytest.approx(each.var(ddof=1) / 150)
-
-
-def test_tasks_without_answers_are_added_unpaired_and_said():
-    draw = np.random.default_rng([7, 6])
-    answers = [{task: draw.random((1, 100)) < 0.8 for task in ("a", "b")} for _ in range(2)]
-    left, right = (rows(one) for one in answers)
-    whole = against(left, right)
-    left.loc[left["task"] == "b", "correct"] = ""
-    partly = against(left, right)
-    assert (whole.pairing, partly.pairing) == ("", "partly unpaired")
-    by_task = paired_variances([(1, left), (-1, right)], ("a", "b"))
-    assert by_task["b"] is None
-    of_b = [one[one["task"] == "b"]["value"].item() for one in (left, right)]
-    unpaired = sum(value * (100 - value) / 100 / 4 for value in of_b)
-    assert partly.variance == pytest.approx(by_task["a"] + unpaired)
-    alone = against(left.drop(columns="correct"), right)
-    assert alone.pairing == "unpaired"
-    assert alone.variance == pytest.approx(estimate(left).variance + estimate(right).variance)
-
-
 def test_kept_answers_make_verdicts_paired_and_their_noise_smaller(results):
     chosen = next(c for c in claims() if c.id == "t1_ta_surgery")
     verdict = judge(chosen, "mini", "suite", results)
@@ -109,8 +70,7 @@ def test_kept_answers_make_verdicts_paired_and_their_noise_smaller(results):
     assert verdict.margin == before.margin and verdict.noise < before.noise
 
 
-def test_studies_have_their_own_files_and_the_clean_column_that_of_the_scores(results):
-    ours = Evidence("mini", "clip_b32", "8", results)
+def test_studies_have_their_own_files_and_the_clean_column_that_of_the_scores(results, ours):
     for kind in ("samples", "sweep", "corrupted"):
         frame = ours.table(kind)
         assert (frame["correct"] != "").all() and frame["correct"].notna().all(), kind
@@ -124,10 +84,9 @@ def test_studies_have_their_own_files_and_the_clean_column_that_of_the_scores(re
 
 def test_answers_of_another_run_are_refused(results):
     path = results / "scores/clip_b32-8/scores.csv"
-    with path.open(newline="") as text:
-        lines = list(csv.reader(text))
-    lines[1][lines[0].index("value")] = "12.0000"
-    path.write_text("".join(",".join(line) + "\n" for line in lines))
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    frame.loc[0, "value"] = "12.0000"
+    frame.to_csv(path, index=False)
     with pytest.raises(BadFile, match=r"clip_b32-8/scores\.correct\.csv"):
         Evidence("mini", "clip_b32", "8", results).table("scores")
 
@@ -135,8 +94,7 @@ def test_answers_of_another_run_are_refused(results):
 # which samples were right
 
 
-RESULTS = Path(__file__).parents[3] / "results"
-KEPT = sorted(RESULTS.rglob("*.correct.csv"))
+KEPT = sorted((ROOT / "results").rglob("*.correct.csv"))
 
 
 def test_the_first_sample_is_the_highest_bit_and_zeros_stand_behind_the_last():

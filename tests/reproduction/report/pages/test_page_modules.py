@@ -1,14 +1,12 @@
 """Pages of studies on invented results whose numbers can be counted by hand, and on those in git."""
 
-import csv
 import json
 import math
 import re
 import shutil
 from itertools import product
-from statistics import mean, variance
+from statistics import variance
 
-import numpy as np
 import pandas as pd
 import pytest
 from synthetic_correct import write_answers
@@ -76,16 +74,12 @@ def test_only_a_chosen_scale_is_marked_and_an_end_of_its_range_is_told(ours):
 
 
 def test_mergers_of_the_language_model_are_means_over_its_tasks_best_first():
-    rows = read_rows(ROOT / "results/mini/field/flan_t5_base-glue/field.csv")
-    means = {}
-    for merger in {row["upstream"] for row in rows}:
-        own = [float(row["value"]) for row in rows if row["upstream"] == merger]
-        means[field.METHODS[merger].name] = sum(own) / len(own)
+    rows = pd.read_csv(RESULTS / "field/flan_t5_base-glue/field.csv")
+    means = rows.groupby("upstream")["value"].mean().sort_values(ascending=False)
     lines = [one for one in field.language("mini").text.splitlines()[2:] if "validation" not in one]
-    assert len(lines) == len(means)
-    best_first = sorted(means, key=lambda name: -means[name])
-    for text, name in zip(lines, best_first, strict=True):
-        assert text.startswith(f"{name} ") and text.split()[-1] == f"{means[name]:.1f}"
+    for text, (merger, value) in zip(lines, means.items(), strict=True):
+        assert text.startswith(f"{field.METHODS[merger].name} ")
+        assert text.split()[-1] == f"{value:.1f}"
 
 
 # the default
@@ -94,29 +88,27 @@ def test_mergers_of_the_language_model_are_means_over_its_tasks_best_first():
 @pytest.fixture
 def invented(results):
     """Invented results of the default after two mergers: two tasks of 400 samples, two draws."""
-    shared = {"suite": "mini", "role": "clip_b32", "pool": 8, "metric": "accuracy", "count": 400}
+    of = {"suite": "mini", "role": "clip_b32", "pool": 8}
     values = dict(
         average={"merged": 60, "paper": 70, "suite": 80, "auto": 79.5, "surgery": 65},
         tsv_merge={"merged": 80, "paper": 82, "suite": 75, "auto": 70, "surgery": 85},
     )
+    seconds = {"paper": 2.0, "auto": 6.0, "surgery": 3.0, "prob_surgery": 4.0}
     rows, cost = [], []
-    for merger, own in values.items():
-        for seed in (42, 43):
-            for name, value in own.items():
-                featcal = name not in ("merged", "surgery")
-                one = {"upstream": merger, "method": "featcal" if featcal else name, "seed": seed}
-                one |= {"setting": name if featcal else "", "samples": 32, "value": value}
-                one |= {"candidate": {"auto": "stream 4", "surgery": "rank 4"}.get(name, "")}
-                rows += [shared | one | {"task": task} for task in ("mnist", "dtd")]
-            seconds = {"paper": 2.0, "auto": 6.0, "surgery": 3.0, "prob_surgery": 4.0}
-            cost += [{"upstream": merger, "samples": 32, "seed": seed, "seconds": seconds}]
+    for (merger, own), seed in product(values.items(), (42, 43)):
+        draw = {"upstream": merger, "samples": 32, "seed": seed}
+        cost.append(draw | {"seconds": seconds})
+        for (name, value), task in product(own.items(), ("mnist", "dtd")):
+            other = name in ("merged", "surgery")
+            model = {"method": name if other else "featcal", "setting": "" if other else name}
+            model["candidate"] = {"auto": "stream 4", "surgery": "rank 4"}.get(name, "")
+            score = {"task": task, "metric": "accuracy", "count": 400, "value": value}
+            rows.append(of | draw | model | score)
     folder = results / "default/clip_b32-8"
     write_answers(folder / "default.csv", rows, DEFAULT)
-    listed = {name: shared[name] for name in ("suite", "role", "pool")}
-    listed |= {"upstream": "average", "method": "auto", "samples": 32, "seed": 42}
-    listed |= {"divergence": 0.1}
-    candidates = [listed | {"candidate": "merged", "chosen": 0}]
-    candidates.append(listed | {"candidate": "stream 4", "chosen": 1})
+    listed = {"upstream": "average", "method": "auto", "samples": 32, "seed": 42, "divergence": 0.1}
+    tried = [{"candidate": "merged", "chosen": 0}, {"candidate": "stream 4", "chosen": 1}]
+    candidates = [of | listed | one for one in tried]
     write_rows(folder / "default.candidates.csv", candidates, CANDIDATES)
     (folder / "run.json").write_text(json.dumps({"cost": cost, "host": {}}))
     return Evidence("mini", "clip_b32", "8")
@@ -219,26 +211,16 @@ def test_facts_next_to_an_erratum_are_those_of_the_printed_tables(entry):
         cells = [(row[cell], before[cell], row[cell] - before[cell]) for cell in entry.cells]
         assert entry.facts == "; ".join(f"{a:.1f} − {b:.1f} = {c:.1f}" for a, b, c in cells)
     elif entry.kind == "rotated":  # shifted back, the row is like those that are not shifted
-        others = [
-            e.row
-            for e in errata()
-            if (e.kind, e.table, e.model) == ("rotated", entry.table, entry.model)
-        ]
-        kept = [
-            [u, m] not in others for u, m in zip(frame["upstream"], frame["method"], strict=True)
-        ]
-        profile = frame[kept].groupby("task")["value"].mean()
-        scatter = [
-            np.std([values[cell] - profile[cell] for cell in entry.cells], ddof=1)
-            for values in (row, entry.corrected)
-        ]
-        assert numbers(entry.facts) == [round(one, 1) for one in scatter]
-        assert scatter[1] < scatter[0] / 2
+        key = ("rotated", entry.table, entry.model)
+        shifted = [tuple(e.row) for e in errata() if (e.kind, e.table, e.model) == key]
+        others = frame.set_index(["upstream", "method"]).drop(index=shifted)
+        profile = others.groupby("task")["value"].mean()
+        gaps = [pd.Series(one)[list(entry.cells)] - profile for one in (row, entry.corrected)]
+        before, after = (gap.std() for gap in gaps)
+        assert numbers(entry.facts) == [round(before, 1), round(after, 1)] and after < before / 2
     elif entry.kind == "foreign":
-        rows = (
-            frame.set_index(["upstream", "method", "task"])["value"].unstack().drop(columns=AVERAGE)
-        )
-        apart = (rows - row.drop(AVERAGE)).abs().drop(index=tuple(entry.row))
+        rows = frame.pivot(index=["upstream", "method"], columns="task", values="value")
+        apart = (rows - row).drop(columns=AVERAGE).abs().drop(index=tuple(entry.row))
         nearest = apart.mean(axis=1).idxmin()
         near = apart.loc[nearest]
         assert entry.facts.startswith(f"nearest row: {row_name(*nearest)}, {near.mean():.2f} apart")
@@ -368,37 +350,26 @@ def test_what_the_pages_say_of_synthetic_images_is_in_the_rows():
 # the real language model
 
 
-SCORES = ROOT / "results" / "mini" / "scores" / "smollm2-chat" / "scores.csv"
 UNSEEN = ("open_trivia", "subjectivity")
 
 
 def test_the_table_shows_the_means_of_the_rows_in_git():
-    rows = [one for one in csv.DictReader(SCORES.open()) if one["method"] == "merged"]
-    rows = [one for one in rows if one["upstream"] == "task_arithmetic"]
-    page = real_models.answers("mini").text.splitlines()
-    shown = next(one for one in page if one.startswith("Task Arithmetic")).split("  ")[1:]
-    expected = {"likely": [], "greedy": [], "unseen": [], "plain": []}
-    for row in rows:
-        task, greedy, _ = row["task"].partition("-greedy")
-        if task == "plain_text":
-            expected["plain"].append(float(row["value"]))
-        elif task not in UNSEEN:
-            expected["greedy" if greedy else "likely"].append(float(row["value"]))
-        elif not greedy:
-            expected["unseen"].append(float(row["value"]))
-    for cell, (part, values) in zip(shown, expected.items(), strict=True):
-        digits = 2 if part == "plain" else 1
-        assert cell.startswith(f"{mean(values):.{digits}f}"), part
+    rows = pd.read_csv(RESULTS / "scores/smollm2-chat/scores.csv")
+    rows = rows[(rows["method"] == "merged") & (rows["upstream"] == "task_arithmetic")]
+    means = rows.set_index("task")["value"]
+    greedy, unseen = means.index.str.endswith("-greedy"), means.index.str.startswith(UNSEEN)
+    plain = means.index == "plain_text"
+    parts = [~(greedy | unseen | plain), greedy & ~unseen, unseen & ~greedy, plain]
+    shown = line(real_models.answers("mini"), "Task Arithmetic")[1:]
+    for cell, part, digits in zip(shown, parts, (1, 1, 1, 2), strict=True):
+        assert cell.startswith(f"{means[part].mean():.{digits}f}")
 
 
 def test_the_example_shows_every_answer_with_its_model(tmp_path, monkeypatch):
-    keys = ("upstream", "method", "setting", "answer")
-    answers = [
-        ("", "base", "", "of the <base>"), ("task_arithmetic", "merged", "", "before"),
-        ("task_arithmetic", "featcal", "paper", "after"),
-    ]  # fmt: skip
-    found = {"suite": "mini", "seed": 7, "new_tokens": 5, "question": "a < b?"}
-    found["answers"] = [dict(zip(keys, one, strict=True)) for one in answers]
+    merged = {"upstream": "task_arithmetic", "method": "merged", "setting": "", "answer": "before"}
+    answers = [merged | {"upstream": "", "method": "base", "answer": "of the <base>"}, merged]
+    answers.append(merged | {"method": "featcal", "setting": "paper", "answer": "after"})
+    found = {"suite": "mini", "seed": 7, "new_tokens": 5, "question": "a < b?", "answers": answers}
     write_json(tmp_path / real_models.EXAMPLE, found)
     monkeypatch.setattr(real_models, "project_root", lambda: tmp_path)
     page = real_models.example("mini")
