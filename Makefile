@@ -15,10 +15,12 @@ REAL     := $(addprefix pipeline/request/dvc.yaml:request@,scores-minilm-8 drift
 # Base models of the synthetic suite, which are in git.
 BASES    := clip_b32 clip_l14 flan_t5_base flan_t5_large llama_3b llama_8b
 
-# Parts of the tests, the slowest first, each without the parts in folders below it.
+# Parts of the tests, the slowest first, each without the parts in folders below it. nbval executes the page that computes in a kernel;
+# the tests execute all other pages.
 PARTS   := tests tests/reproduction tests/reproduction/stages/test_smoke.py tests/calibration tests/reproduction/report tests/cli \
            tests/reproduction/report/test_book.py tests/test_container.py
-# Parts that run at the same time: one more than processors, because a part waits for browser and downloads.
+KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,method))
+# Parts that run at the same time: one more than processors, because a part waits for browser, kernels and downloads.
 JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # Stages run `featcal` and `python`, which must be those of the environment.
@@ -88,15 +90,18 @@ book: project  ## build the book from the results in git, computing no model
 
 test: project  ## run the tests, and execute the pages of the book and compare them with git
 	@bash scripts/system_packages.sh
-	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(PARTS:%=run/%)
+	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(PARTS:%=run/%) run/pages
 
 bench: project  ## time a calibration against the method's published form (15 minutes; end other work first)
 	$(BIN)/python -m benchmarks.speed
 
 # A part that fails makes the target fail.
-.PHONY: $(PARTS:%=run/%)
+RUN = MAKEFLAGS= bash scripts/test_part.sh
+.PHONY: $(PARTS:%=run/%) run/pages
 $(PARTS:%=run/%): run/%:
-	@MAKEFLAGS= bash scripts/test_part.sh $* $(addprefix --ignore=,$(filter $*/%,$(PARTS)))
+	@$(RUN) $* $(addprefix --ignore=,$(filter $*/%,$(PARTS)))
+run/pages:
+	@$(RUN) $(KERNELS) --nbval-lax --nbval-current-env
 
 # The kernels of torch, oneDNN and MKL for other processors: with AVX2, then the plainest. MKL_CBWR works on every processor,
 # MKL_ENABLE_INSTRUCTIONS only on Intel's.

@@ -2,7 +2,7 @@
 without seconds of start.
 
 What only a kernel can show (another process, other bytes) is asked of a small page in
-test_notebooks.py.
+test_notebooks.py, and of those that the Makefile names by nbval.
 """
 
 import ast

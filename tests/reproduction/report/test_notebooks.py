@@ -103,8 +103,9 @@ def opened(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", VIEWS)
 def test_a_page_run_again_shows_what_git_has_and_reads_what_it_declares(name, opened):
+    """Run it as nbval does, without a kernel; in one it runs those of the Makefile's KERNELS."""
     held = nbformat.read(ROOT / "book" / "pages" / f"{name}.ipynb", as_version=4)
     page = run_page(deepcopy(held), ROOT / "book" / "pages")
     html = "".join(output.data.get("text/html", "") for output in outputs(page))
