@@ -60,11 +60,7 @@ class TextRows(Sequence[Sample]):
     """
 
     def __init__(
-        self,
-        table: "Dataset",
-        origin: str,
-        suffix: str,
-        columns: Mapping[str, str] | None = None,
+        self, table: "Dataset", origin: str, suffix: str, columns: Mapping[str, str] | None = None
     ):
         self._table, self._origin, self._suffix = table, origin, suffix
         self._columns = columns = columns or {}

@@ -60,11 +60,7 @@ def require_finite(features: Tensor, label: str) -> None:
 
 @torch.no_grad()
 def zero_shot_head(
-    model: Any,
-    tokenizer: Any,
-    classes: Sequence[str],
-    templates: Sequence[str],
-    batch: int = 256,
+    model: Any, tokenizer: Any, classes: Sequence[str], templates: Sequence[str], batch: int = 256
 ) -> Tensor:
     """Return a unit vector for every class, (K, p): the mean of its normalised prompts, normalised
     again.

@@ -161,11 +161,7 @@ class ForwardOrder:
             yield name, base.to(SUM_DTYPE) + tau
 
     def _start(
-        self,
-        task: str,
-        feeder: Stack | None,
-        stack: Stack,
-        fed: StudentTeacherFeatures | None,
+        self, task: str, feeder: Stack | None, stack: Stack, fed: StudentTeacherFeatures | None
     ) -> StudentTeacherFeatures:
         """Return a task's features before a stack's first block; `fed` are those after `feeder`."""
         if feeder and fed:

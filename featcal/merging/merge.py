@@ -13,14 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal import __version__
-from featcal.card import (
-    RECORD,
-    SENTENCE_CLASS,
-    models_record,
-    name_of,
-    render_card,
-    write_card,
-)
+from featcal.card import RECORD, SENTENCE_CLASS, models_record, name_of, render_card, write_card
 from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer
 from featcal.files import claimed, write_json
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of

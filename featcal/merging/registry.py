@@ -98,11 +98,7 @@ METHODS: dict[str, Method] = {}  # the methods loaded so far
 
 
 def method(
-    *,
-    source: str,
-    needs: tuple[str, ...] = (),
-    scale: float | None = None,
-    note: str = "",
+    *, source: str, needs: tuple[str, ...] = (), scale: float | None = None, note: str = ""
 ) -> Callable[[MergeFunction], MergeFunction]:
     """Register a function (job, **settings) as the merging method of its name.
 

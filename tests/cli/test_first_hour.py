@@ -11,13 +11,7 @@ import pytest
 import torch
 import transformers as tf
 from test_cli import refused
-from test_worked_paths import (  # noqa: F401
-    llamas,
-    merged_as_mergekit_does,
-    pictures,
-    recipe_of_the_page,
-    texts,
-)
+from test_worked_paths import llamas, merged_as_mergekit_does, pictures, recipe_of_the_page, texts  # noqa: F401
 
 import featcal
 from featcal.cli import main as cli

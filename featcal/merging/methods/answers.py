@@ -307,10 +307,7 @@ def fisher_tensor(
     return (top / bottom).to(base.dtype)
 
 
-@method(
-    source="Matena and Raffel, 2022; normalised as FusionBench does",
-    needs=("batches", "head"),
-)
+@method(source="Matena and Raffel, 2022; normalised as FusionBench does", needs=("batches", "head"))
 def fisher(
     job: MergeJob, normalize: bool = True, floor: PositiveFloat = 1e-6, seed: NonNegativeInt = 42
 ) -> NamedTensors:
