@@ -10,10 +10,8 @@ from typer import Option
 
 from featcal.card import read_record
 from featcal.cli import options
-from featcal.cli.inputs import Inputs, read_compared
-from featcal.cli.output import add_to_card
-from featcal.cli.request import Request, whole_experts
-from featcal.cli.terminal import note, say_json, table
+from featcal.cli.inputs import Inputs, Request, read_compared, whole_experts
+from featcal.cli.output import add_to_card, note, say_json, table
 
 if TYPE_CHECKING:
     from featcal.data.batches import Draw

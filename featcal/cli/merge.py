@@ -7,8 +7,8 @@ from typer import Argument, Option
 
 from featcal.cli import options
 from featcal.cli.inputs import read_inputs
-from featcal.cli.output import new_folder, push, require_hub, require_space, stored_bytes
-from featcal.cli.terminal import note, say, say_json
+from featcal.cli import output
+from featcal.cli.output import note, say, say_json
 from featcal.errors import UnknownKey
 from featcal.merging.registry import method_names, methods_table
 
@@ -70,9 +70,9 @@ def merge(
     if method not in method_names():
         raise UnknownKey("METHOD", method, method_names())
     inputs = read_inputs(None, base, expert, data)
-    new_folder(out, force, inputs.folders)
-    require_space("--out", out, stored_bytes(inputs.base))
-    require_hub(push_to_hub)
+    output.new_folder(out, force, inputs.folders)
+    output.require_space("--out", out, output.stored_bytes(inputs.base))
+    output.require_hub(push_to_hub)
     from featcal.merging.merge import merge as merge_folders
 
     batches = None
@@ -100,4 +100,4 @@ def merge(
         say_json(content | {"base": str(inputs.base), "experts": experts})
     else:
         say(f"{method} of {', '.join(inputs.experts)}: {out}")
-    push(out, push_to_hub)
+    output.push(out, push_to_hub)

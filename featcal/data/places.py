@@ -67,6 +67,13 @@ class Location:
         """Return whether this is a data set of the hub."""
         return self.revision is not None
 
+    @property
+    def name(self) -> str:
+        """Return the name for a card, which holds no path of the machine."""
+        config = f":{self.config}" if self.config else ""
+        local = Path(self.source).resolve().name
+        return f"{self.source}@{self.revision}{config}" if self.on_hub else local
+
 
 def location_of(option: str, given: str) -> Location:
     """Return an existing path, else the data set of the hub of this name.

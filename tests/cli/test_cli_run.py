@@ -19,7 +19,7 @@ import featcal
 from featcal.calibration.report import Result
 from featcal.calibration.resume import RunFolder
 from featcal.cli import main as cli
-from featcal.cli import terminal
+from featcal.cli import output
 from featcal.cli.calibrate import note_differences
 from featcal.cli.inputs import Inputs
 from featcal.models.checkpoint import LazyCheckpoint
@@ -153,7 +153,7 @@ def test_calibrate_has_at_most_20_options_and_help_names_every_setting(capsys):
 def test_inspect_shows_sites_what_blocks_exchange_and_what_stays_as_it_is(
     models, capsys, monkeypatch
 ):
-    monkeypatch.setattr(terminal.output, "_width", 200, raising=False)
+    monkeypatch.setattr(output.output, "_width", 200, raising=False)
     language.folder(models / "t5", "t5")
     assert cli.main(["inspect", "t5", "--plan"]) == 0
     printed = capsys.readouterr().out
@@ -205,11 +205,11 @@ def test_quiet_prints_results_alone_and_colours_and_bars_need_a_terminal(models,
     assert cli.main(["--quiet", *CALIBRATE, "--force"]) == 0
     printed = capfd.readouterr()
     assert printed.err == "" and "calibrated model: new" in printed.out
-    terminal.show_progress(True)
+    output.show_progress(True)
 
 
 SPEAKING = """
-from featcal.cli.terminal import complain, progress_bar, say, table
+from featcal.cli.output import complain, progress_bar, say, table
 say("result")
 table("title", ["a"], [["1"]])
 with progress_bar(1, "working") as piece:

@@ -23,7 +23,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 from vision import dinov2
 
 from featcal.cli import main as cli
-from featcal.cli import terminal
+from featcal.cli import output
 from featcal.models.load import load_model
 from featcal.models.save import save_model
 from reproduction.prepare import photos
@@ -313,7 +313,7 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
     shutil.copytree("models/code", "merged")
     experts = "--base base --expert math=adapters/math --expert code=models/code"
     assert calibrate(f"{experts} --out whole") == 0
-    printed, show = [], terminal.progress.print
+    printed, show = [], output.progress.print
 
     def interrupted(text, **how):
         printed.append(text)
@@ -321,7 +321,7 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
             raise KeyboardInterrupt
         show(text, **how)
 
-    monkeypatch.setattr(terminal.progress, "print", interrupted)
+    monkeypatch.setattr(output.progress, "print", interrupted)
     assert calibrate(f"{experts} --out new") == cli.INTERRUPTED
     assert Path(".new.unfinished/experts/math/config.json").is_file() and not Path("new").exists()
     printed[:] = [""] * 9
