@@ -120,7 +120,9 @@ FOLDER: dict[str, Any] = {"callback": folder_option, **options.MODEL}  # declare
 
 def named_folders(option: str, pairs: Iterable[str], find: Callable[..., Any]) -> dict[str, Path]:
     """Return `name=MODEL` arguments as folders that `find` finds."""
-    folders = {n: find(option, m) for n, m in options.pairs_by_name(option, pairs, "NAME=MODEL").items()}
+    folders = {
+        n: find(option, m) for n, m in options.pairs_by_name(option, pairs, "NAME=MODEL").items()
+    }
     return {name: folder for name, folder in folders.items() if folder is not None}
 
 
@@ -170,7 +172,8 @@ def read_inputs(
             collect.mistakes.append(BadFile(names.file, names.no_base, way_out))
         for name, (*model, last) in names.experts.items() if not expert else ():
             experts[name] = recorded(last)
-            adapter_bases |= {name: recorded(adapted) for adapted in model}
+            for adapted in model:
+                adapter_bases[name] = recorded(adapted)
     elif not collect.mistakes:
         needed = (("--base", base or not needs_base), ("--expert", expert))
         if missing := [option for option, given in needed if not given]:
@@ -305,10 +308,11 @@ class Request:
     @cached_property
     def counts(self) -> dict[str, int]:
         """Return how many samples each task has; the data are read once."""
-        from featcal.data.batches import count_samples
+        from featcal.data.batches import samples_at
+        from featcal.data.texts import input_of
 
-        data = self.inputs.data.items()
-        return {task: count_samples(self.student, at, self.draw) for task, at in data}
+        takes, data = input_of(self.student), self.inputs.data.items()
+        return {task: len(samples_at(at, takes, self.draw)) for task, at in data}
 
     def rest(
         self, task: str, skip: int, most: int, spared: int = 0, fewest: int = 1, way_out: str = ""

@@ -5,9 +5,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from featcal.cli import options
+from featcal.cli import options, output
 from featcal.cli.inputs import read_inputs
-from featcal.cli import output
 from featcal.cli.output import note, say, say_json
 from featcal.errors import UnknownKey
 from featcal.merging.registry import method_names, methods_table

@@ -9,8 +9,7 @@ from pydantic import ByteSize, PositiveInt
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.inputs import read_inputs
-from featcal.cli.inputs import plan_with
+from featcal.cli.inputs import plan_with, read_inputs
 from featcal.cli.output import say, say_json, size_text, table
 from featcal.errors import BadSetting
 from featcal.settings import Calibration, Settings, require
