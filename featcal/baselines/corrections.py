@@ -29,9 +29,7 @@ class Surgery(Training):
     rank: PositiveInt = 16
 
     def shapes(self, width: int) -> dict[str, tuple[int, int]]:
-        """Return each weight's shape; the first is drawn at random, the other zero. Raises:
-        BadSetting.
-        """
+        """Return each weight's shape; the first is drawn at random, the other zero."""
         limit = f"must be at most {width}, the width of the features"
         require(self.rank <= width, "surgery.rank", self.rank, limit)
         return {"down": (self.rank, width), "up": (width, self.rank)}
@@ -129,9 +127,7 @@ class ProbSurgery(Training):
     def row_losses(
         self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor | None
     ) -> Tensor:
-        """Return the loss of every row, (T, n); noise: ε of z = μ + σ ε, (T, n, d), zero at
-        padding.
-        """
+        """Return the loss of every row, (T, n); noise: ε of z = μ + σ ε, (T, n, d), 0 at padding."""
         assert noise is not None
         distance = getattr(functional, f"{self.loss}_loss")
         h = (merged @ weights["hidden"].mT).relu()  # (T, n, H)
@@ -205,9 +201,7 @@ class MeanShift(Baseline):
         return -weights["shift"][0]
 
     def fit(self, pairs: Mapping[str, Pair], seed: int = 42, *_: object) -> Adapters:
-        """Return the mean of expert − merged features of each task, summed in float64. Raises:
-        BadBatches.
-        """
+        """Return the mean of expert − merged features of each task, summed in float64."""
         shifts = {}
         for task, pair in pairs.items():
             expert, merged = (

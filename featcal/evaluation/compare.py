@@ -42,9 +42,8 @@ class Agreement:
     cosine:     mean over tokens.
     kl:         mean over rows of KL(p_exp ‖ p); None without a head.
     top1:       share of rows with the same largest score; None without a head.
-    relations:  without a head, mean over samples of the divergence of the softmax of each sample's
-                cosines to the expert's features of the others (`calibration/choose.py`); else None.
-                Models of a SentenceTransformer's folder are compared by its vectors.
+    relations:  without a head, the mean divergence of the softmax of each sample's cosines to the
+                expert's features of the others (`calibration/choose.py`); else None.
     than_first: by measure, the paired difference to the first model; empty for that one.
     """
 

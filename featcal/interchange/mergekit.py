@@ -24,8 +24,7 @@ OWN_BLOCKS = (
 class Recipe:
     """Base and experts of a merged model as a file names them: paths, or owner/name@revision.
 
-    experts: by name a model, or a model and an adapter of it.   method: of the merge, if known.
-    no_base: why the file does not say which model the experts were fine-tuned from.
+    experts: by name a model, or a model and an adapter of it.   no_base: why no base is named.
     """
 
     file: Path
@@ -45,10 +44,7 @@ def recipe_in(folder: Path) -> Path | None:
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Return the whole models that a recipe merges; paths are not resolved.
-
-    Raises: BadEnvironment without mergekit; MissingPath; BadFile for anything else.
-    """
+    """Return the whole models that a recipe merges. Raises: BadEnvironment, MissingPath, BadFile."""
     if file.is_dir():
         raise BadFile(file, "a folder, not a recipe", f"give the YAML file, such as {WRITTEN}")
     if not file.is_file():

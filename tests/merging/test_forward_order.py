@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from featcal.errors import SingularGram
-from featcal.merging.forward_order import Gram
 from featcal.merging.merge import merge
-from featcal.merging.methods.regression import lot_matrix, lot_scale, regmean_matrix
+from featcal.merging.methods.regression import Gram, lot_matrix, lot_scale, regmean_matrix
 from featcal.models.blocks import hooked
 
 FAMILIES = ("t5", "clip", "llama", "gpt2")

@@ -44,10 +44,7 @@ REPORTS = 20  # lines of progress, whatever the number of steps
 
 
 def encoder(job: MergeJob, method: str) -> nn.Module:
-    """Make a module like the base that answers by zero-shot heads, on the job's device.
-
-    Raises: BadSetting for another kind of model.
-    """
+    """Make a module like the base that answers by zero-shot heads, on the job's device."""
     model = job.structure().to(job.device).eval()
     reads_text = getattr(model, "main_input_name", None) == "input_ids"
     language_head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -66,13 +63,11 @@ def zero_shot_logits(
     batch: Batch,
 ) -> Tensor:
     """Return exp(logit_scale) f Wᵀ, (n, K), of unit features f (n, p) and the task's head W (K, p)."""
-    weight = next(iter(tensors.values()))
-    call = {
-        name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
-        if isinstance(value, Tensor)
-        else value
-        for name, value in batch.items()
-    }
+    weight, call = next(iter(tensors.values())), dict(batch)
+    for name, value in batch.items():
+        if isinstance(value, Tensor):
+            dtype = weight.dtype if value.is_floating_point() else None
+            call[name] = value.to(weight.device, dtype)
     output = functional_call(model, dict(tensors), kwargs=call)
     vectors = pooled_output(model, output, call)  # (n, h)
     assert vectors is not None
@@ -100,9 +95,8 @@ class Mixture:
         for name in self.names:
             base, experts = job.read(name)
             self.base[name] = base
-            self.vectors[name] = torch.stack(
-                [t.to(base.dtype) for t in task_vectors(base, experts)]
-            )
+            own = [vector.to(base.dtype) for vector in task_vectors(base, experts)]
+            self.vectors[name] = torch.stack(own)
         shape = (len(job.experts), len(self.names) if granularity == "layer" else 1)
         self.coefficients = torch.full(shape, start, dtype=torch.float64, requires_grad=True)
         self._clamp = clamp
@@ -127,17 +121,13 @@ class Mixture:
         columns = []
         for name in self.names:
             gradient, flat = mixed[name].grad, self.vectors[name].flatten(1)
-            columns.append(
-                flat.new_zeros(len(flat)) if gradient is None else flat @ gradient.flatten()
-            )
+            none = flat.new_zeros(len(flat))
+            columns.append(none if gradient is None else flat @ gradient.flatten())
         torch.autograd.backward(self.effective(), torch.stack(columns, dim=1).to(self.coefficients))
 
 
 def endless(task: str, batches: Batches, model: nn.Module) -> Iterator[tuple[int, Batch]]:
-    """Yield numbered batches forever; an iterable that shuffles does so in every round.
-
-    Raises: BadBatches.
-    """
+    """Yield numbered batches forever; an iterable that shuffles does so in every round."""
     number = -1
     rounds = [cycle(batches)] if isinstance(batches, Iterator) else cycle([batches])
     for each_round in rounds:
@@ -158,8 +148,7 @@ def adamerging(
     clamp: bool = False,
     batches_per_step: PositiveInt = 1,
 ) -> NamedTensors:
-    """Yield every tensor by AdaMerging; the record keeps the loss of every step (summed over tasks)
-    and the last coefficients.
+    """Yield every tensor by AdaMerging; the record keeps all losses and the last coefficients.
 
     granularity: one coefficient per expert and tensor ("layer") or per expert ("task").
     steps, rate: of Adam; 1,000 and 0.001 are the paper's.
@@ -190,8 +179,8 @@ def learn(
 ) -> list[float]:
     """Move the coefficients by Adam. Returns: the loss before every step. Raises: Diverged.
 
-    models: one thread and one batch at a time each. Gradients are added in the tasks' order, so
-    the number of models does not change a bit of the result.
+    models: one thread and one batch each; gradients are added in the tasks' order whatever their
+    number.
     """
     losses: list[float] = []
     streams = {task: endless(task, job.batches[task], models[0]) for task in job.experts}
@@ -230,9 +219,8 @@ def entropy_gradients(
     task, number, batch = item
     with naming(task, number):
         loss = entropy(zero_shot_logits(job.head, model, mixed, task, batch))
-        return float(loss.detach()), torch.autograd.grad(
-            loss, list(mixed.values()), allow_unused=True
-        )
+        gradients = torch.autograd.grad(loss, list(mixed.values()), allow_unused=True)
+        return float(loss.detach()), gradients
 
 
 @torch.enable_grad()  # even under a caller's no_grad
@@ -247,7 +235,6 @@ def squared_gradients(
     """Return Σ (∂ log p(y | x) / ∂θ)² over the n samples of a task by tensor in float64, and n.
 
     Each label y is drawn from the model's own p(· | x), with `model_tensors` as θ.
-    Raises: BadBatches for a task without samples.
     """
     tensors = {
         name: model_tensors[name].finite().to(job.device).requires_grad_() for name in job.names
