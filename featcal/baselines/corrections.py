@@ -38,9 +38,7 @@ class Surgery(Training):
         """Return U relu(D f), which is subtracted from the features (…, n, d)."""
         return (features @ weights["down"].mT).relu() @ weights["up"].mT  # (…, n, r) -> (…, n, d)
 
-    def row_losses(
-        self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor | None
-    ) -> Tensor:
+    def row_losses(self, weights: Weights, merged: Tensor, expert: Tensor, noise: None) -> Tensor:
         """Return the mean absolute difference |f' − f_t| of every row, (T, n)."""
         corrected = merged - self.correction(weights, merged)
         return (corrected - expert).abs().mean(-1)
@@ -124,11 +122,8 @@ class ProbSurgery(Training):
         """Return μ, which is subtracted from the features (…, n, d)."""
         return (features @ weights["hidden"].mT).relu() @ weights["mean"].mT
 
-    def row_losses(
-        self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor | None
-    ) -> Tensor:
+    def row_losses(self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor) -> Tensor:
         """Return the loss of every row, (T, n); noise: ε of z = μ + σ ε, (T, n, d), 0 at padding."""
-        assert noise is not None
         distance = getattr(functional, f"{self.loss}_loss")
         h = (merged @ weights["hidden"].mT).relu()  # (T, n, H)
         mu, log_variance = h @ weights["mean"].mT, h @ weights["log_variance"].mT  # (T, n, d)

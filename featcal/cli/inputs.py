@@ -78,9 +78,7 @@ class Inputs:
         return models + [one.source for one in self.data.values() if isinstance(one.source, Path)]
 
 
-def model_folder(
-    named_by: str, given: str | Path, near: Path | None = None, weights: bool = True
-) -> Path:
+def model_folder(named_by: str, given: str, near: Path | None = None, weights: bool = True) -> Path:
     """Return a model's folder: a local one, else a repository of the hub.
 
     near: another folder to search, before the current.   weights: False for configuration alone.
@@ -112,7 +110,7 @@ def model_folder(
 def folder_option(parameter: CallbackParam, given: Path | None) -> Path | None:
     """Return the folder of an option or argument."""
     named_by = parameter.opts[0] if parameter.param_type_name == "option" else "MODEL"
-    return None if given is None else model_folder(named_by, given)
+    return None if given is None else model_folder(named_by, str(given))
 
 
 FOLDER: dict[str, Any] = {"callback": folder_option, **options.MODEL}  # declares such an option
@@ -120,9 +118,8 @@ FOLDER: dict[str, Any] = {"callback": folder_option, **options.MODEL}  # declare
 
 def named_folders(option: str, pairs: Iterable[str], find: Callable[..., Any]) -> dict[str, Path]:
     """Return `name=MODEL` arguments as folders that `find` finds."""
-    folders = {
-        n: find(option, m) for n, m in options.pairs_by_name(option, pairs, "NAME=MODEL").items()
-    }
+    models = options.pairs_by_name(option, pairs, "NAME=MODEL")
+    folders = {name: find(option, model) for name, model in models.items()}
     return {name: folder for name, folder in folders.items() if folder is not None}
 
 

@@ -67,10 +67,8 @@ def inspect(
     if plan:
         return planned(folder, as_json)
     for path, (first, *others) in lists.items():
-        alike = all(block == first for block in others)
-        say(
-            f"{path}: {1 + len(others)} blocks, {'each' if alike else 'which differ; the first'} with:"
-        )
+        which = "each" if all(block == first for block in others) else "which differ; the first"
+        say(f"{path}: {1 + len(others)} blocks, {which} with:")
         # the experts of a mixture are alike: one row for all
         own = {EXPERT.sub(".*.", name): shape_text(shape) for name, shape in first.items()}
         table("", ["tensor", "shape"], [list(row) for row in own.items()])

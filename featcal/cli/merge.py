@@ -27,9 +27,8 @@ SET = (
     "adamerging per step), split=train, tokens (maximum per text), embeddings=merge (base keeps "
     "the base's)."
 )
-METHODS = "\n\n".join(
-    f"{name}: {keys or 'no settings'}. {source}." for name, keys, source in methods_table()
-)
+ROWS = [f"{name}: {keys or 'no settings'}. {source}." for name, keys, source in methods_table()]
+METHODS = "\n\n".join(ROWS)
 EPILOG = f"""Methods and their settings, with defaults (vocabulary: token embeddings and language heads):
 
 {METHODS}

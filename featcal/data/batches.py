@@ -12,17 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from featcal.data import texts as text_data
 from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Preprocess
 from featcal.data.places import Location, location_of, open_images
-from featcal.data.texts import (
-    ModelInput,
-    Reader,
-    Sample,
-    TokenizedText,
-    input_of,
-    load_text,
-    reader_for,
-)
+from featcal.data.texts import ModelInput, Reader, Sample, TokenizedText, input_of
 from featcal.models.batch import IGNORED, Batch
 from featcal.models.stored import skeleton
 from featcal.settings import require
@@ -130,7 +123,7 @@ def drawn(
         having = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))
         preprocess = Preprocess.from_folder(next(having, folders[0]))
     else:
-        reader = reader_for(folders, takes, draw.tokens)
+        reader = text_data.reader_for(folders, takes, draw.tokens)
     for task, location in sorted(locations.items()):
         samples = samples_at(location, takes, draw)
         chosen = draw.indices(task, len(samples))
@@ -146,7 +139,7 @@ def samples_at(location: Location, takes: ModelInput, draw: Draw) -> Any:
     """Return all samples of a task. Raises: as open_images and load_text."""
     if takes.kind == "pictures":
         return open_images(location, draw.split, False, draw.columns)
-    return load_text(location, draw.split, draw.columns)
+    return text_data.load_text(location, draw.split, draw.columns)
 
 
 def picture_batches(pictures: ImageSet, draw: Draw) -> DrawnBatches:

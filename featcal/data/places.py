@@ -17,15 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from huggingface_hub import DatasetCard, constants, hf_hub_download, snapshot_download
 from huggingface_hub import errors as hub_errors
 
-from featcal.errors import (
-    BadData,
-    BadFile,
-    DiskFull,
-    HubUnreachable,
-    MissingPath,
-    NoRevision,
-    NotOnHub,
-)
+from featcal import errors
+from featcal.errors import BadData, BadFile, DiskFull, MissingPath
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -129,9 +122,7 @@ def open_images(
         raise BadData(at, problem, way_out) from None
 
 
-def split_files(
-    folder: Path, split: str, suffixes: Collection[str] = tuple(BUILDERS)
-) -> list[Path]:
+def split_files(folder: Path, split: str, suffixes: Collection[str] = BUILDERS) -> list[Path]:
     """Return the data files of a split in order, of the first layout that the folder has."""
     for pattern in LAYOUTS:
         files = sorted(folder.glob(pattern.format(split)))
@@ -191,10 +182,8 @@ def _read(at: str, builder: str, **options: Any) -> "Dataset":
         reason = first_line(error.__cause__ or error).rstrip(".")
         empty = "corresponds to no data" in reason or "at least one example" in reason
         reason = "it holds no sample" if empty else reason
-        way_out = (
-            "check that it is a readable file (UTF-8, parquet, JSON lines or pictures) with at"
-        )
-        way_out += " least one row, and on the hub also its split and configuration"
+        kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
+        way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(at, f"cannot be read ({reason})", way_out) from None
 
 
@@ -234,7 +223,8 @@ def reaching(
     try:
         yield
     except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
-        missing = NoRevision if isinstance(error, hub_errors.RevisionNotFoundError) else NotOnHub
+        no_revision = isinstance(error, hub_errors.RevisionNotFoundError)
+        missing = errors.NoRevision if no_revision else errors.NotOnHub
         problem = "the hub has no such repository or revision, or does not give it to you"
         ways_out = [
             f"check owner, name and revision at {page}, and",
@@ -253,7 +243,8 @@ def reaching(
             "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any "
             "connection)",
         ]
-        raise HubUnreachable(at, f"{problem} ({first_line(error)}{more})", *ways_out) from None
+        problem = f"{problem} ({first_line(error)}{more})"
+        raise errors.HubUnreachable(at, problem, *ways_out) from None
 
 
 def first_line(error: BaseException, most: int = 200) -> str:

@@ -15,9 +15,7 @@ CARD = "README.md"  # mergekit shows the recipe there too, and some folders have
 SHOWN = re.compile(r"^```ya?ml\n((?:(?!^```).)*^merge_method:(?:(?!^```).)*)^```", re.S | re.M)
 # the base_model of these methods is one of the merged models, not the one they were fine-tuned from
 BASE_IS_MERGED = ("slerp", "arcee_fusion", "nearswap")
-OWN_BLOCKS = (
-    "calibration needs whole models with the same blocks; name them with --base and --expert"
-)
+OWN_BLOCKS = "calibration needs whole models with the same blocks: use --base and --expert"
 
 
 @dataclass(frozen=True)

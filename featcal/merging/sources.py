@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from featcal.data.texts import VOCABULARIES
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
 from featcal.models import load
 from featcal.models.batch import Model
@@ -293,8 +292,12 @@ def vocabularies(
     The base's has spare rows for tokens that it lacks; one that experts use for different tokens
     belongs to none of them.   rows: of the base's tables.
     """
+    if not rows:
+        return {}
+    from featcal.data.texts import VOCABULARIES
+
     words, contents = dict[str, dict[str, int]](), set()
-    for name, folder in {"": base, **experts}.items() if rows else ():
+    for name, folder in {"": base, **experts}.items():
         named = () if isinstance(folder, nn.Module) else (*VOCABULARIES, "added_tokens.json")
         files = [Path(folder) / file for file in named]  # type: ignore[arg-type]
         if content := tuple(file.read_bytes() for file in files if file.is_file()):

@@ -1,8 +1,6 @@
 """`featcal calibrate` beyond CLIP: the weights are those of the call in Python."""
 
 import json
-import shutil
-from pathlib import Path
 
 import checkpoints
 import language

@@ -136,7 +136,7 @@ def test_options_are_keywords_of_the_library(models, monkeypatch, options, expec
 
     monkeypatch.setattr(featcal, "calibrate", calibrate, raising=False)
     (models / "new").mkdir()  # where the card goes
-    monkeypatch.setattr("featcal.cli.calibrate.new_folder", lambda *_: None)
+    monkeypatch.setattr("featcal.cli.output.new_folder", lambda *_: None)
     assert cli.main([*CALIBRATE, *options]) == 0
     assert expected.items() <= taken.items()
 

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import checkpoints
-import huggingface_hub
 import language
 import pytest
 import torch
@@ -15,7 +14,6 @@ from test_worked_paths import llamas, merged_as_mergekit_does, pictures, recipe_
 
 import featcal
 from featcal.cli import main as cli
-from featcal.data import batches
 from featcal.data.batches import Draw, drawn
 from featcal.data.places import Location
 from featcal.models.save import save_model
@@ -41,7 +39,9 @@ def told(capsys, *arguments) -> dict:
 
 def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(merged, capsys):
     """The oracle is featcal.compare on the samples after the first eight of each task's twelve."""
-    rows = told(capsys, "fix", "merged", *BY_NAME)["experts"]
+    assert cli.main(["fix", "merged", *BY_NAME, "--json"]) == 0
+    printed = capsys.readouterr()
+    rows, noted = json.loads(printed.out)["experts"], printed.err
     record = json.loads(Path("merged-calibrated/featcal.json").read_text())
     assert record["samples"] == {"math": 8, "code": 8}
     locations = {task: Location(Path(path)) for task, path in DATA.items()}
@@ -57,19 +57,7 @@ def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(m
         expected = ("better" if difference.mean < 0 else "worse") if beyond else "same"
         assert row["verdict"] == expected
     assert "KL from the expert's answers" in Path("merged-calibrated/README.md").read_text()
-
-
-def test_fix_counts_the_samples_of_a_task_once(merged, monkeypatch, capsys):
-    counted, count = [], batches.count_samples
-
-    def counting(model, location, draw):
-        counted.append(location.source.name)
-        return count(model, location, draw)
-
-    monkeypatch.setattr(batches, "count_samples", counting)
-    assert cli.main(["fix", "merged", *BY_NAME]) == 0
-    assert sorted(counted) == sorted(DATA.values())
-    assert "math: 12 samples, 8 to calibrate, 4 held out" in capsys.readouterr().err
+    assert "math: 12 samples, 8 to calibrate, 4 held out" in noted
 
 
 def test_a_record_holds_no_path_of_the_machine_and_moves_with_its_models(merged, tmp_path, capsys):
@@ -111,25 +99,6 @@ def test_base_and_experts_are_read_from_the_recipe_that_a_card_shows(llamas, cap
     recipe.unlink()
     plan = told(capsys, "plan", "--merged", "merged", "--set", "tokens=8")
     assert plan["host_bytes"] > 0
-
-
-def test_models_of_the_hub_are_taken_wherever_folders_are(llamas, tmp_path, monkeypatch, capsys):
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    for name, folder in {"base": "base", "math": "models/math", "code": "models/code"}.items():
-        cached = tmp_path / f"hub/models--owner--{name}"
-        shutil.copytree(folder, cached / "snapshots" / commit)
-        (cached / "refs").mkdir()
-        (cached / "refs/main").write_text(commit)
-        shutil.rmtree(folder)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    experts = ["--expert", "math=owner/math", "--expert", "code=owner/code@main"]
-    assert cli.main(["merge", "average", "--base", "owner/base", *experts, "--out", "merged"]) == 0
-    record = json.loads(Path("merged/featcal.json").read_text())
-    assert record["experts"]["code"] == f"owner/code@{commit}"
-    assert cli.main(["fix", "merged", *BY_NAME]) == 0
-    assert "merged-calibrated" in capsys.readouterr().out
-    assert "owner/none" in refused(["inspect", "owner/none"], Path(), capsys)
 
 
 def test_a_whole_clip_is_evaluated_without_naming_it_again(tmp_path, monkeypatch, capsys):

@@ -62,13 +62,6 @@ def test_base_and_experts_are_the_models_that_mergekit_refers_to(tmp_path, chang
     assert read_recipe(file) == recipe
 
 
-def test_paths_with_signs_of_their_own_are_read_where_they_are_written_as_mappings(tmp_path):
-    odd = ["a+b", "sp ace", "ün 模型", "w@x", "C:\\models\\me"]
-    models = [{"model": {"model": {"path": path}}} for path in odd]
-    experts = read_recipe(written(tmp_path, models=models)).experts
-    assert [*experts.values()] == [[path] for path in odd]
-
-
 @pytest.mark.parametrize("method", ["slerp", "nearswap", "arcee_fusion"])
 def test_where_the_base_model_is_one_of_the_merged_models_it_is_an_expert(tmp_path, method):
     recipe = read_recipe(written(tmp_path, merge_method=method, base_model="a"))

@@ -161,19 +161,6 @@ def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys
     assert "\x1b" not in printed.out + printed.err
 
 
-def test_a_merge_of_mergekit_itself_is_calibrated_by_the_recipe_it_leaves(llamas, monkeypatch):
-    # for its card mergekit asks the hub about every path
-    monkeypatch.setattr("mergekit.card.is_hf", lambda path: False)
-    merge_with_mergekit(recipe_of_the_page().read_text())
-    expected, merged = Path("expected"), tensors(Path("merged"))
-    merged_as_mergekit_does(Path("merge.yaml"), expected)
-    for name, value in tensors(expected).items():
-        torch.testing.assert_close(merged[name], value, rtol=0, atol=1e-6)
-    (found,) = [words for words in commands(section("use-mergekit")) if "fix" in words]
-    assert command(found[1:]) == 0
-    assert solved()
-
-
 def test_a_merge_of_vocabularies_is_calibrated_and_keeps_all_tokens(llamas, capsys):
     for name, words in {"math": ["<think>"], "code": ["<fim>", "<eot>"]}.items():
         model, tokenizer = load_model(Path("models") / name), language.tokenizer()

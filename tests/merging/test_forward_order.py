@@ -10,7 +10,7 @@ from torch import nn
 
 from featcal.errors import SingularGram
 from featcal.merging.merge import merge
-from featcal.merging.methods.regression import Gram, lot_matrix, lot_scale, regmean_matrix
+from featcal.merging.methods.regression import lot_matrix, lot_scale
 from featcal.models.blocks import hooked
 
 FAMILIES = ("t5", "clip", "llama", "gpt2")

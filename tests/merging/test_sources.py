@@ -293,7 +293,6 @@ def test_the_command_draws_images_for_methods_that_need_them(models, capsys):
     ("arguments", "said"),
     [
         (["ties", *MERGE, "--set", "density"], "NAME=VALUE"),
-        (["ties", *MERGE, "--set", "density=0.1", "--set", "density=0.2"], "second time"),
         (["ties", *MERGE, "--set", "desnity=0.1"], "did you mean 'density'"),
         (["ties", *MERGE, "--set", "density=much"], "density: 'much'"),
         (["regmean", *MERGE], "--data"),

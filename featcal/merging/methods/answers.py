@@ -236,9 +236,8 @@ def squared_gradients(
 
     Each label y is drawn from the model's own p(· | x), with `model_tensors` as θ.
     """
-    tensors = {
-        name: model_tensors[name].finite().to(job.device).requires_grad_() for name in job.names
-    }
+    own = {name: model_tensors[name].finite() for name in job.names}
+    tensors = {name: tensor.to(job.device).requires_grad_() for name, tensor in own.items()}
     sums = {name: torch.zeros_like(tensor, dtype=SUM_DTYPE) for name, tensor in tensors.items()}
     draws, count = generator(task, purpose, seed), 0
     for number, batch in enumerate(job.batches[task]):
@@ -248,9 +247,8 @@ def squared_gradients(
                 logits = zero_shot_logits(job.head, model, tensors, task, sample)  # (1, K)
                 log_p = logits.log_softmax(-1)
                 label = torch.multinomial(log_p.detach().double().exp().cpu(), 1, generator=draws)
-                gradients = torch.autograd.grad(
-                    log_p[0, int(label)], list(tensors.values()), allow_unused=True
-                )
+                log_p_of_label, leaves = log_p[0, int(label)], list(tensors.values())
+                gradients = torch.autograd.grad(log_p_of_label, leaves, allow_unused=True)
             for total, gradient in zip(sums.values(), gradients, strict=True):
                 if gradient is not None:
                     _add_squares(total, gradient)
