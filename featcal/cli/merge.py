@@ -45,7 +45,7 @@ featcal merge regmean --base base --expert mnist=m --expert dtd=d --data mnist=i
 def merge(
     method: Annotated[str, Argument(metavar="METHOD", help=f"{', '.join(method_names())}.")],
     base: Annotated[str, Option(**options.MODEL, help=options.BASE)],
-    expert: Annotated[list[str], Option(**options.NAMED_MODEL, help=options.EXPERT)],
+    expert: Annotated[list[str], Option(**options.NAMED, help=options.EXPERT)],
     out: options.Out,
     scale: Annotated[float | None, Option(help=SCALE)] = None,
     setting: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,

@@ -24,12 +24,10 @@ CARD = "Add the results to the model card (README.md), as text and as the hub's 
 RECORDED = "Default: as recorded in the merged folder."
 BASE = "Model the experts were fine-tuned from."
 MODEL = {"metavar": "MODEL"}
-NAMED_MODEL = {"metavar": "NAME=MODEL"}
+NAMED = {"metavar": "NAME=MODEL"}
 Merged = Annotated[str, Option(**MODEL, help="Merged model.")]
 Base = Annotated[str | None, Option(**MODEL, help=f"{BASE} {RECORDED}")]
-Experts = Annotated[
-    list[str] | None, Option("--expert", **NAMED_MODEL, help=f"{EXPERT} {RECORDED}")
-]
+Experts = Annotated[list[str] | None, Option("--expert", **NAMED, help=f"{EXPERT} {RECORDED}")]
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
 COLUMN = "Column to read a key from, e.g. text=question or image=picture. Repeatable."
 Column = Annotated[list[str] | None, Option("--column", metavar="KEY=COLUMN", help=COLUMN)]

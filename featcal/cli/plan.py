@@ -15,7 +15,6 @@ from featcal.errors import BadSetting
 from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from featcal.calibration.estimate import Job
@@ -124,9 +123,7 @@ def estimated(
     return estimate(shape, replace(job, drawn=sample * job.samples * job.tasks))
 
 
-def meta_batch(
-    model: "nn.Module", size: int, tokens: int | None, padded: bool
-) -> "dict[str, torch.Tensor]":
+def meta_batch(model: "nn.Module", size: int, tokens: int | None, padded: bool) -> dict[str, Any]:
     """Return a batch on meta: images of the configured size, or texts (and targets) of `tokens`."""
     import torch
 

@@ -211,9 +211,7 @@ def test_as_a_program_help_and_mistakes_load_no_slow_packages(models, arguments,
 @pytest.mark.parametrize(
     ("quota", "count"), [("150000 100000", "2"), ("max 100000", None), (None, None)]
 )
-def test_waiting_threads_sleep_and_a_containers_share_limits_their_number(
-    quota, count, tmp_path, monkeypatch
-):
+def test_threads_sleep_and_a_container_limits_their_number(quota, count, tmp_path, monkeypatch):
     if quota:
         (tmp_path / "cpu.max").write_text(quota + "\n")
     monkeypatch.setattr(start, "QUOTA", tmp_path / "cpu.max")

@@ -115,9 +115,7 @@ def test_out_may_not_be_a_broken_link(models, capsys, command):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_calibration_ends_with_130_and_the_same_command_continues(
-    models, capsys, monkeypatch, sent
-):
+def test_an_interrupted_calibration_ends_with_130_and_continues(models, capsys, monkeypatch, sent):
     def interrupting(*words, **more):
         print_(*words, **more)
         if "drift" in str(words[0]):

@@ -32,9 +32,8 @@ DRY = [*CALIBRATE, "--dry-run"]
 
 @pytest.fixture
 def without_work(monkeypatch):
-    monkeypatch.setattr(
-        "featcal.calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("computed")
-    )
+    unwanted = lambda *_, **__: pytest.fail("computed")  # noqa: E731
+    monkeypatch.setattr("featcal.calibration.calibrate.calibrate", unwanted)
 
 
 def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(models, capsys, without_work):
@@ -150,9 +149,7 @@ def test_calibrate_has_at_most_20_options_and_help_names_every_setting(capsys):
     assert all(own.get(key, key) in printed for key in Calibration.model_fields)
 
 
-def test_inspect_shows_sites_what_blocks_exchange_and_what_stays_as_it_is(
-    models, capsys, monkeypatch
-):
+def test_inspect_shows_sites_exchange_and_what_stays_as_it_is(models, capsys, monkeypatch):
     monkeypatch.setattr(output.output, "_width", 200, raising=False)
     language.folder(models / "t5", "t5")
     assert cli.main(["inspect", "t5", "--plan"]) == 0
@@ -197,7 +194,7 @@ def test_every_command_that_reports_does_so_in_json_too(models, capsys):
     assert "python" in content("doctor")["machine"]
 
 
-def test_quiet_prints_results_alone_and_colours_and_bars_need_a_terminal(models, capfd):
+def test_quiet_prints_results_and_colours_need_a_terminal(models, capfd):
     assert cli.main(CALIBRATE) == 0
     printed = capfd.readouterr()
     assert "vision.01" in printed.err and "calibrated model: new" in printed.out

@@ -130,14 +130,11 @@ def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):
     lines = Path("math.jsonl").read_text().splitlines(keepends=True)
     Path("math.jsonl").write_text("".join(lines[:11]))
     message = refused(["fix", "merged", *BY_NAME], Path(), capsys)
-    assert (
-        "at least 12 samples" in message and "math has 11" in message and "code has" not in message
-    )
+    assert "at least 12 samples of each" in message
+    assert "math has 11" in message and "code has" not in message
 
 
-def test_fix_compares_a_tower_with_experts_that_have_heads_of_their_own(
-    tmp_path, monkeypatch, capsys
-):
+def test_fix_compares_a_tower_with_experts_that_have_own_heads(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     language.folder(Path("base"), "bert")
     for labels, task in enumerate(("math", "code"), start=2):

@@ -154,9 +154,7 @@ def gone(served, place):
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_a_data_set_of_the_hub_calibrates_to_the_bytes_of_its_files_in_a_folder(
-    served, calibrated, name
-):
+def test_a_data_set_of_the_hub_calibrates_as_its_files_in_a_folder(served, calibrated, name):
     calibrated(served[1], name)
 
 
@@ -182,9 +180,7 @@ def test_what_the_hub_cannot_give_is_one_message(served, place, tmp_path, name, 
     assert said in complaint_of(client, [*command(place, name, tmp_path / "new"), *options])
 
 
-def test_a_download_that_breaks_off_is_one_message_and_goes_on_where_it_was(
-    served, place, tmp_path
-):
+def test_a_broken_download_is_one_message_and_goes_on_where_it_was(served, place, tmp_path):
     hub, client = served
     hub.cuts["train.parquet"] = 1000
     assert UNREACHED in complaint_of(client, command(place, "bad/cut", tmp_path / "new"))
@@ -269,9 +265,7 @@ def test_what_the_hub_does_not_take_is_whole_and_can_be_put_there_later(account,
         ("gone", "owner/photos"),
     ],
 )
-def test_without_a_connection_the_cached_commit_and_configuration_are_read_and_no_other(
-    gone, calibrated, name, how
-):
+def test_offline_the_cached_commit_and_configuration_are_read(gone, calibrated, name, how):
     calibrated(gone[how], name)
 
 
@@ -300,9 +294,7 @@ UNREACHED = "not in the local Hugging Face cache, and downloading it failed"
         ("offline", "owner/photos:large", "'large' not found"),
     ],
 )
-def test_without_a_connection_what_is_not_cached_is_one_message(
-    gone, place, tmp_path, name, how, said
-):
+def test_offline_what_is_not_cached_is_one_message(gone, place, tmp_path, name, how, said):
     assert said in complaint_of(gone[how], command(place, name, tmp_path / "new"))
 
 

@@ -185,9 +185,7 @@ def test_a_merge_of_vocabularies_is_calibrated_and_keeps_all_tokens(llamas, caps
     assert cli.main([*compared.split(), "--base", "base"]) == 0
 
 
-def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evaluated(
-    tmp_path, monkeypatch, capsys
-):
+def test_vision_experts_of_fusionbench_are_merged_and_evaluated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     checkpoints.clip_folder(Path("clip"))
     for seed, name in enumerate(("mnist", "dtd"), start=1):
@@ -200,9 +198,7 @@ def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evalua
     assert 0 <= result["average"] <= 100
 
 
-def test_dinov2_folders_are_calibrated_compared_and_scored_by_class_means(
-    tmp_path, monkeypatch, capsys
-):
+def test_dinov2_is_calibrated_compared_and_scored_by_class_means(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     base, processor = dinov2(Path("dinov2")), json.dumps(photos.processor(28))
     (base / "preprocessor_config.json").write_text(processor)
@@ -244,9 +240,7 @@ def by_nearest_mean(vision, model, task: str) -> float:
     return 100 * float(torch.cat(right).double().mean())
 
 
-def test_an_open_clip_checkpoint_is_converted_calibrated_and_converted_back_without_loss(
-    tmp_path, monkeypatch
-):
+def test_open_clip_is_converted_calibrated_and_converted_back(tmp_path, monkeypatch):
     open_clip = pytest.importorskip("open_clip")
     from open_clip_models import folder_of, theirs
 

@@ -110,9 +110,8 @@ def by_whole_forwards(arguments, stacks, rule, factor=None):
 
 
 def own_merge(method, arguments, **settings):
-    return merge(
-        method, arguments["base"], arguments["experts"], batches=arguments["batches"], **settings
-    )
+    given = {name: arguments[name] for name in ("base", "experts", "batches")}
+    return merge(method, **given, **settings)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

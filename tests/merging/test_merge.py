@@ -80,9 +80,7 @@ def test_a_missing_tensor_names_both_files_and_near_names(folders, tmp_path):
     refused(MissingTensor, said, folders, tmp_path)
 
 
-def test_a_disk_that_fills_up_leaves_nothing_and_says_how_much_is_needed(
-    folders, tmp_path, monkeypatch
-):
+def test_a_full_disk_leaves_nothing_and_says_how_much_is_needed(folders, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

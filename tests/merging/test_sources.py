@@ -200,7 +200,7 @@ def test_adapters_that_are_no_change_of_weights_are_refused_by_name(tmp_path, ho
         merge("average", llama(97, 0), [tmp_path])
 
 
-def test_an_adapter_of_a_vision_language_model_is_added_to_the_folder_that_it_was_trained_on(
+def test_an_adapter_of_a_vision_language_model_is_added_to_its_folder(
     tmp_path,
 ):
     tf = families.tf
@@ -301,9 +301,7 @@ def test_the_command_draws_images_for_methods_that_need_them(models, capsys):
         (["average", *MERGE, "--set", "embeddings=none"], "merge.embeddings: "),
     ],
 )
-def test_a_mistake_in_the_arguments_is_one_message_and_writes_nothing(
-    models, capsys, arguments, said
-):
+def test_a_mistake_is_one_message_and_writes_nothing(models, capsys, arguments, said):
     assert said in refused(["merge", *arguments], models, capsys)
 
 
