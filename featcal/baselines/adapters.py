@@ -41,10 +41,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Features of the same samples by two models. An image has one row, a text one per token.
-
-    merged, expert: (rows, d).   sizes: rows of every sample, (n,).
-    """
+    """Features (rows, d) of the same samples by two models; `sizes` are the rows of each sample."""
 
     merged: Tensor
     expert: Tensor
@@ -79,10 +76,7 @@ class Baseline(Settings):
 
 @dataclass(frozen=True)
 class Adapters:
-    """One adapter per task, as `surgery`, `prob_surgery` and `mean_shift` return them.
-
-    weights: by task and name, on the CPU.   losses: by task, one value per training step.
-    """
+    """One adapter per task: weights by task and name on the CPU, and the loss of each step."""
 
     settings: Baseline
     seed: int
@@ -107,10 +101,7 @@ class Adapters:
         return self.weights[task]
 
     def apply(self, task: str, features: Tensor) -> Tensor:
-        """Return the merged model's features (…, d), corrected by the task's adapter.
-
-        With features="unit" they are divided by their norm first. Raises: UnknownKey, BadData.
-        """
+        """Return the merged model's features (…, d), corrected. Raises: UnknownKey, BadData."""
         weights = {name: weight.to(features) for name, weight in self.of(task).items()}
         if features.shape[-1] != self.width:
             problem = f"their width is {features.shape[-1]}, but {self.width} is expected"

@@ -116,10 +116,7 @@ def pairs_of_several(
     batches: Batches,
     head: Head,
 ) -> dict[str, Pair]:
-    """Compute features of one task's batches by each merged model, by name, and the one expert.
-
-    expert: a model, or its features (rows, d).   head: as for `surgery`.
-    """
+    """Compute features of one task by each merged model and the expert (or take the expert's)."""
     ours: dict[str, list[Tensor]] = {name: [] for name in merged}
     theirs, sizes = [], []
     teachers = [expert] if isinstance(expert, nn.Module) else []

@@ -55,10 +55,7 @@ class AllAtOnce:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Folders of models, and samples by expert.
-
-    merged: the base's for a command without one.   adapter_bases: models of LoRA experts.
-    """
+    """Folders of models, and samples by expert; `adapter_bases` are the models of LoRA experts."""
 
     merged: Path
     base: Path
@@ -254,10 +251,7 @@ def records_models(folder: Path) -> bool:
 
 
 def check_config(folder: Path) -> None:
-    """Check that config.json names a class and no quantisation; note code that is not run.
-
-    Imports transformers only for a folder that is unusual.
-    """
+    """Check that config.json names a class and no quantisation; note code that is not run."""
     path = folder / "config.json"
     config = read_json(path) if path.is_file() else {}
     usual = isinstance(config, dict) and isinstance(config.get("architectures"), list)

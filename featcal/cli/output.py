@@ -262,10 +262,7 @@ def add_to_card(
     kind: str,
     results: list[tuple[str, str, str, float]],
 ) -> None:
-    """Add results (task, metric, name of the metric, value) to a model's card.
-
-    kind: task type, as the hub names it. Raises: BadFile for a folder without a card.
-    """
+    """Add results (task, metric, its name, value) to a model's card. Raises: BadFile."""
     from huggingface_hub import EvalResult
 
     from featcal.card import add_results

@@ -108,11 +108,7 @@ def check_tokens(model: "nn.Module", tokens: int | None) -> None:
 def estimated(
     model: "nn.Module", job: "Job", tokens: int | None, padded: bool, plan: "BlockPlan | None"
 ) -> dict[str, dict[str, int]]:
-    """Estimate what `featcal calibrate` needs, including the samples it draws.
-
-    Images are kept as bytes, one per value of the model's input; texts as tokens.
-    Raises: BadPlan for a model whose forward fails without weights.
-    """
+    """Estimate what `featcal calibrate` needs, including its samples. Raises: BadPlan."""
     from featcal.calibration.estimate import estimate, model_shape, nbytes
     from featcal.models.plan import plan_for
 

@@ -27,10 +27,7 @@ def main() -> int:
 
 
 def share_machine() -> None:
-    """Let waiting threads sleep, and limit their number to the container's share of the CPU.
-
-    Spinning threads make other processes many times slower. Variables that are set stay.
-    """
+    """Let waiting threads sleep, and limit their number to the container's share of the CPU."""
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)
     try:

@@ -104,10 +104,7 @@ class Preprocess:
         return values.float().reshape(3, 256).numpy()
 
     def normalised(self, pixels: Pixels, device: torch.device | None = None) -> Tensor:
-        """Return (n, 3, H, W) uint8 as float32, rescaled and normalised as the processor does.
-
-        device: where that is done; a GPU is sent a quarter of the bytes.
-        """
+        """Return (n, 3, H, W) uint8 as float32, normalised as the processor does, on `device`."""
         if device is not None and device.type != "cpu":
             both = (pixels, self._table)
             levels, table = (torch.from_numpy(np.array(a)).to(device) for a in both)
@@ -200,10 +197,7 @@ def load_images(
 
 
 def class_names(folder: str | Path) -> tuple[str, ...]:
-    """Return the class names of a local folder by label, without opening a picture.
-
-    Raises: BadData for classes without names.
-    """
+    """Return the class names of a local folder by label, without opening a picture."""
     import datasets
     import pyarrow.parquet
 

@@ -58,10 +58,7 @@ class Location:
 
 
 def location_of(option: str, given: str) -> Location:
-    """Return an existing path, else the data set of the hub of this name.
-
-    Raises: MissingPath for neither a path nor owner/name[@revision][:configuration].
-    """
+    """Return an existing path, else the data set of the hub of this name. Raises: MissingPath."""
     if given and (path := Path(given).expanduser()).exists():  # no shell does that after NAME=
         return Location(path)
     hub = _HUB.fullmatch(given)
@@ -94,10 +91,7 @@ def open_table(location: Location, split: str) -> "Dataset":
 def open_images(
     location: Location, split: str, labelled: bool, columns: Mapping[str, str] | None = None
 ) -> "Dataset":
-    """Return the columns image (encoded) and, if `labelled`, label of one split.
-
-    columns: the column of image or label, where its name differs.
-    """
+    """Return the columns image (encoded) and, if `labelled`, label of one split."""
     import datasets
     import pyarrow
 

@@ -121,10 +121,7 @@ def load_labelled(
     classes: Sequence[str] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Labelled:
-    """Read the samples of one split with labels: a row's "label" (name or number) or its target.
-
-    classes: names by number. Default: those of the data set, else the labels that occur, sorted.
-    """
+    """Read the samples of one split, labelled by "label" or target; `classes` are the names."""
     rows, origin = load_text(location, split, columns), f"{location.source} ({split})"
     samples = list(rows)
     values: list[Any] = [s.target if s.label is None else s.label for s in samples]
@@ -269,10 +266,7 @@ class TokenizedText:
 
 @dataclass(frozen=True)
 class Reader:
-    """A tokenizer of a folder, the model's input, and the maximum number of tokens per text.
-
-    texts: how a sentence encoder's folder prepares them.
-    """
+    """A tokenizer of a folder, the model's input, and the maximum number of tokens per text."""
 
     tokenizer: Any
     takes: ModelInput

@@ -211,10 +211,7 @@ class TextModel:
 
 
 def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) -> Tensor:
-    """Return True for each text that the model gets right, (n,).
-
-    templates: texts with {} for a label's name; likelihoods use one, vectors are averaged over all.
-    """
+    """Return True for each text that the model gets right, (n,)."""
     way, labels = way_of(texts.model), list(data.labels)
     with evaluation_mode([texts.model]):
         if way == "head":

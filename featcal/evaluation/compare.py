@@ -145,9 +145,7 @@ class Totals:
         self.rows += len(measured["kl"])
 
     def agreement(self, model: str, expert: str, first: "Totals") -> Agreement:
-        """Return the record, once all batches are added; `first` is the first model's. Raises:
-        NotFinite.
-        """
+        """Return the record, once all batches are added; `first` is the first model's."""
         samples, drift = len(self.by_sample["relative_drift"]), self.drift
         if samples > 2 and self.pooled and not self.rows:
             ours, theirs = (torch.cat(side) for side in zip(*self.pooled, strict=True))

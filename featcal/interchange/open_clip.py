@@ -236,10 +236,7 @@ def read_open_clip(folder: Path) -> CLIPModel:
 
 
 def write_open_clip(clip: CLIPModel, folder: str | Path, like: str | Path | None = None) -> Path:
-    """Write a folder that `open_clip.create_model("local-dir:FOLDER")` loads, complete or not.
-
-    like: transformers folder whose processor is converted and whose tokenizer is copied.
-    """
+    """Write a folder that open_clip loads, with processor and tokenizer of the folder `like`."""
     source, cfg, state = like or "this CLIP", model_config(clip.config), to_their_names(clip)
     theirs, _ = counterpart(cfg, clip, source)
     require_same_features(copy.deepcopy(clip).float().eval(), theirs.float(), source)

@@ -80,10 +80,7 @@ def merge(
 
 @dataclass(frozen=True)
 class Form:
-    """The base as the form of a merged model, of a CLIPModel maybe the vision tower (`part`).
-
-    untied: tensors that the base ties and an expert does not, as `part_ties`.
-    """
+    """The base as the form of a merged model; `untied` are tables that an expert has apart."""
 
     model: Model
     part: str | None

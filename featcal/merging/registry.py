@@ -99,10 +99,7 @@ METHODS: dict[str, Method] = {}  # the methods loaded so far
 def method(
     *, source: str, needs: tuple[str, ...] = (), scale: float | None = None, note: str = ""
 ) -> Callable[[MergeFunction], MergeFunction]:
-    """Register a function (job, **settings) as the merging method of its name.
-
-    scale: default of the setting `scale`, for a function that yields task vectors.
-    """
+    """Register a function (job, **settings) as a merging method; `scale` is for task vectors."""
 
     def register(run: MergeFunction) -> MergeFunction:
         parameters = list(inspect.signature(run, eval_str=True).parameters.values())[1:]

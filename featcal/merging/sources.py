@@ -37,10 +37,7 @@ def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
 
 
 class ModuleSource:
-    """A module in memory as merging reads it, with names and packing of `like`, the base.
-
-    The adapters of a PeftModel are added in float64, so that task vectors are not rounded.
-    """
+    """A module as merging reads it, with names and packing of `like`; adapters added in float64."""
 
     def __init__(self, module: nn.Module, label: str | Path, like: "Source | None" = None):
         self.module, self.ties = module, tied_names(module)
@@ -234,10 +231,7 @@ def report_head(task: str, names: set[str], progress: Callable[[str], None]) -> 
 def match_names(
     base: Tensors, expert: Tensors, tower: str, theirs: str, same: bool
 ) -> dict[str, str] | None:
-    """Return base name -> expert name if everything missing on either side is outside the tower.
-
-    tower, theirs: its prefix in base and expert.   same: a missing token table is tied.
-    """
+    """Return base name -> expert name if what either lacks is outside the tower of this prefix."""
     known, ours = {}, set(base)
     for name in expert:
         in_base = tower + name.removeprefix(theirs) if name.startswith(theirs) else name

@@ -177,11 +177,7 @@ def learn(
     rate: float,
     batches_per_step: int = 1,
 ) -> list[float]:
-    """Move the coefficients by Adam. Returns: the loss before every step. Raises: Diverged.
-
-    models: one thread and one batch each; gradients are added in the tasks' order whatever their
-    number.
-    """
+    """Move the coefficients by Adam; `models` answer batches in parallel. Returns: all losses."""
     losses: list[float] = []
     streams = {task: endless(task, job.batches[task], models[0]) for task in job.experts}
     turns = [task for task in job.experts for _ in range(batches_per_step)]

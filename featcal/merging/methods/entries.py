@@ -179,10 +179,7 @@ def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
 
 @method(source="Yu et al., 2024, with task arithmetic; defaults of FusionBench", scale=0.3)
 def dare(job: MergeJob, drop: DropRate = 0.5, seed: NonNegativeInt = 42) -> NamedTensors:
-    """Yield the task vector of every tensor by task arithmetic on DARE's experts.
-
-    drop: probability with which an entry is dropped.   seed: of the drawn entries.
-    """
+    """Yield every task vector by task arithmetic on experts whose entries DARE drops."""
     yield from task_arithmetic(with_sparse_experts(job, drop, seed))
 
 

@@ -79,10 +79,7 @@ def tsv_merge(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> NamedTens
 
 
 def iso_c_matrix(vectors: Sequence[Tensor]) -> Tensor:
-    """Return τ = σ̄ U Vᵀ, (o, d), where U S Vᵀ = Σ τᵢ, (o, d) in float64, and σ̄ is the mean of S.
-
-    Only directions of the numerical rank count.
-    """
+    """Return τ = σ̄ U Vᵀ, (o, d), of the numerical rank of U S Vᵀ = Σ τᵢ; σ̄ is the mean of S."""
     U, S, Vt = thin_svd(tensor_sum(vectors))
     mean = S.mean() if len(S) else 0.0
     return mean * (U @ Vt)
