@@ -99,7 +99,7 @@ class Calibrating(Request):
 
 
 def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
-    """Calibrate and write the folder with card and record; None in a process that is not the first."""
+    """Calibrate and write the folder with card and record; None unless in the first process."""
     import featcal
     from featcal.calibration.ranks import current, own_device
     from featcal.calibration.resume import scratch_folder
@@ -278,7 +278,7 @@ def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result
 
 
 def show_result(result: "Result", as_json: bool) -> None:
-    """Print what was chosen and the drift of the blocks and from each expert; warn where it grew."""
+    """Print what was chosen, the drift of blocks and from experts, and warn where it grew."""
     from featcal.calibration.report import DRIFT_COLUMNS, block_rows, drift_rows, worse
 
     if as_json:

@@ -1,8 +1,8 @@
 """What a command puts out: lines on the terminal, the folder it writes, its card and its upload.
 
-Results go to standard output, progress and errors to standard error. Of several processes that share
-a run (torchrun), only the first prints; each reports its own mistakes. Bars and colours appear on
-terminals only; NO_COLOR switches colours off there too.
+Results go to standard output, progress and errors to standard error. Of several processes that
+share a run (torchrun), only the first prints; each reports its own mistakes. Bars and colours appear
+on terminals only; NO_COLOR switches colours off there too.
 """
 
 import json
