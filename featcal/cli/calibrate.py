@@ -184,7 +184,9 @@ def note_differences(inputs: Inputs) -> None:
             note(f"{name}: a {own.__name__}; {ours}")
     folders = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
     if listed := differing_vocabularies(folders):
-        rest = "samples are tokenised with the base's, and the merged model's embeddings stay"
+        rest = (
+            "samples are tokenised with the base's vocabulary; the merged model's embeddings stay"
+        )
         note(f"vocabulary sizes: {listed}; {rest}")
 
 

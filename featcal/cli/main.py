@@ -170,9 +170,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     message: str | None = None
     group: Any = nullcontext
-    if os.environ.get("WORLD_SIZE", "1") != "1":  # by torchrun; one process imports no torch
-        from featcal.calibration.ranks import process_group as group
     try:
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # by torchrun; one process imports no torch
+            from featcal.calibration.ranks import process_group as group
         with group():
             command = typer.main.get_command(app)
             code = command.main(arguments, prog_name="featcal", standalone_mode=False)

@@ -154,5 +154,4 @@ def show_needs(needs: Mapping[str, Mapping[str, int]], job: "Job") -> None:
     for part, name in names.items():
         text = "{:.1e}".format if part == "operations" else size_text
         rows = [[use, text(size)] for use, size in needs[part].items() if size]
-        if rows:
-            table(f"{name}: {text(sum(needs[part].values()))}", ["for", "size"], rows)
+        table(f"{name}: {text(sum(needs[part].values()))}", ["for", "size"], rows)

@@ -69,7 +69,7 @@ class TextRows(Sequence[Sample]):
         if suffix in (".txt", ".jsonl"):  # empty lines are no samples
             self._rows = [i for i, text in enumerate(table["text"]) if text.strip()]
             if not self._rows:
-                raise BadData(origin, "holds no text", "put a sample there, one per line")
+                raise BadData(origin, "holds no text", "put one sample per line there")
             return
         keys = [*_form(origin, table.column_names, columns)]
         own = [columns.get(key, key) for key in keys]
