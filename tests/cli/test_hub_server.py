@@ -115,6 +115,7 @@ compare --model m=owner/merged --model e=owner/expert --data a=owner/texts --sam
 evaluate --model owner/clip --data pets=owner/digits@v1 --template {}
 evaluate --model owner/merged --data texts=owner/texts --classes texts=red,blue
 inspect owner/merged --plan
+plan --merged owner/planned --base owner/base --expert a=owner/expert --set tokens=8
 """.strip().splitlines()
 
 
@@ -138,6 +139,7 @@ def gone(served, place):
     (place / "llama-merged/featcal.json").write_text(json.dumps(recorded))
     folders = {name: place / f"llama-{name}" for name in ("base", "expert", "merged")}
     folders |= {"clip": place / "base", "texts": hub.folder / "longer"}
+    folders["planned"] = folders["merged"]
     folders["texts"].mkdir()
     rows = [{"text": f"{word} {i}", "label": i % 2} for i, word in enumerate(2 * language.WORDS)]
     for split in ("train", "test"):
@@ -277,8 +279,9 @@ def test_without_a_connection_a_cached_commit_can_be_named_itself(served, gone, 
 def test_without_a_connection_every_command_takes_models_and_data_from_the_cache(served, gone):
     hub, _ = served
     assert ask_everywhere(gone["offline"], hub.folder / "offline") == hub.written
-    code, said = gone["offline"].ask("featcal", "inspect", "owner/none")
-    assert code == 2 and UNREACHED in said and said.count("featcal:") == 1
+    for name, expected in (("none", UNREACHED), ("planned", "owner/planned: no weights in")):
+        code, said = gone["offline"].ask("featcal", "inspect", f"owner/{name}")
+        assert code == 2 and expected in said and said.count("featcal:") == 1
 
 
 UNREACHED = "not in the local Hugging Face cache, and downloading it failed"

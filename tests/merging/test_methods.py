@@ -70,10 +70,9 @@ def test_experts_that_are_the_base_leave_it_as_it_is(method):
 def test_task_vectors_made_once_serve_every_scale(method):
     opened = open_merge(method, tiny.clip(), experts())
     vectors = dict(opened.run())
-    for scale in (1.0, 0.35):
-        scaled = replace(opened, settings={**opened.settings, "scale": scale})
-        merged = scaled.finish(iter(vectors.items()), None).state_dict()
-        assert close(merged, state(method, scale=scale), 0.0)
+    scaled = replace(opened, settings={**opened.settings, "scale": 0.35})
+    merged = scaled.finish(iter(vectors.items()), None).state_dict()
+    assert close(merged, state(method, scale=0.35), 0.0)
 
 
 @pytest.mark.parametrize(
