@@ -106,6 +106,7 @@ def test_a_log_file_has_every_block_and_every_mistake(models, capsys):
 MORE = "--dtype bfloat16 --host-memory=1.5GiB --ridge 1e-3"
 KEYS = "--work w --set resume=false --set residual=0.5 --set modules=fc1"
 PLAIN = {"dtype": torch.float32, "host_memory": None, "work": None, "resume": True}
+GIVEN = {"dtype": torch.bfloat16, "host_memory": 3 * 2**29, "work": Path("w"), "resume": False}
 CHOSEN = Calibration(ridge=1e-3, residual=0.5, modules=("fc1",))
 
 
@@ -114,16 +115,7 @@ CHOSEN = Calibration(ridge=1e-3, residual=0.5, modules=("fc1",))
     [
         (["--preset", "auto"], {**PLAIN, "settings": "auto"}),
         ([], {**PLAIN, "settings": Calibration()}),
-        (
-            [*MORE.split(), *KEYS.split()],
-            {
-                "dtype": torch.bfloat16,
-                "host_memory": 3 * 2**29,
-                "work": Path("w"),
-                "resume": False,
-                "settings": CHOSEN,
-            },
-        ),
+        ([*MORE.split(), *KEYS.split()], {**GIVEN, "settings": CHOSEN}),
     ],
 )
 def test_options_are_keywords_of_the_library(models, monkeypatch, options, expected):
