@@ -1,4 +1,4 @@
-"""What a command puts out: lines on the terminal, the folder it writes, its card and its upload.
+"""Print on the terminal, check and upload the folder that a command writes, add results to cards.
 
 Results go to standard output, progress and errors to standard error. Of several processes that
 share a run (torchrun), only the first prints; each reports its own mistakes. Bars and colours appear
