@@ -215,8 +215,9 @@ class OpenedMerge:
             yield name, counter
         for name, tensor in merged:
             if self.method.scaled:
-                base = job.base[name].finite().to(tensor.device)
-                tensor = add_task_vector(base, tensor, self.settings["scale"])
+                tensor = add_task_vector(
+                    job.base[name].finite().to(tensor.device), tensor, self.settings["scale"]
+                )  # no name keeps the base's tensor in memory
             yield name, tensor
         for name, each in self.kept.items():
             yield name, each.finite()
