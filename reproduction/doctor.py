@@ -23,7 +23,7 @@ import yaml
 from typer import Exit, Option
 
 from featcal.cli.options import Json
-from featcal.cli.terminal import note, say, say_json, size_text, table
+from featcal.cli.output import note, say, say_json, size_text, table
 from featcal.data.places import Kind, first_line
 from featcal.errors import MissingPath
 from reproduction.engine.context import Context

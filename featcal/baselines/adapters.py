@@ -17,19 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featcal.card import render_card, write_card
-from featcal.errors import (
-    BadData,
-    BadFile,
-    BadPlan,
-    BadSetting,
-    MissingPath,
-    MissingTensor,
-    UnknownKey,
-)
+from featcal.errors import BadData, BadFile, BadPlan, MissingPath, MissingTensor, UnknownKey
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.batch import output_embeddings, unit_length
 from featcal.models.checkpoint import read_safetensors
-from featcal.settings import Settings
+from featcal.settings import Settings, require
 
 Weights = Mapping[str, Tensor]  # by name, of one task or stacked for all tasks
 Progress = Callable[[str], None] | None
@@ -49,10 +41,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Features of the same samples by two models. An image has one row, a text one per token.
-
-    merged, expert: (rows, d).   sizes: rows of every sample, (n,).
-    """
+    """Features (rows, d) of the same samples by two models; `sizes` are the rows of each sample."""
 
     merged: Tensor
     expert: Tensor
@@ -71,13 +60,9 @@ class Pair:
 
 
 class Baseline(Settings):
-    """Settings and formula of one baseline, next to its function.
+    """Settings and formula of one baseline: `features`, `shapes`, `correction` and `fit`.
 
-    A subclass has the setting `features` ("unit" divides both models' features by their norm first,
-    "raw" leaves them) and the methods
-    shapes:     each weight's shape by name, for features of a width.
-    correction: what is subtracted from features (…, n, d), from weights and features.
-    fit:        Adapters from features computed before, by task (`pairs`), and a seed.
+    `features` is "unit" to divide both models' features by their norm first, or "raw".
     """
 
     name: ClassVar[str]
@@ -91,12 +76,7 @@ class Baseline(Settings):
 
 @dataclass(frozen=True)
 class Adapters:
-    """One adapter per task, as `surgery`, `prob_surgery` and `mean_shift` return them.
-
-    settings: of the method.   seed: of every random draw.
-    weights:  by task and name, on the CPU.
-    losses:   by task, one value per step; empty for a method without training.
-    """
+    """One adapter per task: weights by task and name on the CPU, and the loss of each step."""
 
     settings: Baseline
     seed: int
@@ -121,11 +101,7 @@ class Adapters:
         return self.weights[task]
 
     def apply(self, task: str, features: Tensor) -> Tensor:
-        """Return the merged model's features (…, d), corrected by the task's adapter.
-
-        With features="unit" in the settings, they are divided by their norm first; the result is
-        not. Raises: UnknownKey; BadData for another width.
-        """
+        """Return the merged model's features (…, d), corrected. Raises: UnknownKey, BadData."""
         weights = {name: weight.to(features) for name, weight in self.of(task).items()}
         if features.shape[-1] != self.width:
             problem = f"their width is {features.shape[-1]}, but {self.width} is expected"
@@ -135,18 +111,13 @@ class Adapters:
 
     @contextmanager
     def before_head(self, model: nn.Module, task: str) -> Iterator[None]:
-        """Correct the hidden states that the model's language head receives, inside the `with`.
-
-        Raises: BadPlan for a model without such a head; BadSetting for adapters of unit-length
-        features; UnknownKey.
-        """
+        """Correct the hidden states that the model's language head receives, inside the `with`."""
         head = output_embeddings(model)
         if head is None:
             way_out = "apply the adapter to its features: adapters.apply(...)"
             raise BadPlan(type(model).__name__, "has no language head", way_out)
-        if self.settings.features == "unit":
-            expected = "must be raw for a language model"
-            raise BadSetting(f"{self.settings.name}.features", "unit", expected)
+        key, kind = f"{self.settings.name}.features", self.settings.features
+        require(kind == "raw", key, kind, "must be raw for a language model")
         self.of(task)
 
         def correct(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -162,18 +133,13 @@ class Adapters:
             for task, own in self.weights.items()
             for name, weight in own.items()
         }
-        record = {
-            "method": self.settings.name,
-            "settings": self.settings.model_dump(),
-            "seed": self.seed,
-            "width": self.width,
-            "tasks": self.tasks,
-            "needs_task_identity": True,
-            "loss": {
-                task: [float(f"{loss:.{DIGITS}g}") for loss in curve]
-                for task, curve in self.losses.items()
-            },
+        rounded = {
+            task: [float(f"{loss:.{DIGITS}g}") for loss in curve]
+            for task, curve in self.losses.items()
         }
+        record = {"method": self.settings.name, "settings": self.settings.model_dump()}
+        record |= {"seed": self.seed, "width": self.width, "tasks": self.tasks}
+        record |= {"needs_task_identity": True, "loss": rounded}
         rows = [*dict(self.settings).items(), ("seed", self.seed), ("width", self.width)]
         front = {"library_name": "featcal", "tags": ["featcal"]}
         ends = [[task, f"{c[0]:.5f}", f"{c[-1]:.5f}"] for task, c in self.losses.items()]
@@ -188,8 +154,8 @@ class Adapters:
     def load(cls, folder: str | Path) -> "Adapters":
         """Read a folder that `save` wrote, on the CPU.
 
-        Raises: MissingPath, BadFile, BadSetting, UnknownKey for the record; for the weights
-        TruncatedFile, MissingTensor, BadFile for another shape, NotFinite, naming file and tensor.
+        Raises: MissingPath, BadFile, BadSetting, UnknownKey; for the weights TruncatedFile,
+        MissingTensor, BadFile for another shape, NotFinite, naming file and tensor.
         """
         path = Path(folder) / RECORD
         if not Path(folder).is_dir():

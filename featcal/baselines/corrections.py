@@ -29,9 +29,7 @@ class Surgery(Training):
     rank: PositiveInt = 16
 
     def shapes(self, width: int) -> dict[str, tuple[int, int]]:
-        """Return each weight's shape; the first is drawn at random, the other zero. Raises:
-        BadSetting.
-        """
+        """Return each weight's shape; the first is drawn at random, the other zero."""
         limit = f"must be at most {width}, the width of the features"
         require(self.rank <= width, "surgery.rank", self.rank, limit)
         return {"down": (self.rank, width), "up": (width, self.rank)}
@@ -40,9 +38,7 @@ class Surgery(Training):
         """Return U relu(D f), which is subtracted from the features (…, n, d)."""
         return (features @ weights["down"].mT).relu() @ weights["up"].mT  # (…, n, r) -> (…, n, d)
 
-    def row_losses(
-        self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor | None
-    ) -> Tensor:
+    def row_losses(self, weights: Weights, merged: Tensor, expert: Tensor, noise: None) -> Tensor:
         """Return the mean absolute difference |f' − f_t| of every row, (T, n)."""
         corrected = merged - self.correction(weights, merged)
         return (corrected - expert).abs().mean(-1)
@@ -126,13 +122,8 @@ class ProbSurgery(Training):
         """Return μ, which is subtracted from the features (…, n, d)."""
         return (features @ weights["hidden"].mT).relu() @ weights["mean"].mT
 
-    def row_losses(
-        self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor | None
-    ) -> Tensor:
-        """Return the loss of every row, (T, n); noise: ε of z = μ + σ ε, (T, n, d), zero at
-        padding.
-        """
-        assert noise is not None
+    def row_losses(self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor) -> Tensor:
+        """Return the loss of every row, (T, n); noise: ε of z = μ + σ ε, (T, n, d), 0 at padding."""
         distance = getattr(functional, f"{self.loss}_loss")
         h = (merged @ weights["hidden"].mT).relu()  # (T, n, H)
         mu, log_variance = h @ weights["mean"].mT, h @ weights["log_variance"].mT  # (T, n, d)
@@ -205,9 +196,7 @@ class MeanShift(Baseline):
         return -weights["shift"][0]
 
     def fit(self, pairs: Mapping[str, Pair], seed: int = 42, *_: object) -> Adapters:
-        """Return the mean of expert − merged features of each task, summed in float64. Raises:
-        BadBatches.
-        """
+        """Return the mean of expert − merged features of each task, summed in float64."""
         shifts = {}
         for task, pair in pairs.items():
             expert, merged = (

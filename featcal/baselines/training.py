@@ -38,10 +38,10 @@ Step = Mapping[str, Pair]  # one batch of every task
 
 
 class Training(Baseline):
-    """Adapters that are trained: Adam with betas 0.9 and 0.999, no weight decay, one step per batch.
+    """Adapters that are trained by Adam, one step per batch; `surgery` explains the settings.
 
-    `surgery` explains the settings. A subclass has the method row_losses, the loss of every row
-    (T, n) from weights, features of both models (T, n, d), and noise if `noisy`.
+    A subclass has `row_losses`, the loss of every row (T, n) from weights, features of both models
+    (T, n, d), and noise if `noisy`.
     """
 
     noisy: ClassVar[bool] = False
@@ -100,10 +100,7 @@ def pool_features(
     head: Head = None,
     device: str | torch.device | None = None,
 ) -> dict[str, Pair]:
-    """Compute features of every task by the merged model and its expert, one expert at a time.
-
-    experts: models, or their features of the same batches, (rows, d).
-    """
+    """Compute features of every task by the merged model and its expert, one expert at a time."""
     module, pairs = as_module(merged, device), {}
     for task in sorted(experts):
         expert = experts[task]
@@ -119,25 +116,21 @@ def pairs_of_several(
     batches: Batches,
     head: Head,
 ) -> dict[str, Pair]:
-    """Compute features of one task's batches by each merged model, by name, and the one expert.
-
-    expert: a model, or its features (rows, d).   head: as for `surgery`. Raises: BadBatches,
-    BadSetting.
-    """
+    """Compute features of one task by each merged model and the expert (or take the expert's)."""
     ours: dict[str, list[Tensor]] = {name: [] for name in merged}
     theirs, sizes = [], []
-    with evaluation_mode([*merged.values(), *([expert] if isinstance(expert, nn.Module) else [])]):
+    teachers = [expert] if isinstance(expert, nn.Module) else []
+    with evaluation_mode([*merged.values(), *teachers]):
         for number, batch in enumerate(batches):
             with naming(task, number):
                 for name, model in merged.items():
                     rows, counts = rows_before_head(model, batch, head)
                     ours[name].append(rows)
-                if isinstance(expert, nn.Module):
-                    theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
+                theirs += [rows_before_head(t, batch, head)[0].to(rows.device) for t in teachers]
                 sizes.append(counts)  # tokens without padding, the same for every model
     if not sizes:
         raise BadBatches(task, "is empty; an adapter needs at least one batch")
-    shared = torch.cat(theirs) if isinstance(expert, nn.Module) else expert.to(rows.device)
+    shared = torch.cat(theirs) if teachers else expert.to(rows.device)
     all_sizes = torch.cat(sizes)
     return {name: Pair(torch.cat(own), shared, all_sizes) for name, own in ours.items()}
 
@@ -243,18 +236,16 @@ def train(
     progress: Progress = None,
     audit: Audit | None = None,
 ) -> Adapters:
-    """Train adapters of all tasks, one optimiser step per item of `steps`.
+    """Train adapters of all tasks, one optimiser step per item of `steps`. Raises: Diverged.
 
     Every task has its own generators, Adam moments and loss: alone it gets the same adapter.
-    `audit` receives the result of a training with that many steps. Raises: Diverged.
+    `audit` receives the result of a training with that many steps.
     """
     steps = iter(steps)
     first = next(steps)
     tasks, weights, losses = list(first), first_weights(settings, first, seed), list[Tensor]()
     generators = {task: generator(task, "noise", seed) for task in tasks}
-    optimiser = torch.optim.Adam(
-        weights.values(), lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0, fused=True
-    )
+    optimiser = torch.optim.Adam(weights.values(), lr=settings.lr, fused=True)
 
     def adapters_so_far() -> Adapters:
         curves = torch.stack(losses, dim=1).tolist()  # (T, steps)
@@ -280,10 +271,8 @@ def train(
             merged, expert = (pad_sequence(rows, batch_first=True) for rows in (ours, theirs))
             noise = None
             if settings.noisy:  # drawn on the CPU: the same on every device
-                draws = [
-                    torch.randn(count, merged.shape[-1], generator=own)
-                    for count, own in zip(counts, generators.values(), strict=True)
-                ]
+                of_tasks, d = zip(counts, generators.values(), strict=True), merged.shape[-1]
+                draws = [torch.randn(count, d, generator=own) for count, own in of_tasks]
                 noise = pad_sequence(draws, batch_first=True).to(merged)
             rows = settings.row_losses(weights, merged, expert, noise)  # (T, n)
             loss = rows.sum(1) / torch.tensor(counts, device=rows.device)  # (T,)

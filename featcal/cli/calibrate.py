@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from featcal.card import add_to_record, licences_differ, models_record, write_card
-from featcal.cli import options
-from featcal.cli.inputs import Inputs, differing_vocabularies, read_inputs
-from featcal.cli.output import (
-    new_folder,
-    push,
-    require_hub,
-    require_room,
-    require_space,
-    require_writable,
-)
-from featcal.cli.request import Request, whole_experts
-from featcal.cli.terminal import note, progress_bar, say, say_json, table
+from featcal.cli import options, output
+from featcal.cli.inputs import Inputs, Request, differing_vocabularies, read_inputs, whole_experts
+from featcal.cli.output import note, progress_bar, say, say_json, table
 from featcal.errors import BadPlan
 from featcal.settings import Calibration, require
 
@@ -83,10 +74,10 @@ def calibrate(
     values, keys = options.read_set(pairs, "calibrate", *SETTINGS)
     settings = options.method_of(preset, values, pairs)
     inputs = read_inputs(merged, base, expert, data, keys.recipe)
-    new_folder(out, force, inputs.folders)
-    require_hub(push_to_hub)
+    output.new_folder(out, force, inputs.folders)
+    output.require_hub(push_to_hub)
     require_work_folder(keys.work, [*inputs.folders, out])
-    require_room(inputs.merged, out, keys.work)
+    output.require_room(inputs.merged, out, keys.work)
     draw = keys.draw(samples or MOST, seed, dtype, column)
     request = Calibrating(inputs, keys, draw, device, out, settings)
     draws = {task: draw if samples else request.rest(task, 0, MOST) for task in inputs.data}
@@ -95,7 +86,7 @@ def calibrate(
     result = run(request, draws)
     if result is not None:
         show_result(result, as_json)
-        push(out, push_to_hub)
+        output.push(out, push_to_hub)
 
 
 @dataclass(frozen=True)
@@ -108,9 +99,7 @@ class Calibrating(Request):
 
 
 def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
-    """Calibrate, write the folder with its card and record, and return the result; None in a
-    process of several that is not the first.
-    """
+    """Calibrate and write the folder with card and record; None unless in the first process."""
     import featcal
     from featcal.calibration.ranks import current, own_device
     from featcal.calibration.resume import scratch_folder
@@ -180,7 +169,7 @@ def require_work_folder(work: Path | None, folders: list[Path]) -> None:
         inside = folder in (work.resolve(), *work.resolve().parents)
         expected = f"lies in {folder}, which is read or written as a whole; name another folder"
         require(not inside, "calibrate.work", str(work), expected)
-    require_writable("calibrate.work", work / "run")
+    output.require_writable("calibrate.work", work / "run")
 
 
 def note_differences(inputs: Inputs) -> None:
@@ -195,10 +184,10 @@ def note_differences(inputs: Inputs) -> None:
             note(f"{name}: a {own.__name__}; {ours}")
     folders = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
     if listed := differing_vocabularies(folders):
-        note(
-            f"vocabulary sizes: {listed}; samples are tokenised with the base's vocabulary, and "
-            "the merged model's embeddings stay as they are"
+        rest = (
+            "samples are tokenised with the base's vocabulary; the merged model's embeddings stay"
         )
+        note(f"vocabulary sizes: {listed}; {rest}")
 
 
 def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") -> None:
@@ -243,7 +232,7 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
         needs = estimated(model, job, longest or None, longest > 0, request.plan)
     except BadPlan as error:  # it can still be calibrated
         return say(f"all inputs fit and the model replays; no estimate: {error.problem}")
-    require_space("--out", request.out, sum(needs["disk"].values()))
+    output.require_space("--out", request.out, sum(needs["disk"].values()))
     if as_json:
         found = {t: {"samples": of.samples, "longest": of.longest} for t, of in batches.items()}
         return say_json({"drawn": found, "needs": needs_as_mapping(needs)})
@@ -258,8 +247,7 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
 def return_large_blocks() -> None:
     """Return freed blocks of 2 MiB and more to the system at once, unless the environment differs.
 
-    Otherwise the memory of a run cannot be predicted. New pages cost up to a quarter more time on a
-    CPU, so only processes of our own do this.
+    The memory of a run can then be predicted. It costs time, so only our own processes do this.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
@@ -281,14 +269,9 @@ def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result
     }
     if request.draw.tokens:
         rows["maximum tokens of a sample"] = request.draw.tokens
-    on_hub, inputs = [], request.inputs
-    for task, dataset in sorted(inputs.data.items()):
-        name = Path(dataset.source).resolve().name
-        if dataset.on_hub:
-            on_hub.append(str(dataset.source))
-            config = f":{dataset.config}" if dataset.config else ""
-            name = f"{dataset.source}@{dataset.revision}{config}"
-        rows[f"samples of {task}"] = name
+    inputs = request.inputs
+    rows |= {f"samples of {task}": one.name for task, one in sorted(inputs.data.items())}
+    on_hub = [str(one.source) for _, one in sorted(inputs.data.items()) if one.on_hub]
     models = inputs.merged, inputs.base, inputs.experts
     write_card(request.out, calibration_card(*models, result, rows, on_hub))
     if licences_differ({"base": inputs.base, "merged": inputs.merged, **inputs.experts}):
@@ -297,9 +280,7 @@ def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result
 
 
 def show_result(result: "Result", as_json: bool) -> None:
-    """Print what was chosen, the drift of the blocks and from each expert, and a warning where it
-    grew.
-    """
+    """Print what was chosen, the drift of blocks and from experts, and warn where it grew."""
     from featcal.calibration.report import DRIFT_COLUMNS, block_rows, drift_rows, worse
 
     if as_json:
@@ -307,15 +288,12 @@ def show_result(result: "Result", as_json: bool) -> None:
     else:
         if result.choice:
             title = "divergence from the experts' answers to held-out samples"
-            if result.choice.rows:
-                table(title, ["model", "mean KL"], result.choice.rows)
+            table(title, ["model", "mean KL"], result.choice.rows)
             say(result.choice.sentence)
         title = "calibrated blocks, drift from the experts on the calibration samples"
-        if result.blocks:
-            table(title, ["block", "drift", "cosine", "tokens"], block_rows(result.blocks))
+        table(title, ["block", "drift", "cosine", "tokens"], block_rows(result.blocks))
         title = "drift from each expert after the last block"
-        if result.drift:
-            table(title, DRIFT_COLUMNS, drift_rows(result.drift))
+        table(title, DRIFT_COLUMNS, drift_rows(result.drift))
         say(f"calibrated model: {result.folder}")
     for sentence in worse(result.drift):
         note(f"warning: {sentence}")

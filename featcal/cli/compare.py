@@ -10,10 +10,8 @@ from typer import Option
 
 from featcal.card import read_record
 from featcal.cli import options
-from featcal.cli.inputs import Inputs, read_compared
-from featcal.cli.output import add_to_card
-from featcal.cli.request import Request, whole_experts
-from featcal.cli.terminal import note, say_json, table
+from featcal.cli.inputs import Inputs, Request, read_compared, whole_experts
+from featcal.cli.output import add_to_card, note, say_json, table
 
 if TYPE_CHECKING:
     from featcal.data.batches import Draw
@@ -49,9 +47,9 @@ featcal compare --model calibrated=new --data mnist=images/mnist --skip 0 --json
 
 
 def compare(
-    model: Annotated[list[str], Option(**options.NAMED_MODEL, help=MODEL)],
+    model: Annotated[list[str], Option(**options.NAMED, help=MODEL)],
     data: options.Data,
-    expert: Annotated[list[str] | None, Option(**options.NAMED_MODEL, help=EXPERT)] = None,
+    expert: Annotated[list[str] | None, Option(**options.NAMED, help=EXPERT)] = None,
     base: Annotated[str | None, Option(**options.MODEL, help=BASE)] = None,
     column: options.Column = None,
     samples: Annotated[int | None, Option(min=2, help=SAMPLES)] = None,
@@ -106,13 +104,11 @@ def agreements_of(
         return featcal.compare(models, experts, batches, **how)
 
 
-def add_agreements(
-    folder: Path, inputs: Inputs, split: str, agreements: "Iterable[Agreement]"
-) -> None:
+def add_agreements(folder: Path, inputs: Inputs, split: str, rows: "Iterable[Agreement]") -> None:
     """Add the measures of one model to its card."""
     results = [
         (one.expert, field, name, float(f"{value:.6g}"))
-        for one in agreements
+        for one in rows
         for field, (_, _, _, name) in MEASURES.items()
         if (value := getattr(one, field)) is not None
     ]

@@ -6,11 +6,11 @@ from typing import Annotated
 from typer import Argument, Option
 
 from featcal.cli import options
-from featcal.cli.inputs import folder_option
-from featcal.cli.output import new_folder, require_space, stored_bytes
-from featcal.cli.terminal import say, say_json
+from featcal.cli.inputs import FOLDER
+from featcal.cli.output import new_folder, require_space, say, say_json, stored_bytes
 from featcal.settings import require
 
+MODEL = "Model folder of transformers or open_clip."
 CLIP = "Whole CLIP that provides the text tower, if MODEL is a vision model only."
 TOKENIZERS = ("tokenizer.json", "vocab.json")
 EPILOG = """Examples:
@@ -21,16 +21,9 @@ featcal convert calibrated --clip base --out open_clip_folder"""
 
 
 def convert(
-    source: Annotated[
-        Path,
-        Argument(
-            callback=folder_option,
-            **options.MODEL,
-            help="Model folder of transformers or open_clip.",
-        ),
-    ],
+    source: Annotated[Path, Argument(**FOLDER, help=MODEL)],
     out: Annotated[Path, Option(help="Folder to write, in the other format.")],
-    clip: Annotated[Path | None, Option(callback=folder_option, **options.MODEL, help=CLIP)] = None,
+    clip: Annotated[Path | None, Option(**FOLDER, help=CLIP)] = None,
     as_json: options.Json = False,
     force: options.Force = False,
 ) -> None:

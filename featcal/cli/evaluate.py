@@ -6,17 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from featcal.cli import options
-from featcal.cli.inputs import (
-    AllAtOnce,
-    check_config,
-    folder_option,
-    model_folder,
-    named_data,
-    names_in,
-)
-from featcal.cli.output import add_to_card
-from featcal.cli.terminal import note, say_json, table
+from featcal.cli import inputs, options
+from featcal.cli.inputs import FOLDER
+from featcal.cli.output import add_to_card, note, say_json, table
 from featcal.errors import BadSetting, FeatCalError, TensorsDiffer
 from featcal.files import read_json
 from featcal.settings import require
@@ -34,6 +26,7 @@ MODEL = "Model to evaluate."
 CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
 CLASS_MEANS = "Vision model whose mean features by class, over the split train, are the heads for images. Default: CLIP's text tower."
 LABELLED = "Labelled images or texts of a task. Repeatable."
+TEMPLATE = "Prompt with {} for the class. Repeatable."
 CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."
 EPILOG = """Images need the whole CLIP, whose text tower makes the zero-shot heads, or --class-means with the base.
 
@@ -51,13 +44,11 @@ featcal evaluate --model new --data reviews=reviews --classes reviews=bad,good -
 
 
 def evaluate(
-    model: Annotated[Path, Option(callback=folder_option, **options.MODEL, help=MODEL)],
+    model: Annotated[Path, Option(**FOLDER, help=MODEL)],
     data: Annotated[list[str], Option(metavar="NAME=PATH", help=LABELLED)],
-    clip: Annotated[Path | None, Option(callback=folder_option, **options.MODEL, help=CLIP)] = None,
-    class_means: Annotated[
-        Path | None, Option(callback=folder_option, **options.MODEL, help=CLASS_MEANS)
-    ] = None,
-    template: options.Template = None,
+    clip: Annotated[Path | None, Option(**FOLDER, help=CLIP)] = None,
+    class_means: Annotated[Path | None, Option(**FOLDER, help=CLASS_MEANS)] = None,
+    template: Annotated[list[str] | None, Option(metavar="PROMPT", help=TEMPLATE)] = None,
     classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help=CLASSES)] = None,
     column: options.Column = None,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
@@ -71,9 +62,9 @@ def evaluate(
     columns = options.columns_named(column)
     for prompt in prompts:
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
-    collect = AllAtOnce()
-    collect(check_config, model)
-    datasets = named_data(data, collect)
+    collect = inputs.AllAtOnce()
+    collect(inputs.check_config, model)
+    datasets = inputs.named_data(data, collect)
     collect.report()
     from featcal.data.texts import input_of
     from featcal.evaluation.accuracy import percent
@@ -102,29 +93,26 @@ def evaluate(
         answers = image_answers(model, whole, datasets, prompts, sampling, where, columns)
     accuracy = {task: percent(right) for task, (right, _) in answers.items()}
     average = sum(accuracy.values()) / len(accuracy)
+    tasks, rows, results = {}, [], []
+    for task, (right, known) in answers.items():
+        value = accuracy[task]
+        tasks[task] = {"accuracy": value, unit: len(right)}
+        rows.append([task, str(known or ""), str(len(right)), f"{value:.2f}"])
+        results.append((task, "accuracy", "accuracy", round(value / 100, 4)))
     if as_json:
-        counts = {task: {unit: len(right)} for task, (right, _) in answers.items()}
-        tasks = {task: {"accuracy": value} | counts[task] for task, value in accuracy.items()}
         say_json({"model": str(model), "tasks": tasks, "average": average})
     else:
-        rows = [
-            [task, str(known or ""), str(len(right)), f"{accuracy[task]:.2f}"]
-            for task, (right, known) in answers.items()
-        ]
         rows.append(["average", "", "", f"{average:.2f}"])
         table(f"{model}: percent correct", ["task", "classes", unit, "accuracy"], rows)
     if card:
-        results = [
-            (task, "accuracy", "accuracy", round(v / 100, 4)) for task, v in accuracy.items()
-        ]
         add_to_card(model, datasets, sampling.split, kind, results)
 
 
 def whole_clip(model: Path) -> Path:
     """Return the CLIP with both towers: the model, or the base that its folder records."""
-    names, folders = names_in(model), [model]
+    names, folders = inputs.names_in(model), [model]
     if names and names.base:
-        folders.append(model_folder(str(names.file), names.base, names.file.parent))
+        folders.append(inputs.model_folder(str(names.file), names.base, names.file.parent))
     for folder in folders:
         if read_json(folder / "config.json").get("architectures") == ["CLIPModel"]:
             return folder
@@ -141,8 +129,8 @@ def image_answers(
     device: Any,
     columns: Mapping[str, str],
 ) -> "Answers":
-    """Return the answers of a vision model by heads that the base makes: a whole CLIP's text features
-    of prompts, or, without templates, a vision model's mean features of every class.
+    """Return the answers of a vision model by heads that the base makes: of prompts by a whole CLIP,
+    or, without templates, the mean features of every class by a vision model.
     """
     from featcal.data.images import Preprocess, load_images
     from featcal.evaluation import accuracy
@@ -153,12 +141,15 @@ def image_answers(
     ours, theirs = (skeleton(folder).config.hidden_size for folder in (model, base))  # type: ignore[union-attr]
     if ours != theirs:
         raise TensorsDiffer("vision width", model, ours, base, theirs)
-    preprocess, own = Preprocess.from_folder(base), {column: key for key, column in columns.items()}
+    how: Any = {"columns": {column: key for key, column in columns.items()}}
+    preprocess = Preprocess.from_folder(base)
 
     def read(split: str) -> dict[str, Any]:
         return {
-            name: load_images(dataset.source, split, preprocess, columns=own)
-            for name, dataset in datasets.items()
+            name: load_images(
+                at.source, split, preprocess, revision=at.revision, config=at.config, **how
+            )
+            for name, at in datasets.items()
         }
 
     tasks, heads, projection = read(sampling.split), {}, None

@@ -10,8 +10,7 @@ from featcal.cli import options
 from featcal.cli.calibrate import MOST, Calibrating, run
 from featcal.cli.compare import add_agreements, agreements_of
 from featcal.cli.inputs import read_inputs
-from featcal.cli.output import new_folder, require_room
-from featcal.cli.terminal import note, say, say_json, table
+from featcal.cli.output import new_folder, note, require_room, say, say_json, table
 from featcal.errors import BadData
 
 if TYPE_CHECKING:

@@ -1,28 +1,32 @@
-"""The folders of models and samples that options name, all checked before any work.
+"""The models and samples that options name, all checked before any work.
 
 Base and experts come from options, a recipe or the record of the merged folder.
 """
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typer import CallbackParam
 
 from featcal.card import RECORD, read_record
-from featcal.cli.options import pairs_by_name
-from featcal.cli.terminal import note
-from featcal.errors import BadFile, BadSetting, FeatCalError, MissingPath, UnknownKey
+from featcal.cli import options
+from featcal.cli.output import note
+from featcal.errors import BadFile, BadPlan, BadSetting, FeatCalError, MissingPath, UnknownKey
 from featcal.files import read_json
 from featcal.interchange.mergekit import WRITTEN, Recipe, read_recipe, recipe_in
 from featcal.settings import require
 
 if TYPE_CHECKING:
+    from featcal.data.batches import Draw, DrawnBatches
     from featcal.data.places import Location
+    from featcal.models.plan import BlockPlan
 
 T = TypeVar("T")
 
@@ -31,10 +35,7 @@ HUB_MODEL = re.compile(r"(?P<name>(?!\.)[\w.-]+/(?!\.)[\w.-]+)(@(?P<revision>[\w
 
 
 class AllAtOnce:
-    """Collect the mistakes of several arguments, to report them in one message.
-
-    A call returns what the function returns, or None after a mistake.
-    """
+    """Collect the mistakes of several arguments; a call that makes one returns None."""
 
     def __init__(self) -> None:
         self.mistakes: list[FeatCalError] = []
@@ -54,12 +55,7 @@ class AllAtOnce:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Models and samples of a command.
-
-    merged: folder of the merged model; the base's for a command without one.
-    experts: folders by name.  adapter_bases: for LoRA experts, the folders of their models.
-    data: samples by name of the expert.
-    """
+    """Folders of models, and samples by expert; `adapter_bases` are the models of LoRA experts."""
 
     merged: Path
     base: Path
@@ -79,14 +75,10 @@ class Inputs:
         return models + [one.source for one in self.data.values() if isinstance(one.source, Path)]
 
 
-def model_folder(
-    named_by: str, given: str | Path, near: Path | None = None, weights: bool = True
-) -> Path:
+def model_folder(named_by: str, given: str, near: Path | None = None, weights: bool = True) -> Path:
     """Return a model's folder: a local one, else a repository of the hub.
 
-    named_by: an option or file, for messages.  near: another folder to search, before the current.
-    weights: False if its configuration is enough.
-    Raises: MissingPath; BadSetting for a file; HubUnreachable, NotOnHub.
+    near: another folder to search, before the current.   weights: False for configuration alone.
     """
     folder = Path(given).expanduser()  # no shell does that after NAME=
     expected = "names a file; give the folder that holds it"
@@ -113,20 +105,24 @@ def model_folder(
 
 
 def folder_option(parameter: CallbackParam, given: Path | None) -> Path | None:
-    """Return the folder of an option or argument, for its declaration."""
+    """Return the folder of an option or argument."""
     named_by = parameter.opts[0] if parameter.param_type_name == "option" else "MODEL"
-    return None if given is None else model_folder(named_by, given)
+    return None if given is None else model_folder(named_by, str(given))
+
+
+FOLDER: dict[str, Any] = {"callback": folder_option, **options.MODEL}  # declares such an option
 
 
 def named_folders(option: str, pairs: Iterable[str], find: Callable[..., Any]) -> dict[str, Path]:
     """Return `name=MODEL` arguments as folders that `find` finds."""
-    folders = {n: find(option, m) for n, m in pairs_by_name(option, pairs, "NAME=MODEL").items()}
+    models = options.pairs_by_name(option, pairs, "NAME=MODEL")
+    folders = {name: find(option, model) for name, model in models.items()}
     return {name: folder for name, folder in folders.items() if folder is not None}
 
 
 def named_data(pairs: Iterable[str], collect: AllAtOnce) -> "dict[str, Location]":
     """Return the `--data` arguments: files, folders or datasets of the hub."""
-    paths = collect(pairs_by_name, "--data", pairs, "NAME=PATH") or {}
+    paths = collect(options.pairs_by_name, "--data", pairs, "NAME=PATH") or {}
     if not paths:
         return {}
     from featcal.data.places import location_of
@@ -146,13 +142,10 @@ def read_inputs(
     needs_base: bool = True,
     named_by: str = "--merged",
 ) -> Inputs:
-    """Return the inputs of a command. Base and experts come from the options, else the recipe, else
-    what the merged folder records.
+    """Return the inputs of a command. Raises: one FeatCalError with all mistakes.
 
     weights: False if the configuration of models on the hub is enough.
     needs_base: False if the merged model can take the place of a base that is not known.
-    named_by: the option or argument of the merged model.
-    Raises: one FeatCalError with all mistakes.
     """
     collect = AllAtOnce()
     find = partial(collect, partial(model_folder, weights=weights))
@@ -165,16 +158,16 @@ def read_inputs(
     if not (base and expert) and (folder or recipe):
         names = collect(names_in, folder, recipe)
     if names is not None:
-        found = partial(find, str(names.file), near=names.file.parent)
+        recorded = partial(find, str(names.file), near=names.file.parent)
         if origin is None and names.base:
-            origin = found(names.base)
+            origin = recorded(names.base)
         elif origin is None and needs_base:
             way_out = "save the model they were fine-tuned from and name it with --base FOLDER"
             collect.mistakes.append(BadFile(names.file, names.no_base, way_out))
         for name, (*model, last) in names.experts.items() if not expert else ():
-            experts[name] = found(last)
+            experts[name] = recorded(last)
             for adapted in model:
-                adapter_bases[name] = found(adapted)
+                adapter_bases[name] = recorded(adapted)
     elif not collect.mistakes:
         needed = (("--base", base or not needs_base), ("--expert", expert))
         if missing := [option for option, given in needed if not given]:
@@ -211,7 +204,7 @@ def read_compared(
     """Return the models to compare by name, and inputs with the first of them as merged model.
 
     Base and experts may be recorded in any of the models. The base is needed where an expert is a
-    LoRA adapter of it, or vocabularies differ. Raises: as read_inputs.
+    LoRA adapter of it, or vocabularies differ.
     """
     collect = AllAtOnce()
     models = named_folders("--model", model, partial(collect, model_folder))
@@ -258,10 +251,7 @@ def records_models(folder: Path) -> bool:
 
 
 def check_config(folder: Path) -> None:
-    """Check that config.json names a class and no quantisation; note code that is not run.
-
-    Imports transformers only for a folder that is unusual. Raises: MissingPath, BadFile.
-    """
+    """Check that config.json names a class and no quantisation; note code that is not run."""
     path = folder / "config.json"
     config = read_json(path) if path.is_file() else {}
     usual = isinstance(config, dict) and isinstance(config.get("architectures"), list)
@@ -283,3 +273,97 @@ def differing_vocabularies(folders: Mapping[str, Path]) -> str:
     sizes = {name: size for name, size in stated.items() if isinstance(size, int)}
     listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
     return listed if len(set(sizes.values())) > 1 else ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Models and samples of one command; `draw` says how samples are drawn."""
+
+    inputs: Inputs
+    keys: options.SamplingAndBlocks
+    draw: "Draw"
+    device: str
+
+    @cached_property
+    def student(self) -> Any:
+        """Return the merged model without weights."""
+        from featcal.models.stored import skeleton
+
+        return skeleton(self.inputs.merged)
+
+    @cached_property
+    def plan(self) -> "BlockPlan":
+        """Return the blocks to calibrate."""
+        return plan_with(self.student, self.keys.stack)
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Return how many samples each task has; the data are read once."""
+        from featcal.data.batches import samples_at
+        from featcal.data.texts import input_of
+
+        takes, data = input_of(self.student), self.inputs.data.items()
+        return {task: len(samples_at(at, takes, self.draw)) for task, at in data}
+
+    def rest(
+        self, task: str, skip: int, most: int, spared: int = 0, fewest: int = 1, way_out: str = ""
+    ) -> "Draw":
+        """Return the draw of a task's samples after the first `skip`, at most `most`.
+
+        Raises: BadSetting if fewer than `fewest` are left, besides those `spared` for another use.
+        """
+        count, out = self.counts[task], skip + spared
+        expected = f"must hold more than the {out} samples that are left out; it has {count}"
+        source = str(self.inputs.data[task].source)
+        require(count - out >= fewest, f"--data {task}", source, expected + way_out)
+        return replace(self.draw, skip=skip, samples=min(most, count - out))
+
+    def batches(self, draws: "Mapping[str, Draw]", *models: Path) -> "dict[str, DrawnBatches]":
+        """Return the batches of each draw; `models` may have the processor or tokenizer, too."""
+        from featcal.data.batches import drawn
+
+        folders, made = (self.inputs.base, self.inputs.merged, *models), {}
+        for task, draw in sorted(draws.items()):
+            made |= drawn(self.student, folders, {task: self.inputs.data[task]}, draw)
+        return made
+
+
+@contextmanager
+def whole_experts(inputs: Inputs, work: Path, mine: Collection[str]) -> Iterator[dict[str, Path]]:
+    """Yield the experts' folders, with LoRA experts among `mine` as whole models in `work`.
+
+    They are removed afterwards, unless `work` holds finished blocks of a run that can continue.
+    """
+    from featcal.models.lora import dense_folder
+
+    made = {name: work / "experts" / name for name in inputs.adapter_bases if name in mine}
+    try:
+        for name, folder in made.items():
+            note(f"{name}: adding the adapter to {inputs.adapter_bases[name]}")
+            dense_folder(inputs.adapter_bases[name], inputs.experts[name], folder)
+        yield {**inputs.experts, **made}
+    finally:
+        if not any(work.rglob("blocks/*")):
+            for folder in made.values():
+                shutil.rmtree(folder, ignore_errors=True)
+            for folder in (work / "experts", work) if made else ():
+                if folder.is_dir() and not any(folder.iterdir()):
+                    folder.rmdir()
+
+
+def plan_with(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
+    """Return the model's plan, or one of the named lists of blocks."""
+    from torch.nn import ModuleList
+
+    from featcal.models.plan import BlockPlan, Stack, blocks_of, plan_for
+
+    try:
+        stacks = (Stack(path.replace(".", "_"), path) for path in paths or ())
+        plan = BlockPlan(*stacks) if paths else plan_for(model)
+        for stack in plan.stacks:
+            blocks_of(model, stack)
+    except BadPlan as error:
+        lists = [n for n, part in model.named_modules() if isinstance(part, ModuleList) and part]
+        choices = f"name one with --set stack=PATH: {', '.join(lists) or 'there is none'}"
+        raise BadPlan(type(model).__name__, error.problem, choices) from None
+    return plan

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from featcal.cli import options
-from featcal.cli.inputs import check_config, folder_option
-from featcal.cli.terminal import say, say_json, table
+from featcal.cli.inputs import FOLDER, check_config
+from featcal.cli.output import say, say_json, table
 from featcal.errors import BadPlan, FeatCalError
 from featcal.interchange.mergekit import read_recipe, recipe_in
 
@@ -25,7 +25,7 @@ LARGEST = 5  # tensors and parameters that are listed
 TOKENS = 8  # length of the text from which sites are derived
 EXPERT = re.compile(r"(?<=experts)\.\d+\.")  # the index of a mixture's expert in a name
 BLOCK = re.compile(r"(.+?)\.(\d+)\.(.+)")  # list, index of the block, tensor of the block
-FOLDER = "Model folder: config.json and safetensors."
+MODEL = "Model folder: config.json and safetensors."
 PLAN = "Build the model to show also what calibration solves (--plan), or show tensors only."
 EPILOG = """Examples:
 
@@ -35,7 +35,7 @@ featcal inspect merged --plan --json"""
 
 
 def inspect(
-    folder: Annotated[Path, Argument(callback=folder_option, **options.MODEL, help=FOLDER)],
+    folder: Annotated[Path, Argument(**FOLDER, help=MODEL)],
     plan: Annotated[bool | None, Option("--plan/--tensors", show_default=False, help=PLAN)] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -67,10 +67,8 @@ def inspect(
     if plan:
         return planned(folder, as_json)
     for path, (first, *others) in lists.items():
-        alike = all(block == first for block in others)
-        say(
-            f"{path}: {1 + len(others)} blocks, {'each' if alike else 'which differ; the first'} with:"
-        )
+        which = "each" if all(block == first for block in others) else "which differ; the first"
+        say(f"{path}: {1 + len(others)} blocks, {which} with:")
         # the experts of a mixture are alike: one row for all
         own = {EXPERT.sub(".*.", name): shape_text(shape) for name, shape in first.items()}
         table("", ["tensor", "shape"], [list(row) for row in own.items()])
@@ -107,9 +105,7 @@ def recipe_as_mapping(file: Path | None) -> dict[str, str | list[str]]:
 
 
 def planned(folder: Path, as_json: bool) -> Any:
-    """Print what calibration solves of a model, or return it: the stacks with the modules solved in
-    each block, or the reason why there are none.
-    """
+    """Print what calibration solves of a model, or return the stacks and modules for --json."""
     from featcal.models.plan import blocks_of, plan_for
     from featcal.models.stored import ModelFolder
 
@@ -146,17 +142,15 @@ def show_plan(model: "nn.Module", plan: "BlockPlan") -> None:
     from featcal.models.plan import blocks_of, parameter_count
 
     shapes: tuple[BlockShape, ...] = ()
-    unknown = ""
+    reason = "sites: unknown, because the model does not run without weights"
     try:
         shapes = model_shape(model, plan, meta_batch(model, 1, TOKENS, False)).blocks
     except BadPlan as error:
-        unknown = error.problem
+        reason = f"{reason}: {error.problem}"
     for stack in plan.stacks:
         show_stack(model, stack)
-        if unknown:
-            say(f"sites: unknown, because the model does not run without weights: {unknown}")
-        else:
-            show_sites([block for block in shapes if block.stack == stack.name])
+        own = [block for block in shapes if block.stack == stack.name]
+        show_sites(own) if own else say(reason)
     blocks = [block for stack in plan.stacks for block in blocks_of(model, stack)]
     stays = {id(p) for block in blocks for p in uncovered(block).values()}
     solved = {id(p) for block in blocks for p in block.parameters()} - stays

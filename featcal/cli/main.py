@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import copy
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -37,6 +36,8 @@ HELP = {"help_option_names": ["-h", "--help"]}
 METAVARS = {Path: "PATH", int: "N", float: "X", str: "NAME"}
 GROUP = "featcal.commands"  # entry points of other packages: functions for typer
 
+QUIET = "Print results and errors only, no progress."
+LOG_FILE = "Write a timestamped log to FILE."
 LOG_LEVEL = "Level of the log: debug, info, warning or error. Default: info."
 EXIT_CODES = (
     "Exit codes: 0 done; 2 a mistake in arguments, files or settings, explained in one message; "
@@ -56,8 +57,7 @@ featcal calibrate --help
 class Command(TyperCommand):
     """A command that names all missing options in one message."""
 
-    def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
-        """Raise FeatCalError if required options are missing."""
+    def parse_args(self, context: Any, arguments: list[str]) -> list[str]:  # noqa: D102
         given, _, _ = self.make_parser(context).parse_args(list(arguments))
         missing = [
             one.opts[0] if one.param_type_name == "option" else one.name.upper()
@@ -67,12 +67,11 @@ class Command(TyperCommand):
         if missing and not given.get("help"):
             from featcal.cli.inputs import records_models
 
-            merged = given.get("merged")
-            if merged and not records_models(Path(merged)):
+            merged = Path(given.get("merged") or ".")
+            if given.get("merged") and merged.is_dir() and not records_models(merged):
                 missing += [f"--{name}" for name in ("base", "expert") if not given.get(name)]
-            way_out = f"{context.command_path} --help lists all options"
             problem = f"{context.info_name} also needs {', '.join(missing)}."
-            raise FeatCalError(problem, "", way_out)
+            raise FeatCalError(problem, "", f"{context.command_path} --help lists all options")
         return super().parse_args(context, arguments)
 
     def invoke(self, context: Any) -> Any:
@@ -124,13 +123,10 @@ class LazyCommands(TyperGroup):
     def __init__(self, **how: Any):
         super().__init__(**how)
         for name, point in commands().items():
-            line = (
-                COMMANDS.get(name) or f"Command of the package {getattr(point.dist, 'name', '')}."
-            )
-            self.commands[name] = TyperCommand(name, help=line)
+            foreign = f"Command of the package {getattr(point.dist, 'name', '')}."
+            self.commands[name] = TyperCommand(name, help=COMMANDS.get(name, foreign))
 
-    def resolve_command(self, context: Any, arguments: list[str]) -> Any:
-        """Return name, loaded command and remaining arguments."""
+    def resolve_command(self, context: Any, arguments: list[str]) -> Any:  # noqa: D102
         name, command, rest = super().resolve_command(context, arguments)
         return name, load_command(name) if name and command else command, rest
 
@@ -148,12 +144,8 @@ app = typer.Typer(
 def options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")
-    ] = False,
-    log_file: Annotated[
-        str, typer.Option(metavar="FILE", help="Write a timestamped log to FILE.")
-    ] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET)] = False,
+    log_file: Annotated[str, typer.Option(metavar="FILE", help=LOG_FILE)] = "",
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         typer.Option(metavar="LEVEL", show_default=False, help=LOG_LEVEL),
@@ -161,26 +153,27 @@ def options(
 ) -> None:
     """Apply the options of all commands."""
     from featcal import __version__
-    from featcal.cli import terminal
+    from featcal.cli import output
 
-    terminal.show_progress(not quiet)
+    output.show_progress(not quiet)
     if log_file:
-        terminal.log_to(log_file, log_level)
+        output.log_to(log_file, log_level)
     if version:
-        terminal.say(f"featcal {__version__}")
+        output.say(f"featcal {__version__}")
         raise typer.Exit()
     if context.invoked_subcommand is None:
-        terminal.say(context.get_help())
+        output.say(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     message: str | None = None
-    several = os.environ.get("WORLD_SIZE", "1") != "1"  # torchrun; one process imports no torch
-    ranks = "featcal.calibration.ranks"
+    group: Any = nullcontext
     try:
-        with import_module(ranks).process_group() if several else nullcontext():
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # by torchrun; one process imports no torch
+            from featcal.calibration.ranks import process_group as group
+        with group():
             command = typer.main.get_command(app)
             code = command.main(arguments, prog_name="featcal", standalone_mode=False)
     except RemoteRankError:  # the other process reports its own error
@@ -194,16 +187,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:  # by Ctrl-C here or inside typer
         message = "interrupted; no half-written files are left"
     if message:
-        from featcal.cli.terminal import complain
+        from featcal.cli.output import complain
 
         complain(message)
     return code if isinstance(code, int) else 0
 
 
 def mistake(error: Exception, arguments: Sequence[str]) -> str | None:
-    """Return the message for an error that is a mistake or a limit of the machine; None for a bug
-    of ours.
-    """
+    """Return the message for a mistake or a limit of the machine; None for a bug of ours."""
     reason = str(error).strip()
     if isinstance(error, FeatCalError):
         return reason

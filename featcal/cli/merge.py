@@ -5,10 +5,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from featcal.cli import options
+from featcal.cli import options, output
 from featcal.cli.inputs import read_inputs
-from featcal.cli.output import new_folder, push, require_hub, require_space, stored_bytes
-from featcal.cli.terminal import note, say, say_json
+from featcal.cli.output import note, say, say_json
 from featcal.errors import UnknownKey
 from featcal.merging.registry import method_names, methods_table
 
@@ -28,9 +27,8 @@ SET = (
     "adamerging per step), split=train, tokens (maximum per text), embeddings=merge (base keeps "
     "the base's)."
 )
-METHODS = "\n\n".join(
-    f"{name}: {keys or 'no settings'}. {source}." for name, keys, source in methods_table()
-)
+ROWS = [f"{name}: {keys or 'no settings'}. {source}." for name, keys, source in methods_table()]
+METHODS = "\n\n".join(ROWS)
 EPILOG = f"""Methods and their settings, with defaults (vocabulary: token embeddings and language heads):
 
 {METHODS}
@@ -47,7 +45,7 @@ featcal merge regmean --base base --expert mnist=m --expert dtd=d --data mnist=i
 def merge(
     method: Annotated[str, Argument(metavar="METHOD", help=f"{', '.join(method_names())}.")],
     base: Annotated[str, Option(**options.MODEL, help=options.BASE)],
-    expert: Annotated[list[str], Option(**options.NAMED_MODEL, help=options.EXPERT)],
+    expert: Annotated[list[str], Option(**options.NAMED, help=options.EXPERT)],
     out: options.Out,
     scale: Annotated[float | None, Option(help=SCALE)] = None,
     setting: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET)] = None,
@@ -70,9 +68,9 @@ def merge(
     if method not in method_names():
         raise UnknownKey("METHOD", method, method_names())
     inputs = read_inputs(None, base, expert, data)
-    new_folder(out, force, inputs.folders)
-    require_space("--out", out, stored_bytes(inputs.base))
-    require_hub(push_to_hub)
+    output.new_folder(out, force, inputs.folders)
+    output.require_space("--out", out, output.stored_bytes(inputs.base))
+    output.require_hub(push_to_hub)
     from featcal.merging.merge import merge as merge_folders
 
     batches = None
@@ -100,4 +98,4 @@ def merge(
         say_json(content | {"base": str(inputs.base), "experts": experts})
     else:
         say(f"{method} of {', '.join(inputs.experts)}: {out}")
-    push(out, push_to_hub)
+    output.push(out, push_to_hub)

@@ -21,17 +21,13 @@ EXPERT = "An expert: a model or a LoRA adapter. Repeatable."
 DATA = "Samples of a task: a folder, a file or a hub dataset; no labels needed. Repeatable."
 PUSH = "Upload the written folder to this hub repository, which is created if needed."
 CARD = "Add the results to the model card (README.md), as text and as the hub's model-index."
-
-
 RECORDED = "Default: as recorded in the merged folder."
 BASE = "Model the experts were fine-tuned from."
 MODEL = {"metavar": "MODEL"}
-NAMED_MODEL = {"metavar": "NAME=MODEL"}
+NAMED = {"metavar": "NAME=MODEL"}
 Merged = Annotated[str, Option(**MODEL, help="Merged model.")]
 Base = Annotated[str | None, Option(**MODEL, help=f"{BASE} {RECORDED}")]
-Experts = Annotated[
-    list[str] | None, Option("--expert", **NAMED_MODEL, help=f"{EXPERT} {RECORDED}")
-]
+Experts = Annotated[list[str] | None, Option("--expert", **NAMED, help=f"{EXPERT} {RECORDED}")]
 Data = Annotated[list[str], Option(metavar="NAME=PATH", help=DATA)]
 COLUMN = "Column to read a key from, e.g. text=question or image=picture. Repeatable."
 Column = Annotated[list[str] | None, Option("--column", metavar="KEY=COLUMN", help=COLUMN)]
@@ -57,9 +53,6 @@ DEVICE = "Where to compute; auto takes the GPU if there is one."
 Device = Annotated[Literal["auto", "cpu", "cuda"], Option(callback=usable_device, help=DEVICE)]
 Dtype = Annotated[Literal["float32", "bfloat16"], Option(help="Precision of the models.")]
 Force = Annotated[bool, Option("--force", help="Replace the model folder at --out.")]
-Template = Annotated[
-    list[str] | None, Option(metavar="PROMPT", help="Prompt with {} for the class. Repeatable.")
-]
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")]
 Push = Annotated[str | None, Option("--push-to-hub", metavar="OWNER/NAME", help=PUSH)]
 Card = Annotated[bool, Option("--card", help=CARD)]
@@ -158,10 +151,7 @@ def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[A
 def method_of(
     preset: str | None, settings: Calibration, pairs: Iterable[str] | None
 ) -> "CalibrationOrAuto":
-    """Return the settings of a calibration; "auto" unless pairs of --set or the preset say otherwise.
-
-    Raises: BadSetting.
-    """
+    """Return the settings of a calibration; "auto" unless pairs of --set or the preset differ."""
     changed = any(pair.partition("=")[0] in Calibration.model_fields for pair in pairs or ())
     expected = "chooses every setting; leave it out, or use paper, to change some"
     require(not (preset == "auto" and changed), "--preset", preset, expected)

@@ -9,14 +9,12 @@ from pydantic import ByteSize, PositiveInt
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.inputs import read_inputs
-from featcal.cli.request import plan_with
-from featcal.cli.terminal import say, say_json, size_text, table
+from featcal.cli.inputs import plan_with, read_inputs
+from featcal.cli.output import say, say_json, size_text, table
 from featcal.errors import BadSetting
 from featcal.settings import Calibration, Settings, require
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from featcal.calibration.estimate import Job
@@ -110,11 +108,7 @@ def check_tokens(model: "nn.Module", tokens: int | None) -> None:
 def estimated(
     model: "nn.Module", job: "Job", tokens: int | None, padded: bool, plan: "BlockPlan | None"
 ) -> dict[str, dict[str, int]]:
-    """Estimate what `featcal calibrate` needs, including the samples it draws.
-
-    Images are kept as bytes, one per value of the model's input; texts as tokens.
-    Raises: BadPlan for a model whose forward fails without weights.
-    """
+    """Estimate what `featcal calibrate` needs, including its samples. Raises: BadPlan."""
     from featcal.calibration.estimate import estimate, model_shape, nbytes
     from featcal.models.plan import plan_for
 
@@ -125,9 +119,7 @@ def estimated(
     return estimate(shape, replace(job, drawn=sample * job.samples * job.tasks))
 
 
-def meta_batch(
-    model: "nn.Module", size: int, tokens: int | None, padded: bool
-) -> "dict[str, torch.Tensor]":
+def meta_batch(model: "nn.Module", size: int, tokens: int | None, padded: bool) -> dict[str, Any]:
     """Return a batch on meta: images of the configured size, or texts (and targets) of `tokens`."""
     import torch
 
@@ -162,5 +154,4 @@ def show_needs(needs: Mapping[str, Mapping[str, int]], job: "Job") -> None:
     for part, name in names.items():
         text = "{:.1e}".format if part == "operations" else size_text
         rows = [[use, text(size)] for use, size in needs[part].items() if size]
-        if rows:
-            table(f"{name}: {text(sum(needs[part].values()))}", ["for", "size"], rows)
+        table(f"{name}: {text(sum(needs[part].values()))}", ["for", "size"], rows)

@@ -1,7 +1,7 @@
 """Entry point of the program `featcal`, which imports as little as possible.
 
-A command shares the machine: its threads sleep while they wait. torch's libraries read the variables
-for this when they are loaded, so they are set first.
+torch's libraries read the variables for sharing the machine when they are loaded, so they are set
+first.
 """
 
 import os
@@ -27,11 +27,7 @@ def main() -> int:
 
 
 def share_machine() -> None:
-    """Let waiting threads sleep, and limit their number to the container's share of the CPU.
-
-    Spinning threads take CPU time from the threads they wait for, which makes other processes many
-    times slower. Variables that are already set stay as they are.
-    """
+    """Let waiting threads sleep, and limit their number to the container's share of the CPU."""
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)
     try:

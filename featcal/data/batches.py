@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -11,17 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from featcal.data import texts as text_data
 from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Preprocess
 from featcal.data.places import Location, location_of, open_images
-from featcal.data.texts import (
-    ModelInput,
-    Reader,
-    Sample,
-    TokenizedText,
-    input_of,
-    load_text,
-    reader_for,
-)
+from featcal.data.texts import ModelInput, Reader, Sample, TokenizedText, input_of
 from featcal.models.batch import IGNORED, Batch
 from featcal.models.stored import skeleton
 from featcal.settings import require
@@ -32,10 +26,7 @@ PADDED = 1.2
 
 @dataclass(frozen=True)
 class DrawnBatches:
-    """Keyword dictionaries for a model's forward, the same ones in every iteration.
-
-    longest: tokens of the longest text, prompt or target; 0 where there is no text.
-    """
+    """Keyword dictionaries for a model's forward; `longest` counts tokens of a text or target."""
 
     samples: int
     longest: int
@@ -46,12 +37,10 @@ class DrawnBatches:
 
 
 def draw_indices(task: str, count: int, samples: int, seed: int) -> NDArray[np.int64]:
-    """Draw `samples` of `count` samples without repetition; no label is used.
+    """Draw `samples` of `count` samples without repetition. Raises: BadSetting for too few.
 
-    The first entries of a permutation by a generator keyed with (seed, crc32(task),
-    crc32("calibration")): a larger draw of the same seed begins with the smaller one, and no draw
-    depends on another task.
-    Raises: BadSetting when there are fewer than `samples`.
+    The generator is keyed with (seed, crc32(task), crc32("calibration")): a larger draw of the same
+    seed begins with the smaller one, and no draw depends on another task.
     """
     expected = f"must be at most {count}, the number of samples of {task}"
     require(samples <= count, "samples", samples, expected)
@@ -127,37 +116,34 @@ def drawn(
 ) -> dict[str, DrawnBatches]:
     """Return the batches of every task, sorted by name; drawn samples are read and checked now.
 
-    model: decides what is read; its weights may be on meta.
-    folders: the first that has a processor or tokenizer counts.
-    Raises: BadData; BadSetting for fewer samples than asked for; as open_images and load_text.
+    The model decides what is read. The first folder with a processor or tokenizer counts.
     """
-    takes, tasks = input_of(model), sorted(locations.items())
+    takes, batches = input_of(model), {}
     if takes.kind == "pictures":
         having = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))
         preprocess = Preprocess.from_folder(next(having, folders[0]))
-        return {task: _picture_batches(task, at, preprocess, draw) for task, at in tasks}
-    reader, batches = reader_for(folders, takes, draw.tokens), {}
-    for task, location in tasks:
-        samples = load_text(location, draw.split, draw.columns)
+    else:
+        reader = text_data.reader_for(folders, takes, draw.tokens)
+    for task, location in sorted(locations.items()):
+        samples = samples_at(location, takes, draw)
         chosen = draw.indices(task, len(samples))
-        batches[task] = token_batches(samples, chosen, reader, draw.batch)
+        if takes.kind == "pictures":
+            pixels = EncodedRows(location, draw.split, samples, preprocess)[chosen]
+            batches[task] = picture_batches(ImageSet(pixels, preprocess), draw)
+        else:
+            batches[task] = token_batches(samples, chosen, reader, draw.batch)
     return batches
 
 
-def count_samples(model: nn.Module, location: Location, draw: Draw) -> int:
-    """Return how many samples a task has. Raises: as open_images and load_text."""
-    if input_of(model).kind == "pictures":
-        return len(open_images(location, draw.split, False, draw.columns))
-    return len(load_text(location, draw.split, draw.columns))
+def samples_at(location: Location, takes: ModelInput, draw: Draw) -> Any:
+    """Return all samples of a task. Raises: as open_images and load_text."""
+    if takes.kind == "pictures":
+        return open_images(location, draw.split, False, draw.columns)
+    return text_data.load_text(location, draw.split, draw.columns)
 
 
-def _picture_batches(
-    task: str, location: Location, preprocess: Preprocess, draw: Draw
-) -> DrawnBatches:
-    """Decode the drawn pictures of one task now; normalise them batch by batch."""
-    table = open_images(location, draw.split, False, draw.columns)
-    rows = EncodedRows(location, draw.split, table, preprocess)
-    pictures = ImageSet(rows[draw.indices(task, len(rows))], preprocess)
+def picture_batches(pictures: ImageSet, draw: Draw) -> DrawnBatches:
+    """Return batches of decoded pictures, which are normalised when they are asked for."""
 
     def make() -> Iterator[Batch]:
         for batch in pictures.batches(None, draw.batch):
@@ -190,9 +176,7 @@ def token_batches(
 
 
 def cut(ordered: Sequence[TokenizedText], size: int, most: float) -> list[list[TokenizedText]]:
-    """Cut texts in their order into batches of at most `size` texts and `most` computed tokens per
-    token that counts.
-    """
+    """Cut texts in order into batches of at most `size` texts, padded to at most `most` times."""
     parts: list[list[TokenizedText]] = []
     for text in ordered:
         together = [*parts[-1], text] if parts else [text]

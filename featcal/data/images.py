@@ -47,8 +47,8 @@ class Preprocess:
     def from_folder(cls, folder: str | Path, backend: Backend = "pil") -> "Preprocess":
         """Load the image processor of a model folder.
 
-        Raises: MissingPath; BadFile for a processor that cannot be loaded or has other steps than
-        resize, crop, rescale and normalise; BadSetting without torchvision when it is asked for.
+        Raises: MissingPath; BadFile for one that cannot be loaded or has other steps than resize,
+        crop, rescale and normalise; BadSetting without torchvision when it is asked for.
         """
         from transformers import AutoImageProcessor
 
@@ -71,13 +71,15 @@ class Preprocess:
         except MemoryError:
             raise
         except Exception as error:  # whatever a wrong entry of the file makes the processor raise
-            raise BadFile(
-                path,
-                f"this image processor cannot be used ({first_line(error)})",
+            problem = f"this image processor cannot be used ({first_line(error)})"
+            ways_out = (
                 "use the file that was saved with this model, or",
-                "prepare the pictures with transformers' AutoImageProcessor and call "
-                "featcal.calibrate from Python with such batches",
-            ) from None
+                (
+                    "prepare the pictures with transformers' AutoImageProcessor and call "
+                    "featcal.calibrate from Python with such batches"
+                ),
+            )
+            raise BadFile(path, problem, *ways_out) from None
         return ours
 
     @cached_property
@@ -102,14 +104,10 @@ class Preprocess:
         return values.float().reshape(3, 256).numpy()
 
     def normalised(self, pixels: Pixels, device: torch.device | None = None) -> Tensor:
-        """Return (n, 3, H, W) uint8 as float32, rescaled and normalised as the processor does.
-
-        device: where that is done; a GPU is sent a quarter of the bytes.
-        """
+        """Return (n, 3, H, W) uint8 as float32, normalised as the processor does, on `device`."""
         if device is not None and device.type != "cpu":
-            levels, table = (
-                torch.from_numpy(np.array(a)).to(device) for a in (pixels, self._table)
-            )
+            both = (pixels, self._table)
+            levels, table = (torch.from_numpy(np.array(a)).to(device) for a in both)
             return torch.stack([row[levels[:, c].long()] for c, row in enumerate(table)], dim=1)
         out = np.empty(pixels.shape, dtype=np.float32)  # numpy is several times as fast here
         for c, values in enumerate(self._table):
@@ -181,14 +179,11 @@ def load_images(
     """Read one split of labelled pictures.
 
     Args:
-        source: a folder with <split>.parquet or <split>/<class>/<picture>; with `revision`, a data
-            set of the hub.
+        source: folder with <split>.parquet or <split>/<class>/; with `revision`, a hub data set.
         classes: names by label. Default: those of the label feature or of the folder's README.md.
         columns: names of the source -> image, label, where they differ.
-        in_memory: bytes up to which pictures are decoded now; those of a larger split are decoded
-            whenever they are asked for.
-    Raises: as open_images; BadData for a label out of range, an undecodable picture (with its
-        row), or classes without names.
+        in_memory: bytes up to which pictures are decoded now, else whenever they are asked for.
+    Raises: as open_images; BadData for a wrong label or picture, or classes without names.
     """
     location, at = Location(source, revision, config), f"{source} ({split})"
     renamed = {name: column for column, name in (columns or {}).items()}
@@ -202,10 +197,7 @@ def load_images(
 
 
 def class_names(folder: str | Path) -> tuple[str, ...]:
-    """Return the class names of a local folder by label, without opening a picture.
-
-    Raises: BadData for classes without names.
-    """
+    """Return the class names of a local folder by label, without opening a picture."""
     import datasets
     import pyarrow.parquet
 
@@ -258,11 +250,8 @@ class EncodedRows:
             pixels = self._preprocess.pixels(datasets.Image().decode_example(encoded))
         except UNDECODABLE as error:
             problem = f"the picture in row {row} cannot be decoded ({first_line(error)})"
-            way_out = (
-                "store the bytes of a PNG or JPEG there (no base64), or its path inside the folder, "
-                "or drop the row"
-            )
-            raise BadData(self._at, problem, way_out) from None
+            right = "the bytes of a PNG or JPEG (no base64), or its path inside the folder"
+            raise BadData(self._at, problem, f"store {right}, or drop the row") from None
         self._first = self._first or (row, pixels.shape)
         first, shape = self._first
         if pixels.shape != shape:
@@ -280,10 +269,8 @@ def _names(at: str, feature: Any, given: Sequence[str] | None, folder: Path) -> 
         raise BadData(at, problem, "check the list of names")
     names = given or own or _names_in_readme(folder)
     if not names:
-        way_out = (
-            "use a ClassLabel feature, write them into README.md (dataset_info), or pass classes="
-        )
-        raise BadData(at, "the classes have no names", way_out)
+        way_out = "use a ClassLabel feature, write them into README.md (dataset_info), or pass"
+        raise BadData(at, "the classes have no names", f"{way_out} classes=")
     return tuple(names)
 
 

@@ -17,16 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from huggingface_hub import DatasetCard, constants, hf_hub_download, snapshot_download
 from huggingface_hub import errors as hub_errors
 
-from featcal.errors import (
-    BadData,
-    BadFile,
-    BadSetting,
-    DiskFull,
-    HubUnreachable,
-    MissingPath,
-    NoRevision,
-    NotOnHub,
-)
+from featcal import errors
+from featcal.errors import BadData, BadFile, DiskFull, MissingPath
+from featcal.settings import require
 
 if TYPE_CHECKING:
     from datasets import Dataset  # takes seconds to import, and decoded images need none of it
@@ -34,22 +27,11 @@ if TYPE_CHECKING:
 Kind = Literal["model", "dataset"]
 SPLITS = ("train", "validation", "test")
 IMAGE, LABEL = "image", "label"
-BUILDERS = {  # JSON lines are parsed row by row
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".json": "json",
-    ".jsonl": "text",
-    ".txt": "text",
-}
-LAYOUTS = (
-    "{}.parquet",
-    "{}-*.parquet",
-    "data/{}-*.parquet",
-    "{}.jsonl",
-    "{}.txt",
-    "{}.json",
-    "{}.csv",
-)
+# JSON lines are parsed row by row
+BUILDERS = dict.fromkeys((".jsonl", ".txt"), "text")
+BUILDERS |= {f".{kind}": kind for kind in ("parquet", "csv", "json")}
+LAYOUTS = ("{}.parquet", "{}-*.parquet", "data/{}-*.parquet")
+LAYOUTS += ("{}.jsonl", "{}.txt", "{}.json", "{}.csv")
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[\w.-]+))?")
 _SPLIT = re.compile(r"\w[\w.-]*")
 
@@ -67,29 +49,28 @@ class Location:
         """Return whether this is a data set of the hub."""
         return self.revision is not None
 
+    @property
+    def name(self) -> str:
+        """Return the name for a card, which holds no path of the machine."""
+        config = f":{self.config}" if self.config else ""
+        local = Path(self.source).resolve().name
+        return f"{self.source}@{self.revision}{config}" if self.on_hub else local
+
 
 def location_of(option: str, given: str) -> Location:
-    """Return an existing path, else the data set of the hub of this name.
-
-    Raises: MissingPath for neither a path nor owner/name[@revision][:configuration].
-    """
+    """Return an existing path, else the data set of the hub of this name. Raises: MissingPath."""
     if given and (path := Path(given).expanduser()).exists():  # no shell does that after NAME=
         return Location(path)
     hub = _HUB.fullmatch(given)
     if hub is None or ".." in given:
-        way_out = (
-            "check the path; a data set of the hub is owner/name, owner/name@revision or "
-            "owner/name:configuration"
-        )
+        forms = "owner/name, owner/name@revision or owner/name:configuration"
+        way_out = f"check the path; a data set of the hub is {forms}"
         raise MissingPath(given, f"given with {option}", way_out)
     return Location(hub["name"], hub["revision"] or "main", hub["config"])
 
 
 def open_table(location: Location, split: str) -> "Dataset":
-    """Return all columns of one split; the lines of .jsonl and .txt files are its column `text`.
-
-    Raises: MissingPath, BadFile, BadSetting, BadData, HubUnreachable, NotOnHub, DiskFull.
-    """
+    """Return all columns of one split; the lines of .jsonl and .txt files are its column `text`."""
     _require_split(split)
     if location.on_hub:
         folder, at = _hub_folder(location), f"{location.source}@{location.revision}"
@@ -110,11 +91,7 @@ def open_table(location: Location, split: str) -> "Dataset":
 def open_images(
     location: Location, split: str, labelled: bool, columns: Mapping[str, str] | None = None
 ) -> "Dataset":
-    """Return the columns image (encoded) and, if `labelled`, label of one split.
-
-    columns: the column of image or label, where its name differs.
-    Raises: as open_table; BadData for a missing column or one without pictures.
-    """
+    """Return the columns image (encoded) and, if `labelled`, label of one split."""
     import datasets
     import pyarrow
 
@@ -139,9 +116,7 @@ def open_images(
         raise BadData(at, problem, way_out) from None
 
 
-def split_files(
-    folder: Path, split: str, suffixes: Collection[str] = tuple(BUILDERS)
-) -> list[Path]:
+def split_files(folder: Path, split: str, suffixes: Collection[str] = BUILDERS) -> list[Path]:
     """Return the data files of a split in order, of the first layout that the folder has."""
     for pattern in LAYOUTS:
         files = sorted(folder.glob(pattern.format(split)))
@@ -201,10 +176,8 @@ def _read(at: str, builder: str, **options: Any) -> "Dataset":
         reason = first_line(error.__cause__ or error).rstrip(".")
         empty = "corresponds to no data" in reason or "at least one example" in reason
         reason = "it holds no sample" if empty else reason
-        way_out = (
-            "check that it is a readable file (UTF-8, parquet, JSON lines or pictures) with at "
-            "least one row, and on the hub also its split and configuration"
-        )
+        kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
+        way_out = f"check that it is {kind}, and on the hub also its split and configuration"
         raise BadData(at, f"cannot be read ({reason})", way_out) from None
 
 
@@ -244,7 +217,9 @@ def reaching(
     try:
         yield
     except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
-        missing = NoRevision if isinstance(error, hub_errors.RevisionNotFoundError) else NotOnHub
+        no_revision = isinstance(error, hub_errors.RevisionNotFoundError)
+        missing = errors.NoRevision if no_revision else errors.NotOnHub
+        problem = "the hub has no such repository or revision, or does not give it to you"
         ways_out = [
             f"check owner, name and revision at {page}, and",
             "if it is private or has terms to accept, accept them there and run `hf auth login` "
@@ -252,23 +227,18 @@ def reaching(
         ]
         if isinstance(error, hub_errors.GatedRepoError):
             ways_out.append("in a suite file, write `null` for its role to do without it")
-        raise missing(
-            at,
-            "the hub has no such repository or revision, or does not give it to you "
-            f"({type(error).__name__}{more})",
-            *ways_out,
-        ) from None
+        raise missing(at, f"{problem} ({type(error).__name__}{more})", *ways_out) from None
     except (OSError, hub_errors.HTTPError, hub_errors.XetDownloadError) as error:  # type: ignore[attr-defined]
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise DiskFull(constants.HF_HUB_CACHE) from None
-        raise HubUnreachable(
-            at,
-            "not in the local Hugging Face cache, and downloading it failed "
-            f"({first_line(error)}{more})",
+        problem = "not in the local Hugging Face cache, and downloading it failed"
+        ways_out = [
             "run again with network access (what was downloaded before is kept), or",
             "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any "
             "connection)",
-        ) from None
+        ]
+        problem = f"{problem} ({first_line(error)}{more})"
+        raise errors.HubUnreachable(at, problem, *ways_out) from None
 
 
 def first_line(error: BaseException, most: int = 200) -> str:
@@ -284,9 +254,8 @@ def cut_off(text: str, most: int) -> str:
 
 def _require_split(split: str) -> None:
     """Refuse a path as the name of a split, which could lead out of the data folder."""
-    if not _SPLIT.fullmatch(split):
-        expected = "must be a name such as train: letters, digits, dots, dashes and underscores"
-        raise BadSetting("split", split, expected)
+    expected = "must be a name such as train: letters, digits, dots, dashes and underscores"
+    require(bool(_SPLIT.fullmatch(split)), "split", split, expected)
 
 
 def _no_split(folder: Path, split: str, layouts: str) -> MissingPath:

@@ -60,11 +60,7 @@ class TextRows(Sequence[Sample]):
     """
 
     def __init__(
-        self,
-        table: "Dataset",
-        origin: str,
-        suffix: str,
-        columns: Mapping[str, str] | None = None,
+        self, table: "Dataset", origin: str, suffix: str, columns: Mapping[str, str] | None = None
     ):
         self._table, self._origin, self._suffix = table, origin, suffix
         self._columns = columns = columns or {}
@@ -73,8 +69,7 @@ class TextRows(Sequence[Sample]):
         if suffix in (".txt", ".jsonl"):  # empty lines are no samples
             self._rows = [i for i, text in enumerate(table["text"]) if text.strip()]
             if not self._rows:
-                way_out = "put at least one sample there, one per line"
-                raise BadData(origin, "holds no text", way_out)
+                raise BadData(origin, "holds no text", "put one sample per line there")
             return
         keys = [*_form(origin, table.column_names, columns)]
         own = [columns.get(key, key) for key in keys]
@@ -101,11 +96,7 @@ class TextRows(Sequence[Sample]):
 
 
 def load_text(location: Location, split: str, columns: Mapping[str, str] | None = None) -> TextRows:
-    """Read the samples of a file, of one split of a folder, or of a data set of the hub.
-
-    columns: the column of a key, where its name differs, such as text -> question.
-    Raises: as open_table; BadData for columns that make no sample.
-    """
+    """Read the samples of a file, of one split of a folder, or of a data set of the hub."""
     table = open_table(location, split)
     if location.on_hub:
         return TextRows(table, f"{location.source} ({split})", ".parquet", columns)
@@ -130,12 +121,7 @@ def load_labelled(
     classes: Sequence[str] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Labelled:
-    """Read the samples of one split with labels: a row's "label" (name or number) or its target.
-
-    classes: names by number. Default: those of the data set, else the labels that occur, sorted.
-    columns: as for load_text.
-    Raises: as load_text; BadData for a row without a label, or whose label is no class.
-    """
+    """Read the samples of one split, labelled by "label" or target; `classes` are the names."""
     rows, origin = load_text(location, split, columns), f"{location.source} ({split})"
     samples = list(rows)
     values: list[Any] = [s.target if s.label is None else s.label for s in samples]
@@ -222,9 +208,8 @@ class ModelInput:
 
 
 def input_of(model: nn.Module) -> ModelInput:
-    """Return what a transformers model is given, read from its class; weights may be on meta.
+    """Return what a transformers model is given, by its class; a vision-language model text alone.
 
-    A vision-language model is given text alone.
     Raises: BadData for audio, video or two inputs that are both required.
     """
     name, parameters = type(model).__name__, signature(model.forward).parameters
@@ -234,13 +219,13 @@ def input_of(model: nn.Module) -> ModelInput:
     only_images = modalities == "image" or set(modalities) == {"image"}
     if pictures == text or (pictures and not only_images):
         main = getattr(model, "main_input_name", "nothing known")
-        raise BadData(
-            name,
-            f"it takes {'pictures and text together' if pictures and text else main}; files give "
-            "pictures to a vision model or text to a language model",
+        takes = "pictures and text together" if pictures and text else main
+        files = "files give pictures to a vision model or text to a language model"
+        ways_out = (
             "give one of its towers as a model of its own, or",
             "call featcal.calibrate from Python with batches of whatever its forward takes",
         )
+        raise BadData(name, f"it takes {takes}; {files}", *ways_out)
     if pictures:
         return ModelInput("pictures")
     config: Any = model.config.get_text_config() if talks else model.config
@@ -281,10 +266,7 @@ class TokenizedText:
 
 @dataclass(frozen=True)
 class Reader:
-    """A tokenizer of a folder, the model's input, and the maximum number of tokens per text.
-
-    texts: how a sentence encoder's folder prepares them.
-    """
+    """A tokenizer of a folder, the model's input, and the maximum number of tokens per text."""
 
     tokenizer: Any
     takes: ModelInput
@@ -336,9 +318,7 @@ class Reader:
         return ids
 
     def shortened(self, text: str, end: bool | None = None) -> str:
-        """Return a text, or a part of a very long one with more tokens than are kept: its
-        beginning, or its end where the tokenizer truncates on the left.
-        """
+        """Return a text, or the beginning of a very long one: its end if truncated on the left."""
         size = CHARACTERS * self.length
         end = getattr(self.tokenizer, "truncation_side", "right") == "left" if end is None else end
         while size < len(text):
@@ -350,11 +330,10 @@ class Reader:
 
 
 def reader_for(folders: Sequence[Path], takes: ModelInput, tokens: int | None) -> Reader:
-    """Load the tokenizer of the first folder that has one.
+    """Load the tokenizer of the first folder that has one. Raises: BadFile, BadSetting.
 
     tokens: maximum per text. Default: what a sentence encoder's folder says, or 512, and at most
         the model's limit.
-    Raises: BadFile where no folder has a tokenizer; BadSetting for more tokens than positions.
     """
     folder = next((f for f in folders if any((f / name).is_file() for name in VOCABULARIES)), None)
     if folder is None:

@@ -41,10 +41,7 @@ Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
 
 @torch.no_grad()
 def projected_features(model: Encoder, projection: Tensor | None, inputs: Batch) -> Tensor:
-    """Return features of one batch after the projection, (n, p).
-
-    projection: for CLIP, the base's visual_projection weight (p, h); None for other models.
-    """
+    """Return features of one batch after the projection (p, h), if there is one, (n, p)."""
     if not isinstance(model, nn.Module):
         return model(inputs)
     dtype = next(model.parameters()).dtype
@@ -60,17 +57,11 @@ def require_finite(features: Tensor, label: str) -> None:
 
 @torch.no_grad()
 def zero_shot_head(
-    model: Any,
-    tokenizer: Any,
-    classes: Sequence[str],
-    templates: Sequence[str],
-    batch: int = 256,
+    model: Any, tokenizer: Any, classes: Sequence[str], templates: Sequence[str], batch: int = 256
 ) -> Tensor:
-    """Return a unit vector for every class, (K, p): the mean of its normalised prompts, normalised
-    again.
+    """Return a unit vector for every class, (K, p): the mean of its normalised prompts, normalised.
 
-    A prompt's vector is a CLIP's text feature, or a sentence encoder's mean over tokens. Raises:
-    NotFinite.
+    A prompt's vector is a CLIP's text feature, or a sentence encoder's mean over tokens.
     """
     prompts, parts = prompts_of(classes, templates), []
     device = next(model.parameters()).device
@@ -93,11 +84,7 @@ def zero_shot_head(
 def class_mean_head(
     vision: nn.Module, projection: Tensor | None, images: Samples, batch: int = 250
 ) -> Tensor:
-    """Return the mean of the base model's unit features of every class, normalised again, (K, p).
-
-    For classes whose names the text tower does not know. Raises: BadData for a class without
-    images.
-    """
+    """Return the mean of the base model's unit features of every class, normalised again, (K, p)."""
     labels = torch.as_tensor(images.labels)
     counts = torch.bincount(labels, minlength=len(images.classes))
     if (counts == 0).any():
@@ -142,7 +129,6 @@ def evaluate_pool(
     models: a model for all tasks, or {task: model} for those it exists for (experts).
     heads: (K, p) by task.   projection: (p, h), or None.
     adapted: by its own name, a change of another model's features; that model runs once for all.
-    Raises: NotFinite naming model and task.
     """
     adapted = adapted or {}
     correct: dict[str, dict[str, Tensor]] = {name: {} for name in (*models, *adapted)}
@@ -211,15 +197,10 @@ class TextModel:
 
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the model's logits."""
-        logits: Tensor = self.model(**model_call(self.model, batch)).logits
-        return logits
+        return self.model(**model_call(self.model, batch)).logits
 
-    def run(
-        self, rows: Sequence[list[int]], forward: Callable[[dict[str, Tensor]], Tensor]
-    ) -> Tensor:
-        """Return forward's results for rows of tokens, in their order; similar lengths share a
-        batch.
-        """
+    def run(self, rows: Sequence[list[int]], forward: Callable[[Batch], Tensor]) -> Tensor:
+        """Return forward's results for rows of tokens in order; similar lengths share a batch."""
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         parts = []
         for start in range(0, len(rows), self.batch):
@@ -230,11 +211,7 @@ class TextModel:
 
 
 def right_answers(texts: TextModel, data: Labelled, templates: Sequence[str]) -> Tensor:
-    """Return True for each text that the model gets right, (n,).
-
-    templates: texts with {} for a label's name; likelihoods use one, vectors are averaged over all.
-    Raises: BadData for labels that the model's head does not have; NotFinite.
-    """
+    """Return True for each text that the model gets right, (n,)."""
     way, labels = way_of(texts.model), list(data.labels)
     with evaluation_mode([texts.model]):
         if way == "head":
@@ -277,11 +254,8 @@ def similarities(texts: TextModel, data: Labelled, templates: Sequence[str]) -> 
         rows = [texts.reader.tokens(Sample("a text", line)).ids for line in lines]
         return normalize(texts.run(rows, encode), dim=-1)
 
-    heads = (
-        vectors(prompts_of(data.classes, templates))
-        .reshape(len(data.classes), len(templates), -1)
-        .mean(1)
-    )  # (K, p)
+    prompts = vectors(prompts_of(data.classes, templates))
+    heads = prompts.reshape(len(data.classes), len(templates), -1).mean(1)  # (K, p)
     return vectors([sample.text for sample in data.samples]) @ normalize(heads, dim=-1).T
 
 

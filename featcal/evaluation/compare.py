@@ -42,9 +42,8 @@ class Agreement:
     cosine:     mean over tokens.
     kl:         mean over rows of KL(p_exp ‖ p); None without a head.
     top1:       share of rows with the same largest score; None without a head.
-    relations:  without a head, mean over samples of the divergence of the softmax of each sample's
-                cosines to the expert's features of the others (`calibration/choose.py`); else None.
-                Models of a SentenceTransformer's folder are compared by its vectors.
+    relations:  without a head, the mean divergence of the softmax of each sample's cosines to the
+                expert's features of the others (`calibration/choose.py`); else None.
     than_first: by measure, the paired difference to the first model; empty for that one.
     """
 
@@ -146,9 +145,7 @@ class Totals:
         self.rows += len(measured["kl"])
 
     def agreement(self, model: str, expert: str, first: "Totals") -> Agreement:
-        """Return the record, once all batches are added; `first` is the first model's. Raises:
-        NotFinite.
-        """
+        """Return the record, once all batches are added; `first` is the first model's."""
         samples, drift = len(self.by_sample["relative_drift"]), self.drift
         if samples > 2 and self.pooled and not self.rows:
             ours, theirs = (torch.cat(side) for side in zip(*self.pooled, strict=True))

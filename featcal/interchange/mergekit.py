@@ -15,17 +15,14 @@ CARD = "README.md"  # mergekit shows the recipe there too, and some folders have
 SHOWN = re.compile(r"^```ya?ml\n((?:(?!^```).)*^merge_method:(?:(?!^```).)*)^```", re.S | re.M)
 # the base_model of these methods is one of the merged models, not the one they were fine-tuned from
 BASE_IS_MERGED = ("slerp", "arcee_fusion", "nearswap")
-OWN_BLOCKS = (
-    "calibration needs whole models with the same blocks; name them with --base and --expert"
-)
+OWN_BLOCKS = "calibration needs whole models with the same blocks: use --base and --expert"
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Base and experts of a merged model as a file names them: paths, or owner/name@revision.
 
-    experts: by name a model, or a model and an adapter of it.   method: of the merge, if known.
-    no_base: why the file does not say which model the experts were fine-tuned from.
+    experts: by name a model, or a model and an adapter of it.   no_base: why no base is named.
     """
 
     file: Path
@@ -45,10 +42,7 @@ def recipe_in(folder: Path) -> Path | None:
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Return the whole models that a recipe merges; paths are not resolved.
-
-    Raises: BadEnvironment without mergekit; MissingPath; BadFile for anything else.
-    """
+    """Return the whole models that a recipe merges. Raises: BadEnvironment, MissingPath, BadFile."""
     if file.is_dir():
         raise BadFile(file, "a folder, not a recipe", f"give the YAML file, such as {WRITTEN}")
     if not file.is_file():

@@ -50,10 +50,10 @@ NAMES = {
 }
 TRANSPOSED = ("visual.proj", "text_projection")
 # keys of the configurations: open_clip's, transformers'
-VISION_KEYS = dict(width="hidden_size", layers="num_hidden_layers")
-TEXT_KEYS = VISION_KEYS | dict(heads="num_attention_heads", vocab_size="vocab_size")
-TEXT_KEYS |= dict(context_length="max_position_embeddings")
-VISION_KEYS |= dict(image_size="image_size", patch_size="patch_size")
+SIZES = {"width": "hidden_size", "layers": "num_hidden_layers"}
+VISION_KEYS = SIZES | {"image_size": "image_size", "patch_size": "patch_size"}
+TEXT_KEYS = SIZES | {"heads": "num_attention_heads", "vocab_size": "vocab_size"}
+TEXT_KEYS |= {"context_length": "max_position_embeddings"}
 VOCABULARY, END = 49408, 49407  # of CLIP's own tokenizer, open_clip's default
 ARGMAX = 2  # with this eos_token_id transformers pools at the highest token id, as open_clip does
 ONLY = "only CLIPs of open_clip's own ViT and its own text transformer can be converted"
@@ -77,7 +77,7 @@ def to_our_names(state: Mapping[str, Tensor], ours: Iterable[str]) -> dict[str, 
     renamed = {}
     for theirs, names in tensor_names(ours).items():
         tensor = state[theirs].T if theirs in TRANSPOSED else state[theirs]
-        parts = [tensor] if len(names) == 1 else tensor.chunk(len(names))
+        parts = tensor.chunk(len(names)) if tensor.dim() else [tensor]
         for name, part in zip(names, parts, strict=True):
             renamed[name] = part.clone(memory_format=torch.contiguous_format)
     return renamed
@@ -96,18 +96,19 @@ def clip_config(cfg: Mapping[str, Any]) -> CLIPConfig:
     """Return the CLIPConfig of an open_clip model configuration; open_clip rejects unknown keys."""
     from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 
-    theirs = CLIPVisionCfg(**cfg["vision_cfg"]), CLIPTextCfg(**cfg["text_cfg"])
-    configs = []
-    for tower, keys in zip(theirs, (VISION_KEYS, TEXT_KEYS), strict=True):
+    def of_tower(tower: Any, keys: Mapping[str, str]) -> dict[str, Any]:
         if tower.act_kwargs:
             raise ValueError("act_kwargs change the activation")
-        config = {ours: getattr(tower, name) for name, ours in keys.items()}
-        config["intermediate_size"] = int(tower.width * tower.mlp_ratio)  # rounded down, as there
-        config["layer_norm_eps"] = (tower.norm_kwargs or {}).get("eps", 1e-5)
-        config["hidden_act"] = "quick_gelu" if cfg.get("quick_gelu") else "gelu"
-        configs.append(config | {"projection_dim": cfg["embed_dim"]})
-    (vision, text), (their_vision, their_text) = configs, theirs
-    vision["num_attention_heads"] = their_vision.width // their_vision.head_width
+        return {ours: getattr(tower, name) for name, ours in keys.items()} | {
+            "intermediate_size": int(tower.width * tower.mlp_ratio),  # rounded down, as there
+            "layer_norm_eps": (tower.norm_kwargs or {}).get("eps", 1e-5),
+            "hidden_act": "quick_gelu" if cfg.get("quick_gelu") else "gelu",
+            "projection_dim": cfg["embed_dim"],
+        }
+
+    theirs, their_text = CLIPVisionCfg(**cfg["vision_cfg"]), CLIPTextCfg(**cfg["text_cfg"])
+    vision, text = of_tower(theirs, VISION_KEYS), of_tower(their_text, TEXT_KEYS)
+    vision["num_attention_heads"] = theirs.width // theirs.head_width
     for key in ("image_size", "patch_size"):
         vision[key] = vision[key] if isinstance(vision[key], int) else vision[key][0]
     text["eos_token_id"] = END
@@ -136,10 +137,7 @@ def model_config(config: Any) -> dict[str, Any]:
 
 
 def counterpart(cfg: Any, clip: CLIPModel | None, source: object) -> tuple[Any, CLIPModel]:
-    """Return open_clip's model of a configuration, without weights, and the CLIPModel it matches.
-
-    clip: None for a CLIPModel on meta. Raises: BadEnvironment without open_clip; BadFile.
-    """
+    """Return open_clip's model of a configuration, without weights, and the CLIPModel it matches."""
     try:
         from open_clip.model import CLIP
     except ImportError:
@@ -201,10 +199,7 @@ def processor_of(cfg: Mapping[str, Any], side: int, source: object) -> CLIPImage
 
 
 def preprocess_config(folder: Path, side: int) -> dict[str, Any]:
-    """Return the preprocess_cfg with which open_clip makes the pixels of a folder's processor.
-
-    Raises: MissingPath; BadFile for a processor that open_clip has no counterpart for.
-    """
+    """Return the preprocess_cfg with which open_clip makes the pixels of a folder's processor."""
     ours = Preprocess.from_folder(folder).processor
     noise = np.random.default_rng(0).integers(0, 256, (side + 9, side + 21, 3), dtype=np.uint8)
     mean, std = (list(value or [0.5] * 3) for value in (ours.image_mean, ours.image_std))
@@ -219,11 +214,7 @@ def preprocess_config(folder: Path, side: int) -> dict[str, Any]:
 
 
 def read_open_clip(folder: Path) -> CLIPModel:
-    """Return the CLIPModel that computes what open_clip does, in float32 and evaluation mode.
-
-    Raises: BadEnvironment, MissingPath, TruncatedFile, NotFinite; BadFile for a pickle or a model
-        that CLIPModel has no counterpart for.
-    """
+    """Return the CLIPModel that computes what open_clip does, in float32 and evaluation mode."""
     path, cfg = folder / CONFIG, read_json(folder / CONFIG)
     cfg = cfg.get("model_cfg", cfg) if isinstance(cfg, dict) else cfg
     theirs, empty = counterpart(cfg, None, path)
@@ -245,12 +236,7 @@ def read_open_clip(folder: Path) -> CLIPModel:
 
 
 def write_open_clip(clip: CLIPModel, folder: str | Path, like: str | Path | None = None) -> Path:
-    """Write a folder that `open_clip.create_model("local-dir:FOLDER")` loads, complete or not.
-
-    like: transformers folder whose processor is converted and whose tokenizer is copied.
-        Default: OpenAI's processor, no tokenizer.
-    Raises: BadEnvironment; BadSetting, BadFile for what has no counterpart; MissingPath; DiskFull.
-    """
+    """Write a folder that open_clip loads, with processor and tokenizer of the folder `like`."""
     source, cfg, state = like or "this CLIP", model_config(clip.config), to_their_names(clip)
     theirs, _ = counterpart(cfg, clip, source)
     require_same_features(copy.deepcopy(clip).float().eval(), theirs.float(), source)
@@ -282,10 +268,7 @@ def is_open_clip(folder: Path) -> bool:
 
 
 def to_transformers(source: Path, out: Path) -> Path:
-    """Convert an open_clip folder to a CLIPModel folder with processor and, if any, tokenizer.
-
-    Raises: as read_open_clip; BadFile for a way to resize that transformers lacks; DiskFull.
-    """
+    """Convert an open_clip folder to a CLIPModel folder with processor and, if any, tokenizer."""
     clip: Any = read_open_clip(source)
     preprocess = read_json(source / CONFIG).get("preprocess_cfg") or {}
     processor = processor_of(preprocess, clip.config.vision_config.image_size, source / CONFIG)
@@ -296,11 +279,7 @@ def to_transformers(source: Path, out: Path) -> Path:
 
 
 def to_open_clip(source: Path, out: Path, clip: Path | None = None) -> Path:
-    """Convert a CLIPModel folder to an open_clip folder.
-
-    A CLIPVisionModel replaces the image tower of the whole `clip`.
-    Raises: as load_clip and write_open_clip; TensorsDiffer for a tower of another width.
-    """
+    """Convert a CLIPModel to an open_clip folder; a CLIPVisionModel replaces the tower of `clip`."""
     if clip is None:
         return write_open_clip(load_clip(source), out, like=source)
     whole, vision = load_clip(clip), load_vision(source)

@@ -12,32 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
-from featcal import __version__
-from featcal.card import (
-    RECORD,
-    SENTENCE_CLASS,
-    models_record,
-    name_of,
-    render_card,
-    write_card,
-)
+from featcal import __version__, card
 from featcal.errors import BadSetting, MissingPath, MissingTensor, TensorsDiffer
 from featcal.files import claimed, write_json
+from featcal.merging import sources as of_models
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
-from featcal.merging.sources import (
-    Source,
-    Tensors,
-    align,
-    class_of,
-    expert_sources,
-    in_one_precision,
-    is_vocabulary,
-    part_ties,
-    report_head,
-    require_alike,
-    source,
-    unshared_heads,
-)
+from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.checkpoint import is_adapter, read_safetensors
@@ -100,10 +80,7 @@ def merge(
 
 @dataclass(frozen=True)
 class Form:
-    """The base as the form of a merged model; of a CLIPModel it may be the vision tower.
-
-    untied: tensors that the base ties and an expert does not, as `part_ties`.
-    """
+    """The base as the form of a merged model; `untied` are tables that an expert has apart."""
 
     model: Model
     part: str | None
@@ -119,7 +96,7 @@ class Form:
                 base = base.get_submodule(VISION)
             else:
                 part = VISION
-        return cls(base, part, source(base, "base", part))
+        return cls(base, part, of_models.source(base, "base", part))
 
     @property
     def architecture(self) -> str:
@@ -146,10 +123,7 @@ class Form:
         out: str | Path | None,
         complete: Callable[[Path], None] = lambda folder: None,
     ) -> nn.Module | Path:
-        """Return a module with these tensors, or write a folder, complete or not at all.
-
-        complete: adds to the unfinished folder once all tensors are written.
-        """
+        """Return a module with these tensors, or write a folder, which `complete` adds files to."""
         stored = self.source if isinstance(self.source, ModelCheckpoint) else None
         size = sum(each.nbytes for each in self.source.tensors.values())
         if out is None:
@@ -211,27 +185,27 @@ class OpenedMerge:
         modules, class_name = list[str](), self.form.architecture
         if not isinstance(base, nn.Module):
             modules = merge_modules(Path(base), folders)  # of a sentence encoder
-            class_name = SENTENCE_CLASS if modules_of(Path(base)) else class_name
+            class_name = card.SENTENCE_CLASS if modules_of(Path(base)) else class_name
         for line in modules:
             self.job.progress(line)
         text = self._card(modules, class_name)
         made = {"method": self.method.name, "settings": self.settings}
-        made |= models_record(base, self.experts, out)
+        made |= card.models_record(base, self.experts, out)
 
         def complete(folder: Path) -> None:
             if not isinstance(base, nn.Module):
                 merge_modules(Path(base), folders, folder)
             if record := self.record:
                 write_json(folder / "merge.json", record)
-            write_json(folder / RECORD, made)
-            write_card(folder, text)
+            write_json(folder / card.RECORD, made)
+            card.write_card(folder, text)
 
         return self.form.result(tensors, out, complete)
 
     def _all_tensors(self, merged: NamedTensors) -> NamedTensors:
         """Yield counters, merged tensors, then those that stay the base's."""
         job = self.job
-        require_alike(job.base, job.experts)
+        of_models.require_alike(job.base, job.experts)
         for name in sorted(job.base.keys() - set(job.names)):
             counter = job.base[name].finite()
             for expert in job.experts.values():
@@ -243,7 +217,7 @@ class OpenedMerge:
             if self.method.scaled:
                 tensor = add_task_vector(
                     job.base[name].finite().to(tensor.device), tensor, self.settings["scale"]
-                )
+                )  # no name keeps the base's tensor in memory
             yield name, tensor
         for name, each in self.kept.items():
             yield name, each.finite()
@@ -252,8 +226,8 @@ class OpenedMerge:
         """Return the model card; modules: what became of a sentence encoder's further modules."""
         name, experts, base = self.method.name, self.experts, self.form.model
         about = f"`{name}`, {self.method.source}. {self.method.note}"
-        return render_card(
-            f"{name_of(base)}: {len(experts)} experts merged",
+        return card.render_card(
+            f"{card.name_of(base)}: {len(experts)} experts merged",
             f"{len(experts)} fine-tuned models merged into one by `{name}` (featcal {__version__}).",
             {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)},
             list(self.settings.items()),
@@ -291,7 +265,7 @@ def open_merge(
         experts = {f"{i:03d}": expert for i, expert in enumerate(experts)}
     form = Form.of(base, experts)
     origin = form.source
-    sources = expert_sources(experts, form.model, origin, form.part)
+    sources = of_models.expert_sources(experts, form.model, origin, form.part)
     configs = {}
     for label, each in {"base": origin, **{f"expert {t!r}": e for t, e in sources.items()}}.items():
         folder = f" ({each.files.folder})" if isinstance(each, ModelCheckpoint) else ""
@@ -301,10 +275,8 @@ def open_merge(
     named = [names for names in labels if names and not str(names[0]).startswith("LABEL_")]
     if len({len(names) for names in named}) < len(named):
         progress(f"labels differ ({'; '.join(map(str, named))}): heads are merged row by row")
-    untied = part_ties(origin, {task: each.tensors for task, each in sources.items()})
-    form = replace(form, untied=untied)
-
-    heads = unshared_heads(origin, sources)
+    untied = of_models.part_ties(origin, {task: each.tensors for task, each in sources.items()})
+    form, heads = replace(form, untied=untied), of_models.unshared_heads(origin, sources)
 
     def of_class(task: str, tensors: Tensors) -> Tensors:
         more = {name: tensors[own] for name, own in untied.items() if own in tensors}
@@ -314,13 +286,12 @@ def open_merge(
     theirs = {task: of_class(task, each.tensors) for task, each in sources.items()}
     ours = of_class("", origin.tensors)
     for task in theirs:
-        report_head(task, heads[task], progress)
-    theirs, hidden = align(ours, theirs, form.model, experts, progress)
-    ours, theirs = in_one_precision(ours, theirs, progress)
+        of_models.report_head(task, heads[task], progress)
+    theirs, hidden = of_models.align(ours, theirs, form.model, experts, progress)
+    ours, theirs = of_models.in_one_precision(ours, theirs, progress)
     if embeddings == "base":
-        hidden |= {
-            n for each in (origin.tensors, *theirs.values()) for n in each if is_vocabulary(n)
-        }
+        everything = (origin.tensors, *theirs.values())
+        hidden |= {name for each in everything for name in each if is_vocabulary(name)}
 
     def shown(tensors: Tensors) -> Tensors:
         return {name: each for name, each in tensors.items() if name not in hidden}
@@ -341,11 +312,7 @@ def open_merge(
 
 
 def read_head(head: str | Path | Mapping[str, Tensor], tasks: Iterable[str]) -> dict[str, Tensor]:
-    """Return logit_scale (), head/<task> (K, p) and, for images, visual_projection (p, h), of a
-    file or a mapping.
-
-    Raises: MissingPath, TruncatedFile, MissingTensor; BadSetting for shapes that do not fit.
-    """
+    """Return logit_scale (), head/<task> (K, p) and, for images, visual_projection (p, h)."""
     if isinstance(head, Mapping):
         tensors, label = head, "head"
     elif not Path(head).is_file():

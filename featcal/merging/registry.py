@@ -68,8 +68,7 @@ class MergeJob:
 class Method:
     """One merging method.
 
-    run:    yields the merged tensors; with `scaled` task vectors τ in float64, to add scale · τ to
-    θ₀.
+    run:    yields the merged tensors; if `scaled`, task vectors τ in float64 for θ₀ + scale · τ.
     needs:  arguments of `merge` that it requires: batches, head.
     note:   a remark that belongs to its results.
     """
@@ -98,16 +97,9 @@ METHODS: dict[str, Method] = {}  # the methods loaded so far
 
 
 def method(
-    *,
-    source: str,
-    needs: tuple[str, ...] = (),
-    scale: float | None = None,
-    note: str = "",
+    *, source: str, needs: tuple[str, ...] = (), scale: float | None = None, note: str = ""
 ) -> Callable[[MergeFunction], MergeFunction]:
-    """Register a function (job, **settings) as the merging method of its name.
-
-    scale: default of the setting `scale`, for a function that yields task vectors.
-    """
+    """Register a function (job, **settings) as a merging method; `scale` is for task vectors."""
 
     def register(run: MergeFunction) -> MergeFunction:
         parameters = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
@@ -165,11 +157,9 @@ def methods_table() -> list[tuple[str, str, str]]:
         assert isinstance(call, ast.Call)
         given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
         own = zip(function.args.args[1:], function.args.defaults, strict=True)
-        settings = {
-            setting.arg: ast.unparse(default).lower().strip("'") for setting, default in own
-        }
-        settings |= {"scale": given["scale"]} if given.get("scale") is not None else {}
+        shown = [(key.arg, ast.unparse(value).lower().strip("'")) for key, value in own]
+        settings = [f"{key}={value}" for key, value in shown]
+        settings += [f"scale={given['scale']}"] if given.get("scale") is not None else []
         needs = "".join(f"; needs {key}" for key in given.get("needs", ()))
-        listed = ", ".join(f"{setting}={value}" for setting, value in settings.items())
-        rows.append((name, listed, given["source"] + needs))
+        rows.append((name, ", ".join(settings), given["source"] + needs))
     return rows

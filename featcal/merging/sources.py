@@ -13,17 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from featcal.data.texts import VOCABULARIES
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
+from featcal.models import load
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyTensor, is_adapter
-from featcal.models.load import (
-    load_model,
-    load_tokenizer,
-    load_vision,
-    model_class,
-    require_one_family,
-)
 from featcal.models.lora import WEIGHTS, dense_model, is_peft, without_adapters
 from featcal.models.modules import tied_names
 from featcal.models.save import untied
@@ -33,15 +26,8 @@ Tensors = Mapping[str, LazyTensor]  # a model as merging reads it, sorted by nam
 
 # Tables with one row per token: models with other vocabularies differ here in shape, and a row's
 # direction says nothing about features.
-VOCABULARY = (
-    "*shared.weight",
-    "*embed_tokens.weight",
-    "*token_embedding.weight",
-    "*wte.weight",
-    "*word_embeddings.weight",
-    "*lm_head.weight",
-    "*lm_head.bias",
-)
+TABLES = ("shared", "embed_tokens", "token_embedding", "wte", "word_embeddings", "lm_head")
+VOCABULARY = (*(f"*{name}.weight" for name in TABLES), "*lm_head.bias")
 LISTED = 4  # rows or tensors that a message names
 
 
@@ -51,10 +37,7 @@ def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
 
 
 class ModuleSource:
-    """A module in memory as merging reads it, with names and packing of `like`, the base.
-
-    The adapters of a PeftModel are added in float64, so that task vectors are not rounded.
-    """
+    """A module as merging reads it, with names and packing of `like`; adapters added in float64."""
 
     def __init__(self, module: nn.Module, label: str | Path, like: "Source | None" = None):
         self.module, self.ties = module, tied_names(module)
@@ -85,7 +68,8 @@ def adapter_source(folder: str | Path, base: Model, like: Source, part: str | No
 
     The dense tensors are mapped from a removed file: one dense model at a time is in memory.
     """
-    dense = dense_model(base, folder, torch.float64, load_vision if part else load_model)
+    loader = load.load_vision if part else load.load_model
+    dense = dense_model(base, folder, torch.float64, loader)
     opened = ModuleSource(dense, Path(folder) / WEIGHTS, like)
     with TemporaryDirectory(prefix="featcal-lora-") as scratch:
         file = Path(scratch) / SINGLE
@@ -162,9 +146,7 @@ def in_precision(tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
 
 
 def unshared_heads(base: Source, experts: Mapping[str, Source]) -> dict[str, set[str]]:
-    """Return the tensors that a model's class lacks and another model does not have, by task, the
-    base's under "". transformers does not load them.
-    """
+    """Return by task (the base "") the tensors that a model's class and another model lack."""
     models = {"": base, **experts}
     heads = {task: {n for n, _ in getattr(one, "surplus", ())} for task, one in models.items()}
     shared = set.intersection(*heads.values())
@@ -193,16 +175,16 @@ def align(
     models: Mapping[str, Model],
     progress: Callable[[str], None],
 ) -> tuple[dict[str, Tensors], frozenset[str]]:
-    """Align experts that share the base's tower. Raises: TensorsDiffer for one of another family.
+    """Align experts that share the base's tower; return them and the tensors that stay the base's.
 
     Embedding rows are matched by token; a token that an expert lacks keeps the base's row. Tensors
     outside the shared tower, such as other classifiers, stay the base's.
-    Returns: the experts, and the tensors that stay the base's.
     """
     ours = class_of(base_model)
     # an adapter has the base's tensors
     kinds = {task: ours if is_adapter(m) else class_of(m) for task, m in models.items()}
-    require_one_family({"base": ours} | {f"expert {task!r}": kind for task, kind in kinds.items()})
+    named = {"base": ours} | {f"expert {task!r}": kind for task, kind in kinds.items()}
+    load.require_one_family(named)
     aligned, kept = dict(experts), set[str]()
     tower, names = tower_prefix(ours, base), set(base)
     counts = {each.shape[0] for name, each in base.items() if is_vocabulary(name)}
@@ -228,17 +210,14 @@ def align(
         if names == set(expert) and shared == {name: name for name in names} and not rows:
             continue
         kept |= names - set(shared)
-        aligned[task] = {
-            name: with_base_rows(base[name], expert[theirs], rows[name])
-            if name in rows
-            else expert[theirs]
-            for name, theirs in sorted(shared.items())
-        }
+        aligned[task] = {name: expert[theirs] for name, theirs in sorted(shared.items())}
+        for name, matched in rows.items():
+            aligned[task][name] = with_base_rows(base[name], expert[known[name]], matched)
         report_head(task, set(expert) - set(shared.values()), progress)
         for name in list(rows)[:1]:
-            matched, there = int((rows[name] >= 0).sum()), expert[known[name]].shape[0]
+            matches, there = int((rows[name] >= 0).sum()), expert[known[name]].shape[0]
             here = base[name].shape[0]
-            progress(f"{task}: {matched} of its {there} embedding rows match the base's {here}")
+            progress(f"{task}: {matches} of its {there} embedding rows match the base's {here}")
     return aligned, frozenset(kept)
 
 
@@ -252,11 +231,7 @@ def report_head(task: str, names: set[str], progress: Callable[[str], None]) -> 
 def match_names(
     base: Tensors, expert: Tensors, tower: str, theirs: str, same: bool
 ) -> dict[str, str] | None:
-    """Return base name -> expert name if everything missing on either side is outside the tower.
-
-    tower, theirs: its prefix in base and expert, empty for a bare tower.   same: both have one
-    class, so that a missing token table is tied.
-    """
+    """Return base name -> expert name if what either lacks is outside the tower of this prefix."""
     known, ours = {}, set(base)
     for name in expert:
         in_base = tower + name.removeprefix(theirs) if name.startswith(theirs) else name
@@ -279,7 +254,7 @@ def class_of(model: Any) -> type:
     """Return the class of a model, or of a PeftModel's base. Raises: MissingPath, BadFile."""
     if isinstance(model, nn.Module):
         return type(model.get_base_model() if is_peft(model) else model)
-    return model_class(model)
+    return load.model_class(model)
 
 
 def tower_prefix(kind: type, tensors: Tensors) -> str:
@@ -306,20 +281,23 @@ def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTe
 def vocabularies(
     base: Model, experts: Mapping[str, Model], rows: int, progress: Callable[[str], None]
 ) -> dict[str, dict[str, int]]:
-    """Return token -> row of every model with its own tokenizer, the base's under ""; {} if all are
-    alike.
+    """Return token -> row of every model with its own tokenizer, the base's under ""; {} if alike.
 
     The base's has spare rows for tokens that it lacks; one that experts use for different tokens
     belongs to none of them.   rows: of the base's tables.
     """
+    if not rows:
+        return {}
+    from featcal.data.texts import VOCABULARIES
+
     words, contents = dict[str, dict[str, int]](), set()
-    for name, folder in {"": base, **experts}.items() if rows else ():
+    for name, folder in {"": base, **experts}.items():
         named = () if isinstance(folder, nn.Module) else (*VOCABULARIES, "added_tokens.json")
         files = [Path(folder) / file for file in named]  # type: ignore[arg-type]
         if content := tuple(file.read_bytes() for file in files if file.is_file()):
             contents.add(content)
             with suppress(FeatCalError):  # of a tokenizer that cannot be read
-                words[name] = load_tokenizer(folder).get_vocab()
+                words[name] = load.load_tokenizer(folder).get_vocab()
     if len(contents) < 2:
         return {}
     ours = words.setdefault("", {})

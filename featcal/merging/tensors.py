@@ -71,8 +71,7 @@ def magnitudes(job: MergeJob) -> Iterator[list[Tensor]]:
 def kth_smallest(
     read: Callable[[], Iterator[Sequence[Tensor]]], wanted: Sequence[tuple[int, int]]
 ) -> list[float]:
-    """Return the k-th smallest value (from 1; 0 for k = 0) of a stream for every (stream, k),
-    exactly.
+    """Return the exact k-th smallest value (from 1; 0 for k = 0) of a stream for each (stream, k).
 
     Bits of a positive double order as its value does. Each of four readings counts the values that
     share the known leading bits by their next 16 bits.
@@ -113,11 +112,9 @@ def linear_groups(job: MergeJob, exclude: tuple[str, ...]) -> list[tuple[str, ..
             by_parent.setdefault(parent, {})[linear] = name
     groups: list[tuple[str, ...]] = []
     for _, own in sorted(by_parent.items()):
-        groups += [
-            tuple(own.pop(name) for name in qkv)
-            for qkv in STACKED
-            if set(qkv) <= set(own) and len({job.base[own[name]].shape[1] for name in qkv}) == 1
-        ]
+        for qkv in STACKED:
+            if set(qkv) <= set(own) and len({job.base[own[n]].shape[1] for n in qkv}) == 1:
+                groups += [tuple(own.pop(name) for name in qkv)]
         groups += [(own[linear],) for linear in sorted(own)]
     return groups
 
@@ -135,10 +132,7 @@ def conv1d_names(model: Tensors) -> frozenset[str]:
 def stacked_vectors(
     job: MergeJob, names: Sequence[str], turned: Collection[str]
 ) -> tuple[Tensor, list[Tensor], list[int]]:
-    """Return W₀ (Σo, d) of stacked matrices, each expert's τ of them in float64, and each o.
-
-    turned: names of matrices that are stored as (d, o).
-    """
+    """Return W₀ (Σo, d) of matrices, each τ of them in float64, and each o; turn those of (d, o)."""
     stacked = []
     for name in names:
         base, experts = job.read(name)

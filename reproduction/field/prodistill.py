@@ -28,7 +28,7 @@ from featcal.calibration.features import (
 from featcal.core import generator
 from featcal.core.precision import exact_products
 from featcal.errors import Diverged
-from featcal.merging.forward_order import copy_tensors
+from featcal.merging.methods.regression import copy_tensors
 from featcal.merging.registry import NamedTensors
 from featcal.models.batch import Model
 from featcal.models.batch import TaskBatches as Batches

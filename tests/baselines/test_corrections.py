@@ -9,7 +9,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
 import featcal
-from featcal.baselines.adapters import Adapters, Pair
+from featcal.baselines.adapters import Pair
 from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
 from featcal.baselines.training import batch_order
 from featcal.core import generator

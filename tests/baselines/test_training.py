@@ -17,8 +17,6 @@ from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
 from featcal.baselines.training import (
     batch_order,
     kept_steps,
-    pairs_of_several,
-    pool_features,
     together,
     train,
 )
@@ -62,17 +60,6 @@ def test_public_functions_fit_projected_features(settings):
     ours = getattr(featcal, settings.name)(*call(given), head=head, **settings.model_dump())
     once = settings.but(encode="once") if ours.losses else settings
     assert difference(ours, once.fit(features)) < 1e-9
-
-
-def test_several_merged_models_share_the_experts_features():
-    given = experiment(torch.float32)
-    expert, batches = given["experts"]["dtd"], given["batches"]["dtd"]
-    merged = {"one": given["merged"], "other": shifted(given["merged"], 7)}
-    features = pairs_of_several("dtd", merged, expert, batches, None)
-    assert features["one"].expert is features["other"].expert
-    for name, model in merged.items():
-        alone = pairs_of_several("dtd", {"": model}, expert, batches, None)[""]
-        assert same(features[name], alone)
 
 
 def test_a_file_keeps_features_bit_for_bit(tmp_path):

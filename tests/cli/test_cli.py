@@ -2,7 +2,6 @@
 nothing left half-written.
 """
 
-import errno
 import os
 import re
 import shutil
@@ -126,43 +125,33 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         (["clibrate"], "calibrate"),
         (MERGE[:-2], "--out"),
         ([*MERGE[:-1], "base/config.json/new"], "base/config.json"),
-        ([*MERGE, "--scale", "much"], "--scale"),
         ([*MERGE, "--expert", "mnist"], "NAME=MODEL"),
         ([*MERGE, "--expert", "mnist=dtd"], "second time"),
         ([*MERGE, "--scale", "nan"], "finite"),
         ([*MERGE, "--scale", "0.3", "--set", "scale=0.2"], "second time"),
-        ([*CALIBRATE, "--ridge", "1", "--set", "ridge=auto"], "second time"),
-        (["merge", "task_arithmetc", *MERGE[2:]], "task_arithmetic"),
         (["merge", "average", *MERGE[2:], "--scale", "0.3"], "scale"),
         ([*CALIBRATE, "--ridge", "0"], "calibrate.ridge: 0.0 cannot"),
         ([*CALIBRATE, "--set", "residul=1"], "'residual'"),
         ([*CALIBRATE, "--set", "residual=2"], "calibrate.residual: 2 cannot"),
         ([*CALIBRATE, "--set", "norm"], "KEY=VALUE"),
-        ([*CALIBRATE, "--set", "norm=true", "--set", "norm=false"], "second time"),
         ([*CALIBRATE, "--quiet"], "before the command"),
         ([*CALIBRATE, "--samples", "10"], "9"),
-        ([*CALIBRATE, "--samples", "0"], "samples"),
         ([*CALIBRATE, "--set", "split=trian"], "trian"),
         ([*CALIBRATE, "--data", "cars=images/dtd"], "cars"),
         ([*EVALUATE, "--template", "a photo"], "{}"),
         (["evaluate", "--model", "merged", "--clip", "mnist", *DATA], "CLIPModel"),
         ([*CALIBRATE, "--set", "work=base/config.json"], "names a file"),
         ([*CALIBRATE, "--set", "work=base/waiting"], "lies in"),
-        ([*CALIBRATE, "--set", "work=new/waiting"], "lies in"),
         ([*CALIBRATE, "--set", "work=/proc/x"], "calibrate.work"),
-        ([*CALIBRATE, "--out", "merged"], "read"),
         ([*CALIBRATE, "--out", "merged/new"], "lies inside"),
         ([*CALIBRATE, "--set", "split=../mnist/train"], "split"),
         ([*CALIBRATE, "--data", "cars=nowhere/at/all"], "owner/name"),
-        ([*CALIBRATE, "--data", "cars=no-such-owner/no-such-set"], "cars"),
         ([*CALIBRATE[:-1], "/proc/x"], "/proc/x"),
-        (["convert", "base", "--out", "/proc/x"], "/proc/x"),
         ([*EVALUATE, "--device", "tpu"], "'tpu' is not one of"),
         ([*EVALUATE, "--template", "a doodle of a {}"], "a doodle of a cat"),
         (["inspect", "base/config.json"], "names a file"),
         (["inspect", "nowhere"], "nowhere"),
         (["inspect", "images"], "has a config.json"),
-        (["stage", "cook"], "cook"),
     ],
 )
 def test_a_mistake_in_the_arguments_is_one_message_that_names_it(models, capsys, arguments, said):
@@ -193,40 +182,36 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing_behind(models, capsys, monkeypa
     assert "interrupted" in capsys.readouterr().err and tree(models) == before
 
 
-SLOW = {"torch", "transformers", "datasets"}
+PROGRAM = """
+import atexit, os, runpy, sys
+slow = {"torch", "transformers", "datasets"}
+atexit.register(lambda: print(os.environ["OMP_WAIT_POLICY"], slow & {*sys.modules}))
+runpy.run_module("featcal", run_name="__main__")
+"""
 
 
 @pytest.mark.parametrize(
-    ("arguments", "slow"),
+    ("arguments", "code", "said"),
     [
-        (["--help"], SLOW),
-        (["merge", "-h"], SLOW),
-        (["fix", "-h"], SLOW),
-        (["inspect", "dtd"], {"transformers"}),
-        (["merge", "averge", *MERGE[2:]], SLOW),
-        ([*CALIBRATE[:4], "gone", *CALIBRATE[5:], "--expert", "a=gone"], SLOW),
+        (["--help"], 0, ""),
+        (["merge", "-h"], 0, ""),
+        (["fix", "-h"], 0, ""),
+        (["merge", "averge", *MERGE[2:]], 2, "featcal: METHOD: 'averge' is not known"),
+        ([*MERGE, "--expert", "cars=missing"], 2, "featcal: missing: no such file or folder"),
     ],
 )
-def test_help_and_mistakes_do_not_import_slow_packages(models, arguments, slow):
-    code = f"import sys; from featcal.cli.main import main; code = main({arguments}); print(code, {slow} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    expected = cli.MISTAKE if len(arguments) > 2 else 0
-    assert done.stdout.endswith(f"{expected} set()\n"), done.stderr
-
-
-def test_as_a_program_a_mistake_is_one_message_and_exit_code_2(models):
-    program = [Path(sys.executable).with_name("featcal"), *MERGE, "--expert", "cars=missing"]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "") and "Traceback" not in done.stderr
-    assert done.stderr.startswith("featcal: missing: no such file or folder")
+def test_as_a_program_help_and_mistakes_load_no_slow_packages(models, arguments, code, said):
+    environment = {name: value for name, value in os.environ.items() if name not in start.WAITING}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code and "Traceback" not in done.stderr
+    assert done.stderr.startswith(said) and done.stdout.endswith("PASSIVE set()\n")
 
 
 @pytest.mark.parametrize(
     ("quota", "count"), [("150000 100000", "2"), ("max 100000", None), (None, None)]
 )
-def test_waiting_threads_sleep_and_a_containers_share_limits_their_number(
-    quota, count, tmp_path, monkeypatch
-):
+def test_threads_sleep_and_a_container_limits_their_number(quota, count, tmp_path, monkeypatch):
     if quota:
         (tmp_path / "cpu.max").write_text(quota + "\n")
     monkeypatch.setattr(start, "QUOTA", tmp_path / "cpu.max")
@@ -235,16 +220,3 @@ def test_waiting_threads_sleep_and_a_containers_share_limits_their_number(
     start.share_machine()
     assert os.environ.get("OMP_NUM_THREADS") == count
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE" and os.environ["KMP_BLOCKTIME"] == "0"
-
-
-def test_the_module_shares_the_machine_as_the_program_does():
-    code = """
-import atexit, os, runpy, sys
-atexit.register(lambda: print(os.environ["OMP_WAIT_POLICY"]))
-sys.argv[1:] = ["--version"]
-runpy.run_module("featcal", run_name="__main__")
-"""
-    environment = {name: value for name, value in os.environ.items() if name not in start.WAITING}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout.split()[-1]) == (0, "PASSIVE")

@@ -1,8 +1,6 @@
 """`featcal calibrate` beyond CLIP: the weights are those of the call in Python."""
 
 import json
-import shutil
-from pathlib import Path
 
 import checkpoints
 import language
@@ -135,17 +133,8 @@ def flat(tmp_path, monkeypatch):
     return ready
 
 
-PICTURES = [
-    *COMMAND,
-    "--preset",
-    "paper",
-    "--samples",
-    "6",
-    "--data",
-    "a=pictures/a",
-    "--data",
-    "b=pictures/b",
-]
+PICTURES = [*COMMAND, *"--preset paper --samples 6".split()]
+PICTURES += ["--data", "a=pictures/a", "--data", "b=pictures/b"]
 
 
 @pytest.mark.parametrize("kind", sorted(VISIONS))
@@ -160,9 +149,7 @@ def test_vision_models_are_calibrated_on_a_flat_folder_of_pictures(flat, kind):
     equals_the_call(folder, batches)
 
 
-def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_question(
-    texts, capsys, monkeypatch
-):
+def test_a_model_that_needs_code_from_its_folder_is_refused_unasked(texts, capsys, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run code"))
     folder = texts("llama")
     config = json.loads((folder / "a/config.json").read_text())
@@ -212,7 +199,5 @@ def test_blocks_are_named_with_stack_and_norms_and_biases_left_out_with_switches
     assert cli.main([*asked, *chosen]) == 0
     before, after = written(folder / "merged"), written(folder / "new")
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert moved and all(
-        name.startswith("encoder.layer.") and name.endswith("weight") for name in moved
-    )
-    assert not any("LayerNorm" in name for name in moved)
+    assert moved and not any("LayerNorm" in name for name in moved)
+    assert all(n.startswith("encoder.layer.") and n.endswith("weight") for n in moved)

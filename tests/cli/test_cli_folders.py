@@ -14,7 +14,7 @@ from test_cli import CALIBRATE, EVALUATE, MERGE, WEIGHT, models, ready, refused,
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from featcal.cli import main as cli
-from featcal.cli import start, terminal
+from featcal.cli import output, start
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.save import save_model
 from tests import checkpoints
@@ -115,19 +115,17 @@ def test_out_may_not_be_a_broken_link(models, capsys, command):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_calibration_ends_with_130_and_the_same_command_continues(
-    models, capsys, monkeypatch, sent
-):
+def test_an_interrupted_calibration_ends_with_130_and_continues(models, capsys, monkeypatch, sent):
     def interrupting(*words, **more):
         print_(*words, **more)
         if "drift" in str(words[0]):
             signal.raise_signal(sent)
 
-    before, print_ = tree(models), terminal.progress.print
+    before, print_ = tree(models), output.progress.print
     # a process started in the background by a shell ignores Ctrl-C
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patched:
-        patched.setattr(terminal.progress, "print", interrupting)
+        patched.setattr(output.progress, "print", interrupting)
         patched.setattr(sys, "argv", ["featcal", *CALIBRATE])
         assert start.main() == cli.INTERRUPTED
     signal.signal(signal.SIGINT, ignored)

@@ -19,7 +19,7 @@ import featcal
 from featcal.calibration.report import Result
 from featcal.calibration.resume import RunFolder
 from featcal.cli import main as cli
-from featcal.cli import terminal
+from featcal.cli import output
 from featcal.cli.calibrate import note_differences
 from featcal.cli.inputs import Inputs
 from featcal.models.checkpoint import LazyCheckpoint
@@ -32,9 +32,8 @@ DRY = [*CALIBRATE, "--dry-run"]
 
 @pytest.fixture
 def without_work(monkeypatch):
-    monkeypatch.setattr(
-        "featcal.calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("computed")
-    )
+    unwanted = lambda *_, **__: pytest.fail("computed")  # noqa: E731
+    monkeypatch.setattr("featcal.calibration.calibrate.calibrate", unwanted)
 
 
 def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(models, capsys, without_work):
@@ -107,6 +106,7 @@ def test_a_log_file_has_every_block_and_every_mistake(models, capsys):
 MORE = "--dtype bfloat16 --host-memory=1.5GiB --ridge 1e-3"
 KEYS = "--work w --set resume=false --set residual=0.5 --set modules=fc1"
 PLAIN = {"dtype": torch.float32, "host_memory": None, "work": None, "resume": True}
+GIVEN = {"dtype": torch.bfloat16, "host_memory": 3 * 2**29, "work": Path("w"), "resume": False}
 CHOSEN = Calibration(ridge=1e-3, residual=0.5, modules=("fc1",))
 
 
@@ -115,16 +115,7 @@ CHOSEN = Calibration(ridge=1e-3, residual=0.5, modules=("fc1",))
     [
         (["--preset", "auto"], {**PLAIN, "settings": "auto"}),
         ([], {**PLAIN, "settings": Calibration()}),
-        (
-            [*MORE.split(), *KEYS.split()],
-            {
-                "dtype": torch.bfloat16,
-                "host_memory": 3 * 2**29,
-                "work": Path("w"),
-                "resume": False,
-                "settings": CHOSEN,
-            },
-        ),
+        ([*MORE.split(), *KEYS.split()], {**GIVEN, "settings": CHOSEN}),
     ],
 )
 def test_options_are_keywords_of_the_library(models, monkeypatch, options, expected):
@@ -136,7 +127,7 @@ def test_options_are_keywords_of_the_library(models, monkeypatch, options, expec
 
     monkeypatch.setattr(featcal, "calibrate", calibrate, raising=False)
     (models / "new").mkdir()  # where the card goes
-    monkeypatch.setattr("featcal.cli.calibrate.new_folder", lambda *_: None)
+    monkeypatch.setattr("featcal.cli.output.new_folder", lambda *_: None)
     assert cli.main([*CALIBRATE, *options]) == 0
     assert expected.items() <= taken.items()
 
@@ -150,10 +141,8 @@ def test_calibrate_has_at_most_20_options_and_help_names_every_setting(capsys):
     assert all(own.get(key, key) in printed for key in Calibration.model_fields)
 
 
-def test_inspect_shows_sites_what_blocks_exchange_and_what_stays_as_it_is(
-    models, capsys, monkeypatch
-):
-    monkeypatch.setattr(terminal.output, "_width", 200, raising=False)
+def test_inspect_shows_sites_exchange_and_what_stays_as_it_is(models, capsys, monkeypatch):
+    monkeypatch.setattr(output.output, "_width", 200, raising=False)
     language.folder(models / "t5", "t5")
     assert cli.main(["inspect", "t5", "--plan"]) == 0
     printed = capsys.readouterr().out
@@ -197,7 +186,7 @@ def test_every_command_that_reports_does_so_in_json_too(models, capsys):
     assert "python" in content("doctor")["machine"]
 
 
-def test_quiet_prints_results_alone_and_colours_and_bars_need_a_terminal(models, capfd):
+def test_quiet_prints_results_and_colours_need_a_terminal(models, capfd):
     assert cli.main(CALIBRATE) == 0
     printed = capfd.readouterr()
     assert "vision.01" in printed.err and "calibrated model: new" in printed.out
@@ -205,11 +194,11 @@ def test_quiet_prints_results_alone_and_colours_and_bars_need_a_terminal(models,
     assert cli.main(["--quiet", *CALIBRATE, "--force"]) == 0
     printed = capfd.readouterr()
     assert printed.err == "" and "calibrated model: new" in printed.out
-    terminal.show_progress(True)
+    output.show_progress(True)
 
 
 SPEAKING = """
-from featcal.cli.terminal import complain, progress_bar, say, table
+from featcal.cli.output import complain, progress_bar, say, table
 say("result")
 table("title", ["a"], [["1"]])
 with progress_bar(1, "working") as piece:

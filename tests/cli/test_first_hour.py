@@ -5,23 +5,15 @@ import shutil
 from pathlib import Path
 
 import checkpoints
-import huggingface_hub
 import language
 import pytest
 import torch
 import transformers as tf
 from test_cli import refused
-from test_worked_paths import (  # noqa: F401
-    llamas,
-    merged_as_mergekit_does,
-    pictures,
-    recipe_of_the_page,
-    texts,
-)
+from test_worked_paths import llamas, merged_as_mergekit_does, pictures, recipe_of_the_page, texts  # noqa: F401
 
 import featcal
 from featcal.cli import main as cli
-from featcal.data import batches
 from featcal.data.batches import Draw, drawn
 from featcal.data.places import Location
 from featcal.models.save import save_model
@@ -47,7 +39,9 @@ def told(capsys, *arguments) -> dict:
 
 def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(merged, capsys):
     """The oracle is featcal.compare on the samples after the first eight of each task's twelve."""
-    rows = told(capsys, "fix", "merged", *BY_NAME)["experts"]
+    assert cli.main(["fix", "merged", *BY_NAME, "--json"]) == 0
+    printed = capsys.readouterr()
+    rows, noted = json.loads(printed.out)["experts"], printed.err
     record = json.loads(Path("merged-calibrated/featcal.json").read_text())
     assert record["samples"] == {"math": 8, "code": 8}
     locations = {task: Location(Path(path)) for task, path in DATA.items()}
@@ -63,19 +57,7 @@ def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(m
         expected = ("better" if difference.mean < 0 else "worse") if beyond else "same"
         assert row["verdict"] == expected
     assert "KL from the expert's answers" in Path("merged-calibrated/README.md").read_text()
-
-
-def test_fix_counts_the_samples_of_a_task_once(merged, monkeypatch, capsys):
-    counted, count = [], batches.count_samples
-
-    def counting(model, location, draw):
-        counted.append(location.source.name)
-        return count(model, location, draw)
-
-    monkeypatch.setattr(batches, "count_samples", counting)
-    assert cli.main(["fix", "merged", *BY_NAME]) == 0
-    assert sorted(counted) == sorted(DATA.values())
-    assert "math: 12 samples, 8 to calibrate, 4 held out" in capsys.readouterr().err
+    assert "math: 12 samples, 8 to calibrate, 4 held out" in noted
 
 
 def test_a_record_holds_no_path_of_the_machine_and_moves_with_its_models(merged, tmp_path, capsys):
@@ -119,25 +101,6 @@ def test_base_and_experts_are_read_from_the_recipe_that_a_card_shows(llamas, cap
     assert plan["host_bytes"] > 0
 
 
-def test_models_of_the_hub_are_taken_wherever_folders_are(llamas, tmp_path, monkeypatch, capsys):
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    for name, folder in {"base": "base", "math": "models/math", "code": "models/code"}.items():
-        cached = tmp_path / f"hub/models--owner--{name}"
-        shutil.copytree(folder, cached / "snapshots" / commit)
-        (cached / "refs").mkdir()
-        (cached / "refs/main").write_text(commit)
-        shutil.rmtree(folder)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    experts = ["--expert", "math=owner/math", "--expert", "code=owner/code@main"]
-    assert cli.main(["merge", "average", "--base", "owner/base", *experts, "--out", "merged"]) == 0
-    record = json.loads(Path("merged/featcal.json").read_text())
-    assert record["experts"]["code"] == f"owner/code@{commit}"
-    assert cli.main(["fix", "merged", *BY_NAME]) == 0
-    assert "merged-calibrated" in capsys.readouterr().out
-    assert "owner/none" in refused(["inspect", "owner/none"], Path(), capsys)
-
-
 def test_a_whole_clip_is_evaluated_without_naming_it_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     checkpoints.clip_folder(Path("clip"))
@@ -167,14 +130,11 @@ def test_fix_with_too_few_samples_says_how_many_each_task_needs(merged, capsys):
     lines = Path("math.jsonl").read_text().splitlines(keepends=True)
     Path("math.jsonl").write_text("".join(lines[:11]))
     message = refused(["fix", "merged", *BY_NAME], Path(), capsys)
-    assert (
-        "at least 12 samples" in message and "math has 11" in message and "code has" not in message
-    )
+    assert "at least 12 samples of each" in message
+    assert "math has 11" in message and "code has" not in message
 
 
-def test_fix_compares_a_tower_with_experts_that_have_heads_of_their_own(
-    tmp_path, monkeypatch, capsys
-):
+def test_fix_compares_a_tower_with_experts_that_have_own_heads(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     language.folder(Path("base"), "bert")
     for labels, task in enumerate(("math", "code"), start=2):

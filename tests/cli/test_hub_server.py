@@ -12,7 +12,7 @@ import pytest
 import torch
 from hub_client import Client
 from hub_repositories import everything
-from hub_server import TOKEN, HubServer
+from hub_server import TOKEN, Commit, HubServer
 
 from featcal.cli import main as cli
 from featcal.models.load import load_clip, load_vision
@@ -107,14 +107,47 @@ def kind(name: str) -> str:
     return "llama-" if "Texts" in name else ""
 
 
+EVERYWHERE = """
+merge average --base owner/base --expert a=owner/expert@main --out OUT/merged
+calibrate --merged owner/merged --data a=owner/texts --preset paper --samples 6 --out OUT/new
+fix owner/merged --data a=owner/texts --out OUT/fixed
+compare --model m=owner/merged --model e=owner/expert --data a=owner/texts --samples 4
+evaluate --model owner/clip --data pets=owner/digits@v1 --template {}
+evaluate --model owner/merged --data texts=owner/texts --classes texts=red,blue
+inspect owner/merged --plan
+plan --merged owner/planned --base owner/base --expert a=owner/expert --set tokens=8
+""".strip().splitlines()
+
+
+def ask_everywhere(client: Client, out: Path) -> dict[str, bytes]:
+    """Run commands on models and data sets of the hub; return what they write."""
+    for words in EVERYWHERE:
+        code, said = client.ask("featcal", *words.replace("OUT", str(out)).split())
+        assert code == 0, f"{words}: {said}"
+    return tree(out)
+
+
 @pytest.fixture(scope="module")
-def gone(served):
+def gone(served, place):
     """The client that has downloaded everything once, now without its hub, and one in offline mode
     on the same cache.
     """
     hub, client = served
     for name in LOCAL:
         assert client.ask("open", name, "train")[0] == "opened"
+    recorded = {"base": "owner/base@main", "experts": {"a": "owner/expert@main"}}
+    (place / "llama-merged/featcal.json").write_text(json.dumps(recorded))
+    folders = {name: place / f"llama-{name}" for name in ("base", "expert", "merged")}
+    folders |= {"clip": place / "base", "texts": hub.folder / "longer"}
+    folders["planned"] = folders["merged"]
+    folders["texts"].mkdir()
+    rows = [{"text": f"{word} {i}", "label": i % 2} for i, word in enumerate(2 * language.WORDS)]
+    for split in ("train", "test"):
+        language.jsonl(folders["texts"] / f"{split}.jsonl", rows)
+    for name, folder in folders.items():
+        repository = f"datasets/owner/{name}" if name == "texts" else f"owner/{name}"
+        hub.repositories[repository] = {"main": Commit(repository, folder)}
+    hub.written = ask_everywhere(client, hub.folder / "online")
     hub.stop()
     with Client(
         {**environment(hub), "HF_HUB_OFFLINE": "1", "HF_TOKEN": TOKEN}, hub.folder / "here"
@@ -123,9 +156,7 @@ def gone(served):
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_a_data_set_of_the_hub_calibrates_to_the_bytes_of_its_files_in_a_folder(
-    served, calibrated, name
-):
+def test_a_data_set_of_the_hub_calibrates_as_its_files_in_a_folder(served, calibrated, name):
     calibrated(served[1], name)
 
 
@@ -151,9 +182,7 @@ def test_what_the_hub_cannot_give_is_one_message(served, place, tmp_path, name, 
     assert said in complaint_of(client, [*command(place, name, tmp_path / "new"), *options])
 
 
-def test_a_download_that_breaks_off_is_one_message_and_goes_on_where_it_was(
-    served, place, tmp_path
-):
+def test_a_broken_download_is_one_message_and_goes_on_where_it_was(served, place, tmp_path):
     hub, client = served
     hub.cuts["train.parquet"] = 1000
     assert UNREACHED in complaint_of(client, command(place, "bad/cut", tmp_path / "new"))
@@ -238,15 +267,21 @@ def test_what_the_hub_does_not_take_is_whole_and_can_be_put_there_later(account,
         ("gone", "owner/photos"),
     ],
 )
-def test_without_a_connection_the_cached_commit_and_configuration_are_read_and_no_other(
-    gone, calibrated, name, how
-):
+def test_offline_the_cached_commit_and_configuration_are_read(gone, calibrated, name, how):
     calibrated(gone[how], name)
 
 
 def test_without_a_connection_a_cached_commit_can_be_named_itself(served, gone, calibrated):
     commit = served[0].commit("datasets/owner/digits", "v1")
     calibrated(gone["offline"], "owner/digits@v1", f"owner/digits@{commit}")
+
+
+def test_without_a_connection_every_command_takes_models_and_data_from_the_cache(served, gone):
+    hub, _ = served
+    assert ask_everywhere(gone["offline"], hub.folder / "offline") == hub.written
+    for name in ("none", "planned"):  # of the second only the configuration is cached
+        code, said = gone["offline"].ask("featcal", "inspect", f"owner/{name}")
+        assert code == 2 and f"owner/{name}: {UNREACHED}" in said and said.count("featcal:") == 1
 
 
 UNREACHED = "not in the local Hugging Face cache, and downloading it failed"
@@ -262,9 +297,7 @@ UNREACHED = "not in the local Hugging Face cache, and downloading it failed"
         ("offline", "owner/photos:large", "'large' not found"),
     ],
 )
-def test_without_a_connection_what_is_not_cached_is_one_message(
-    gone, place, tmp_path, name, how, said
-):
+def test_offline_what_is_not_cached_is_one_message(gone, place, tmp_path, name, how, said):
     assert said in complaint_of(gone[how], command(place, name, tmp_path / "new"))
 
 

@@ -23,7 +23,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 from vision import dinov2
 
 from featcal.cli import main as cli
-from featcal.cli import terminal
+from featcal.cli import output
 from featcal.models.load import load_model
 from featcal.models.save import save_model
 from reproduction.prepare import photos
@@ -161,19 +161,6 @@ def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys
     assert "\x1b" not in printed.out + printed.err
 
 
-def test_a_merge_of_mergekit_itself_is_calibrated_by_the_recipe_it_leaves(llamas, monkeypatch):
-    # for its card mergekit asks the hub about every path
-    monkeypatch.setattr("mergekit.card.is_hf", lambda path: False)
-    merge_with_mergekit(recipe_of_the_page().read_text())
-    expected, merged = Path("expected"), tensors(Path("merged"))
-    merged_as_mergekit_does(Path("merge.yaml"), expected)
-    for name, value in tensors(expected).items():
-        torch.testing.assert_close(merged[name], value, rtol=0, atol=1e-6)
-    (found,) = [words for words in commands(section("use-mergekit")) if "fix" in words]
-    assert command(found[1:]) == 0
-    assert solved()
-
-
 def test_a_merge_of_vocabularies_is_calibrated_and_keeps_all_tokens(llamas, capsys):
     for name, words in {"math": ["<think>"], "code": ["<fim>", "<eot>"]}.items():
         model, tokenizer = load_model(Path("models") / name), language.tokenizer()
@@ -198,9 +185,7 @@ def test_a_merge_of_vocabularies_is_calibrated_and_keeps_all_tokens(llamas, caps
     assert cli.main([*compared.split(), "--base", "base"]) == 0
 
 
-def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evaluated(
-    tmp_path, monkeypatch, capsys
-):
+def test_vision_experts_of_fusionbench_are_merged_and_evaluated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     checkpoints.clip_folder(Path("clip"))
     for seed, name in enumerate(("mnist", "dtd"), start=1):
@@ -213,9 +198,7 @@ def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evalua
     assert 0 <= result["average"] <= 100
 
 
-def test_dinov2_folders_are_calibrated_compared_and_scored_by_class_means(
-    tmp_path, monkeypatch, capsys
-):
+def test_dinov2_is_calibrated_compared_and_scored_by_class_means(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     base, processor = dinov2(Path("dinov2")), json.dumps(photos.processor(28))
     (base / "preprocessor_config.json").write_text(processor)
@@ -257,9 +240,7 @@ def by_nearest_mean(vision, model, task: str) -> float:
     return 100 * float(torch.cat(right).double().mean())
 
 
-def test_an_open_clip_checkpoint_is_converted_calibrated_and_converted_back_without_loss(
-    tmp_path, monkeypatch
-):
+def test_open_clip_is_converted_calibrated_and_converted_back(tmp_path, monkeypatch):
     open_clip = pytest.importorskip("open_clip")
     from open_clip_models import folder_of, theirs
 
@@ -313,7 +294,7 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
     shutil.copytree("models/code", "merged")
     experts = "--base base --expert math=adapters/math --expert code=models/code"
     assert calibrate(f"{experts} --out whole") == 0
-    printed, show = [], terminal.progress.print
+    printed, show = [], output.progress.print
 
     def interrupted(text, **how):
         printed.append(text)
@@ -321,7 +302,7 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
             raise KeyboardInterrupt
         show(text, **how)
 
-    monkeypatch.setattr(terminal.progress, "print", interrupted)
+    monkeypatch.setattr(output.progress, "print", interrupted)
     assert calibrate(f"{experts} --out new") == cli.INTERRUPTED
     assert Path(".new.unfinished/experts/math/config.json").is_file() and not Path("new").exists()
     printed[:] = [""] * 9

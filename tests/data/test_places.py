@@ -20,9 +20,7 @@ def open_pictures(place, split):
     return open_images(place, split, True)
 
 
-def test_an_existing_path_is_read_and_any_other_name_is_a_data_set_of_the_hub(
-    tmp_path, monkeypatch
-):
+def test_an_existing_path_is_read_and_other_names_are_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner/name").mkdir(parents=True)
     assert not location_of("--data", "owner/name").on_hub

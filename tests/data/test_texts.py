@@ -90,14 +90,6 @@ def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
         list(load_text(Location(tmp_path / "train.jsonl"), "train"))
 
 
-def test_a_parquet_file_without_text_names_its_columns(tmp_path):
-    with quiet_datasets():
-        table = datasets.Dataset.from_dict({"sentence1": ["a"], "label": [0]})
-        table.to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(BadData, match="sentence1, label, which makes no text sample"):
-        load_text(Location(tmp_path), "train")
-
-
 @pytest.mark.parametrize(
     ("values", "classes", "labels", "names"),
     [
@@ -121,12 +113,6 @@ def test_labels_are_numbers_of_classes(tmp_path, values, classes, labels, names)
     assert (labelled.labels, list(labelled.classes)) == (labels, names)
 
 
-def test_a_pair_s_target_is_its_label(tmp_path):
-    rows = [{"input": "a", "target": "x"}, {"input": "b", "target": "w"}]
-    labelled = load_labelled(Location(jsonl(tmp_path / "test.jsonl", rows)), "test")
-    assert labelled.labels == [1, 0] and labelled.classes == ["w", "x"]
-
-
 def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_the_prompt():
     sample = Sample("row 0", "two and ", "three")
     for takes, text in ((ModelInput("text", continued=True), "two and three"), (TEXT, "two and ")):
@@ -148,12 +134,6 @@ def test_a_tokenizer_without_padding_pads_with_its_end_token_behind_the_mask(tmp
     (batch,) = batches(tmp_path / "a.txt", TEXT, pad=None)
     assert batch["input_ids"][1].tolist() == [*tokenizer()("one")["input_ids"], 1, 1, 1]
     assert batch["attention_mask"][1].tolist() == [1, 1, 1, 1, 0, 0, 0]
-
-
-@pytest.mark.parametrize("text", ["abcdefgh", "abcdefgh" * 999, " " * 5000 + "one"])
-def test_texts_are_cut_as_the_tokenizer_cuts_all_of_them(text):
-    want = tokenizer()(text, truncation=True, max_length=4)["input_ids"]
-    assert ids_of(Sample("row 0", text), tokens=4) == want
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -100,17 +100,3 @@ def test_encoders_answer_with_the_nearest_label_by_the_mean_over_tokens(tmp_path
     heads = {name: vector(f"it is {name}") for name in NAMES}
     measured = accuracy(tmp_path, LABELS, capsys, "--template", "it is {}")
     assert measured == expected(lambda text: {n: float(vector(text) @ h) for n, h in heads.items()})
-
-
-@pytest.mark.parametrize(
-    ("rows", "more", "message"),
-    [
-        ([{"text": "a"}], [], "line 1: has no label"),
-        ([{"text": "a", "label": "z"}], ["--classes", "t=x,y"], "'z' is none"),
-        ([{"text": "a", "label": "x"}], [], "one label"),
-    ],
-)
-def test_rows_without_labels_or_with_unknown_ones_are_named(rows, more, message, tmp_path, capsys):
-    language.folder(tmp_path / "m", "bert", 3)
-    assert evaluate(tmp_path, rows, *more) == 2
-    assert message in capsys.readouterr().err

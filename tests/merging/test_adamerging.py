@@ -95,14 +95,6 @@ def test_the_gradient_is_that_of_finite_differences(granularity, clamp):
         assert float(mixture.coefficients.grad[at]) == want
 
 
-def test_the_first_step_of_two_coefficients_is_the_rate_against_the_sign_of_the_gradient():
-    work = job()
-    mixture = Mixture(work, "task")
-    learn(work, [work.structure()], mixture, 1, 1e-3)
-    signs, after = mixture.coefficients.grad.sign(), mixture.coefficients.detach()
-    assert signs.abs().all() and torch.allclose(after, 0.3 - 1e-3 * signs, rtol=0, atol=1e-7)
-
-
 @pytest.mark.parametrize(
     ("settings", "scale"),
     [

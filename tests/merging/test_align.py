@@ -53,13 +53,6 @@ def merged_tables(tmp_path, base, **experts):
 WORDS = [f"word{i}" for i in range(97)]
 
 
-def test_embedding_rows_are_matched_by_token(tmp_path):
-    found, _ = merged_tables(tmp_path, WORDS, code=[WORDS[96], *WORDS[:96], "own"])
-    for base, code, merged in found:
-        assert torch.equal(merged[:97], torch.cat([code[1:97], code[:1]]))
-        assert torch.equal(merged[98:], code[98:]) and not torch.equal(merged[98:], base[98:])
-
-
 def test_two_words_are_never_merged_in_one_row(tmp_path):
     words = {"a": [*WORDS, "<tool>", "<one>"], "b": [*WORDS, "<think>", "<two>", "<tool>"]}
     found, said = merged_tables(tmp_path, WORDS, **words)
@@ -136,15 +129,6 @@ def test_the_bases_tables_are_kept_where_asked_for(tmp_path):
     out = merge("average", save_model(base, tmp_path / "base"), folders, **kept)
     written = load_file(out / "model.safetensors")
     assert all(torch.equal(tensor, written[name]) for name, tensor in merged.state_dict().items())
-
-
-def test_data_dependent_methods_run_with_the_bases_tables():
-    base, experts = llama(97, 0), {"code": llama(100, 1), "maths": llama(97, 2)}
-    batches = {task: families.text(i) for i, task in enumerate(experts)}
-    merged = merge("regmean", base, experts, batches=batches, embeddings="base").model
-    assert torch.equal(merged.embed_tokens.weight, base.model.embed_tokens.weight)
-    up, own = (model.layers[0].mlp.up_proj.weight for model in (merged, base.model))
-    assert not torch.equal(up, own)
 
 
 def test_models_in_several_precisions_are_merged_in_the_widest(tmp_path):

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from featcal.errors import SingularGram
-from featcal.merging.forward_order import Gram
 from featcal.merging.merge import merge
-from featcal.merging.methods.regression import lot_matrix, lot_scale, regmean_matrix
+from featcal.merging.methods.regression import lot_matrix, lot_scale
 from featcal.models.blocks import hooked
 
 FAMILIES = ("t5", "clip", "llama", "gpt2")
@@ -111,9 +110,8 @@ def by_whole_forwards(arguments, stacks, rule, factor=None):
 
 
 def own_merge(method, arguments, **settings):
-    return merge(
-        method, arguments["base"], arguments["experts"], batches=arguments["batches"], **settings
-    )
+    given = {name: arguments[name] for name in ("base", "experts", "batches")}
+    return merge(method, **given, **settings)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from featcal.errors import DiskFull, MissingTensor, TensorsDiffer
 from featcal.merging.merge import merge
-from featcal.merging.tensors import add_task_vector, average_tensor, task_vectors, tensor_sum
+from featcal.merging.tensors import add_task_vector, task_vectors
 from featcal.models import save as writer
 from featcal.models.checkpoint import LazyCheckpoint
 
@@ -29,14 +29,6 @@ def folders(tmp_path):
 
 def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
-
-
-def test_both_methods_by_hand():
-    base, experts = torch.tensor([1.0, 2.0]), [torch.tensor([2.0, 2.0]), torch.tensor([4.0, -2.0])]
-    assert average_tensor(base, experts).tolist() == [3.0, 0.0]
-    total = tensor_sum(task_vectors(base, experts))
-    for scale, want in ((0.5, [3.0, 0.0]), (0.25, [2.0, 1.0])):
-        assert add_task_vector(base, total, scale).tolist() == want
 
 
 def test_scale_zero_is_the_base_and_one_expert_at_scale_one_is_that_expert():
@@ -88,9 +80,7 @@ def test_a_missing_tensor_names_both_files_and_near_names(folders, tmp_path):
     refused(MissingTensor, said, folders, tmp_path)
 
 
-def test_a_disk_that_fills_up_leaves_nothing_and_says_how_much_is_needed(
-    folders, tmp_path, monkeypatch
-):
+def test_a_full_disk_leaves_nothing_and_says_how_much_is_needed(folders, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

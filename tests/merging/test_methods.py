@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import checkpoints
 import numpy as np
 import pytest
 import tiny
@@ -16,7 +15,7 @@ from featcal.merging.methods.answers import (
     matched_tensor,
     squared_gradients,
 )
-from featcal.merging.methods.entries import drop_entries, mask_row_entries, tall_masks
+from featcal.merging.methods.entries import mask_row_entries, tall_masks
 from featcal.merging.methods.matrices import iso_c_matrix, iso_cts_matrix, orthogonal, tsv_matrix
 from featcal.merging.methods.regression import conjugate_gradients
 from featcal.merging.registry import MergeJob, method_named, method_names
@@ -71,10 +70,9 @@ def test_experts_that_are_the_base_leave_it_as_it_is(method):
 def test_task_vectors_made_once_serve_every_scale(method):
     opened = open_merge(method, tiny.clip(), experts())
     vectors = dict(opened.run())
-    for scale in (1.0, 0.35):
-        scaled = replace(opened, settings={**opened.settings, "scale": scale})
-        merged = scaled.finish(iter(vectors.items()), None).state_dict()
-        assert close(merged, state(method, scale=scale), 0.0)
+    scaled = replace(opened, settings={**opened.settings, "scale": 0.35})
+    merged = scaled.finish(iter(vectors.items()), None).state_dict()
+    assert close(merged, state(method, scale=0.35), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +87,6 @@ def test_task_vectors_made_once_serve_every_scale(method):
 )
 def test_one_method_at_its_limit_is_another(method, settings, same_as, theirs):
     assert close(state(method, **settings), state(same_as, **theirs))
-
-
-def test_dare_keeps_the_share_it_says_and_the_mean():
-    sparse = drop_entries(torch.ones(200, 200, dtype=torch.float64), 0.9, tiny.seeded(0))
-    assert sparse.unique().tolist() == pytest.approx([0.0, 10.0])
-    assert float(sparse.mean()) == pytest.approx(1.0, abs=0.05)  # standard error 0.015
 
 
 def test_dare_drops_other_entries_of_every_expert_and_the_same_again():
@@ -194,16 +186,6 @@ def test_pcb_is_its_formula_on_one_long_vector():
     assert near(change, want) and float((want != 0).double().mean()) > 0.05
 
 
-def test_pcb_takes_an_expert_that_moved_few_entries():
-    """Fewer than 5 % of its balances are above 0, so −0.0 and 0.0 are what its cut is chosen from."""
-    models, frozen = experts("ab"), tiny.clip()
-    with torch.no_grad():
-        frozen.get_parameter(FC1).add_(models["a"].get_parameter(FC1))
-    result = state("pcb", {**models, "c": frozen})
-    assert all(torch.isfinite(tensor).all() for tensor in result.values())
-    assert not torch.equal(result[FC1], state("pcb", models)[FC1])
-
-
 def images(names="abc"):
     return {name: tiny.images(50 + i) for i, name in enumerate(names)}
 
@@ -271,12 +253,6 @@ def test_fisher_merging_by_hand():
         assert fisher_tensor(double(0, 0), thetas, F, weights).tolist() == want
     norms = [{"w": torch.tensor([3.0, 4.0])}, {"w": torch.ones(1)}]
     assert fisher_weights(norms, 0.0, True) == pytest.approx([0.2, 1.0])
-
-
-def test_fisher_merging_with_a_floor_above_all_is_the_average():
-    given = {"batches": images(), "head": head("abc")}
-    assert close(state("fisher", floor=1e9, normalize=False, **given), state("average"), 1e-6)
-    assert not close(state("fisher", **given), state("average"), 1e-4)
 
 
 def test_gradient_matching_lies_between_fisher_merging_and_task_arithmetic():

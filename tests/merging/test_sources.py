@@ -44,7 +44,7 @@ def adapted(model, seed=5, config=None, **how):
 
 
 def near(one, other, tolerance=1e-6):
-    return torch.allclose(one, other, rtol=0, atol=tolerance)
+    return torch.allclose(one, other, rtol=1e-6, atol=tolerance)  # logits are above 100
 
 
 ADAPTERS = {
@@ -200,7 +200,7 @@ def test_adapters_that_are_no_change_of_weights_are_refused_by_name(tmp_path, ho
         merge("average", llama(97, 0), [tmp_path])
 
 
-def test_an_adapter_of_a_vision_language_model_is_added_to_the_folder_that_it_was_trained_on(
+def test_an_adapter_of_a_vision_language_model_is_added_to_its_folder(
     tmp_path,
 ):
     tf = families.tf
@@ -293,7 +293,6 @@ def test_the_command_draws_images_for_methods_that_need_them(models, capsys):
     ("arguments", "said"),
     [
         (["ties", *MERGE, "--set", "density"], "NAME=VALUE"),
-        (["ties", *MERGE, "--set", "density=0.1", "--set", "density=0.2"], "second time"),
         (["ties", *MERGE, "--set", "desnity=0.1"], "did you mean 'density'"),
         (["ties", *MERGE, "--set", "density=much"], "density: 'much'"),
         (["regmean", *MERGE], "--data"),
@@ -302,9 +301,7 @@ def test_the_command_draws_images_for_methods_that_need_them(models, capsys):
         (["average", *MERGE, "--set", "embeddings=none"], "merge.embeddings: "),
     ],
 )
-def test_a_mistake_in_the_arguments_is_one_message_and_writes_nothing(
-    models, capsys, arguments, said
-):
+def test_a_mistake_is_one_message_and_writes_nothing(models, capsys, arguments, said):
     assert said in refused(["merge", *arguments], models, capsys)
 
 

@@ -44,10 +44,7 @@ REPORTS = 20  # lines of progress, whatever the number of steps
 
 
 def encoder(job: MergeJob, method: str) -> nn.Module:
-    """Make a module like the base that answers by zero-shot heads, on the job's device.
-
-    Raises: BadSetting for another kind of model.
-    """
+    """Make a module like the base that answers by zero-shot heads, on the job's device."""
     model = job.structure().to(job.device).eval()
     reads_text = getattr(model, "main_input_name", None) == "input_ids"
     language_head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -66,13 +63,11 @@ def zero_shot_logits(
     batch: Batch,
 ) -> Tensor:
     """Return exp(logit_scale) f Wᵀ, (n, K), of unit features f (n, p) and the task's head W (K, p)."""
-    weight = next(iter(tensors.values()))
-    call = {
-        name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
-        if isinstance(value, Tensor)
-        else value
-        for name, value in batch.items()
-    }
+    weight, call = next(iter(tensors.values())), dict(batch)
+    for name, value in batch.items():
+        if isinstance(value, Tensor):
+            dtype = weight.dtype if value.is_floating_point() else None
+            call[name] = value.to(weight.device, dtype)
     output = functional_call(model, dict(tensors), kwargs=call)
     vectors = pooled_output(model, output, call)  # (n, h)
     assert vectors is not None
@@ -100,9 +95,8 @@ class Mixture:
         for name in self.names:
             base, experts = job.read(name)
             self.base[name] = base
-            self.vectors[name] = torch.stack(
-                [t.to(base.dtype) for t in task_vectors(base, experts)]
-            )
+            own = [vector.to(base.dtype) for vector in task_vectors(base, experts)]
+            self.vectors[name] = torch.stack(own)
         shape = (len(job.experts), len(self.names) if granularity == "layer" else 1)
         self.coefficients = torch.full(shape, start, dtype=torch.float64, requires_grad=True)
         self._clamp = clamp
@@ -127,17 +121,13 @@ class Mixture:
         columns = []
         for name in self.names:
             gradient, flat = mixed[name].grad, self.vectors[name].flatten(1)
-            columns.append(
-                flat.new_zeros(len(flat)) if gradient is None else flat @ gradient.flatten()
-            )
+            none = flat.new_zeros(len(flat))
+            columns.append(none if gradient is None else flat @ gradient.flatten())
         torch.autograd.backward(self.effective(), torch.stack(columns, dim=1).to(self.coefficients))
 
 
 def endless(task: str, batches: Batches, model: nn.Module) -> Iterator[tuple[int, Batch]]:
-    """Yield numbered batches forever; an iterable that shuffles does so in every round.
-
-    Raises: BadBatches.
-    """
+    """Yield numbered batches forever; an iterable that shuffles does so in every round."""
     number = -1
     rounds = [cycle(batches)] if isinstance(batches, Iterator) else cycle([batches])
     for each_round in rounds:
@@ -158,8 +148,7 @@ def adamerging(
     clamp: bool = False,
     batches_per_step: PositiveInt = 1,
 ) -> NamedTensors:
-    """Yield every tensor by AdaMerging; the record keeps the loss of every step (summed over tasks)
-    and the last coefficients.
+    """Yield every tensor by AdaMerging; the record keeps all losses and the last coefficients.
 
     granularity: one coefficient per expert and tensor ("layer") or per expert ("task").
     steps, rate: of Adam; 1,000 and 0.001 are the paper's.
@@ -188,11 +177,7 @@ def learn(
     rate: float,
     batches_per_step: int = 1,
 ) -> list[float]:
-    """Move the coefficients by Adam. Returns: the loss before every step. Raises: Diverged.
-
-    models: one thread and one batch at a time each. Gradients are added in the tasks' order, so
-    the number of models does not change a bit of the result.
-    """
+    """Move the coefficients by Adam; `models` answer batches in parallel. Returns: all losses."""
     losses: list[float] = []
     streams = {task: endless(task, job.batches[task], models[0]) for task in job.experts}
     turns = [task for task in job.experts for _ in range(batches_per_step)]
@@ -230,9 +215,8 @@ def entropy_gradients(
     task, number, batch = item
     with naming(task, number):
         loss = entropy(zero_shot_logits(job.head, model, mixed, task, batch))
-        return float(loss.detach()), torch.autograd.grad(
-            loss, list(mixed.values()), allow_unused=True
-        )
+        gradients = torch.autograd.grad(loss, list(mixed.values()), allow_unused=True)
+        return float(loss.detach()), gradients
 
 
 @torch.enable_grad()  # even under a caller's no_grad
@@ -247,11 +231,9 @@ def squared_gradients(
     """Return Σ (∂ log p(y | x) / ∂θ)² over the n samples of a task by tensor in float64, and n.
 
     Each label y is drawn from the model's own p(· | x), with `model_tensors` as θ.
-    Raises: BadBatches for a task without samples.
     """
-    tensors = {
-        name: model_tensors[name].finite().to(job.device).requires_grad_() for name in job.names
-    }
+    own = {name: model_tensors[name].finite() for name in job.names}
+    tensors = {name: tensor.to(job.device).requires_grad_() for name, tensor in own.items()}
     sums = {name: torch.zeros_like(tensor, dtype=SUM_DTYPE) for name, tensor in tensors.items()}
     draws, count = generator(task, purpose, seed), 0
     for number, batch in enumerate(job.batches[task]):
@@ -261,9 +243,8 @@ def squared_gradients(
                 logits = zero_shot_logits(job.head, model, tensors, task, sample)  # (1, K)
                 log_p = logits.log_softmax(-1)
                 label = torch.multinomial(log_p.detach().double().exp().cpu(), 1, generator=draws)
-                gradients = torch.autograd.grad(
-                    log_p[0, int(label)], list(tensors.values()), allow_unused=True
-                )
+                log_p_of_label, leaves = log_p[0, int(label)], list(tensors.values())
+                gradients = torch.autograd.grad(log_p_of_label, leaves, allow_unused=True)
             for total, gradient in zip(sums.values(), gradients, strict=True):
                 if gradient is not None:
                     _add_squares(total, gradient)
@@ -307,10 +288,7 @@ def fisher_tensor(
     return (top / bottom).to(base.dtype)
 
 
-@method(
-    source="Matena and Raffel, 2022; normalised as FusionBench does",
-    needs=("batches", "head"),
-)
+@method(source="Matena and Raffel, 2022; normalised as FusionBench does", needs=("batches", "head"))
 def fisher(
     job: MergeJob, normalize: bool = True, floor: PositiveFloat = 1e-6, seed: NonNegativeInt = 42
 ) -> NamedTensors:

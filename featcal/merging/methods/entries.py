@@ -70,11 +70,7 @@ def consensus(
 
 
 def mask_row_entries(vector: Tensor, keep: float, remove: float) -> Tensor:
-    """Return m ∘ τ: in every row (n,) drop the ⌊remove · n⌋ largest magnitudes, then keep the
-    ⌊keep · n⌋ largest of the rest.
-
-    Args: vector τ (..., n); a scalar stays as it is.
-    """
+    """Return m ∘ τ of τ (..., n): the ⌊keep · n⌋ largest of each row after ⌊remove · n⌋ larger ones."""
     if vector.dim() == 0:
         return vector
     n = vector.shape[-1]
@@ -115,8 +111,6 @@ def ties_tensor(
     The elected sign of an entry is that of Σ τᵢ after the cut, or `majority()`, that of most
     entries of the model, where the sum is exactly 0. Entries of the other sign are dropped; the
     rest is added, or averaged over the experts that remain.
-
-    Args: vectors (...); cuts: one per expert; combine: "sum" or "mean".
     """
     vectors = trim(vectors, cuts)
     total = tensor_sum(vectors)
@@ -139,8 +133,7 @@ def ties(
 
     density: share of each task vector that is kept, the largest by magnitude: with d entries the
              cut is the (d − ⌊density·d⌋)-th smallest magnitude.
-    combine: "sum" (FusionBench, whose recipes the paper follows) or "mean" (the disjoint mean of
-             the method's own paper, which takes scale=1).
+    combine: "sum" (FusionBench) or "mean" (the method's own paper, with scale=1).
     """
     entries = sum(math.prod(job.base[name].shape) for name in job.names)
     rank = entries - int(entries * density)
@@ -164,21 +157,13 @@ DropRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 def drop_entries(vector: Tensor, share: float, draws: torch.Generator) -> Tensor:
-    """Return m ∘ τ / (1 − p), where each entry of m is 0 with probability p, so its mean is τ.
-
-    Args: vector τ (...) in float64; share p in [0, 1); draws: on the CPU, so that every device
-    drops the same entries.
-    """
-    kept = torch.rand(vector.shape, generator=draws) >= share
+    """Return m ∘ τ / (1 − p), where each entry of m is 0 with probability p, so its mean is τ."""
+    kept = torch.rand(vector.shape, generator=draws) >= share  # on the CPU: alike on every device
     return vector * kept.to(vector.device) / (1 - share)
 
 
 def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
-    """Return the job with experts θ₀ + DARE(θᵢ − θ₀) in place of its own.
-
-    A tensor is the same whenever it is read, and float64, as rounding would add noise to every task
-    vector.
-    """
+    """Return the job with experts θ₀ + DARE(θᵢ − θ₀) in float64, the same whenever they are read."""
 
     def sparse(task: str, name: str) -> Tensor:
         base = job.base[name].finite().double()
@@ -194,11 +179,7 @@ def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
 
 @method(source="Yu et al., 2024, with task arithmetic; defaults of FusionBench", scale=0.3)
 def dare(job: MergeJob, drop: DropRate = 0.5, seed: NonNegativeInt = 42) -> NamedTensors:
-    """Yield the task vector of every tensor by task arithmetic on DARE's experts.
-
-    drop: probability with which an entry is dropped.
-    seed: of the drawn entries.
-    """
+    """Yield every task vector by task arithmetic on experts whose entries DARE drops."""
     yield from task_arithmetic(with_sparse_experts(job, drop, seed))
 
 
@@ -219,10 +200,7 @@ Range = tuple[float, float]  # lowest and highest value
 
 
 def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
-    """Return βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ) in float64, m̂ᵢ being |τᵢ| clamped and scaled to [0, 1].
-
-    Args: vector τᵢ; total Σ τⱼ; span of |τᵢ|; experts N.
-    """
+    """Return βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ) in float64, m̂ᵢ being |τᵢ| clamped and scaled to [0, 1]."""
     low, high = span
     size = (vector.abs().clamp(low, high) - low) / (high - low or 1.0)
     return torch.exp(experts * size.square()) * torch.tanh(vector * total)

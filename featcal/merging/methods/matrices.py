@@ -35,8 +35,7 @@ from featcal.settings import Fraction, require
 def thin_svd(matrix: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return U (o, k), S (k,), Vᵀ (k, d) of a matrix (o, d) of numerical rank k.
 
-    Singular values up to max(o, d) ε of `size` are rounding, and their directions arbitrary.
-    Default of `size`: the largest singular value.
+    Singular values up to max(o, d) ε of `size`, else of the largest, are rounding.
     """
     U, S, Vt = torch.linalg.svd(matrix, full_matrices=False)
     rounding = (S[0] if size is None else size) * max(matrix.shape) * torch.finfo(S.dtype).eps
@@ -51,11 +50,11 @@ def orthogonal(columns: Tensor) -> Tensor:
 
 
 def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
-    """Return τ = U⊥ Σ V⊥ᵀ, where U, Σ and V concatenate the ⌊r/N⌋ leading singular triples of every
-    τᵢ, r = min(o, d). Triples beyond a τᵢ's numerical rank are left out.
+    """Return τ = U⊥ Σ V⊥ᵀ, (o, d), or the mean of the τᵢ where r < N leaves no expert a rank.
 
-    Args:    vectors τᵢ (o, d) of N experts in float64.
-    Returns: (o, d); the mean of the τᵢ where r < N leaves no expert a rank.
+    U, Σ and V join each τᵢ's ⌊r/N⌋ leading singular triples within its numerical rank, r = min(o, d).
+
+    Args: vectors τᵢ (o, d) of N experts in float64.
     """
     rank = min(vectors[0].shape) // len(vectors)
     if not rank:
@@ -80,11 +79,7 @@ def tsv_merge(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> NamedTens
 
 
 def iso_c_matrix(vectors: Sequence[Tensor]) -> Tensor:
-    """Return τ = σ̄ U Vᵀ, (o, d), where U S Vᵀ = Σ τᵢ, (o, d) in float64, and σ̄ is the mean of S.
-
-    Only directions of the numerical rank count: those beyond it, as in a sum of LoRA adapters, are
-    arbitrary.
-    """
+    """Return τ = σ̄ U Vᵀ, (o, d), of the numerical rank of U S Vᵀ = Σ τᵢ; σ̄ is the mean of S."""
     U, S, Vt = thin_svd(tensor_sum(vectors))
     mean = S.mean() if len(S) else 0.0
     return mean * (U @ Vt)
@@ -103,12 +98,11 @@ def iso_c(job: MergeJob, exclude: tuple[str, ...] = VOCABULARY) -> NamedTensors:
 def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
     """Return τ = σ̄ U⊥ V⊥ᵀ: leading directions of Σ τᵢ, then of every τᵢ − U_c U_cᵀ τᵢ.
 
-    Of r = min(o, d) directions the first r − N k are common and the others the tasks' own, with
-    k = round((r − ⌊common · r⌋)/N) for each task. σ̄ is the mean of all their singular values. Directions
-    beyond the numerical rank are left out, as for Iso-C.
+    The first r − N k of r = min(o, d) directions are common and the others the tasks' own, with
+    k = round((r − ⌊common · r⌋)/N) for each task. σ̄ is the mean of all their singular values. As
+    for Iso-C, only directions of the numerical rank count.
 
     Args: vectors τᵢ (o, d) of N experts in float64; common: share of directions that are common.
-    Returns: (o, d).
     """
     r, count = min(vectors[0].shape), len(vectors)
     own = round((r - int(r * common)) / count)
@@ -178,8 +172,7 @@ def minimize(
 ) -> tuple[Tensor, list[float]]:
     """Minimise by Adam from Σ τᵢ. Returns: τ, and the loss before every step and at the end.
 
-    Adam steps by about `rate` whatever the gradient, so from a start that is a minimum it can only
-    climb: if the end is above the start, the start is returned. Raises: Diverged.
+    From a start that is a minimum Adam can only climb: the start is returned if the end is above.
     """
     tau = problem.start.clone()
     adam = torch.optim.Adam([tau], lr=rate)
@@ -206,8 +199,7 @@ def wudi(
     exclude: tuple[str, ...] = VOCABULARY,
     rtol: PositiveFloat | None = None,
 ) -> NamedTensors:
-    """Yield every tensor by WUDI; the record keeps the loss summed over matrices, and of each
-    matrix its start and end.
+    """Yield every tensor by WUDI; the record keeps its loss, summed and by matrix.
 
     variant: "fusion_bench" (the paper's: every matrix, 400 steps; other tensors by their mean),
              "official" (linears of the blocks with q, k, v stacked, 300 steps; everything else
@@ -215,8 +207,7 @@ def wudi(
     steps:   of Adam. Default: the variant's.
     rate:    Adam's learning rate.
     exclude: names, with * for any letters, of matrices that are averaged. Default: token tables.
-    rtol:    of the closed form: eigenvalues below this share of the largest count as 0. Default: d
-             times float64's rounding.
+    rtol:    of the closed form, as for lot.
     """
     official, closed = variant == "official", variant == "closed_form"
     left_out = "must be left out for the closed form"
