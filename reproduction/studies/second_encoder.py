@@ -55,8 +55,8 @@ class SecondEncoderStudy(Study):
         store = made(own, SentenceRole(model=self.model), f"second_encoder-{setup.key}")
         parts = {name: store / name for name in ("base", "experts", HEADS)}
         evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
-        here, label = setup.moved(folder / "outputs"), f"second encoder {self.key}"
-        return StudyResult(compared(label, here, parts, list(self.models(here)), evaluate))
+        label, aside = f"second encoder {self.key}", folder / "outputs"
+        return StudyResult(compared(label, setup, aside, parts, self.models, evaluate))
 
     def models(self, setup: Setup) -> Iterator[ModelSpec]:
         """Yield the references and the study's mergers, with FeatCal at both settings and adapters."""
