@@ -56,12 +56,8 @@ def prodistill(
     After task arithmetic with a scale of 0.3 this is the source's method, whose coefficients are
     these + 0.3. Tensors outside the blocks stay the merged model's.
 
-    Args:
-        merged, base, experts: modules or checkpoint folders.
-        batches: per task an iterable of keyword dictionaries for the model's forward. A step sees
-            one batch of every task, in a new order in every epoch; the source's batches of 128 are
-            16 samples of each of eight tasks.
-        epochs, rate: of Adam, in every block.   seed: of the order.
+    merged, base, experts: modules or checkpoint folders.   rate: of Adam.   seed: of the order.
+    batches: by task; a step sees one of every task, in a new order in every epoch.
 
     Returns: the module, or the folder `out`.
     Raises: BadBatches, BadPlan; MissingTensor, TensorsDiffer; Diverged; DiskFull.
@@ -89,11 +85,9 @@ class Distillation:
         """Yield every tensor in the merged model's dtype."""
         copy_tensors(self.models.merged, self.student)
         plan, done = plan_for(self.student), set[str]()
-        several = len(plan.stacks) > 1  # then batches are read once per stack
-        batches = {
-            task: list(self.batches[task]) if several else self.batches[task]
-            for task in self.models.experts
-        }
+        batches = {task: self.batches[task] for task in self.models.experts}
+        if len(plan.stacks) > 1:  # then batches are read once per stack
+            batches = {task: list(own) for task, own in batches.items()}
         with Spool(0, sys.maxsize, tempfile.gettempdir()) as spool, exact_products():
             tracks: dict[str, StudentTeacherFeatures] = {}
             for source, stack in plan.in_order:
@@ -125,11 +119,7 @@ class Distillation:
                 yield name, each.finite()
 
     def fitted(
-        self,
-        path: str,
-        block: nn.Module,
-        stack: Stack,
-        tracks: Mapping[str, StudentTeacherFeatures],
+        self, path: str, block: nn.Module, stack: Stack, tracks: Mapping[str, Any]
     ) -> dict[str, Tensor]:
         """Return the block's parameters after Adam on their coefficients."""
         start = {name: parameter.detach() for name, parameter in block.named_parameters()}
@@ -137,14 +127,17 @@ class Distillation:
         coefficients = {name: torch.zeros_like(vector) for name, vector in vectors.items()}
         adam = torch.optim.Adam(coefficients.values(), lr=self.rate)
         draws = {task: generator(task, f"prodistill {path}", self.seed) for task in tracks}
+
+        def moved() -> dict[str, Tensor]:
+            return {n: start[n] + (coefficients[n] * vectors[n]).sum(0) for n in start}
+
         for epoch in range(self.epochs):
-            orders = {
-                task: torch.randperm(len(track.masks), generator=draws[task]).tolist()
-                for task, track in tracks.items()
-            }
-            total = 0.0
+            orders, total = {}, 0.0
+            for task, track in tracks.items():
+                drawn = torch.randperm(len(track.masks), generator=draws[task])
+                orders[task] = drawn.tolist()
             for k in range(max(map(len, orders.values()))):
-                theta = {n: start[n] + (coefficients[n] * vectors[n]).sum(0) for n in start}
+                theta = moved()
                 for tensor in theta.values():
                     tensor.requires_grad_()
                 run = partial(functional_call, block, theta)
@@ -158,7 +151,7 @@ class Distillation:
             if not abs(total) < float("inf"):
                 look = "overflowing values in the experts or the data"
                 raise Diverged(f"prodistill {path[:-1]}", epoch, "prodistill.rate", self.rate, look)
-        return {path + n: start[n] + (coefficients[n] * vectors[n]).sum(0) for n in start}
+        return {path + name: tensor for name, tensor in moved().items()}
 
     def vectors(self, name: str, like: Tensor) -> Tensor:
         """Return τₜ of every task, (tasks, …)."""
@@ -171,13 +164,11 @@ class Distillation:
 def distance(
     block: Callable[..., Any], stack: Stack, tracks: StudentTeacherFeatures, k: int
 ) -> float:
-    """Return Σ ‖block(z) − target‖² over the tokens of batch k without padding, and add its
-    gradient to the block's.
-    """
+    """Return Σ ‖block(z) − target‖² over the tokens of batch k, and add its gradient to the block's."""
     hidden, arguments = tracks.students[0][k]
-    out, _ = step(lambda h, **more: block((h,), more), stack, hidden, arguments)  # type: ignore[arg-type]
+    out, _ = step(lambda h, **more: block((h,), more), stack, hidden, arguments)
     squares = (out - tracks.teacher[k][0]).square().sum(-1)  # (n, tokens)
     mask = tracks.masks[k]
     loss = squares.sum() if mask is None else (squares * mask).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return float(loss.detach())

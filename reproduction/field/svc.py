@@ -42,12 +42,9 @@ class Models:
 
 def svc_matrix(tau: Tensor, vectors: Sequence[Tensor], least: float = SVC_LEAST) -> Tensor:
     """Return Σ γᵣ σᵣ uᵣ vᵣᵀ, where τ = Σ σᵣ uᵣ vᵣᵀ, aᵢ = uᵣᵀ τᵢ and
-    γᵣ = N / Σ max(least, ⟨uᵣᵀ τ, aᵢ⟩ / ‖aᵢ‖²).
+    γᵣ = N / Σ max(least, ⟨uᵣᵀ τ, aᵢ⟩ / ‖aᵢ‖²), (o, d).
 
-    A coefficient ⟨…⟩ above 1 means that the merge moves further along an expert's own response
-    than the expert does.
-
-    Args: merged τ and vectors τᵢ (o, d) of N experts in float64; least > 0.  Returns: (o, d).
+    tau: of the merged model.   vectors: τᵢ of N experts.   All (o, d), float64.
     """
     U, S, Vt = torch.linalg.svd(tau, full_matrices=False)
     coefficients = []
@@ -69,9 +66,9 @@ def svc(
     out: Path | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module | Path:
-    """Apply SVC to every matrix but word embeddings, without data.
+    """Apply SVC to every matrix but word embeddings, without data; models are modules or folders.
 
-    Args: modules or checkpoint folders; least as for `svc_matrix`.  Returns: the module, or the folder `out`.
+    Returns: the module, or the folder `out`.
     Raises: MissingTensor, TensorsDiffer where the models do not fit; NotFinite; DiskFull.
     """
     models = Models.opened(merged, base, experts)
