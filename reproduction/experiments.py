@@ -218,7 +218,6 @@ class Rivals(Settings):
     batch: PositiveInt = 128
 
     def draw(self, method: str, samples: int, seed: int) -> Draw:
-        """Return the samples that a method sees."""
         if method == "featcal":
             return Draw(stream="train", samples=samples, batch=self.batch, seed=seed)
         return Draw(stream=self.stream, samples=samples, batch=ADAPTER_BATCH, seed=seed)
@@ -288,7 +287,6 @@ class Experiments:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Return all roles that have merged models."""
         return tuple(dict.fromkeys(role for role, _ in self.prepared))
 
     def merged_in(self, role: str, pool: Pool) -> dict[str, MergeRun]:
@@ -296,16 +294,13 @@ class Experiments:
         return {k: m for k, m in _of(self.merge, role, pool).items() if m.options is not None}
 
     def calibrated_in(self, role: str, pool: Pool) -> dict[str, CalibrateRun]:
-        """Return the calibrated models of a role and pool."""
         return _of(self.calibrate, role, pool)
 
     def adapted_in(self, role: str, pool: Pool) -> dict[str, AdaptRun]:
-        """Return the adapters of a role and pool."""
         return _of(self.adapt, role, pool)
 
 
 def _mapping(place: str, value: Any, expected: str = "must be a mapping of settings") -> Entry:
-    """Return a mapping. Raises: BadSetting for anything else."""
     require(isinstance(value, dict), place, value, expected)
     return dict(value)
 
@@ -373,7 +368,6 @@ def _joined(runs: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
 
 
 def _main_settings(raw: Any) -> Main:
-    """Return FeatCal's number of samples and settings by role."""
     roles = _mapping("featcal", raw or {}, "must be a mapping of settings by role")
     for role, words in roles.items():
         for word, own in _mapping(f"featcal.{role}", words).items():

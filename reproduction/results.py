@@ -30,7 +30,6 @@ _SCORED = ("task", "metric", "seed", "value", "count")
 
 
 def _scored(*columns: str) -> tuple[str, ...]:
-    """Return the columns of scores with more of them after the model's."""
     return (*_MODEL, *columns, *_SCORED)
 
 
@@ -97,7 +96,6 @@ def packed(flags: Iterable[Any] | None) -> str:
 
 
 def correct_columns(columns: Sequence[str] = SCORES) -> tuple[str, ...]:
-    """Return the columns of the file of correctness for scores with these columns."""
     return (*(column for column in columns if column not in COUNTED), CORRECT)
 
 

@@ -146,7 +146,6 @@ class Setup:
 
     @property
     def of_texts(self) -> bool:
-        """Return whether the models are language models."""
         return self.pool in TEXT_POOLS
 
     @property
@@ -206,7 +205,6 @@ class Setup:
         return None if self.of_texts else load_file(self.heads).get("visual_projection")
 
     def load(self, folder: Path, dtype: Any = None) -> Any:
-        """Return the model of a folder on the suite's device."""
         from featcal.models.load import load_as_calibrated
 
         more = {"dtype": dtype} if dtype else {}
@@ -214,7 +212,6 @@ class Setup:
 
     @property
     def words(self) -> dict[str, Any]:
-        """Return the columns that all rows of the role and pool share."""
         return {"suite": self.context.suite.name, "role": self.role, "pool": self.pool}
 
 

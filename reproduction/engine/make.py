@@ -58,7 +58,6 @@ def merge_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
 
 
 def merge(setup: Setup, model: ModelSpec) -> None:
-    """Make one merged model."""
     import featcal
     from featcal.merging.registry import method_named
 
@@ -136,7 +135,6 @@ def run_adapt(key: str) -> None:
 
 
 def adapt_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
-    """Train the adapters of all tasks for every specification of them."""
     wanted = [model for model in models if model.corrects]
     if not wanted:
         return
@@ -199,7 +197,6 @@ def _train(setup: Setup, model: ModelSpec, folder: Path) -> None:
 
 
 def write_pair(pair: "Pair", path: Path) -> None:
-    """Write features of one task by a merged model and its expert."""
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,6 @@ Batches = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
 
 
 def step_folder(out: Path, step: int) -> Path:
-    """Return the folder of adapters after so many steps."""
     return out.with_name(f"{out.name}-step{step}")
 
 
@@ -59,7 +58,6 @@ def in_memory(setup: Setup, draw: Draw) -> Batches:
 
 
 def make(setup: Setup, model: ModelSpec, batches: Batches, audit: Iterable[int] = ()) -> None:
-    """Write a calibrated model or adapters."""
     import featcal
     from featcal.baselines.adapters import Adapters
     from featcal.baselines.training import adapters_for

@@ -56,7 +56,6 @@ class Stream:
 
 
 def load_split(setup: Setup, task: str, split: str) -> Any:
-    """Return all samples of a split of an encoder's task."""
     from reproduction.prepare.sources import load_task
 
     return load_task(setup.data, task, split, setup.base)

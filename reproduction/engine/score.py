@@ -107,14 +107,12 @@ def answers(
 def averages(
     setup: Setup, models: Mapping[float, Any], read: Callable[[str], Any]
 ) -> dict[float, float]:
-    """Return the average accuracy over the tasks of every encoder, in percent."""
     named = {str(name): model for name, model in models.items()}
     judged = answers(setup, lambda _: named, read)
     return {name: average(judged[str(name)]) for name in models}
 
 
 def average(counts: Counts) -> float:
-    """Return the average value over the tasks."""
     return sum(one["value"] for one in counts.values()) / len(counts)
 
 

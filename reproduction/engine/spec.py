@@ -43,7 +43,6 @@ class ModelSpec:
         return {name: getattr(self, name) for name in names} | dict(self.columns)
 
     def but(self, **changes: Any) -> "ModelSpec":
-        """Return a copy with some parts changed."""
         return replace(self, **changes)
 
 
@@ -69,7 +68,6 @@ def references(setup: Setup) -> Iterator[ModelSpec]:
 
 
 def merged(setup: Setup) -> Iterator[ModelSpec]:
-    """Yield the merged models."""
     runs = setup.context.experiments.merged_in(setup.role, setup.pool)
     for key, run in runs.items():
         folder = setup.merged(run.upstream)
@@ -77,7 +75,6 @@ def merged(setup: Setup) -> Iterator[ModelSpec]:
 
 
 def calibrated(setup: Setup) -> Iterator[ModelSpec]:
-    """Yield FeatCal at every setting and seed."""
     runs = setup.context.experiments.calibrated_in(setup.role, setup.pool)
     for (key, run), seed in ((one, seed) for one in runs.items() for seed in one[1].seeds):
         folder = setup.folder("calibrated", f"{run.upstream}-{run.setting}", f"seed{seed}")
@@ -87,7 +84,6 @@ def calibrated(setup: Setup) -> Iterator[ModelSpec]:
 
 
 def adapted(setup: Setup) -> Iterator[ModelSpec]:
-    """Yield adapters of every method at every setting and seed."""
     runs = setup.context.experiments.adapted_in(setup.role, setup.pool)
     for key, run in runs.items():
         out = setup.folder("adapted", f"{run.upstream}-{run.method}")

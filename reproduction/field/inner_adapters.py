@@ -81,7 +81,6 @@ class InnerAdapters:
             yield
 
     def save(self, folder: Path) -> None:
-        """Write the weights to a new folder."""
         folder.mkdir(parents=True)
         tensors = {
             f"{task}/{path}/{name}": weight.contiguous()
@@ -93,7 +92,6 @@ class InnerAdapters:
 
     @classmethod
     def load(cls, folder: Path) -> "InnerAdapters":
-        """Read the weights that `save` wrote."""
         weights: dict[str, dict[str, dict[str, Tensor]]] = {}
         with safe_open(folder / FILE, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
@@ -149,7 +147,6 @@ def corrected(model: nn.Module, method: str, weights: Mapping[str, Weights]) -> 
 
 
 def hidden_of(output: Any) -> Tensor:
-    """Return the hidden states in a module's output."""
     hidden: Tensor = output if isinstance(output, Tensor) else output[0]
     return hidden
 

@@ -74,7 +74,6 @@ def run_with(module: nn.Module, hook: Any, batch: Batch) -> None:
 
 
 def linears(module: nn.Module) -> list[str]:
-    """Return the paths of the linears in all blocks."""
     found = []
     for stack in plan_for(module).stacks:
         for number, block in enumerate(blocks_of(module, stack)):

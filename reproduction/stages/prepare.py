@@ -97,7 +97,6 @@ def photos() -> None:
 
 
 def recipes_of(setup: Setup, tasks: Iterable[str]) -> dict[str, Any]:
-    """Return how the expert of each task is trained."""
     suite, role = setup.context.suite, setup.context.role(setup.role)
     if isinstance(role, SentenceRole):
         group = suite.photos if isinstance(role, PhotoRole) else suite.sentences

@@ -56,7 +56,6 @@ class AblateStudy(Study):
         object.__setattr__(self, "without", changed)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of every control, and the averages behind the best factors."""
         jobs = {upstream: (setup, self, upstream) for upstream in self.upstreams}
         tried = setup.context.run(f"ablate {self.key} factor", tried_factors, jobs)
         models, scales = [], []

@@ -79,6 +79,5 @@ class ChoicesStudy(Study):
         return ModelSpec(name, folder / name, *words, columns=columns)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of every variant."""
         models = list(self.models(folder))
         return StudyResult(make_and_score(setup, f"choices {self.key}", models))

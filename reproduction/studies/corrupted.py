@@ -47,7 +47,6 @@ class CorruptedStudy(Study):
 
     @property
     def of_texts(self) -> bool:
-        """Return whether texts are damaged."""
         return self.corruptions[0] in get_args(TextCorruption)
 
     @property
@@ -75,7 +74,6 @@ class CorruptedStudy(Study):
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return scores, the test samples that were seen, and examples of the damage."""
         models, merged = self.models(folder), merged_model(setup, self.upstream)
         rows = make_and_score(setup, f"corrupted {self.key}", models, [merged])
         draws = [self.rivals.draw("surgery", self.samples, seed) for seed in self.seeds]

@@ -39,7 +39,6 @@ class CostStudy(Study):
         require(max(self.audit, default=0) <= steps, "cost.audit", self.audit, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return scores of the adapters as published, and what every rival cost."""
         label, rivals = f"cost {self.key}", self.rivals
         given = (self.upstream, self.samples, self.seed)
         models = [rival(rivals, method, *given, folder / method) for method in METHODS]

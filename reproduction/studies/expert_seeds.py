@@ -46,7 +46,6 @@ class ExpertSeedsStudy(Study):
         return first.values()
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of all models, made from the experts of one seed after the other."""
         prepared, chat, rows = setup.prepared, setup.pool == CHAT_POOL, list[Row]()
         data, recipes = setup.texts if chat else setup.data, recipes_of(setup, setup.tasks)
         shared = {name: prepared / name for name in ("base", TEXTS if chat else HEADS)}

@@ -122,7 +122,6 @@ class ExtrapolationStudy(Study):
         return changed
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of the models that are scored, and the divergence of all."""
         label, first = f"extrapolation {self.key}", self.first(folder)
         make(label, setup, first)
         far = divergences(label, setup, self, first)
@@ -160,7 +159,6 @@ def best_of(models: Sequence[ModelSpec], divergence: Mapping[str, float]) -> lis
 def divergences(
     label: str, setup: Setup, study: ExtrapolationStudy, models: Sequence[ModelSpec]
 ) -> dict[str, float]:
-    """Return the divergence of every model by its name."""
     jobs = {model.name: (setup, study, model) for model in models}
     return setup.context.run(f"{label} divergence", divergence, jobs)
 

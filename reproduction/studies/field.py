@@ -112,7 +112,6 @@ class FieldStudy(Study):
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of every merger and of what follows it, and the settings chosen."""
         KEPT.clear()  # where the jobs run in this process, it may hold another study's
         names = [*self.mergers, *([TANGENT] if self.tangent else [])]
         longest_first = sorted(names, key=lambda name: (name not in self.trained, name != TANGENT))
@@ -138,7 +137,6 @@ class Clock(dict[str, float]):
     """Seconds by part."""
 
     def __call__(self, part: str, function: Callable[[], T]) -> T:
-        """Return the result of a function, its seconds added to a part."""
         start = time.perf_counter()
         result = function()
         self[part] = round(self.get(part, 0.0) + time.perf_counter() - start, 2)

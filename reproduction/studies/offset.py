@@ -47,7 +47,6 @@ class OffsetStudy(Study):
     scored: PositiveInt
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of experts, merged and calibrated models and adapters at every strength."""
         jobs = {f"{s:g}": (setup, self, s, folder / f"{s:g}") for s in self.strengths}
         results = setup.context.run(f"offset {self.key}", measured, jobs)
         rows = [row for rows, _ in results.values() for row in rows]

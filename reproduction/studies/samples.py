@@ -31,7 +31,6 @@ class SamplesStudy(Study):
     seeds: Seeds
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return scores, the test samples that were seen, and costs."""
         label, rivals = f"samples {self.key}", self.rivals
         models = []
         for method, n, seed in product(METHODS, sorted(self.samples), sorted(self.seeds)):

@@ -47,7 +47,6 @@ class SecondEncoderStudy(Study):
     scored: PositiveInt
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of base, experts, merged and calibrated models, and of adapters."""
         suite, place = setup.context.suite, f"second_encoder.{self.key}.fine_tune"
         recipe = FineTuneSentences.from_mapping(self.fine_tune, place)
         suite = suite.but(sentences=suite.sentences.but(fine_tune=recipe))

@@ -89,7 +89,6 @@ class TaskCountsStudy(Study):
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of the experts and of every model on every part."""
         from safetensors.torch import load_file
 
         context, label = setup.context, f"task_counts {self.key}"

@@ -33,7 +33,6 @@ class Head:
         return normed if self.projection is None else normed @ self.projection.T
 
     def scores(self, features: Tensor) -> Tensor:
-        """Return scaled cosines (n, K)."""
         return self.scale * (features / features.norm(dim=-1, keepdim=True)) @ self.classes.T
 
 
@@ -54,7 +53,6 @@ class ScoreDrift:
 
 @torch.no_grad()
 def score_drift(merged: Tower, expert: Tower, head: Head) -> ScoreDrift:
-    """Return scores and both bounds."""
     ours, theirs = merged.pooled, expert.pooled
 
     def score_map(token: Tensor) -> Tensor:

@@ -69,7 +69,6 @@ class Checks:
             self.add(statement, "tightness", 100 * float((1 / ratio).median()), len(ratio))
 
     def bounded_and_shown(self, statement: str, larger: Tensor, smaller: Tensor) -> None:
-        """Add an inequality, and points of it."""
         self.bounded(statement, larger, smaller)
         self.show(statement, smaller, larger)
 
