@@ -470,29 +470,23 @@ def _calibrate_runs(
     group, rows = _group_and_rows("calibrate", key, entry, suite, merged)
     role, pool = role_and_pool(key, "calibrate")
     place, found, role_main = f"calibrate.{key}", {}, main.get(role, {})
+    drawn = ("samples", "batch", "seeds")
     for upstream, row in rows.items():
         if group is None or row is None:
             continue
         changes = (f"{place}.{FROM}.{upstream}", row)
         chosen = _differing((f"{place}.{suite}", group), changes, SETTINGS)
         for setting, (where, own) in chosen.items():
-            known = {word: role_main[word] for word in ("samples",) if word in role_main}
-            known |= role_main.get(setting, {})
+            shared = {word: held for word, held in role_main.items() if word not in SETTINGS}
+            method = {**shared, **role_main.get(setting, {}), **own}
+            for word in (*drawn, *SWEPT):  # whatever the library's defaults are
+                require(word in method, where, list(method), f"lacks {word}")
             words = {"role": role, "pool": pool, "upstream": upstream, "setting": setting}
-            words |= _calibration(where, {**known, **own}, isinstance(pool, str))
+            words |= {word: method.pop(word) for word in drawn}
+            words |= {"reading": method.pop("reading", {})} if isinstance(pool, str) else {}
+            words["calibration"] = Calibration.from_mapping(method, where)
             found[f"{key}-{upstream}-{setting}"] = CalibrateRun.from_mapping(words, where)
     return found
-
-
-def _calibration(place: str, group: Entry, texts: bool) -> dict[str, Any]:
-    """Return method and draw of a group that holds both."""
-    method, drawn = dict(group), ("samples", "batch", "seeds")
-    for word in (*drawn, *SWEPT):  # whatever the library's defaults are
-        require(word in group, place, list(group), f"lacks {word}")
-    words = {word: method.pop(word) for word in drawn}
-    if texts:
-        words["reading"] = method.pop("reading", {})
-    return words | {"calibration": Calibration.from_mapping(method, place)}
 
 
 def _adapt_runs(

@@ -17,7 +17,7 @@ script lists each parameter three times, so its Adam steps three times per gradi
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -74,11 +74,9 @@ class InnerAdapters:
         own = {name: weight.to(features) for name, weight in self.weights[task][FEATURE].items()}
         return features - correction(self.method, own, features)
 
-    @contextmanager
-    def inside(self, model: nn.Module, task: str) -> Iterator[None]:
+    def inside(self, model: nn.Module, task: str) -> AbstractContextManager[None]:
         """Run the model with the task's adapters in it."""
-        with corrected(model, self.method, self.weights[task]):
-            yield
+        return corrected(model, self.method, self.weights[task])
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -135,20 +133,16 @@ def corrected(model: nn.Module, method: str, weights: Mapping[str, Weights]) -> 
     """
 
     def change(path: str, output: Any) -> Any:
-        hidden = hidden_of(output)
+        hidden = output if isinstance(output, Tensor) else output[0]
         own = {name: weight.to(hidden) for name, weight in weights[path].items()}
-        count = None if method == SurgeryV2.name else 1
-        z = hidden[:, :count]
-        result = torch.cat([z - correction(method, own, z), hidden[:, z.shape[1] :]], dim=1)
+        z = hidden if method == SurgeryV2.name else hidden[:, :1]
+        result = z - correction(method, own, z)
+        if z is not hidden:
+            result = torch.cat([result, hidden[:, 1:]], dim=1)
         return result if isinstance(output, Tensor) else (result, *output[1:])
 
     with output_hooks(model, [path for path in weights if path != FEATURE], change):
         yield
-
-
-def hidden_of(output: Any) -> Tensor:
-    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
-    return hidden
 
 
 def inner_adapters(
@@ -166,7 +160,12 @@ def inner_adapters(
     Raises: BadPlan for other models than encoders; BadSetting; BadBatches; Diverged.
     """
     model = as_module(merged, device).requires_grad_(False)
-    stack = encoder_stack(model)
+    stack, *others = plan_for(model).stacks
+    if others or output_embeddings(model) is not None:
+        problem = (
+            "is no encoder of images or texts with one list of blocks, which these adapters need"
+        )
+        raise BadPlan(type(model).__name__, problem)
     samples = {task: samples_of(task, batches[task]) for task in sorted(experts)}
     blocks = [f"{stack.blocks}.{number}" for number in range(len(blocks_of(model, stack)))]
     paths, compared, adapted = blocks, blocks, [*blocks, FEATURE]
@@ -187,17 +186,6 @@ def inner_adapters(
             for path, named in own.items()
         }
     return InnerAdapters(settings.name, weights, losses)
-
-
-def encoder_stack(model: nn.Module) -> Stack:
-    """Return the one stack of an encoder. Raises: BadPlan for several stacks or a language head."""
-    stacks = plan_for(model).stacks
-    if len(stacks) != 1 or output_embeddings(model) is not None:
-        problem = (
-            "is no encoder of images or texts with one list of blocks, which these adapters need"
-        )
-        raise BadPlan(type(model).__name__, problem)
-    return stacks[0]
 
 
 def attention_paths(model: nn.Module, stack: Stack, paths: list[str], batch: Batch) -> list[str]:
@@ -222,7 +210,7 @@ def features(model: nn.Module, batch: Batch, head: Head, paths: Sequence[str]) -
     means: dict[str, Tensor] = {}
 
     def note(path: str, out: Any) -> None:
-        hidden = hidden_of(out)
+        hidden = out if isinstance(out, Tensor) else out[0]
         mask = padding_mask(batch, hidden)
         present = hidden.new_ones(hidden.shape[:2]) if mask is None else mask
         means[path] = token_mean(hidden, present)

@@ -302,22 +302,19 @@ def evaluate(
 
         moved = partial(tangent.encoder, setup, model)
         return scoring.answers(setup, lambda task: {model.name: moved(task)}, test)
-    encoder, deep = {model.name: setup.load(model.folder)}, dict[str, Path]()
-    after: dict[str, Any] = {}
-    for other in corrected:
-        if other.method in DEEP:
-            deep[other.name] = other.folder
-        elif other.method in INFERRED:
-            adapters, means = Adapters.load(other.folder), load_file(other.folder.parent / MEANS)
+    encoder = {model.name: setup.load(model.folder)}
+    deep, after = [one for one in corrected if one.method in DEEP], dict[str, Any]()
+    for other in (one for one in corrected if one not in deep):
+        adapters = Adapters.load(other.folder)
+        after[other.name] = adapters.apply
+        if other.method in INFERRED:
+            means = load_file(other.folder.parent / MEANS)
             after[other.name] = partial(inferred, adapters, means)
-        else:
-            after[other.name] = Adapters.load(other.folder).apply
     found = scoring.answers(setup, lambda _: encoder, test, after)
-    for name, folder in deep.items():
-        own, found[name] = InnerAdapters.load(folder), {}
+    for name, own in ((one.name, InnerAdapters.load(one.folder)) for one in deep):
+        found[name], changed = {}, {name: own.apply}
         for task in setup.tasks:
             with own.inside(encoder[model.name], task):
-                changed = {name: own.apply}
                 judged = scoring.answers(setup, lambda _: encoder, test, changed, (task,))
             found[name] |= judged[name]
     return found

@@ -63,12 +63,12 @@ class SecondEncoderStudy(Study):
         mergers = [model for model in merged(setup) if model.upstream in self.upstreams]
         yield from (model for model in references(setup) if model.method != "multitask")
         yield from mergers
-        ways = [("featcal", setting) for setting in dict.fromkeys((rivals.setting, "paper"))]
-        adapters = [(method, rivals.setting) for method in ("surgery", "prob_surgery")]
-        for group in (ways, adapters):
-            for model, (method, setting) in product(mergers, group):
+        at_papers = {"setting": "paper", "settings": self.paper}
+        ways = [("featcal", own) for own in ({}, at_papers) if own or rivals.setting != "paper"]
+        for group in (ways, [("surgery", {}), ("prob_surgery", {})]):
+            for model, (method, own) in product(mergers, group):
+                setting = own.get("setting", rivals.setting)
                 out = setup.folder("studied", f"{model.name}-{method}-{setting}")
-                made = rival(rivals, method, model.upstream, self.samples, self.seed, out)
-                made = made.but(corrects=model.name if made.corrects else "")
-                at_papers = {"setting": "paper", "settings": self.paper}
-                yield made.but(**at_papers) if setting == "paper" else made
+                corrects = "" if method == "featcal" else model.name
+                given = (method, model.upstream, self.samples, self.seed, out)
+                yield rival(rivals, *given, **own, corrects=corrects)

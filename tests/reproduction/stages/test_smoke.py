@@ -338,16 +338,8 @@ def test_what_was_measured_lies_in_the_run_record_and_an_audit_in_the_csv(read, 
     ]  # fmt: skip
 
 
-def test_calibrated_folders_explain_themselves_load_and_differ_by_their_draws(graph):
-    from transformers import CLIPVisionModel
-
-    work, digests = graph
-    folder = work / "outputs/smoke/calibrated/clip_b32-8/task_arithmetic-suite/seed42"
-    named = json.loads((folder / "featcal.json").read_text())
-    assert named["settings"]["ridge"] == smoke_params()["featcal"]["clip_b32"]["suite"]["ridge"]
-    depth = CLIPVisionModel.from_pretrained(folder).config.num_hidden_layers
-    assert depth == len(named["blocks"]) == DEPTH["clip_b32"]
-    calibrated = [digest for path, digest in digests.items() if "/calibrated/" in path]
+def test_calibrated_models_differ_by_their_draws_and_settings(graph):
+    calibrated = [digest for path, digest in graph[1].items() if "/calibrated/" in path]
     assert len(set(calibrated)) == len(calibrated) > 4
 
 
