@@ -6,10 +6,7 @@ JingXuTHU/Scalable_Model_Merging_with_Progressive_Layerwise_Distillation, Vision
 and merge_models.py.
 """
 
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.calibration.features import Spool, StudentTeacherFeatures, advance
-from featcal.calibration.models import encoder_outputs, features_by_task, open_models
+from featcal.calibration.features import StudentTeacherFeatures, advance
+from featcal.calibration.models import encoder_outputs, features_by_task
 from featcal.core import generator
-from featcal.core.precision import exact_products
 from featcal.errors import Diverged
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.blocks import step
@@ -29,6 +25,7 @@ from featcal.models.plan import Stack, blocks_of
 from featcal.models.save import save_model
 from featcal.models.streamed import in_turn
 from featcal.settings import Calibration
+from reproduction.field.walk import opened
 
 
 @torch.no_grad()
@@ -58,12 +55,7 @@ def prodistill(
     Returns: the module, or the folder `out`.
     Raises: as open_models; BadBatches; Diverged; DiskFull.
     """
-    with ExitStack() as opened:
-        given = (merged, base, experts, None, Calibration())
-        models = open_models(*given, whole=True, device=device, dtype=None)
-        opened.enter_context(models.evaluated())
-        opened.enter_context(exact_products())
-        spool = opened.enter_context(Spool(0, sys.maxsize, tempfile.gettempdir()))
+    with opened(merged, base, experts, Calibration(), device) as (models, spool):
         student, encoded = models.student.module, dict[str, StudentTeacherFeatures]()
         for source, stack in models.plan.in_order:
             ends = (models, [models.student], stack)

@@ -15,9 +15,7 @@ Legend: T tasks · n_t rows of task t · K scores · p width of a feature · d i
 """
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from zlib import crc32
 
 import numpy as np
@@ -25,13 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from featcal.calibration.block import Student, add_task_systems, solve_systems, student_blocks
-from featcal.calibration.calibrate import budgets
 from featcal.calibration.choose import Scores, kl_and_top1
-from featcal.calibration.features import Spool, StudentTeacherFeatures, advance_student
-from featcal.calibration.models import Models, encoder_outputs, features_by_task, open_models
+from featcal.calibration.features import StudentTeacherFeatures, advance_student
+from featcal.calibration.models import Models, encoder_outputs, features_by_task
 from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks
-from featcal.core.precision import SUM_DTYPE, exact_products, wide
+from featcal.core.precision import SUM_DTYPE, wide
 from featcal.core.ridge import RidgeSystem, anchor
 from featcal.errors import NotFinite, SingularGram
 from featcal.models.batch import (
@@ -48,6 +45,7 @@ from featcal.models.modules import side_by_side
 from featcal.models.plan import BlockPlan
 from featcal.models.streamed import in_turn
 from featcal.settings import OFF, Calibration
+from reproduction.field.walk import opened
 
 # First, last and step. log₁₀ λ goes from where a Cholesky factor still exists in float64 to where
 # the anchor alone is left; log₂(1 + ρ) from the base (0) to fifteen times the merged change (4),
@@ -170,13 +168,7 @@ def path_gains(
     without settings beyond the paper. Blocks are solved on `kept`, gains measured on `held_out`.
     """
     settings = settings.but(order="forward", **OFF)
-    with ExitStack() as contexts:
-        given = (merged, base, experts, plan, settings)
-        models = open_models(*given, whole=True, device=device, dtype=None)
-        contexts.enter_context(models.evaluated())
-        contexts.enter_context(exact_products())
-        spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
-        contexts.enter_context(spool)
+    with opened(merged, base, experts, settings, device, plan) as (models, spool):
         encoded: tuple[Mapping[str, StudentTeacherFeatures], ...] = ({}, {})
         gains: Gains = {}
         handles, students = [models.student], [Student(models.student, settings)]

@@ -17,7 +17,6 @@ What is run is limited by time alone; pipeline/studies.yaml says what was left o
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -197,19 +196,12 @@ def spectrum(
 ) -> dict[str, dict[str, float]]:
     """Make the models whose ρ acts on some weights only; return the shares below each λ."""
     from featcal.calibration.block import Student
-    from featcal.calibration.calibrate import budgets
-    from featcal.calibration.features import Spool
-    from featcal.calibration.models import open_models
-    from featcal.core.precision import exact_products
     from featcal.models.save import save_model
+    from reproduction.field.walk import opened
 
-    merged, device = setup.merged(study.upstream), setup.context.device
-    with ExitStack() as opened:
-        given = (merged, setup.base, setup.experts, None, models[0].settings)
-        parts = open_models(*given, whole=True, device=device, dtype=None)
-        opened.enter_context(parts.evaluated())
-        opened.enter_context(exact_products())
-        spool = opened.enter_context(Spool(*budgets(device, None), models[0].folder.parent))
+    merged = setup.merged(study.upstream)
+    given = (merged, setup.base, setup.experts, models[0].settings, setup.context.device)
+    with opened(*given) as (parts, spool):
         students = [Student(parts.student_copy(), one.settings) for one in models]
         variants = [one.columns["variant"] for one in models]
         batches = streams(setup, models[0].draw)
