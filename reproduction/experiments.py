@@ -1,7 +1,5 @@
 """The schema of params.yaml, pipeline/models.yaml and pipeline/studies.yaml.
 
-params.yaml has the main settings: the suite, FeatCal by role, mergers and tasks.
-
 An entry is called <role>-<pool> and carries one group of settings per suite; null means that the
 suite does not run it. What starts from merged models names under `from` what differs there. Knows
 nothing of torch, models or where results go.
@@ -48,11 +46,7 @@ ADAPTER_SETTINGS: tuple[AdapterWord, ...] = get_args(AdapterWord)
 HEADLINE_POOL = 8  # of Tables 1 and 7, with every merger and all controls
 TEXT_POOLS = GLUE_POOL, DOMAIN_POOL, CHAT_POOL = "glue", "mergebench", "chat"
 ANCHOR, RESCALED = "anchor", "rescaled"  # methods of the controls in results
-ADAPTERS: dict[str, type[AdapterMethod]] = {
-    "surgery": Surgery,
-    "prob_surgery": ProbSurgery,
-    "mean_shift": MeanShift,
-}
+ADAPTERS = {kind.name: kind for kind in (Surgery, ProbSurgery, MeanShift)}
 TEXT_ADAPTERS = ("surgery", "prob_surgery")  # those before a language head
 ADAPTER_BATCH = 250  # samples encoded at a time: another number moves the last bits of a feature
 SPLITS = {"train": "train", "test_unlabelled": "test", "unlabelled": "stream"}  # by stream
@@ -77,10 +71,7 @@ def require_known(place: str, word: Any, known: Collection[Any]) -> None:
 
 
 def role_and_pool(key: str, place: str = "role and pool") -> tuple[str, Pool]:
-    """Return `clip_b32-8` as ("clip_b32", 8), `llama_3b-mergebench` as ("llama_3b", "mergebench").
-
-    Raises: UnknownKey.
-    """
+    """Return `clip_b32-8` as ("clip_b32", 8). Raises: UnknownKey."""
     role, _, pool = str(key).rpartition("-")
     if not role or not (pool.isdigit() or pool in TEXT_POOLS):
         known = ["clip_b32-8", "clip_l14-8", "flan_t5_base-glue", "llama_3b-mergebench"]
@@ -139,6 +130,12 @@ class Run(Settings):
         """Return the key of the merged model it starts from, such as `clip_b32-8-wudi`."""
         return f"{self.key}-{self.upstream}"  # type: ignore[attr-defined]
 
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """Return the mergers that it starts from."""
+        several: tuple[str, ...] = getattr(self, "upstreams", ())
+        return several or ((self.upstream,) if hasattr(self, "upstream") else ())
+
 
 class MergeRun(Run):
     """One merged model. options: the method's own settings; None: not run in this suite."""
@@ -162,7 +159,7 @@ class CalibrateRun(Run):
 
 
 class AdapterSetting(Settings):
-    """One way to train the adapters of a method, once per seed."""
+    """One training of adapters, once per seed."""
 
     training: AdapterMethod
     draw: Draw
@@ -221,7 +218,6 @@ class Rivals(Settings):
     batch: PositiveInt = 128
 
     def draw(self, method: str, samples: int, seed: int) -> Draw:
-        """Return the samples that a method sees."""
         if method == "featcal":
             return Draw(stream="train", samples=samples, batch=self.batch, seed=seed)
         return Draw(stream=self.stream, samples=samples, batch=ADAPTER_BATCH, seed=seed)
@@ -250,15 +246,8 @@ class Study(Run):
 
     def drawn(self, **changes: Any) -> Draw:
         """Return the training samples that FeatCal sees in the study."""
-        names = ("samples", "batch", "seed")
-        own = {name: getattr(self, name) for name in names if name not in changes}
-        return Draw(**{"stream": "train", **own, **changes})
-
-    @property
-    def starts(self) -> tuple[str, ...]:
-        """Return the mergers that the study starts from."""
-        several: tuple[str, ...] = getattr(self, "upstreams", ())
-        return several or ((self.upstream,) if hasattr(self, "upstream") else ())
+        names = {"samples", "batch", "seed"} - changes.keys()
+        return Draw(stream="train", **{name: getattr(self, name) for name in names}, **changes)
 
 
 def at_papers_once(study: Any) -> None:
@@ -283,7 +272,7 @@ def studies() -> dict[str, type[Study]]:
 class Experiments:
     """The experiments of params.yaml in one suite, by key; None: not run in this suite.
 
-    tasks: that are run; None: all of the suite's.   calibrate, adapt: hold what is run alone.
+    tasks: that are run; None: all of the suite's.
     """
 
     suite: str
@@ -298,30 +287,26 @@ class Experiments:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Return all roles that have merged models."""
         return tuple(dict.fromkeys(role for role, _ in self.prepared))
 
     def merged_in(self, role: str, pool: Pool) -> dict[str, MergeRun]:
         """Return the merged models of a role and pool that are run."""
-        return {k: m for k, m in _of(self.merge, role, pool) if m.options is not None}
+        return {k: m for k, m in _of(self.merge, role, pool).items() if m.options is not None}
 
     def calibrated_in(self, role: str, pool: Pool) -> dict[str, CalibrateRun]:
-        """Return the calibrated models of a role and pool."""
-        return dict(_of(self.calibrate, role, pool))
+        return _of(self.calibrate, role, pool)
 
     def adapted_in(self, role: str, pool: Pool) -> dict[str, AdaptRun]:
-        """Return the adapters of a role and pool."""
-        return dict(_of(self.adapt, role, pool))
+        return _of(self.adapt, role, pool)
 
 
 def _mapping(place: str, value: Any, expected: str = "must be a mapping of settings") -> Entry:
-    """Return a mapping. Raises: BadSetting for anything else."""
     require(isinstance(value, dict), place, value, expected)
     return dict(value)
 
 
-def _of(runs: Mapping[str, Any], role: str, pool: Pool) -> list[tuple[str, Any]]:
-    return [(key, run) for key, run in runs.items() if (run.role, run.pool) == (role, pool)]
+def _of(runs: Mapping[str, Any], role: str, pool: Pool) -> dict[str, Any]:
+    return {key: run for key, run in runs.items() if (run.role, run.pool) == (role, pool)}
 
 
 def read_all(path: Path) -> dict[str, Any]:
@@ -348,46 +333,41 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
     suites = sorted(file.stem for file in (path.parent / "suites").glob("*.yaml"))
     if suites:
         require_known("suite", suite, suites)
-
-    def read(name: str, kind: Callable[[str, Any, str], T]) -> dict[str, T]:
-        entries = _mapping(name, raw.get(name) or {}, "must be a mapping")
-        return {key: kind(key, entry, suite) for key, entry in entries.items()}
-
-    mergers, main = raw.get("mergers"), _main_settings(raw.get("featcal"))
-    merged = read("merge", partial(_merge_runs, mergers=mergers))
-    for name in mergers or ():
-        require_known(
-            "mergers", name, {run.upstream for own in merged.values() for run in own.values()}
-        )
-
-    def read_from(name: str, kind: Callable[..., Mapping[str, T]]) -> dict[str, T]:
-        def started(key: str, entry: Any, suite: str) -> Mapping[str, T]:
-            require_known(name, key, merged)
-            return kind(key, entry, suite, merged[key])
-
-        return {k: run for runs in read(name, started).values() for k, run in runs.items()}
-
-    shared = read(STUDIED, partial(shared_settings, main=main))
-    tasks = raw.get("tasks")
+    mergers, main, tasks = raw.get("mergers"), _main_settings(raw.get("featcal")), raw.get("tasks")
     fine = tasks is None or (isinstance(tasks, list) and bool(tasks))
     require(fine, "tasks", tasks, "must be null, or a list of tasks")
+
+    def read(name: str, kind: Callable[..., T], *more: Any) -> dict[str, T]:
+        entries = _mapping(name, raw.get(name) or {}, "must be a mapping")
+        return {key: kind(key, entry, suite, *more) for key, entry in entries.items()}
+
+    merged = read("merge", _merge_runs, mergers)
+    known = {run.upstream for own in merged.values() for run in own.values()}
+    for name in mergers or ():
+        require_known("mergers", name, known)
+    calibrated = read("calibrate", _calibrate_runs, merged, main)
+    adapted = read("adapt", _adapt_runs, merged)
+    shared = read(STUDIED, shared_settings, main)
     found = Experiments(
         suite=suite,
         tasks=None if tasks is None else tuple(tasks),
-        merge={key: run for runs in merged.values() for key, run in runs.items()},
-        calibrate=read_from("calibrate", partial(_calibrate_runs, main=main)),
-        adapt=read_from("adapt", _adapt_runs),
+        merge=_joined(merged),
+        calibrate=_joined(calibrated),
+        adapt=_joined(adapted),
         multitask=read("multitask", partial(_plain_run, MultitaskRun)),
         measure=read("measure", partial(_plain_run, MeasureRun)),
-        studies={kind: read(kind, partial(study_run, kind, studied=shared)) for kind in studies()},
+        studies={kind: read(kind, partial(study_run, kind), shared) for kind in studies()},
         prepared=tuple(role_and_pool(key) for key in merged),
     )
     _check_references(found)
     return found
 
 
+def _joined(runs: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    return {key: run for own in runs.values() for key, run in own.items()}
+
+
 def _main_settings(raw: Any) -> Main:
-    """Return FeatCal's number of samples and settings by role."""
     roles = _mapping("featcal", raw or {}, "must be a mapping of settings by role")
     for role, words in roles.items():
         for word, own in _mapping(f"featcal.{role}", words).items():
@@ -403,8 +383,7 @@ def for_suite(place: str, entry: Any, suite: str) -> Entry | None:
         _require_group(f"{place}.{key}", group)
     way_out = f"has no settings for the suite {suite!r}; write `{suite}: null` to leave it out"
     require(suite in entry, place, sorted(map(str, entry)), way_out)
-    chosen: Entry | None = entry[suite]
-    return chosen
+    return entry[suite]
 
 
 def _require_group(place: str, group: Any) -> None:
@@ -413,29 +392,26 @@ def _require_group(place: str, group: Any) -> None:
 
 
 def _merge_runs(
-    key: str, entry: Any, suite: str, mergers: Collection[str] | None = None
+    key: str, entry: Any, suite: str, mergers: Collection[str] | None
 ) -> dict[str, MergeRun]:
     """Return the merged models of one role and pool, by key. mergers: that are run; None: all."""
     role, pool = role_and_pool(key, "merge")
     found = {}
     for upstream, groups in _mapping(f"merge.{key}", entry, "must be a mapping of mergers").items():
-        place, method = f"merge.{key}.{upstream}", str(upstream)
+        place, method, options, draw = f"merge.{key}.{upstream}", str(upstream), None, None
         if isinstance(groups, dict) and "method" in groups:  # a merger that no suite runs here
-            method = str(groups["method"])
-            groups = {word: own for word, own in groups.items() if word != "method"}
+            groups = dict(groups)
+            method = str(groups.pop("method"))
         group = for_suite(place, groups, suite)
-        group = None if mergers is not None and upstream not in mergers else group
         named = {str(own.get("method", upstream)) for own in groups.values() if own is not None}
         expected = "must be the same in every suite"
         require(len(named) < 2, f"{place}.{suite}.method", sorted(named), expected)
         method = named.pop() if named else method
         require_known(place, method, method_names())
-        options, draw = group, None
-        if group is not None:
+        if group is not None and (mergers is None or upstream in mergers):
             options = {word: value for word, value in group.items() if word != "method"}
             if method in STREAMS:
-                drawn = ("stream", "samples", "batch", "seed")
-                own = {word: options.pop(word) for word in drawn if word in options}
+                own = {word: options.pop(word) for word in Draw.model_fields if word in options}
                 draw = Draw.from_mapping({"stream": STREAMS[method], **own}, f"{place}.{suite}")
         settings_of(method, options or {}, f"{place}.{suite}")
         words = {"role": role, "pool": pool, "method": method, "upstream": str(upstream)}
@@ -444,13 +420,15 @@ def _merge_runs(
 
 
 def _group_and_rows(
-    place: str, entry: Any, suite: str, made: Mapping[str, MergeRun]
+    section: str, key: str, entry: Any, suite: str, merged: Mapping[str, Mapping[str, MergeRun]]
 ) -> tuple[Entry | None, dict[str, Any]]:
     """Return the settings of the suite, and the row of every merged model under `from`.
 
     A row is None where nothing is made from the merged model, or the model itself is not made.
     """
-    groups = dict(_mapping(place, entry, "must be a mapping"))
+    require_known(section, key, merged)
+    place, made = f"{section}.{key}", merged[key]
+    groups = _mapping(place, entry, "must be a mapping")
     require(FROM in groups, place, list(groups), f"lacks {FROM}")
     expected = "must name the merged models, each with {} or what differs there"
     rows = _mapping(f"{place}.{FROM}", groups.pop(FROM), expected)
@@ -483,47 +461,41 @@ def _differing(
 
 
 def _calibrate_runs(
-    key: str, entry: Any, suite: str, made: Mapping[str, MergeRun], main: Main
+    key: str, entry: Any, suite: str, merged: Mapping[str, Mapping[str, MergeRun]], main: Main
 ) -> dict[str, CalibrateRun]:
     """Return FeatCal of one role and pool: each merged model at each setting that is run.
 
     main: settings by role and setting, of which a group changes some.
     """
+    group, rows = _group_and_rows("calibrate", key, entry, suite, merged)
     role, pool = role_and_pool(key, "calibrate")
     place, found, role_main = f"calibrate.{key}", {}, main.get(role, {})
-    group, rows = _group_and_rows(place, entry, suite, made)
+    drawn = ("samples", "batch", "seeds")
     for upstream, row in rows.items():
         if group is None or row is None:
             continue
         changes = (f"{place}.{FROM}.{upstream}", row)
         chosen = _differing((f"{place}.{suite}", group), changes, SETTINGS)
         for setting, (where, own) in chosen.items():
-            known = {"samples": role_main["samples"]} if "samples" in role_main else {}
-            known |= role_main.get(setting, {})
+            shared = {word: held for word, held in role_main.items() if word not in SETTINGS}
+            method = {**shared, **role_main.get(setting, {}), **own}
+            for word in (*drawn, *SWEPT):  # whatever the library's defaults are
+                require(word in method, where, list(method), f"lacks {word}")
             words = {"role": role, "pool": pool, "upstream": upstream, "setting": setting}
-            words |= _calibration(where, {**known, **own}, isinstance(pool, str))
+            words |= {word: method.pop(word) for word in drawn}
+            words |= {"reading": method.pop("reading", {})} if isinstance(pool, str) else {}
+            words["calibration"] = Calibration.from_mapping(method, where)
             found[f"{key}-{upstream}-{setting}"] = CalibrateRun.from_mapping(words, where)
     return found
 
 
-def _calibration(place: str, group: Entry, texts: bool) -> dict[str, Any]:
-    """Return method and draw of a group that holds both."""
-    method, drawn = dict(group), ("samples", "batch", "seeds")
-    for word in (*drawn, *SWEPT):  # whatever the library's defaults are
-        require(word in group, place, list(group), f"lacks {word}")
-    words = {word: method.pop(word) for word in drawn}
-    if texts:
-        words["reading"] = method.pop("reading", {})
-    return words | {"calibration": Calibration.from_mapping(method, place)}
-
-
 def _adapt_runs(
-    key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]
+    key: str, entry: Any, suite: str, merged: Mapping[str, Mapping[str, MergeRun]]
 ) -> dict[str, AdaptRun]:
     """Return the adapters of one role and pool: each merged model and method that is run."""
+    group, rows = _group_and_rows("adapt", key, entry, suite, merged)
     role, pool = role_and_pool(key, "adapt")
     place, texts, found = f"adapt.{key}.{suite}", isinstance(pool, str), {}
-    group, rows = _group_and_rows(f"adapt.{key}", entry, suite, made)
     methods = TEXT_ADAPTERS if texts else tuple(ADAPTERS)
     named = {f"adapt.{key}.{FROM}.{upstream}": row for upstream, row in rows.items()}
     for where, mapping in ({place: group} | named).items():
@@ -540,9 +512,7 @@ def _adapt_runs(
         where = f"adapt.{key}.{FROM}.{upstream}.{method}"
         changes = (where, _mapping(where, row.get(method, {}), "must be a mapping of what differs"))
         chosen = _differing(given, changes, ADAPTER_SETTINGS)
-        settings = {
-            word: _adapter_setting(method, word, *own, texts) for word, own in chosen.items()
-        }
+        settings = {w: _adapter_setting(method, w, *own, texts) for w, own in chosen.items()}
         if settings:
             words = {"role": role, "pool": pool, "upstream": upstream, "method": method}
             found[f"{key}-{upstream}-{method}"] = AdaptRun(**words, settings=settings)
@@ -571,12 +541,10 @@ def _adapter_setting(
 
 def _plain_run(kind: type[S], key: str, entry: Any, suite: str) -> S | None:
     """Return an entry whose group is the settings class itself; None: not run."""
-    role, pool = role_and_pool(key, kind.section)
-    place = f"{kind.section}.{key}"
+    (role, pool), place = role_and_pool(key, kind.section), f"{kind.section}.{key}"
     chosen = for_suite(place, entry, suite)
-    if chosen is None:
-        return None
-    return kind.from_mapping({"role": role, "pool": pool, **chosen}, f"{place}.{suite}")
+    words = {"role": role, "pool": pool, **(chosen or {})}
+    return None if chosen is None else kind.from_mapping(words, f"{place}.{suite}")
 
 
 def shared_settings(key: str, entry: Any, suite: str, main: Main) -> Entry:
@@ -627,21 +595,14 @@ def study_run(
 
 def _check_references(found: Experiments) -> None:
     """Raise BadSetting unless studies start from merged models and measure calibrated ones."""
-    runs = {f"measure.{k}.{found.suite}": ((v.upstream,), v) for k, v in found.measure.items() if v}
-    runs |= {
-        f"{kind}.{key}.{found.suite}": (study.starts, study)
-        for kind, studies in found.studies.items()
-        for key, study in studies.items()
-        if study
-    }
-    for place, (starts, run) in runs.items():
-        merged = [key for key, _ in _of(found.merge, run.role, run.pool)]
-        expected = f"must be one of the merged models: {', '.join(merged) or 'none'}"
-        for upstream in starts:
-            require(f"{run.key}-{upstream}" in merged, place, f"{run.key}-{upstream}", expected)
-    for key, measured in found.measure.items():
-        if measured is not None:
-            _require_seeds(f"measure.{key}.{found.suite}.seed", measured, found)
+    for kind, runs in {"measure": found.measure, **found.studies}.items():
+        for key, run in ((key, run) for key, run in runs.items() if run):
+            merged, place = _of(found.merge, run.role, run.pool), f"{kind}.{key}.{found.suite}"
+            expected = f"must be one of the merged models: {', '.join(merged) or 'none'}"
+            for upstream in run.starts:
+                require(f"{key}-{upstream}" in merged, place, f"{key}-{upstream}", expected)
+            if isinstance(run, MeasureRun):
+                _require_seeds(f"{place}.seed", run, found)
 
 
 def _require_seeds(place: str, measured: MeasureRun, found: Experiments) -> None:

@@ -8,6 +8,7 @@ import csv
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,6 @@ _SCORED = ("task", "metric", "seed", "value", "count")
 
 
 def _scored(*columns: str) -> tuple[str, ...]:
-    """Return the columns of scores with more of them after the model's."""
     return (*_MODEL, *columns, *_SCORED)
 
 
@@ -65,13 +65,8 @@ SIMILARITY = ("task", "method", "setting", "index", "similarity")
 PROJECTION = ("task", "model", "index", "label", "x", "y")
 VECTORS = (*_MODEL, "seed", "task", "part", "cosine", "size", "count")
 # Files of the stage `measure`.
-MEASURED = {
-    "drift": DRIFT,
-    "alignment": ALIGNMENT,
-    "similarity": SIMILARITY,
-    "projection": PROJECTION,
-    "vectors": VECTORS,
-}
+MEASURED = {"drift": DRIFT, "alignment": ALIGNMENT, "similarity": SIMILARITY}
+MEASURED |= {"projection": PROJECTION, "vectors": VECTORS}
 
 _DECIMALS = {"value": 4, "similarity": 4, "x": 4, "y": 4}  # other fractions get six
 # Results, pages and dvc.lock change by being made.
@@ -81,14 +76,10 @@ _VERSIONED = ("featcal", "torch", "transformers", "datasets", "safetensors", "nu
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Write a CSV file with exactly these columns; floats with a fixed number of decimals, None as
-    an empty cell, \\n line ends.
-
-    Raises: BadFile when a row has other keys or holds NaN or infinity.
+    an empty cell. Raises: BadFile when a row has other keys or holds NaN or infinity.
     """
-    lines = [
-        [_text(path, column, value) for column, value in _ordered(path, row, columns)]
-        for row in rows
-    ]
+    ordered = (_ordered(path, row, columns) for row in rows)
+    lines = [[_text(path, column, value) for column, value in row] for row in ordered]
     with atomic_path(path) as hidden, hidden.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([list(columns), *lines])
 
@@ -105,7 +96,6 @@ def packed(flags: Iterable[Any] | None) -> str:
 
 
 def correct_columns(columns: Sequence[str] = SCORES) -> tuple[str, ...]:
-    """Return the columns of the file of correctness for scores with these columns."""
     return (*(column for column in columns if column not in COUNTED), CORRECT)
 
 
@@ -113,17 +103,16 @@ def write_scores(
     path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = SCORES
 ) -> None:
     """Write a CSV file of scores, and next to it which samples are right, from the rows' `correct`
-    (as `packed`).
-
-    Raises: BadFile as write_rows.
+    (as `packed`). Raises: BadFile as write_rows.
     """
     rows = list(rows)
-    write_rows(
-        path, [{c: value for c, value in row.items() if c != CORRECT} for row in rows], columns
-    )
-    kept = [{c: value for c, value in row.items() if c not in COUNTED} for row in rows]
+
+    def without(*names: str) -> list[dict[str, Any]]:
+        return [{c: value for c, value in row.items() if c not in names} for row in rows]
+
+    write_rows(path, without(CORRECT), columns)
     beside = Path(path).with_suffix(f".{CORRECT}.csv")
-    write_rows(beside, kept, correct_columns(columns))
+    write_rows(beside, without(*COUNTED), correct_columns(columns))
 
 
 def run_record(seconds: Mapping[str, float], gpu: str = "", **more: Any) -> dict[str, Any]:
@@ -131,12 +120,12 @@ def run_record(seconds: Mapping[str, float], gpu: str = "", **more: Any) -> dict
 
     gpu: its name, where it computed.
     """
+    host = {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()}
+    versions = {name: _version(name) for name in _VERSIONED}
     return {
         "seconds": {step: round(value, 2) for step, value in seconds.items()},
-        "host": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()}
-        | ({"gpu": gpu} if gpu else {}),
-        "versions": {"python": platform.python_version()}
-        | {name: _version(name) for name in _VERSIONED},
+        "host": host | ({"gpu": gpu} if gpu else {}),
+        "versions": {"python": platform.python_version(), **versions},
         "commit": _git("rev-parse", "HEAD") or "",
         "dirty": bool(_git("status", "--porcelain", "--", *_SOURCES)),
         **more,
@@ -144,13 +133,9 @@ def run_record(seconds: Mapping[str, float], gpu: str = "", **more: Any) -> dict
 
 
 def _ordered(path: object, row: Mapping[str, Any], columns: Sequence[str]) -> list[tuple[str, Any]]:
-    if set(row) != set(columns):
-        odd = sorted(set(row) ^ set(columns))
-        raise BadFile(
-            path,
-            f"a row lacks or adds the columns {', '.join(odd)}",
-            f"the columns are {', '.join(columns)}",
-        )
+    if odd := sorted(set(row) ^ set(columns)):
+        problem = f"a row lacks or adds the columns {', '.join(odd)}"
+        raise BadFile(path, problem, f"the columns are {', '.join(columns)}")
     return [(column, row[column]) for column in columns]
 
 
@@ -160,9 +145,8 @@ def _text(path: object, column: str, value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     if not math.isfinite(value):
-        raise BadFile(
-            path, f"column {column} would hold {value}", "look at the numbers that lead here"
-        )
+        problem = f"column {column} would hold {value}"
+        raise BadFile(path, problem, "look at the numbers that lead here")
     decimals = _DECIMALS.get(column, 6)
     # + 0.0 turns -0.0, whose sign is chance, into 0.0
     return f"{round(value, decimals) + 0.0:.{decimals}f}"
@@ -170,9 +154,10 @@ def _text(path: object, column: str, value: Any) -> str:
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    named = (
+        re.search(r"^model name\s*: *(.*\S)", info.read_text(), re.M) if info.is_file() else None
+    )
+    return named[1] if named else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str:
@@ -185,9 +170,7 @@ def _version(package: str) -> str:
 def _git(*words: str) -> str | None:
     """Return the output of git in the current folder; None without git or a repository."""
     try:
-        done = subprocess.run(
-            ["git", *words], capture_output=True, text=True, timeout=10, check=False
-        )
+        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -232,22 +215,18 @@ CHAIN = ("prepare", "multitask", "merge", "calibrate", "adapt", "evaluate")
 
 
 def gather(name: str) -> None:
-    """For `samples/clip_b32-8`: copy outputs/<suite>/samples/clip_b32-8/ to results/<suite>/, and
-    write the run's record as run.json next to the files.
+    """Copy outputs/<suite>/<name>/, such as samples/clip_b32-8, to results/<suite>/, and write the
+    run's record as run.json next to the files.
     """
     root = project_root()
     suite = chosen_suite(read_yaml(root / "params.yaml"))
     outputs, (kind, _, key) = root / "outputs" / suite, name.partition("/")
     source, target = outputs / name, root / "results" / suite / name
     if not key or not source.is_dir():
-        way_out = (
-            "name a folder of results, such as scores/clip_b32-8, and run its stage: dvc repro"
-        )
+        way_out = "name a folder, such as scores/clip_b32-8, and run its stage: dvc repro"
         raise MissingPath(source, "the results to gather", way_out)
-    verb, chain = "measure" if kind == "drift" else kind, kind == "scores"
-    record = (
-        _chain(outputs / "run", key) if chain else read_json(outputs / f"run/{verb}-{key}.json")
-    )
+    verb, runs = "measure" if kind == "drift" else kind, outputs / "run"
+    record = _chain(runs, key) if kind == "scores" else read_json(runs / f"{verb}-{key}.json")
     with atomic_folder(target) as folder:
         for file in sorted(source.iterdir()):
             shutil.copyfile(file, folder / file.name)
@@ -261,13 +240,11 @@ def _chain(runs: Path, key: str) -> dict[str, Any]:
     merged = sorted(path.stem for path in runs.glob(f"merge-{key}-*.json"))
     texts = not key.rpartition("-")[2].isdigit()  # pools of texts have names
     names = ["prepare_texts" if texts else "prepare_data", *(f"{verb}-{key}" for verb in CHAIN)]
+    paths = [runs / f"{name}.json" for name in (*names, *merged)]
     seconds, gpu = dict[str, float](), ""
     cost: dict[str, dict[str, Any]] = {}  # by stage, by seed
-    for name in [*names, *merged]:
-        path = runs / f"{name}.json"
-        if path.is_file():
-            record = read_json(path)
-            seconds |= record["seconds"]
-            cost |= record.get("cost", {})
-            gpu = record["host"].get("gpu", gpu)
+    for record in (read_json(path) for path in paths if path.is_file()):
+        seconds |= record["seconds"]
+        cost |= record.get("cost", {})
+        gpu = record["host"].get("gpu", gpu)
     return run_record(seconds, gpu, cost=cost)

@@ -76,15 +76,7 @@ def settings_of_stages(folder: Path) -> Iterator[list[tuple[str, Any]]]:
     from dvc.dependency import param
     from dvc.repo import Repo
 
-    load = cache(param.load_path)
-    with (
-        patch.object(param, "load_path", load),
-        patch("dpath.get", entry),
-        Repo(str(folder)) as repo,
-    ):
-        yield [
-            (s.name, dep)
-            for s in repo.index.stages
-            for dep in s.deps
-            if isinstance(dep, param.ParamsDependency)
-        ]
+    once, kind = patch.object(param, "load_path", cache(param.load_path)), param.ParamsDependency
+    with once, patch("dpath.get", entry), Repo(str(folder)) as repo:
+        deps = ((stage.name, dep) for stage in repo.index.stages for dep in stage.deps)
+        yield [(name, dep) for name, dep in deps if isinstance(dep, kind)]

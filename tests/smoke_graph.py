@@ -39,22 +39,10 @@ RUN = {
     "calibrate": ("average", "task_arithmetic"),
     "adapt": {"task_arithmetic": ("surgery", "mean_shift"), "average": ("prob_surgery",)},
 }
-POOLS = (
-    "clip_b32-8",
-    "clip_l14-8",
-    "clip_b32-14",
-    "minilm-8",
-    "vit_s-8",
-    "flan_t5_base-glue",
-    "llama_3b-mergebench",
-    "smollm2-chat",
-)
-BRIEF = {"steps": 3}
-RIVALS = {
-    "batch": 8,
-    "surgery": {"rank": 4, **BRIEF},
-    "prob_surgery": {"hidden": 32, "kl_weight": 1.0e-4, **BRIEF},
-}
+POOLS = "clip_b32-8 clip_l14-8 clip_b32-14 minilm-8 vit_s-8".split()
+POOLS += ["flan_t5_base-glue", "llama_3b-mergebench", "smollm2-chat"]
+PROB_SURGERY = {"hidden": 32, "kl_weight": 1.0e-4, "steps": 3}
+RIVALS = {"batch": 8, "surgery": {"rank": 4, "steps": 3}, "prob_surgery": PROB_SURGERY}
 AT = {"ridge": 1.0e-6, "anchor_blend": 2.0, "interpolation": 0.9}
 # Values that replace those of the mini group, by study.
 STUDIED: dict[str, dict] = {
@@ -92,17 +80,13 @@ STUDIED: dict[str, dict] = {
         "fine_tune": {"steps": 2, "batch": 8, "warm_up": 1},
     },
 }  # fmt: skip
-# Of studies that do the same for several roles and pools, those that are run; all others are null.
 SHOWN = {"minilm-8": "banking77", "vit_s-8": "digits"}  # the task of the stage `measure`
+# Of studies that do the same for several roles and pools, those that are run; all others are null.
 RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "extrapolation"), ("clip_b32-8",)) | {
     "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "default": ("clip_b32-8", "flan_t5_base-glue", "smollm2-chat"),
 }  # fmt: skip
-CHAIN: dict[str, Any] = {
-    "key": "clip_b32-8", "merger": "task_arithmetic",
-    "stages": (
-        "prepare_data", "prepare", "merge", "calibrate", "adapt", "multitask", "evaluate", "gather",
-    ),
-}  # fmt: skip
+CHAIN = "prepare_data prepare merge calibrate adapt multitask evaluate gather".split()
+PAGES = ("table01", "table06")  # test_notebooks.py executes every page
 OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}}
 UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}
@@ -120,18 +104,15 @@ def smoke_params(root: Path = ROOT) -> dict:
             few = FEWER[section](key, entry["mini"]) if key in POOLS and entry["mini"] else None
             entry["smoke"] = few
             if key.endswith("-8"):
-                entry["from"] = {
-                    name: ROWS[section](name, row) for name, row in entry["from"].items()
-                }
+                rows = entry["from"].items()
+                entry["from"] = {name: ROWS[section](name, row) for name, row in rows}
     for entry in params["studied"].values():
         entry["smoke"] = {**entry["mini"], "rivals": {**entry["mini"]["rivals"], **RIVALS}}
     for study in studies():
         for key, entry in params[study].items():
-            others = OF_TEXTS.get(study, {}) if key == "minilm-8" else {}
+            own = STUDIED[study] | (OF_TEXTS.get(study, {}) if key == "minilm-8" else {})
             run = key in RUN_FOR.get(study, (key,))
-            entry["smoke"] = (
-                {**(entry["mini"] or entry["paper"]), **STUDIED[study], **others} if run else None
-            )
+            entry["smoke"] = {**(entry["mini"] or entry["paper"]), **own} if run else None
     for entry in params["multitask"].values():
         entry["smoke"] = {"steps": 4} if entry["mini"] else None
     for key, entry in params["measure"].items():
@@ -141,10 +122,8 @@ def smoke_params(root: Path = ROOT) -> dict:
 
 def _merger(key: str, name: str, group: dict | None) -> dict | None:
     """Return the smoke group of a merger."""
-    if key.endswith("-14"):
-        scale = (
-            {"scale": 0.3} if name == "task_arithmetic" else {}
-        )  # of four tasks, a quarter would be the average
+    if key.endswith("-14"):  # of four tasks, a scale of a quarter would be the average
+        scale = {"scale": 0.3} if name == "task_arithmetic" else {}
         return {**group, **SHORT.get(name, {}), **scale}
     if group is None or name in SHORT:
         return group and {**group, **SHORT[name]}
@@ -154,20 +133,16 @@ def _merger(key: str, name: str, group: dict | None) -> dict | None:
 def _calibrations(key: str, group: dict) -> dict:
     """Return the smoke group of FeatCal; texts have one setting."""
     if key.endswith(("-8", "-14")):
-        return {
-            word: {**own, **FEW, "seeds": FEW["seeds"] if key.endswith("-8") else [42]}
-            for word, own in group.items()
-        }
+        few = FEW if key.endswith("-8") else {**FEW, "seeds": [42]}
+        return {word: {**own, **few} for word, own in group.items()}
     return {"paper": {**group["paper"], "samples": 16, "seeds": [42], "batch": 8}}
 
 
 def _adapters(key: str, group: dict) -> dict:
     """Return the smoke group of adapters; texts have one setting."""
     words = ADAPTER_SETTINGS if key.endswith(("-8", "-14")) else ("paper",)
-    return {
-        method: _few(method, {word: own[word] for word in words if word in own})
-        for method, own in group.items()
-    }
+    chosen = {method: {w: own[w] for w in words if w in own} for method, own in group.items()}
+    return {method: _few(method, own) for method, own in chosen.items()}
 
 
 def _few(method: str, settings: dict) -> dict:
@@ -180,13 +155,11 @@ def _adapted(name: str, row: dict | None) -> dict | None:
     run, left_out = RUN["adapt"].get(name), dict.fromkeys(ADAPTER_SETTINGS)
     if run is None or row is None:
         return None
-    alone = {
-        method: {word: own for word, own in row.get(method, {}).items() if "stream" in own}
-        for method in run
-    }
-    return {
-        method: _few(method, alone[method]) if method in run else left_out for method in ADAPTERS
-    }
+    found: dict = dict.fromkeys(ADAPTERS, left_out)
+    for method in run:
+        alone = {word: own for word, own in row.get(method, {}).items() if "stream" in own}
+        found[method] = _few(method, alone)
+    return found
 
 
 FEWER = {"calibrate": _calibrations, "adapt": _adapters}
@@ -237,11 +210,10 @@ def keep_a_chain(work: Path) -> None:
 
     DVC looks at every stage and reads the settings again for each.
     """
-    key, merger, params = CHAIN["key"], CHAIN["merger"], pipeline.settings(work)
-    for section in ("calibrate", "adapt"):
-        for entry in (
-            entry for own, entry in params[section].items() if own.endswith(("-8", "-chat"))
-        ):
+    key, merger, params = "clip_b32-8", "task_arithmetic", pipeline.settings(work)
+    entries = (item for section in ("calibrate", "adapt") for item in params[section].items())
+    for own, entry in entries:
+        if own.endswith(("-8", "-chat")):
             entry["from"] = {name: row for name, row in entry["from"].items() if name == merger}
     for own in ("clip_b32-8", "clip_l14-8", "minilm-8", "vit_s-8", "smollm2-chat"):
         params["merge"][own] = {merger: params["merge"][own][merger]}
@@ -252,16 +224,14 @@ def keep_a_chain(work: Path) -> None:
     for file in pipeline.files(work):
         content = yaml.safe_load(file.read_text())
         stages = content["stages"].items()
-        content["stages"] = {name: block for name, block in stages if name in CHAIN["stages"]}
+        content["stages"] = {name: block for name, block in stages if name in CHAIN}
         for block in content["stages"].values():
             if "matrix" in block:
                 kept = {"role": [key.split("-")[0]], "pool": [8], "merger": [merger]}
                 block["matrix"] = {part: kept[part] for part in block["matrix"]}
             elif "foreach" in block:
-                kept = {
-                    "${gathered}": {f"scores-{key}": f"scores/{key}"},
-                    "${pools}": {key: _pools(content).get(key)},
-                }
+                kept = {"${gathered}": {f"scores-{key}": f"scores/{key}"}}
+                kept["${pools}"] = {key: _pools(content).get(key)}
                 block["foreach"] = kept.get(block["foreach"], {key: {}})
         if content["stages"]:
             file.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -278,11 +248,8 @@ def _of_the_suite(entry: Any) -> Any:
     """Return an entry without the groups of other suites."""
     if not isinstance(entry, dict):
         return entry
-    return {
-        key: _of_the_suite(own)
-        for key, own in entry.items()
-        if "smoke" not in entry or key in ("smoke", "from")
-    }
+    kept = {"smoke", "from"} if "smoke" in entry else entry.keys()
+    return {key: _of_the_suite(own) for key, own in entry.items() if key in kept}
 
 
 def commands(work: Path) -> list[list[str]]:
@@ -291,9 +258,8 @@ def commands(work: Path) -> list[list[str]]:
 
     with Repo(str(work)) as repo:
         ordered = list(networkx.dfs_postorder_nodes(repo.index.graph))
-        ordered.sort(
-            key=lambda stage: stage.path_in_repo == "dvc.yaml"
-        )  # pages do not wait for results on request
+        # pages do not wait for results on request
+        ordered.sort(key=lambda stage: stage.path_in_repo == "dvc.yaml")
         return [stage.cmd.split() for stage in ordered]
 
 
@@ -311,12 +277,11 @@ def working_in(folder: Path) -> Iterator[None]:
 def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:
     """Run the graph in the new folder `work`; return the sha256 of every weight and score file."""
     lay_out(work, root)
-    once = patch.object(
-        context, "load_experiments", cache(context.load_experiments)
-    )  # 250 stages would read the same settings
+    # 250 stages would read the same settings
+    once = patch.object(context, "load_experiments", cache(context.load_experiments))
     with working_in(work), without_kernels(), once:
-        for command in commands(work):
-            if command[:2] == ["featcal", "stage"]:
-                run_stage(command[2], command[3] if len(command) > 3 else None)
+        for program, stage, verb, *key in commands(work):
+            if (program, stage) == ("featcal", "stage") and (verb != "page" or key[0] in PAGES):
+                run_stage(verb, key[0] if key else None)
     files = [*work.glob("outputs/**/*.safetensors"), *work.glob("results/**/*.csv")]
     return {str(f.relative_to(work)): sha256(f.read_bytes()).hexdigest() for f in sorted(files)}

@@ -1,8 +1,4 @@
-"""Load experiments, suite and paths for a stage, and write the record of its run.
-
-The record (seconds, machine, versions) goes to a file of its own, so that weights and scores stay
-the same bytes between runs.
-"""
+"""Load experiments, suite and paths for a stage, and write the record of its run."""
 
 import json
 import time
@@ -39,8 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """Experiments in the chosen suite, and the paths of their files: weights in outputs/<suite>/,
-    small files in results/<suite>/.
+    """Experiments in the chosen suite, and the paths of their files.
 
     aside: replaces outputs/<suite>/ while a study makes models that it does not keep.
     """
@@ -96,7 +91,7 @@ class Context:
         """Print that nothing is made, and write it into the folder: DVC warns of empty ones."""
         line = reason or f"{place}: not run in suite {self.suite.name}"
         with atomic_folder(out) as folder:
-            (folder / "not_run.txt").write_text(f"{line}\n", encoding="utf-8")
+            (folder / "not_run.txt").write_text(f"{line}\n", "utf-8")
         console.print(line)
 
     @contextmanager
@@ -111,18 +106,15 @@ class Context:
         """Write a stage's run record when the body succeeds, with what the body adds to it."""
         start, more = time.perf_counter(), dict[str, Any]()
         yield more
-        more |= {"gpu": self.gpu} if self.gpu else {}
-        seconds = {f"{verb}@{key}" if key else verb: time.perf_counter() - start}
-        name = f"{verb}-{key}" if key else verb
-        write_json(self.outputs / "run" / f"{name}.json", run_record(seconds, **more))
+        names = [verb, key] if key else [verb]
+        seconds = {"@".join(names): time.perf_counter() - start}
+        record = run_record(seconds, self.gpu, **more)
+        write_json(self.outputs / "run" / f"{'-'.join(names)}.json", record)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One role and pool of a context: its tasks, and the models that others are made from.
-
-    only: some of its tasks.   made: a folder for models made from those.
-    """
+    """One role and pool. only: some of its tasks.   made: a folder for models made from those."""
 
     context: Context
     role: str
@@ -154,7 +146,6 @@ class Setup:
 
     @property
     def of_texts(self) -> bool:
-        """Return whether the models are language models."""
         return self.pool in TEXT_POOLS
 
     @property
@@ -190,8 +181,8 @@ class Setup:
         return {task: self.expert(task) for task in self.tasks}
 
     def expert(self, task: str) -> Path:
-        home = self.context.outputs / "prepared" / f"{self.role}-{self.home(task)}"
-        return home / "experts" / task
+        home = f"{self.role}-{self.home(task)}"
+        return self.context.outputs / "prepared" / home / "experts" / task
 
     def home(self, task: str) -> Pool:
         """Return the smallest pool of the role that has the task, so that no expert is made twice."""
@@ -214,20 +205,14 @@ class Setup:
         return None if self.of_texts else load_file(self.heads).get("visual_projection")
 
     def load(self, folder: Path, dtype: Any = None) -> Any:
-        """Return the model of a folder on the suite's device."""
         from featcal.models.load import load_as_calibrated
 
-        more = {} if dtype is None else {"dtype": dtype}
+        more = {"dtype": dtype} if dtype else {}
         return load_as_calibrated(folder, **more).to(self.context.device)
 
     @property
     def words(self) -> dict[str, Any]:
-        """Return the columns that all rows of the role and pool share."""
         return {"suite": self.context.suite.name, "role": self.role, "pool": self.pool}
-
-    def moved(self, aside: Path) -> "Setup":
-        """Return a copy whose outputs go to another folder."""
-        return replace(self, context=replace(self.context, aside=aside))
 
 
 def load_context(root: Path | None = None) -> Context:
@@ -237,16 +222,17 @@ def load_context(root: Path | None = None) -> Context:
     suite = load_suite(root, experiments.suite)
     if experiments.tasks is not None:
         experiments, suite = _with_tasks(experiments, suite, experiments.tasks)
-    for name in suite.every_role:  # a misspelt role would quietly be a role that is not run
-        require_known(f"suites/{suite.name}.yaml: roles", name, experiments.roles)
+    name, roles = suite.name, suite.every_role
+    for role in roles:  # a misspelt role would quietly be a role that is not run
+        require_known(f"suites/{name}.yaml: roles", role, experiments.roles)
     for key, measured in experiments.measure.items():
-        if measured is not None and measured.role in suite.every_role:
+        if measured is not None and measured.role in roles:
             tasks = suite.tasks_of(measured.role, measured.pool)
-            require_known(f"measure.{key}.{suite.name}.task", measured.task, tasks)
+            require_known(f"measure.{key}.{name}.task", measured.task, tasks)
+    expected = f"is not among the pools of suites/{name}.yaml; write `{name}: null` to leave this merger out"
     for run in experiments.merge.values():
-        if suite.every_role.get(run.role) and run.options is not None and run.pool != HEADLINE_POOL:
-            place = f"merge.{run.key}.{run.upstream}.{suite.name}"
-            expected = f"is not among the pools of suites/{suite.name}.yaml; write `{suite.name}: null` to leave this merger out"
+        if run.role in roles and run.options is not None and run.pool != HEADLINE_POOL:
+            place = f"merge.{run.key}.{run.upstream}.{name}"
             require(run.pool in suite.pools_of(run.role), place, run.pool, expected)
     return Context(root, experiments, suite)
 
@@ -260,24 +246,21 @@ def _with_tasks(
     experiments: Experiments, suite: Suite, tasks: Collection[str]
 ) -> tuple[Experiments, Suite]:
     """Remove all other tasks from pools that have some of `tasks`. Raises: UnknownKey."""
-    pools = {role: suite.pools_of(role) for role in suite.every_role}
-    known = {task for own in pools.values() for names in own.values() for task in names}
+    pools = [suite.pools_of(role) for role in suite.every_role]
+    known = {task for own in pools for names in own.values() for task in names}
     for task in tasks:
         require_known("tasks", task, known)
 
-    def left(own: Mapping[Any, tuple[str, ...]]) -> dict[Any, tuple[str, ...]]:
-        return {pool: tuple(t for t in names if t in tasks) or names for pool, names in own.items()}
+    def left(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(task for task in names if task in tasks) or names
 
-    images = left(suite.pools)
-    named = max(images.values(), key=len)
-    suite = suite.but(
-        pools=images,
-        expert_steps={task: n for task, n in suite.expert_steps.items() if task in named},
-        sentences=suite.sentences.but(pools=left(suite.sentences.pools)),
-        photos=suite.photos.but(pools=left(suite.photos.pools)),
-        language=suite.language.but(pools=left(suite.language.pools)),
-        chat=suite.chat.but(tasks=left({CHAT_POOL: suite.chat.tasks})[CHAT_POOL]),
-    )
+    changes: dict[str, Any] = {"chat": suite.chat.but(tasks=left(suite.chat.tasks))}
+    for name in ("sentences", "photos", "language"):
+        group = getattr(suite, name)
+        changes[name] = group.but(pools={pool: left(own) for pool, own in group.pools.items()})
+    images = {pool: left(own) for pool, own in suite.pools.items()}
+    steps = {t: n for t, n in suite.expert_steps.items() if t in max(images.values(), key=len)}
+    suite = suite.but(pools=images, expert_steps=steps, **changes)
     measure = dict(experiments.measure)
     for key, run in measure.items():
         if run is not None and run.role in suite.every_role:

@@ -10,12 +10,11 @@ from shutil import rmtree
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from featcal.errors import UnknownKey
 from reproduction.engine.context import Setup, load_context, load_setup
 from reproduction.engine.samples import plan_of, stream, streams
 from reproduction.engine.spec import ModelSpec, adapted, anchors, calibrated, merged, replacing
 from reproduction.engine.workers import console, report_progress
-from reproduction.experiments import ANCHOR, RESCALED, Draw
+from reproduction.experiments import ANCHOR, RESCALED, Draw, require_known
 
 if TYPE_CHECKING:
     import torch
@@ -34,15 +33,13 @@ def make(label: str, setup: Setup, models: Sequence[ModelSpec]) -> None:
 
 
 def run_merge(key: str) -> None:
-    """Write outputs/<suite>/merged/<role>-<pool>/<merger>/ of a role and pool, or of one merger of
-    them, such as `clip_b32-8-wudi`.
-    """
+    """Write outputs/<suite>/merged/<role>-<pool>/<merger>/ of a role and pool, or of one merger."""
     context = load_context()
-    known = context.experiments.merge
-    runs = [run for run in known.values() if key in (run.key, run.merged)]
-    if not runs:
-        keys = dict.fromkeys(one for run in known.values() for one in (run.key, run.merged))
-        raise UnknownKey("merge", key, list(keys))
+    known = context.experiments.merge.values()
+    require_known(
+        "merge", key, dict.fromkeys(one for run in known for one in (run.key, run.merged))
+    )
+    runs = [run for run in known if key in (run.key, run.merged)]
     with context.recorded("merge", key):
         setup = Setup(context, runs[0].role, runs[0].pool)
         upstreams = {run.upstream for run in runs}
@@ -61,26 +58,21 @@ def merge_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
 
 
 def merge(setup: Setup, model: ModelSpec) -> None:
-    """Make one merged model."""
     import featcal
     from featcal.merging.registry import method_named
 
-    run, more = model.settings, dict[str, Any](device=setup.context.device)
+    run, more = model.settings, {"device": setup.context.device, "out": model.folder}
     if model.draw is not None:
-        more |= {
-            "batches": streams(setup, model.draw),
-            "head": setup.heads if "head" in method_named(run.method).needs else None,
-            "n_jobs": setup.context.suite.workers or 1,  # adamerging takes as long as all others
-            "progress": lambda line: console.print(f"  {line}", soft_wrap=True),
-        }
-    featcal.merge(
-        run.method, setup.base, setup.experts, out=model.folder, **more, **(run.options or {})
-    )
+        more["batches"] = streams(setup, model.draw)
+        more["head"] = setup.heads if "head" in method_named(run.method).needs else None
+        more["n_jobs"] = setup.context.suite.workers or 1  # adamerging takes as long as all others
+        more["progress"] = lambda line: console.print(f"  {line}", soft_wrap=True)
+    featcal.merge(run.method, setup.base, setup.experts, **more, **(run.options or {}))
 
 
 def run_calibrate(key: str) -> None:
-    """Write outputs/<suite>/calibrated/<role>-<pool>/<merger>-<setting>/seed<NN>/ of a role and
-    pool; of language models also anchor/ next to it.
+    """Write outputs/<suite>/calibrated/<role>-<pool>/<merger>-<setting>/seed<NN>/; of language
+    models also anchor/ next to it.
     """
     setup = load_setup(key)
     with setup.context.recorded("calibrate", key) as record:
@@ -88,11 +80,10 @@ def run_calibrate(key: str) -> None:
         with replacing(setup, "calibrate", "calibrated", models) as made:
             seconds = calibrate_all(key, setup, made)
         record["cost"] = cost = dict[str, dict[str, Any]]()
-        for model in made:
-            if model.method == "featcal":
-                run = model.name.partition("/")[0]  # its key in params.yaml
-                own = cost.setdefault(f"calibrate@{run}", {})
-                own[f"seed {model.seed}"] = {"seconds": round(seconds[model.name], 3)}
+        for model in (model for model in made if model.method == "featcal"):
+            run = model.name.partition("/")[0]  # its key in params.yaml
+            own = cost.setdefault(f"calibrate@{run}", {})
+            own[f"seed {model.seed}"] = {"seconds": round(seconds[model.name], 3)}
 
 
 def calibrate_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> dict[str, float]:
@@ -105,26 +96,17 @@ def calibrate(label: str, setup: Setup, model: ModelSpec) -> float:
     """Make one calibrated or rescaled model; return the seconds of the calibration."""
     import featcal
 
-    start = perf_counter()
     if model.method != "featcal":
         rescale(setup, model.upstream, model.settings, model.folder)
-        return perf_counter() - start
-    name = f"{label} {model.name}"
-    work = f"calibrate-{name}".replace(" ", "-").replace("/", "-")
-    batches = streams(setup, model.draw, model.reading, model.damage)
+        return 0.0
+    context, name = setup.context, f"{label} {model.name}"
+    work = context.unfinished(f"calibrate-{name}".replace(" ", "-").replace("/", "-"))
+    given: dict[str, Any] = {"base": setup.base, "experts": setup.experts, "work": work}
+    given["batches"] = streams(setup, model.draw, model.reading, model.damage)
+    given |= {"settings": model.settings, "plan": plan_of(setup, model.reading)}
+    given |= {"device": context.device, "progress": partial(report_progress, name)}
     start = perf_counter()
-    featcal.calibrate(
-        setup.merged(model.upstream),
-        base=setup.base,
-        experts=setup.experts,
-        batches=batches,
-        settings=model.settings,
-        plan=plan_of(setup, model.reading),
-        device=setup.context.device,
-        out=model.folder,
-        work=setup.context.unfinished(work),
-        progress=partial(report_progress, name),
-    )
+    featcal.calibrate(setup.merged(model.upstream), **given, out=model.folder)
     return perf_counter() - start
 
 
@@ -136,17 +118,14 @@ def rescale(setup: Setup, upstream: str, factor: float, out: Path | None = None)
     import featcal
     from featcal.models.load import load_as_calibrated
 
-    if out is not None:
-        one: Any = {"merged": setup.merged(upstream)}
-        return featcal.merge("task_arithmetic", setup.base, one, scale=factor, out=out)
-    base, merged = (load_as_calibrated(path) for path in (setup.base, setup.merged(upstream)))
-    return featcal.merge("task_arithmetic", base, {"merged": merged}, scale=factor)
+    base, expert = setup.base, setup.merged(upstream)
+    if out is None:
+        base, expert = load_as_calibrated(base), load_as_calibrated(expert)
+    return featcal.merge("task_arithmetic", base, {"merged": expert}, scale=factor, out=out)
 
 
 def run_adapt(key: str) -> None:
-    """Write outputs/<suite>/adapted/<role>-<pool>/<merger>-<adapter>/<setting>/seed<NN>/ of a role
-    and pool.
-    """
+    """Write outputs/<suite>/adapted/<role>-<pool>/<merger>-<adapter>/<setting>/seed<NN>/."""
     setup = load_setup(key)
     with (
         setup.context.recorded("adapt", key),
@@ -156,26 +135,19 @@ def run_adapt(key: str) -> None:
 
 
 def adapt_all(label: str, setup: Setup, models: Iterable[ModelSpec]) -> None:
-    """Train the adapters of all tasks for every specification of them.
-
-    First every sample is encoded, once by the expert of its task and once by each merged model;
-    then every training reads those features.
-    """
     wanted = [model for model in models if model.corrects]
     if not wanted:
         return
     context, seen = setup.context, dict[DamagedDraw, dict[str, None]]()  # merged models by samples
-    for model in wanted:
-        if _once(model):
-            seen.setdefault((model.draw, model.damage), {})[model.upstream] = None
+    for model in filter(_once, wanted):
+        seen.setdefault((model.draw, model.damage), {})[model.upstream] = None
+    # longest first
+    wanted.sort(key=lambda m: (-getattr(m.settings, "steps", 0), m.method == "surgery"))
     with context.scratch("adapt") as folder:
         parts = min(context.suite.workers or 1, len(setup.tasks)) if seen else 0
         shared = [setup.tasks[number::parts] for number in range(parts)]
         jobs = {", ".join(tasks): (setup, tasks, seen, folder) for tasks in shared}
         context.run(f"{label} encode", _encode, jobs)
-        wanted.sort(
-            key=lambda m: (-getattr(m.settings, "steps", 0), m.method == "surgery")
-        )  # longest first
         context.run(f"{label} adapt", _train, {m.name: (setup, m, folder) for m in wanted})
 
 
@@ -211,23 +183,20 @@ def _train(setup: Setup, model: ModelSpec, folder: Path) -> None:
     """Train the adapters of all tasks; as published, frozen models run anew for every batch."""
     from featcal.baselines.training import adapters_for
 
-    draw, device = model.draw, setup.context.device
+    draw, device, upstream = model.draw, setup.context.device, model.upstream
     progress = None if setup.context.suite.workers else partial(report_progress, model.name)
     if _once(model):
-        pairs = {
-            task: read_pair(_features(folder, model.upstream, draw, model.damage, task), device)
-            for task in sorted(setup.tasks)
-        }
+        files = {t: _features(folder, upstream, draw, model.damage, t) for t in sorted(setup.tasks)}
+        pairs = {task: read_pair(file, device) for task, file in files.items()}
         adapters = model.settings.fit(pairs, draw.seed, progress)
     else:
-        start = (model.settings, setup.merged(model.upstream), setup.experts)
         given = (streams(setup, draw), setup.projection(), draw.seed, device, progress)
-        adapters = adapters_for(*start, *given)
+        merged = setup.merged(upstream)
+        adapters = adapters_for(model.settings, merged, setup.experts, *given)
     adapters.save(model.folder)
 
 
 def write_pair(pair: "Pair", path: Path) -> None:
-    """Write features of one task by a merged model and its expert."""
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from reproduction.engine.context import Setup
-from reproduction.engine.samples import load_split
+from reproduction.engine.samples import at_most, load_split
 from reproduction.engine.spec import ModelSpec
 from reproduction.experiments import Draw
 
@@ -23,7 +23,6 @@ Batches = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
 
 
 def step_folder(out: Path, step: int) -> Path:
-    """Return the folder of adapters after so many steps."""
     return out.with_name(f"{out.name}-step{step}")
 
 
@@ -31,8 +30,7 @@ def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[s
     """Make one model and return its seconds, megabytes and watt-hours, with its samples in memory
     before. audit: steps after which adapters are kept too.
 
-    First the same is done with one sample of each task and one step, so that what a process pays
-    once (late imports, the first call of every kernel) is in neither clock nor memory.
+    A run with one sample and one step comes first: what a process pays once is not measured.
     """
     from reproduction.profiling import profiled
 
@@ -51,19 +49,15 @@ def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[s
 
 def in_memory(setup: Setup, draw: Draw) -> Batches:
     """Return the batches of a draw; all samples of a task that has fewer."""
-    from featcal.data.batches import draw_indices
-
     found = {}
     for task in setup.tasks:
         samples = load_split(setup, task, draw.split)
-        count = len(samples.labels)
-        drawn = draw_indices(task, count, min(draw.samples or count, count), draw.seed)
+        drawn = at_most(draw.samples, task, len(samples.labels), draw.seed)
         found[task] = list(samples.batches(drawn, draw.batch))
     return found
 
 
 def make(setup: Setup, model: ModelSpec, batches: Batches, audit: Iterable[int] = ()) -> None:
-    """Write a calibrated model or adapters."""
     import featcal
     from featcal.baselines.adapters import Adapters
     from featcal.baselines.training import adapters_for

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
@@ -55,7 +56,6 @@ class Stream:
 
 
 def load_split(setup: Setup, task: str, split: str) -> Any:
-    """Return all samples of a split of an encoder's task."""
     from reproduction.prepare.sources import load_task
 
     return load_task(setup.data, task, split, setup.base)
@@ -110,6 +110,13 @@ def plan_of(setup: Setup, reading: Reading | None) -> Any:
     return plan_of_reading(setup.base, reading)
 
 
+def at_most(most: int | None, task: str, count: int, seed: int) -> "np.ndarray[Any, Any]":
+    """Return a draw of so many of `count` samples, or of all where there are no more."""
+    from featcal.data.batches import draw_indices
+
+    return draw_indices(task, count, min(most or count, count), seed)
+
+
 @dataclass(frozen=True)
 class Selection:
     """Which samples of an encoder's tasks are scored.
@@ -123,34 +130,24 @@ class Selection:
 
     def read(self, setup: Setup, task: str) -> Any:
         """Return the samples of one task, on the device where the suite computes."""
-        from featcal.data.batches import draw_indices
         from featcal.data.images import ImageSet
 
         samples = load_split(setup, task, self.split)
         if self.most is not None:
-            count = len(samples.labels)
-            drawn = draw_indices(task, count, min(self.most, count), self.seed)
+            drawn = at_most(self.most, task, len(samples.labels), self.seed)
             samples = samples.take(sorted(drawn.tolist()))
         on_device = isinstance(samples, ImageSet)
         return replace(samples, device=setup.context.device) if on_device else samples
 
 
 def seen_rows(setup: Setup, draws: Iterable[Draw], scores: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return a row per task and draw of test samples, once for all methods with the same draw.
-
-    scores: rows that hold the number of test samples of each task.
-    """
-    from featcal.data.batches import draw_indices
-
+    """Return a row per task and draw of test samples. scores: rows with each task's number of them."""
     counts = {row["task"]: int(row["count"]) for row in scores}
     tests = dict.fromkeys((d.stream, d.samples, d.seed) for d in draws if d.split == "test")
     rows = []
-    for stream, samples, seed in tests:
-        for task, count in counts.items():
-            shown = set(range(count))
-            if samples is not None:
-                shown = set(draw_indices(task, count, min(samples, count), seed).tolist())
-            seen = packed(i in shown for i in range(count))
-            words = {"task": task, "stream": stream, "samples": samples, "seed": seed}
-            rows.append(setup.words | words | {"count": count, "seen": seen})
+    for (stream, samples, seed), (task, count) in product(tests, counts.items()):
+        shown = set(at_most(samples, task, count, seed).tolist())
+        seen = packed(i in shown for i in range(count))
+        words = {"task": task, "stream": stream, "samples": samples, "seed": seed}
+        rows.append(setup.words | words | {"count": count, "seen": seen})
     return rows

@@ -34,23 +34,14 @@ def score(
     evaluate: called as `evaluate_model`, which is the default.
     Each model is a job with all adapters that correct it: it is loaded once.
     """
-    jobs = {
-        m.name: (setup, m, [other for other in models if other.corrects == m.name])
-        for m in models
-        if not m.corrects
-    }
+    alone = [model for model in models if not model.corrects]
+    jobs = {m.name: (setup, m, [one for one in models if one.corrects == m.name]) for m in alone}
     found: dict[str, Counts] = {}
     for counts in setup.context.run(label, evaluate or evaluate_model, jobs).values():
         found |= counts
-    language, texts = setup.context.suite.language, setup.pool == DOMAIN_POOL
-    tasks = list(language.tests) if texts else setup.tasks
     common = {**setup.words, "metric": "accuracy"}
-    chats = setup.pool == CHAT_POOL  # experts and adapters do not answer what they did not see
     return {
-        m.name: [
-            {**common, **m.words, "task": task, **found[m.name][task]}
-            for task in (found[m.name] if chats else tasks)
-        ]
+        m.name: [{**common, **m.words, "task": task, **own} for task, own in found[m.name].items()]
         for m in models
     }
 
@@ -61,10 +52,7 @@ def evaluate_model(
     corrected: Sequence[ModelSpec],
     selection: Selection | None = None,
 ) -> dict[str, Counts]:
-    """Return the scores of one model, or of each task's own expert, and of the same with adapters.
-
-    Adapters act after an encoder's last feature, and before a language model's head.
-    """
+    """Return the scores of one model, or of each task's own expert, and of the same with adapters."""
     from featcal.baselines.adapters import Adapters
 
     selection = selection or Selection()
@@ -74,13 +62,17 @@ def evaluate_model(
     def own(task: str) -> Any:
         return shared or setup.load(setup.expert(task))
 
-    if setup.of_texts:
-        changes = {model.name: None, **{name: one.before_head for name, one in adapters.items()}}
-        return generated(setup, own, changes, selection.split, shared is not None)
-    applied = {name: one.apply for name, one in adapters.items()}
-    return answers(
-        setup, lambda task: {model.name: own(task)}, partial(selection.read, setup), applied
-    )
+    if not setup.of_texts:
+        applied, read = (
+            {n: one.apply for n, one in adapters.items()},
+            partial(selection.read, setup),
+        )
+        return answers(setup, lambda task: {model.name: own(task)}, read, applied)
+    changes = {model.name: None, **{name: one.before_head for name, one in adapters.items()}}
+    found = generated(setup, own, changes, selection.split)
+    if setup.pool == CHAT_POOL and shared is not None:  # an expert answers its own task alone
+        found[model.name] |= unseen_chats(setup, shared, selection.split)
+    return found
 
 
 def answers(
@@ -115,13 +107,18 @@ def answers(
 def averages(
     setup: Setup, models: Mapping[float, Any], read: Callable[[str], Any]
 ) -> dict[float, float]:
-    """Return the average accuracy over the tasks of every encoder, in percent."""
     named = {str(name): model for name, model in models.items()}
     judged = answers(setup, lambda _: named, read)
-    return {
-        name: sum(one["value"] for one in judged[str(name)].values()) / len(judged[str(name)])
-        for name in models
-    }
+    return {name: average(judged[str(name)]) for name in models}
+
+
+def average(counts: Counts) -> float:
+    return sum(one["value"] for one in counts.values()) / len(counts)
+
+
+def highest(values: Mapping[float, float]) -> float:
+    """Return the key with the highest average, to four decimals; of equal ones the smallest."""
+    return max(values, key=lambda key: (round(values[key], 4), -key))
 
 
 def generated(
@@ -129,13 +126,11 @@ def generated(
     model_of: Callable[[str], Any],
     changes: Mapping[str, Any],
     split: str = "test",
-    unseen: bool = False,
 ) -> dict[str, Counts]:
     """Return the scores of a language model by task of GLUE, by test of the domains or by chat.
 
     model_of: returns a task's model; one model answers all tests of the domains.
     changes:  by name, what is done to the model, given it and the task; None: nothing.
-    unseen:   an unchanged model also answers the chats that no expert saw.
     """
     from featcal.models.load import load_tokenizer
     from reproduction.language.generation import metric_of, score_glue
@@ -144,10 +139,8 @@ def generated(
     from reproduction.prepare.texts import load_texts
 
     if setup.pool == CHAT_POOL:
-        return {
-            name: chat_answers(setup, model_of, unseen and change is None, split, change)
-            for name, change in changes.items()
-        }
+        given = (setup, model_of, setup.tasks, split)
+        return {name: chat_answers(*given, change) for name, change in changes.items()}
     tokenizer, texts = load_tokenizer(setup.base), setup.texts
     found: dict[str, Counts] = {name: {} for name in changes}
     if setup.pool == DOMAIN_POOL:
@@ -167,31 +160,37 @@ def generated(
 
 
 def chat_answers(
-    setup: Setup, model_of: Callable[[str], Any], unseen: bool, split: str, change: Any
+    setup: Setup, model_of: Callable[[str], Any], tasks: Sequence[str], split: str, change: Any
 ) -> Counts:
-    """Return the answers by task, by likelihood and, under <task>-greedy, by greedy exact match.
-
-    unseen: also score the tasks that no expert saw, and plain texts by their log-likelihood.
-    """
+    """Return the answers by task, by likelihood and, under <task>-greedy, by greedy exact match."""
     from featcal.models.load import load_tokenizer
-    from reproduction.language.chat import log_likelihood, right_answers
-    from reproduction.prepare.chat import INSTRUCTIONS, PLAIN
+    from reproduction.language.chat import right_answers
+    from reproduction.prepare.chat import INSTRUCTIONS
     from reproduction.prepare.texts import load_texts
 
     tokenizer, found = load_tokenizer(setup.base), Counts()
-    for task in (*setup.tasks, *(setup.context.suite.chat.unseen if unseen else ())):
+    for task in tasks:
         rows = [(one.text, one.target or "") for one in load_texts(setup.texts, task, split)]
-        words = [*INSTRUCTIONS[task].words.values()]
-        model = model_of(task)
+        words, model = [*INSTRUCTIONS[task].words.values()], model_of(task)
         with change(model, task) if change else nullcontext():
             likely, exact = right_answers(model, tokenizer, rows, words)
         for name, right in ((task, likely), (f"{task}{GREEDY}", exact)):
             found[name] = _counted("accuracy", 100 * sum(right) / len(right), len(right), right)
-    if unseen:
-        texts = [one.target or "" for one in load_texts(setup.texts, PLAIN, split)]
-        value = log_likelihood(model_of(""), tokenizer, texts)
-        found[PLAIN] = _counted("log_likelihood", value, len(texts), None)
     return found
+
+
+def unseen_chats(setup: Setup, model: Any, split: str) -> Counts:
+    """Return the answers to tasks that no expert saw, and the log-likelihood of plain texts."""
+    from featcal.models.load import load_tokenizer
+    from reproduction.language.chat import log_likelihood
+    from reproduction.prepare.chat import PLAIN
+    from reproduction.prepare.texts import load_texts
+
+    unseen = setup.context.suite.chat.unseen
+    found = chat_answers(setup, lambda _: model, unseen, split, None)
+    texts = [one.target or "" for one in load_texts(setup.texts, PLAIN, split)]
+    value = log_likelihood(model, load_tokenizer(setup.base), texts)
+    return found | {PLAIN: _counted("log_likelihood", value, len(texts), None)}
 
 
 def _counted(metric: str, value: float, count: int, right: list[bool] | None) -> Row:
@@ -207,12 +206,9 @@ def run(key: str) -> None:
     settings; for encoders also the test samples that mergers and adapters saw.
     """
     setup = load_setup(key)
-    context, models = setup.context, list[ModelSpec]()
-    played = setup.plays
-    with context.recorded("evaluate", key), atomic_folder(setup.folder("scores")) as out:
-        if played:
-            models = specs(setup)
-        scores = score(f"evaluate {key}", setup, models) if played else {}
+    models = specs(setup) if setup.plays else []
+    with setup.context.recorded("evaluate", key), atomic_folder(setup.folder("scores")) as out:
+        scores = score(f"evaluate {key}", setup, models)
         rows = [row for own in scores.values() for row in own]
         write_scores(out / "scores.csv", rows)
         shown = [{c: row[c] for c in SCORES} for row in rows if row["method"] in REFERENCES]
@@ -225,9 +221,7 @@ def run(key: str) -> None:
 
 
 def _curves(setup: Setup, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any]]:
-    """Yield the loss averaged over consecutive steps: the sum over tasks that a merger minimises, or
-    the mean over tasks of adapters.
-    """
+    """Yield the loss averaged over consecutive steps; adapters' is the mean over tasks."""
     for model in models:
         loss, words = None, model.words
         if model.method == "merged":

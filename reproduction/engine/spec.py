@@ -20,8 +20,7 @@ class ModelSpec:
     method, upstream, setting, seed: keys of its rows; `upstream` is the merger.
     settings: of FeatCal, of an adapter or of a merger; the factor of a rescaled model.
     draw, reading, damage: the samples that it is made from.
-    corrects: name of the model that adapters correct.
-    columns:  more columns of its rows.
+    corrects: name of the model that adapters correct.   columns: more columns of its rows.
     """
 
     name: str
@@ -44,7 +43,6 @@ class ModelSpec:
         return {name: getattr(self, name) for name in names} | dict(self.columns)
 
     def but(self, **changes: Any) -> "ModelSpec":
-        """Return a copy with some parts changed."""
         return replace(self, **changes)
 
 
@@ -70,7 +68,6 @@ def references(setup: Setup) -> Iterator[ModelSpec]:
 
 
 def merged(setup: Setup) -> Iterator[ModelSpec]:
-    """Yield the merged models."""
     runs = setup.context.experiments.merged_in(setup.role, setup.pool)
     for key, run in runs.items():
         folder = setup.merged(run.upstream)
@@ -78,62 +75,41 @@ def merged(setup: Setup) -> Iterator[ModelSpec]:
 
 
 def calibrated(setup: Setup) -> Iterator[ModelSpec]:
-    """Yield FeatCal at every setting and seed."""
     runs = setup.context.experiments.calibrated_in(setup.role, setup.pool)
-    for key, run in runs.items():
-        for seed in run.seeds:
-            yield ModelSpec(
-                f"{key}/{seed}",
-                setup.folder("calibrated", f"{run.upstream}-{run.setting}", f"seed{seed}"),
-                "featcal",
-                run.upstream,
-                run.setting,
-                seed,
-                run.calibration,
-                Draw(stream="train", samples=run.samples, batch=run.batch, seed=seed),
-                run.reading,
-            )
+    for (key, run), seed in ((one, seed) for one in runs.items() for seed in one[1].seeds):
+        folder = setup.folder("calibrated", f"{run.upstream}-{run.setting}", f"seed{seed}")
+        draw = Draw(stream="train", samples=run.samples, batch=run.batch, seed=seed)
+        words = ("featcal", run.upstream, run.setting, seed, run.calibration, draw, run.reading)
+        yield ModelSpec(f"{key}/{seed}", folder, *words)
 
 
 def adapted(setup: Setup) -> Iterator[ModelSpec]:
-    """Yield adapters of every method at every setting and seed."""
     runs = setup.context.experiments.adapted_in(setup.role, setup.pool)
     for key, run in runs.items():
+        out = setup.folder("adapted", f"{run.upstream}-{run.method}")
         for setting, chosen in run.settings.items():
             for seed in chosen.seeds:
-                yield ModelSpec(
-                    f"{key}/{setting}/{seed}",
-                    setup.folder("adapted", f"{run.upstream}-{run.method}", setting, f"seed{seed}"),
-                    run.method,
-                    run.upstream,
-                    setting,
-                    seed,
-                    chosen.training,
-                    chosen.draw.but(seed=seed),
-                    corrects=run.merged,
-                )
+                words = (run.method, run.upstream, setting, seed, chosen.training)
+                name, draw = f"{key}/{setting}/{seed}", chosen.draw.but(seed=seed)
+                folder = out / setting / f"seed{seed}"
+                yield ModelSpec(name, folder, *words, draw, corrects=run.merged)
 
 
 def anchors(setup: Setup) -> Iterator[ModelSpec]:
     """Yield base + ρ (merged − base), the anchor of FeatCal at every setting."""
     runs = setup.context.experiments.calibrated_in(setup.role, setup.pool)
     for key, run in runs.items():
-        if run.setting == "paper_8b":  # has the ρ of `paper`, and so its anchor
-            continue
-        folder = setup.folder("calibrated", f"{run.upstream}-{run.setting}", ANCHOR)
-        factor = run.calibration.anchor_blend
-        yield ModelSpec(
-            f"{key}/{ANCHOR}", folder, ANCHOR, run.upstream, run.setting, settings=factor
-        )
+        if run.setting != "paper_8b":  # has the ρ of `paper`, and so its anchor
+            folder = setup.folder("calibrated", f"{run.upstream}-{run.setting}", ANCHOR)
+            words, factor = (ANCHOR, run.upstream, run.setting), run.calibration.anchor_blend
+            yield ModelSpec(f"{key}/{ANCHOR}", folder, *words, settings=factor)
 
 
 @contextmanager
 def replacing(
     setup: Setup, verb: str, kind: str, models: Iterable[ModelSpec]
 ) -> Iterator[list[ModelSpec]]:
-    """Yield models with hidden folders, which replace those of the kind once all are made; none
-    where the suite runs none.
-    """
+    """Yield models with hidden folders, which replace those of the kind once all are made."""
     out, chosen = setup.folder(kind), list(models) if setup.plays else []
     if not chosen:
         yield []
@@ -155,8 +131,6 @@ def rival(
 
     folder: its name there is the model's.   more: other parts of it.
     """
-    own: dict[str, Any] = {"settings": getattr(rivals, method)}
-    own |= {"draw": rivals.draw(method, samples, seed)}
-    own |= {"corrects": "" if method == "featcal" else "merged"}
-    words = (method, upstream, rivals.setting, seed)
-    return ModelSpec(folder.name, folder, *words, **{**own, **more})
+    own = {"settings": getattr(rivals, method), "draw": rivals.draw(method, samples, seed)}
+    own |= {"setting": rivals.setting, "corrects": "" if method == "featcal" else "merged"}
+    return ModelSpec(folder.name, folder, method, upstream, seed=seed, **{**own, **more})

@@ -61,10 +61,18 @@ def make_and_score(
     others: Sequence[ModelSpec] = (),
     evaluate: Callable[..., Any] | None = None,
 ) -> list[Row]:
-    """Make models and return their rows.
-
-    others: models there already, which adapters correct.   evaluate: as in `score`.
-    """
+    """Make models and return their rows. others: models there already.   evaluate: as in `score`."""
     make(label, setup, models)
-    rows = score(f"{label} score", setup, [*others, *models], evaluate)
-    return [row for model in models for row in rows[model.name]]
+    return rows_of(setup, label, models, others, evaluate)
+
+
+def rows_of(
+    setup: Setup,
+    label: str,
+    models: Sequence[ModelSpec],
+    others: Sequence[ModelSpec] = (),
+    evaluate: Callable[..., Any] | None = None,
+) -> list[Row]:
+    """Return the rows of models. others: those that adapters among the models correct."""
+    scores = score(f"{label} score", setup, [*others, *models], evaluate)
+    return [row for model in models for row in scores[model.name]]

@@ -31,7 +31,6 @@ console = Console(stderr=True, highlight=False)
 
 
 def report_progress(name: str, line: object) -> None:
-    """Print the progress of a job."""
     console.print(f"  {name}  {line}", soft_wrap=True)
 
 

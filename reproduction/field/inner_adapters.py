@@ -17,7 +17,7 @@ script lists each parameter three times, so its Adam steps three times per gradi
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -57,9 +57,8 @@ FILE = "adapters.safetensors"
 
 @dataclass(frozen=True)
 class InnerAdapters:
-    """Trained adapters.
+    """Trained adapters of a method.
 
-    method:  surgery_v2 or interv_merge.
     weights: by task, then by path of the module whose output is corrected, or "feature".
     losses:  by task, one per step.
     """
@@ -75,14 +74,11 @@ class InnerAdapters:
         own = {name: weight.to(features) for name, weight in self.weights[task][FEATURE].items()}
         return features - correction(self.method, own, features)
 
-    @contextmanager
-    def inside(self, model: nn.Module, task: str) -> Iterator[None]:
+    def inside(self, model: nn.Module, task: str) -> AbstractContextManager[None]:
         """Run the model with the task's adapters in it."""
-        with corrected(model, self.method, self.weights[task]):
-            yield
+        return corrected(model, self.method, self.weights[task])
 
     def save(self, folder: Path) -> None:
-        """Write the weights to a new folder."""
         folder.mkdir(parents=True)
         tensors = {
             f"{task}/{path}/{name}": weight.contiguous()
@@ -94,7 +90,6 @@ class InnerAdapters:
 
     @classmethod
     def load(cls, folder: Path) -> "InnerAdapters":
-        """Read the weights that `save` wrote."""
         weights: dict[str, dict[str, dict[str, Tensor]]] = {}
         with safe_open(folder / FILE, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
@@ -115,12 +110,9 @@ def correction(method: str, weights: Weights, z: Tensor) -> Tensor:
 def first_weights(
     settings: Settings, like: Tensor, task: str, path: str, seed: int
 ) -> dict[str, Tensor]:
-    """Draw weights for one path, uniform in ±1/√d. SurgeryV2's second matrix is zero, so that
-    nothing is corrected before the first step.
-    """
+    """Draw weights for one path, uniform in ±1/√d; SurgeryV2's second matrix begins at zero."""
     d, r = like.shape[-1], settings.rank
-    fits = f"must be at most {d}, the width at {path}"
-    require(r <= d, f"{settings.name}.rank", r, fits)
+    require(r <= d, f"{settings.name}.rank", r, f"must be at most {d}, the width at {path}")
     draws = generator(task, f"initialisation {path}", seed)
     if isinstance(settings, SurgeryV2):
         shapes = {"down": (r, d), "up": (d, r)}
@@ -141,24 +133,16 @@ def corrected(model: nn.Module, method: str, weights: Mapping[str, Weights]) -> 
     """
 
     def change(path: str, output: Any) -> Any:
-        hidden = hidden_of(output)
+        hidden = output if isinstance(output, Tensor) else output[0]
         own = {name: weight.to(hidden) for name, weight in weights[path].items()}
-        if method == SurgeryV2.name:
-            result = hidden - correction(method, own, hidden)
-        else:
-            first = hidden[:, :1]
-            result = torch.cat([first - correction(method, own, first), hidden[:, 1:]], dim=1)
+        z = hidden if method == SurgeryV2.name else hidden[:, :1]
+        result = z - correction(method, own, z)
+        if z is not hidden:
+            result = torch.cat([result, hidden[:, 1:]], dim=1)
         return result if isinstance(output, Tensor) else (result, *output[1:])
 
-    inner = [path for path in weights if path != FEATURE]
-    with output_hooks(model, inner, change):
+    with output_hooks(model, [path for path in weights if path != FEATURE], change):
         yield
-
-
-def hidden_of(output: Any) -> Tensor:
-    """Return the hidden states in a module's output."""
-    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
-    return hidden
 
 
 def inner_adapters(
@@ -173,19 +157,21 @@ def inner_adapters(
     """Train adapters inside the merged model, one task after the other. Parameters of a module
     given as `merged` are frozen.
 
-    Raises: BadPlan for models that are no encoders of images or texts, or without a linear that
-    writes into the residual stream; BadSetting; BadBatches; Diverged naming task and step.
+    Raises: BadPlan for other models than encoders; BadSetting; BadBatches; Diverged.
     """
     model = as_module(merged, device).requires_grad_(False)
-    stack = encoder_stack(model)
+    stack, *others = plan_for(model).stacks
+    if others or output_embeddings(model) is not None:
+        problem = (
+            "is no encoder of images or texts with one list of blocks, which these adapters need"
+        )
+        raise BadPlan(type(model).__name__, problem)
     samples = {task: samples_of(task, batches[task]) for task in sorted(experts)}
     blocks = [f"{stack.blocks}.{number}" for number in range(len(blocks_of(model, stack)))]
-    if isinstance(settings, SurgeryV2):
-        paths, compared = blocks, blocks
-        adapted = [*blocks, FEATURE]
-    else:
+    paths, compared, adapted = blocks, blocks, [*blocks, FEATURE]
+    if not isinstance(settings, SurgeryV2):
         first_batch = next(iter(samples.values())).batch([0])
-        adapted = paths = attention_paths(model, stack, blocks, first_batch)
+        paths = adapted = attention_paths(model, stack, blocks, first_batch)
         compared = []
     weights: dict[str, Mapping[str, Weights]] = {}
     losses: dict[str, list[float]] = {}
@@ -202,21 +188,8 @@ def inner_adapters(
     return InnerAdapters(settings.name, weights, losses)
 
 
-def encoder_stack(model: nn.Module) -> Stack:
-    """Return the one stack of an encoder. Raises: BadPlan for several stacks or a language head."""
-    stacks = plan_for(model).stacks
-    if len(stacks) != 1 or output_embeddings(model) is not None:
-        raise BadPlan(
-            type(model).__name__,
-            "is no encoder of images or texts with one list of blocks, which these adapters need",
-        )
-    return stacks[0]
-
-
 def attention_paths(model: nn.Module, stack: Stack, paths: list[str], batch: Batch) -> list[str]:
-    """Return, for every block, the path of the linear whose output is added to the residual stream
-    first: the attention's last one.
-    """
+    """Return the path of every block's first linear whose output is added to the residual stream."""
     blocks, linears = blocks_of(model, stack), []
     with evaluation_mode([model]):
         hidden, arguments = first_inputs(model, stack, batch)
@@ -224,29 +197,26 @@ def attention_paths(model: nn.Module, stack: Stack, paths: list[str], batch: Bat
             with residual_streams(block, solved_modules(block)[0], hidden) as streams:
                 hidden, arguments = step(block, stack, hidden, arguments)
             if not streams:
-                raise BadPlan(
-                    type(model).__name__, f"no linear of {path} writes into the residual stream"
-                )
+                problem = f"no linear of {path} writes into the residual stream"
+                raise BadPlan(type(model).__name__, problem)
             linears.append(f"{path}.{next(iter(streams))}")
     return linears
 
 
 def features(model: nn.Module, batch: Batch, head: Head, paths: Sequence[str]) -> dict[str, Tensor]:
-    """Return, for one batch, the modules' outputs as means over tokens without padding, (n, d)
-    each, and the last feature (n, p).
+    """Return the modules' outputs as means over tokens without padding, (n, d), and the last
+    feature (n, p).
     """
-    seen: dict[str, Tensor] = {}
+    means: dict[str, Tensor] = {}
 
     def note(path: str, out: Any) -> None:
-        seen[path] = hidden_of(out)
-
-    with output_hooks(model, paths, note):
-        last = projected(model, batch, head)
-    means = {}
-    for path, hidden in seen.items():
+        hidden = out if isinstance(out, Tensor) else out[0]
         mask = padding_mask(batch, hidden)
         present = hidden.new_ones(hidden.shape[:2]) if mask is None else mask
         means[path] = token_mean(hidden, present)
+
+    with output_hooks(model, paths, note):
+        last = projected(model, batch, head)
     return {**means, FEATURE: last}
 
 
@@ -262,17 +232,15 @@ def train(
     compared: Sequence[str],
     seed: int,
 ) -> list[float]:
-    """Run Adam on one task's weights: Σ over compared modules and the last feature of the mean
-    absolute difference to the expert's. Return the loss before every step.
+    """Run Adam on one task's weights; return the loss before every step: Σ over compared modules
+    and the last feature of the mean absolute difference to the expert's.
     """
     with torch.no_grad(), naming(task, 0):  # the expert's features of every sample are kept
         parts = torch.arange(len(samples)).split(settings.batch)
         kept = [features(expert, samples.batch(part.tolist()), head, compared) for part in parts]
         targets = {path: torch.cat([part[path] for part in kept]) for path in kept[0]}
-    optimiser = torch.optim.Adam(
-        [w for named in weights.values() for w in named.values()], lr=settings.lr
-    )
-    losses: list[float] = []
+    each = [w for named in weights.values() for w in named.values()]
+    optimiser, losses = torch.optim.Adam(each, lr=settings.lr), list[float]()
     order = batch_order(task, len(samples), settings, seed)
     for number, chosen in enumerate(islice(order, settings.steps)):
         batch = samples.batch(chosen.tolist())
@@ -281,19 +249,16 @@ def train(
         if FEATURE in weights:
             last = ours[FEATURE]
             ours[FEATURE] = last - correction(settings.name, weights[FEATURE], last)
-        wanted = {
-            path: rows[chosen.to(rows.device)].to(ours[path]) for path, rows in targets.items()
-        }
-        differences = [(ours[path] - rows).abs().mean() for path, rows in wanted.items()]
+        wanted = ((ours[path], rows[chosen.to(rows.device)]) for path, rows in targets.items())
+        differences = [(own - rows.to(own)).abs().mean() for own, rows in wanted]
         loss = torch.stack(differences).sum()
         losses.append(float(loss.detach()))
         if not torch.isfinite(loss):
             look = "NaN in the features: the merged model, the expert, or the samples of this task"
-            raise Diverged(
-                f"{settings.name} {task!r}", number, f"{settings.name}.lr", settings.lr, look
-            )
+            name = settings.name
+            raise Diverged(f"{name} {task!r}", number, f"{name}.lr", settings.lr, look)
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for _ in range(getattr(settings, "repeat", 1)):
             optimiser.step()
     return losses

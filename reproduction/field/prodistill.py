@@ -6,10 +6,7 @@ JingXuTHU/Scalable_Model_Merging_with_Progressive_Layerwise_Distillation, Vision
 and merge_models.py.
 """
 
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,30 +15,25 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.calibration.features import (
-    Spool,
-    StudentTeacherFeatures,
-    advance,
-    first_features,
-    leave_stack,
-)
+from featcal.calibration.features import StudentTeacherFeatures, advance
+from featcal.calibration.models import encoder_outputs, features_by_task
 from featcal.core import generator
-from featcal.core.precision import exact_products
 from featcal.errors import Diverged
-from featcal.merging.methods.regression import copy_tensors
-from featcal.merging.registry import NamedTensors
-from featcal.models.batch import Model
-from featcal.models.batch import TaskBatches as Batches
+from featcal.models.batch import Model, TaskBatches
 from featcal.models.blocks import step
-from featcal.models.plan import Stack, blocks_of, plan_for
-from reproduction.field.svc import Models
+from featcal.models.plan import Stack, blocks_of
+from featcal.models.save import save_model
+from featcal.models.streamed import in_turn
+from featcal.settings import Calibration
+from reproduction.field.walk import opened
 
 
+@torch.no_grad()
 def prodistill(
     merged: Model,
     base: Model,
     experts: Mapping[str, Model],
-    batches: Batches,
+    batches: TaskBatches,
     *,
     out: Path | None = None,
     epochs: int,
@@ -56,128 +48,83 @@ def prodistill(
     After task arithmetic with a scale of 0.3 this is the source's method, whose coefficients are
     these + 0.3. Tensors outside the blocks stay the merged model's.
 
-    Args:
-        merged, base, experts: modules or checkpoint folders.
-        batches: per task an iterable of keyword dictionaries for the model's forward. A step sees
-            one batch of every task, in a new order in every epoch; the source's batches of 128 are
-            16 samples of each of eight tasks.
-        epochs, rate: of Adam, in every block.   seed: of the order.
+    merged, base, experts: modules or checkpoint folders.   rate: of Adam.   seed: of the order.
+    batches: by task, read once per stack; a step sees one of every task, in a new order in every
+    epoch.
 
     Returns: the module, or the folder `out`.
-    Raises: BadBatches, BadPlan; MissingTensor, TensorsDiffer; Diverged; DiskFull.
+    Raises: as open_models; BadBatches; Diverged; DiskFull.
     """
-    models, target = Models.opened(merged, base, experts), torch.device(device)
-    student, teacher = (models.form.module().to(target).eval() for _ in range(2))
-    work = Distillation(models, batches, epochs, rate, seed, student, teacher)
-    return models.form.result(work.tensors(), out)
+    with opened(merged, base, experts, Calibration(), device) as (models, spool):
+        student, encoded = models.student.module, dict[str, StudentTeacherFeatures]()
+        for source, stack in models.plan.in_order:
+            ends = (models, [models.student], stack)
+            features = features_by_task(*ends, batches, spool, source, encoded)
+            for number, block in enumerate(blocks_of(student, stack)):
+                path, vectors = f"{stack.blocks}.{number}", []
+                with models.base.block(path) as base_block:
+                    start = {n: p.double() for n, p in base_block.named_parameters()}
+                for task, teacher in in_turn(models.experts, path):
+                    own = teacher.named_parameters()
+                    vectors.append({name: p.double() - start[name] for name, p in own})
+                    advance(teacher, stack, features[task].teacher)
+                fit(block, path, stack, vectors, features, epochs, rate, seed)
+                for own_features in features.values():
+                    advance(block, stack, own_features.students[0])
+            encoded = dict(encoder_outputs(*ends, features))
+    return save_model(student, out, like=merged) if out else student
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """One run. The student holds the model fitted so far, the teacher each expert in turn."""
+def fit(
+    block: nn.Module,
+    path: str,
+    stack: Stack,
+    vectors: list[dict[str, Tensor]],
+    features: Mapping[str, StudentTeacherFeatures],
+    epochs: int,
+    rate: float,
+    seed: int,
+) -> None:
+    """Move a block's parameters by Adam on their coefficients. vectors: by task, τₜ by name."""
+    start = {name: parameter.detach().clone() for name, parameter in block.named_parameters()}
+    tau = {name: torch.stack([own[name] for own in vectors]).to(p) for name, p in start.items()}
+    coefficients = {name: torch.zeros_like(vector) for name, vector in tau.items()}  # (tasks, …)
+    adam = torch.optim.Adam(coefficients.values(), lr=rate)
+    draws = {task: generator(task, f"prodistill {path}.", seed) for task in features}
 
-    models: Models
-    batches: Batches
-    epochs: int
-    rate: float
-    seed: int
-    student: nn.Module
-    teacher: nn.Module
+    def moved() -> dict[str, Tensor]:
+        return {name: start[name] + (coefficients[name] * tau[name]).sum(0) for name in start}
 
-    @torch.no_grad()
-    def tensors(self) -> NamedTensors:
-        """Yield every tensor in the merged model's dtype."""
-        copy_tensors(self.models.merged, self.student)
-        plan, done = plan_for(self.student), set[str]()
-        several = len(plan.stacks) > 1  # then batches are read once per stack
-        batches = {
-            task: list(self.batches[task]) if several else self.batches[task]
-            for task in self.models.experts
-        }
-        with Spool(0, sys.maxsize, tempfile.gettempdir()) as spool, exact_products():
-            tracks: dict[str, StudentTeacherFeatures] = {}
-            for source, stack in plan.in_order:
-                if source is None:
-                    tracks = {}
-                else:
-                    for task, track in tracks.items():
-                        copy_tensors(self.models.experts[task], self.teacher, f"{source.exit}.")
-                        leave_stack(self.student, source, track.students[0])
-                        leave_stack(self.teacher, source, track.teacher)
-                for task, expert in self.models.experts.items():
-                    copy_tensors(expert, self.teacher)
-                    ends = [self.student], self.teacher, stack, batches[task], spool, source
-                    tracks[task] = first_features(task, *ends, tracks.get(task))
-                for i, block in enumerate(blocks_of(self.student, stack)):
-                    path = f"{stack.blocks}.{i}."
-                    for task, expert in self.models.experts.items():
-                        copy_tensors(expert, self.teacher, path)
-                        advance(blocks_of(self.teacher, stack)[i], stack, tracks[task].teacher)
-                    fitted = self.fitted(path, block, stack, tracks)
-                    for name, tensor in fitted.items():
-                        block.get_parameter(name.removeprefix(path)).copy_(tensor)
-                    for track in tracks.values():
-                        advance(block, stack, track.students[0])
-                    done |= fitted.keys()
-                    yield from fitted.items()
-        for name, each in self.models.merged.items():
-            if name not in done:
-                yield name, each.finite()
-
-    def fitted(
-        self,
-        path: str,
-        block: nn.Module,
-        stack: Stack,
-        tracks: Mapping[str, StudentTeacherFeatures],
-    ) -> dict[str, Tensor]:
-        """Return the block's parameters after Adam on their coefficients."""
-        start = {name: parameter.detach() for name, parameter in block.named_parameters()}
-        vectors = {name: self.vectors(path + name, start[name]) for name in start}  # (tasks, …)
-        coefficients = {name: torch.zeros_like(vector) for name, vector in vectors.items()}
-        adam = torch.optim.Adam(coefficients.values(), lr=self.rate)
-        draws = {task: generator(task, f"prodistill {path}", self.seed) for task in tracks}
-        for epoch in range(self.epochs):
-            orders = {
-                task: torch.randperm(len(track.masks), generator=draws[task]).tolist()
-                for task, track in tracks.items()
-            }
-            total = 0.0
-            for k in range(max(map(len, orders.values()))):
-                theta = {n: start[n] + (coefficients[n] * vectors[n]).sum(0) for n in start}
-                for tensor in theta.values():
-                    tensor.requires_grad_()
-                run = partial(functional_call, block, theta)
-                for task, order in orders.items():
-                    if k < len(order):
-                        total += distance(run, stack, tracks[task], order[k])
-                for name, own in coefficients.items():
-                    gradient = theta[name].grad  # ∂L/∂cₜ = ∂L/∂θ ∘ τₜ
-                    own.grad = None if gradient is None else gradient * vectors[name]
-                adam.step()
-            if not abs(total) < float("inf"):
-                look = "overflowing values in the experts or the data"
-                raise Diverged(f"prodistill {path[:-1]}", epoch, "prodistill.rate", self.rate, look)
-        return {path + n: start[n] + (coefficients[n] * vectors[n]).sum(0) for n in start}
-
-    def vectors(self, name: str, like: Tensor) -> Tensor:
-        """Return τₜ of every task, (tasks, …)."""
-        base = self.models.base[name].finite().double()
-        experts = self.models.experts.values()
-        return torch.stack([e[name].finite().double() - base for e in experts]).to(like)
+    for epoch in range(epochs):
+        orders, total = {}, 0.0
+        for task, own in features.items():
+            orders[task] = torch.randperm(len(own.masks), generator=draws[task]).tolist()
+        for k in range(max(map(len, orders.values()))):
+            theta = {name: tensor.requires_grad_() for name, tensor in moved().items()}
+            run = partial(functional_call, block, theta)
+            for task, order in orders.items():
+                if k < len(order):
+                    total += distance(run, stack, features[task], order[k])
+            for name, coefficient in coefficients.items():
+                gradient = theta[name].grad  # ∂L/∂cₜ = ∂L/∂θ ∘ τₜ
+                coefficient.grad = None if gradient is None else gradient * tau[name]
+            adam.step()
+        if not abs(total) < float("inf"):
+            look = "overflowing values in the experts or the data"
+            raise Diverged(f"prodistill {path}", epoch, "prodistill.rate", rate, look)
+    for name, tensor in moved().items():
+        block.get_parameter(name).copy_(tensor)
 
 
 @torch.enable_grad()
 def distance(
-    block: Callable[..., Any], stack: Stack, tracks: StudentTeacherFeatures, k: int
+    block: Callable[..., Any], stack: Stack, features: StudentTeacherFeatures, k: int
 ) -> float:
-    """Return Σ ‖block(z) − target‖² over the tokens of batch k without padding, and add its
-    gradient to the block's.
-    """
-    hidden, arguments = tracks.students[0][k]
-    out, _ = step(lambda h, **more: block((h,), more), stack, hidden, arguments)  # type: ignore[arg-type]
-    squares = (out - tracks.teacher[k][0]).square().sum(-1)  # (n, tokens)
-    mask = tracks.masks[k]
+    """Return Σ ‖block(z) − target‖² over the tokens of batch k, and add its gradient to the block's."""
+    hidden, arguments = features.students[0][k]
+    out, _ = step(lambda h, **more: block((h,), more), stack, hidden, arguments)
+    squares = (out - features.teacher[k][0]).square().sum(-1)  # (n, tokens)
+    mask = features.masks[k]
     loss = squares.sum() if mask is None else (squares * mask).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return float(loss.detach())

@@ -37,12 +37,7 @@ def output_moments(models: Iterable[Model], batch: Batch, device: Any) -> Moment
         def keep(name: str, output: Tensor) -> None:
             found.setdefault(name, []).append(moments(output, batch))
 
-        with (
-            evaluation_mode([module]),
-            exact_products(),
-            output_hooks(module, linears(module), keep),
-        ):
-            module(**model_call(module, batch))
+        run_with(module, keep, batch)
     return {name: torch.stack(own).mean(0) for name, own in found.items()}
 
 
@@ -66,15 +61,19 @@ def renormalised(
         bias.copy_(factor * bias + shift)
         return result + shift.to(output)
 
-    with evaluation_mode([module]), exact_products(), output_hooks(module, linears(module), change):
-        module(**model_call(module, batch))
+    run_with(module, change, batch)
     if out:
         save_model(module, out, like=None if isinstance(merged, nn.Module) else merged)
     return module
 
 
+def run_with(module: nn.Module, hook: Any, batch: Batch) -> None:
+    """Run a model once, with a hook on the output of every linear."""
+    with evaluation_mode([module]), exact_products(), output_hooks(module, linears(module), hook):
+        module(**model_call(module, batch))
+
+
 def linears(module: nn.Module) -> list[str]:
-    """Return the paths of the linears in all blocks."""
     found = []
     for stack in plan_for(module).stacks:
         for number, block in enumerate(blocks_of(module, stack)):

@@ -6,7 +6,6 @@ are equal, so the directions that SVC weighs are arbitrary and its result is not
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,32 +21,11 @@ from reproduction.field.settings import SVC_LEAST
 TINY = 1e-12  # FusionBench's least squared length of an expert's response
 
 
-@dataclass(frozen=True)
-class Models:
-    """A merged model, its base and experts, read tensor by tensor.   form: what a result is like."""
-
-    merged: Tensors
-    base: Tensors
-    experts: dict[str, Tensors]  # by task, sorted
-    form: Form
-
-    @classmethod
-    def opened(cls, merged: Model, base: Model, experts: Mapping[str, Model]) -> "Models":
-        """Open modules or checkpoint folders. Raises: MissingTensor, TensorsDiffer."""
-        form, ours = Form.of(base, experts), source(merged, "merged").tensors
-        theirs = {t: source(experts[t], f"expert {t!r}").tensors for t in sorted(experts)}
-        require_alike(form.source.tensors, {**theirs, "merged": ours})
-        return cls(ours, form.source.tensors, theirs, form)
-
-
 def svc_matrix(tau: Tensor, vectors: Sequence[Tensor], least: float = SVC_LEAST) -> Tensor:
     """Return Σ γᵣ σᵣ uᵣ vᵣᵀ, where τ = Σ σᵣ uᵣ vᵣᵀ, aᵢ = uᵣᵀ τᵢ and
-    γᵣ = N / Σ max(least, ⟨uᵣᵀ τ, aᵢ⟩ / ‖aᵢ‖²).
+    γᵣ = N / Σ max(least, ⟨uᵣᵀ τ, aᵢ⟩ / ‖aᵢ‖²), (o, d).
 
-    A coefficient ⟨…⟩ above 1 means that the merge moves further along an expert's own response
-    than the expert does.
-
-    Args: merged τ and vectors τᵢ (o, d) of N experts in float64; least > 0.  Returns: (o, d).
+    tau: of the merged model.   vectors: τᵢ of N experts.   All (o, d), float64.
     """
     U, S, Vt = torch.linalg.svd(tau, full_matrices=False)
     coefficients = []
@@ -69,25 +47,30 @@ def svc(
     out: Path | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module | Path:
-    """Apply SVC to every matrix but word embeddings, without data.
+    """Apply SVC to every matrix but word embeddings, without data; models are modules or folders.
 
-    Args: modules or checkpoint folders; least as for `svc_matrix`.  Returns: the module, or the folder `out`.
+    Returns: the module, or the folder `out`.
     Raises: MissingTensor, TensorsDiffer where the models do not fit; NotFinite; DiskFull.
     """
-    models = Models.opened(merged, base, experts)
-    return models.form.result(calibrated_tensors(models, least, torch.device(device)), out)
+    form, ours = Form.of(base, experts), source(merged, "merged").tensors
+    start = form.source.tensors
+    theirs = {task: source(experts[task], f"expert {task!r}").tensors for task in sorted(experts)}
+    require_alike(start, {**theirs, "merged": ours})
+    tensors = calibrated_tensors(ours, start, [*theirs.values()], least, torch.device(device))
+    return form.result(tensors, out)
 
 
-def calibrated_tensors(models: Models, least: float, device: torch.device) -> NamedTensors:
+def calibrated_tensors(
+    merged: Tensors, base: Tensors, experts: Sequence[Tensors], least: float, device: torch.device
+) -> NamedTensors:
     """Yield every tensor in the merged model's dtype."""
-    turned = conv1d_names(models.base)
-    for name, each in models.merged.items():
+    turned = conv1d_names(base)
+    for name, each in merged.items():
         tensor = each.finite()
         if tensor.dim() == 2 and tensor.is_floating_point() and not is_vocabulary(name):
-            start = models.base[name].finite().to(device)
-            (tau,) = task_vectors(start, [tensor.to(device)])
-            theirs = [expert[name].finite().to(device) for expert in models.experts.values()]
-            vectors = [tau, *task_vectors(start, theirs)]
+            start = base[name].finite().to(device)
+            own = [tensor.to(device), *(expert[name].finite().to(device) for expert in experts)]
+            vectors = task_vectors(start, own)
             if name in turned:  # stored as (d, o)
                 vectors = [vector.T for vector in vectors]
             change = svc_matrix(vectors[0], vectors[1:], least)

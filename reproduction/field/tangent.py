@@ -25,7 +25,7 @@ from featcal.models.load import load_vision
 from featcal.models.save import save_model
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection, load_split
-from reproduction.engine.score import averages
+from reproduction.engine.score import averages, highest
 from reproduction.engine.spec import ModelSpec
 from reproduction.prepare.fine_tune import fine_tune
 from reproduction.prepare.suite import FineTune
@@ -66,10 +66,9 @@ def linearised_expert(
     seed: int,
 ) -> nn.Module:
     """Return a tower at a linearised expert's weights, trained on the usual expert's images in the
-    same order.
+    same order. Raises: Diverged.
 
-    tensors: of heads.safetensors.   images: the ImageSet of the task's training split.   Raises:
-    Diverged.
+    tensors: of heads.safetensors.   images: the ImageSet of the task's training split.
     """
     settings = settings.but(frozen=("base.", *(f"moved.{name}" for name in settings.frozen)))
     moved: nn.Module = fine_tune(Linearised(base), tensors, {task: images}, settings, seed).moved
@@ -81,8 +80,6 @@ def make(
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Write weights as folders like the base, out/merged/ and out/expert/<task>/. Return the chosen
     scale, and all scales with their validation accuracies.
-
-    study: the settings of the study `field`.
     """
     suite, device, tensors = setup.context.suite, setup.context.device, load_file(setup.heads)
     base, experts = load_vision(setup.base).to(device), {}
@@ -101,11 +98,9 @@ def make(
         return averages(setup, models, partial(selection.read, setup))
 
     values = timed("choosing", validated)
-    best = max(values, key=lambda scale: (round(values[scale], 4), -scale))
+    best = highest(values)
     save_model(timed("merged", partial(merged, best)), out / "merged", like=setup.base)
-    return {"scale": best}, [
-        {"scale": scale, "value": round(value, 4)} for scale, value in values.items()
-    ]
+    return {"scale": best}, [{"scale": s, "value": round(v, 4)} for s, v in values.items()]
 
 
 def encoder(setup: Setup, model: ModelSpec, task: str) -> Linearised:

@@ -15,9 +15,7 @@ Legend: T tasks · n_t rows of task t · K scores · p width of a feature · d i
 """
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from zlib import crc32
 
 import numpy as np
@@ -25,13 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from featcal.calibration.block import Student, add_task_systems, solve_systems, student_blocks
-from featcal.calibration.calibrate import budgets
 from featcal.calibration.choose import Scores, kl_and_top1
-from featcal.calibration.features import Spool, StudentTeacherFeatures, advance_student
-from featcal.calibration.models import Models, encoder_outputs, features_by_task, open_models
+from featcal.calibration.features import StudentTeacherFeatures, advance_student
+from featcal.calibration.models import Models, encoder_outputs, features_by_task
 from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks
-from featcal.core.precision import SUM_DTYPE, exact_products, wide
+from featcal.core.precision import SUM_DTYPE, wide
 from featcal.core.ridge import RidgeSystem, anchor
 from featcal.errors import NotFinite, SingularGram
 from featcal.models.batch import (
@@ -48,19 +45,15 @@ from featcal.models.modules import side_by_side
 from featcal.models.plan import BlockPlan
 from featcal.models.streamed import in_turn
 from featcal.settings import OFF, Calibration
+from reproduction.field.walk import opened
 
 # First, last and step. log₁₀ λ goes from where a Cholesky factor still exists in float64 to where
 # the anchor alone is left; log₂(1 + ρ) from the base (0) to fifteen times the merged change (4),
 # where ratios matter more than differences. All values that the paper uses and sweeps lie inside.
-LOG_RIDGE = (-6.0, 1.0, 0.25)
-LOG_BLEND = (0.0, 4.0, 0.1)
-INTERPOLATION = (0.0, 1.0, 0.05)
-GRIDS = {"log_ridge": LOG_RIDGE, "log_blend": LOG_BLEND, "interpolation": INTERPOLATION}
+LOWEST, HIGHEST, STEP = LOG_RIDGE = (-6.0, 1.0, 0.25)
+GRIDS = {"log_ridge": LOG_RIDGE, "log_blend": (0.0, 4.0, 0.1), "interpolation": (0.0, 1.0, 0.05)}
 RANDOM_TRIALS = 6  # before the sampler draws conclusions from earlier trials
 ATTEMPTS = 20  # to propose settings that were not tried
-
-
-LOWEST, HIGHEST, STEP = LOG_RIDGE
 RIDGES = tuple(10 ** (LOWEST + STEP * n) for n in range(round((HIGHEST - LOWEST) / STEP) + 1))
 Gains = dict[str, Tensor]  # by site, for every λ of RIDGES
 Trial = tuple[Calibration, float]  # settings and their divergence
@@ -70,7 +63,7 @@ def proposal(
     seed: int, number: int, start: Calibration, path_ridge: float, trials: Sequence[Trial]
 ) -> Calibration:
     """Return the settings of one trial: the start, then λ of the regularisation path, then the
-    sampler's (TPE; Bergstra et al., 2011): random in early trials, then where trials were good.
+    sampler's (TPE; Bergstra et al., 2011).
 
     start: settings other than λ, ρ and α stay as there.   trials: all earlier ones.
     """
@@ -103,11 +96,8 @@ def proposal(
 
 def rounded(settings: Calibration, ridge: float, blend: float, interpolation: float) -> Calibration:
     """Return the settings with λ, ρ and α in as many digits as one would type."""
-    return settings.but(
-        ridge=float(f"{ridge:.2g}"),
-        anchor_blend=round(blend, 2),
-        interpolation=round(interpolation, 4),
-    )
+    short = {"ridge": float(f"{ridge:.2g}"), "anchor_blend": round(blend, 2)}
+    return settings.but(**short, interpolation=round(interpolation, 4))
 
 
 def grid_point(settings: Calibration) -> dict[str, float]:
@@ -156,10 +146,8 @@ def distance(
 
 
 def ridge_of(gains: Gains) -> float:
-    """Return the λ with the largest sum over sites of gain(λ) / largest gain.
-
-    Sites without any gain are left out. If no site gains anything, the anchor is best everywhere:
-    return the largest λ.
+    """Return the λ with the largest sum over sites of gain(λ) / largest gain; the largest λ if no
+    site gains anything.
     """
     shares = [gain / gain.max() for gain in gains.values() if gain.max() > 0]
     return RIDGES[int(torch.stack(shares).sum(0).argmax())] if shares else RIDGES[-1]
@@ -176,21 +164,11 @@ def path_gains(
     plan: BlockPlan | None,
     device: torch.device,
 ) -> Gains:
-    """Return the gains of every site at every λ of RIDGES, during a calibration with `settings` in
-    forward order.
-
-    Blocks are solved on `kept`, gains measured on `held_out`. Settings beyond the paper are off:
-    the λ is only a candidate, which is then calibrated with all settings.
+    """Return the gains of every site at every λ of RIDGES, during a calibration in forward order
+    without settings beyond the paper. Blocks are solved on `kept`, gains measured on `held_out`.
     """
     settings = settings.but(order="forward", **OFF)
-    with ExitStack() as contexts:
-        models = open_models(
-            merged, base, experts, plan, settings, whole=True, device=device, dtype=None
-        )
-        contexts.enter_context(models.evaluated())
-        contexts.enter_context(exact_products())
-        spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
-        contexts.enter_context(spool)
+    with opened(merged, base, experts, settings, device, plan) as (models, spool):
         encoded: tuple[Mapping[str, StudentTeacherFeatures], ...] = ({}, {})
         gains: Gains = {}
         handles, students = [models.student], [Student(models.student, settings)]
@@ -237,14 +215,12 @@ def block_gains(
 
 
 def site_gains(system: RidgeSystem, A: Tensor, held_out: RidgeSystem, site: str) -> Tensor:
-    """Return how much closer to the experts W(λ) is than the anchor on held-out samples, for every
-    λ of RIDGES, (n,) float64.
+    """Return how much closer to the experts W(λ) is than the anchor on held-out samples, (n,).
 
     With J(W) = Σ ω/n ‖W X_cal − W_exp X_tgt‖², the data term of Eq. 12, the gain is J(A) − J(W(λ)).
     For f = 1/(S + λ), B = Uᵀ (Σ ω C Wᵀ − Σ ωG Aᵀ), and the held-out samples' left side L and right
     side r of the step in the basis U, it is 2 Σ_j f_j (B rᵀ)_jj − fᵀ (L ∘ B Bᵀ) f.
 
-    system, held_out: summed over tasks, left unchanged.   A: anchor (o, d), Eq. 11.
     Raises: SingularGram for a left side with NaN or infinity, which has no eigenvalues.
     """
     A = A.to(SUM_DTYPE)

@@ -2,8 +2,6 @@
 people.
 """
 
-from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pkgutil import resolve_name
 from typing import Annotated
@@ -60,16 +58,14 @@ def run_stage(verb: str, key: str | None) -> None:
     fine = (key is None) == (verb in WITHOUT_KEY)
     expected = "takes no key" if verb in WITHOUT_KEY else "needs a key, for example clip_b32-8"
     require(fine, f"stage {verb}", key, expected)
-    run: Callable[..., None]
     if verb in STAGES:
-        run = resolve_name(f"reproduction.{STAGES[verb]}")
-    else:
-        from reproduction.engine.study import run_study
-        from reproduction.experiments import require_known, studies
+        resolve_name(f"reproduction.{STAGES[verb]}")(*([] if key is None else [key]))
+        return
+    from reproduction.engine.study import run_study
+    from reproduction.experiments import require_known, studies
 
-        require_known("stage", verb, (*STAGES, *studies()))
-        run = partial(run_study, verb)
-    run(*([] if key is None else [key]))
+    require_known("stage", verb, (*STAGES, *studies()))
+    run_study(verb, str(key))
 
 
 def pretrain(key: str) -> None:

@@ -1,8 +1,6 @@
 """Stage `measure`: how far a merged model, its calibrated models and its adapters are from the
-experts, on test samples.
+experts, on test samples: by the drift of every block, by final features and by parameters.
 
-Drift at the output of the embeddings and of every block and at the projected feature; final
-features in a plane and their cosines to the expert's; and how parameters moved from the base's.
 n samples · p width of a feature. Features are of length one, as the classifier sees them.
 """
 
@@ -21,6 +19,7 @@ from reproduction.results import MEASURED, write_rows
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from featcal.core.moments import Drift
     from featcal.models.batch import Batch, Batches
     from featcal.models.plan import BlockPlan, Stack
 
@@ -33,9 +32,7 @@ Rows = dict[str, list[Row]]
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/drift/<key>/<name>.csv for every name of MEASURED; no rows where
-    nothing plays the role.
-    """
+    """Write outputs/<suite>/drift/<key>/<name>.csv for every name of MEASURED."""
     context = load_context()
     chosen = pick("measure", context.experiments.measure, key)
     rows: Rows = {name: [] for name in MEASURED}
@@ -63,6 +60,7 @@ def measured(setup: Setup, chosen: MeasureRun) -> list[ModelSpec]:
 def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
     """Return the rows of one task, by file; those of single samples of the task to show only."""
     from featcal.baselines.adapters import Adapters
+    from featcal.core.moments import Drift
     from featcal.models.batch import unit_length
 
     projection, samples = setup.projection(), load_split(setup, task, "test")
@@ -80,13 +78,14 @@ def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
             raw[model.name] = projected(loaded, projection, samples, BATCH, place)
             features = unit_length(raw[model.name])
             blocks = model_drift(loaded, expert, samples.batches(None, BATCH))
-            rows["drift"] += [line | block for block in (*blocks, _last(features, own))]
+            last = Drift()
+            last.add(features, own)
+            rows["drift"] += [line | row for row in (*blocks, drift_row("features", last, last))]
             for part, names in parameter_groups(loaded).items():
                 cosine, size = task_vector_alignment(loaded, base, expert, names)
                 count = sum(loaded.get_parameter(name).numel() for name in names)
-                rows["vectors"].append(
-                    {**line, "part": part, "cosine": cosine, "size": size, "count": count}
-                )
+                own_part = {"part": part, "cosine": cosine, "size": size, "count": count}
+                rows["vectors"].append(line | own_part)
             if model.setting in ("", chosen.settings[0]):
                 shown[model.method] = features
         rows["alignment"].append(alignment_row(line, features, own))
@@ -99,10 +98,8 @@ def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
 def features_by_stack(
     model: "nn.Module", batch: "Batch", plan: "BlockPlan"
 ) -> "dict[str, tuple[Stack, Tensor]]":
-    """Return the features (batch, tokens, d) of one batch, with their stacks, by block.
-
-    The names are "embeddings" before the first block, then "00", "01", …; where the model has
-    several stacks, they begin with the stack's, as in "decoder.00".
+    """Return the features (batch, tokens, d) of one batch, with their stacks, by block:
+    "embeddings", "00", "01", …; of several stacks the names begin with the stack's.
     """
     from featcal.core.precision import exact_products
     from featcal.models.blocks import block_outputs, model_call
@@ -138,26 +135,13 @@ def model_drift(model: "nn.Module", expert: "nn.Module", batches: "Batches") -> 
             h_exp, mask = theirs[block][1], padding_mask(batch, h, stack.mask, pad_token(model))
             tokens.setdefault(block, Drift()).add(h, h_exp, mask)
             first.setdefault(block, Drift()).add(h[:, 0], h_exp[:, 0])
-    return [
-        {
-            "block": block,
-            "relative_drift": tokens[block].relative,
-            "l2": first[block].l2,
-            "cosine": first[block].cosine,
-            "count": int(first[block].count),
-        }
-        for block in tokens
-    ]
+    return [drift_row(block, tokens[block], first[block]) for block in tokens]
 
 
-def _last(features: "Tensor", own: "Tensor") -> Row:
-    """Return the drift of the final features (n, p), as one more block."""
-    from featcal.core.moments import Drift
-
-    drift = Drift()
-    drift.add(features, own)
-    found = {"relative_drift": drift.relative, "l2": drift.l2, "cosine": drift.cosine}
-    return {"block": "features", **found, "count": len(own)}
+def drift_row(block: str, tokens: "Drift", first: "Drift") -> Row:
+    """Return the drift of one block: over all tokens, and of the first token."""
+    found = {"relative_drift": tokens.relative, "l2": first.l2, "cosine": first.cosine}
+    return {"block": block, **found, "count": int(first.count)}
 
 
 def evenly(count: int, most: int) -> list[int]:
@@ -174,19 +158,14 @@ def projected(
     from featcal.evaluation.accuracy import projected_features, require_finite
 
     batches = samples.batches(None, batch)
-    found = [projected_features(model, projection, inputs).cpu() for inputs in batches]
-    features = torch.cat(found)
+    features = torch.cat([projected_features(model, projection, one).cpu() for one in batches])
     require_finite(features, place)
     return features
 
 
-def _cosines(features: "Tensor", expert: "Tensor") -> "Tensor":
-    return (features * expert).double().sum(-1)
-
-
 def alignment_row(line: Row, features: "Tensor", expert: "Tensor") -> Row:
     """Return mean cosine and distance to the expert, and the cosines' standard deviation."""
-    cosines = _cosines(features, expert)
+    cosines = (features * expert).double().sum(-1)
     distance = float((features - expert).double().norm(dim=-1).mean())
     spread = float(cosines.std()) if len(cosines) > 1 else 0.0
     found = {"cosine": float(cosines.mean()), "cosine_sd": spread, "l2": distance}
@@ -196,7 +175,7 @@ def alignment_row(line: Row, features: "Tensor", expert: "Tensor") -> Row:
 def similarity_rows(line: Row, features: "Tensor", expert: "Tensor") -> Iterator[Row]:
     """Yield the cosine of single samples, at most KEPT of them."""
     words = {column: line[column] for column in ("task", "method", "setting")}
-    found = _cosines(features, expert).tolist()
+    found = (features * expert).double().sum(-1).tolist()
     yield from (words | {"index": i, "similarity": found[i]} for i in evenly(len(found), KEPT))
 
 
@@ -212,8 +191,8 @@ def projection_rows(task: str, labels: Any, features: Mapping[str, "Tensor"]) ->
     axes = directions[:2] * signs
     for model, f in shown.items():
         for i, (x, y) in zip(chosen, ((f - joint.mean(0)) @ axes.T).tolist(), strict=True):
-            words = {"task": task, "model": model, "index": i, "label": int(labels[i])}
-            yield {**words, "x": x, "y": y}
+            label = int(labels[i])
+            yield {"task": task, "model": model, "index": i, "label": label, "x": x, "y": y}
 
 
 def task_vector_alignment(
@@ -247,12 +226,8 @@ def parameter_groups(model: "nn.Module") -> dict[str, list[str]]:
     from featcal.models.modules import is_linear
     from featcal.models.plan import part_of, plan_for
 
-    stacks = plan_for(model).stacks
-    blocks = [(stack.blocks, part_of(model, stack.blocks)) for stack in stacks]
-    solved = [
-        f"{path}.{name}.weight"
-        for path, part in blocks
-        for name, module in part.named_modules()
-        if is_linear(module)
-    ]
+    solved = []
+    for path in (stack.blocks for stack in plan_for(model).stacks):
+        linears = (n for n, module in part_of(model, path).named_modules() if is_linear(module))
+        solved += [f"{path}.{name}.weight" for name in linears]
     return {"backbone": [name for name, _ in model.named_parameters()], "linear": solved}

@@ -23,42 +23,38 @@ KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 def run(key: str) -> None:
     """Write book/pages/<key>.ipynb; the suite is given to a page that declares it."""
-    root = project_root()
-    sources, pages = root / "notebooks", root / "book" / "pages"
-    given = (
-        {"suite": chosen_suite(read_yaml(root / "params.yaml"))}
-        if "suite" in declared(key, sources)
-        else {}
-    )
-    execute_page(key, given, sources, pages)
+    root, given = project_root(), dict[str, str]()
+    if "suite" in declared(key, root / "notebooks"):
+        given["suite"] = chosen_suite(read_yaml(root / "params.yaml"))
+    execute_page(key, given, root / "notebooks", root / "book" / "pages")
 
 
 def execute_page(
     name: str, parameters: Mapping[str, Any], source_folder: Path, out_folder: Path
 ) -> Path:
-    """Run `source_folder/name.ipynb` with these parameters and write the result to `out_folder`.
+    """Run `source_folder/name.ipynb` there with these parameters; return the page in `out_folder`.
 
-    The kernel starts in the source folder, from which pages find the project.
-
-    Returns: the executed page.
-    Raises:  BadFile above LARGEST bytes; papermill's own error, naming the cell, when a cell fails.
-             Nothing is written in either case.
+    Raises: BadFile above LARGEST bytes; papermill's own error, naming the cell, when a cell fails.
+    Nothing is written in either case.
     """
     import papermill
 
     source = Path(source_folder) / f"{name}.ipynb"
     with tempfile.TemporaryDirectory() as scratch:
         ran = Path(scratch) / source.name
-        kernel: dict[str, Any] = {
-            "kernel_name": KERNEL["name"],
-            "extra_arguments": ["--log-level=CRITICAL"],
-            # every cell has ended; to be asked politely takes half a second
-            "shutdown_kernel": "immediate",
-        }
         given: dict[str, Any] = {"parameters": dict(parameters), "cwd": str(source.parent)}
-        papermill.execute_notebook(source, ran, progress_bar=False, **given, **kernel)
+        # every cell has ended; to be asked politely takes half a second
+        given |= {"kernel_name": KERNEL["name"], "shutdown_kernel": "immediate"}
+        given |= {"extra_arguments": ["--log-level=CRITICAL"], "progress_bar": False}
+        papermill.execute_notebook(source, ran, **given)
         page = stable(nbformat.read(ran, as_version=4))
-    return _keep(page, Path(out_folder) / source.name)
+    target, content = Path(out_folder) / source.name, nbformat.writes(page).rstrip("\n").encode()
+    if len(content) >= LARGEST:
+        problem = f"{len(content)} bytes, more than the {LARGEST} a page may have"
+        raise BadFile(target, problem, "show less on it: a smaller picture, or a shorter table")
+    with atomic_path(target) as hidden:
+        hidden.write_bytes(content + b"\n")
+    return target
 
 
 def declared(name: str, source_folder: Path) -> list[str]:
@@ -93,18 +89,6 @@ def _is_warning(output: NotebookNode) -> bool:
     if warned:
         sys.stderr.write(output.text)
     return warned
-
-
-def _keep(page: NotebookNode, target: Path) -> Path:
-    content = nbformat.writes(page).rstrip("\n").encode() + b"\n"
-    if len(content) > LARGEST:
-        way_out = "show less on it: a smaller picture, or a shorter table"
-        raise BadFile(
-            target, f"{len(content)} bytes, more than the {LARGEST} a page may have", way_out
-        )
-    with atomic_path(target) as hidden:
-        hidden.write_bytes(content)
-    return target
 
 
 def summary(key: str) -> None:

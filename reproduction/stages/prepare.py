@@ -36,8 +36,7 @@ def run(key: str) -> None:
     """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors of encoders,
     adapters/ of language models, texts/ of those that answer instructions.
 
-    Experts are of the tasks that no smaller pool holds. Nothing is made where nothing plays the
-    role, nor, with a message, where the package of a sentence encoder cannot be fetched.
+    Nothing is made where the package of a sentence encoder cannot be fetched.
     """
     setup = load_setup(key)
     context, role = setup.context, setup.context.role(setup.role)
@@ -97,38 +96,41 @@ def photos() -> None:
             write_photos(context.root / real.folder, tasks, folder)
 
 
+def recipes_of(setup: Setup, tasks: Iterable[str]) -> dict[str, Any]:
+    suite, role = setup.context.suite, setup.context.role(setup.role)
+    if isinstance(role, SentenceRole):
+        group = suite.photos if isinstance(role, PhotoRole) else suite.sentences
+        return dict.fromkeys(tasks, group.fine_tune)
+    kind = role if isinstance(role, LanguageRole) else suite
+    return {task: kind.fine_tuning(task) for task in tasks}
+
+
 def made(setup: Setup, role: Any, name: str) -> Path:
     """Return the folder that holds base, heads and experts, what is missing made; its own name is
     made of `name` and of everything that they depend on. Raises: HubUnreachable.
     """
-    context, tasks = setup.context, setup.tasks
-    suite, root = context.suite, context.root
-    own = [task for task in tasks if setup.home(task) == setup.pool]  # not of a smaller pool
-    model = role.clip if isinstance(role, Role) else role.model
-    model = model_folder(root, model, context.pins)
-    data, first, seed = setup.data, HEADS, FIRST
-    rows, settings, recipes = list[Path](), list[Any](), dict[str, Any]()
+    context, tasks, data = setup.context, setup.tasks, setup.data
+    suite, root, first, seed = context.suite, context.root, HEADS, FIRST
+    # of the tasks that no smaller pool holds
+    recipes = recipes_of(setup, [task for task in tasks if setup.home(task) == setup.pool])
+    model = model_folder(root, role.clip if isinstance(role, Role) else role.model, context.pins)
+    rows, settings = list[Path](), list[Any]()
     if isinstance(role, PhotoRole):
-        rows, recipes = _files(data, tasks), dict.fromkeys(own, suite.photos.fine_tune)
+        rows, settings = _files(data, tasks), [suite.photos.size]
         write, given = write_vision_and_heads, (data, tasks, suite.photos.size)
-        settings = [suite.photos.size]
     elif isinstance(role, SentenceRole):
-        recipe = suite.sentences.fine_tune
-        rows, recipes = _files(data, tasks), dict.fromkeys(own, recipe)
-        write, given = experts.write_encoder_and_heads, (data, tasks, recipe.temperature)
+        rows = _files(data, tasks)
+        temperature = suite.sentences.fine_tune.temperature
+        write, given = experts.write_encoder_and_heads, (data, tasks, temperature)
     elif isinstance(role, ChatRole):
         chat, origin = suite.chat, root / suite.chat.texts
         rows = _files(origin, sorted({*chat.tasks, *chat.unseen, PLAIN_TEXTS}))
-        recipes = {task: role.fine_tuning(task) for task in own}
         write, given, first = write_base_and_chats, (chat, origin), TEXTS
         settings = [chat.model_dump(exclude={"roles"})]
     elif isinstance(role, LanguageRole):
-        recipes = {task: role.fine_tuning(task) for task in own}
         write, given, first = experts.write_text_base, (role.dtype,), "base"
-        data, seed = setup.texts, suite.expert_seed
-        settings = [suite.language.model_dump()["texts"]]
+        settings, seed = [suite.language.model_dump()["texts"]], suite.expert_seed
     else:
-        recipes = {task: suite.fine_tuning(task) for task in own}
         write, given = experts.write_base_and_heads, (data, tasks, suite.heads, suite.device)
         settings, seed = [suite.data.model_dump(), suite.heads], suite.expert_seed
     trained = {task: recipe.model_dump() for task, recipe in recipes.items()}
@@ -144,7 +146,8 @@ def made(setup: Setup, role: Any, name: str) -> Path:
         task: (ExpertJob(task, kind, recipe, seed, suite.device, dtype), store / "experts" / task)
         for task, recipe in recipes.items()
     }
-    make_experts(setup, store, store / TEXTS if first == TEXTS else data, jobs)
+    texts = setup.texts if isinstance(role, LanguageRole) else data
+    make_experts(setup, store, store / TEXTS if first == TEXTS else texts, jobs)
     return store
 
 

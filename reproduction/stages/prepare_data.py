@@ -1,12 +1,9 @@
 """Stages `prepare_data` and `prepare_texts`: the images and texts of every task, which are drawn,
-copied from the user's folders, or named on the hub.
-
-Data sets of the hub are named by id, pinned revision and split, and fetched when they are read.
+copied from the user's folders, or named on the hub by id, pinned revision and split.
 """
 
 import operator
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +13,12 @@ from reproduction.engine.context import Context, load_context, pick
 from reproduction.engine.workers import console
 from reproduction.experiments import DOMAIN_POOL, GLUE_POOL
 from reproduction.prepare.sources import Source, write_sources
+from reproduction.prepare.suite import Data, Texts
 from reproduction.prepare.texts import TextSource, described_task, write_text_sources
 
 SHOWN = 40  # pictures drawn for the contact sheet, enough that every class has one
 CHOICE = Path(__file__).parents[1] / "mini" / "choice.json"
-TEST = "test"
+TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 
 
 def images() -> None:
@@ -66,33 +64,24 @@ def _copied(context: Context, origin: str | None, task: str, kind: str, folder: 
     shutil.copytree(own, folder / task)
 
 
-def _counts(context: Context) -> dict[str, Any]:
-    data = context.suite.data
-    return {"train": data.train, "validation": data.validation, "test": data.test}
+def _counts(given: Data | Texts | None) -> dict[str, Any]:
+    """Return the samples of a task by split."""
+    return {split: getattr(given, split) for split in SPLITS}
 
 
 def _drawn_images(context: Context, folder: Path) -> dict[str, Source]:
     from reproduction.mini.images import write_parquet
     from reproduction.mini.tasks import TASKS
 
-    data, counts = context.suite.data, _counts(context)
-    jobs = {
-        task: (task, folder / task, data.seed, data.strength, counts)
-        for task in context.suite.tasks
-    }
-    context.run("draw", write_parquet, jobs)
-    return {
-        task: Source(
-            location=task,
-            kind="folder",
-            paper_name=TASKS[task].paper_name,
-            description=TASKS[task].description,
-            classes=TASKS[task].classes,
-            templates=TASKS[task].templates,
-            splits={name: name for name in counts},
-        )
-        for task in context.suite.tasks
-    }
+    data, tasks = context.suite.data, context.suite.tasks
+    given, sources = (data.seed, data.strength, _counts(data)), {}
+    context.run("draw", write_parquet, {task: (task, folder / task, *given) for task in tasks})
+    for task in tasks:
+        names = ("paper_name", "description", "classes", "templates")
+        about = {name: getattr(TASKS[task], name) for name in names}
+        splits = {split: split for split in SPLITS}
+        sources[task] = Source(location=task, kind="folder", splits=splits, **about)
+    return sources
 
 
 def _copied_images(context: Context, folder: Path) -> dict[str, Source]:
@@ -101,16 +90,10 @@ def _copied_images(context: Context, folder: Path) -> dict[str, Source]:
     data, sources = context.suite.data, {}
     for task in context.suite.tasks:
         _copied(context, data.folder, task, "images", folder)
-        sources[task] = Source(
-            location=task,
-            kind="folder",
-            paper_name=task,
-            description="Your own images.",
-            classes=class_names(folder / task),
-            templates=("a photo of {}",),
-            splits={"train": "train", "test": "test"},
-            processor=data.processor,
-        )
+        about: dict[str, Any] = {"paper_name": task, "description": "Your own images."}
+        about |= {"classes": class_names(folder / task), "templates": ("a photo of {}",)}
+        about |= {"splits": {TRAIN: TRAIN, TEST: TEST}, "processor": data.processor}
+        sources[task] = Source(location=task, kind="folder", **about)
     return sources
 
 
@@ -121,19 +104,13 @@ def _named_images(context: Context, folder: Path) -> dict[str, Source]:
     sources = {}
     for task in context.suite.tasks:
         entry, prompts = TASKS[task], load_prompts(task)
-        sources[task] = Source(
-            location=entry.hub_id,
-            kind="hub",
-            paper_name=entry.column,
-            description=f"{entry.hub_id} on the hub",
-            classes=prompts.classes,
-            templates=prompts.templates,
-            splits={"train": entry.train_split, "test": entry.test_split},
-            revision=pinned_data(context.pins, entry.hub_id),
-            config=entry.config,
-            columns=dict(entry.columns),
-            processor=context.suite.data.processor,
-        )
+        about: dict[str, Any] = {"paper_name": entry.column, "config": entry.config}
+        about |= {"description": f"{entry.hub_id} on the hub", "columns": dict(entry.columns)}
+        about |= {"classes": prompts.classes, "templates": prompts.templates}
+        about |= {"splits": {TRAIN: entry.train_split, TEST: entry.test_split}}
+        about |= {"revision": pinned_data(context.pins, entry.hub_id)}
+        processor = context.suite.data.processor
+        sources[task] = Source(location=entry.hub_id, kind="hub", **about, processor=processor)
     return sources
 
 
@@ -141,73 +118,56 @@ def _describe_images(context: Context, sources: dict[str, Source]) -> None:
     """Write what the report needs to know of the suite without opening an image."""
     from reproduction.mini.images import draw_split, write_contact_sheet, write_notice
 
-    suite, results, counts = context.suite, context.results, _counts(context)
-    data, settings = suite.data, suite.data.model_dump()
-    if data.source == "mini":
-        del settings["processor"]  # its pictures are drawn at their models' size
+    suite, results, counts = context.suite, context.results, _counts(context.suite.data)
+    data, drawn = suite.data, suite.data.source == "mini"
     described = {
         "suite": suite.name,
-        "data": settings,
+        # pictures of mini are drawn at their models' size
+        "data": data.model_dump(exclude={"processor"} if drawn else set()),
         "roles": {name: role.model_dump() for name, role in suite.roles.items()},
         "pools": {str(pool): list(names) for pool, names in suite.pools.items()},
         "tasks": [{"task": task, **one.described(), **counts} for task, one in sources.items()],
     }
     write_json(results / "suite.json", described)
+    write_json(results / "choice.json", read_json(CHOICE) if drawn else {})
     sheet = results / "contact_sheet.png"
-    if data.source != "mini":
-        write_json(results / "choice.json", {})
+    if not drawn:
         write_notice("Pictures of data from elsewhere are not kept with the results.", sheet)
         return
-    write_json(results / "choice.json", read_json(CHOICE))
     rows = []
     for task in suite.tasks:
-        drawn, labels = draw_split(task, "train", SHOWN, data.seed, 0.0)
-        shifted, _ = draw_split(task, "train", SHOWN, data.seed, data.strength)
-        rows.append((drawn, shifted, labels))
+        plain, labels = draw_split(task, TRAIN, SHOWN, data.seed, 0.0)
+        shifted, _ = draw_split(task, TRAIN, SHOWN, data.seed, data.strength)
+        rows.append((plain, shifted, labels))
     write_contact_sheet(rows, sheet)
 
 
-def _folder(task: str, paper_name: str, splits: Iterable[str], about: str = "") -> TextSource:
-    own = {split: split for split in splits}
-    return TextSource(
-        location=task, kind="folder", paper_name=paper_name, splits=own, description=about
-    )
-
-
 def _drawn_texts(context: Context, folder: Path) -> dict[str, TextSource]:
-    from reproduction.mini.language.domains import (
-        DOMAINS,
-        TESTS,
-        WORLDS,
-        write_domain,
-        write_glue,
-        write_test,
-    )
+    from reproduction.mini.language import domains
     from reproduction.prepare.tasks import GLUE
 
-    language = context.suite.language
-    texts = language.texts
-    assert (
-        texts is not None and texts.train and texts.domain_train and texts.validation and texts.test
-    )
-    counts = {"train": texts.train, "validation": texts.validation, TEST: texts.test}
-    domain_counts = {"train": texts.domain_train, "validation": texts.validation}
-    test_counts = {split: counts[split] for split in ("validation", TEST)}
-    jobs: dict[str, tuple[Any, ...]] = {}
-    sources = {}
+    language, tests = context.suite.language, domains.TESTS
+    texts, jobs, sources = language.texts, dict[str, tuple[Any, ...]](), {}
+    assert texts is not None
+    counts = _counts(texts)
 
     def add(write: Any, task: str, paper_name: str, own: dict[str, int], about: str) -> None:
         jobs[task] = (write, task, folder / task, texts.seed, own)
-        sources[task] = _folder(task, paper_name, own, about)
+        words = {"paper_name": paper_name, "description": about}
+        words["splits"] = {split: split for split in own}
+        sources[task] = TextSource(location=task, kind="folder", **words)
 
     for task in language.pools.get(GLUE_POOL, ()):
-        add(write_glue, task, GLUE[task].column, counts, WORLDS[task].description)
+        about = domains.WORLDS[task].description
+        add(domains.write_glue, task, GLUE[task].column, counts, about)
     for domain in language.pools.get(DOMAIN_POOL, ()):
-        kinds = " and ".join(TESTS[test].paper_name for test in DOMAINS[domain])
+        kinds = " and ".join(tests[test].paper_name for test in domains.DOMAINS[domain])
         about = f"What the expert is trained on, of the kinds of {kinds}."
-        add(write_domain, domain, domain, domain_counts, about)
+        own = {TRAIN: texts.domain_train, VALIDATION: texts.validation}
+        add(domains.write_domain, domain, domain, own, about)
     for test in language.tests:
-        add(write_test, test, TESTS[test].paper_name, test_counts, TESTS[test].description)
+        own = {split: counts[split] for split in (VALIDATION, TEST)}
+        add(domains.write_test, test, tests[test].paper_name, own, tests[test].description)
     context.run("draw", operator.call, jobs)
     return sources
 
@@ -219,7 +179,8 @@ def _copied_texts(context: Context, folder: Path) -> dict[str, TextSource]:
     assert language.texts is not None
     for task in language.pools.get(GLUE_POOL, ()):
         _copied(context, language.texts.folder, task, "texts", folder)
-        sources[task] = _folder(task, glue_task(task).column, ("train", TEST))
+        words = {"paper_name": glue_task(task).column, "splits": {TRAIN: TRAIN, TEST: TEST}}
+        sources[task] = TextSource(location=task, kind="folder", **words)
     return sources
 
 
@@ -230,20 +191,15 @@ def _named_texts(context: Context, folder: Path) -> dict[str, TextSource]:
     language, pins, sources = context.suite.language, context.pins, {}
 
     def add(task: str, hub_id: str, paper_name: str, splits: dict[str, str], config: Any) -> None:
-        sources[task] = TextSource(
-            location=hub_id,
-            kind="hub",
-            paper_name=paper_name,
-            splits=splits,
-            revision=pinned_data(pins, hub_id),
-            config=config,
-        )
+        words = {"paper_name": paper_name, "splits": splits, "config": config}
+        words["revision"] = pinned_data(pins, hub_id)
+        sources[task] = TextSource(location=hub_id, kind="hub", **words)
 
     for task in language.pools.get(GLUE_POOL, ()):
-        splits = {"train": "train", TEST: GLUE[task].test_split}
+        splits = {TRAIN: "train", TEST: GLUE[task].test_split}
         add(task, HUB_ID, GLUE[task].column, splits, task)
     for domain in language.pools.get(DOMAIN_POOL, ()):
-        add(domain, DOMAINS[domain].hub_id, domain, {"train": "train"}, None)
+        add(domain, DOMAINS[domain].hub_id, domain, {TRAIN: "train"}, None)
     for key, name in language.tests.items():  # lm-evaluation-harness reads them at this commit
         test = pick("public tests", PUBLIC, name)
         add(key, test.data, key, {TEST: test.split}, test.config)

@@ -11,7 +11,7 @@ from featcal.settings import Calibration, Settings, require
 from reproduction.engine.context import Setup
 from reproduction.engine.make import rescale
 from reproduction.engine.samples import Selection
-from reproduction.engine.score import averages
+from reproduction.engine.score import averages, highest
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import ANCHOR, RESCALED, Each, Setting, Study
@@ -51,36 +51,32 @@ class AblateStudy(Study):
             place = f"ablate.without.{name}"
             fine = isinstance(change, dict | Calibration) and bool(change)
             require(fine, place, change, "must be a mapping of settings")
-            own = {**dict(self.featcal), **dict(change)}
+            own = dict(self.featcal) | dict(change)
             changed[str(name)] = Calibration.from_mapping(own, place)
         object.__setattr__(self, "without", changed)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of every control, and the averages behind the best factors."""
         jobs = {upstream: (setup, self, upstream) for upstream in self.upstreams}
         tried = setup.context.run(f"ablate {self.key} factor", tried_factors, jobs)
         models, scales = [], []
         for upstream, values in tried.items():
-            best = max(values, key=lambda factor: (round(values[factor], 4), -factor))
-            words = setup.words | {"upstream": upstream}
-            scales += [
-                {**words, "factor": f, "value": v, "chosen": int(f == best)}
-                for f, v in values.items()
-            ]
+            best = highest(values)
+            words, out = setup.words | {"upstream": upstream}, folder / upstream
+            for factor, value in values.items():
+                scales.append(words | {"factor": factor, "value": value})
+                scales[-1]["chosen"] = int(factor == best)
             for name, factor in ((ANCHOR, self.featcal.anchor_blend), (RESCALED, best)):
-                out = folder / upstream / name
-                models.append(ModelSpec(f"{upstream}/{name}", out, name, upstream, settings=factor))
+                model = ModelSpec(f"{upstream}/{name}", out / name, name, upstream, settings=factor)
+                models.append(model)
             for name, changed in self.without.items():
-                words = ("featcal", upstream, name, self.seed, changed, self.drawn())
-                models.append(ModelSpec(f"{upstream}/{name}", folder / upstream / name, *words))
+                own = ("featcal", upstream, name, self.seed, changed, self.drawn())
+                models.append(ModelSpec(f"{upstream}/{name}", out / name, *own))
         return StudyResult(make_and_score(setup, f"ablate {self.key}", models), {"scales": scales})
 
 
 def tried_factors(setup: Setup, study: AblateStudy, upstream: str) -> dict[float, float]:
     """Return the average accuracy at every factor, on samples that are no test samples."""
-    models = {
-        factor: rescale(setup, upstream, factor).to(setup.context.device)
-        for factor in study.rescale.factors
-    }
-    selection = Selection(study.rescale.split, study.rescale.samples, study.seed)
+    device, own = setup.context.device, study.rescale
+    models = {factor: rescale(setup, upstream, factor).to(device) for factor in own.factors}
+    selection = Selection(own.split, own.samples, study.seed)
     return averages(setup, models, partial(selection.read, setup))

@@ -49,10 +49,10 @@ class ChoicesStudy(Study):
             fine = isinstance(options, dict if choice == "modules" else list | tuple)
             expected = "must be a list; of modules, lists of names by what each is called"
             require(fine and bool(options), place, options, expected)
-        models = list(self.models())
-        default = (models[0].settings, models[0].reading, models[0].draw)
-        for one in models[len(self.seeds) :]:
-            changed = (one.settings, one.reading, one.draw) != default
+        default, *others = self.models()
+        for one in others[len(self.seeds) - 1 :]:
+            alike = (one.settings, one.reading, one.draw)
+            changed = alike != (default.settings, default.reading, default.draw)
             place = f"choices.vary.{one.columns['choice']}"
             require(changed, place, one.columns["option"], "is the default itself")
 
@@ -63,30 +63,21 @@ class ChoicesStudy(Study):
         for choice, options in self.vary.items():
             named = options if isinstance(options, Mapping) else {str(one): one for one in options}
             for option, value in named.items():
-                yield self.model(folder, choice, option, self.seeds[0], value)
+                yield self.model(folder, choice, option, self.seeds[0], **{choice: value})
 
-    def model(
-        self, folder: Path, choice: str, option: str, seed: int, value: Any = None
-    ) -> ModelSpec:
-        """Return the default, or the default with one choice changed to a value."""
-        settings, reading, samples = self.featcal, self.reading, self.samples
+    def model(self, folder: Path, choice: str, option: str, seed: int, **change: Any) -> ModelSpec:
+        """Return the default, or the default with one choice changed."""
+        reading, settings = self.reading, self.featcal
         if choice in READ:
-            reading = reading.but(**{choice: value})
+            reading = reading.but(**change)
         elif choice == "modules":
-            settings = settings.but(modules=value)
-        elif choice:
-            fine = type(value) is int and value > 0
-            require(fine, "choices.vary.samples", value, "must be a whole number, at least 1")
-            samples = value
-        name, draw = (
-            f"{choice or 'default'}-{option or seed}",
-            self.drawn(samples=samples, seed=seed),
-        )
+            settings = settings.but(**change)
+        draw = self.drawn(seed=seed).but(**(change if choice == "samples" else {}))
+        name = f"{choice or 'default'}-{option or seed}"
         words = ("featcal", self.upstream, self.setting, seed, settings, draw, reading)
         columns = {"choice": choice, "option": option, "default": int(not choice)}
         return ModelSpec(name, folder / name, *words, columns=columns)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of every variant."""
         models = list(self.models(folder))
         return StudyResult(make_and_score(setup, f"choices {self.key}", models))

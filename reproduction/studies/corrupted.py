@@ -47,38 +47,33 @@ class CorruptedStudy(Study):
 
     @property
     def of_texts(self) -> bool:
-        """Return whether texts are damaged."""
         return self.corruptions[0] in get_args(TextCorruption)
 
     @property
     def damages(self) -> list[str]:
         """Return the names of all damages; of texts with the strength at the end."""
         levels = [f"-{one}" for one in self.severity] if isinstance(self.severity, tuple) else [""]
-        return [corruption + level for corruption in self.corruptions for level in levels]
+        return [corruption + level for corruption, level in product(self.corruptions, levels)]
 
     def models(self, folder: Path) -> list[ModelSpec]:
         """Return FeatCal and adapters on every damage; adapters also on FeatCal's samples."""
-        rivals, found = self.rivals, []
-        adapters = ("prob_surgery", "surgery")
-        ways = [(method, rivals.setting, getattr(rivals, method)) for method in adapters]
-        ways += [("featcal", rivals.setting, rivals.featcal)]
-        ways += [("featcal", "paper", self.at_papers)] if self.at_papers else []
+        rivals, adapters, found = self.rivals, ("prob_surgery", "surgery"), []
+        ways: list[tuple[Rivals, str, dict[str, Any]]]
+        ways = [(rivals, method, {}) for method in (*adapters, "featcal")]
+        if self.at_papers:
+            ways.append((rivals, "featcal", {"setting": "paper", "settings": self.at_papers}))
         if rivals.stream != "train":
-            ways += [(m, f"{rivals.setting}_train", getattr(rivals, m)) for m in adapters]
+            own, setting = rivals.but(stream="train"), f"{rivals.setting}_train"
+            ways += [(own, method, {"setting": setting}) for method in adapters]
         damages = [*([""] if self.clean else []), *self.damages]
-        for seed, damage in product(self.seeds, damages):
-            for method, setting, settings in ways:
-                kind = damage or "clean"
-                out = folder / f"{kind}-{method}-{setting}-{seed}"
-                model = rival(rivals, method, self.upstream, self.samples, seed, out)
-                changes = {"setting": setting, "settings": settings, "damage": damage}
-                if setting.endswith("_train"):
-                    changes["draw"] = model.draw.but(stream="train")
-                found.append(model.but(**changes, columns={"corruption": kind}))
+        for seed, damage, (own, method, changes) in product(self.seeds, damages, ways):
+            kind, setting = damage or "clean", changes.get("setting", rivals.setting)
+            out = folder / f"{kind}-{method}-{setting}-{seed}"
+            more = {"damage": damage, "columns": {"corruption": kind}, **changes}
+            found.append(rival(own, method, self.upstream, self.samples, seed, out, **more))
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return scores, the test samples that were seen, and examples of the damage."""
         models, merged = self.models(folder), merged_model(setup, self.upstream)
         rows = make_and_score(setup, f"corrupted {self.key}", models, [merged])
         draws = [self.rivals.draw("surgery", self.samples, seed) for seed in self.seeds]

@@ -11,9 +11,8 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.settings import Distinct, require
 from reproduction.engine.context import Setup
 from reproduction.engine.measured import METHODS, measure, step_folder
-from reproduction.engine.score import score
 from reproduction.engine.spec import merged_model, rival
-from reproduction.engine.study import StudyResult
+from reproduction.engine.study import StudyResult, rows_of
 from reproduction.engine.workers import fan_out
 from reproduction.experiments import Rivals, Study
 from reproduction.results import AUDIT
@@ -40,15 +39,13 @@ class CostStudy(Study):
         require(max(self.audit, default=0) <= steps, "cost.audit", self.audit, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return scores of the adapters as published, and what every rival cost."""
         label, rivals = f"cost {self.key}", self.rivals
         given = (self.upstream, self.samples, self.seed)
         models = [rival(rivals, method, *given, folder / method) for method in METHODS]
         published = []
-        for method in METHODS[1:] if self.audit else ():
-            settings = getattr(rivals, method).but(encode="each_step")
-            out = folder / f"{method} each_step"
-            published.append(rival(rivals, method, *given, out, settings=settings))
+        for model in models[1:] if self.audit else ():
+            name, settings = f"{model.name} each_step", model.settings.but(encode="each_step")
+            published.append(model.but(name=name, folder=folder / name, settings=settings))
         jobs = {model.name: (setup, model) for model in models}
         jobs |= {model.name: (setup, model, self.audit) for model in published}
         # nothing runs at the same time, so each has the cores that workers share elsewhere
@@ -59,7 +56,6 @@ class CostStudy(Study):
             columns = {"encode": "each_step", "samples": self.samples, "step": step}
             out, name = step_folder(model.folder, step), f"{model.name} {step}"
             audited.append(model.but(name=name, folder=out, columns=columns))
-        scores = score(f"{label} score", setup, [merged_model(setup, self.upstream), *audited])
-        rows = [row for model in audited for row in scores[model.name]]
+        rows = rows_of(setup, label, audited, [merged_model(setup, self.upstream)])
         record = {"cost": cost, "at_once": 1, "threads": threads, "settings": self.model_dump()}
         return StudyResult(rows, record=record)

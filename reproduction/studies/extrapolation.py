@@ -17,7 +17,6 @@ What is run is limited by time alone; pipeline/studies.yaml says what was left o
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -30,9 +29,9 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.make import make
 from reproduction.engine.samples import Selection, load_split, streams
-from reproduction.engine.score import evaluate_model, score
+from reproduction.engine.score import evaluate_model
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import StudyResult
+from reproduction.engine.study import StudyResult, rows_of
 from reproduction.experiments import Each, Study
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
 
@@ -46,6 +45,7 @@ ANCHOR, CELL, STREAM, ALONE, LEFT_OUT, SPECTRUM = (
     "anchor", "cell", "stream", "alone", "left out", "spectrum",
 )  # fmt: skip
 NO_DATA = 1e9  # λ at which nothing is solved
+NUMBERS = ("interpolation", "anchor_blend", "ridge")  # columns, in the order of the grid
 PARTS = {
     "residual target": "residual", "order": "order", "joint bias": "affine", "α": "interpolation",
     "ρ": "anchor_blend", "λ": "ridge",
@@ -83,31 +83,26 @@ class ExtrapolationStudy(Study):
 
     def model(self, folder: Path, choice: str, variant: str, **changes: Any) -> ModelSpec:
         """Return the paper's method with changes. An empty λ is chosen by halves of the samples."""
-        settings = self.paper.but(**changes)
-        numbers = {
-            name: getattr(settings, name) for name in ("interpolation", "anchor_blend", "ridge")
-        }
-        columns = {"choice": choice, "variant": variant}
-        columns |= {name: "" if n == "auto" else f"{n:g}" for name, n in numbers.items()}
+        settings, columns = self.paper.but(**changes), {"choice": choice, "variant": variant}
+        for name in NUMBERS:
+            value = getattr(settings, name)
+            columns[name] = "" if value == "auto" else f"{value:g}"
         name = "-".join(columns.values())
         words = ("featcal", self.upstream, "", self.seed, settings, self.drawn())
         return ModelSpec(name, folder / name, *words, columns=columns)
 
     def first(self, folder: Path) -> list[ModelSpec]:
         """Return the cells, the anchors alone, and `stream` at every ρ."""
-        names = ("order", "interpolation", "anchor_blend", "ridge")
-        grid = product(self.orders, self.interpolations, self.blends, self.ridges)
-        points = [dict(zip(names, point, strict=True)) for point in grid]
+        grid, found = product(self.orders, self.interpolations, self.blends, self.ridges), []
+        for order, *point in grid:
+            numbers = dict(zip(NUMBERS, point, strict=True))
+            found.append(self.model(folder, CELL, order, order=order, **numbers))
         fixed = {"order": "forward", "interpolation": self.interpolations[0], "ridge": NO_DATA}
-        stream = dict(self.stream)
-        return [
-            *(self.model(folder, CELL, point["order"], **point) for point in points),
-            *(self.model(folder, ANCHOR, "", **fixed, anchor_blend=rho) for rho in self.blends),
-            *(
-                self.model(folder, STREAM, "", **stream | {"anchor_blend": rho})
-                for rho in self.blends
-            ),
-        ]
+        for choice, own in ((ANCHOR, fixed), (STREAM, dict(self.stream))):
+            found += [
+                self.model(folder, choice, "", **own | {"anchor_blend": r}) for r in self.blends
+            ]
+        return found
 
     def second(self, folder: Path, rho: float, ridge: float) -> list[ModelSpec]:
         """Return the parts of `stream` at its ρ, and ρ on some weights at a λ and at the paper's."""
@@ -119,14 +114,13 @@ class ExtrapolationStudy(Study):
             changed.append(self.model(folder, LEFT_OUT, name, **without))
         changed.sort(key=lambda model: model.settings.order == "sites")
         own: dict[str, Any] = {"order": "forward", "interpolation": self.interpolations[0]}
+        own["anchor_blend"] = self.blends[-1]
         places = (NOWHERE, BELOW, ABOVE, WEIGHTS, EVERYTHING)
         for value, place in product(dict.fromkeys((ridge, self.paper.ridge)), places):
-            at = {**own, "anchor_blend": self.blends[-1], "ridge": value}
-            changed.append(self.model(folder, SPECTRUM, place, **at))
+            changed.append(self.model(folder, SPECTRUM, place, **own, ridge=value))
         return changed
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of the models that are scored, and the divergence of all."""
         label, first = f"extrapolation {self.key}", self.first(folder)
         make(label, setup, first)
         far = divergences(label, setup, self, first)
@@ -144,11 +138,9 @@ class ExtrapolationStudy(Study):
         ]
         chosen = best_of(models, far)
         selection = Selection("test", self.scored, self.seed)
-        evaluate = partial(evaluate_model, selection=selection)
-        scores = score(f"{label} score", setup, chosen, evaluate)
+        rows = rows_of(setup, label, chosen, evaluate=partial(evaluate_model, selection=selection))
         words = {**setup.words, "upstream": self.upstream}
         candidates = [{**words, **m.columns, "chosen": int(m in chosen)} for m in models]
-        rows = [row for model in chosen for row in scores[model.name]]
         facts = {"below": below, "stream_blend": rho.settings.anchor_blend}
         return StudyResult(rows, {"extrapolation.candidates": candidates}, facts)
 
@@ -157,17 +149,15 @@ def best_of(models: Sequence[ModelSpec], divergence: Mapping[str, float]) -> lis
     """Return the models that are scored, in their order: of each cell the λ of least divergence."""
     best: dict[tuple[Any, ...], ModelSpec] = {}
     for model in sorted(models, key=lambda model: divergence[model.name]):
-        columns = model.columns
-        ridge = None if columns["choice"] == CELL else columns["ridge"]
-        names = ("choice", "variant", "interpolation", "anchor_blend")
-        best.setdefault((ridge, *(columns[name] for name in names)), model)
+        own = {**model.columns, "divergence": ""}
+        own |= {"ridge": ""} if own["choice"] == CELL else {}
+        best.setdefault(tuple(own.values()), model)
     return [model for model in models if model in best.values()]
 
 
 def divergences(
     label: str, setup: Setup, study: ExtrapolationStudy, models: Sequence[ModelSpec]
 ) -> dict[str, float]:
-    """Return the divergence of every model by its name."""
     jobs = {model.name: (setup, study, model) for model in models}
     return setup.context.run(f"{label} divergence", divergence, jobs)
 
@@ -188,15 +178,15 @@ def divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> flo
         count = study.samples + study.held_out
         drawn = draw_indices(task, len(samples.labels), count, study.seed)
         held_out = samples.take(drawn[study.samples :])
-        answers = (
-            Scores(
-                unit_length(projected(module, projection, held_out, study.batch, place)) @ head.T
-            )
-            for module, place in (
-                (ours, f"{model.name}, task {task}"),
-                (setup.load(setup.expert(task)), f"expert of {task}"),
-            )
+        modules = {
+            f"{model.name}, task {task}": ours,
+            f"expert of {task}": setup.load(setup.expert(task)),
+        }
+        features = (
+            projected(module, projection, held_out, study.batch, place)
+            for place, module in modules.items()
         )
+        answers = (Scores(unit_length(one) @ head.T) for one in features)
         total += float(kl_and_top1(*answers)[0].mean()) / len(setup.tasks)
     return total
 
@@ -206,19 +196,12 @@ def spectrum(
 ) -> dict[str, dict[str, float]]:
     """Make the models whose ρ acts on some weights only; return the shares below each λ."""
     from featcal.calibration.block import Student
-    from featcal.calibration.calibrate import budgets
-    from featcal.calibration.features import Spool
-    from featcal.calibration.models import open_models
-    from featcal.core.precision import exact_products
     from featcal.models.save import save_model
+    from reproduction.field.walk import opened
 
-    merged, device = setup.merged(study.upstream), setup.context.device
-    with ExitStack() as opened:
-        given = (merged, setup.base, setup.experts, None, models[0].settings)
-        parts = open_models(*given, whole=True, device=device, dtype=None)
-        opened.enter_context(parts.evaluated())
-        opened.enter_context(exact_products())
-        spool = opened.enter_context(Spool(*budgets(device, None), models[0].folder.parent))
+    merged = setup.merged(study.upstream)
+    given = (merged, setup.base, setup.experts, models[0].settings, setup.context.device)
+    with opened(*given) as (parts, spool):
         students = [Student(parts.student_copy(), one.settings) for one in models]
         variants = [one.columns["variant"] for one in models]
         batches = streams(setup, models[0].draw)

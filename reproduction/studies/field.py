@@ -2,9 +2,9 @@
 what trains for minutes.
 
 Language models have the mergers alone. FeatCal is run twice: at the settings of the suite, and as
-the library does by default (auto). Settings that a method's source
-chooses on validation samples are chosen there, by the merged model's own scores alone. Nobody has
-seen what is scored. Seconds go to the run record.
+the library does by default (auto). Settings that a method's source chooses on validation samples are
+chosen there, by the merged model's own scores alone. Nobody has seen what is scored. Seconds go to
+the run record.
 """
 
 import time
@@ -23,7 +23,7 @@ from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection, streams
 from reproduction.engine.score import Counts, averages
 from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import StudyResult
+from reproduction.engine.study import StudyResult, rows_of
 from reproduction.experiments import TEXT_POOLS, Draw, Numbers, Rivals, Study
 from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, IntervMerge, SurgeryV2
 from reproduction.results import SCORES
@@ -45,7 +45,6 @@ MEANS = "task_means.safetensors"  # next to a merged model: its mean feature of 
 CHOSEN = ("scale", "eta")  # settings that may be a list
 TRAINED_BATCH = 16  # samples of each task in a step of ProDistill: the source's 128 of eight tasks
 ADAPTED_BATCH = 16  # samples in a step of a merger that adapts without labels
-Seconds = dict[str, float]  # by part
 KEPT: dict[tuple[Any, ...], Any] = {}  # what a process has read or computed for every merger
 
 
@@ -77,10 +76,8 @@ class FieldStudy(Study):
         for merger in self.trained:
             expected = f"must be one of {', '.join(self.mergers)}"
             require(merger in self.mergers, "field.trained", merger, expected)
-        stream, expected = (
-            self.rivals.stream,
-            "must hold other samples than are scored: train, or unlabelled",
-        )
+        stream = self.rivals.stream
+        expected = "must hold other samples than are scored: train, or unlabelled"
         require(stream != "test_unlabelled", "field.rivals.stream", stream, expected)
         import reproduction.field.swudi  # noqa: F401 - registers a merger
 
@@ -116,21 +113,19 @@ class FieldStudy(Study):
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of every merger and of what follows it, and the settings chosen."""
         KEPT.clear()  # where the jobs run in this process, it may hold another study's
         names = [*self.mergers, *([TANGENT] if self.tangent else [])]
         longest_first = sorted(names, key=lambda name: (name not in self.trained, name != TANGENT))
         jobs = {name: (setup, self, name, folder / name) for name in longest_first}
         made = setup.context.run(f"field {self.key}", make, jobs)
         models = [model for name in names for model in self.models(name, folder / name)]
-        scores = scoring.score(f"field {self.key}", setup, models, partial(evaluate, self))
+        rows = rows_of(setup, f"field {self.key}", models, evaluate=partial(evaluate, self))
         facts = {
             "chosen": {name: made[name]["chosen"] for name in self.mergers},
             "tried": {name: made[name]["tried"] for name in self.mergers if made[name]["tried"]},
         }
-        rows = [row for model in models for row in scores[model.name]]
         cost = {name: made[name]["seconds"] for name in names}
-        return StudyResult(rows, facts=facts, record={"cost": cost})
+        return StudyResult(rows, {}, facts, {"cost": cost})
 
 
 def kept(key: tuple[Any, ...], found: Callable[[], T]) -> T:
@@ -141,33 +136,35 @@ def kept(key: tuple[Any, ...], found: Callable[[], T]) -> T:
     return result
 
 
-def timed(seconds: Seconds, part: str, function: Callable[[], T]) -> T:
-    """Return the result of a function, its seconds added to a part."""
-    start = time.perf_counter()
-    result = function()
-    seconds[part] = round(seconds.get(part, 0.0) + time.perf_counter() - start, 2)
-    return result
+class Clock(dict[str, float]):
+    """Seconds by part."""
+
+    def __call__(self, part: str, function: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = function()
+        self[part] = round(self.get(part, 0.0) + time.perf_counter() - start, 2)
+        return result
 
 
 def make(setup: Setup, study: FieldStudy, name: str, out: Path) -> dict[str, Any]:
     """Make one merger and what follows it, as folders; return its settings, those that were tried,
     and seconds.
     """
-    seconds: Seconds = {}
+    clock = Clock()
     out.mkdir(parents=True)
     if name == TANGENT:
         from reproduction.field import tangent
 
-        chosen, tried = tangent.make(setup, study, out, partial(timed, seconds))
+        chosen, tried = tangent.make(setup, study, out, clock)
     else:
-        chosen, tried = merge(setup, study, name, out / "merged", partial(timed, seconds))
+        chosen, tried = merge(setup, study, name, out / "merged", clock)
         if not setup.of_texts:
-            repair(setup, study, name, out, seconds)
-    return {"chosen": chosen, "tried": tried, "seconds": seconds}
+            repair(setup, study, name, out, clock)
+    return {"chosen": chosen, "tried": tried, "seconds": dict(clock)}
 
 
 def merge(
-    setup: Setup, study: FieldStudy, name: str, out: Path, clock: Callable[..., Any]
+    setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Write the merged model; return its settings, and those tried with their accuracy on
     validation samples.
@@ -177,54 +174,50 @@ def merge(
     from featcal.merging.merge import open_merge
     from featcal.merging.registry import method_named
 
-    key, candidates = study.chosen_key(name), study.candidates(name)
-    needs, first = method_named(name).needs, candidates[0]
+    key, needs, first = study.chosen_key(name), method_named(name).needs, study.candidates(name)[0]
     given: dict[str, Any] = {"device": setup.context.device}
-    if needs:
-        given["batches"] = drawn(setup, study.drawn())
     if name == "adamerging":
         stream, seed = study.rivals.stream, study.seed
         draw = Draw(stream=stream, samples=None, batch=ADAPTED_BATCH, seed=seed)
         given["batches"] = streams(setup, draw)
+    elif needs:
+        given["batches"] = drawn(setup, study.drawn())
     if "head" in needs:
         given["head"] = setup.heads
-    base, experts = setup.base, setup.experts
+    models = (name, setup.base, setup.experts)
     if not key:
-        clock("merged", lambda: featcal.merge(name, base, experts, out=out, **given, **first))
+        clock("merged", lambda: featcal.merge(*models, out=out, **given, **first))
         return first, []
+    candidates = {own[key]: own for own in study.candidates(name)}
     if key == "scale":  # merged once, whatever the number of scales
-        opened = open_merge(name, base, experts, **given, **first)
+        opened = open_merge(*models, **given, **first)
         vectors = clock("merged", lambda: dict(opened.run()))
 
-        def at_value(value: float, out: Path | None = None) -> Any:
-            scaled = replace(opened, settings={**opened.settings, key: value})
-            return scaled.finish(iter(vectors.items()), out)
-
-    else:
-
-        def at_value(value: float, **more: Any) -> Any:
-            return featcal.merge(name, base, experts, **given, **{**first, key: value}, **more)
+    def at_value(value: float, out: Path | None = None) -> Any:
+        if key != "scale":
+            return featcal.merge(*models, **given, **candidates[value], out=out)
+        scaled = replace(opened, settings={**opened.settings, key: value})
+        return scaled.finish(iter(vectors.items()), out)
 
     def validated() -> dict[float, float]:
-        if setup.of_texts:
-            found = {}
-            for value in (own[key] for own in candidates):
-                model = ModelSpec("tried", out.parent / f"{key}-{value:g}", "merged")
-                at_value(value, out=model.folder)
-                scores = scoring.evaluate_model(setup, model, (), Selection("validation"))
-                values = [one["value"] for one in scores["tried"].values()]
-                found[value] = sum(values) / len(values)
-            return found
-        models = {own[key]: at_value(own[key]) for own in candidates}
-        return averages(setup, models, partial(read, setup, study, "validation"))
+        if not setup.of_texts:
+            tried = {value: at_value(value) for value in candidates}
+            return averages(setup, tried, partial(read, setup, study, "validation"))
+        found = {}
+        for value in candidates:
+            model = ModelSpec("tried", out.parent / f"{key}-{value:g}", "merged")
+            at_value(value, model.folder)
+            counts = scoring.evaluate_model(setup, model, (), Selection("validation"))["tried"]
+            found[value] = scoring.average(counts)
+        return found
 
     values = clock("choosing", validated)
-    best = max(candidates, key=lambda own: (round(values[own[key]], 4), -own[key]))
-    clock("merged", lambda: at_value(best[key], out=out))
-    return best, [{**own, "value": round(values[own[key]], 4)} for own in candidates]
+    best = scoring.highest(values)
+    clock("merged", lambda: at_value(best, out))
+    return candidates[best], [{**candidates[v], "value": round(values[v], 4)} for v in candidates]
 
 
-def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Seconds) -> None:
+def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) -> None:
     """Write everything that follows a merged model, out/merged."""
     from safetensors.torch import save_file
 
@@ -236,16 +229,15 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Secon
     from reproduction.field.svc import svc
 
     base, experts, device = setup.base, setup.experts, setup.context.device
-    merged, rivals, seed, clock = out / "merged", study.rivals, study.seed, partial(timed, seconds)
+    merged, rivals, seed = out / "merged", study.rivals, study.seed
     batches = drawn(setup, study.drawn(batch=rivals.batch))
     for method, settings in {"featcal": rivals.featcal, "featcal_auto": AUTO}.items():
         given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches}
         given |= {"settings": settings, "device": device, "out": out / method, "resume": False}
         clock(method, partial(featcal.calibrate, merged, **given))
     projection, seen = setup.projection(), drawn(setup, rivals.draw("surgery", study.samples, seed))
-    theirs, seconds["features"] = kept(
-        ("features",), lambda: expert_features(experts, seen, projection, device)
-    )
+    own = (experts, seen, projection, device)
+    theirs, clock["features"] = kept(("features",), partial(expert_features, *own))
     pairs = clock("features", partial(pool_features, merged, theirs, seen, projection, device))
     for method in OUTER:
         adapters = clock(method, partial(getattr(rivals, method).fit, pairs, seed))
@@ -255,15 +247,12 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, seconds: Secon
     wanted = kept(("moments",), lambda: output_moments(experts.values(), one, device))
     clock("repair", lambda: renormalised(merged, wanted, one, out=out / "repair", device=device))
     if name not in WITHOUT_SVC:
-        least = SVC_AFTER.get(name, SVC_LEAST)
-        clock(
-            "svc", lambda: svc(merged, base, experts, least=least, out=out / "svc", device=device)
-        )
+        more: dict[str, Any] = {"least": SVC_AFTER.get(name, SVC_LEAST), "out": out / "svc"}
+        clock("svc", partial(svc, merged, base, experts, **more, device=device))
     if name in study.trained:
         pieces = drawn(setup, study.drawn(batch=TRAINED_BATCH))
-        more: dict[str, Any] = {"epochs": study.epochs, "seed": seed, "device": device}
-        more["out"] = out / "prodistill"
-        clock("prodistill", lambda: prodistill(merged, base, experts, pieces, **more))
+        more = {"epochs": study.epochs, "seed": seed, "device": device, "out": out / "prodistill"}
+        clock("prodistill", partial(prodistill, merged, base, experts, pieces, **more))
         for method in DEEP:
             start = (getattr(study, method), merged, experts, seen, projection, seed, device)
             clock(method, partial(inner_adapters, *start)).save(out / method)
@@ -277,9 +266,8 @@ def expert_features(
 
     from featcal.baselines.training import as_module, pairs_of_several
 
-    start, nobody = time.perf_counter(), torch.empty(0)  # of a pair only one side is needed
-    found = {}
-    for task, expert in experts.items():
+    start, nobody, found = time.perf_counter(), torch.empty(0), {}
+    for task, expert in experts.items():  # of a pair only one side is needed
         module = as_module(expert, device)
         pairs = pairs_of_several(task, {"": module}, nobody, seen[task], projection)
         found[task] = pairs[""].merged
@@ -316,22 +304,19 @@ def evaluate(
 
         moved = partial(tangent.encoder, setup, model)
         return scoring.answers(setup, lambda task: {model.name: moved(task)}, test)
-    encoder, deep = {model.name: setup.load(model.folder)}, dict[str, Path]()
-    after: dict[str, Any] = {}
-    for other in corrected:
-        if other.method in DEEP:
-            deep[other.name] = other.folder
-        elif other.method in INFERRED:
-            adapters, means = Adapters.load(other.folder), load_file(other.folder.parent / MEANS)
+    encoder = {model.name: setup.load(model.folder)}
+    deep, after = [one for one in corrected if one.method in DEEP], dict[str, Any]()
+    for other in (one for one in corrected if one not in deep):
+        adapters = Adapters.load(other.folder)
+        after[other.name] = adapters.apply
+        if other.method in INFERRED:
+            means = load_file(other.folder.parent / MEANS)
             after[other.name] = partial(inferred, adapters, means)
-        else:
-            after[other.name] = Adapters.load(other.folder).apply
     found = scoring.answers(setup, lambda _: encoder, test, after)
-    for name, folder in deep.items():
-        own, found[name] = InnerAdapters.load(folder), {}
+    for name, own in ((one.name, InnerAdapters.load(one.folder)) for one in deep):
+        found[name], changed = {}, {name: own.apply}
         for task in setup.tasks:
             with own.inside(encoder[model.name], task):
-                changed = {name: own.apply}
                 judged = scoring.answers(setup, lambda _: encoder, test, changed, (task,))
             found[name] |= judged[name]
     return found

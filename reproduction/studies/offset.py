@@ -47,13 +47,11 @@ class OffsetStudy(Study):
     scored: PositiveInt
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of experts, merged and calibrated models and adapters at every strength."""
         jobs = {f"{s:g}": (setup, self, s, folder / f"{s:g}") for s in self.strengths}
         results = setup.context.run(f"offset {self.key}", measured, jobs)
         rows = [row for rows, _ in results.values() for row in rows]
-        return StudyResult(
-            rows, facts={"drift": {name: drift for name, (_, drift) in results.items()}}
-        )
+        drift = {name: own for name, (_, own) in results.items()}
+        return StudyResult(rows, facts={"drift": drift})
 
 
 def placed(first: int, batch: Batch) -> Batch:
@@ -68,7 +66,7 @@ def with_offsets(
     model: Path, out: Path, offsets: Mapping[int, "Tensor"], own: int | None, width: int
 ) -> Path:
     """Write a model that repeats its first `width` positions from every number of `offsets` on,
-    each time plus the offset (d,), but for the number `own`.
+    plus that offset (d,) except at `own`.
     """
     import torch
 
@@ -101,19 +99,16 @@ def measured(
 
     firsts = {task: TOKENS * number for number, task in enumerate(setup.tasks)}
     words = load_as_calibrated(setup.base).get_input_embeddings().weight.detach()
-    offsets = {
-        first: float(words.std())
-        * strength
-        * torch.randn(words.shape[1], generator=generator(task, "offset", study.seed))
-        for task, first in firsts.items()
-    }
+    size, offsets = float(words.std()) * strength, {}
+    for task, first in firsts.items():
+        draws = generator(task, "offset", study.seed)
+        offsets[first] = size * torch.randn(words.shape[1], generator=draws)
     base = with_offsets(setup.base, out / "base", offsets, None, TOKENS)
     experts = {
         task: with_offsets(setup.expert(task), out / task, offsets, first, TOKENS)
         for task, first in firsts.items()
     }
-    run = setup.context.experiments.merge[f"{study.key}-{study.upstream}"]
-    merged = out / "merged"
+    run, merged = setup.context.experiments.merge[study.merged], out / "merged"
     featcal.merge(run.method, base, experts, out=merged, **(run.options or {}))
 
     def seen(draw: Draw) -> dict[str, list[Batch]]:
@@ -142,12 +137,11 @@ def measured(
 
     counts: Any = answers(setup, encoders, read, changes)
     common = {**setup.words, "strength": f"{strength:g}", "metric": "accuracy", "seed": seed}
-    rows = []
+    rows, drift = [], {}
     for (method, setting), found in counts.items():
         upstream = "" if method == "expert" else study.upstream
         own = {**common, "upstream": upstream, "method": method, "setting": setting}
         rows += [{**own, "task": task, **one} for task, one in found.items()]
-    drift = {}
     for task, pair in pairs.items():
         difference = (pair.expert - pair.merged).double()  # (n, p)
         parts = difference.square().sum(1).mean(), difference.mean(0).square().sum()

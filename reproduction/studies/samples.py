@@ -11,9 +11,8 @@ from typing import ClassVar
 from reproduction.engine.context import Setup
 from reproduction.engine.measured import METHODS, measure
 from reproduction.engine.samples import seen_rows
-from reproduction.engine.score import score
 from reproduction.engine.spec import merged_model, rival
-from reproduction.engine.study import StudyResult
+from reproduction.engine.study import StudyResult, rows_of
 from reproduction.engine.workers import fan_out
 from reproduction.experiments import Counts, Rivals, Seeds, Study
 from reproduction.results import SAMPLES, SEEN
@@ -32,7 +31,6 @@ class SamplesStudy(Study):
     seeds: Seeds
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return scores, the test samples that were seen, and costs."""
         label, rivals = f"samples {self.key}", self.rivals
         models = []
         for method, n, seed in product(METHODS, sorted(self.samples), sorted(self.seeds)):
@@ -43,10 +41,9 @@ class SamplesStudy(Study):
         workers = setup.context.suite.workers
         n_jobs, threads = (workers, 1) if workers else (1, None)
         costs = dict(fan_out(label, measure, jobs, n_jobs, threads, fresh=True))
-        models.insert(0, merged_model(setup, self.upstream).but(columns={"samples": 0}))
-        scores = score(f"{label} score", setup, models)
-        rows = [row for model in models for row in scores[model.name]]
+        merged = merged_model(setup, self.upstream).but(columns={"samples": 0})
+        rows = rows_of(setup, label, [merged, *models])
         draws = [rivals.draw("surgery", n, seed) for n in self.samples for seed in self.seeds]
-        record = {"cost": [costs[model.name] for model in models[1:]], "at_once": n_jobs}
+        record = {"cost": [costs[model.name] for model in models], "at_once": n_jobs}
         record |= {"threads": threads, "settings": self.model_dump()}
         return StudyResult(rows, {"samples.seen": seen_rows(setup, draws, rows)}, record=record)

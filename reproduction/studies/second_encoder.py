@@ -47,7 +47,6 @@ class SecondEncoderStudy(Study):
     scored: PositiveInt
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of base, experts, merged and calibrated models, and of adapters."""
         suite, place = setup.context.suite, f"second_encoder.{self.key}.fine_tune"
         recipe = FineTuneSentences.from_mapping(self.fine_tune, place)
         suite = suite.but(sentences=suite.sentences.but(fine_tune=recipe))
@@ -55,8 +54,8 @@ class SecondEncoderStudy(Study):
         store = made(own, SentenceRole(model=self.model), f"second_encoder-{setup.key}")
         parts = {name: store / name for name in ("base", "experts", HEADS)}
         evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
-        here, label = setup.moved(folder / "outputs"), f"second encoder {self.key}"
-        return StudyResult(compared(label, here, parts, list(self.models(here)), evaluate))
+        label, aside = f"second encoder {self.key}", folder / "outputs"
+        return StudyResult(compared(label, setup, aside, parts, self.models, evaluate))
 
     def models(self, setup: Setup) -> Iterator[ModelSpec]:
         """Yield the references and the study's mergers, with FeatCal at both settings and adapters."""
@@ -64,12 +63,12 @@ class SecondEncoderStudy(Study):
         mergers = [model for model in merged(setup) if model.upstream in self.upstreams]
         yield from (model for model in references(setup) if model.method != "multitask")
         yield from mergers
-        ways = [("featcal", setting) for setting in dict.fromkeys((rivals.setting, "paper"))]
-        adapters = [(method, rivals.setting) for method in ("surgery", "prob_surgery")]
-        for group in (ways, adapters):
-            for model, (method, setting) in product(mergers, group):
+        at_papers = {"setting": "paper", "settings": self.paper}
+        ways = [("featcal", own) for own in ({}, at_papers) if own or rivals.setting != "paper"]
+        for group in (ways, [("surgery", {}), ("prob_surgery", {})]):
+            for model, (method, own) in product(mergers, group):
+                setting = own.get("setting", rivals.setting)
                 out = setup.folder("studied", f"{model.name}-{method}-{setting}")
-                made = rival(rivals, method, model.upstream, self.samples, self.seed, out)
-                made = made.but(corrects=model.name if made.corrects else "")
-                at_papers = {"setting": "paper", "settings": self.paper}
-                yield made.but(**at_papers) if setting == "paper" else made
+                corrects = "" if method == "featcal" else model.name
+                given = (method, model.upstream, self.samples, self.seed, out)
+                yield rival(rivals, *given, **own, corrects=corrects)

@@ -58,8 +58,9 @@ class SweepStudy(Study):
 
     def check(self) -> None:
         words = [sweep.setting for sweep in self.around]
-        fine = bool(words) and len(set(words)) == len(words)
-        require(fine, "sweep.around", words, "must name each setting once")
+        require(
+            len(set(words)) == len(words) > 0, "sweep.around", words, "must name each setting once"
+        )
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         """Return rows of every point of every curve.

@@ -7,7 +7,7 @@ n samples · p width of a feature · K classes of all tasks of a pool.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,9 +21,9 @@ from featcal.baselines.corrections import MeanShift
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import load_split
-from reproduction.engine.score import Counts, Row, score
-from reproduction.engine.spec import ModelSpec
-from reproduction.engine.study import StudyResult, make_and_score
+from reproduction.engine.score import Counts, Row
+from reproduction.engine.spec import ModelSpec, rival
+from reproduction.engine.study import StudyResult, make_and_score, rows_of
 from reproduction.experiments import (
     ADAPTER_BATCH,
     SPLITS,
@@ -40,14 +40,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNSEEN = "unseen"  # test samples that are in no adapter's draw
-
-
-@dataclass(frozen=True)
-class Part:
-    """Tasks of the pool that are merged: the draw'th part with so many of them."""
-
-    draw: int
-    tasks: tuple[str, ...]
 
 
 class TaskCountsStudy(Study):
@@ -77,14 +69,13 @@ class TaskCountsStudy(Study):
         """Return the streams that adapters are trained on, in the order of their rows."""
         return tuple(dict.fromkeys((self.rivals.stream, "train")))
 
-    def parts(self, tasks: Sequence[str]) -> list[Part]:
-        """Return the pool cut into parts of every count, in each shuffle; the whole pool once.
-
-        Raises: BadSetting for a count that the pool does not have.
+    def parts(self, tasks: Sequence[str]) -> dict[tuple[int, int], tuple[str, ...]]:
+        """Return the pool cut into parts of every count in each shuffle, the whole pool once; by
+        count and by the number of the part. Raises: BadSetting for a count that the pool lacks.
         """
         import numpy as np
 
-        found = []
+        found = {}
         for count in self.counts:
             expected = f"must be at most {len(tasks)}, the number of tasks in the pool"
             require(count <= len(tasks), f"task_counts.{self.key}.counts", count, expected)
@@ -94,11 +85,10 @@ class TaskCountsStudy(Study):
                 order = generator.permutation(len(tasks)).tolist()
                 starts = range(0, len(tasks) - count + 1, count)
                 cut += [tuple(tasks[i] for i in sorted(order[s : s + count])) for s in starts]
-            found += [Part(draw, own) for draw, own in enumerate(cut)]
+            found |= {(count, draw): own for draw, own in enumerate(cut)}
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of the experts and of every model on every part."""
         from safetensors.torch import load_file
 
         context, label = setup.context, f"task_counts {self.key}"
@@ -106,24 +96,24 @@ class TaskCountsStudy(Study):
         for upstream, run in merges.items():
             expected = "must be mergers that look at no data"
             require(run.draw is None, f"{label}.upstreams", upstream, expected)
-        parts, rows = self.parts(setup.tasks), list[Row]()
         jobs = {task: (setup, self, task, folder) for task in setup.tasks}
+        parts, rows = self.parts(setup.tasks), list[Row]()
         context.run(f"{label} experts", encode_expert, jobs)
         evaluate = partial(judged, study=self, folder=folder)
-        named = {f"{len(part.tasks)}-{part.draw}": part for part in parts}
-        own = {n: replace(setup, only=p.tasks, made=folder / n) for n, p in named.items()}
-        columns = {n: {"tasks": len(p.tasks), "draw": p.draw} for n, p in named.items()}
-        for name, some in own.items():
-            expert = ModelSpec("expert", None, "expert", columns=columns[name])
-            rows += score(f"{label} {name}", some, [expert], evaluate)["expert"]
-        for (name, some), (upstream, run) in product(own.items(), merges.items()):
+        for (count, draw), tasks in parts.items():
+            some, columns = replace(setup, only=tasks), {"tasks": count, "draw": draw}
+            expert = ModelSpec("expert", None, "expert", columns=columns)
+            rows += rows_of(some, f"{label} {count}-{draw}", [expert], evaluate=evaluate)
+        for ((count, draw), tasks), (upstream, run) in product(parts.items(), merges.items()):
+            name, columns = f"{count}-{draw}", {"tasks": count, "draw": draw}
+            some = replace(setup, only=tasks, made=folder / name)
             merged = ModelSpec("merged", some.merged(upstream), "merged", upstream, settings=run)
-            models = [m.but(columns=columns[name]) for m in (merged, *self.models(some, upstream))]
+            models = [m.but(columns=columns) for m in (merged, *self.models(some, upstream))]
             rows += make_and_score(some, f"{label} {name} {upstream}", models, evaluate=evaluate)
             rmtree(some.folder(""))
         heads = load_file(setup.heads)
         facts = {
-            "parts": {name: part.tasks for name, part in named.items()},
+            "parts": {f"{count}-{draw}": own for (count, draw), own in parts.items()},
             "mergers": {upstream: run.options for upstream, run in merges.items()},
             "classes": {task: len(heads[f"head/{task}"]) for task in setup.tasks},
         }
@@ -134,10 +124,10 @@ class TaskCountsStudy(Study):
         rivals = self.rivals
         settings = {rivals.setting: rivals.featcal}
         settings |= {"paper": self.at_papers} if self.at_papers else {}
-        draw = rivals.draw("featcal", self.samples, self.seed)
         for setting, own in settings.items():
-            words = ("featcal", upstream, setting, self.seed, own, draw)
-            yield ModelSpec(f"featcal-{setting}", setup.folder("calibrated", setting), *words)
+            out = setup.folder("calibrated", f"featcal-{setting}")
+            words, more = (self.samples, self.seed, out), {"setting": setting, "settings": own}
+            yield rival(rivals, "featcal", upstream, *words, **more)
         for stream in self.streams:
             setting = rivals.setting + ("_train" if stream == "train" else "")
             drawn = Draw(stream=stream, samples=self.samples, batch=ADAPTER_BATCH, seed=self.seed)
@@ -148,41 +138,35 @@ class TaskCountsStudy(Study):
                 yield ModelSpec(name, out, *words, corrects="merged")
 
 
-@dataclass(frozen=True)
-class Judge:
-    """What scores features of the unseen samples of one task.
+def agreement(
+    task: str,
+    features: "Tensor",
+    expert: "Tensor",
+    head: "Tensor",
+    own: range,
+    labels: "Tensor",
+) -> Row:
+    """Return percent right among the task's own classes and among all, and the drift of unit-length
+    features (n, p) from the expert's.
 
-    head:   class vectors of all tasks, (K, p).   span: first and end row of this task's.
-    labels: of the samples within their task, (n,).   expert: its unit-length features, (n, p).
+    drift: mean over samples of the squared difference.   mean_drift: squared length of the mean
+    difference, the part that one constant vector would undo.
+    head: class vectors of all tasks (K, p).   own: the task's rows of it.   labels: among those, (n,).
     """
+    from featcal.evaluation.accuracy import require_finite
+    from featcal.models.batch import unit_length
 
-    task: str
-    head: "Tensor"
-    span: tuple[int, int]
-    labels: "Tensor"
-    expert: "Tensor"
-
-    def row(self, features: "Tensor") -> Row:
-        """Return percent right among the task's own classes and among all, and the drift of
-        unit-length features from the expert's.
-
-        drift: mean over samples of the squared difference.   mean_drift: squared length of the mean
-        difference, the part that one constant vector would undo.
-        """
-        from featcal.evaluation.accuracy import require_finite
-        from featcal.models.batch import unit_length
-
-        require_finite(features, f"features of {self.task}")
-        unit, (start, end), count = unit_length(features.cpu()), self.span, len(self.labels)
-        answers = unit @ self.head.T  # (n, K)
-        right = (answers[:, start:end].argmax(1) == self.labels).sum()
-        of_all = (answers.argmax(1) == self.labels + start).sum()
-        difference = (unit - self.expert).double()  # (n, p)
-        return {
-            "task": self.task, "value": 100 * float(right) / count, "union": 100 * float(of_all) / count,
-            "drift": float(difference.square().sum(1).mean()), "mean_drift": float(difference.mean(0).square().sum()),
-            "count": count,
-        }  # fmt: skip
+    require_finite(features, f"features of {task}")
+    unit, count = unit_length(features.cpu()), len(labels)
+    answers = unit @ head.T  # (n, K)
+    right = (answers[:, own.start : own.stop].argmax(1) == labels).sum()
+    of_all = (answers.argmax(1) == labels + own.start).sum()
+    difference = (unit - unit_length(expert.cpu())).double()  # (n, p)
+    return {
+        "task": task, "value": 100 * float(right) / count, "union": 100 * float(of_all) / count,
+        "drift": float(difference.square().sum(1).mean()), "mean_drift": float(difference.mean(0).square().sum()),
+        "count": count,
+    }  # fmt: skip
 
 
 def unseen(setup: Setup, study: TaskCountsStudy, task: str) -> Any:
@@ -221,24 +205,29 @@ def judged(
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Adapters
-    from featcal.models.batch import unit_length
 
-    pool, tensors = replace(setup, only=()).tasks, load_file(setup.heads)
-    heads = {name: tensors[f"head/{name}"] for name in pool}
+    heads = load_file(setup.heads)
     ours = setup.load(model.folder) if model.folder else None
-    adapters = {one.name: Adapters.load(one.folder) for one in corrected if one.folder}
+    adapters = {one.name: Adapters.load(one.folder) for one in corrected}
     found: dict[str, Counts] = {name: {} for name in (model.name, *adapters)}
+    names = replace(setup, only=()).tasks
+    classes = [heads[f"head/{name}"] for name in names]
     for task in setup.tasks:
-        samples, theirs = unseen(setup, study, task), load_file(folder / f"{task}.safetensors")
-        start = sum(len(heads[name]) for name in pool[: pool.index(task)])
-        span, labels = (start, start + len(heads[task])), torch.as_tensor(samples.labels)
-        expert, place = theirs[UNSEEN], f"{model.upstream} of {', '.join(setup.tasks)}, on {task}"
-        judge = Judge(
-            task, torch.cat(list(heads.values())), span, labels, unit_length(expert.cpu())
+        samples, place = (
+            unseen(setup, study, task),
+            f"{model.upstream} of {', '.join(setup.tasks)}, on {task}",
         )
-        given = (setup.projection(), samples, ADAPTER_BATCH, place)
-        own = projected(ours, *given) if ours else expert
-        found[model.name][task] = judge.row(own)
+        start = sum(map(len, classes[: names.index(task)]))
+        own, labels = (
+            range(start, start + len(heads[f"head/{task}"])),
+            torch.as_tensor(samples.labels),
+        )
+        expert = load_file(folder / f"{task}.safetensors")[UNSEEN]
+        given = (expert, torch.cat(classes), own, labels)
+        features = expert
+        if ours:
+            features = projected(ours, setup.projection(), samples, ADAPTER_BATCH, place)
+        found[model.name][task] = agreement(task, features, *given)
         for name, adapter in adapters.items():
-            found[name][task] = judge.row(adapter.apply(task, own))
+            found[name][task] = agreement(task, adapter.apply(task, features), *given)
     return found

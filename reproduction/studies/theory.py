@@ -1,6 +1,7 @@
 """The paper's propositions, checked in float64 on the suite's own encoders and on test samples."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -48,31 +49,26 @@ class TheoryStudy(Study):
         require(self.traced <= self.images, "theory.traced", self.traced, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return lines of every statement, and their points, in the pool's order."""
         label, models = f"theory {self.key}", []
+        words = ("featcal", self.upstream, self.setting, self.seed)
         for order in ("forward", "stale"):  # on deployed features, and on the merged model's
             settings = self.featcal.but(order=order)
-            words = ("featcal", self.upstream, self.setting, self.seed, settings, self.drawn())
-            models.append(ModelSpec(order, folder / order, *words))
+            models.append(ModelSpec(order, folder / order, *words, settings, self.drawn()))
         make(label, setup, models)
         jobs = {name: (setup, self, name, folder) for name in (SOURCES, *setup.tasks)}
-        lines = setup.context.run(label, checked, jobs)
-        lines = {name: lines[name] for name in (*setup.tasks, SOURCES)}
-        points = [point for own in lines.values() for point in own[1]]
-        rows = rows_of(setup.words | {"upstream": self.upstream}, lines)
-        return StudyResult(tables={"theory": rows, "theory_points": points})
+        found = setup.context.run(label, check, jobs)
+        lines, points = zip(*(found[name] for name in (*setup.tasks, SOURCES)), strict=True)
+        common = setup.words | {"upstream": self.upstream}
+        rows = [common | line for line in with_worst(list(chain(*lines)))]
+        return StudyResult(tables={"theory": rows, "theory_points": list(chain(*points))})
 
 
-def checked(setup: Setup, study: TheoryStudy, name: str, folder: Path) -> Lines:
-    """Check one task, or the sources of drift of all."""
-    check = check_sources if name == SOURCES else check_task
-    return check(setup, study, name, folder)
-
-
-def check_task(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
+def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
     """Check Propositions 1 to 7, both corollaries and the margin condition on one task, of the
-    merged and of the calibrated model.
+    merged and of the calibrated model; or the sources of drift of all tasks.
     """
+    if task == SOURCES:
+        return check_sources(setup, study, folder)
     import torch
     from safetensors.torch import load_file
 
@@ -80,8 +76,8 @@ def check_task(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lin
     from reproduction.theory.tower import Checks, tower
 
     device, tensors = setup.context.device, load_file(setup.heads)
-    samples, some = (drawn(setup, study, task, count) for count in (study.images, study.traced))
-    batch, single = whole(samples), list(some.batches(None, 1))
+    samples, batch = drawn(setup, study, task, study.images)
+    single = list(drawn(setup, study, task, study.traced)[0].batches(None, 1))
     projection, classes = (
         tensors[name].double().to(device) if name in tensors else None
         for name in ("visual_projection", f"head/{task}")
@@ -113,7 +109,7 @@ def check_task(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lin
     return rows, points
 
 
-def check_sources(setup: Setup, study: TheoryStudy, _: str, folder: Path) -> Lines:
+def check_sources(setup: Setup, study: TheoryStudy, folder: Path) -> Lines:
     """Check Proposition 8 and Eq. 45 on all tasks together."""
     import torch
 
@@ -130,41 +126,35 @@ def check_sources(setup: Setup, study: TheoryStudy, _: str, folder: Path) -> Lin
         forward=model(folder / "forward"),
         stale=model(folder / "stale"),
     )
-    batches = {task: whole(drawn(setup, study, task, study.traced)) for task in setup.tasks}
+    batches = {task: drawn(setup, study, task, study.traced)[1] for task in setup.tasks}
     found = Checks()
     sources.check_sources(models, batches, study.featcal, found)
     words = {"method": "featcal", "setting": study.setting, "task": ""}
     return [{**words, **line} for line in found.lines], [{**words, **p} for p in found.points]
 
 
-def drawn(setup: Setup, study: TheoryStudy, task: str, count: int) -> Any:
-    """Return the first `count` of the test samples drawn for the study."""
+def drawn(setup: Setup, study: TheoryStudy, task: str, count: int) -> tuple[Any, dict[str, Any]]:
+    """Return the first `count` of the study's test samples, and all of them as one batch."""
     from featcal.data.batches import draw_indices
 
     samples = load_split(setup, task, "test")
     chosen = draw_indices(task, len(samples.labels), study.images, study.seed)
-    return samples.take(chosen[:count])
+    samples = samples.take(chosen[:count])
+    return samples, next(iter(samples.batches(None, len(samples))))
 
 
-def whole(samples: Any) -> dict[str, Any]:
-    """Return all samples in one batch."""
-    batch: dict[str, Any] = next(iter(samples.batches(None, len(samples))))
-    return batch
-
-
-def rows_of(words: Mapping[str, Any], found: Mapping[str, Lines]) -> list[Row]:
+def with_worst(lines: Sequence[Row]) -> list[Row]:
     """Return every line; with an empty task the worst over the tasks of what must hold on each; and
     the values that are required.
     """
-    lines, worst = [line for own in found.values() for line in own[0]], dict[Any, Row]()
-    for line in lines:
-        if line["quantity"] in REQUIRED:
-            key = tuple(line[column] for column in ("method", "setting", "statement", "quantity"))
-            known = worst.get(key, {**line, "task": "", "count": 0})
-            value, count = min(known["value"], line["value"]), known["count"] + line["count"]
-            worst[key] = known | {"value": value, "count": count}
+    worst = dict[Any, Row]()
+    for line in (line for line in lines if line["quantity"] in REQUIRED):
+        key = tuple(line[column] for column in ("method", "setting", "statement", "quantity"))
+        known = worst.get(key, {**line, "task": "", "count": 0})
+        value, count = min(known["value"], line["value"]), known["count"] + line["count"]
+        worst[key] = known | {"value": value, "count": count}
     held = {(line["statement"], line["quantity"]): line for line in worst.values()}
     shared = {"method": "required", "setting": "", "count": 0}
     required = [{**line, **shared, "value": REQUIRED[line["quantity"]]} for line in held.values()]
     there = [line for line in lines if line["task"] or line["quantity"] not in REQUIRED]
-    return [{**words, **line} for line in (*there, *worst.values(), *required)]
+    return [*there, *worst.values(), *required]

@@ -74,21 +74,16 @@ def check_residual(drifts: list[BlockDrift], found: Checks) -> None:
     """Check Proposition 4, p = e_before + r, and how much of the skip's drift the branch adds or
     (below 0) removes.
     """
-    branches = {
-        i: (d, d.branch)
-        for i, d in enumerate(drifts)
-        if d.branch is not None and norms(d.before).any()
-    }
-    if not branches:
-        return
-    errors = [
-        relative(d.propagated - d.before - branch, d.propagated) for d, branch in branches.values()
-    ]
-    found.exact("proposition_4", "digits", torch.cat(errors))
-    for i, (d, branch) in branches.items():
-        along = dots(branch, d.before) / norms(d.before) ** 2
+    errors, shares = [], {}
+    for i, d in enumerate(drifts):
+        if d.branch is not None and norms(d.before).any():
+            errors.append(relative(d.propagated - d.before - d.branch, d.propagated))
+            shares[f"{i:02d}"] = dots(d.branch, d.before) / norms(d.before) ** 2
+    if errors:
+        found.exact("proposition_4", "digits", torch.cat(errors))
+    for block, along in shares.items():
         share = 100 * float(along.mean())
-        found.add("proposition_4", "branch_along_drift", share, len(along), block=f"{i:02d}")
+        found.add("proposition_4", "branch_along_drift", share, len(along), block=block)
 
 
 def check_growth(drifts: list[BlockDrift], found: Checks) -> None:
@@ -111,8 +106,7 @@ def check_growth(drifts: list[BlockDrift], found: Checks) -> None:
     found.add("proposition_5", "applies", 100 * float(applies.double().mean()), applies.numel())
     found.add("proposition_5", "grows", 100 * float((factor > 1).double().mean()), factor.numel())
     found.bounded("proposition_5", factor.flatten(), promised.flatten())
-    for i, *shown in zip(grown, factor, promised, applies, strict=True):
-        actual, bound, kept = shown
+    for i, actual, bound, kept in zip(grown, factor, promised, applies, strict=True):
         found.show("proposition_5", actual, bound, f"{i:02d}", kept, most=1)
     found.add("corollary_1", "applies", 100 * float(applies[-1].double().mean()), applies.shape[1])
     # products from every block to the last
@@ -134,10 +128,7 @@ def path_average(
 ) -> Tensor:
     """Return ∫₀¹ J(start + t·change) v dt for several v at once, (k, n, …).
 
-    With v = change it is function(start + change) − function(start), by the fundamental theorem.
-
-    Args: function maps (n, …) to (n, …), every case on its own; start and change (n, …); vectors
-    (k, n, …).
+    function: maps (n, …) to (n, …), every case on its own.   start, change: (n, …).
     """
     places, weights = start.new_tensor(nodes_and_weights(nodes)).T
 
@@ -171,10 +162,7 @@ def check_propagation(
     pairs: Sequence[tuple[Tower, Tower]], nodes: Sequence[int], found: Checks
 ) -> None:
     """Check Proposition 2 for every number of nodes: p = A e_before, and the unrolled sum against
-    the final drift.
-
-    With the most nodes also the share of the final drift, ⟨P m, e_L⟩ / ‖e_L‖², of every block's
-    mismatch.
+    the final drift; with the most nodes also each mismatch's share of that, ⟨P m, e_L⟩ / ‖e_L‖².
 
     pairs: merged model and expert on some samples each; a text by itself has no padding.
     """
@@ -190,8 +178,9 @@ def check_propagation(
         found.exact("proposition_2", "recursion_digits", recursion, nodes=count)
         found.exact("proposition_2", "unrolled_digits", unrolled, nodes=count)
     found.exact("proposition_2", "digits", torch.cat([recursion, unrolled]))  # with the most nodes
-    each = torch.cat([shares(*ends) for ends in zip(parts, finals, strict=True)], dim=1)
-    for i, share in enumerate(each):
+    ends = zip(parts, finals, strict=True)
+    each = [torch.stack([dots(m, e) / dots(e, e) for m in part]) for part, e in ends]
+    for i, share in enumerate(torch.cat(each, dim=1)):
         name, value = f"{i - 1:02d}" if i else "embeddings", 100 * float(share.mean())
         found.add("proposition_2", "share_of_final", value, len(share), block=name)
 
@@ -214,8 +203,3 @@ def carry(
         errors.append(relative(moved[0] - drift.propagated, drift.propagated)[there])
         carried = torch.cat([moved[-len(sent) :], drift.mismatch[None]])
     return torch.cat(errors), carried
-
-
-def shares(carried: Tensor, final: Tensor) -> Tensor:
-    """Return the share of the final drift that each carried mismatch makes up, (k, n)."""
-    return torch.stack([dots(part, final) / dots(final, final) for part in carried])

@@ -33,7 +33,6 @@ class Head:
         return normed if self.projection is None else normed @ self.projection.T
 
     def scores(self, features: Tensor) -> Tensor:
-        """Return scaled cosines (n, K)."""
         return self.scale * (features / features.norm(dim=-1, keepdim=True)) @ self.classes.T
 
 
@@ -54,7 +53,6 @@ class ScoreDrift:
 
 @torch.no_grad()
 def score_drift(merged: Tower, expert: Tower, head: Head) -> ScoreDrift:
-    """Return scores and both bounds."""
     ours, theirs = merged.pooled, expert.pooled
 
     def score_map(token: Tensor) -> Tensor:
@@ -82,9 +80,7 @@ def along_segment(function: Callable[[Tensor], Tensor], start: Tensor, change: T
 
 def cosine_constant(head: Head, start: Tensor, end: Tensor) -> Tensor:
     """Return a Lipschitz constant of scaled cosines in every direction, (n,): s ‖T‖₂ / (distance of
-    the segment from the origin).
-
-    The Jacobian of s T f/‖f‖ is s T (I − f̂ f̂ᵀ)/‖f‖, whose norm is at most s ‖T‖₂/‖f‖.
+    the segment from the origin), as the Jacobian of s T f/‖f‖ is s T (I − f̂ f̂ᵀ)/‖f‖.
     """
     change = end - start
     t = -(start * change).sum(-1) / (change**2).sum(-1).clamp_min(1e-300)
@@ -96,20 +92,13 @@ def cosine_constant(head: Head, start: Tensor, end: Tensor) -> Tensor:
 def check_scores(drift: ScoreDrift, found: Checks) -> None:
     """Check that both bounds are at least the change of the scores, image by image."""
     change = drift.change.norm(dim=-1)
-    bounds = {"proposition_3": drift.by_block, "proposition_6": drift.by_feature}
-    for statement, bound in bounds.items():
-        found.bounded(statement, bound, change)
-        found.show(statement, change, bound)
+    found.bounded_and_shown("proposition_3", drift.by_block, change)
+    found.bounded_and_shown("proposition_6", drift.by_feature, change)
 
 
 # nodes of the loss per node of a Jacobian: scaled cosines make softmax turn sharply, and a score
 # costs nothing
 FINER = 8
-
-
-def cross_entropy(z: Tensor, u: Tensor) -> Tensor:
-    """Return L(y, z) of every image, (n,)."""
-    return torch.logsumexp(z, -1) - (z * u).sum(-1)
 
 
 def gradient(z: Tensor, u: Tensor) -> Tensor:
@@ -130,12 +119,15 @@ def check_loss(drift: ScoreDrift, labels: Tensor, nodes: Sequence[int], found: C
     """
     z, change = drift.expert, drift.change
     u = torch.nn.functional.one_hot(labels, z.shape[-1]).to(z)
-    lost = cross_entropy(drift.merged, u) - cross_entropy(z, u)
+
+    def loss(here: Tensor) -> Tensor:
+        return torch.logsumexp(here, -1) - (here * u).sum(-1)
 
     def moved(here: Tensor) -> Tensor:  # J_sm(here) Δz = p ∘ (Δz − ⟨p, Δz⟩)
         p = here.softmax(-1)
         return p * (change - (p * change).sum(-1, keepdim=True))
 
+    lost = loss(drift.merged) - loss(z)
     for count in sorted(nodes):
         mean = averaged(lambda here: gradient(here, u), z, change, FINER * count)
         bound = mean.norm(dim=-1) * change.norm(dim=-1)
@@ -143,23 +135,18 @@ def check_loss(drift: ScoreDrift, labels: Tensor, nodes: Sequence[int], found: C
         found.exact("proposition_7", "digits_by_nodes", error, nodes=FINER * count)
         turned = drift.merged.softmax(-1) - z.softmax(-1)
         bridge = (averaged(moved, z, change, FINER * count) - turned).norm(dim=-1)
-        error_of_bridge = bridge / change.norm(dim=-1)
-        found.exact("proposition_7", "softmax_digits", error_of_bridge, nodes=FINER * count)
+        bridge = bridge / change.norm(dim=-1)
+        found.exact("proposition_7", "softmax_digits", bridge, nodes=FINER * count)
     found.exact("proposition_7", "digits", error)  # with the most nodes
-    found.bounded("proposition_7", bound, lost.abs())
-    found.show("proposition_7", lost.abs(), bound)
+    found.bounded_and_shown("proposition_7", bound, lost.abs())
     places = (z + i / (PLACES - 1) * change for i in range(PLACES))
     steepest = torch.stack([gradient(here, u).norm(dim=-1) for here in places]).amax(0)  # G
-    found.bounded("corollary_2", steepest * drift.by_block, lost.abs())
-    found.show("corollary_2", lost.abs(), steepest * drift.by_block)
+    found.bounded_and_shown("corollary_2", steepest * drift.by_block, lost.abs())
 
 
 def check_margins(drift: ScoreDrift, found: Checks) -> None:
-    """Check Eq. 44 and three other conditions: weaker ones by the bounds of Propositions 3 and 6, a
-    sharper one by the spread of Δz.
-
-    A shift of all scores by the same amount changes no answer, but counts in ‖Δz‖∞; max Δz − min Δz
-    < μ leaves it out.
+    """Check Eq. 44 and three other conditions: weaker ones by the bounds of Propositions 3 and 6,
+    and max Δz − min Δz < μ, which leaves out a shift of all scores, as it changes no answer.
     """
     best = drift.expert.topk(2, dim=-1)
     margin = best.values[:, 0] - best.values[:, 1]  # μ

@@ -9,6 +9,8 @@ every token alike.
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from operator import iadd
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,22 +41,23 @@ class Linear:
 
     def source(self, u: Mapping[str, Tensor], alpha: float) -> Source:
         """Return inputs with their targets W_i (α x_exp + (1 − α) u)."""
-        return Source(
-            dict(u),
-            {t: (alpha * self.x[t] + (1 - alpha) * u[t]) @ W.T for t, W in self.weights.items()},
-        )
+        y = {t: (alpha * self.x[t] + (1 - alpha) * u[t]) @ W.T for t, W in self.weights.items()}
+        return Source(dict(u), y)
+
+
+def errors(W: Tensor, source: Source) -> dict[str, Tensor]:
+    """Return (W u − y)² by task."""
+    return {task: (u @ W.T - source.y[task]) ** 2 for task, u in source.u.items()}
 
 
 def loss(W: Tensor, source: Source) -> float:
     """Return Σ over tasks of the mean of ‖W u − y‖² over tokens: Eq. 47 without its last term."""
-    return sum(
-        float(((u @ W.T - source.y[task]) ** 2).sum(1).mean()) for task, u in source.u.items()
-    )
+    return sum(float(squares.sum(1).mean()) for squares in errors(W, source).values())
 
 
 def relative_loss(W: Tensor, source: Source) -> float:
     """Return ‖W u − y‖ / ‖y‖ over all tasks and tokens."""
-    off = sum(float(((u @ W.T - source.y[task]) ** 2).sum()) for task, u in source.u.items())
+    off = sum(float(squares.sum()) for squares in errors(W, source).values())
     return (off / sum(float((y**2).sum()) for y in source.y.values())) ** 0.5
 
 
@@ -65,17 +68,13 @@ def objective(W: Tensor, source: Source, linear: Linear, ridge: float) -> float:
 
 def minimum(source: Source, linear: Linear, settings: Calibration) -> Tensor:
     """Return W* of Eq. 47, by the solver that calibration uses."""
-    total = None
+    total: Any = None
     for task, u in source.u.items():
         moments = Moments.zero(u.shape[1], device=u.device)
-        moments.add(u, linear.x[task], torch.ones(len(u), dtype=u.dtype, device=u.device))
+        moments.add(u, linear.x[task], u.new_ones(len(u)))
         W = linear.weights[task]
         share = task_system(moments, W, W.new_zeros(len(W)), settings.interpolation, "uniform")
-        if total is None:
-            total = share
-        else:
-            total += share
-    assert total is not None
+        total = share if total is None else iadd(total, share)
     no_bias = linear.anchor.new_zeros(len(linear.anchor))
     return solve_ridge(total, linear.anchor, no_bias, settings.ridge).weight
 
@@ -93,9 +92,8 @@ class Mismatch:
 def mismatch(src: Source, dep: Source, linear: Linear, settings: Calibration) -> Mismatch:
     """Compute both sides of Eqs. 48 and 49.
 
-    The supremum over all matrices is infinite unless the sources agree, so a class has to be
-    chosen; the proof needs no more than the two minima. On the segment between them J_dep − J_src
-    is a parabola, whose largest size is known exactly.
+    The supremum over all matrices is infinite unless the sources agree. The proof needs the segment
+    between the two minima, on which J_dep − J_src is a parabola.
     """
     W_src, W_dep = minimum(src, linear, settings), minimum(dep, linear, settings)
     at = [loss(W, dep) - loss(W, src) for W in (W_src, (W_src + W_dep) / 2, W_dep)]
@@ -167,15 +165,12 @@ def check_sources(
     )
     experts = {task: tower(models.experts[task], x) for task, x in batches.items()}
     check_prefix(models, batches, forward, found)
-    sides: list[tuple[str, Mismatch]] = []
+    sides: dict[str, Mismatch] = {}
     for index in range(len(next(iter(experts.values())).blocks)):
         names = list(solved_modules(next(iter(experts.values())).blocks[index], norm=False)[0])
 
         def reaching(
-            towers: Mapping[str, Tower],
-            hidden: Mapping[str, Tower],
-            i: int = index,
-            n: list[str] = names,
+            towers: Mapping[str, Tower], hidden: Mapping[str, Tower], i: int = index, n: Any = names
         ) -> Inputs:
             return {task: towers[task].inputs(i, hidden[task].features[i], n) for task in batches}
 
@@ -196,32 +191,31 @@ def check_sources(
             linear = Linear(own, x, anchor(*both, settings.anchor_blend))
 
             def source(inputs: Inputs, name: str = name, linear: Linear = linear) -> Source:
-                return linear.source(
-                    {task: inputs[task][name] for task in batches}, settings.interpolation
-                )
+                u = {task: inputs[task][name] for task in batches}
+                return linear.source(u, settings.interpolation)
 
             sources = {kind: source(used[kind]) for kind in used}
             for kind in used:
-                W = weight(weights[kind], index, name)
-                fits.setdefault(f"{kind}_on_source", []).append(relative_loss(W, sources[kind]))
-                fits.setdefault(f"{kind}_deployed", []).append(
-                    relative_loss(W, source(given[kind]))
-                )
-            if index == 0:
-                continue  # the first block's source is the same for both
-            place = f"{index:02d}.{name}"
-            sides.append((place, mismatch(sources["stale"], sources["forward"], linear, settings)))
+                W, deployed = weight(weights[kind], index, name), source(given[kind])
+                for where, one in (
+                    (f"{kind}_on_source", sources[kind]),
+                    (f"{kind}_deployed", deployed),
+                ):
+                    fits.setdefault(where, []).append(relative_loss(W, one))
+            if index:  # the first block's source is the same for both
+                side = mismatch(sources["stale"], sources["forward"], linear, settings)
+                sides[f"{index:02d}.{name}"] = side
         for quantity, values in fits.items():
             mean = 100 * sum(values) / len(values)
             found.add("proposition_8", quantity, mean, len(values), block=f"{index:02d}")
     bounds_of = {"proposition_8": "largest", "proposition_8_transport": "transport"}
     for statement, bound in bounds_of.items():
-        gaps = torch.tensor([side.gap for _, side in sides], dtype=torch.float64)
-        bounds = torch.tensor([getattr(side, bound) for _, side in sides], dtype=torch.float64)
+        both = [[side.gap, getattr(side, bound)] for side in sides.values()]
+        gaps, bounds = torch.tensor(both, dtype=torch.float64).reshape(-1, 2).T
         found.bounded(statement, bounds, gaps)
-        for i, (place, _) in enumerate(sides):
+        for i, place in enumerate(sides):
             found.show(statement, gaps[i : i + 1], bounds[i : i + 1], place)
-    for place, side in sides:
+    for place, side in sides.items():
         found.add("proposition_8", "excess", 100 * side.gap / side.best, 1, block=place)
 
 
@@ -232,9 +226,8 @@ def check_prefix(
     half = deepcopy(models.merged)
     stack = plan_for(half).stacks[0]
     errors = []
-    for index, (block, solved) in enumerate(
-        zip(blocks_of(half, stack), blocks_of(models.forward, stack), strict=True)
-    ):
+    pairs = zip(blocks_of(half, stack), blocks_of(models.forward, stack), strict=True)
+    for index, (block, solved) in enumerate(pairs):
         for task, x in batches.items():
             whole = forward[task].features[index]
             errors.append(relative(tower(half, x).features[index] - whole, whole))
@@ -251,6 +244,5 @@ def weight(model: nn.Module, index: int, name: str) -> Tensor:
 def _off(used: Inputs, given: Inputs, name: str) -> Tensor:
     """Return Σ‖used − given‖² and Σ‖given‖² over all tasks, (2,)."""
     pairs = [(used[task][name], given[task][name]) for task in used]
-    return torch.stack(
-        [sum(((a - b) ** 2).sum() for a, b in pairs), sum((b**2).sum() for _, b in pairs)]
-    )  # type: ignore[arg-type,list-item]
+    off: Any = sum(((a - b) ** 2).sum() for a, b in pairs)
+    return torch.stack([off, sum((b**2).sum() for _, b in pairs)])

@@ -36,8 +36,7 @@ class Checks:
     """Lines (statement, quantity, block, nodes, value, count) and points for plots.
 
     `digits`: decimal digits that both sides of an equation share.   `room`: percent by which the
-    larger side of an inequality exceeds the smaller; below 0 it is violated. Both are the worst of
-    `count` cases.
+    larger side of an inequality exceeds the smaller. Both are the worst of `count` cases.
     """
 
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -58,7 +57,8 @@ class Checks:
     def exact(self, statement: str, quantity: str, error: Tensor, **where: Any) -> None:
         """Add an equation's relative errors, one per case."""
         if error.numel():
-            self.add(statement, quantity, digits(float(error.max())), error.numel(), **where)
+            digits = -math.log10(max(float(error.max()), ROUNDING))  # at most 16
+            self.add(statement, quantity, digits, error.numel(), **where)
 
     def bounded(self, statement: str, larger: Tensor, smaller: Tensor) -> None:
         """Add an inequality's least room, and the median of smaller / larger in percent."""
@@ -67,6 +67,10 @@ class Checks:
             ratio = larger[cases] / smaller[cases]
             self.add(statement, "room", 100 * (float(ratio.min()) - 1), len(ratio))
             self.add(statement, "tightness", 100 * float((1 / ratio).median()), len(ratio))
+
+    def bounded_and_shown(self, statement: str, larger: Tensor, smaller: Tensor) -> None:
+        self.bounded(statement, larger, smaller)
+        self.show(statement, smaller, larger)
 
     def show(
         self,
@@ -83,11 +87,6 @@ class Checks:
             point = {"statement": statement, "block": block, "index": index}
             point |= {"actual": float(a), "bound": float(b)}
             self.points.append(point | {"kept": "" if kept is None else int(kept[index])})
-
-
-def digits(error: float) -> float:
-    """Return the decimal digits that two numbers with this relative difference share, at most 16."""
-    return -math.log10(max(error, ROUNDING))
 
 
 def relative(difference: Tensor, size: Tensor) -> Tensor:

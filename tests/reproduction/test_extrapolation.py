@@ -1,16 +1,13 @@
 """ρ on a part of the weights, against calibrations of the library and the parts' own equations."""
 
-from contextlib import ExitStack
-
 import pytest
 import tiny
 import torch
 
 import featcal
 from featcal.calibration.block import Student
-from featcal.calibration.features import Spool
-from featcal.calibration.models import open_models
 from featcal.settings import Calibration
+from reproduction.field.walk import opened
 from reproduction.studies.extrapolation import calibrate_by_spectrum
 
 RHO = 4.0
@@ -19,17 +16,13 @@ VARIANTS = ("nowhere", "below", "above", "weights", "everything")
 
 
 @pytest.fixture(scope="module")
-def solved(tmp_path_factory):
+def solved():
     """Every variant's model, the experiment, and the shares below λ."""
     given = tiny.experiment()
-    with ExitStack() as opened:
-        parts = given["merged"], given["base"], given["experts"], None, SETTINGS
-        models = open_models(*parts, whole=True, device=None, dtype=None)
-        opened.enter_context(models.evaluated())
-        opened.enter_context(torch.no_grad())
-        spool = opened.enter_context(Spool(0, 2**30, tmp_path_factory.mktemp("spool")))
-        students = [Student(models.student_copy(), SETTINGS) for _ in VARIANTS]
-        shares = calibrate_by_spectrum(models, students, VARIANTS, given["batches"], spool)
+    models = (given["merged"], given["base"], given["experts"])
+    with opened(*models, SETTINGS, None) as (parts, spool), torch.no_grad():
+        students = [Student(parts.student_copy(), SETTINGS) for _ in VARIANTS]
+        shares = calibrate_by_spectrum(parts, students, VARIANTS, given["batches"], spool)
     found = {name: one.handle.module for name, one in zip(VARIANTS, students, strict=True)}
     return found, given, shares
 

@@ -5,20 +5,14 @@ import os
 import pytest
 
 from featcal.errors import BadFile
-from featcal.files import read_json, write_json
+from featcal.files import write_json
 from pipeline import read_rows
 from reproduction import results
 
 
 def score(**changed):
-    row = dict.fromkeys(results.SCORES, "") | {
-        "suite": "mini",
-        "pool": "8",
-        "task": "mnist",
-        "value": 85.5,
-        "count": 10000,
-    }
-    return row | changed
+    row = dict.fromkeys(results.SCORES, "") | {"suite": "mini", "pool": "8", "task": "mnist"}
+    return row | {"value": 85.5, "count": 10000} | changed
 
 
 def test_rows_written_are_the_rows_read(tmp_path):
@@ -26,11 +20,8 @@ def test_rows_written_are_the_rows_read(tmp_path):
     results.write_rows(tmp_path / "x.csv", rows, results.SCORES)
     back = read_rows(tmp_path / "x.csv", results.SCORES)
     assert back == [rows[0], rows[1] | {"value": 0.3333}, rows[2] | {"value": 0.0}]
-    assert (
-        b"\r" not in (tmp_path / "x.csv").read_bytes()
-        and b"-0.0" not in (tmp_path / "x.csv").read_bytes()
-    )
-    assert b",85.5000,10000\n" in (tmp_path / "x.csv").read_bytes()
+    written = (tmp_path / "x.csv").read_bytes()
+    assert b"\r" not in written and b"-0.0" not in written and b",85.5000,10000\n" in written
 
 
 @pytest.mark.parametrize("row", [score(value=float("nan")), score(extra=1), {"value": 1.0}])
@@ -43,6 +34,5 @@ def test_bad_rows_are_refused_and_nothing_is_written(tmp_path, row):
 def test_json_is_stable_and_refuses_nan(tmp_path):
     write_json(tmp_path / "x.json", {"b": 1, "a": "é"})
     assert (tmp_path / "x.json").read_text("utf-8") == '{\n  "b": 1,\n  "a": "é"\n}\n'
-    assert read_json(tmp_path / "x.json") == {"b": 1, "a": "é"}
     with pytest.raises(BadFile, match="NaN"):
         write_json(tmp_path / "x.json", {"a": float("nan")})

@@ -47,13 +47,6 @@ def test_a_mismatch_taken_at_the_merged_models_features_is_seen(towers):
     assert float(residual(replace(own, mismatch=wrong)).min()) > 1e-3
 
 
-def test_nodes_integrate_polynomials_of_twice_their_number_exactly():
-    for count in (1, 3, 5):
-        for power in range(2 * count):
-            found = sum(w * t**power for t, w in drift.nodes_and_weights(count))
-            assert found == pytest.approx(1 / (power + 1), abs=1e-14)
-
-
 def test_a_path_average_of_a_quadratic_is_its_jacobian_in_the_middle():
     start, change, v = (
         torch.randn(3, 4, generator=seeded(i), dtype=torch.float64) for i in range(3)

@@ -34,9 +34,8 @@ def given_of(tasks=("mnist", "dtd")):
 def linear(width, rank, back, draws):
     """torch's own layer with weights drawn as its own are."""
     layer = nn.Linear(rank if back else width, width if back else rank, bias=False).double()
-    nn.init.zeros_(layer.weight) if back else layer.weight.data.copy_(
-        bounded((rank, width), width, draws)
-    )
+    with torch.no_grad():
+        layer.weight.copy_(0 * layer.weight if back else bounded((rank, width), width, draws))
     return layer
 
 
@@ -80,25 +79,18 @@ def published_interventions(model, task):
         path = f"encoder.layers.{i}.self_attn.out_proj"
         draws = generator(task, f"initialisation {path}", 42)
         shapes = {"source": (3, 32), "read": (3, 32), "source_bias": (1, 3), "read_bias": (1, 3)}
-        found[path] = {
-            name: bounded(shape, 32, draws).requires_grad_() for name, shape in shapes.items()
-        }
+        drawn = {name: bounded(shape, 32, draws) for name, shape in shapes.items()}
+        found[path] = {name: weight.requires_grad_() for name, weight in drawn.items()}
 
     def attention(i, y):
-        w = found[f"encoder.layers.{i}.self_attn.out_proj"]
-        h = y[:, 0]
-        h = (
-            h
-            + ((h @ w["source"].T + w["source_bias"]) - (h @ w["read"].T + w["read_bias"]))
-            @ w["read"]
-        )
-        return torch.cat([h[:, None], y[:, 1:]], 1)
+        w, h = found[f"encoder.layers.{i}.self_attn.out_proj"], y[:, 0]
+        wanted, there = h @ w["source"].T + w["source_bias"], h @ w["read"].T + w["read_bias"]
+        return torch.cat([(h + (wanted - there) @ w["read"])[:, None], y[:, 1:]], 1)
 
-    return (
-        found,
-        lambda x: [through(model, x, attention=attention)[1]],
-        lambda expert, x: [through(expert, x)[1]],
-    )
+    def run(x):
+        return [through(model, x, attention=attention)[1]]
+
+    return found, run, lambda expert, x: [through(expert, x)[1]]
 
 
 @pytest.mark.parametrize(
@@ -117,18 +109,15 @@ def test_weights_are_those_of_the_published_loop(published, settings):
     for chosen in islice(batch_order("dtd", len(images), settings, 42), settings.steps):
         with torch.no_grad():
             theirs = wanted(given["experts"]["dtd"], images[chosen])
-        loss = sum(
-            (one - other).abs().mean()
-            for one, other in zip(run(images[chosen]), theirs, strict=True)
-        )
+        pairs = zip(run(images[chosen]), theirs, strict=True)
+        loss = sum((one - other).abs().mean() for one, other in pairs)
         adam.zero_grad()
         loss.backward()
         adam.step()
     for path, own in weights.items():
         for name, want in own.items():
-            torch.testing.assert_close(
-                result.weights["dtd"][path][name], want.detach(), rtol=0, atol=1e-8
-            )
+            found = result.weights["dtd"][path][name]
+            torch.testing.assert_close(found, want.detach(), rtol=0, atol=1e-8)
     with torch.no_grad():
         want = run(images)[-1]
         with result.inside(given["merged"], "dtd"):

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from featcal.merging.merge import merge
-from reproduction.field.settings import SVC_AFTER
 from reproduction.field.svc import svc, svc_matrix
 from reproduction.studies.field import FieldStudy
 
@@ -53,21 +52,16 @@ def test_conv1d_weights_are_calibrated_as_outputs_by_inputs():
     assert torch.allclose(result.get_parameter(name), want.T, rtol=0, atol=1e-10)
 
 
-def test_svc_follows_mergers_with_their_sources_coefficient():
-    assert SVC_AFTER["tsv_merge"] == SVC_AFTER["wudi"] == 1.0 and SVC_AFTER["iso_cts"] == 0.2
+def test_svc_follows_the_mergers_that_a_source_applies_it_after():
     study = SimpleNamespace(pool="8", trained=(), rivals=SimpleNamespace(setting="suite"), seed=1)
-    after = {
-        m.name for name in ("ties", "lot") for m in FieldStudy.models(study, name, Path("out"))
-    }
+    made = [FieldStudy.models(study, name, Path("out")) for name in ("ties", "lot")]
+    after = {model.name for own in made for model in own}
     assert "ties/svc" in after and "lot/svc" not in after and "lot/featcal" in after
 
 
 def test_the_folder_holds_what_the_module_does(tmp_path):
     base = checkpoints.vision_folder(tmp_path / "base", 0)
-    folders = {
-        name: checkpoints.vision_folder(tmp_path / name, seed)
-        for seed, name in enumerate("ab", start=1)
-    }
+    folders = {n: checkpoints.vision_folder(tmp_path / n, seed) for seed, n in ((1, "a"), (2, "b"))}
     merge("average", base, folders, out=tmp_path / "merged")
     want = svc(tmp_path / "merged", base, folders).state_dict()
     svc(tmp_path / "merged", base, folders, out=tmp_path / "out")

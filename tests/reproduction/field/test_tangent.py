@@ -37,9 +37,8 @@ def test_task_arithmetic_adds_what_each_expert_adds_to_the_function():
     own = base(PIXELS).pooler_output
     added = sum(feature(base, expert) - own for expert in experts.values())
     torch.testing.assert_close(feature(base, merged) - own, 0.3 * added, rtol=1e-9, atol=1e-11)
-    assert (
-        merged(PIXELS).pooler_output - own - 0.3 * added
-    ).abs().max() > 1e-2  # the network itself is not linear
+    network = merged(PIXELS).pooler_output - own
+    assert (network - 0.3 * added).abs().max() > 1e-2, "the network itself is not linear"
 
 
 def test_fine_tuning_moves_what_learns_and_lowers_the_loss():
@@ -53,11 +52,8 @@ def test_fine_tuning_moves_what_learns_and_lowers_the_loss():
         return torch.nn.functional.cross_entropy(10 * features @ head.T, labels).item()
 
     recipe = FineTune(steps=30, batch=12, warm_up=3, frozen=("base.", "moved.embeddings"))
-    heads = {
-        "visual_projection": projection,
-        "head/x": head,
-        "logit_scale": torch.tensor(10.0).log(),
-    }
+    heads = {"visual_projection": projection, "head/x": head}
+    heads["logit_scale"] = torch.tensor(10.0).log()
     as_is = SimpleNamespace(normalised=torch.from_numpy)
     images = ImageSet(pixels.numpy(), as_is, labels.numpy())
     expert = fine_tune(Linearised(base), heads, {"x": images}, recipe, 0)

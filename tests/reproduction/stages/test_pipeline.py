@@ -32,8 +32,15 @@ EXEMPT = {
 }  # fmt: skip
 # reproduction/results.py rounds scores.
 WRITES_SCORES = (
-    "evaluate", "measure", "study", *studies(), "gather", "headline", "claims", "artifact",
-)  # fmt: skip
+    "evaluate",
+    "measure",
+    "study",
+    *studies(),
+    "gather",
+    "headline",
+    "claims",
+    "artifact",
+)
 
 
 def module_file(name: str) -> str | None:
@@ -121,11 +128,8 @@ def test_every_dependency_on_code_exists(stage):
 
 
 RECORD = "run.json"  # seconds and machine, which are gathered from another folder
-MODELS = {
-    "merge": "merged",
-    "calibrate": "calibrated",
-    "adapt": "adapted",
-}  # by what makes them, the kind of folder they lie in
+# by what makes them, the kind of folder they lie in
+MODELS = {"merge": "merged", "calibrate": "calibrated", "adapt": "adapted"}
 
 
 def merging_stage(run: Any) -> str:

@@ -38,11 +38,12 @@ def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(projec
         run_stage("prepare", "clip_b32-8")
     assert not (project / "outputs/smoke/prepared/clip_b32-8").exists()
     first, made[:] = made[:2], []
-    monkeypatch.setattr(
-        prepare.experts,
-        "write_expert",
-        lambda job, *rest: (made.append(job.task), whole(job, *rest)),
-    )
+
+    def noted(job, *rest):
+        made.append(job.task)
+        whole(job, *rest)
+
+    monkeypatch.setattr(prepare.experts, "write_expert", noted)
     with working_in(project):
         run_stage("prepare", "clip_b32-8")
     assert len(made) == 1 and made[0] not in first
@@ -56,20 +57,13 @@ def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(projec
 def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project, monkeypatch):
     made = []
     monkeypatch.setattr(prepare.experts, "write_expert", lambda job, *rest: made.append(job.task))
-    monkeypatch.setattr(
-        prepare.experts, "write_base_and_heads", lambda *rest: write_nothing(rest[-1])
-    )
-    suite = project / "suites/smoke.yaml"
+    monkeypatch.setattr(prepare.experts, "write_base_and_heads", write_nothing)
+    suite, pool = project / "suites/smoke.yaml", "14: [mnist, svhn, dtd, eurosat]"
     nested = suite.read_text()
-    for tasks, wanted in (
-        ("mnist, svhn, dtd, eurosat", ["eurosat"]),
-        ("eurosat, mnist, gtsrb", ["eurosat", "gtsrb"]),
-    ):
-        changed = nested.replace(
-            "14: [mnist, svhn, dtd, eurosat]",
-            f"14: [{tasks}]\n  20: [mnist, svhn, dtd, eurosat, gtsrb]",
-        )
-        suite.write_text(changed)
+    expected = {"mnist, svhn, dtd, eurosat": ["eurosat"]}
+    for tasks, wanted in (expected | {"eurosat, mnist, gtsrb": ["eurosat", "gtsrb"]}).items():
+        larger = f"14: [{tasks}]\n  20: [mnist, svhn, dtd, eurosat, gtsrb]"
+        suite.write_text(nested.replace(pool, larger))
         made[:] = []
         with working_in(project):
             run_stage("prepare", "clip_b32-14")
@@ -77,10 +71,10 @@ def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project,
     suite.write_text(nested)
 
 
-def write_nothing(store):
+def write_nothing(*given):
     """Write an empty base and empty heads."""
-    (store / "base").mkdir(parents=True)
-    (store / "heads.safetensors").touch()
+    (given[-1] / "base").mkdir(parents=True)
+    (given[-1] / "heads.safetensors").touch()
 
 
 def test_other_settings_take_over_no_expert_of_an_interrupted_run(project, monkeypatch):

@@ -12,9 +12,17 @@ import numpy as np
 import pytest
 from PIL import Image
 from resolved import entry
-from smoke_graph import DEPTH, FEW, RUN, keep_a_chain, run_smoke_graph, smoke_params, working_in
+from smoke_graph import (
+    DEPTH,
+    FEW,
+    PAGES,
+    RUN,
+    keep_a_chain,
+    run_smoke_graph,
+    smoke_params,
+    working_in,
+)
 
-from featcal.cli.main import main
 from featcal.data.batches import draw_indices
 from pipeline import read_rows, settings, write_settings
 from reproduction import results
@@ -178,9 +186,8 @@ def test_damaged_images_leave_scores_of_every_method_and_examples(graph, read):
     wanted = crossed(made, ("motion_blur", "fog"), TASKS)
     assert keys(rows, "method", "setting", "corruption", "task") == wanted
     shown = read("corrupted/clip_b32-8/corrupted.examples.csv", results.EXAMPLES)
-    assert [(row["task"], row["corruption"]) for row in shown] == [
-        ("svhn", kind) for kind in ("clean", "motion_blur", "fog")
-    ]
+    kinds = ("clean", "motion_blur", "fog")
+    assert [(row["task"], row["corruption"]) for row in shown] == [("svhn", kind) for kind in kinds]
     with Image.open(graph[0] / "results/smoke/corrupted/clip_b32-8/corrupted.examples.png") as one:
         assert one.size == (3 * 32, 32)
 
@@ -281,10 +288,10 @@ def test_every_statement_of_the_theory_has_been_checked_and_none_is_violated(rea
     assert {"proposition_2", "proposition_7"} <= set(shared)
 
 
-def test_every_page_is_executed_without_an_error(graph):
-    pages = {page.stem: page for page in (graph[0] / "book/pages").glob("*.ipynb")}
-    assert set(pages) == {page.stem for page in (graph[0] / "notebooks").glob("*.ipynb")}
-    for page in pages.values():
+def test_pages_are_executed_without_an_error(graph):
+    pages = list((graph[0] / "book/pages").glob("*.ipynb"))
+    assert {page.stem for page in pages} == set(PAGES)
+    for page in pages:
         cells = [cell for cell in nbformat.read(page, 4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells)
         assert not [o for cell in cells for o in cell.outputs if o.output_type == "error"]
@@ -295,10 +302,8 @@ def test_every_folder_of_results_is_a_copy_with_the_record_of_the_run(graph, rec
     folders = list((work / "results/smoke").glob("*/*"))
     assert {folder.parent.name for folder in folders} == {"scores", "drift", *studies()}
     for folder in folders:
-        made = {
-            f.name: f
-            for f in (work / "outputs/smoke").glob(f"{folder.parent.name}/{folder.name}/*")
-        }
+        found = (work / "outputs/smoke" / folder.parent.name / folder.name).iterdir()
+        made = {file.name: file for file in found}
         assert {file.name for file in folder.iterdir()} == {"run.json", *made}
         assert all((folder / n).read_bytes() == file.read_bytes() for n, file in made.items())
         assert json.loads((folder / "run.json").read_text())["seconds"]
@@ -320,9 +325,7 @@ def test_a_study_with_the_numbers_of_the_pipeline_finds_the_scores_of_the_pipeli
     assert all(scores[tuple(row[c] for c in NAMED)] == row["value"] for row in same)
 
 
-def test_what_was_measured_lies_in_the_run_record_and_the_scores_of_an_audit_in_the_csv(
-    read, record
-):
+def test_what_was_measured_lies_in_the_run_record_and_an_audit_in_the_csv(read, record):
     cost = record("cost/clip_b32-8/run.json")["cost"]
     adapters = [(method, encode) for encode in ("once", "each_step") for method in OUTER]
     assert [(c["method"], c["encode"]) for c in cost] == [("featcal", "once"), *adapters]
@@ -335,16 +338,8 @@ def test_what_was_measured_lies_in_the_run_record_and_the_scores_of_an_audit_in_
     ]  # fmt: skip
 
 
-def test_calibrated_folders_explain_themselves_load_and_differ_by_their_draws(graph):
-    from transformers import CLIPVisionModel
-
-    work, digests = graph
-    folder = work / "outputs/smoke/calibrated/clip_b32-8/task_arithmetic-suite/seed42"
-    named = json.loads((folder / "featcal.json").read_text())
-    assert named["settings"]["ridge"] == smoke_params()["featcal"]["clip_b32"]["suite"]["ridge"]
-    depth = CLIPVisionModel.from_pretrained(folder).config.num_hidden_layers
-    assert depth == len(named["blocks"]) == DEPTH["clip_b32"]
-    calibrated = [digest for path, digest in digests.items() if "/calibrated/" in path]
+def test_calibrated_models_differ_by_their_draws_and_settings(graph):
+    calibrated = [digest for path, digest in graph[1].items() if "/calibrated/" in path]
     assert len(set(calibrated)) == len(calibrated) > 4
 
 
@@ -358,7 +353,6 @@ def run_again(tmp_path, monkeypatch, caplog):
     # stages say `featcal`
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
-    # which looks at every entry of the settings for each that it finds
     monkeypatch.setattr("dpath.get", entry)
     caplog.set_level("INFO", logger="dvc.stage.run")
 
@@ -386,9 +380,7 @@ def switch_to_a_suite_without_roles(work: Path) -> None:
     write_settings(work, params | {"suite": "bare"})
 
 
-def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing_else(
-    graph, run_again, tmp_path
-):
+def test_editing_a_ridge_or_the_suite_reruns_what_it_must(graph, run_again, tmp_path):
     """From the outputs of the graph above, which DVC takes as they are."""
     from dvc.repo import Repo
 
@@ -409,7 +401,5 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
         assert "pipeline/models/dvc.yaml:evaluate@clip_b32-8" in run_again(target)
         write_settings(work, params)
         cheap = {"pipeline/prepare/dvc.yaml:prepare_data", "gather@scores-clip_b32-8"}
-        assert set(run_again(target)) <= cheap, (
-            "switching back trains, calibrates and evaluates nothing again"
-        )
+        assert set(run_again(target)) <= cheap, "switching back trains and evaluates nothing again"
     assert read_rows(work / "results/smoke/scores/clip_b32-8/scores.csv", results.SCORES)

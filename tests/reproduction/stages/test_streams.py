@@ -38,10 +38,8 @@ def context(monkeypatch):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 3, SIDE, SIDE), dtype=np.uint8)
     images = ImageSet(pixels, PLAIN, np.zeros(40, np.int64), ("a",))
     monkeypatch.setattr(sources, "load_task", lambda *_: images)
-    no_roles = SimpleNamespace(roles={})
-    suite = SimpleNamespace(
-        tasks_of=lambda role, pool: ("mnist", "dtd"), sentences=no_roles, photos=no_roles
-    )
+    groups = dict.fromkeys(("sentences", "photos"), SimpleNamespace(roles={}))
+    suite = SimpleNamespace(tasks_of=lambda role, pool: ("mnist", "dtd"), **groups)
     context = SimpleNamespace(suite=suite, root=Path(), outputs=Path())
     return Setup(context, "clip_b32", 8), images
 
@@ -79,9 +77,7 @@ def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(c
 
 
 @pytest.mark.parametrize("samples", [None, 30])
-def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_as_numbers(
-    context, samples
-):
+def test_adapters_that_encode_every_batch_are_those_of_samples_held_as_numbers(context, samples):
     here, _ = context
     build = partial(clip, dtype=torch.float32, image_size=SIDE)
     merged, experts = build(0), {task: build(seed) for seed, task in enumerate(("mnist", "dtd"), 1)}
@@ -98,10 +94,9 @@ def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_a
 def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
     _, images = context
     none = streams.Stream(replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4)
+    said = r"batches\['dtd'\]: is empty; an adapter needs at least one sample"
     for batches in (none, []):
-        with pytest.raises(
-            BadBatches, match=r"batches\['dtd'\]: is empty; an adapter needs at least one sample"
-        ):
+        with pytest.raises(BadBatches, match=said):
             samples_of("dtd", batches)
 
 

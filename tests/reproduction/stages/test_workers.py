@@ -35,10 +35,6 @@ def test_every_job_gives_its_result_under_its_name(workers):
     assert dict(fan_out("double", doubled, jobs, workers)) == {str(n): 2 * n for n in range(5)}
 
 
-def test_a_worker_has_one_thread():
-    assert dict(fan_out("threads", threads, {"one": ()}, 1)) == {"one": 1}
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_mistake_found_in_a_worker_keeps_its_message(workers, fresh):
@@ -67,14 +63,10 @@ def test_ctrl_c_ends_the_workers_and_starts_no_further_job(tmp_path):
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     script.write_text(SLEEPERS.format(tests=str(Path(__file__).parent), folder=str(jobs)))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    default = {
-        "start_new_session": True,
-        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    }
-    running = subprocess.Popen(
-        [sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True, **default
-    )
+    given: dict = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stderr": subprocess.PIPE}
+    given["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+    command = [sys.executable, str(script)]
+    running = subprocess.Popen(command, text=True, start_new_session=True, **given)
     deadline = time.monotonic() + 300
     while len(list(jobs.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -89,27 +81,16 @@ def where(_):
     return os.getpid(), threads()
 
 
-def span(_):
-    start = time.time()
-    time.sleep(0.2)
-    return start, time.time()
-
-
 def killed():
     os._exit(9)
 
 
-def test_every_fresh_job_has_a_process_of_its_own_with_its_threads():
+def test_every_fresh_job_has_a_process_of_its_own_with_its_threads_and_others_have_one_thread():
     jobs = {f"job {i}": (i,) for i in range(3)}
     found = dict(fan_out("test", where, jobs, 2, threads=2, fresh=True))
     assert len({process for process, _ in found.values()} | {os.getpid()}) == 4
     assert {threads for _, threads in found.values()} == {2}
-
-
-def test_one_at_a_time_is_one_at_a_time_and_in_order():
-    jobs = {f"job {i}": (i,) for i in range(3)}
-    spans = [span for _, span in sorted(fan_out("test", span, jobs, 1, fresh=True))]
-    assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+    assert dict(fan_out("threads", threads, {"one": ()}, 1)) == {"one": 1}
 
 
 @pytest.mark.parametrize("fresh", [False, True])
