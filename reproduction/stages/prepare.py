@@ -172,5 +172,5 @@ def digest(settings: Any, *files: Path) -> str:
     """Return a hash of what experts depend on, including the code that trains them."""
     package = Path(__file__).parents[1]
     rooms = [package / room for room in ("prepare", "mini")]
-    code = [file for room in rooms for file in sorted(room.rglob("*.py"))]
+    code = [f for r in rooms for f in sorted(r.rglob("*")) if f.suffix in (".py", ".yaml")]
     return fingerprint(settings, [*files, *code])
