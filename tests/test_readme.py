@@ -19,6 +19,7 @@ SOURCES = {
     "MiniLM, real texts": "minilm-8",
     "small CLIP, synthetic images": "clip_b32-8",
     "small T5, synthetic texts": "flan_t5_base-glue",
+    "small Llama, synthetic texts": "llama_3b-mergebench",
 }
 MERGERS = {
     "averaging": "average",
