@@ -26,6 +26,7 @@ MERGERS = {
     "task arithmetic": "task_arithmetic",
     "TSV-Merge": "tsv_merge",
     "WUDI, closed form": "wudi_closed_form",
+    "Iso-C": "iso_c",
 }
 SAMPLES = 32  # per task
 
