@@ -12,7 +12,6 @@ import pytest
 import yaml
 from smoke_graph import ROOT, smoke_params
 
-import pipeline
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
 from pipeline import settings, write_settings

@@ -2,7 +2,6 @@
 no network.
 """
 
-import json
 import random
 import socket
 

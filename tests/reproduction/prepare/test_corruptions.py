@@ -6,9 +6,8 @@ import checkpoints
 import numpy as np
 import pytest
 
-from featcal.data.images import ImageSet, Preprocess
-from featcal.errors import UnknownKey
-from reproduction.prepare.damage import CORRUPTIONS, NOISE, corrupted, plasma, trail
+from featcal.data.images import ImageSet
+from reproduction.prepare.damage import CORRUPTIONS, NOISE, corrupted, trail
 
 PLAIN = checkpoints.plain()
 

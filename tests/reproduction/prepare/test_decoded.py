@@ -15,8 +15,7 @@ import pytest
 from checkpoints import picture
 from test_images import PETS, encoded, parquet
 
-from featcal.data.images import Preprocess
-from featcal.errors import BadData, MissingPath
+from featcal.errors import BadData
 from reproduction.engine.workers import fan_out
 from reproduction.prepare import sources
 from reproduction.prepare.sources import Source, Split, load_task, mapped_images, write_sources

@@ -8,14 +8,13 @@ rehearsal` runs all of it.
 import json
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 import yaml
 from hub_client import Client
-from hub_server import TOKEN, Commit, HubServer
+from hub_server import TOKEN, HubServer
 from rehearsal_hub import gated, paper_hub
-from rehearsal_images import PART, clip_model, expert_folder, picture, write_table
+from rehearsal_images import clip_model, expert_folder
 from rehearsal_punkt import ENGLISH, punkt_tab
 from rehearsal_run import copied, rehearsal_params
 from rehearsal_texts import t5_head

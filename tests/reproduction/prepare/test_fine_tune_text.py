@@ -10,9 +10,9 @@ from language import folder
 from tiny import difference, same_bits
 
 from featcal.data.texts import Sample
-from featcal.errors import BadData, BadFile, Diverged, WrongKeys
+from featcal.errors import BadData, BadFile, Diverged
 from featcal.models.load import load_model
-from featcal.models.lora import CONFIG, WEIGHTS, dense_model
+from featcal.models.lora import CONFIG
 from reproduction.prepare.fine_tune import fine_tune_text, with_adapters
 from reproduction.prepare.suite import FineTuneText, Lora
 from reproduction.prepare.texts import IGNORED, example_batch, tokenized_example

@@ -5,13 +5,11 @@ own row alone.
 import json
 from pathlib import Path
 
-import checkpoints
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from sentences import encoder, task
 
-from featcal.data.images import ImageSet, Preprocess
 from featcal.errors import BadFile, HubUnreachable, MissingPath, UnknownKey
 from featcal.evaluation.accuracy import projected_features
 from featcal.models.batch import unit_length

@@ -2,7 +2,6 @@
 changes what it says.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest

@@ -18,7 +18,7 @@ from tiny import clip
 import featcal
 from featcal.baselines.training import InMemorySamples, samples_of
 from featcal.data.batches import draw_indices
-from featcal.data.images import ImageSet, Preprocess, load_images
+from featcal.data.images import ImageSet, load_images
 from featcal.errors import BadBatches
 from featcal.models.batch import single_samples
 from reproduction.engine import samples as streams
