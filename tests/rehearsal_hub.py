@@ -1,6 +1,4 @@
-"""Everything that the suite `paper` reads from the Hugging Face hub, for a hub server of our
-own.
-"""
+"""Repositories that the suite `paper` reads from the Hugging Face hub."""
 
 from pathlib import Path
 

@@ -1,9 +1,4 @@
-"""The image half of the rehearsal's hub: both CLIPs, their experts, and the twenty data sets, tiny
-and drawn from a seed.
-
-Layouts are those of the hub: which branch holds safetensors, prefixes of older files,
-configurations, split names, label types.
-"""
+"""Tiny CLIPs, experts and the twenty image data sets of the rehearsal, in the hub's layouts."""
 
 import io
 import json
@@ -57,9 +52,7 @@ def fine_tuned(name: str, base: torch.nn.Module) -> Any:
 
 
 def clip_model(name: str) -> CLIPModel:
-    """A CLIPModel with the hub's quirks in its configuration: an end token of 2, which was never
-    right.
-    """
+    """Build a CLIPModel with the hub's wrong end token of 2."""
     width, blocks, projection = WIDTHS[name]
     common = {"intermediate_size": 2 * width, "num_hidden_layers": blocks, "num_attention_heads": 4}
     common |= {"hidden_size": width}
@@ -89,9 +82,7 @@ def tokenizer() -> CLIPTokenizer:
 
 
 def clip_folder(folder: Path, name: str, safetensors: bool = True) -> Path:
-    """As published by OpenAI: configuration of 2021, processor with bare numbers, position counters
-    among the weights.
-    """
+    """Write it as OpenAI published it in 2021, with position counters among the weights."""
     model = clip_model(name)
     folder.mkdir(parents=True)
     state = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
@@ -114,9 +105,7 @@ def clip_folder(folder: Path, name: str, safetensors: bool = True) -> Path:
 
 
 def expert_folder(folder: Path, name: str, base: CLIPModel) -> Path:
-    """A CLIPVisionModel saved by transformers 4: every name prefixed; no processor, no
-    projection.
-    """
+    """Write a CLIPVisionModel as transformers 4 saved it: names prefixed, no processor."""
     tower = fine_tuned(name, base.vision_model)
     folder.mkdir(parents=True)
     state = {f"vision_model.{key}": one.contiguous() for key, one in tower.state_dict().items()}
@@ -131,9 +120,7 @@ def expert_folder(folder: Path, name: str, base: CLIPModel) -> Path:
 def image_models(
     folder: Path, sizes: tuple[str, ...], tasks: tuple[str, ...]
 ) -> dict[str, Path | dict[str, Path]]:
-    """The CLIPs of these sizes (base-patch32, large-patch14), an expert for every task, and the
-    model trained on eight.
-    """
+    """Write CLIPs, an expert for every task, and the model trained on eight."""
     found: dict[str, Path | dict[str, Path]] = {}
     for size in sizes:
         name = f"openai/clip-vit-{size}"
@@ -204,9 +191,7 @@ def _table(task: str, split: str) -> datasets.Dataset:
 
 
 def picture(task: str, split: str, row: int) -> Image.Image:
-    """Coloured noise on one of a few colours, or grey where the data set is grey; not square where
-    photographs are not.
-    """
+    """Draw coloured noise, not square; grey and square where the data set is."""
     grey = "mnist" in task or task == "emnist_letters"
     height, width = (28, 28) if grey else (40, 48)
     generator = drawn(task, split, row)
@@ -216,9 +201,7 @@ def picture(task: str, split: str, row: int) -> Image.Image:
 
 
 def _shards(folder: Path, task: str) -> None:
-    """A webdataset: four tar files a split with pairs of jpg and cls, and the number of files
-    beside them.
-    """
+    """Write a webdataset: four tar files a split, with pairs of jpg and cls."""
     classes = load_prompts(task).classes
     folder.mkdir(parents=True)
     (folder / "classnames.txt").write_text("\n".join(classes))

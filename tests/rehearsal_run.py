@@ -1,9 +1,4 @@
-"""The whole graph of dvc.yaml on the suite `paper`, in a folder of its own, with the hub that
-HF_ENDPOINT names.
-
-Started as a process (`python rehearsal_run.py FOLDER [STAGE...]`), since the hub's clients read
-their environment once.
-"""
+"""Run `rehearsal_run.py FOLDER [STAGE...]`: the graph of dvc.yaml on the hub in HF_ENDPOINT."""
 
 import json
 import os
@@ -41,9 +36,7 @@ RECORD = "rehearsal.json"
 
 
 def rehearsal_params(root: Path = ROOT) -> dict[str, Any]:
-    """Every section of the settings with `suite: paper` and less of everything; every experiment
-    stays.
-    """
+    """Return the settings with `suite: paper` and less of everything in each experiment."""
     params = settings(root)
     del params["methods"]
     for role in params["featcal"].values():
@@ -52,9 +45,7 @@ def rehearsal_params(root: Path = ROOT) -> dict[str, Any]:
 
 
 def fewer(entry: Any, inside: bool = False) -> Any:
-    """An entry with less of everything in its groups of the suite. inside: whether this is such a
-    group.
-    """
+    """Return an entry with less of everything. inside: it is in a group of the suite."""
     if isinstance(entry, list):
         return [fewer(part, inside) for part in entry]
     if not isinstance(entry, dict):
@@ -75,9 +66,7 @@ def _fewer(key: str, value: Any, inside: bool) -> Any:
 
 
 def lay_out(work: Path, root: Path = ROOT) -> list[str]:
-    """A project folder of its own; returns what this machine lacks for the public tests that are
-    left out of it, by test.
-    """
+    """Make a project folder; return what this machine lacks for the public tests left out."""
     from dvc.repo import Repo
 
     from reproduction.language.tests import lacking
@@ -98,9 +87,7 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
 
 
 def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float]]:
-    """Run the stages of the graph in their order, all or those of which `chosen` names the
-    beginning; seconds of each.
-    """
+    """Run all stages in order, or those that begin as `chosen`; return seconds of each."""
     from pages import without_kernels
 
     from reproduction.stages.command import run_stage

@@ -1,9 +1,4 @@
-"""Language models of the rehearsal's hub: FLAN-T5 with whole experts or LoRA-16 folders, Llama in
-bfloat16 shards with experts.
-
-Configurations are spelled as the published ones, of transformers 4: what a newer version makes of
-them is part of the rehearsal.
-"""
+"""FLAN-T5 with experts or LoRA folders and Llama in shards, as transformers 4 wrote them."""
 
 import json
 from pathlib import Path
@@ -64,9 +59,7 @@ def _t5(folder: Path, size: str) -> dict[str, Path]:
 
 
 def t5_model(size: str) -> T5ForConditionalGeneration:
-    """Gated feed-forward part, and a head that is not the embedding; more rows than the tokenizer
-    has tokens.
-    """
+    """Build a gated T5 with a head of its own and more rows than tokens."""
     width, blocks = T5_SIZES[size]
     config = dict(d_model=width, d_kv=8, d_ff=2 * width, num_heads=4, num_layers=blocks)
     config |= dict(num_decoder_layers=blocks, feed_forward_proj="gated-gelu", **T5_IDS)
@@ -102,18 +95,14 @@ def t5_head(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def t5_tokenizer() -> T5Tokenizer:
-    """T5's own class on single characters: padding 0, end 1, unknown 2, and a hundred marks at the
-    end.
-    """
+    """Return T5's own class on single characters."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
     pieces += [(letter, -3.0 - i / 100) for i, letter in enumerate(LETTERS)]
     return T5Tokenizer(vocab=pieces, model_max_length=512)
 
 
 def lora_folder(folder: Path, name: str, base: T5ForConditionalGeneration, base_name: str) -> Path:
-    """Adapters as PEFT wrote them: adapter_config.json and adapter_model.safetensors, a pair for
-    every q and v.
-    """
+    """Write adapters as PEFT does: a pair for every q and v."""
     folder.mkdir(parents=True)
     state = {}
     for key, module in base.named_modules():
@@ -141,9 +130,7 @@ def _llama(folder: Path, name: str) -> dict[str, Path]:
 
 
 def llama_model(name: str) -> LlamaForCausalLM:
-    """Grouped heads, rotations scaled as in Llama 3; answers end after a few tokens, since the end
-    is likely everywhere.
-    """
+    """Build a Llama 3 whose end token is likely everywhere, so that answers are short."""
     width, blocks, _, tied = LLAMAS[name]
     config = llama_config(width, blocks, tied)
     model = made(name, lambda: LlamaForCausalLM(LlamaConfig(**config)))
@@ -157,9 +144,7 @@ def llama_model(name: str) -> LlamaForCausalLM:
 
 
 def llama_config(width: int, blocks: int, tied: bool) -> dict:
-    """config.json as published for transformers 4.4x: flat rotary settings, several end tokens,
-    torch_dtype.
-    """
+    """Return config.json as published: flat rotary settings, several end tokens, torch_dtype."""
     rope = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0}
     rope |= {"original_max_position_embeddings": 8192}
     first = len(BYTES)
@@ -173,9 +158,7 @@ def llama_config(width: int, blocks: int, tied: bool) -> dict:
 
 
 def llama_folder(folder: Path, model: LlamaForCausalLM, shards: int) -> Path:
-    """bfloat16 in shards with an index, a tokenizer without padding, and Meta's own copy beside
-    them.
-    """
+    """Write bfloat16 shards with an index, a tokenizer without padding, and Meta's own copy."""
     folder.mkdir(parents=True)
     state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
     own = model.config

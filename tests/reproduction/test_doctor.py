@@ -1,6 +1,4 @@
-"""`featcal doctor`: what it finds of a suite on a hub that tests serve, offline, and outside of a
-project; its exit codes.
-"""
+"""`featcal doctor` on a served hub, offline and outside of a project, with its exit codes."""
 
 import json
 import os

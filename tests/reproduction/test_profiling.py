@@ -17,9 +17,7 @@ TOUCH = f"import time; held = bytearray({SIZE}); held[::4096] = b'x' * len(held[
 
 
 def touched(size):
-    """Memory that is new to the process, not freed by an earlier test, and really there: one byte of
-    every page is written.
-    """
+    """Return memory that is new to the process, with one byte of every page written."""
     held = mmap.mmap(-1, size)
     held[::4096] = b"x" * len(held[::4096])
     return held
@@ -48,9 +46,7 @@ class NVMLError(Exception):
 
 
 def stand_in(watts=None, asked=None, broken=False):
-    """A module as nvidia-ml-py's, whose GPU draws `watts()`; `asked` notes which GPU was wanted and
-    that it was let go.
-    """
+    """Return a fake pynvml whose GPU draws `watts()`; `asked` lists the GPU and the shutdown."""
     asked = [] if asked is None else asked
 
     def start():

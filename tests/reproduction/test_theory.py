@@ -1,6 +1,4 @@
-"""The paper's propositions on pico models: equations close, bounds bound, and a wrong formula is
-seen.
-"""
+"""The paper's propositions on pico models: equations close, bounds hold, wrong formulas fail."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""Adapters inside a merged model: the published loops as oracle, tasks that do not touch each
-other, a model that stays.
-"""
+"""Adapters inside a merged model: published loops as oracle, separate tasks, an untouched model."""
 
 import warnings
 from itertools import islice

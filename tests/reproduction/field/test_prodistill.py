@@ -12,9 +12,7 @@ from reproduction.field.prodistill import prodistill
 
 
 def source(given, epochs, rate):
-    """The authors' loop: coefficients of every entry start at 0.3 from the base; every step sees
-    one batch of every task.
-    """
+    """Run the authors' loop: coefficients start at 0.3, each step sees one batch per task."""
     tasks = sorted(given["experts"])
     merged = featcal.merge("task_arithmetic", given["base"], given["experts"], scale=0.3)
     pixels = {t: [b["pixel_values"] for b in given["batches"][t]] for t in tasks}

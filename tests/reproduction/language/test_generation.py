@@ -1,6 +1,4 @@
-"""Generated answers and their scores: GLUE by exact text and rank correlation, adapters before the
-head while generating.
-"""
+"""Generated answers and their GLUE scores, and adapters before the head while generating."""
 
 from contextlib import contextmanager
 
@@ -28,9 +26,7 @@ STEPS |= {"return_dict_in_generate": True, "output_logits": True}
 
 
 def prompted(seed=0, kind="t5"):
-    """A model in float64 and a tokenizer whose prompts end without an end token for a model that
-    continues them.
-    """
+    """Return a model in float64 and its tokenizer; Llama's prompts have no end token."""
     return make(MODELS[kind], seed), tokenizer() if kind == "t5" else begun_tokenizer()
 
 

@@ -1,6 +1,4 @@
-"""Causal models through lm-evaluation-harness: answers as of a plain loop, our checks, no noise and
-no network.
-"""
+"""Causal models through lm-evaluation-harness, with a plain loop as oracle."""
 
 import logging
 import random
@@ -115,9 +113,7 @@ def test_nothing_is_printed_drawn_or_fetched_and_logging_is_as_before(exact, mon
 
 @installed
 def test_the_harness_own_entry_scores_the_same(exact, monkeypatch):
-    """`simple_evaluate`, without its look at the machine and its index of all tasks, which take
-    many seconds.
-    """
+    """Leave out its slow look at the machine and its index of all tasks."""
     from lm_eval import evaluator
     from lm_eval.tasks import TaskManager
 

@@ -1,6 +1,4 @@
-"""Corruptions: strength, range, direction, and that every picture's damage depends on itself
-alone.
-"""
+"""Corruptions: strength, range and direction; each picture's damage depends on itself alone."""
 
 import checkpoints
 import numpy as np

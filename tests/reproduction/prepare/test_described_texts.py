@@ -1,6 +1,4 @@
-"""What the report is told of text tasks: rows and an example of each, and the scores that the mini
-suite was chosen by.
-"""
+"""Descriptions of text tasks for the report: rows, an example, and the scores behind the choice."""
 
 import json
 

@@ -1,9 +1,4 @@
-"""A short dress rehearsal of the suite `paper`, by the command line and the real clients, and what
-goes wrong on the way there.
-
-One role and pool of each kind with one experiment, on the hub of tests/rehearsal_hub.py; `make
-rehearsal` runs all of it.
-"""
+"""A part of `make rehearsal`: the suite `paper` on a hub of our own, with its failures."""
 
 import json
 from dataclasses import dataclass
@@ -98,9 +93,7 @@ class Rehearsal:
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """A hub with one size of each family, on which nobody is logged in yet, and a project that
-    nothing was run in.
-    """
+    """Serve one size of each family, without a login, for a project in which nothing has run."""
     folder = tmp_path_factory.mktemp("rehearsal")
     project = short_project(folder / "project")
     repositories = paper_hub(

@@ -1,6 +1,4 @@
-"""Fine-tuning encoders: the one loop against a plain one, what stays, what repeats, and one model
-for all tasks.
-"""
+"""Fine-tuning encoders: a plain loop as oracle, frozen parts, repeats, one model for all tasks."""
 
 import copy
 import math

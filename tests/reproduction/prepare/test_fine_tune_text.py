@@ -1,6 +1,4 @@
-"""Experts of language models: what is learnt, what stays, and adapters that make the same model as
-PEFT's own forward.
-"""
+"""Experts of language models: what is learnt, what stays, and PEFT's forward as oracle."""
 
 import json
 

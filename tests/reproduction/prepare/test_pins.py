@@ -1,6 +1,4 @@
-"""Hub checkpoints and data: commits and check-sums are pinned on first use, then compared with what
-the hub and the cache have; no pickle is ever asked for.
-"""
+"""Commits and check-sums of the hub are pinned on first use and compared ever after."""
 
 import json
 from pathlib import Path

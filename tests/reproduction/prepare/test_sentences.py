@@ -1,6 +1,4 @@
-"""Sentences: what the project's own sets promise, the order of rows, and damage that depends on its
-own row alone.
-"""
+"""Sentences: the project's own sets, the order of rows, and damage by row."""
 
 import json
 from pathlib import Path

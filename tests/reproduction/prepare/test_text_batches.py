@@ -1,6 +1,4 @@
-"""Texts as calibration batches: padding and the company of a batch change no weight, and a reading
-changes what it says.
-"""
+"""Texts as calibration batches: padding and batch size change no weight, a reading does."""
 
 from pathlib import Path
 
@@ -74,9 +72,7 @@ def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(
 
 
 def test_what_is_read_is_what_counts(tmp_path, texts):
-    """Every byte is a token, and a text or target ends with one more; the decoder reads as many
-    tokens as its target has.
-    """
+    """Every byte is a token, and every text and target ends with one more."""
     prompts = sum(len(sample.text) for sample in taught("a"))
     answers = sum(len(sample.target) for sample in taught("a"))
     t5, llama = folder(tmp_path / "t5", "t5"), folder(tmp_path / "llama", "llama")
