@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from tiny import make, shifted
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
 from featcal.data.places import quiet_datasets
@@ -23,6 +23,7 @@ from reproduction.prepare.tasks import TASKS, load_prompts
 ROWS = {"train": 64, "validation": 12, "test": 12}
 PART = "-00000-of-00001.parquet"
 SIDE = 32  # of what a model reads; the hub's models read 224
+POSITIONS = 128  # of texts, whose tokens are single characters; the hub's models read 77
 START, END = "<|startoftext|>", "<|endoftext|>"
 # width, blocks, projection
 WIDTHS = {"openai/clip-vit-base-patch32": (32, 2, 16), "openai/clip-vit-large-patch14": (48, 3, 24)}
@@ -56,7 +57,7 @@ def clip_model(name: str) -> CLIPModel:
     width, blocks, projection = WIDTHS[name]
     common = {"intermediate_size": 2 * width, "num_hidden_layers": blocks, "num_attention_heads": 4}
     common |= {"hidden_size": width}
-    text = {**common, "vocab_size": len(tokenizer()), "max_position_embeddings": 77}
+    text = {**common, "vocab_size": len(tokenizer()), "max_position_embeddings": POSITIONS}
     text |= {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
     vision = {**common, "image_size": SIDE, "patch_size": 16}
     config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection)
@@ -64,21 +65,11 @@ def clip_model(name: str) -> CLIPModel:
 
 
 def tokenizer() -> CLIPTokenizer:
-    """CLIP's own class, its pairs merged on the prompts of the twenty tasks."""
-    inner = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    """Return CLIP's own class on single characters, each also as the end of a word."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=900, initial_alphabet=alphabet, end_of_word_suffix="</w>", show_progress=False
-    )
-    texts = (name for task in TASKS for name in load_prompts(task).classes)
-    inner.train_from_iterator(texts, trainer)
-    told = json.loads(inner.to_str())["model"]
-    pieces = [*alphabet, *(f"{byte}</w>" for byte in alphabet)]
-    vocabulary = dict.fromkeys([*pieces, *told["vocab"], START, END])
-    merges = [tuple(pair) for pair in told["merges"]]
-    numbered = {piece: i for i, piece in enumerate(vocabulary)}
-    return CLIPTokenizer(vocab=numbered, merges=merges, model_max_length=77)
+    pieces = [*alphabet, *(f"{byte}</w>" for byte in alphabet), START, END]
+    numbered = {piece: i for i, piece in enumerate(pieces)}
+    return CLIPTokenizer(vocab=numbered, merges=[], model_max_length=POSITIONS)
 
 
 def clip_folder(folder: Path, name: str, safetensors: bool = True) -> Path:
@@ -86,7 +77,7 @@ def clip_folder(folder: Path, name: str, safetensors: bool = True) -> Path:
     model = clip_model(name)
     folder.mkdir(parents=True)
     state = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
-    positions = {"text": 77, "vision": model.vision_model.embeddings.num_positions}
+    positions = {"text": POSITIONS, "vision": model.vision_model.embeddings.num_positions}
     for part, count in positions.items():
         state[f"{part}_model.embeddings.position_ids"] = torch.arange(count)[None]
     if safetensors:
@@ -208,22 +199,17 @@ def _shards(folder: Path, task: str) -> None:
     for split in ("train", "test"):
         (folder / split).mkdir()
         (folder / split / "nshards.txt").write_text("4")
+        count = ROWS[split] // 4
         for shard in range(4):
-            rows = range(shard * ROWS[split] // 4, (shard + 1) * ROWS[split] // 4)
-            pairs = {f"s{row:07d}": _pair(task, split, row, len(classes)) for row in rows}
-            _shard(folder / split / f"{shard}.tar", pairs)
+            with tarfile.open(folder / split / f"{shard}.tar", "w") as archive:
+                for row in range(shard * count, (shard + 1) * count):
+                    _add(archive, f"s{row:07d}.cls", str(row % len(classes)).encode())
+                    stored = io.BytesIO()
+                    picture(task, split, row).convert("L").save(stored, "JPEG")
+                    _add(archive, f"s{row:07d}.jpg", stored.getvalue())
 
 
-def _pair(task: str, split: str, row: int, classes: int) -> dict[str, bytes]:
-    stored = io.BytesIO()
-    picture(task, split, row).convert("L").save(stored, "JPEG")
-    return {"cls": str(row % classes).encode(), "jpg": stored.getvalue()}
-
-
-def _shard(file: Path, samples: Mapping[str, Mapping[str, bytes]]) -> None:
-    with tarfile.open(file, "w") as archive:
-        for key, parts in samples.items():
-            for kind, content in parts.items():
-                member = tarfile.TarInfo(f"{key}.{kind}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))

@@ -4,18 +4,11 @@ import json
 from pathlib import Path
 
 import torch
+import transformers as tf
 from huggingface_hub import save_torch_state_dict
 from rehearsal_images import drawn, fine_tuned, made
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-    T5Tokenizer,
-)
 
 from reproduction.prepare.tasks import DOMAINS, GLUE
 
@@ -58,17 +51,17 @@ def _t5(folder: Path, size: str) -> dict[str, Path]:
     return found
 
 
-def t5_model(size: str) -> T5ForConditionalGeneration:
+def t5_model(size: str) -> tf.T5ForConditionalGeneration:
     """Build a gated T5 with a head of its own and more rows than tokens."""
     width, blocks = T5_SIZES[size]
     config = dict(d_model=width, d_kv=8, d_ff=2 * width, num_heads=4, num_layers=blocks)
     config |= dict(num_decoder_layers=blocks, feed_forward_proj="gated-gelu", **T5_IDS)
     config |= dict(tie_word_embeddings=False, relative_attention_num_buckets=32)
     config |= dict(vocab_size=len(t5_tokenizer()) + 28)
-    return made(f"flan-t5-{size}", lambda: T5ForConditionalGeneration(T5Config(**config)))
+    return made(f"flan-t5-{size}", lambda: tf.T5ForConditionalGeneration(tf.T5Config(**config)))
 
 
-def t5_folder(folder: Path, model: T5ForConditionalGeneration) -> Path:
+def t5_folder(folder: Path, model: tf.T5ForConditionalGeneration) -> Path:
     """One safetensors file with the head of its own, and a configuration that says so."""
     folder.mkdir(parents=True)
     own = model.state_dict().items()
@@ -94,14 +87,16 @@ def t5_head(name: str, like: torch.Tensor) -> torch.Tensor:
     return head + 0.02 * change
 
 
-def t5_tokenizer() -> T5Tokenizer:
+def t5_tokenizer() -> tf.T5Tokenizer:
     """Return T5's own class on single characters."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
     pieces += [(letter, -3.0 - i / 100) for i, letter in enumerate(LETTERS)]
-    return T5Tokenizer(vocab=pieces, model_max_length=512)
+    return tf.T5Tokenizer(vocab=pieces, model_max_length=512)
 
 
-def lora_folder(folder: Path, name: str, base: T5ForConditionalGeneration, base_name: str) -> Path:
+def lora_folder(
+    folder: Path, name: str, base: tf.T5ForConditionalGeneration, base_name: str
+) -> Path:
     """Write adapters as PEFT does: a pair for every q and v."""
     folder.mkdir(parents=True)
     state = {}
@@ -129,11 +124,11 @@ def _llama(folder: Path, name: str) -> dict[str, Path]:
     return found
 
 
-def llama_model(name: str) -> LlamaForCausalLM:
+def llama_model(name: str) -> tf.LlamaForCausalLM:
     """Build a Llama 3 whose end token is likely everywhere, so that answers are short."""
     width, blocks, _, tied = LLAMAS[name]
     config = llama_config(width, blocks, tied)
-    model = made(name, lambda: LlamaForCausalLM(LlamaConfig(**config)))
+    model = made(name, lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**config)))
     with torch.no_grad():
         embeddings = model.get_input_embeddings().weight
         embeddings[:, 0] = 4.0
@@ -157,7 +152,7 @@ def llama_config(width: int, blocks: int, tied: bool) -> dict:
     }  # fmt: skip
 
 
-def llama_folder(folder: Path, model: LlamaForCausalLM, shards: int) -> Path:
+def llama_folder(folder: Path, model: tf.LlamaForCausalLM, shards: int) -> Path:
     """Write bfloat16 shards with an index, a tokenizer without padding, and Meta's own copy."""
     folder.mkdir(parents=True)
     state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
@@ -178,7 +173,7 @@ def llama_folder(folder: Path, model: LlamaForCausalLM, shards: int) -> Path:
     return folder
 
 
-def llama_tokenizer() -> PreTrainedTokenizerFast:
+def llama_tokenizer() -> tf.PreTrainedTokenizerFast:
     """Every byte is a token; a text begins with its mark, and nothing pads."""
     inner = Tokenizer(models.BPE({token: i for i, token in enumerate(BYTES)}, []))
     inner.add_special_tokens(list(SPECIAL))
@@ -190,7 +185,7 @@ def llama_tokenizer() -> PreTrainedTokenizerFast:
         single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=special
     )
     names = {"bos_token": begin, "eos_token": "<|eot_id|>", "model_max_length": 131072}
-    made = PreTrainedTokenizerFast(
+    made = tf.PreTrainedTokenizerFast(
         tokenizer_object=inner, model_input_names=["input_ids", "attention_mask"], **names
     )
     made.chat_template = CHAT

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import networkx
