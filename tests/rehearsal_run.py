@@ -15,6 +15,12 @@ from smoke_graph import ROOT, commands, copied, working_in
 from pipeline import settings, write_settings
 
 SUITE = "paper"
+
+
+def first(given: Any) -> Any:
+    return given[:1] if isinstance(given, list) else given
+
+
 # What a rehearsal does less of, by the names of params.yaml wherever they stand in a group of the
 # suite; the rest is as it is.
 FEWER: dict[str, Callable[[Any], Any]] = {
@@ -29,9 +35,9 @@ FEWER: dict[str, Callable[[Any], Any]] = {
     "audit": lambda given: [1, 4],
     "factors": lambda given: [0.6, 1.0],
     "trials": lambda given: 7,  # six are drawn at random, the next is proposed
+    # of a sweep the first value; the one that it is compared with is tried too
+    **dict.fromkeys(("ridge", "anchor_blend", "interpolation"), first),
 }
-# of a sweep: the first value; the one that it is compared with is tried too
-SWEPT = ("ridge", "anchor_blend", "interpolation")
 RECORD = "rehearsal.json"
 
 
@@ -50,19 +56,15 @@ def fewer(entry: Any, inside: bool = False) -> Any:
         return [fewer(part, inside) for part in entry]
     if not isinstance(entry, dict):
         return entry
-    swept = SWEPT if "setting" in entry else ()
-    return {
-        key: value[:1] if key in swept and isinstance(value, list) else _fewer(key, value, inside)
-        for key, value in entry.items()
-    }
-
-
-def _fewer(key: str, value: Any, inside: bool) -> Any:
-    if inside and key == "vary":
-        return fewer({**value, **{name: [4] for name in ("samples",) if name in value}})
-    if inside and key in FEWER:
-        return FEWER[key](value)
-    return fewer(value, inside or key == SUITE)
+    found = {}
+    for key, value in entry.items():
+        if inside and key == "vary":  # its options stay
+            found[key] = value | {"samples": [4]} if "samples" in value else value
+        elif inside and key in FEWER:
+            found[key] = FEWER[key](value)
+        else:
+            found[key] = fewer(value, inside or key == SUITE)
+    return found
 
 
 def lay_out(work: Path, root: Path = ROOT) -> list[str]:

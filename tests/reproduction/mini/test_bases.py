@@ -109,14 +109,13 @@ def test_nothing_is_unknown_to_the_tokenizer_of_t5_and_every_text_comes_back():
 
 
 @pytest.mark.parametrize("role", t5.RECIPES)
-def test_a_shipped_t5_knows_more_of_its_targets_than_chance(role):
+def test_a_shipped_t5_finds_right_answers_far_likelier_than_others(role):
     base, tokenizer = load_model(MODELS / role), load_tokenizer(MODELS / role)
     samples = draw_samples("mnli", "validation", 64, 0)
     given = tokenizer([sample.text for sample in samples], padding=True, return_tensors="pt")
     targets = tokenizer([sample.target for sample in samples], return_tensors="pt")["input_ids"]
     with torch.no_grad():
-        print(float(base(**given, labels=targets).loss), np.log(len(tokenizer)))
-        assert float(base(**given, labels=targets).loss) < 0.8 * np.log(len(tokenizer))
+        assert float(base(**given, labels=targets).loss) < 1.0
 
 
 def test_nothing_is_unknown_to_the_tokenizer_of_llama_and_a_prompt_begins_the_whole():
