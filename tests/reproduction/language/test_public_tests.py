@@ -88,9 +88,7 @@ def test_the_data_of_a_test_are_read_at_the_pinned_commit(monkeypatch):
     assert "revision" not in asked[-1][2], "without a pin whatever is there"
 
 
-def test_the_antlr_of_sympy_is_taken_from_its_own_folder_and_any_other_is_one_line(
-    monkeypatch, tmp_path
-):
+def test_the_antlr_of_sympy_comes_from_its_own_folder(monkeypatch, tmp_path):
     """DVC's omegaconf needs 4.9, and an environment holds only one version."""
     monkeypatch.setattr(sys, "path", [str(antlr(tmp_path / "installed", "4.9.3"))])
     monkeypatch.setattr(requirements, "ANTLR_FOLDER", tmp_path / "own")
@@ -119,9 +117,7 @@ def antlr(folder: Path, version: str) -> Path:
 @pytest.mark.parametrize(
     ("offline", "here", "asked"), [(False, False, 1), (True, False, 0), (False, True, 0)]
 )
-def test_nltk_is_asked_for_its_data_where_they_lack_and_a_connection_is_allowed(
-    monkeypatch, tmp_path, offline, here, asked
-):
+def test_nltk_is_asked_for_missing_data_unless_offline(monkeypatch, tmp_path, offline, here, asked):
     nltk = pytest.importorskip("nltk")
     found = []
     monkeypatch.setattr(nltk, "download", lambda name, quiet: found.append(name))

@@ -33,9 +33,7 @@ RUNS = {"clip_b32": (clip.Run, CLIP), "flan_t5_base": (t5.Run, T5), "llama_3b": 
 
 
 @pytest.mark.parametrize("role", RUNS)
-def test_an_interrupted_pretraining_ends_in_the_bytes_of_an_undisturbed_one(
-    tmp_path, monkeypatch, role
-):
+def test_an_interrupted_pretraining_ends_in_the_same_bytes(tmp_path, monkeypatch, role):
     (run, recipe), state = RUNS[role], tmp_path / "state" / role / "state.safetensors"
 
     def pretrain(name, recipe):
