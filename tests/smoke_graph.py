@@ -1,10 +1,8 @@
 """Run the stages of dvc.yaml, as DVC resolves them, on the smoke suite in one process."""
 
-import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir as working_in
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -235,17 +233,6 @@ def commands(work: Path) -> list[list[str]]:
         # pages do not wait for results on request
         ordered.sort(key=lambda stage: stage.path_in_repo == "dvc.yaml")
         return [stage.cmd.split() for stage in ordered]
-
-
-@contextmanager
-def working_in(folder: Path) -> Iterator[None]:
-    """Change the current folder for the length of the block."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:
