@@ -69,3 +69,11 @@ def folder(path: Path, kind: str, seed: int = 0, **how) -> Path:
 def jsonl(path: Path, rows: list) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def begun_tokenizer() -> tf.PreTrainedTokenizerFast:
+    """As Llama's: a text begins with <s> and does not end."""
+    made = tokenizer()
+    begun = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+    made.backend_tokenizer.post_processor = begun
+    return made

@@ -1,6 +1,4 @@
-"""Everything that the suite `paper` reads from the Hugging Face hub, for a hub server of our
-own.
-"""
+"""Repositories that the suite `paper` reads from the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -23,18 +21,9 @@ def paper_hub(
     llamas: tuple[str, ...] = tuple(LLAMAS),
 ) -> Repositories:
     """Folders by repository, as HubServer takes them; all of the suite unless fewer are named."""
-    found: Repositories = {}
-    if tasks:
-        found |= image_models(folder / "vision", sizes, tasks) | image_data(
-            folder / "pictures", tasks
-        )
-    if t5 or llamas:
-        found |= (
-            text_models(folder / "language", t5, llamas)
-            | text_data(folder / "texts")
-            | metric(folder / "metric")
-        )
-    return found
+    found = image_models(folder / "vision", sizes, tasks) | image_data(folder / "pictures", tasks)
+    found |= text_models(folder / "language", t5, llamas) | text_data(folder / "texts")
+    return found | metric(folder / "metric")
 
 
 def gated(repositories: Repositories) -> list[str]:

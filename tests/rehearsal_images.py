@@ -1,9 +1,4 @@
-"""The image half of the rehearsal's hub: both CLIPs, their experts, and the twenty data sets, tiny
-and drawn from a seed.
-
-Layouts are those of the hub: which branch holds safetensors, prefixes of older files,
-configurations, split names, label types.
-"""
+"""Tiny CLIPs, experts and the twenty image data sets of the rehearsal, in the hub's layouts."""
 
 import io
 import json
@@ -19,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from tiny import make, shifted
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
 from featcal.data.places import quiet_datasets
@@ -28,6 +23,7 @@ from reproduction.prepare.tasks import TASKS, load_prompts
 ROWS = {"train": 64, "validation": 12, "test": 12}
 PART = "-00000-of-00001.parquet"
 SIDE = 32  # of what a model reads; the hub's models read 224
+POSITIONS = 128  # of texts, whose tokens are single characters; the hub's models read 77
 START, END = "<|startoftext|>", "<|endoftext|>"
 # width, blocks, projection
 WIDTHS = {"openai/clip-vit-base-patch32": (32, 2, 16), "openai/clip-vit-large-patch14": (48, 3, 24)}
@@ -57,13 +53,11 @@ def fine_tuned(name: str, base: torch.nn.Module) -> Any:
 
 
 def clip_model(name: str) -> CLIPModel:
-    """A CLIPModel with the hub's quirks in its configuration: an end token of 2, which was never
-    right.
-    """
+    """Build a CLIPModel with the hub's wrong end token of 2."""
     width, blocks, projection = WIDTHS[name]
     common = {"intermediate_size": 2 * width, "num_hidden_layers": blocks, "num_attention_heads": 4}
     common |= {"hidden_size": width}
-    text = {**common, "vocab_size": len(tokenizer()), "max_position_embeddings": 77}
+    text = {**common, "vocab_size": len(tokenizer()), "max_position_embeddings": POSITIONS}
     text |= {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
     vision = {**common, "image_size": SIDE, "patch_size": 16}
     config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection)
@@ -71,31 +65,19 @@ def clip_model(name: str) -> CLIPModel:
 
 
 def tokenizer() -> CLIPTokenizer:
-    """CLIP's own class, its pairs merged on the prompts of the twenty tasks."""
-    inner = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    """Return CLIP's own class on single characters, each also as the end of a word."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=900, initial_alphabet=alphabet, end_of_word_suffix="</w>", show_progress=False
-    )
-    texts = (name for task in TASKS for name in load_prompts(task).classes)
-    inner.train_from_iterator(texts, trainer)
-    told = json.loads(inner.to_str())["model"]
-    pieces = [*alphabet, *(f"{byte}</w>" for byte in alphabet)]
-    vocabulary = dict.fromkeys([*pieces, *told["vocab"], START, END])
-    merges = [tuple(pair) for pair in told["merges"]]
-    numbered = {piece: i for i, piece in enumerate(vocabulary)}
-    return CLIPTokenizer(vocab=numbered, merges=merges, model_max_length=77)
+    pieces = [*alphabet, *(f"{byte}</w>" for byte in alphabet), START, END]
+    numbered = {piece: i for i, piece in enumerate(pieces)}
+    return CLIPTokenizer(vocab=numbered, merges=[], model_max_length=POSITIONS)
 
 
 def clip_folder(folder: Path, name: str, safetensors: bool = True) -> Path:
-    """As published by OpenAI: configuration of 2021, processor with bare numbers, position counters
-    among the weights.
-    """
+    """Write it as OpenAI published it in 2021, with position counters among the weights."""
     model = clip_model(name)
     folder.mkdir(parents=True)
     state = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
-    positions = {"text": 77, "vision": model.vision_model.embeddings.num_positions}
+    positions = {"text": POSITIONS, "vision": model.vision_model.embeddings.num_positions}
     for part, count in positions.items():
         state[f"{part}_model.embeddings.position_ids"] = torch.arange(count)[None]
     if safetensors:
@@ -114,9 +96,7 @@ def clip_folder(folder: Path, name: str, safetensors: bool = True) -> Path:
 
 
 def expert_folder(folder: Path, name: str, base: CLIPModel) -> Path:
-    """A CLIPVisionModel saved by transformers 4: every name prefixed; no processor, no
-    projection.
-    """
+    """Write a CLIPVisionModel as transformers 4 saved it: names prefixed, no processor."""
     tower = fine_tuned(name, base.vision_model)
     folder.mkdir(parents=True)
     state = {f"vision_model.{key}": one.contiguous() for key, one in tower.state_dict().items()}
@@ -131,9 +111,7 @@ def expert_folder(folder: Path, name: str, base: CLIPModel) -> Path:
 def image_models(
     folder: Path, sizes: tuple[str, ...], tasks: tuple[str, ...]
 ) -> dict[str, Path | dict[str, Path]]:
-    """The CLIPs of these sizes (base-patch32, large-patch14), an expert for every task, and the
-    model trained on eight.
-    """
+    """Write CLIPs, an expert for every task, and the model trained on eight."""
     found: dict[str, Path | dict[str, Path]] = {}
     for size in sizes:
         name = f"openai/clip-vit-{size}"
@@ -204,9 +182,7 @@ def _table(task: str, split: str) -> datasets.Dataset:
 
 
 def picture(task: str, split: str, row: int) -> Image.Image:
-    """Coloured noise on one of a few colours, or grey where the data set is grey; not square where
-    photographs are not.
-    """
+    """Draw coloured noise, not square; grey and square where the data set is."""
     grey = "mnist" in task or task == "emnist_letters"
     height, width = (28, 28) if grey else (40, 48)
     generator = drawn(task, split, row)
@@ -216,31 +192,24 @@ def picture(task: str, split: str, row: int) -> Image.Image:
 
 
 def _shards(folder: Path, task: str) -> None:
-    """A webdataset: four tar files a split with pairs of jpg and cls, and the number of files
-    beside them.
-    """
+    """Write a webdataset: four tar files a split, with pairs of jpg and cls."""
     classes = load_prompts(task).classes
     folder.mkdir(parents=True)
     (folder / "classnames.txt").write_text("\n".join(classes))
     for split in ("train", "test"):
         (folder / split).mkdir()
         (folder / split / "nshards.txt").write_text("4")
+        count = ROWS[split] // 4
         for shard in range(4):
-            rows = range(shard * ROWS[split] // 4, (shard + 1) * ROWS[split] // 4)
-            pairs = {f"s{row:07d}": _pair(task, split, row, len(classes)) for row in rows}
-            _shard(folder / split / f"{shard}.tar", pairs)
+            with tarfile.open(folder / split / f"{shard}.tar", "w") as archive:
+                for row in range(shard * count, (shard + 1) * count):
+                    _add(archive, f"s{row:07d}.cls", str(row % len(classes)).encode())
+                    stored = io.BytesIO()
+                    picture(task, split, row).convert("L").save(stored, "JPEG")
+                    _add(archive, f"s{row:07d}.jpg", stored.getvalue())
 
 
-def _pair(task: str, split: str, row: int, classes: int) -> dict[str, bytes]:
-    stored = io.BytesIO()
-    picture(task, split, row).convert("L").save(stored, "JPEG")
-    return {"cls": str(row % classes).encode(), "jpg": stored.getvalue()}
-
-
-def _shard(file: Path, samples: Mapping[str, Mapping[str, bytes]]) -> None:
-    with tarfile.open(file, "w") as archive:
-        for key, parts in samples.items():
-            for kind, content in parts.items():
-                member = tarfile.TarInfo(f"{key}.{kind}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))

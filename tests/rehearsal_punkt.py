@@ -1,6 +1,4 @@
-"""nltk's punkt_tab in small: the files by which nltk splits English sentences, in its format, where
-its server is not asked.
-"""
+"""A small punkt_tab: the files with which nltk splits English sentences."""
 
 from pathlib import Path
 
@@ -18,9 +16,7 @@ ENGLISH = {
 
 
 def punkt_tab(folder: Path) -> dict[str, str]:
-    """Write it below `folder`; what a process must have in its environment, before it imports nltk,
-    to find it there.
-    """
+    """Write it below `folder`; return the variables by which nltk finds it."""
     place = folder / "tokenizers/punkt_tab/english"
     place.mkdir(parents=True)
     for name, lines in ENGLISH.items():

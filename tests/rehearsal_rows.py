@@ -1,8 +1,4 @@
-"""Texts of the rehearsal's hub: GLUE, MergeBench's held-out sets, rows of the public tests, and the
-metric that two of them load.
-
-Columns, types, splits and file names are those of the hub; what stands in them is drawn.
-"""
+"""GLUE, MergeBench's held-out sets and rows of the public tests, in the hub's columns."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -129,9 +125,7 @@ def _task(i: int) -> dict[str, Any]:
 
 
 def _instruction(i: int) -> dict[str, Any]:
-    """Instructions whose checks need nothing, a language's name, words and sentences; arguments
-    differ from row to row.
-    """
+    """Return one of three sets of instructions, with different arguments."""
     few = {"capital_relation": "less than", "capital_frequency": 2}
     asked: tuple[dict[str, dict[str, Any]], ...] = (
         {"punctuation:no_comma": {}, "change_case:english_lowercase": {}},

@@ -1,9 +1,4 @@
-"""The whole graph of dvc.yaml on the suite `paper`, in a folder of its own, with the hub that
-HF_ENDPOINT names.
-
-Started as a process (`python rehearsal_run.py FOLDER [STAGE...]`), since the hub's clients read
-their environment once.
-"""
+"""Run `rehearsal_run.py FOLDER [STAGE...]`: the graph of dvc.yaml on the hub in HF_ENDPOINT."""
 
 import json
 import os
@@ -20,6 +15,12 @@ from smoke_graph import ROOT, commands, copied, working_in
 from pipeline import settings, write_settings
 
 SUITE = "paper"
+
+
+def first(given: Any) -> Any:
+    return given[:1] if isinstance(given, list) else given
+
+
 # What a rehearsal does less of, by the names of params.yaml wherever they stand in a group of the
 # suite; the rest is as it is.
 FEWER: dict[str, Callable[[Any], Any]] = {
@@ -34,16 +35,14 @@ FEWER: dict[str, Callable[[Any], Any]] = {
     "audit": lambda given: [1, 4],
     "factors": lambda given: [0.6, 1.0],
     "trials": lambda given: 7,  # six are drawn at random, the next is proposed
+    # of a sweep the first value; the one that it is compared with is tried too
+    **dict.fromkeys(("ridge", "anchor_blend", "interpolation"), first),
 }
-# of a sweep: the first value; the one that it is compared with is tried too
-SWEPT = ("ridge", "anchor_blend", "interpolation")
 RECORD = "rehearsal.json"
 
 
 def rehearsal_params(root: Path = ROOT) -> dict[str, Any]:
-    """Every section of the settings with `suite: paper` and less of everything; every experiment
-    stays.
-    """
+    """Return the settings with `suite: paper` and less of everything in each experiment."""
     params = settings(root)
     del params["methods"]
     for role in params["featcal"].values():
@@ -52,32 +51,24 @@ def rehearsal_params(root: Path = ROOT) -> dict[str, Any]:
 
 
 def fewer(entry: Any, inside: bool = False) -> Any:
-    """An entry with less of everything in its groups of the suite. inside: whether this is such a
-    group.
-    """
+    """Return an entry with less of everything. inside: it is in a group of the suite."""
     if isinstance(entry, list):
         return [fewer(part, inside) for part in entry]
     if not isinstance(entry, dict):
         return entry
-    swept = SWEPT if "setting" in entry else ()
-    return {
-        key: value[:1] if key in swept and isinstance(value, list) else _fewer(key, value, inside)
-        for key, value in entry.items()
-    }
-
-
-def _fewer(key: str, value: Any, inside: bool) -> Any:
-    if inside and key == "vary":
-        return fewer({**value, **{name: [4] for name in ("samples",) if name in value}})
-    if inside and key in FEWER:
-        return FEWER[key](value)
-    return fewer(value, inside or key == SUITE)
+    found = {}
+    for key, value in entry.items():
+        if inside and key == "vary":  # its options stay
+            found[key] = value | {"samples": [4]} if "samples" in value else value
+        elif inside and key in FEWER:
+            found[key] = FEWER[key](value)
+        else:
+            found[key] = fewer(value, inside or key == SUITE)
+    return found
 
 
 def lay_out(work: Path, root: Path = ROOT) -> list[str]:
-    """A project folder of its own; returns what this machine lacks for the public tests that are
-    left out of it, by test.
-    """
+    """Make a project folder; return what this machine lacks for the public tests left out."""
     from dvc.repo import Repo
 
     from reproduction.language.tests import lacking
@@ -98,9 +89,7 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
 
 
 def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float]]:
-    """Run the stages of the graph in their order, all or those of which `chosen` names the
-    beginning; seconds of each.
-    """
+    """Run all stages in order, or those that begin as `chosen`; return seconds of each."""
     from pages import without_kernels
 
     from reproduction.stages.command import run_stage

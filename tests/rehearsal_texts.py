@@ -1,26 +1,14 @@
-"""Language models of the rehearsal's hub: FLAN-T5 with whole experts or LoRA-16 folders, Llama in
-bfloat16 shards with experts.
-
-Configurations are spelled as the published ones, of transformers 4: what a newer version makes of
-them is part of the rehearsal.
-"""
+"""FLAN-T5 with experts or LoRA folders and Llama in shards, as transformers 4 wrote them."""
 
 import json
 from pathlib import Path
 
 import torch
+import transformers as tf
 from huggingface_hub import save_torch_state_dict
 from rehearsal_images import drawn, fine_tuned, made
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-    T5Tokenizer,
-)
 
 from reproduction.prepare.tasks import DOMAINS, GLUE
 
@@ -63,19 +51,17 @@ def _t5(folder: Path, size: str) -> dict[str, Path]:
     return found
 
 
-def t5_model(size: str) -> T5ForConditionalGeneration:
-    """Gated feed-forward part, and a head that is not the embedding; more rows than the tokenizer
-    has tokens.
-    """
+def t5_model(size: str) -> tf.T5ForConditionalGeneration:
+    """Build a gated T5 with a head of its own and more rows than tokens."""
     width, blocks = T5_SIZES[size]
     config = dict(d_model=width, d_kv=8, d_ff=2 * width, num_heads=4, num_layers=blocks)
     config |= dict(num_decoder_layers=blocks, feed_forward_proj="gated-gelu", **T5_IDS)
     config |= dict(tie_word_embeddings=False, relative_attention_num_buckets=32)
     config |= dict(vocab_size=len(t5_tokenizer()) + 28)
-    return made(f"flan-t5-{size}", lambda: T5ForConditionalGeneration(T5Config(**config)))
+    return made(f"flan-t5-{size}", lambda: tf.T5ForConditionalGeneration(tf.T5Config(**config)))
 
 
-def t5_folder(folder: Path, model: T5ForConditionalGeneration) -> Path:
+def t5_folder(folder: Path, model: tf.T5ForConditionalGeneration) -> Path:
     """One safetensors file with the head of its own, and a configuration that says so."""
     folder.mkdir(parents=True)
     own = model.state_dict().items()
@@ -94,26 +80,22 @@ def t5_folder(folder: Path, model: T5ForConditionalGeneration) -> Path:
 def t5_head(name: str, like: torch.Tensor) -> torch.Tensor:
     """Weights of the head, drawn for a base and near its base's for an expert."""
     base = "flan-t5-base" if "_glue-" in name else name
-    head, change = (
-        torch.from_numpy(drawn(*keys).standard_normal(tuple(like.shape))).float()
-        for keys in ((base, "head"), (name, "head's change"))
-    )
-    return head + 0.02 * change
+    keys = ((base, "head"), (name, "head's change"))
+    head, change = (drawn(*key).standard_normal(tuple(like.shape)) for key in keys)
+    return torch.from_numpy(head).float() + 0.02 * torch.from_numpy(change).float()
 
 
-def t5_tokenizer() -> T5Tokenizer:
-    """T5's own class on single characters: padding 0, end 1, unknown 2, and a hundred marks at the
-    end.
-    """
+def t5_tokenizer() -> tf.T5Tokenizer:
+    """Return T5's own class on single characters."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
     pieces += [(letter, -3.0 - i / 100) for i, letter in enumerate(LETTERS)]
-    return T5Tokenizer(vocab=pieces, model_max_length=512)
+    return tf.T5Tokenizer(vocab=pieces, model_max_length=512)
 
 
-def lora_folder(folder: Path, name: str, base: T5ForConditionalGeneration, base_name: str) -> Path:
-    """Adapters as PEFT wrote them: adapter_config.json and adapter_model.safetensors, a pair for
-    every q and v.
-    """
+def lora_folder(
+    folder: Path, name: str, base: tf.T5ForConditionalGeneration, base_name: str
+) -> Path:
+    """Write adapters as PEFT does: a pair for every q and v."""
     folder.mkdir(parents=True)
     state = {}
     for key, module in base.named_modules():
@@ -140,13 +122,11 @@ def _llama(folder: Path, name: str) -> dict[str, Path]:
     return found
 
 
-def llama_model(name: str) -> LlamaForCausalLM:
-    """Grouped heads, rotations scaled as in Llama 3; answers end after a few tokens, since the end
-    is likely everywhere.
-    """
+def llama_model(name: str) -> tf.LlamaForCausalLM:
+    """Build a Llama 3 whose end token is likely everywhere, so that answers are short."""
     width, blocks, _, tied = LLAMAS[name]
     config = llama_config(width, blocks, tied)
-    model = made(name, lambda: LlamaForCausalLM(LlamaConfig(**config)))
+    model = made(name, lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**config)))
     with torch.no_grad():
         embeddings = model.get_input_embeddings().weight
         embeddings[:, 0] = 4.0
@@ -157,9 +137,7 @@ def llama_model(name: str) -> LlamaForCausalLM:
 
 
 def llama_config(width: int, blocks: int, tied: bool) -> dict:
-    """config.json as published for transformers 4.4x: flat rotary settings, several end tokens,
-    torch_dtype.
-    """
+    """Return config.json as published: flat rotary settings, several end tokens, torch_dtype."""
     rope = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0}
     rope |= {"original_max_position_embeddings": 8192}
     first = len(BYTES)
@@ -172,10 +150,8 @@ def llama_config(width: int, blocks: int, tied: bool) -> dict:
     }  # fmt: skip
 
 
-def llama_folder(folder: Path, model: LlamaForCausalLM, shards: int) -> Path:
-    """bfloat16 in shards with an index, a tokenizer without padding, and Meta's own copy beside
-    them.
-    """
+def llama_folder(folder: Path, model: tf.LlamaForCausalLM, shards: int) -> Path:
+    """Write bfloat16 shards with an index, a tokenizer without padding, and Meta's own copy."""
     folder.mkdir(parents=True)
     state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
     own = model.config
@@ -195,7 +171,7 @@ def llama_folder(folder: Path, model: LlamaForCausalLM, shards: int) -> Path:
     return folder
 
 
-def llama_tokenizer() -> PreTrainedTokenizerFast:
+def llama_tokenizer() -> tf.PreTrainedTokenizerFast:
     """Every byte is a token; a text begins with its mark, and nothing pads."""
     inner = Tokenizer(models.BPE({token: i for i, token in enumerate(BYTES)}, []))
     inner.add_special_tokens(list(SPECIAL))
@@ -207,7 +183,7 @@ def llama_tokenizer() -> PreTrainedTokenizerFast:
         single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=special
     )
     names = {"bos_token": begin, "eos_token": "<|eot_id|>", "model_max_length": 131072}
-    made = PreTrainedTokenizerFast(
+    made = tf.PreTrainedTokenizerFast(
         tokenizer_object=inner, model_input_names=["input_ids", "attention_mask"], **names
     )
     made.chat_template = CHAT

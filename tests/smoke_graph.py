@@ -1,14 +1,11 @@
 """Run the stages of dvc.yaml, as DVC resolves them, on the smoke suite in one process."""
 
-import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir as working_in
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import networkx
@@ -206,50 +203,25 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
 
 
 def keep_a_chain(work: Path) -> None:
-    """Reduce settings and pipeline to the stages of one role and merger.
-
-    DVC looks at every stage and reads the settings again for each.
-    """
-    key, merger, params = "clip_b32-8", "task_arithmetic", pipeline.settings(work)
-    entries = (item for section in ("calibrate", "adapt") for item in params[section].items())
-    for own, entry in entries:
-        if own.endswith(("-8", "-chat")):
-            entry["from"] = {name: row for name, row in entry["from"].items() if name == merger}
-    for own in ("clip_b32-8", "clip_l14-8", "minilm-8", "vit_s-8", "smollm2-chat"):
-        params["merge"][own] = {merger: params["merge"][own][merger]}
-    params["mergers"] = sorted({name for own in params["merge"].values() for name in own})
-    for study in studies():
-        params[study] = {own: entry | {"smoke": None} for own, entry in params[study].items()}
-    pipeline.write_settings(work, _of_the_suite(params))
+    """Reduce the pipeline to the stages of one role and merger, as DVC looks at every stage."""
+    key = "clip_b32-8"
+    kept = {"role": ["clip_b32"], "pool": [8], "merger": ["task_arithmetic"]}
     for file in pipeline.files(work):
         content = yaml.safe_load(file.read_text())
+        pools = next((own["pools"] for own in content.get("vars", ()) if "pools" in own), {})
+        repeated = {"${gathered}": {f"scores-{key}": f"scores/{key}"}}
+        repeated["${pools}"] = {key: pools.get(key)}
         stages = content["stages"].items()
         content["stages"] = {name: block for name, block in stages if name in CHAIN}
         for block in content["stages"].values():
             if "matrix" in block:
-                kept = {"role": [key.split("-")[0]], "pool": [8], "merger": [merger]}
                 block["matrix"] = {part: kept[part] for part in block["matrix"]}
             elif "foreach" in block:
-                kept = {"${gathered}": {f"scores-{key}": f"scores/{key}"}}
-                kept["${pools}"] = {key: _pools(content).get(key)}
-                block["foreach"] = kept.get(block["foreach"], {key: {}})
+                block["foreach"] = repeated.get(block["foreach"], {key: {}})
         if content["stages"]:
             file.write_text(yaml.safe_dump(content, sort_keys=False))
         else:
             file.unlink()
-
-
-def _pools(content: dict) -> dict:
-    """Return the roles and pools that a dvc.yaml lists."""
-    return next((own["pools"] for own in content["vars"] if "pools" in own), {})
-
-
-def _of_the_suite(entry: Any) -> Any:
-    """Return an entry without the groups of other suites."""
-    if not isinstance(entry, dict):
-        return entry
-    kept = {"smoke", "from"} if "smoke" in entry else entry.keys()
-    return {key: _of_the_suite(own) for key, own in entry.items() if key in kept}
 
 
 def commands(work: Path) -> list[list[str]]:
@@ -261,17 +233,6 @@ def commands(work: Path) -> list[list[str]]:
         # pages do not wait for results on request
         ordered.sort(key=lambda stage: stage.path_in_repo == "dvc.yaml")
         return [stage.cmd.split() for stage in ordered]
-
-
-@contextmanager
-def working_in(folder: Path) -> Iterator[None]:
-    """Change the current folder for the length of the block."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:

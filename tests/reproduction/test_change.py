@@ -1,6 +1,4 @@
-"""The page on changing one thing: its edits fit the files as they are, and DVC finds stale what the
-page says.
-"""
+"""Edits on the page book/change.md fit the files and make stale what the page says."""
 
 import re
 from pathlib import Path
@@ -30,9 +28,7 @@ def edited(name: str) -> tuple[str, str]:
 
 
 def changed(name: str, folder: Path) -> set[str]:
-    """The stages whose settings in params.yaml an edit changes, as DVC has resolved what each
-    reads.
-    """
+    """Return the stages whose settings in params.yaml an edit changes."""
     file, text = edited(name)
     (laid_out(folder) / file).write_text(text, "utf-8")
     load_experiments(folder / "params.yaml")
@@ -48,21 +44,24 @@ def test_lambda_changes_calibrations_controls_and_studies_of_one_role(tmp_path):
     assert {key_of(stage).partition("-")[0] for stage in stages} == {"clip_b32"}
 
 
-def test_samples_of_one_merged_model_change_the_calibrations_of_both_sizes_alone(tmp_path):
-    assert changed("samples", tmp_path) == {"calibrate@clip_b32-8", "calibrate@clip_l14-8"}
-    run = load_experiments(tmp_path / "params.yaml").calibrate["clip_b32-8-wudi-suite"]
-    assert run.samples == 512
+SIZES = {"calibrate@clip_b32-8", "calibrate@clip_l14-8"}
+EDITS_OF_MODELS = [  # the edit, the stages that it makes stale, and a run that it changes
+    ("samples", SIZES, "clip_b32-8-wudi-suite", 512),
+    ("merger", SIZES, "clip_b32-8-ties-suite", None),
+    ("encoder", {"calibrate@minilm-8", "expert_seeds@minilm-8"}, "minilm-8-average-suite", 128),
+]
 
 
-def test_another_merger_is_one_row(tmp_path):
-    assert changed("merger", tmp_path) == {"calibrate@clip_b32-8", "calibrate@clip_l14-8"}
-    assert load_experiments(tmp_path / "params.yaml").calibrate["clip_b32-8-ties-suite"].calibration
+@pytest.mark.parametrize(("name", "stages", "key", "samples"), EDITS_OF_MODELS)
+def test_an_edit_of_merged_models_changes_their_calibrations_alone(
+    tmp_path, name, stages, key, samples
+):
+    assert changed(name, tmp_path) == stages
+    run = load_experiments(tmp_path / "params.yaml").calibrate[key]
+    assert run.calibration and samples in (run.samples, None)
 
 
-def test_an_edit_of_the_encoder_changes_stages_that_dvc_repro_leaves(tmp_path):
-    assert changed("encoder", tmp_path) == {"calibrate@minilm-8", "expert_seeds@minilm-8"}
-    runs = load_experiments(tmp_path / "params.yaml").calibrate
-    assert runs["minilm-8-average-suite"].samples == 128
+def test_dvc_repro_leaves_the_encoder_alone():
     everything = stages_of_dvc_repro()
     assert {"calibrate@clip_b32-8", "page@table01", "book"} <= everything
     assert not {"calibrate@minilm-8", "expert_seeds@minilm-8"} & everything
@@ -109,7 +108,6 @@ def test_an_option_of_dvc_exp_reaches_the_stages_of_its_setting(tmp_path, option
     assert OPTIONS[option] in kinds and not kinds & {"adapt", "evaluate"}
     context = load_context(tmp_path)
     run = context.experiments.calibrate["clip_b32-8-task_arithmetic-suite"]
-    assert run.calibration is not None
     merged = context.experiments.merged_in("clip_b32", 8).values()
     found = {"samples": run.samples, **run.calibration.model_dump()}
     found |= {"mergers": {one.upstream for one in merged}}
@@ -117,10 +115,3 @@ def test_an_option_of_dvc_exp_reaches_the_stages_of_its_setting(tmp_path, option
     name, _, value = option.rpartition("=")
     chosen = set(value.strip("[]").split(",")) if value.startswith("[") else float(value)
     assert found[name.rpartition(".")[2]] == chosen
-
-
-def test_another_suite_is_an_option_of_dvc_exp(tmp_path):
-    from dvc.utils.hydra import apply_overrides
-
-    apply_overrides(str(laid_out(tmp_path) / "params.yaml"), ["suite=files"])
-    assert load_context(tmp_path).suite.name == "files"

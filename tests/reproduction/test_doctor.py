@@ -1,6 +1,4 @@
-"""`featcal doctor`: what it finds of a suite on a hub that tests serve, offline, and outside of a
-project; its exit codes.
-"""
+"""`featcal doctor` on a served hub, offline and outside of a project, with its exit codes."""
 
 import json
 import os
@@ -46,16 +44,8 @@ def project(tmp_path):
 
 
 def chosen(folder: Path) -> Context:
-    return Context(
-        folder, load_experiments(folder / "params.yaml", "paper"), load_suite(folder, "paper")
-    )
-
-
-def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "featcal", "doctor", *arguments]
-    env = {**os.environ, **environment}
-    env.pop("HF_HUB_OFFLINE", None)
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    experiments = load_experiments(folder / "params.yaml", "paper")
+    return Context(folder, experiments, load_suite(folder, "paper"))
 
 
 def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(project, tmp_path):
@@ -65,12 +55,14 @@ def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(
     served = {f"{EXPERT}_{task}": tmp_path / task for task in ("mnist", "dtd")}
     served |= {BASE: tmp_path / "clip"}
     served["datasets/ylecun/mnist"] = digits(tmp_path / "digits")["main"]
-    with HubServer(served, gated=[f"{EXPERT}_dtd"]) as served_hub:
-        done = run(
-            project, "--suite", "paper", "--json", **served_hub.environment(tmp_path / "home")
-        )
-        read = [asked for asked in served_hub.seen if "resolve" in asked]
-        assert not any(".safetensors" in asked or "parquet" in asked for asked in read)
+    command = [sys.executable, "-m", "featcal", "doctor", "--suite", "paper", "--json"]
+    kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    with HubServer(served, gated=[f"{EXPERT}_dtd"]) as hub:
+        env = kept | hub.environment(tmp_path / "home")
+        how = {"cwd": project, "env": env, "capture_output": True, "text": True, "check": False}
+        done = subprocess.run(command, **how)
+    read = [asked for asked in hub.seen if "resolve" in asked]
+    assert not any(".safetensors" in asked or "parquet" in asked for asked in read)
     assert done.returncode == 2, done.stderr
     found = json.loads(done.stdout)
     states = {one["name"]: one["state"] for one in found["repositories"]}
@@ -114,9 +106,7 @@ def test_what_offline_the_cache_lacks_a_small_gpu_and_a_full_disk_are_missing(
 
 def test_what_public_tests_lack_is_reported(tmp_path, monkeypatch):
     nltk = pytest.importorskip("nltk")
-    whole = Context(
-        ROOT, load_experiments(ROOT / "params.yaml", "paper"), load_suite(ROOT, "paper")
-    )
+    whole = chosen(ROOT)
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nltk_data")])
     monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
     lines = doctor_suite.tests_lack(whole)

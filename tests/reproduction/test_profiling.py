@@ -17,9 +17,7 @@ TOUCH = f"import time; held = bytearray({SIZE}); held[::4096] = b'x' * len(held[
 
 
 def touched(size):
-    """Memory that is new to the process, not freed by an earlier test, and really there: one byte of
-    every page is written.
-    """
+    """Return memory that is new to the process, with one byte of every page written."""
     held = mmap.mmap(-1, size)
     held[::4096] = b"x" * len(held[::4096])
     return held
@@ -47,28 +45,20 @@ class NVMLError(Exception):
     pass
 
 
-def stand_in(watts=None, asked=None, broken=False):
-    """A module as nvidia-ml-py's, whose GPU draws `watts()`; `asked` notes which GPU was wanted and
-    that it was let go.
-    """
+def fails():
+    raise NVMLError("no driver, or a board that does not report")
+
+
+def stand_in(watts=fails, start=lambda: None, asked=None):
+    """Return a fake pynvml whose GPU draws `watts()`; `asked` lists the GPU and the shutdown."""
     asked = [] if asked is None else asked
-
-    def start():
-        if broken:
-            raise NVMLError("no driver")
-
-    def power(_):
-        if watts is None:
-            raise NVMLError("not supported")
-        return 1000 * watts()
-
     return SimpleNamespace(
         NVMLError=NVMLError,
         nvmlInit=start,
         nvmlShutdown=lambda: asked.append("shut down"),
-        nvmlDeviceGetHandleByIndex=lambda i: asked.append(i),
-        nvmlDeviceGetHandleByUUID=lambda name: asked.append(name),
-        nvmlDeviceGetPowerUsage=power,
+        nvmlDeviceGetHandleByIndex=asked.append,
+        nvmlDeviceGetHandleByUUID=asked.append,
+        nvmlDeviceGetPowerUsage=lambda _: 1000 * watts(),
     )
 
 
@@ -81,17 +71,12 @@ def test_energy_is_the_power_of_the_gpu_over_time(monkeypatch):
 
 
 def test_trapezoids_are_exact_for_a_power_that_rises_evenly():
-    assert energy([(t, 100 * t) for t in (0.0, 1.0, 4.0, 36.0)]) == pytest.approx(
-        100 * 36**2 / 2 / 3600, abs=1e-4
-    )
+    rising = [(t, 100 * t) for t in (0.0, 1.0, 4.0, 36.0)]
+    assert energy(rising) == pytest.approx(100 * 36**2 / 2 / 3600, abs=1e-4)
     assert energy([]) is None and energy([(0.0, 1.0)]) is None
 
 
-@pytest.mark.parametrize(
-    "module",
-    [None, stand_in(broken=True), stand_in(watts=None)],
-    ids=["no package", "no driver", "a board that does not tell"],
-)
+@pytest.mark.parametrize("module", [None, stand_in(start=fails), stand_in(watts=fails)])
 def test_without_a_meter_energy_is_not_measured(monkeypatch, module):
     monkeypatch.setitem(sys.modules, "pynvml", module)
     assert profiled(lambda: None, gpu=True)[1].energy_wh is None
@@ -103,7 +88,7 @@ def test_the_gpu_that_is_measured_is_torchs_first(monkeypatch, visible, wanted):
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     asked = []
-    monkeypatch.setitem(sys.modules, "pynvml", stand_in(lambda: 1.0, asked))
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in(lambda: 1.0, asked=asked))
     with power_meter() as watts:
         assert math.isclose(watts(), 1.0)
     assert asked == [wanted, "shut down"]

@@ -1,6 +1,4 @@
-"""Settings of params.yaml and suites/*.yaml: they are as chosen, and what one may mistype is one
-message that names the place before any stage begins.
-"""
+"""Settings are as chosen, and every mistake in them is one message that names its place."""
 
 import copy
 import json
@@ -12,7 +10,6 @@ import pytest
 import yaml
 from smoke_graph import ROOT, smoke_params
 
-import pipeline
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
 from pipeline import settings, write_settings
@@ -36,9 +33,7 @@ def project(folder: Path, params: Any, suite: Any) -> Path:
 
 
 def put(tree: Any, path: str, value: Any) -> Any:
-    """Return the tree with another value at a path such as `merge/name/smoke/scale`; 8 stands for
-    the number.
-    """
+    """Return the tree with another value at a path such as `merge/name/smoke/scale`."""
     tree = copy.deepcopy(tree)
     *way, last = [int(word) if word.isdigit() else word for word in path.split("/")]
     inner = tree
@@ -69,28 +64,19 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     (f"{MERGE}/wudi_closed_form/smoke", {"method": "wdi"}, "must be the same in every suite"),
     (f"{MERGE}/regmean/smoke/stream", "test", "merge.clip_b32-8.regmean.smoke.stream: 'test'"),
     (f"{ADAPT}/smoke/surgry", {}, "adapt.clip_b32-8.smoke: 'surgry' is not known here; did you mean 'surgery'"),
-    (f"{ADAPT}/smoke/surgery/suite/rank", 0, "surgery.suite.rank: 0"),
     (f"{ABLATE}/smoke/without/without_bias", {"bais": False}, "did you mean 'bias'"),
-    (f"{ABLATE}/smoke/rescale/split", "test", "must be 'validation' or 'train'"),
     ("merge/clip_b32-20/average/smoke", {}, "not among the pools of suites/smoke.yaml"),
-    ("multitask/clip_b32-8/smoke/steps", 0, "multitask.clip_b32-8.smoke.steps: 0"),
     ("multitask/clip_b32-8/smoke", {}, "either steps"),
     ("measure/clip_b32-8/smoke/upstream", "averag", "clip_b32-8-averag"),
     ("measure/clip_b32-8/smoke/task", "dtdd", "did you mean 'dtd'"),
     ("corrupted/clip_b32-8/smoke/corruptions", ["snow"], "'gaussian_noise', 'motion_blur' or 'fog'"),
-    ("corrupted/clip_b32-8/smoke/severity", 5, "corrupted.clip_b32-8.smoke.severity"),
     ("sweep/clip_b32-8/smoke/around/0/interpolation", [0.9, 1.5], "interpolation: 1.5"),
-    ("task_counts/clip_b32-8/smoke/counts", [2, 2], "must name each value once"),
     ("studied/clip_b32-8/smoke/rivals/setting", "paper", "must be left out"),
-    ("featcal/clip_b32/paper", DROPPED, "lacks ridge"),
     (f"{CHOICES}/setting", "ours", "choices.flan_t5_base-glue.smoke.setting"),
-    (f"{CHOICES}/reading", {"decodr": "start"}, "did you mean 'decoder'"),
     (f"{CHOICES}/vary", {"decodr": ["start"]}, "must be one of split, decoder"),
     (f"{CHOICES}/vary", {"decoder": ["answer"]}, "is the default itself"),
-    (f"{CHOICES}/vary", {"decoder": ["begin"]}, "'answer' or 'start'"),
     (f"{CHOICES}/vary", {"counted": ["prompt"]}, "of the pool mergebench alone"),
     (f"{CHOICES}/vary", {"modules": {"none": []}}, "at least 1 item"),
-    (f"{CHOICES}/vary", {"samples": [16]}, "is the default itself"),
     (f"{DEFAULT}/mergers", {"regmean": {}}, "must be a merger that looks at no data"),
     (f"{DEFAULT}/mergers", {"average": {"scale": 1.0}}, "default.mergers.average"),
     (f"{DEFAULT}/searched", ["ties"], "must be one of average, tsv_merge"),
@@ -103,10 +89,8 @@ IN_SUITE: list[tuple[str, Any, str]] = [
     ("pools", {8: ["mnist", "dtd"], 14: ["mnist", "svhn", "gtsrb"]}, "largest pool"),
     ("roles/clip_b32/experts", "somewhere", "{task}"),
     ("fine_tune", {"stps": 1.0}, "did you mean 'steps'"),
-    ("fine_tune", {"steps": True}, "fine_tune.steps"),
     ("device", "gpu", "device"),
     ("expert_steps", {"mnst": 5}, "did you mean 'mnist'"),
-    ("data/train", 0, "data.train"),
 ]
 
 
@@ -218,9 +202,7 @@ def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
 
 
 def test_what_differs_at_one_merged_model_is_a_row_under_from(tmp_path, monkeypatch):
-    """Settings of a group hold for every merged model; a row changes some, leaves a setting out, or
-    adds one of its own.
-    """
+    """A row changes settings of its group, leaves one out, or adds one of its own."""
     params = copy.deepcopy(PARAMS)
     entry, larger = params["calibrate"][POOL], params["calibrate"]["clip_l14-8"]
     entry["smoke"]["paper"], printed = None, entry["smoke"]["paper"]

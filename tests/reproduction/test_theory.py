@@ -1,6 +1,4 @@
-"""The paper's propositions on pico models: equations close, bounds bound, and a wrong formula is
-seen.
-"""
+"""The paper's propositions on pico models: equations close, bounds hold, wrong formulas fail."""
 
 from dataclasses import replace
 
@@ -9,6 +7,7 @@ import pytest
 import torch
 from tiny import averaged, clip, images, make, seeded, shifted
 
+import featcal
 from featcal.settings import Calibration
 from reproduction.theory import drift, scores, sources
 from reproduction.theory.drift import check_propagation, check_residual, decomposed, residual
@@ -18,12 +17,19 @@ from reproduction.theory.tower import Checks, tower
 BATCH = images(7, count=4, batch=4)[0]
 
 
+def draw(seed, *shape):
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def pair(base, batch):
+    """A merged model and one of its experts on the same samples."""
+    experts = [shifted(base, 10 + i, 0.05) for i in range(2)]
+    return tower(averaged(experts), batch), tower(experts[0], batch)
+
+
 @pytest.fixture(scope="module")
 def towers():
-    """A merged model and one of its experts on the same images."""
-    base = clip()
-    experts = [shifted(base, 10 + i, 0.05) for i in range(2)]
-    return tower(averaged(experts), BATCH), tower(experts[0], BATCH)
+    return pair(clip(), BATCH)
 
 
 def value(found, statement, quantity, **where):
@@ -48,9 +54,7 @@ def test_a_mismatch_taken_at_the_merged_models_features_is_seen(towers):
 
 
 def test_a_path_average_of_a_quadratic_is_its_jacobian_in_the_middle():
-    start, change, v = (
-        torch.randn(3, 4, generator=seeded(i), dtype=torch.float64) for i in range(3)
-    )
+    start, change, v = (draw(i, 3, 4) for i in range(3))
     moved = drift.path_average(lambda h: h**2, start, change, torch.stack([change, v]), 1)
     assert torch.allclose(moved[0], (start + change) ** 2 - start**2)
     assert torch.allclose(moved[1], 2 * (start + change / 2) * v)
@@ -66,9 +70,8 @@ def test_the_unrolled_sum_of_mismatches_converges_to_the_final_drift(towers):
 
 
 def head(classes=5):
-    found = torch.randn(classes, 16, generator=seeded(3), dtype=torch.float64)
-    projection = torch.randn(16, 32, generator=seeded(4), dtype=torch.float64)
-    return Head(projection, found / found.norm(dim=1, keepdim=True), 20.0)
+    found = draw(3, classes, 16)
+    return Head(draw(4, 16, 32), found / found.norm(dim=1, keepdim=True), 20.0)
 
 
 def test_scores_losses_and_answers_stay_within_their_bounds(towers):
@@ -98,17 +101,13 @@ def test_the_constant_of_cosines_is_taken_where_the_segment_is_nearest_to_the_or
 
 
 def linear_and_sources():
-    def draw(seed, *shape):
-        return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
-
     tasks = ("mnist", "dtd")
     weights = {t: draw(i, 3, 4) for i, t in enumerate(tasks)}
     x = {t: draw(5 + i, 9, 4) for i, t in enumerate(tasks)}
     linear = sources.Linear(weights, x, draw(9, 3, 4))
     moved = {t: draw(20 + i, 9, 4) for i, t in enumerate(tasks)}
-    return linear, *(
-        linear.source({t: x[t] + s * moved[t] for t in tasks}, 0.6) for s in (0.1, 0.4)
-    )
+    inputs = [{t: x[t] + s * moved[t] for t in tasks} for s in (0.1, 0.4)]
+    return linear, *(linear.source(one, 0.6) for one in inputs)
 
 
 SETTINGS = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.6)
@@ -143,8 +142,6 @@ def test_the_wasserstein_distance_ignores_the_order_of_tokens():
 
 
 def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_ones_almost_do():
-    import featcal
-
     base = clip()
     experts = {t: shifted(base, 30 + i, 0.05) for i, t in enumerate(("mnist", "dtd"))}
     merged = averaged(list(experts.values()))
@@ -166,11 +163,10 @@ def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_o
 
 def test_equations_hold_on_padded_texts_whose_blocks_end_in_a_norm():
     base = make(families.FAMILIES["bert"].build)
-    experts = [shifted(base, 10 + i, 0.05) for i in range(2)]
     ids = torch.randint(1, base.config.vocab_size, (4, 7), generator=seeded(3))
     mask = (torch.arange(7) < torch.tensor([[7], [4], [5], [2]])).long()
     batch, found = {"input_ids": ids * mask, "attention_mask": mask}, Checks()
-    merged, expert = tower(averaged(experts), batch), tower(experts[0], batch)
+    merged, expert = pair(base, batch)
     drifts = decomposed(merged, expert)
     check_residual(drifts, found)
     assert not found.lines, "a block that ends in a norm does not add its branches"

@@ -1,6 +1,4 @@
-"""Adapters inside a merged model: the published loops as oracle, tasks that do not touch each
-other, a model that stays.
-"""
+"""Adapters inside a merged model: published loops as oracle, separate tasks, an untouched model."""
 
 import warnings
 from itertools import islice
@@ -142,18 +140,9 @@ def test_no_task_touches_another_or_the_model(settings, tmp_path):
     assert not any(module._forward_hooks for module in given["merged"].modules())
 
 
-def test_before_the_first_step_surgery_corrects_nothing():
-    given = given_of(("mnist",))
-    result = trained(SurgeryV2(**STEPS), **given | {"experts": {"mnist": given["merged"]}})
-    assert result.losses["mnist"][0] < 1e-12  # Σ |f' − f_t| of an expert that is the merged model
-
-
-def test_a_rank_above_the_width_is_refused():
+def test_a_rank_above_the_width_and_a_language_model_are_refused():
     with pytest.raises(BadSetting, match="surgery_v2.rank"):
         trained(SurgeryV2(**STEPS | {"rank": 33}), **given_of(("mnist",)))
-
-
-def test_a_language_model_is_refused():
     model = tiny.make(lambda: LlamaForCausalLM(LlamaConfig(**tiny.TEXT)))
     texts = {"a": [{"input_ids": torch.ones(2, 3, dtype=torch.long)}]}
     with pytest.raises(BadPlan, match="encoder"):

@@ -2,7 +2,7 @@
 
 import tiny
 import torch
-from tiny import difference, experiment, same_bits
+from tiny import difference, experiment
 from torch.func import functional_call
 from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
 
@@ -12,9 +12,7 @@ from reproduction.field.prodistill import prodistill
 
 
 def source(given, epochs, rate):
-    """The authors' loop: coefficients of every entry start at 0.3 from the base; every step sees
-    one batch of every task.
-    """
+    """Run the authors' loop: coefficients start at 0.3, each step sees one batch per task."""
     tasks = sorted(given["experts"])
     merged = featcal.merge("task_arithmetic", given["base"], given["experts"], scale=0.3)
     pixels = {t: [b["pixel_values"] for b in given["batches"][t]] for t in tasks}
@@ -63,13 +61,6 @@ def test_behind_task_arithmetic_it_is_the_sources_method():
     # Adam makes whole steps of gradients that are almost zero
     assert difference(found, source(given, 3, 0.01)) < 1e-7
     assert difference(found, merged) > 0.01
-
-
-def test_without_an_epoch_or_with_experts_like_the_base_nothing_moves():
-    given = experiment(tasks=("mnist", "dtd"))
-    assert same_bits(prodistill(**given, epochs=0), given["merged"])
-    alike = given | {"experts": dict.fromkeys(given["experts"], given["base"])}
-    assert same_bits(prodistill(**alike, epochs=1), given["merged"])
 
 
 def texts(seed, decoder=False):

@@ -1,6 +1,4 @@
-"""Towers linear in their weights: the network itself at the base, a derivative around it, and
-merging that adds up functions.
-"""
+"""Towers linear in their weights: the base's features, a derivative, and merging adds functions."""
 
 from types import SimpleNamespace
 

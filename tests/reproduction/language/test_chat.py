@@ -53,25 +53,20 @@ def test_answers_are_those_of_generation_and_of_a_plain_softmax(store):
     model, tokenizer = load_model(store / "base"), load_tokenizer(store / "base")
     rows = [(one.text, one.target) for one in load_texts(store / "texts", "rt_polarity", "test")]
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    with (
-        torch.no_grad()
-    ):  # so that greedy answers are "positive" and the end, though weights are drawn
-        for answer in ("", "positive"):
-            ids = [
-                tokenizer(prompt + answer, return_tensors="pt")["input_ids"] for prompt, _ in rows
-            ]
+    with torch.no_grad():  # so that greedy answers are "positive" and the end
+        for said, token in (("", "positive"), ("positive", END)):
+            ids = [tokenizer(prompt + said, return_tensors="pt")["input_ids"] for prompt, _ in rows]
             last = torch.stack([model.model(one).last_hidden_state[0, -1] for one in ids])
-            token = tokenizer("positive" if not answer else END)["input_ids"][0]
-            model.lm_head.weight[token] = 10 * last.mean(0)
+            model.lm_head.weight[tokenizer(token)["input_ids"][0]] = 10 * last.mean(0)
     likely, exact = right_answers(model, tokenizer, rows, WORDS[2:])
-    for place, (prompt, answer) in enumerate(rows):
+    for place, (prompt, target) in enumerate(rows):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         with torch.no_grad():
             made = model.generate(ids, max_new_tokens=2, do_sample=False)[0, ids.shape[1] :]
             scores = model(ids).logits[0, -1].log_softmax(-1)
         words = {word: float(scores[tokenizer(word)["input_ids"][0]]) for word in WORDS[2:]}
-        assert likely[place] == (max(words, key=words.get) == answer.removesuffix(END))
-        assert exact[place] == (tokenizer.decode(made) == answer)
+        assert likely[place] == (max(words, key=words.get) == target.removesuffix(END))
+        assert exact[place] == (tokenizer.decode(made) == target)
     assert 0 < sum(likely) < len(rows) and 0 < sum(exact) < len(rows)
 
 

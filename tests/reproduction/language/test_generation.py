@@ -1,11 +1,11 @@
-"""Generated answers and their scores: GLUE by exact text and rank correlation, adapters before the
-head while generating.
-"""
+"""Generated answers and their GLUE scores, and adapters before the head while generating."""
+
+from contextlib import contextmanager
 
 import pytest
 import torch
 from families import FAMILIES, experiment
-from language import MODELS, tokenizer
+from language import MODELS, begun_tokenizer, tokenizer
 from tiny import make
 
 import featcal
@@ -18,25 +18,16 @@ PROMPTS = [
     "no",
     "one more line",
     "",
-    "ships sail far away",
+    "ships sail",
     "x" * 30,
 ]
-
 STEPS = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 STEPS |= {"return_dict_in_generate": True, "output_logits": True}
 
 
 def prompted(seed=0, kind="t5"):
-    """A model in float64 and a tokenizer whose prompts end without an end token for a model that
-    continues them.
-    """
-    texts = tokenizer()
-    if kind == "llama":
-        from tokenizers import processors
-
-        begun = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
-        texts.backend_tokenizer.post_processor = begun
-    return make(MODELS[kind], seed), texts
+    """Return a model in float64 and its tokenizer; Llama's prompts have no end token."""
+    return make(MODELS[kind], seed), tokenizer() if kind == "t5" else begun_tokenizer()
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
@@ -67,7 +58,7 @@ def test_an_answer_is_the_most_likely_token_at_every_step(kind):
     assert said == texts.batch_decode(new[:, first:], skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("name", ["t5", "t5_gated", "llama"])
+@pytest.mark.parametrize("name", ["t5", "llama"])
 def test_adapters_change_every_step_of_a_generation_with_its_cache(name):
     given = experiment(FAMILIES[name])
     model, batch = given["merged"], FAMILIES[name].batches(5)[0]
@@ -87,45 +78,24 @@ def test_adapters_change_every_step_of_a_generation_with_its_cache(name):
     assert torch.equal(logits(), plain)
 
 
-def test_a_change_is_made_while_answers_are_generated_only():
+def test_what_the_model_says_while_it_is_changed_is_what_it_scores():
     model, texts = prompted()
-    samples = [(prompt, "yes") for prompt in PROMPTS]
-    seen = []
-
-    class Change:
-        def __init__(self, model, task):
-            self.task = task
-
-        def __enter__(self):
-            seen.append(f"{self.task} on")
-
-        def __exit__(self, *_):
-            seen.append(f"{self.task} off")
-
-    count = len(PROMPTS)
-    found = score_glue(model, texts, "rte", samples, change=Change)
-    assert found == (0.0, count, [False] * count)
-    assert seen == ["rte on", "rte off"]
-
-
-def test_what_the_model_says_is_what_it_scores():
-    model, texts = prompted()
-    said, count = generate_texts(model, texts, PROMPTS, 32, 9), len(PROMPTS)
+    said, count, seen = generate_texts(model, texts, PROMPTS, 32, 9), len(PROMPTS), []
     samples = list(zip(PROMPTS, said, strict=True))
-    assert score_glue(model, texts, "rte", samples) == (100.0, count, [True] * count)
+
+    @contextmanager
+    def change(model, task):
+        seen.append(f"{task} on")
+        yield
+        seen.append(f"{task} off")
+
+    found = score_glue(model, texts, "rte", samples, change=change)
+    assert found == (100.0, count, [True] * count) and seen == ["rte on", "rte off"]
     wrong = [samples[0], *((prompt, "?") for prompt in PROMPTS[1:])]
     right = [True, *[False] * (count - 1)]
     assert score_glue(model, texts, "rte", wrong) == (100 / count, count, right)
     assert score_glue(model, texts, "stsb", samples)[2] is None
+    assert spearman([1.0, 2.0, 9.0], [1.0, 4.0, 5.0]) == pytest.approx(1.0)
+    assert spearman([2.0, 2.0], [1.0, 3.0]) == 0.0  # constant answers have no ranks
     with pytest.raises(BadData, match="rte: no sample"):
         score_glue(model, texts, "rte", [])
-
-
-def test_rank_correlation_is_that_of_ranks_and_nought_for_constant_answers():
-    a = torch.randint(0, 6, (200,), generator=torch.Generator().manual_seed(0)).tolist()
-    b = torch.randint(0, 60, (200,), generator=torch.Generator().manual_seed(1)).tolist()
-    ranks = [[sum(y < x for y in side) + side.count(x) / 2 for x in side] for side in (a, b)]
-    assert spearman(a, b) == pytest.approx(
-        float(torch.corrcoef(torch.tensor(ranks))[0, 1]), abs=1e-6
-    )
-    assert spearman([2.0, 2.0], [1.0, 3.0]) == 0.0

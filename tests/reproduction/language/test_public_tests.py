@@ -1,6 +1,4 @@
-"""The public tests of the harness by name: what a machine lacks for them is told at once, before a
-model runs.
-"""
+"""Public tests of the harness: everything a machine lacks is reported before a model runs."""
 
 import importlib.metadata
 import json
@@ -90,12 +88,8 @@ def test_the_data_of_a_test_are_read_at_the_pinned_commit(monkeypatch):
     assert "revision" not in asked[-1][2], "without a pin whatever is there"
 
 
-def test_the_antlr_of_sympy_is_taken_from_its_own_folder_and_any_other_is_one_line(
-    monkeypatch, tmp_path
-):
-    """omegaconf, which DVC installs, needs 4.9; an environment can hold only one of the two under
-    one name.
-    """
+def test_the_antlr_of_sympy_comes_from_its_own_folder(monkeypatch, tmp_path):
+    """DVC's omegaconf needs 4.9, and an environment holds only one version."""
     monkeypatch.setattr(sys, "path", [str(antlr(tmp_path / "installed", "4.9.3"))])
     monkeypatch.setattr(requirements, "ANTLR_FOLDER", tmp_path / "own")
     monkeypatch.delitem(sys.modules, "antlr4", raising=False)
@@ -123,9 +117,7 @@ def antlr(folder: Path, version: str) -> Path:
 @pytest.mark.parametrize(
     ("offline", "here", "asked"), [(False, False, 1), (True, False, 0), (False, True, 0)]
 )
-def test_nltk_is_asked_for_its_data_where_they_lack_and_a_connection_is_allowed(
-    monkeypatch, tmp_path, offline, here, asked
-):
+def test_nltk_is_asked_for_missing_data_unless_offline(monkeypatch, tmp_path, offline, here, asked):
     nltk = pytest.importorskip("nltk")
     found = []
     monkeypatch.setattr(nltk, "download", lambda name, quiet: found.append(name))
@@ -138,9 +130,7 @@ def test_nltk_is_asked_for_its_data_where_they_lack_and_a_connection_is_allowed(
 
 @installed
 def test_the_harness_scores_rows_as_the_hub_has_them(tmp_path):
-    """Those of the rehearsal; in a process of its own, since a pytest plugin of hydra's has loaded
-    the antlr4 of omegaconf.
-    """
+    """Run in a new process, since a pytest plugin has loaded omegaconf's antlr4."""
     environment = os.environ | punkt_tab(tmp_path) | {"PYTHONPATH": os.pathsep.join(sys.path)}
     lacks = [lack for key in ("math500", "ifeval") for lack in requirements.lacking(PUBLIC[key])]
     assert all("punkt" in what for what, _ in lacks)

@@ -1,28 +1,29 @@
 """The bases of the mini suite: pre-training that can be interrupted, tokenizers, shipped folders."""
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from transformers import (
-    AutoTokenizer,
-    CLIPImageProcessor,
     CLIPModel,
     CLIPProcessor,
-    LlamaForCausalLM,
 )
 
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.mini import clip
 from reproduction.mini.images import draw_split
 from reproduction.mini.language import domains, llama, t5
-from reproduction.mini.language.domains import KINDS, TESTS, draw_samples, mixture, reading
+from reproduction.mini.language.domains import (
+    KINDS,
+    TESTS,
+    draw_samples,
+    mixture,
+    reading,
+)
 from reproduction.mini.tasks import TASKS
 from reproduction.mini.training import MODELS, run_to_end
-from reproduction.prepare.fine_tune import fine_tune_text
-from reproduction.prepare.suite import FineTuneText
 from reproduction.prepare.texts import TokenizedExample, example_batch
 
 CLIP = clip.Recipe(16, 2, 2, projection=8, steps=6, batch=16, pictures=8, every=2)
@@ -32,9 +33,7 @@ RUNS = {"clip_b32": (clip.Run, CLIP), "flan_t5_base": (t5.Run, T5), "llama_3b": 
 
 
 @pytest.mark.parametrize("role", RUNS)
-def test_an_interrupted_pretraining_ends_in_the_bytes_of_an_undisturbed_one(
-    tmp_path, monkeypatch, role
-):
+def test_an_interrupted_pretraining_ends_in_the_same_bytes(tmp_path, monkeypatch, role):
     (run, recipe), state = RUNS[role], tmp_path / "state" / role / "state.safetensors"
 
     def pretrain(name, recipe):
@@ -68,18 +67,24 @@ def test_an_interrupted_pretraining_ends_in_the_bytes_of_an_undisturbed_one(
     assert not list((tmp_path / "state").rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("role", clip.RECIPES)
-def test_a_shipped_clip_loads_in_float32_and_tells_pictures_apart(role):
+@pytest.mark.parametrize("role", (*clip.RECIPES, *t5.RECIPES, *llama.RECIPES))
+def test_a_shipped_base_is_small_in_float32_and_has_its_tokenizer(role):
     folder = MODELS / role
-    model, tokenizer = CLIPModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
     assert max(path.stat().st_size for path in folder.iterdir()) <= 5 * 2**20
     assert model.dtype == torch.float32
-    assert isinstance(CLIPProcessor.from_pretrained(folder), CLIPProcessor)
-    assert list(CLIPImageProcessor.from_pretrained(folder).image_mean) == [0.42] * 3
+    if role not in clip.RECIPES:
+        assert model.config.vocab_size >= len(tokenizer)
+
+
+@pytest.mark.parametrize("role", clip.RECIPES)
+def test_a_shipped_clip_tells_pictures_apart(role):
+    model, processor = (kind.from_pretrained(MODELS / role) for kind in (CLIPModel, CLIPProcessor))
+    assert list(processor.image_processor.image_mean) == [0.42] * 3
     images, labels = draw_split("sun397", "validation", 64, 0, 0.0)
     task = TASKS["sun397"]
     captions = [task.templates[1].format(name) for name in task.classes]
-    texts = tokenizer(captions, return_tensors="pt", padding=True)
+    texts = processor.tokenizer(captions, return_tensors="pt", padding=True)
     with torch.no_grad():
         scores = model(pixel_values=clip.normalised(images), **texts).logits_per_image
     assert (scores.argmax(1) == torch.from_numpy(labels)).float().mean() > 0.5
@@ -102,26 +107,17 @@ def test_nothing_is_unknown_to_the_tokenizer_of_t5_and_every_text_comes_back():
 
 
 @pytest.mark.parametrize("role", t5.RECIPES)
-def test_a_shipped_t5_loads_in_float32_and_an_expert_of_a_few_steps_gains_on_it(role):
+def test_a_shipped_t5_finds_right_answers_far_likelier_than_others(role):
     base, tokenizer = load_model(MODELS / role), load_tokenizer(MODELS / role)
-    assert base.dtype == torch.float32 and base.config.vocab_size == len(tokenizer)
-    train, held_out = (draw_samples("mnli", *of, 0) for of in (("train", 512), ("validation", 64)))
-    recipe = FineTuneText(steps=40, batch=16, lr=1e-3)
-    expert = fine_tune_text(MODELS / role, train, recipe, "mnli", 0)
-    given = tokenizer([sample.text for sample in held_out], padding=True, return_tensors="pt")
-    targets = tokenizer([sample.target for sample in held_out], return_tensors="pt")["input_ids"]
+    samples = draw_samples("mnli", "validation", 64, 0)
+    given = tokenizer([sample.text for sample in samples], padding=True, return_tensors="pt")
+    targets = tokenizer([sample.target for sample in samples], return_tensors="pt")["input_ids"]
     with torch.no_grad():
-        after, before = (float(model(**given, labels=targets).loss) for model in (expert, base))
-    assert after < 0.8 * before
-
-
-@cache
-def tokenizer_of_llama():
-    return llama.train_tokenizer(reading(0, 300))
+        assert float(base(**given, labels=targets).loss) < 1.0
 
 
 def test_nothing_is_unknown_to_the_tokenizer_of_llama_and_a_prompt_begins_the_whole():
-    known = tokenizer_of_llama()
+    known = llama.train_tokenizer(reading(0, 300))
     assert len(known) <= llama.VOCABULARY and known.padding_side == "left"
     for text in ("naïve ∂x = 7\t", "日本 🙂", "def f(s):\n return s[::-1]\n"):
         assert known.decode(known(text)["input_ids"], skip_special_tokens=True) == text
@@ -132,14 +128,9 @@ def test_nothing_is_unknown_to_the_tokenizer_of_llama_and_a_prompt_begins_the_wh
             assert one.ids[:begin] == known(prompt)["input_ids"] and len(one.ids) <= llama.LONGEST
 
 
-def test_labels_leave_out_prompt_and_padding_and_two_parts_give_the_gradient_of_one_batch():
+def test_two_parts_of_a_batch_give_the_gradient_of_their_weighted_losses():
     rows = [([1, 5, 6, 7], 2), ([1, 8, 9], 1), ([1, 5, 9, 7, 6, 8], 3)]
     texts = [TokenizedExample(ids, [llama.IGNORED] * n + ids[n:]) for ids, n in rows]
-    batch = example_batch(texts, 0)
-    learnt = [row[row != llama.IGNORED].tolist() for row in batch["labels"]]
-    assert learnt == [[6, 7], [8, 9], [7, 6, 8]]
-    places = (batch["labels"] != llama.IGNORED).nonzero()[:, 1].tolist()
-    assert places == [2, 3, 1, 2, 3, 4, 5]
     model = llama.new_model(LLAMA)
     loss = llama.backward(model, texts, 0)
     found = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -154,10 +145,8 @@ def test_labels_leave_out_prompt_and_padding_and_two_parts_give_the_gradient_of_
 
 
 @pytest.mark.parametrize("role", llama.RECIPES)
-def test_a_shipped_llama_loads_with_its_tokenizer_and_answers_in_one_line(role):
-    model = LlamaForCausalLM.from_pretrained(MODELS / role).eval()
-    known = AutoTokenizer.from_pretrained(MODELS / role)
-    assert model.dtype == torch.float32 and model.config.vocab_size >= len(known)
+def test_a_shipped_llama_answers_in_one_line(role):
+    model, known = load_model(MODELS / role), load_tokenizer(MODELS / role)
     assert model.config.tie_word_embeddings is llama.RECIPES[role].tied
     prompts = [item.prompt for item in domains.test_items("math500", "validation", 8, 0)]
     batch = known(prompts, padding=True, return_tensors="pt")

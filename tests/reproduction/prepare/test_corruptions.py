@@ -1,14 +1,11 @@
-"""Corruptions: strength, range, direction, and that every picture's damage depends on itself
-alone.
-"""
+"""Corruptions: strength, range and direction; each picture's damage depends on itself alone."""
 
 import checkpoints
 import numpy as np
 import pytest
 
-from featcal.data.images import ImageSet, Preprocess
-from featcal.errors import UnknownKey
-from reproduction.prepare.damage import CORRUPTIONS, NOISE, corrupted, plasma, trail
+from featcal.data.images import ImageSet
+from reproduction.prepare.damage import CORRUPTIONS, NOISE, corrupted, trail
 
 PLAIN = checkpoints.plain()
 
@@ -26,14 +23,10 @@ def damaged(images, corruption, seed=42, task="mnist"):
 
 
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
-def test_a_pictures_damage_depends_on_itself_alone(corruption):
+def test_damage_depends_on_seed_task_and_place_and_on_no_other_picture(corruption):
     whole = damaged(pictures(), corruption)[:]
     assert whole.dtype == np.uint8 and whole.shape == (12, 3, 32, 32)
     assert np.array_equal(damaged(pictures(), corruption)[np.array([7, 2])], whole[[7, 2]])
-
-
-@pytest.mark.parametrize("corruption", CORRUPTIONS)
-def test_seed_task_place_and_kind_each_give_other_damage(corruption):
     same = pictures(n=2, value=128)
     same.pixels[:, :, 8:24, 8:24] = 30  # blur needs an edge
     first = damaged(same, corruption)[:]

@@ -1,10 +1,7 @@
-"""What the report is told of text tasks: rows and an example of each, and the scores that the mini
-suite was chosen by.
-"""
+"""Descriptions of text tasks for the report: rows, an example, and the scores behind the choice."""
 
 import json
 
-import pytest
 from datasets import Dataset
 
 from reproduction.mini.language.domains import MEASURED, measured
@@ -17,18 +14,16 @@ ROWS = dict(
 )
 
 
-@pytest.mark.parametrize(
-    ("task", "answer"), [("sst2", "positive"), ("math", "2"), ("gsm8k", "1+1=2")]
-)
-def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path, task, answer):
-    (tmp_path / task).mkdir()
-    Dataset.from_dict(ROWS[task]).to_parquet(str(tmp_path / task / "test.parquet"))
-    named = {"location": task, "kind": "folder", "paper_name": task, "description": "A task."}
-    source = TextSource(**named, splits={"test": "test"})
-    write_text_sources(tmp_path, {task: source})
-    found = described_task(tmp_path, task, source)
-    assert found["rows"] == {"test": 1} and found["description"] == "A task."
-    assert found["example"]["answer"] == answer and found["example"]["prompt"]
+def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path):
+    for task, answer in {"sst2": "positive", "math": "2", "gsm8k": "1+1=2"}.items():
+        (tmp_path / task).mkdir()
+        Dataset.from_dict(ROWS[task]).to_parquet(str(tmp_path / task / "test.parquet"))
+        named = {"location": task, "kind": "folder", "paper_name": task, "description": "A task."}
+        source = TextSource(**named, splits={"test": "test"})
+        write_text_sources(tmp_path, {task: source})
+        found = described_task(tmp_path, task, source)
+        assert found["rows"] == {"test": 1} and found["description"] == "A task."
+        assert found["example"]["answer"] == answer and found["example"]["prompt"]
 
 
 def test_of_texts_on_the_hub_nothing_is_fetched(tmp_path):

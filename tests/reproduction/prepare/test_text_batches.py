@@ -1,8 +1,5 @@
-"""Texts as calibration batches: padding and the company of a batch change no weight, and a reading
-changes what it says.
-"""
+"""Texts as calibration batches: padding and batch size change no weight, a reading does."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,16 +15,7 @@ from reproduction.experiments import Reading
 from reproduction.prepare import texts as batches_of
 from reproduction.prepare.texts import plan_of_reading, text_batches
 
-WORDS = (
-    "a cat",
-    "the dog",
-    "ships sail far away",
-    "on",
-    "one more line",
-    "red",
-    "two more of them",
-    "no",
-)
+WORDS = "a cat/the dog/ships sail far away/on/one more line/red/two more of them/no".split("/")
 ANSWERS = ("yes", "no", "maybe so", "3.5")
 READINGS = [
     ("t5", Reading(decoder="start")),
@@ -49,8 +37,8 @@ def texts(monkeypatch):
     return Path("texts")
 
 
-def read(base, texts, reading, size):
-    return {task: text_batches(base, texts, task, 8, 3, size, reading) for task in ("a", "bb")}
+def read(base, texts, reading, size, tasks=("a", "bb")):
+    return {task: text_batches(base, texts, task, 8, 3, size, reading) for task in tasks}
 
 
 def calibrated(base, batches, reading):
@@ -58,7 +46,7 @@ def calibrated(base, batches, reading):
     experts = {task: shifted(model, 10 + seed) for seed, task in enumerate(batches)}
     given = {"base": model, "experts": experts, "plan": plan_of_reading(base, reading)}
     merged, settings = averaged(list(experts.values())), PAPER.but(norm=False)
-    return calibrate(merged, batches=batches, settings=settings, **given).model
+    return calibrate(merged, batches=batches, settings=settings, **given)
 
 
 def padded(batch, more):
@@ -77,25 +65,14 @@ def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(
     together, alone = (read(base, texts, reading, size) for size in (8, 1))
     # one by one nothing is padded
     assert len({batch["input_ids"].shape[1] for batch in alone["a"]}) > 2
-    expected = calibrated(base, together, reading)
+    expected = calibrated(base, together, reading).model
     wider = {task: [padded(batch, 5) for batch in batches] for task, batches in together.items()}
     for other in (alone, wider):
-        assert difference(calibrated(base, other, reading), expected) < 1e-9
-
-
-def blocks(base, batches, reading):
-    model = load_model(base)
-    plan, settings = plan_of_reading(base, reading), PAPER.but(norm=False)
-    experts = {task: shifted(model, 1) for task in batches}
-    return calibrate(
-        model, base=model, experts=experts, batches=batches, settings=settings, plan=plan
-    ).blocks
+        assert difference(calibrated(base, other, reading).model, expected) < 1e-9
 
 
 def test_what_is_read_is_what_counts(tmp_path, texts):
-    """Every byte is a token, and a text or target ends with one more; the decoder reads as many
-    tokens as its target has.
-    """
+    """Every byte is a token, and every text and target ends with one more."""
     prompts = sum(len(sample.text) for sample in taught("a"))
     answers = sum(len(sample.target) for sample in taught("a"))
     t5, llama = folder(tmp_path / "t5", "t5"), folder(tmp_path / "llama", "llama")
@@ -109,7 +86,7 @@ def test_what_is_read_is_what_counts(tmp_path, texts):
         (llama, Reading(tokens=4)): [4 * 8],
     }
     for (base, reading), tokens in expected.items():
-        found = blocks(base, {"a": text_batches(base, texts, "a", 8, 3, 8, reading)}, reading)
+        found = calibrated(base, read(base, texts, reading, 8, ("a",)), reading).blocks
         assert [block.tokens for block in found if block.name.endswith(".00")] == tokens, reading
 
 

@@ -12,6 +12,7 @@ import yaml
 from resolved import resolved
 
 import pipeline
+from featcal import _MODULES
 from reproduction.experiments import HEADLINE_POOL, load_experiments, studies
 from reproduction.prepare.suite import load_suite
 from reproduction.stages import command
@@ -31,16 +32,7 @@ EXEMPT = {
     "reproduction/engine/context.py", "reproduction/engine/workers.py",
 }  # fmt: skip
 # reproduction/results.py rounds scores.
-WRITES_SCORES = (
-    "evaluate",
-    "measure",
-    "study",
-    *studies(),
-    "gather",
-    "headline",
-    "claims",
-    "artifact",
-)
+WRITES_SCORES = (*studies(), *"evaluate measure study gather headline claims artifact".split())
 
 
 def module_file(name: str) -> str | None:
@@ -63,15 +55,10 @@ def imported(file: str) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         found |= {module_file(name) for name in names}
-    # `featcal.calibrate`, `featcal.merge` and the like are loaded by name in the package's own file
-    lazy = {
-        "featcal.calibrate(": "featcal/calibration/calibrate.py",
-        "featcal.merge(": "featcal/merging/merge.py",
-        "featcal.surgery(": "featcal/baselines/corrections.py",
-        "featcal.prob_surgery(": "featcal/baselines/corrections.py",
-        "featcal.mean_shift(": "featcal/baselines/corrections.py",
-    }
-    found |= {target for word, target in lazy.items() if word in (ROOT / file).read_text()}
+    # `featcal.calibrate(` and the like are loaded by name in the package's own file
+    text = (ROOT / file).read_text()
+    loaded = (module for name, module in _MODULES.items() if f"featcal.{name}(" in text)
+    found |= {module_file(module) for module in loaded}
     if file == "featcal/merging/registry.py":  # loads methods by name
         methods = (ROOT / "featcal/merging/methods").glob("*.py")
         found |= {str(method.relative_to(ROOT)) for method in methods}
@@ -121,10 +108,9 @@ def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
     assert not missing, f"{stage} also runs {sorted(missing)}"
 
 
-@pytest.mark.parametrize("stage", (*STAGES, "page_method"))
-def test_every_dependency_on_code_exists(stage):
-    # up to a part that is filled in per experiment
-    assert all((ROOT / dep.split("$")[0]).exists() for dep in dependencies(stage))
+def test_every_dependency_on_code_exists():
+    for stage in (*STAGES, "page_method"):  # up to a part that is filled in per experiment
+        assert all((ROOT / dep.split("$")[0]).exists() for dep in dependencies(stage)), stage
 
 
 RECORD = "run.json"  # seconds and machine, which are gathered from another folder
@@ -133,9 +119,7 @@ MODELS = {"merge": "merged", "calibrate": "calibrated", "adapt": "adapted"}
 
 
 def merging_stage(run: Any) -> str:
-    """Return the stage that makes a merged model: one per merger of images with 8 tasks, one per
-    role and pool otherwise.
-    """
+    """Return the stage that merges: one per merger of 8 image tasks, else one per role and pool."""
     if run.pool == HEADLINE_POOL and run.role.startswith("clip"):
         return f"merge@{run.merged}"
     return f"{'merge_pool' if run.pool in (14, 20) else 'merge_role'}@{run.key}"
@@ -157,12 +141,9 @@ def test_every_study_is_gathered():
     cmds = {cmd: name for name, cmd in graph.nodes.data("cmd")}
     for study, runs in load_experiments(ROOT / "params.yaml").studies.items():
         for key in runs:
-            gather, made = (
-                cmds[f"featcal stage gather {study}/{key}"],
-                f"outputs/mini/{study}/{key}",
-            )
+            gather = cmds[f"featcal stage gather {study}/{key}"]
             outs = graph.nodes[cmds[f"featcal stage {study} {key}"]]["outs"]
-            assert graph.nodes[gather]["deps"] & outs == {made}
+            assert graph.nodes[gather]["deps"] & outs == {f"outputs/mini/{study}/{key}"}
             # `dvc repro` knows the results on request alone
             shown = gather.replace("request@", "requested@")
             assert f"results/mini/{study}/{key}" in graph.nodes[shown]["outs"]
@@ -207,9 +188,7 @@ def test_the_stages_in_a_lock_are_those_of_its_part_of_the_pipeline(file):
 
 @cache
 def locked(kind: str) -> dict[str, str]:
-    """Return the md5 of all outputs (outs) or dependencies (deps) in the locks, by path; empty for
-    a folder that was not computed yet.
-    """
+    """Return the md5 of all outs or deps in the locks by path; empty where never computed."""
     locks = [yaml.load(f.read_text(), yaml.CSafeLoader) for f in pipeline.files(name="dvc.lock")]
     stages = [stage for lock in locks for stage in lock["stages"].values()]
     entries = [entry for stage in stages for entry in stage.get(kind, [])]
@@ -231,11 +210,8 @@ def test_results_in_git_are_the_files_that_were_gathered():
         if stage.startswith(("gather@", "request@")):
             read |= {dep for dep in graph.nodes[stage]["deps"] if dep.startswith("outputs/")}
     assert len(read) > len(studies())
-    wrong = [
-        path
-        for path in read
-        if digest_of(ROOT / path.replace("outputs", "results", 1), RECORD) != locked("deps")[path]
-    ]
+    shown = {path: ROOT / path.replace("outputs", "results", 1) for path in read}
+    wrong = [p for p, copy in shown.items() if digest_of(copy, RECORD) != locked("deps")[p]]
     assert not wrong, f"results/ has other files than the stages found in {wrong}"
 
 

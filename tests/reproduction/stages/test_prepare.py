@@ -7,6 +7,8 @@ from reproduction.prepare import experts as making
 from reproduction.stages import prepare
 from reproduction.stages.command import run_stage
 
+KEY = "clip_b32-8"
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
@@ -18,45 +20,50 @@ def project(tmp_path_factory):
     return work
 
 
+@pytest.fixture
+def jobs(project, monkeypatch):
+    """Return a function that runs the stage up to expert `stop` and returns the experts begun."""
+    whole = making.write_expert
+
+    def run(key=KEY, stop=None, train=True):
+        begun = []
+
+        def noted(job, *rest):
+            begun.append(job)
+            if len(begun) == stop:
+                raise KeyboardInterrupt
+            if train:
+                whole(job, *rest)
+
+        monkeypatch.setattr(prepare.experts, "write_expert", noted)
+        with working_in(project):
+            if stop is None:
+                run_stage("prepare", key)
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    run_stage("prepare", key)
+        return begun
+
+    return run
+
+
 def expert_bytes(work) -> dict[str, bytes]:
     """Return the weights of every expert by task."""
-    experts = work / "outputs/smoke/prepared/clip_b32-8/experts"
+    experts = work / f"outputs/smoke/prepared/{KEY}/experts"
     return {path.parent.name: path.read_bytes() for path in experts.glob("*/model.safetensors")}
 
 
-def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(project, monkeypatch):
-    whole, made = making.write_expert, []
-
-    def stopped_at_the_third(job, *rest):
-        made.append(job.task)
-        if len(made) == 3:
-            raise KeyboardInterrupt
-        whole(job, *rest)
-
-    monkeypatch.setattr(prepare.experts, "write_expert", stopped_at_the_third)
-    with working_in(project), pytest.raises(KeyboardInterrupt):
-        run_stage("prepare", "clip_b32-8")
-    assert not (project / "outputs/smoke/prepared/clip_b32-8").exists()
-    first, made[:] = made[:2], []
-
-    def noted(job, *rest):
-        made.append(job.task)
-        whole(job, *rest)
-
-    monkeypatch.setattr(prepare.experts, "write_expert", noted)
-    with working_in(project):
-        run_stage("prepare", "clip_b32-8")
-    assert len(made) == 1 and made[0] not in first
+def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(project, jobs):
+    first = {job.task for job in jobs(stop=3)[:2]}
+    assert not (project / f"outputs/smoke/prepared/{KEY}").exists()
+    (missing,) = jobs()
     resumed = expert_bytes(project)
-    with working_in(project):
-        run_stage("prepare", "clip_b32-8")
-    assert len(made) == 4, "a finished stage keeps nothing that a new run would take over"
-    assert expert_bytes(project) == resumed and len(resumed) == 3
+    assert missing.task not in first and resumed.keys() == first | {missing.task}
+    # a finished stage keeps nothing that a new run would take over
+    assert len(jobs()) == 3 and expert_bytes(project) == resumed
 
 
-def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project, monkeypatch):
-    made = []
-    monkeypatch.setattr(prepare.experts, "write_expert", lambda job, *rest: made.append(job.task))
+def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project, jobs, monkeypatch):
     monkeypatch.setattr(prepare.experts, "write_base_and_heads", write_nothing)
     suite, pool = project / "suites/smoke.yaml", "14: [mnist, svhn, dtd, eurosat]"
     nested = suite.read_text()
@@ -64,10 +71,7 @@ def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project,
     for tasks, wanted in (expected | {"eurosat, mnist, gtsrb": ["eurosat", "gtsrb"]}).items():
         larger = f"14: [{tasks}]\n  20: [mnist, svhn, dtd, eurosat, gtsrb]"
         suite.write_text(nested.replace(pool, larger))
-        made[:] = []
-        with working_in(project):
-            run_stage("prepare", "clip_b32-14")
-        assert made == wanted
+        assert [job.task for job in jobs("clip_b32-14", train=False)] == wanted
     suite.write_text(nested)
 
 
@@ -77,19 +81,8 @@ def write_nothing(*given):
     (given[-1] / "heads.safetensors").touch()
 
 
-def test_other_settings_take_over_no_expert_of_an_interrupted_run(project, monkeypatch):
-    made = []
-
-    def stopped_at_once(job, *rest):
-        made.append(job)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(prepare.experts, "write_expert", stopped_at_once)
-    with working_in(project), pytest.raises(KeyboardInterrupt):
-        run_stage("prepare", "clip_b32-8")
-    suite = project / "suites/smoke.yaml"
+def test_other_settings_take_over_no_expert_of_an_interrupted_run(project, jobs):
+    made, suite = jobs(stop=1), project / "suites/smoke.yaml"
     suite.write_text(suite.read_text().replace("steps: 6", "steps: 7"))
-    with working_in(project), pytest.raises(KeyboardInterrupt):
-        run_stage("prepare", "clip_b32-8")
-    assert [job.recipe.steps for job in made] == [6, 7]
+    assert [job.recipe.steps for job in made + jobs(stop=1)] == [6, 7]
     assert len(list((project / ".featcal/smoke").iterdir())) == 2

@@ -1,8 +1,4 @@
-"""Another number of samples or another seed makes stale its own experiments and what depends on
-them, and nothing else.
-
-The schema of params.yaml decides which experiments change; what DVC compares, which stages.
-"""
+"""A changed number of samples or seed makes stale its own experiments and their dependents only."""
 
 from collections.abc import Iterator
 from copy import copy

@@ -1,8 +1,4 @@
-"""After a switch of the suite and back, DVC takes trained, calibrated and scored models from its
-cache.
-
-test_smoke.py does it with a chain of stages; here every stage is checked for the conditions.
-"""
+"""Conditions under which DVC reuses models after a switch of the suite and back."""
 
 import re
 

@@ -35,9 +35,7 @@ def test_more_tasks_than_the_pool_has_are_refused_by_name():
 
 
 def test_a_task_s_own_classes_are_fewer_answers_than_those_of_all_tasks():
-    """Four unit class vectors, the first two of another task; the second image is nearer to one of
-    those than to its own.
-    """
+    """The second image is nearer to a class vector of another task than to its own."""
     features = torch.tensor([[0.0, 0.0, 2.0, 0.0], [0.0, 0.9, 0.0, 0.8], [0.0, 0.0, 1.0, 0.0]])
     labels, head = torch.tensor([0, 1, 1]), torch.eye(4)
     row = agreement("b", features, head[[2, 3, 3]], head, range(2, 4), labels)
