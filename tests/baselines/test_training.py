@@ -14,12 +14,7 @@ from tiny import experiment, same_bits, seeded, shifted
 import featcal
 from featcal.baselines.adapters import Pair
 from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
-from featcal.baselines.training import (
-    batch_order,
-    kept_steps,
-    together,
-    train,
-)
+from featcal.baselines.training import batch_order, kept_steps, together, train
 from featcal.core import generator
 from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.models.batch import rows_before_head, single_samples

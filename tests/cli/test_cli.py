@@ -97,6 +97,8 @@ def test_the_cells_of_the_page_on_python_run_as_they_stand_there(models, capsys)
         exec(cell.replace("samples=256", "samples=6").replace("samples=64", "samples=6"), names)
     assert len(names["result"].blocks) == 2
     assert (models / "models/calibrated_here/featcal.json").is_file()
+    card = (models / "models/calibrated_here/README.md").read_text()
+    assert "## Use" in card and "## Samples" not in card  # the command alone knows the samples
     assert "mnist calibrated" in capsys.readouterr().out
 
 
@@ -127,15 +129,10 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*MERGE[:-1], "base/config.json/new"], "base/config.json"),
         ([*MERGE, "--expert", "mnist"], "NAME=MODEL"),
         ([*MERGE, "--expert", "mnist=dtd"], "second time"),
-        ([*MERGE, "--scale", "nan"], "finite"),
         ([*MERGE, "--scale", "0.3", "--set", "scale=0.2"], "second time"),
-        (["merge", "average", *MERGE[2:], "--scale", "0.3"], "scale"),
         ([*CALIBRATE, "--ridge", "0"], "calibrate.ridge: 0.0 cannot"),
-        ([*CALIBRATE, "--set", "residul=1"], "'residual'"),
-        ([*CALIBRATE, "--set", "residual=2"], "calibrate.residual: 2 cannot"),
         ([*CALIBRATE, "--set", "norm"], "KEY=VALUE"),
         ([*CALIBRATE, "--quiet"], "before the command"),
-        ([*CALIBRATE, "--samples", "10"], "9"),
         ([*CALIBRATE, "--set", "split=trian"], "trian"),
         ([*CALIBRATE, "--data", "cars=images/dtd"], "cars"),
         ([*EVALUATE, "--template", "a photo"], "{}"),
@@ -147,7 +144,6 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*CALIBRATE, "--set", "split=../mnist/train"], "split"),
         ([*CALIBRATE, "--data", "cars=nowhere/at/all"], "owner/name"),
         ([*CALIBRATE[:-1], "/proc/x"], "/proc/x"),
-        ([*EVALUATE, "--device", "tpu"], "'tpu' is not one of"),
         ([*EVALUATE, "--template", "a doodle of a {}"], "a doodle of a cat"),
         (["inspect", "base/config.json"], "names a file"),
         (["inspect", "nowhere"], "nowhere"),
@@ -193,8 +189,6 @@ runpy.run_module("featcal", run_name="__main__")
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--help"], 0, ""),
-        (["merge", "-h"], 0, ""),
         (["fix", "-h"], 0, ""),
         (["merge", "averge", *MERGE[2:]], 2, "featcal: METHOD: 'averge' is not known"),
         ([*MERGE, "--expert", "cars=missing"], 2, "featcal: missing: no such file or folder"),

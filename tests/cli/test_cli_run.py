@@ -132,15 +132,6 @@ def test_options_are_keywords_of_the_library(models, monkeypatch, options, expec
     assert expected.items() <= taken.items()
 
 
-def test_calibrate_has_at_most_20_options_and_help_names_every_setting(capsys):
-    shown = [one for one in cli.load_command("calibrate").params if not one.hidden]
-    assert len(shown) <= 20
-    assert cli.main(["calibrate", "--help"]) == 0
-    printed = capsys.readouterr().out
-    own = {key: f"--{key.replace('_', '-')}" for key in ("ridge", "anchor_blend", "interpolation")}
-    assert all(own.get(key, key) in printed for key in Calibration.model_fields)
-
-
 def test_inspect_shows_sites_exchange_and_what_stays_as_it_is(models, capsys, monkeypatch):
     monkeypatch.setattr(output.output, "_width", 200, raising=False)
     language.folder(models / "t5", "t5")
@@ -195,29 +186,3 @@ def test_quiet_prints_results_and_colours_need_a_terminal(models, capfd):
     printed = capfd.readouterr()
     assert printed.err == "" and "calibrated model: new" in printed.out
     output.show_progress(True)
-
-
-SPEAKING = """
-from featcal.cli.output import complain, progress_bar, say, table
-say("result")
-table("title", ["a"], [["1"]])
-with progress_bar(1, "working") as piece:
-    piece("piece")
-complain("mistake")
-"""
-
-
-def test_of_several_processes_only_the_first_prints_and_each_reports_its_own_mistake():
-    first, second = (
-        subprocess.run(
-            [sys.executable, "-c", SPEAKING],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | {"RANK": rank},
-        )
-        for rank in "01"
-    )
-    assert "result" in first.stdout and "piece  (1 of 1)" in first.stderr
-    assert "featcal: mistake" in first.stderr
-    assert second.stdout == "" and second.stderr == "featcal (process 1): mistake\n"
