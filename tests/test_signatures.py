@@ -14,7 +14,10 @@ from featcal.errors import BadSetting, MissingPath
 
 @pytest.mark.parametrize("name", sorted(featcal.__all__))
 def test_no_public_function_takes_just_anything(name):
-    parameters = signature(getattr(featcal, name)).parameters.values()
+    public = getattr(featcal, name)
+    if name == "Calibration":  # pydantic puts off what is not used yet
+        public.model_rebuild()
+    parameters = signature(public).parameters.values()
     loose = [p.name for p in parameters if p.kind == Parameter.VAR_KEYWORD]
     assert loose == (["settings"] if name == "merge" else [])
 
