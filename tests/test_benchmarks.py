@@ -1,5 +1,4 @@
-"""The opponent of the benchmarks is the method, both give the same model at tiny sizes, and a ratio
-is stated only of a machine at rest."""
+"""The benchmarks' opponent is the method; a ratio is stated only of a machine at rest."""
 
 import csv
 import itertools

@@ -1,7 +1,4 @@
-"""Public functions name all their arguments, and load_batches says what is missing.
-
-That it draws what the command line draws is asked of the README's code.
-"""
+"""Public functions name all their arguments, and load_batches says what is missing."""
 
 from inspect import Parameter, signature
 

@@ -1,6 +1,4 @@
-"""The command line: the whole way on tiny models, and every mistake as one message, exit code 2,
-nothing left half-written.
-"""
+"""The command line on tiny models: every mistake is one message, exit code 2, nothing written."""
 
 import os
 import re
@@ -36,9 +34,7 @@ def pictures(folder: Path, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory) -> Path:
-    """A base, two experts, their images, and a merged model; nothing in it is changed by the
-    tests.
-    """
+    """A base, two experts, their images and a merged model, which no test changes."""
     folder = tmp_path_factory.mktemp("models")
     checkpoints.clip_folder(folder / "base")
     for seed, task in enumerate(("mnist", "dtd"), start=1):
@@ -75,9 +71,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def refused(arguments: list[str], folder: Path, capsys) -> str:
-    """The message of a command line that must be refused, after checking that it left the folder as
-    it was.
-    """
+    """Return the message of a command line that is refused and leaves the folder as it was."""
     before = tree(folder)
     assert cli.main(arguments) == cli.MISTAKE
     printed = capsys.readouterr()

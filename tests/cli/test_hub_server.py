@@ -1,6 +1,4 @@
-"""Data sets and models of the hub by their names: the real clients in processes of their own, on a
-hub that tests serve.
-"""
+"""Data sets and models of the hub by name: real clients in processes, on a hub that tests serve."""
 
 import functools
 import json
@@ -125,9 +123,7 @@ def ask_everywhere(client: Client, out: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def gone(served, place):
-    """The client that has downloaded everything once, now without its hub, and one in offline mode
-    on the same cache.
-    """
+    """The client that has downloaded everything, now without its hub; another in offline mode."""
     hub, client = served
     for name in LOCAL:
         assert client.ask("open", name, "train")[0] == "opened"

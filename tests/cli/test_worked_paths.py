@@ -279,9 +279,7 @@ def test_a_lora_is_an_expert_and_equals_the_model_it_makes(llamas):
 
 
 def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch):
-    """The model made of the adapter is made again with the same bytes and dates, so that solved
-    blocks are taken over.
-    """
+    """The adapter's model is made with the same bytes and dates, so solved blocks serve again."""
     lora(Path("adapters/math"), Path("base"))
     shutil.copytree("models/code", "merged")
     experts = "--base base --expert math=adapters/math --expert code=models/code"
