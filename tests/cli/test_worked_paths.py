@@ -150,8 +150,9 @@ def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys
     assert "samples of each task" in Path("calibrated/README.md").read_text()
     blocks_alone_changed()
     experts = "--base base --expert math=models/math --expert code=models/code"
-    assert calibrate(f"{experts} --out named") == 0
-    by_recipe = tensors(Path("calibrated"))
+    for models, out in ((experts, "named"), ("--set recipe=merge.yaml", "by_recipe")):
+        assert calibrate(f"{models} --preset paper --out {out}") == 0
+    by_recipe = tensors(Path("by_recipe"))
     assert all(torch.equal(v, by_recipe[name]) for name, v in tensors(Path("named")).items())
     assert "mergekit's task_arithmetic" in Path("calibrated/README.md").read_text()
     capsys.readouterr()
@@ -268,13 +269,14 @@ def test_a_lora_is_an_expert_and_equals_the_model_it_makes(llamas):
     lora(Path("adapters/math"), Path("base"))
     run(section("use-lora"))
     assert solved()
-    experts = "--base base --expert math=adapters/whole --expert code=models/code"
-    assert calibrate(f"{experts} --out again") == 0
     recipe_of_the_page(models=[{"model": "base+adapters/math"}, {"model": "models/code"}])
-    assert calibrate("--set recipe=merge.yaml --out third") == 0
-    for other in ("again", "third"):
+    experts = "--base base --expert code=models/code --expert math=adapters/"
+    ways = {"adapter": f"{experts}math", "whole": f"{experts}whole"}
+    for out, models in (ways | {"recipe": "--set recipe=merge.yaml"}).items():
+        assert calibrate(f"{models} --preset paper --out {out}") == 0
+    for other in ("adapter", "recipe"):
         for name, value in tensors(Path(other)).items():
-            torch.testing.assert_close(value, tensors(Path("calibrated"))[name], rtol=0, atol=1e-6)
+            torch.testing.assert_close(value, tensors(Path("whole"))[name], rtol=0, atol=1e-6)
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
 
 
@@ -282,7 +284,7 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
     """The adapter's model is made with the same bytes and dates, so solved blocks serve again."""
     lora(Path("adapters/math"), Path("base"))
     shutil.copytree("models/code", "merged")
-    experts = "--base base --expert math=adapters/math --expert code=models/code"
+    experts = "--base base --expert math=adapters/math --expert code=models/code --preset paper"
     assert calibrate(f"{experts} --out whole") == 0
     printed, show = [], output.progress.print
 
