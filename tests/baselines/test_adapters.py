@@ -1,6 +1,7 @@
 """Adapters as files, and their accuracy next to the model's."""
 
 import json
+from types import SimpleNamespace
 
 import checkpoints
 import pytest
@@ -91,12 +92,14 @@ def test_wrong_records_are_named(error, message, changed, adapters, tmp_path):
         Adapters.load(path.parent)
 
 
-def test_an_unknown_task_another_width_and_a_model_without_language_head_are_named(adapters):
-    with (
-        pytest.raises(BadPlan, match="has no language head"),
-        adapters.before_head(checkpoints.vision(), "mnist"),
+def test_an_unknown_task_another_width_and_models_without_a_fit_head_are_named(adapters):
+    language = SimpleNamespace(get_output_embeddings=lambda: nn.Linear(1, 1))
+    for error, message, model in (
+        (BadPlan, "has no language head", checkpoints.vision()),
+        (BadSetting, "must be raw for a language model", language),
     ):
-        pass
+        with pytest.raises(error, match=message), adapters.before_head(model, "mnist"):
+            pass
     with pytest.raises(UnknownKey, match="'mnst' is not known here; did you mean 'mnist'"):
         adapters.apply("mnst", torch.zeros(1, 12))
     with pytest.raises(BadData, match="features of mnist: their width is 11, but 12 is expected"):

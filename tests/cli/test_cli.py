@@ -125,6 +125,7 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*MERGE, "--expert", "mnist=dtd"], "second time"),
         ([*MERGE, "--scale", "0.3", "--set", "scale=0.2"], "second time"),
         ([*CALIBRATE, "--ridge", "0"], "calibrate.ridge: 0.0 cannot"),
+        ([*CALIBRATE, "--set", "residul=1"], "'residual'"),
         ([*CALIBRATE, "--set", "norm"], "KEY=VALUE"),
         ([*CALIBRATE, "--quiet"], "before the command"),
         ([*CALIBRATE, "--set", "split=trian"], "trian"),
@@ -183,6 +184,7 @@ runpy.run_module("featcal", run_name="__main__")
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
+        (["--help"], 0, ""),
         (["fix", "-h"], 0, ""),
         (["merge", "averge", *MERGE[2:]], 2, "featcal: METHOD: 'averge' is not known"),
         ([*MERGE, "--expert", "cars=missing"], 2, "featcal: missing: no such file or folder"),

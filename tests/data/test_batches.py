@@ -50,7 +50,10 @@ def test_batches_are_as_long_as_computed_tokens_per_counting_token_allow(most):
 
 def test_a_model_with_a_decoder_is_given_targets_that_are_ignored_at_padding(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", PAIRS)
-    labels = next(iter(batches(path, ModelInput("pair"))))["labels"]
+    made = batches(path, ModelInput("pair"))
+    labels = next(iter(made))["labels"]
+    longest = max(len(f"say {word}") for word in WORDS) + 1
+    assert (made.samples, made.longest) == (len(WORDS), longest)
     ordered = sorted(WORDS, key=lambda text: -len(text))
     want = tokenizer()(text_target=ordered[:3], padding=True, return_tensors="pt")
     assert torch.equal(labels, want["input_ids"].masked_fill(want["attention_mask"] == 0, -100))

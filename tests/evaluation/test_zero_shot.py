@@ -71,10 +71,15 @@ def test_unknown_words_are_noticed():
     assert words_known(tokenizer, CLASSES, TEMPLATES)
 
 
-def test_a_class_without_an_image_has_no_mean():
-    clip = checkpoints.clip()
+def test_class_means_equal_means_taken_class_by_class():
+    clip, images = checkpoints.clip(), pictures()
+    encoder = clip.vision_model, clip.visual_projection.weight
+    features = unit_length(projected_features(*encoder, {"pixel_values": images.pixels}))
+    for label, row in enumerate(class_mean_head(*encoder, images, batch=7)):
+        want = normalize(features[images.labels == label].mean(0), dim=0)
+        assert torch.allclose(row, want, atol=1e-6)
     with pytest.raises(BadData, match="class 'ship' has no image"):
-        class_mean_head(clip.vision_model, clip.visual_projection.weight, pictures(2))
+        class_mean_head(*encoder, pictures(2))
 
 
 @torch.no_grad()
