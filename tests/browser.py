@@ -116,9 +116,7 @@ class Browser:
         return self.driver.execute_async_script(FOUND)
 
     def audit(self, only_colours: bool = False) -> list[str]:
-        """Serious and critical findings of axe-core on the page as it is now, and those on headings
-        and pictures.
-        """
+        """Serious and critical findings of axe-core, and all on headings and pictures."""
         from axe_core_python.base import AXE_SCRIPT
 
         if not self.run("return 'axe' in window"):

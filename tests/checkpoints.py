@@ -1,6 +1,4 @@
-"""Small CLIP models, processors, tokenizers and checkpoint folders for tests, in the layouts found
-on the hub.
-"""
+"""Small CLIP models, processors, tokenizers and folders, in the layouts found on the hub."""
 
 import json
 from pathlib import Path
@@ -72,9 +70,7 @@ def plain(size: int = 0, crop: int = 0, mean: float = 0.5) -> Preprocess:
 
 
 def clip_folder(folder: Path, seed: int = 0) -> Path:
-    """A whole CLIPModel with processor and tokenizer, as openai/clip-vit-base-patch32 is laid
-    out.
-    """
+    """A whole CLIPModel with processor and tokenizer, as OpenAI's is laid out."""
     save_model(clip(seed), folder)
     processor().save_pretrained(folder)
     tokenizer().save_pretrained(folder)
@@ -88,9 +84,7 @@ def vision_folder(folder: Path, seed: int = 0) -> Path:
 
 
 def legacy_folder(folder: Path, seed: int = 0) -> Path:
-    """A CLIPVisionModel as published before transformers 5: names prefixed, the position counter
-    stored.
-    """
+    """A CLIPVisionModel as before transformers 5: names prefixed, the position counter stored."""
     module = vision(seed)
     folder.mkdir(parents=True)
     state = {f"vision_model.{n}": tensor.contiguous() for n, tensor in module.state_dict().items()}

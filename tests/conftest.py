@@ -14,9 +14,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_collection_finish():
-    """What is there by now stays: the collector need not walk through torch and transformers again
-    and again.
-    """
+    """Leave to the collector only what comes after the imports: torch is large."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     gc.collect()
@@ -24,9 +22,7 @@ def pytest_collection_finish():
 
 
 def nothing_missing(report):
-    """Where CI=true all that tests need is installed: what is skipped there but for a GPU or an
-    index out of reach has failed.
-    """
+    """Fail what is skipped where CI=true, but for a GPU or an index out of reach."""
     excused = any(reason in str(report.longrepr) for reason in ("needs a GPU", "no package index"))
     if report.skipped and os.environ.get("CI") == "true" and not excused:
         report.outcome, report.longrepr = "failed", f"skipped where CI=true: {report.longrepr}"

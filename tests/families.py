@@ -1,6 +1,4 @@
-"""Pico models of the families that calibration knows or infers, with padded batches, made in memory
-from seeds.
-"""
+"""Pico models of the families that calibration knows or infers, with padded batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -23,11 +23,7 @@ def folder_of(path, family, dtype=torch.float32, way="featcal", **sizes):
 
 
 def whole(folder, family, dtype=torch.float32):
-    """The module from_pretrained makes, every parameter in memory of its own.
-
-    Some kernels choose their order of additions by the address of their data, and in a mapped file
-    that is chance.
-    """
+    """The module from_pretrained makes, in its own memory: kernels may add in an order by address."""
     model = (load_vision if family == "clip" else load_model)(folder, dtype)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
@@ -35,9 +31,7 @@ def whole(folder, family, dtype=torch.float32):
 
 
 def batch_for(family, dtype=torch.float32):
-    """One batch; of a whole CLIP's folder the vision tower is taken, which wants the images
-    alone.
-    """
+    """One batch; of a whole CLIP's folder the vision tower is taken, which wants images alone."""
     batch = FAMILIES[family].batches(3)[0]
     batch = {"pixel_values": batch["pixel_values"]} if family == "clip" else batch
     return {

@@ -1,6 +1,4 @@
-"""Processes that use a hub for tests: each with a cache of its own, its real clients asked one
-thing after another.
-"""
+"""Processes that use a hub: each with its own cache, its real clients asked one thing at a time."""
 
 import json
 import os

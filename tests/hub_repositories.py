@@ -1,6 +1,4 @@
-"""What a hub for tests has: data sets in every layout that is read, such as end in a message, and
-models of both layouts.
-"""
+"""What a hub for tests has: data sets in every layout, unusable ones, and models."""
 
 import shutil
 from pathlib import Path
@@ -53,9 +51,7 @@ def unusable(folder: Path) -> dict[str, Path]:
 
 
 def models(folder: Path) -> dict[str, Path | dict[str, Path]]:
-    """As on the hub: CLIP with a pickle alone, its conversion in a pull request; an expert of the
-    older layout.
-    """
+    """CLIP with a pickle alone, converted in a pull request, and an expert of the old layout."""
     checkpoints.clip_folder(folder / "clip-pr")
     shutil.copytree(folder / "clip-pr", folder / "clip")
     (folder / "clip/model.safetensors").rename(folder / "clip/pytorch_model.bin")

@@ -226,9 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
         return discussions(name, self.hub.repositories[repository])
 
     def file(self, dataset: str, name: str, revision: str, path: str) -> None:
-        """Send a file of a repository, or the range asked for, with the headers from which the
-        client takes its cache's names.
-        """
+        """Send a file or a range of it, with the headers that name it in the client's cache."""
         commit = self.commit(f"{dataset}{name}", revision)
         if (file := commit.files.get(path)) is None:
             raise Refused(404, "EntryNotFound", commit)

@@ -1,6 +1,4 @@
-"""Pico language models in folders with a byte-level tokenizer of their own, and text files to
-calibrate them on.
-"""
+"""Pico language models with a byte-level tokenizer, and text files to calibrate them on."""
 
 import json
 from functools import partial

@@ -1,6 +1,4 @@
-"""Links of a built site: every address that a page names inside the site must be a file, and every
-anchor an id there.
-"""
+"""Links inside a built site: every address must be a file, and every anchor an id there."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,9 +21,7 @@ class Page(HTMLParser):
 
 
 def broken(site: Path, pages: list[Path]) -> list[str]:
-    """`page: address` for every address inside the site that leads nowhere; other hosts are not
-    asked.
-    """
+    """Return `page: address` for every address inside the site that leads nowhere."""
     read = {page.resolve(): Page(page) for page in pages}
     found = []
     for path, page in read.items():

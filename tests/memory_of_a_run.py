@@ -19,9 +19,7 @@ from featcal.cli.calibrate import return_large_blocks
 
 
 class Files:
-    """The most bytes that files below a folder had together while the `with` ran: looked at before
-    each file is removed or replaced, since until then they only grow.
-    """
+    """The most bytes below a folder while the `with` ran, looked at before a file is removed."""
 
     def __init__(self, folder: Path):
         self.folder, self.peak, self.watching = folder, 0, False

@@ -25,9 +25,7 @@ TOLD = (UserWarning, RuntimeWarning, FutureWarning)  # those a kernel would prin
 
 
 def run_page(page: NotebookNode, folder: Path) -> NotebookNode:
-    """Fill in the outputs of a page, its code run in a fresh namespace from `folder`. Raises:
-    whatever a cell raises.
-    """
+    """Fill in the outputs of a page, its code run in a fresh namespace from `folder`."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     before = Path.cwd()
     os.chdir(folder)

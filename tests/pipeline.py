@@ -1,6 +1,4 @@
-"""Read the stages that the project's dvc.yaml files define, the settings that they use, and the
-results that they write.
-"""
+"""Read the stages of the project's dvc.yaml files, their settings and their results."""
 
 import csv
 import json

@@ -127,9 +127,7 @@ def solved_linear(name, student, merged, base, experts, batches, s, last):
 
 
 def solved_norm(name, student, merged, base, experts, batches, s, last, offset):
-    """Return scale and shift (None without one) of one norm, feature by feature, by least
-    squares.
-    """
+    """Return scale and shift (or None) of one norm, feature by feature, by least squares."""
     own, theirs = (affine(model.get_submodule(name), offset) for model in (merged, base))
     anchors = [
         s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(own, theirs, strict=True)

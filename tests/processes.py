@@ -73,9 +73,7 @@ def run(target, work, world, folder) -> list[int]:
 
 
 def together(work, world, folder) -> list[dict]:
-    """What each of `world` processes returned or raised from `work(ranks, folder)`; {} where one
-    was killed.
-    """
+    """Return what each process returned or raised from `work(ranks, folder)`; {} if killed."""
     run(member, work, world, folder)
     written = [folder / f"{rank}.json" for rank in range(world)]
     return [json.loads(path.read_text()) if path.exists() else {} for path in written]
@@ -97,9 +95,7 @@ def program(command: Sequence[str], folder: Path, printed: Path) -> None:
 def run_program(
     command: Sequence[object], printed: Path, cwd: Path | None = None, **_: object
 ) -> subprocess.CompletedProcess:
-    """Replace `subprocess.run` of an interpreter, which the command begins with. Raises:
-    AssertionError where it fails.
-    """
+    """Replace `subprocess.run` of an interpreter. Raises: AssertionError where it fails."""
     start_server()
     given = tuple(map(str, command[1:])), cwd or Path.cwd(), printed
     process = FORKS.Process(target=program, args=given)

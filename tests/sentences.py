@@ -1,6 +1,4 @@
-"""A small sentence encoder of the real class with its tokenizer, and a task of sentences, made on
-the spot.
-"""
+"""A small sentence encoder of the real class with its tokenizer, and a task of sentences."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""The opponent of the benchmarks is the method, both give the same model at tiny sizes, and a ratio
-is stated only of a machine at rest."""
+"""The benchmarks' opponent is the method; a ratio is stated only of a machine at rest."""
 
 import csv
 import itertools
@@ -103,10 +102,3 @@ def test_growth_measures_memory_next_to_the_plan(tmp_path, monkeypatch):
     assert min(point["took"]["host_bytes"], point["planned"]["host_bytes"]) > 0
     squares = [{"size": n, "took": {"host_bytes": 3 * n**2}} for n in (1, 2, 4)]
     assert growth.exponents(squares) == {"host_bytes": 2.0}
-
-
-def test_peak_memory_counts_what_was_freed_again():
-    before = measure.memory("VmHWM")
-    extra = torch.ones(before - measure.memory("VmRSS") + 64 * measure.MIB, dtype=torch.uint8)
-    del extra
-    assert measure.memory("VmHWM") > before

@@ -1,7 +1,4 @@
-"""The steps of the Containerfile after apt-get, without a container engine, in a copy of the checkout.
-
-The new environment sees the packages of this one, so pip installs only what differs from the lock.
-"""
+"""The Containerfile's steps in a copy of the checkout, in an environment that sees this one's."""
 
 import os
 import re

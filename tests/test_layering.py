@@ -77,9 +77,7 @@ def parsed(path: Path) -> ast.Module:
 
 @cache
 def imports(path: Path) -> list[tuple[int, str]]:
-    """Return line and full name of everything a file imports, and of featcal's names that are
-    loaded on first use.
-    """
+    """Return line and full name of every import, and of featcal's names loaded on first use."""
     found, lazy = [], featcal._MODULES
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
@@ -144,9 +142,7 @@ def test_every_room_imports_only_what_its_floor_may():
 
 
 def test_no_file_imports_one_that_imports_it():
-    """However long the way round, and for types too; the names that `featcal` itself loads on first
-    use are no imports.
-    """
+    """However long the way round, and for types too; names loaded on first use are no imports."""
     graph = networkx.DiGraph((one, other) for one, other, _ in edges() if one not in PACKAGES)
     assert next(networkx.simple_cycles(graph), None) is None
 

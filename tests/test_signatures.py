@@ -1,7 +1,4 @@
-"""Public functions name all their arguments, and load_batches says what is missing.
-
-That it draws what the command line draws is asked of the README's code.
-"""
+"""Public functions name all their arguments, and load_batches says what is missing."""
 
 from inspect import Parameter, signature
 
@@ -14,7 +11,10 @@ from featcal.errors import BadSetting, MissingPath
 
 @pytest.mark.parametrize("name", sorted(featcal.__all__))
 def test_no_public_function_takes_just_anything(name):
-    parameters = signature(getattr(featcal, name)).parameters.values()
+    public = getattr(featcal, name)
+    if name == "Calibration":  # pydantic puts off what is not used yet
+        public.model_rebuild()
+    parameters = signature(public).parameters.values()
     loose = [p.name for p in parameters if p.kind == Parameter.VAR_KEYWORD]
     assert loose == (["settings"] if name == "merge" else [])
 

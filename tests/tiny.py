@@ -1,6 +1,4 @@
-"""Pico models and batches for tests: two blocks, 32 features, made in memory from a seed (conftest
-imports featcal first).
-"""
+"""Pico models and batches: two blocks, 32 features, made in memory from a seed."""
 
 import copy
 from types import SimpleNamespace
@@ -23,9 +21,7 @@ def seeded(seed):
 
 
 def make(build, seed=0, dtype=torch.float64):
-    """A model in evaluation mode whose every parameter comes from the seed; no gain, shift or bias
-    is trivial.
-    """
+    """A model in evaluation mode whose parameters come from the seed, none of them trivial."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build().to(dtype).eval()

@@ -1,6 +1,7 @@
 """Adapters as files, and their accuracy next to the model's."""
 
 import json
+from types import SimpleNamespace
 
 import checkpoints
 import pytest
@@ -91,28 +92,18 @@ def test_wrong_records_are_named(error, message, changed, adapters, tmp_path):
         Adapters.load(path.parent)
 
 
-def test_an_unknown_task_and_features_of_another_width_are_named(adapters):
+def test_an_unknown_task_another_width_and_models_without_a_fit_head_are_named(adapters):
+    language = SimpleNamespace(get_output_embeddings=lambda: nn.Linear(1, 1))
+    for error, message, model in (
+        (BadPlan, "has no language head", checkpoints.vision()),
+        (BadSetting, "must be raw for a language model", language),
+    ):
+        with pytest.raises(error, match=message), adapters.before_head(model, "mnist"):
+            pass
     with pytest.raises(UnknownKey, match="'mnst' is not known here; did you mean 'mnist'"):
         adapters.apply("mnst", torch.zeros(1, 12))
     with pytest.raises(BadData, match="features of mnist: their width is 11, but 12 is expected"):
         adapters.apply("mnist", torch.zeros(1, 11))
-
-
-class Language(nn.Module):
-    def get_output_embeddings(self):
-        return nn.Linear(1, 1)
-
-
-@pytest.mark.parametrize(
-    ("error", "message", "model"),
-    [
-        (BadPlan, "has no language head", checkpoints.vision()),
-        (BadSetting, "must be raw for a language model", Language()),
-    ],
-)
-def test_other_models_and_unit_features_are_refused_before_a_head(error, message, model, adapters):
-    with pytest.raises(error, match=message), adapters.before_head(model, "mnist"):
-        pass
 
 
 class Counting(nn.Module):

@@ -1,6 +1,4 @@
-"""The command line: the whole way on tiny models, and every mistake as one message, exit code 2,
-nothing left half-written.
-"""
+"""The command line on tiny models: every mistake is one message, exit code 2, nothing written."""
 
 import os
 import re
@@ -36,9 +34,7 @@ def pictures(folder: Path, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory) -> Path:
-    """A base, two experts, their images, and a merged model; nothing in it is changed by the
-    tests.
-    """
+    """A base, two experts, their images and a merged model, which no test changes."""
     folder = tmp_path_factory.mktemp("models")
     checkpoints.clip_folder(folder / "base")
     for seed, task in enumerate(("mnist", "dtd"), start=1):
@@ -75,9 +71,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def refused(arguments: list[str], folder: Path, capsys) -> str:
-    """The message of a command line that must be refused, after checking that it left the folder as
-    it was.
-    """
+    """Return the message of a command line that is refused and leaves the folder as it was."""
     before = tree(folder)
     assert cli.main(arguments) == cli.MISTAKE
     printed = capsys.readouterr()
@@ -97,6 +91,8 @@ def test_the_cells_of_the_page_on_python_run_as_they_stand_there(models, capsys)
         exec(cell.replace("samples=256", "samples=6").replace("samples=64", "samples=6"), names)
     assert len(names["result"].blocks) == 2
     assert (models / "models/calibrated_here/featcal.json").is_file()
+    card = (models / "models/calibrated_here/README.md").read_text()
+    assert "## Use" in card and "## Samples" not in card  # the command alone knows the samples
     assert "mnist calibrated" in capsys.readouterr().out
 
 
@@ -127,15 +123,11 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*MERGE[:-1], "base/config.json/new"], "base/config.json"),
         ([*MERGE, "--expert", "mnist"], "NAME=MODEL"),
         ([*MERGE, "--expert", "mnist=dtd"], "second time"),
-        ([*MERGE, "--scale", "nan"], "finite"),
         ([*MERGE, "--scale", "0.3", "--set", "scale=0.2"], "second time"),
-        (["merge", "average", *MERGE[2:], "--scale", "0.3"], "scale"),
         ([*CALIBRATE, "--ridge", "0"], "calibrate.ridge: 0.0 cannot"),
         ([*CALIBRATE, "--set", "residul=1"], "'residual'"),
-        ([*CALIBRATE, "--set", "residual=2"], "calibrate.residual: 2 cannot"),
         ([*CALIBRATE, "--set", "norm"], "KEY=VALUE"),
         ([*CALIBRATE, "--quiet"], "before the command"),
-        ([*CALIBRATE, "--samples", "10"], "9"),
         ([*CALIBRATE, "--set", "split=trian"], "trian"),
         ([*CALIBRATE, "--data", "cars=images/dtd"], "cars"),
         ([*EVALUATE, "--template", "a photo"], "{}"),
@@ -147,7 +139,6 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*CALIBRATE, "--set", "split=../mnist/train"], "split"),
         ([*CALIBRATE, "--data", "cars=nowhere/at/all"], "owner/name"),
         ([*CALIBRATE[:-1], "/proc/x"], "/proc/x"),
-        ([*EVALUATE, "--device", "tpu"], "'tpu' is not one of"),
         ([*EVALUATE, "--template", "a doodle of a {}"], "a doodle of a cat"),
         (["inspect", "base/config.json"], "names a file"),
         (["inspect", "nowhere"], "nowhere"),
@@ -194,7 +185,6 @@ runpy.run_module("featcal", run_name="__main__")
     ("arguments", "code", "said"),
     [
         (["--help"], 0, ""),
-        (["merge", "-h"], 0, ""),
         (["fix", "-h"], 0, ""),
         (["merge", "averge", *MERGE[2:]], 2, "featcal: METHOD: 'averge' is not known"),
         ([*MERGE, "--expert", "cars=missing"], 2, "featcal: missing: no such file or folder"),

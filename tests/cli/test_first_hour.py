@@ -37,6 +37,11 @@ def told(capsys, *arguments) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
+def unseen(draw: Draw) -> dict:
+    locations = {task: Location(Path(path)) for task, path in DATA.items()}
+    return drawn(skeleton("base"), [Path("base")], locations, draw)
+
+
 def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(merged, capsys):
     """The oracle is featcal.compare on the samples after the first eight of each task's twelve."""
     assert cli.main(["fix", "merged", *BY_NAME, "--json"]) == 0
@@ -44,10 +49,8 @@ def test_fix_compares_before_and_after_on_samples_that_calibration_did_not_see(m
     rows, noted = json.loads(printed.out)["experts"], printed.err
     record = json.loads(Path("merged-calibrated/featcal.json").read_text())
     assert record["samples"] == {"math": 8, "code": 8}
-    locations = {task: Location(Path(path)) for task, path in DATA.items()}
-    unseen = drawn(skeleton("base"), [Path("base")], locations, Draw(4, 42, 32, skip=8))
     models = {"before": "merged", "after": "merged-calibrated"}
-    measured = featcal.compare(models, EXPERTS, unseen)
+    measured = featcal.compare(models, EXPERTS, unseen(Draw(4, 42, 32, skip=8)))
     for row, before, after in zip(rows, measured[::2], measured[1::2], strict=True):
         assert (row["expert"], row["samples"], 4) == (after.expert, 4, after.samples)
         assert row["before"] == pytest.approx(before.kl, rel=1e-3)
@@ -75,6 +78,10 @@ def test_compare_leaves_out_what_calibration_used_and_takes_what_is_left(merged,
     compared = ["compare", "--model", "merged=merged", "--model", "new=new", *BY_NAME]
     rows = told(capsys, *compared)["agreement"]
     assert {row["samples"] for row in rows} == {7}
+    batches = unseen(Draw(7, 42, 32, skip=5))
+    assert [row["kl"] for row in rows] == [
+        one.kl for one in featcal.compare({"merged": "merged", "new": "new"}, EXPERTS, batches)
+    ]
     assert cli.main([*arguments[:-1], "12", "--out", "all"]) == 0
     message = refused([*compared[:-5], "new=all", *BY_NAME], Path(), capsys)
     assert "more than the 12 samples that are left out" in message
@@ -84,7 +91,7 @@ def test_drift_is_measured_on_further_samples_only_where_no_answers_are(merged, 
     for task in DATA:
         rows = Path(f"{task}.jsonl").read_text() * 4
         Path(f"{task}.jsonl").write_text(rows)  # 48 samples
-    command = ["calibrate", "--merged", "merged", *BY_NAME, "--samples"]
+    command = ["calibrate", "--merged", "merged", *BY_NAME, "--preset", "paper", "--samples"]
     assert told(capsys, *command, "30", "--out", "new")["drift"] == []
     for samples, further in (("10", 10), ("30", 18)):
         drift = told(capsys, *command, samples, "--ridge", "0.1", "--out", samples)["drift"]

@@ -46,22 +46,6 @@ def test_the_card_agrees_with_featcal_json_and_has_no_local_path(models):  # noq
     assert str(models) not in card.content and "\n\n\n" not in card.content
 
 
-def test_a_card_written_from_python_lacks_only_the_samples(models):  # noqa: F811
-    image = checkpoints.processor()(checkpoints.picture(), return_tensors="pt")["pixel_values"]
-    given = {
-        "experts": {"mnist": "mnist"},
-        "batches": {"mnist": [{"pixel_values": image}]},
-        "settings": featcal.Calibration(modules=("fc1",)),
-        "out": "new",
-    }
-    featcal.calibrate("merged", base="base", **given)
-    text = ModelCard.load("new/README.md").text
-    assert "| modules | fc1 |" in text and "## Samples" not in text
-    module = featcal.merge("average", "mnist", {"dtd": "dtd"})
-    featcal.calibrate(module, base="mnist", **given)
-    assert "a CLIPVisionModel in memory" in ModelCard.load("new/README.md").text
-
-
 def test_measured_results_are_in_the_table_and_in_the_hub_s_model_index(models, capsys):  # noqa: F811
     def printed(*command: str) -> dict:
         capsys.readouterr()

@@ -1,6 +1,4 @@
-"""mergekit's recipes: what is read from them, what is refused and why, and how their models are
-found.
-"""
+"""mergekit's recipes: what is read, what is refused and why, and how their models are found."""
 
 import sys
 from pathlib import Path

@@ -48,22 +48,12 @@ def test_batches_are_as_long_as_computed_tokens_per_counting_token_allow(most):
         assert not following or len(part) == 3 or computed > most * (counting + following[0].count)
 
 
-def test_batches_equal_what_the_tokenizer_pads_itself_longest_first(tmp_path):
-    (tmp_path / "a.txt").write_text("\n".join(WORDS))
-    made = batches(tmp_path / "a.txt", ModelInput("text"))
-    ordered, own = sorted(WORDS, key=lambda text: -len(text)), tokenizer()
-    for i, batch in enumerate(made):
-        texts = ordered[3 * i : 3 * i + 3]
-        want = own(texts, padding=True, padding_side="right", return_tensors="pt")
-        assert all(torch.equal(batch[name], want[name]) for name in ("input_ids", "attention_mask"))
-    again = list(made)
-    assert len(again) == 3 and torch.equal(again[0]["input_ids"], next(iter(made))["input_ids"])
-    assert (made.samples, made.longest) == (9, len(ordered[0]) + 1)
-
-
 def test_a_model_with_a_decoder_is_given_targets_that_are_ignored_at_padding(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", PAIRS)
-    labels = next(iter(batches(path, ModelInput("pair"))))["labels"]
+    made = batches(path, ModelInput("pair"))
+    labels = next(iter(made))["labels"]
+    longest = max(len(f"say {word}") for word in WORDS) + 1
+    assert (made.samples, made.longest) == (len(WORDS), longest)
     ordered = sorted(WORDS, key=lambda text: -len(text))
     want = tokenizer()(text_target=ordered[:3], padding=True, return_tensors="pt")
     assert torch.equal(labels, want["input_ids"].masked_fill(want["attention_mask"] == 0, -100))
@@ -71,15 +61,3 @@ def test_a_model_with_a_decoder_is_given_targets_that_are_ignored_at_padding(tmp
     assert torch.equal(bare["decoder_input_ids"][:, 0], torch.zeros(3, dtype=torch.long))
     assert torch.equal(bare["decoder_input_ids"][0, 1:], labels[0, :-1])
     assert torch.equal(bare["decoder_attention_mask"], want["attention_mask"])
-
-
-def test_texts_are_drawn_with_the_indices_of_the_task(tmp_path):
-    folder = language.folder(tmp_path / "bert", "bert")
-    (tmp_path / "a.txt").write_text("\n".join(WORDS))
-    given = skeleton(folder), [folder], {"x": Location(tmp_path / "a.txt")}
-    want = {tuple(tokenizer()(WORDS[i])["input_ids"]) for i in draw_indices("x", len(WORDS), 4, 7)}
-    made = drawn(*given, Draw(4, 7, 4))["x"]
-    rows = [row for b in made for row in zip(b["input_ids"], b["attention_mask"], strict=True)]
-    assert {tuple(ids[mask == 1].tolist()) for ids, mask in rows} == want
-    with pytest.raises(BadSetting, match="at most 9, the number of samples of x"):
-        drawn(*given, Draw(10, 7, 4))

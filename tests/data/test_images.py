@@ -18,20 +18,8 @@ from featcal.data.places import quiet_datasets
 from featcal.errors import BadData, BadFile, BadSetting, MissingPath
 from reproduction.prepare.tasks import TASKS
 
-README = """---
-dataset_info:
-  features:
-  - name: image
-    dtype: image
-  - name: label
-    dtype:
-      class_label:
-        names:
-          '1': "dog"
-          '0': "cat"
----
-# pets
-"""
+NAMES = "{features: [{name: label, dtype: {class_label: {names: {'1': dog, '0': cat}}}}]}"
+README = f"---\ndataset_info: {NAMES}\n---\n"
 PETS = datasets.ClassLabel(names=["cat", "dog"])
 
 

@@ -87,21 +87,3 @@ def test_relations_are_between_the_vectors_that_sentence_transformers_makes(tmp_
     experts = {"b": tmp_path / "b"}
     [one] = featcal.compare({"a": tmp_path / "a"}, experts, {"b": [batch]})
     assert one.relations == pytest.approx(float(relational_divergence(*vectors).mean()), rel=1e-3)
-
-
-def test_the_command_prints_what_python_returns(tmp_path, monkeypatch, capsys):
-    for seed, name in enumerate(("merged", "new", "a")):
-        language.folder(tmp_path / name, "llama", seed)
-    jsonl(tmp_path / "a.jsonl", [{"text": word} for word in WORDS])
-    monkeypatch.chdir(tmp_path)
-    command = "compare --model merged=merged --model new=new --expert a=a --data a=a.jsonl"
-    command = f"{command} --samples 4 --skip 5 --device cpu".split()
-    assert cli.main([*command, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)["agreement"]
-    places, draw = {"a": Location(tmp_path / "a.jsonl")}, Draw(4, 42, 32, skip=5)
-    batches = drawn(skeleton(tmp_path / "merged"), [tmp_path / "merged"], places, draw)
-    returned = featcal.compare({"merged": "merged", "new": "new"}, {"a": "a"}, batches)
-    assert [one["kl"] for one in printed] == [one.kl for one in returned]
-    assert printed[1]["than_first"]["kl"]["error"] > 0
-    assert cli.main(command) == 0
-    assert f"{returned[1].relative_drift:.3f}" in capsys.readouterr().out

@@ -3,6 +3,8 @@
 import copy
 
 import families
+import numpy as np
+import plain
 import pytest
 import tiny
 import torch
@@ -11,47 +13,24 @@ from torch import nn
 from featcal.errors import SingularGram
 from featcal.merging.merge import merge
 from featcal.merging.methods.regression import lot_matrix, lot_scale
-from featcal.models.blocks import hooked
 
 FAMILIES = ("t5", "clip", "llama", "gpt2")
 
 
-def real_tokens(batch, name, stack):
-    """The tokens that count for a linear: by labels in decoders, by the encoder's mask for its
-    states.
-    """
-    if (
-        stack == "decoder"
-        and "labels" in batch
-        and not name.endswith(("EncDecAttention.k", "EncDecAttention.v"))
-    ):
-        return batch["labels"] != -100
-    return batch.get("attention_mask") if stack != "vision" else None
-
-
 def inputs(model, paths, batches):
-    """What reaches each module during the model's own forwards, padding left out: rows by path."""
-    seen = {path: [] for path in paths}
+    """What reaches each module in whole forwards, padding left out: rows by path."""
 
-    def note(batch, path, args):
-        mask = real_tokens(batch, path, paths[path])
-        seen[path].append(args[0].flatten(0, -2) if mask is None else args[0][mask.bool()])
+    def rows(path):
+        reached = ((batch, plain.inputs(model, batch, path)) for batch in batches)
+        return np.concatenate([plain.kept(model, b, path, x, False)[0] for b, x in reached])
 
-    for batch in batches:
-        hooks = {path: lambda _, args, b=batch, p=path: note(b, p, args) for path in paths}
-        handles = [model.get_submodule(p).register_forward_pre_hook(h) for p, h in hooks.items()]
-        with hooked(handles), torch.no_grad():
-            model(**batch)
-    return {path: torch.cat(rows) for path, rows in seen.items()}
+    return {path: torch.from_numpy(rows(path)) for path in paths}
 
 
-def linears(model, below, stack):
+def linears(model, below):
     kinds = (nn.Linear, families.tf.pytorch_utils.Conv1D)
-    return {
-        f"{below}{n}": stack
-        for n, m in model.get_submodule(below.rstrip(".")).named_modules(prefix="")
-        if isinstance(m, kinds)
-    }
+    modules = model.get_submodule(below).named_modules(prefix=below)
+    return [name for name, module in modules if isinstance(module, kinds)]
 
 
 def upright(module):
@@ -78,15 +57,10 @@ def solve(merged, base, experts, rows, path, rule, factor):
 def by_whole_forwards(arguments, stacks, rule, factor=None):
     base, experts, batches = arguments["base"], arguments["experts"], arguments["batches"]
     merged = tiny.averaged(list(experts.values()))
-    blocks = {
-        f"{path}.{i}.": stack
-        for stack, path in stacks.items()
-        for i in range(len(base.get_submodule(path)))
-    }
+    lists = [(path, len(base.get_submodule(path))) for path in stacks.values()]
+    blocks = [f"{path}.{i}" for path, depth in lists for i in range(depth)]
     if rule != "regmean++":
-        paths = {
-            p: s for below, stack in blocks.items() for p, s in linears(base, below, stack).items()
-        }
+        paths = [path for block in blocks for path in linears(base, block)]
         rows = {task: inputs(experts[task], paths, batches[task]) for task in experts}
         for path in paths:
             solve(merged, base, experts, rows, path, rule, factor)
@@ -94,17 +68,16 @@ def by_whole_forwards(arguments, stacks, rule, factor=None):
     after = ("final_layer_norm", "lm_head", "model.norm", "post_layernorm", "ln_f", "projection")
     with torch.no_grad():
         for name, p in merged.named_parameters():
-            if any(word in name for word in after) and not name.startswith(tuple(blocks)):
+            inside = name.startswith(tuple(f"{block}." for block in blocks))
+            if any(word in name for word in after) and not inside:
                 p.copy_(base.get_parameter(name))
-    for below, stack in blocks.items():
+    for block in blocks:
         rows = {}
         for task, expert in experts.items():
             mixed = copy.deepcopy(merged)
-            mixed.get_submodule(below.rstrip(".")).load_state_dict(
-                expert.get_submodule(below.rstrip(".")).state_dict()
-            )
-            rows[task] = inputs(mixed, linears(base, below, stack), batches[task])
-        for path in linears(base, below, stack):
+            mixed.get_submodule(block).load_state_dict(expert.get_submodule(block).state_dict())
+            rows[task] = inputs(mixed, linears(base, block), batches[task])
+        for path in linears(base, block):
             solve(merged, base, experts, rows, path, rule, factor)
     return merged
 
@@ -140,7 +113,7 @@ def test_lots_norms_weigh_task_vectors_by_squared_features():
     ours, path = own_merge("lot", arguments), "encoder.layers.0.layer_norm1"
     base, total, weight = arguments["base"].get_parameter(f"{path}.weight").detach(), 0.0, 0.0
     for task, expert in arguments["experts"].items():
-        x = inputs(expert, {path: "vision"}, arguments["batches"][task])[path]
+        x = inputs(expert, [path], arguments["batches"][task])[path]
         squares = nn.functional.layer_norm(x, x.shape[-1:], eps=1e-5).square().sum(0)
         total = total + squares * (expert.get_parameter(f"{path}.weight").detach() - base)
         weight = weight + squares

@@ -190,17 +190,6 @@ def images(names="abc"):
     return {name: tiny.images(50 + i) for i, name in enumerate(names)}
 
 
-def test_conjugate_gradients_reach_the_solution_in_as_many_steps_as_there_are_eigenvalues():
-    g = tiny.seeded(1)
-    A = torch.randn(40, 8, generator=g, dtype=torch.float64)
-    G, R = A.T @ A, torch.randn(3, 8, generator=g, dtype=torch.float64)
-    X, steps = conjugate_gradients(G, R, torch.zeros_like(R), 100)
-    assert 0 < steps <= 9 and float((X @ G - R).norm()) <= 1e-5 * float(R.norm())
-    assert conjugate_gradients(G, R, X, 100)[1] == 0  # already solved
-    one, _ = conjugate_gradients(G, R, torch.zeros_like(R), 1)  # the exact line search
-    assert torch.allclose(one, R * (R.square().sum() / (R * (R @ G)).sum()), rtol=1e-12)
-
-
 def test_mats_goes_from_task_arithmetic_to_regmean():
     name = "encoder.layers.1.mlp.fc2.weight"
     batches = {
