@@ -58,19 +58,17 @@ class CorruptedStudy(Study):
     def models(self, folder: Path) -> list[ModelSpec]:
         """Return FeatCal and adapters on every damage; adapters also on FeatCal's samples."""
         rivals, adapters, found = self.rivals, ("prob_surgery", "surgery"), []
-        ways: list[tuple[Rivals, str, dict[str, Any]]]
-        ways = [(rivals, method, {}) for method in (*adapters, "featcal")]
+        ways: list[tuple[str, dict[str, Any]]] = [(method, {}) for method in (*adapters, "featcal")]
         if self.at_papers:
-            ways.append((rivals, "featcal", {"setting": "paper", "settings": self.at_papers}))
+            ways.append(("featcal", {"setting": "paper", "settings": self.at_papers}))
         if rivals.stream != "train":
-            own, setting = rivals.but(stream="train"), f"{rivals.setting}_train"
-            ways += [(own, method, {"setting": setting}) for method in adapters]
+            own = {"rivals": rivals.but(stream="train"), "setting": f"{rivals.setting}_train"}
+            ways += [(method, own) for method in adapters]
         damages = [*([""] if self.clean else []), *self.damages]
-        for seed, damage, (own, method, changes) in product(self.seeds, damages, ways):
+        for seed, damage, (method, changes) in product(self.seeds, damages, ways):
             kind, setting = damage or "clean", changes.get("setting", rivals.setting)
-            out = folder / f"{kind}-{method}-{setting}-{seed}"
-            more = {"damage": damage, "columns": {"corruption": kind}, **changes}
-            found.append(rival(own, method, self.upstream, self.samples, seed, out, **more))
+            more = {"damage": damage, "columns": {"corruption": kind}, "seed": seed, **changes}
+            found.append(rival(self, method, folder / f"{kind}-{method}-{setting}-{seed}", **more))
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
