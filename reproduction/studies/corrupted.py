@@ -73,7 +73,7 @@ class CorruptedStudy(Study):
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         models, merged = self.models(folder), merged_model(setup, self.upstream)
-        rows = make_and_score(setup, f"corrupted {self.key}", models, [merged])
+        rows = make_and_score(setup, f"corrupted {self.key}", models, others=[merged])
         draws = [self.rivals.draw("surgery", self.samples, seed) for seed in self.seeds]
         pictures, shown, facts = examples(setup, self)
         tables = {"corrupted.seen": seen_rows(setup, draws, rows), "corrupted.examples": shown}
@@ -110,8 +110,8 @@ def examples(setup: Setup, study: CorruptedStudy) -> tuple[list[Any], list[Any],
     for row, task in enumerate(setup.tasks[1::2]):
         samples = load_split(setup, task, "train")
         first = draw_indices(task, len(samples.labels), study.samples, seed)[:1]
-        # what happens to a picture depends on its index
-        samples = samples.take(first) if study.of_texts else samples
+        if study.of_texts:  # what happens to a picture depends on its index
+            samples = samples.take(first)
         versions = {"clean": samples}
         versions |= {name: damaged(samples, task, name, seed) for name in study.damages}
         if study.of_texts:

@@ -38,7 +38,7 @@ class CostStudy(Study):
         require(max(self.audit, default=0) <= steps, "cost.audit", self.audit, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        label, models = f"cost {self.key}", [rival(self, one, folder / one) for one in METHODS]
+        models = [rival(self, method, folder / method) for method in METHODS]
         published = []
         for model in models[1:] if self.audit else ():
             name, settings = f"{model.name} each_step", model.settings.but(encode="each_step")
@@ -46,11 +46,11 @@ class CostStudy(Study):
         jobs: dict[str, tuple[Any, ...]] = {model.name: (setup, model) for model in models}
         jobs |= {model.name: (setup, model, self.audit) for model in published}
         # nothing runs at the same time, so each has the cores that workers share elsewhere
-        record = costs(label, self, jobs, 1, setup.context.suite.workers or None)
+        record = costs(self, jobs, 1, setup.context.suite.workers or None)
         audited = []
         for model, step in product(published, self.audit):
             columns = {"encode": "each_step", "samples": self.samples, "step": step}
             out, name = step_folder(model.folder, step), f"{model.name} {step}"
             audited.append(model.but(name=name, folder=out, columns=columns))
-        rows = rows_of(setup, label, audited, [merged_model(setup, self.upstream)])
-        return StudyResult(rows, record=record)
+        others = [merged_model(setup, self.upstream)]
+        return StudyResult(rows_of(setup, f"cost {self.key}", audited, others), record=record)

@@ -257,11 +257,10 @@ def expert_features(
 
     from featcal.baselines.training import as_module, pairs_of_several
 
-    start, nobody, found = time.perf_counter(), torch.empty(0), {}
+    start, found = time.perf_counter(), {}
     for task, expert in experts.items():  # of a pair only one side is needed
-        module = as_module(expert, device)
-        pairs = pairs_of_several(task, {"": module}, nobody, seen[task], projection)
-        found[task] = pairs[""].merged
+        own = ({"": as_module(expert, device)}, torch.empty(0), seen[task], projection)
+        found[task] = pairs_of_several(task, *own)[""].merged
     return found, time.perf_counter() - start
 
 

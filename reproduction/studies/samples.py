@@ -27,14 +27,14 @@ class SamplesStudy(Study):
     seeds: Seeds
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        label, models = f"samples {self.key}", []
+        models = []
         for method, n, seed in product(METHODS, sorted(self.samples), sorted(self.seeds)):
             own, out = {"samples": n}, folder / f"{method}-{n}-{seed}"
             models.append(rival(self, method, out, **own, seed=seed, columns=own))
         workers = setup.context.suite.workers
         jobs = {model.name: (setup, model) for model in models}
-        record = costs(label, self, jobs, workers or 1, 1 if workers else None)
+        record = costs(self, jobs, workers or 1, 1 if workers else None)
         merged = merged_model(setup, self.upstream).but(columns={"samples": 0})
-        rows = rows_of(setup, label, [merged, *models])
+        rows = rows_of(setup, f"samples {self.key}", [merged, *models])
         draws = [self.rivals.draw("surgery", n, s) for n in self.samples for s in self.seeds]
         return StudyResult(rows, {"samples.seen": seen_rows(setup, draws, rows)}, record=record)

@@ -20,6 +20,7 @@ from reproduction.results import THEORY, THEORY_POINTS
 # Of an equation: float64 carries 16 digits, a wrong term shows in the first, a quadrature with few
 # nodes in between. Of an inequality: that it holds.
 REQUIRED = {"digits": 6.0, "room": 0.0}
+ORDERS = ("forward", "stale")  # of calibration: on deployed features, and on the merged model's
 SOURCES = "sources"  # the job that looks at all tasks together
 Lines = tuple[list[Row], list[Row]]  # of statements, and the points of each
 
@@ -49,10 +50,12 @@ class TheoryStudy(Study):
         require(self.traced <= self.images, "theory.traced", self.traced, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        label, words = f"theory {self.key}", ("featcal", self.upstream, self.setting, self.seed)
-        orders = ("forward", "stale")  # on deployed features, and on the merged model's
-        made = {order: (self.featcal.but(order=order), self.drawn()) for order in orders}
-        make(label, setup, [ModelSpec(n, folder / n, *words, *own) for n, own in made.items()])
+        label, models = f"theory {self.key}", []
+        words = ("featcal", self.upstream, self.setting, self.seed)
+        for order in ORDERS:
+            settings = self.featcal.but(order=order)
+            models.append(ModelSpec(order, folder / order, *words, settings, self.drawn()))
+        make(label, setup, models)
         jobs = {name: (setup, self, name, folder) for name in (SOURCES, *setup.tasks)}
         found = setup.context.run(label, check, jobs)
         lines, points = zip(*(found[name] for name in (*setup.tasks, SOURCES)), strict=True)
@@ -111,7 +114,7 @@ def check_sources(setup: Setup, study: TheoryStudy, folder: Path) -> Lines:
     from reproduction.theory.tower import Checks
 
     paths = {"base": setup.base, "merged": setup.merged(study.upstream)}
-    paths |= {order: folder / order for order in ("forward", "stale")}
+    paths |= {order: folder / order for order in ORDERS}
     loaded = {name: setup.load(path, torch.float64) for name, path in paths.items()}
     experts = {task: setup.load(path, torch.float64) for task, path in setup.experts.items()}
     models = sources.Models(**loaded, experts=experts)
