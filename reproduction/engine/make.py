@@ -36,9 +36,8 @@ def run_merge(key: str) -> None:
     """Write outputs/<suite>/merged/<role>-<pool>/<merger>/ of a role and pool, or of one merger."""
     context = load_context()
     known = context.experiments.merge.values()
-    require_known(
-        "merge", key, dict.fromkeys(one for run in known for one in (run.key, run.merged))
-    )
+    names = dict.fromkeys(one for run in known for one in (run.key, run.merged))
+    require_known("merge", key, names)
     runs = [run for run in known if key in (run.key, run.merged)]
     with context.recorded("merge", key):
         setup = Setup(context, runs[0].role, runs[0].pool)
@@ -71,9 +70,7 @@ def merge(setup: Setup, model: ModelSpec) -> None:
 
 
 def run_calibrate(key: str) -> None:
-    """Write outputs/<suite>/calibrated/<role>-<pool>/<merger>-<setting>/seed<NN>/; of language
-    models also anchor/ next to it.
-    """
+    """Write <merger>-<setting>/seed<NN>/ of a role and pool; of language models also anchor/."""
     setup = load_setup(key)
     with setup.context.recorded("calibrate", key) as record:
         models = [*(anchors(setup) if setup.of_texts else ()), *calibrated(setup)]

@@ -1,7 +1,7 @@
 """Make and measure FeatCal, Surgery and ProbSurgery, each in a process of its own.
 
-They see the samples of the stages `calibrate` and `adapt` and run the same code, so that the same
-number of samples and seed give the same bytes.
+They see the samples of the stages `calibrate` and `adapt` and run the same code, so they give the
+same bytes.
 """
 
 import ctypes
@@ -16,7 +16,8 @@ from typing import Any
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import at_most, load_split
 from reproduction.engine.spec import ModelSpec
-from reproduction.experiments import Draw
+from reproduction.engine.workers import Jobs, fan_out
+from reproduction.experiments import Draw, Study
 
 METHODS = ("featcal", "surgery", "prob_surgery")
 Batches = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
@@ -45,6 +46,15 @@ def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[s
     counts = (sum(len(next(iter(b.values()))) for b in own) for own in batches.values())
     words = {**model.words, "samples": model.draw.samples, "images": min(counts)}
     return {**words, "encode": getattr(model.settings, "encode", "once"), **asdict(profile)}
+
+
+def costs(study: Study, jobs: Jobs, at_once: int, threads: int | None) -> dict[str, Any]:
+    """Return the costs of jobs of `measure` for the run record; those with most samples start first."""
+    label = f"{study.section} {study.key}"
+    longest_first = dict(sorted(jobs.items(), key=lambda job: -job[1][1].draw.samples))
+    found = dict(fan_out(label, measure, longest_first, at_once, threads, fresh=True))
+    record = {"cost": [found[name] for name in jobs], "at_once": at_once, "threads": threads}
+    return record | {"settings": study.model_dump()}
 
 
 def in_memory(setup: Setup, draw: Draw) -> Batches:

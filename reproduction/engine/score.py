@@ -63,10 +63,8 @@ def evaluate_model(
         return shared or setup.load(setup.expert(task))
 
     if not setup.of_texts:
-        applied, read = (
-            {n: one.apply for n, one in adapters.items()},
-            partial(selection.read, setup),
-        )
+        read = partial(selection.read, setup)
+        applied = {name: one.apply for name, one in adapters.items()}
         return answers(setup, lambda task: {model.name: own(task)}, read, applied)
     changes = {model.name: None, **{name: one.before_head for name, one in adapters.items()}}
     found = generated(setup, own, changes, selection.split)

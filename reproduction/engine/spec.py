@@ -8,7 +8,7 @@ from typing import Any
 
 from featcal.files import atomic_folder
 from reproduction.engine.context import Setup
-from reproduction.experiments import ANCHOR, DOMAIN_POOL, Draw, Reading, Rivals
+from reproduction.experiments import ANCHOR, DOMAIN_POOL, Draw, Reading
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,14 @@ def merged_model(setup: Setup, upstream: str) -> ModelSpec:
     return ModelSpec("merged", setup.merged(upstream), "merged", upstream)
 
 
-def rival(
-    rivals: Rivals, method: str, upstream: str, samples: int, seed: int, folder: Path, **more: Any
-) -> ModelSpec:
-    """Return a model of FeatCal, or adapters, with the settings and samples that studies compare.
+def rival(study: Any, method: str, folder: Path, **more: Any) -> ModelSpec:
+    """Return a model of FeatCal, or adapters, with the settings and samples that a study compares.
 
-    folder: its name there is the model's.   more: other parts of it.
+    folder: its name there is the model's.   more: other parts of it, in place of the study's own.
     """
-    own = {"settings": getattr(rivals, method), "draw": rivals.draw(method, samples, seed)}
+    names = ("upstream", "samples", "seed")
+    upstream, samples, seed = (more.pop(n) if n in more else getattr(study, n) for n in names)
+    rivals = more.pop("rivals", study.rivals)
+    own = {"settings": getattr(rivals, method, None), "draw": rivals.draw(method, samples, seed)}
     own |= {"setting": rivals.setting, "corrects": "" if method == "featcal" else "merged"}
     return ModelSpec(folder.name, folder, method, upstream, seed=seed, **{**own, **more})

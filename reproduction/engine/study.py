@@ -54,16 +54,10 @@ def run_study(name: str, key: str) -> None:
         kind.finish(folder, found)
 
 
-def make_and_score(
-    setup: Setup,
-    label: str,
-    models: Sequence[ModelSpec],
-    others: Sequence[ModelSpec] = (),
-    evaluate: Callable[..., Any] | None = None,
-) -> list[Row]:
-    """Make models and return their rows. others: models there already.   evaluate: as in `score`."""
+def make_and_score(setup: Setup, label: str, models: Sequence[ModelSpec], **more: Any) -> list[Row]:
+    """Make models and return their rows. more: as of `rows_of`."""
     make(label, setup, models)
-    return rows_of(setup, label, models, others, evaluate)
+    return rows_of(setup, label, models, **more)
 
 
 def rows_of(
@@ -73,6 +67,6 @@ def rows_of(
     others: Sequence[ModelSpec] = (),
     evaluate: Callable[..., Any] | None = None,
 ) -> list[Row]:
-    """Return the rows of models. others: those that adapters among the models correct."""
+    """Return the rows of models. others: those that adapters correct.   evaluate: as of `score`."""
     scores = score(f"{label} score", setup, [*others, *models], evaluate)
     return [row for model in models for row in scores[model.name]]

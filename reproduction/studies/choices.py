@@ -67,11 +67,8 @@ class ChoicesStudy(Study):
 
     def model(self, folder: Path, choice: str, option: str, seed: int, **change: Any) -> ModelSpec:
         """Return the default, or the default with one choice changed."""
-        reading, settings = self.reading, self.featcal
-        if choice in READ:
-            reading = reading.but(**change)
-        elif choice == "modules":
-            settings = settings.but(**change)
+        reading = self.reading.but(**(change if choice in READ else {}))
+        settings = self.featcal.but(**(change if choice == "modules" else {}))
         draw = self.drawn(seed=seed).but(**(change if choice == "samples" else {}))
         name = f"{choice or 'default'}-{option or seed}"
         words = ("featcal", self.upstream, self.setting, seed, settings, draw, reading)

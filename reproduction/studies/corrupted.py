@@ -58,24 +58,22 @@ class CorruptedStudy(Study):
     def models(self, folder: Path) -> list[ModelSpec]:
         """Return FeatCal and adapters on every damage; adapters also on FeatCal's samples."""
         rivals, adapters, found = self.rivals, ("prob_surgery", "surgery"), []
-        ways: list[tuple[Rivals, str, dict[str, Any]]]
-        ways = [(rivals, method, {}) for method in (*adapters, "featcal")]
+        ways: list[tuple[str, dict[str, Any]]] = [(method, {}) for method in (*adapters, "featcal")]
         if self.at_papers:
-            ways.append((rivals, "featcal", {"setting": "paper", "settings": self.at_papers}))
+            ways.append(("featcal", {"setting": "paper", "settings": self.at_papers}))
         if rivals.stream != "train":
-            own, setting = rivals.but(stream="train"), f"{rivals.setting}_train"
-            ways += [(own, method, {"setting": setting}) for method in adapters]
+            own = {"rivals": rivals.but(stream="train"), "setting": f"{rivals.setting}_train"}
+            ways += [(method, own) for method in adapters]
         damages = [*([""] if self.clean else []), *self.damages]
-        for seed, damage, (own, method, changes) in product(self.seeds, damages, ways):
+        for seed, damage, (method, changes) in product(self.seeds, damages, ways):
             kind, setting = damage or "clean", changes.get("setting", rivals.setting)
-            out = folder / f"{kind}-{method}-{setting}-{seed}"
-            more = {"damage": damage, "columns": {"corruption": kind}, **changes}
-            found.append(rival(own, method, self.upstream, self.samples, seed, out, **more))
+            more = {"damage": damage, "columns": {"corruption": kind}, "seed": seed, **changes}
+            found.append(rival(self, method, folder / f"{kind}-{method}-{setting}-{seed}", **more))
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         models, merged = self.models(folder), merged_model(setup, self.upstream)
-        rows = make_and_score(setup, f"corrupted {self.key}", models, [merged])
+        rows = make_and_score(setup, f"corrupted {self.key}", models, others=[merged])
         draws = [self.rivals.draw("surgery", self.samples, seed) for seed in self.seeds]
         pictures, shown, facts = examples(setup, self)
         tables = {"corrupted.seen": seen_rows(setup, draws, rows), "corrupted.examples": shown}
@@ -112,8 +110,8 @@ def examples(setup: Setup, study: CorruptedStudy) -> tuple[list[Any], list[Any],
     for row, task in enumerate(setup.tasks[1::2]):
         samples = load_split(setup, task, "train")
         first = draw_indices(task, len(samples.labels), study.samples, seed)[:1]
-        # what happens to a picture depends on its index
-        samples = samples.take(first) if study.of_texts else samples
+        if study.of_texts:  # what happens to a picture depends on its index
+            samples = samples.take(first)
         versions = {"clean": samples}
         versions |= {name: damaged(samples, task, name, seed) for name in study.damages}
         if study.of_texts:

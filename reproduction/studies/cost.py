@@ -4,16 +4,15 @@ they train. What was measured varies from run to run and goes to the run record.
 
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Distinct, require
 from reproduction.engine.context import Setup
-from reproduction.engine.measured import METHODS, measure, step_folder
+from reproduction.engine.measured import METHODS, costs, step_folder
 from reproduction.engine.spec import merged_model, rival
 from reproduction.engine.study import StudyResult, rows_of
-from reproduction.engine.workers import fan_out
 from reproduction.experiments import Rivals, Study
 from reproduction.results import AUDIT
 
@@ -39,23 +38,19 @@ class CostStudy(Study):
         require(max(self.audit, default=0) <= steps, "cost.audit", self.audit, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        label, rivals = f"cost {self.key}", self.rivals
-        given = (self.upstream, self.samples, self.seed)
-        models = [rival(rivals, method, *given, folder / method) for method in METHODS]
+        models = [rival(self, method, folder / method) for method in METHODS]
         published = []
         for model in models[1:] if self.audit else ():
             name, settings = f"{model.name} each_step", model.settings.but(encode="each_step")
             published.append(model.but(name=name, folder=folder / name, settings=settings))
-        jobs = {model.name: (setup, model) for model in models}
+        jobs: dict[str, tuple[Any, ...]] = {model.name: (setup, model) for model in models}
         jobs |= {model.name: (setup, model, self.audit) for model in published}
         # nothing runs at the same time, so each has the cores that workers share elsewhere
-        threads = setup.context.suite.workers or None
-        cost = [one for _, one in fan_out(label, measure, jobs, 1, threads, fresh=True)]
+        record = costs(self, jobs, 1, setup.context.suite.workers or None)
         audited = []
         for model, step in product(published, self.audit):
             columns = {"encode": "each_step", "samples": self.samples, "step": step}
             out, name = step_folder(model.folder, step), f"{model.name} {step}"
             audited.append(model.but(name=name, folder=out, columns=columns))
-        rows = rows_of(setup, label, audited, [merged_model(setup, self.upstream)])
-        record = {"cost": cost, "at_once": 1, "threads": threads, "settings": self.model_dump()}
-        return StudyResult(rows, record=record)
+        others = [merged_model(setup, self.upstream)]
+        return StudyResult(rows_of(setup, f"cost {self.key}", audited, others), record=record)

@@ -38,10 +38,8 @@ class ExpertSeedsStudy(Study):
     def models(self, setup: Setup) -> Iterable[ModelSpec]:
         """Return the references, the study's mergers, and the first draw of what follows them."""
         first: dict[Any, ModelSpec] = {}
-        for model in specs(setup):
-            mergers, settings = ("", *self.upstreams), ("", *self.settings)
-            wanted = model.upstream in mergers and model.setting in settings
-            if wanted and model.method != "multitask":
+        for model in (model for model in specs(setup) if model.method != "multitask"):
+            if model.upstream in ("", *self.upstreams) and model.setting in ("", *self.settings):
                 first.setdefault((model.upstream, model.method, model.setting), model)
         return first.values()
 
@@ -58,9 +56,8 @@ class ExpertSeedsStudy(Study):
             jobs[f"{task}, seed {seed}"] = (job, store / f"seed{seed}" / task)
         make_experts(setup, prepared, data, jobs)
         for seed in self.seeds:
-            aside, label = folder / f"seed{seed}", f"experts of seed {seed}"
-            parts = {**shared, "experts": store / f"seed{seed}"}
-            made = compared(label, setup, aside, parts, self.models)
+            aside, parts = folder / f"seed{seed}", {**shared, "experts": store / f"seed{seed}"}
+            made = compared(f"experts of seed {seed}", setup, aside, parts, self.models)
             rows += [{**row, "expert_seed": seed} for row in made]
             rmtree(aside)
         return StudyResult(rows)

@@ -4,19 +4,18 @@ Protocol, fixed before any score was seen. After one merger, FeatCal is calibrat
 and ρ with several λ; of each such cell, the λ with the least divergence is scored. The divergence is
 the mean over tasks of KL(expert's answers ‖ model's) on training samples that no calibration sees;
 labels play no part. Next to the cells: the anchor alone at each ρ (λ so large that nothing is
-solved; ρ = 1 is the merged model), the paper's settings with one part of `stream` added, and
-`stream` with one part left out. Of `stream`, the ρ with the least divergence is used.
+solved), the paper's settings with one part of `stream` added, and `stream` with one part left out. Of
+`stream`, the ρ with the least divergence is used.
 
 Last, ρ at the cell of forward order, the first α and the last ρ acts on some weights only. With
 S = Σ ωG of a site, its eigenvectors v with eigenvalues g, and the anchors A at ρ and A₁ at ρ = 1,
 the anchor is A₁ + (A − A₁) Σ vvᵀ over those with g < λ, those with g ≥ λ, none, or all; biases and
 norms keep ρ = 1. λ is that of the cell. Added once the cells of the synthetic images were seen, where
-the least λ was chosen everywhere and ρ has no effect: the same at the paper's λ.
-
-What is run is limited by time alone; pipeline/studies.yaml says what was left out.
+the least λ was chosen everywhere and ρ has no effect: the same at the paper's λ. Time alone limits
+what is run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -50,7 +49,8 @@ PARTS = {
     "residual target": "residual", "order": "order", "joint bias": "affine", "α": "interpolation",
     "ρ": "anchor_blend", "λ": "ridge",
 }  # fmt: skip  # of `stream`, that the paper's settings lack
-NOWHERE, BELOW, ABOVE, WEIGHTS, EVERYTHING = "nowhere", "below", "above", "weights", "everything"
+PLACES = ("nowhere", "below", "above", "weights", "everything")
+NOWHERE, BELOW, ABOVE, _, EVERYTHING = PLACES
 
 
 class ExtrapolationStudy(Study):
@@ -93,15 +93,14 @@ class ExtrapolationStudy(Study):
 
     def first(self, folder: Path) -> list[ModelSpec]:
         """Return the cells, the anchors alone, and `stream` at every ρ."""
-        grid, found = product(self.orders, self.interpolations, self.blends, self.ridges), []
-        for order, *point in grid:
+        found = []
+        for order, *point in product(self.orders, self.interpolations, self.blends, self.ridges):
             numbers = dict(zip(NUMBERS, point, strict=True))
             found.append(self.model(folder, CELL, order, order=order, **numbers))
         fixed = {"order": "forward", "interpolation": self.interpolations[0], "ridge": NO_DATA}
-        for choice, own in ((ANCHOR, fixed), (STREAM, dict(self.stream))):
-            found += [
-                self.model(folder, choice, "", **own | {"anchor_blend": r}) for r in self.blends
-            ]
+        ways = product({ANCHOR: fixed, STREAM: dict(self.stream)}.items(), self.blends)
+        for (choice, own), blend in ways:
+            found.append(self.model(folder, choice, "", **{**own, "anchor_blend": blend}))
         return found
 
     def second(self, folder: Path, rho: float, ridge: float) -> list[ModelSpec]:
@@ -115,51 +114,47 @@ class ExtrapolationStudy(Study):
         changed.sort(key=lambda model: model.settings.order == "sites")
         own: dict[str, Any] = {"order": "forward", "interpolation": self.interpolations[0]}
         own["anchor_blend"] = self.blends[-1]
-        places = (NOWHERE, BELOW, ABOVE, WEIGHTS, EVERYTHING)
-        for value, place in product(dict.fromkeys((ridge, self.paper.ridge)), places):
+        for value, place in product(dict.fromkeys((ridge, self.paper.ridge)), PLACES):
             changed.append(self.model(folder, SPECTRUM, place, **own, ridge=value))
         return changed
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         label, first = f"extrapolation {self.key}", self.first(folder)
         make(label, setup, first)
-        far = divergences(label, setup, self, first)
-        rho = min((m for m in first if m.columns["choice"] == STREAM), key=lambda m: far[m.name])
+        first = self.measured(setup, first)
+        rho = min((m for m in first if m.columns["choice"] == STREAM), key=distance).settings
         start = f"{CELL}-forward-{self.interpolations[0]:g}-{self.blends[-1]:g}-"
-        [cell] = best_of([model for model in first if model.name.startswith(start)], far)
-        second = self.second(folder, rho.settings.anchor_blend, cell.settings.ridge)
+        [cell] = best_of([model for model in first if model.name.startswith(start)])
+        second = self.second(folder, rho.anchor_blend, cell.settings.ridge)
         partly = [model for model in second if model.columns["choice"] == SPECTRUM]
         make(label, setup, [model for model in second if model not in partly])
         below = setup.context.run(label, spectrum, {SPECTRUM: (setup, self, partly)})[SPECTRUM]
-        far |= divergences(label, setup, self, second)
-        models = [
-            model.but(columns={**model.columns, "divergence": far[model.name]})
-            for model in (*first, *second)
-        ]
-        chosen = best_of(models, far)
-        selection = Selection("test", self.scored, self.seed)
+        models = [*first, *self.measured(setup, second)]
+        chosen, selection = best_of(models), Selection("test", self.scored, self.seed)
         rows = rows_of(setup, label, chosen, evaluate=partial(evaluate_model, selection=selection))
         words = {**setup.words, "upstream": self.upstream}
         candidates = [{**words, **m.columns, "chosen": int(m in chosen)} for m in models]
-        facts = {"below": below, "stream_blend": rho.settings.anchor_blend}
+        facts = {"below": below, "stream_blend": rho.anchor_blend}
         return StudyResult(rows, {"extrapolation.candidates": candidates}, facts)
 
+    def measured(self, setup: Setup, models: Sequence[ModelSpec]) -> list[ModelSpec]:
+        """Return models with their divergence among their columns."""
+        jobs = {model.name: (setup, self, model) for model in models}
+        far = setup.context.run(f"extrapolation {self.key} divergence", divergence, jobs)
+        return [m.but(columns={**m.columns, "divergence": far[m.name]}) for m in models]
 
-def best_of(models: Sequence[ModelSpec], divergence: Mapping[str, float]) -> list[ModelSpec]:
+
+def distance(model: ModelSpec) -> float:
+    return float(model.columns["divergence"])
+
+
+def best_of(models: Sequence[ModelSpec]) -> list[ModelSpec]:
     """Return the models that are scored, in their order: of each cell the λ of least divergence."""
     best: dict[tuple[Any, ...], ModelSpec] = {}
-    for model in sorted(models, key=lambda model: divergence[model.name]):
-        own = {**model.columns, "divergence": ""}
-        own |= {"ridge": ""} if own["choice"] == CELL else {}
-        best.setdefault(tuple(own.values()), model)
+    for model in sorted(models, key=distance):
+        free = ("divergence", "ridge") if model.columns["choice"] == CELL else ("divergence",)
+        best.setdefault(tuple(v for n, v in model.columns.items() if n not in free), model)
     return [model for model in models if model in best.values()]
-
-
-def divergences(
-    label: str, setup: Setup, study: ExtrapolationStudy, models: Sequence[ModelSpec]
-) -> dict[str, float]:
-    jobs = {model.name: (setup, study, model) for model in models}
-    return setup.context.run(f"{label} divergence", divergence, jobs)
 
 
 def divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> float:
@@ -175,18 +170,12 @@ def divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> flo
     scale, ours = tensors["logit_scale"].exp(), setup.load(model.folder)
     for task in setup.tasks:
         samples, head = load_split(setup, task, "train"), scale * tensors[f"head/{task}"]  # (K, p)
-        count = study.samples + study.held_out
+        count, theirs = study.samples + study.held_out, setup.load(setup.expert(task))
         drawn = draw_indices(task, len(samples.labels), count, study.seed)
-        held_out = samples.take(drawn[study.samples :])
-        modules = {
-            f"{model.name}, task {task}": ours,
-            f"expert of {task}": setup.load(setup.expert(task)),
-        }
-        features = (
-            projected(module, projection, held_out, study.batch, place)
-            for place, module in modules.items()
-        )
-        answers = (Scores(unit_length(one) @ head.T) for one in features)
+        held_out, answers = samples.take(drawn[study.samples :]), []
+        for module, place in ((ours, f"{model.name}, task {task}"), (theirs, f"expert of {task}")):
+            features = projected(module, projection, held_out, study.batch, place)
+            answers.append(Scores(unit_length(features) @ head.T))
         total += float(kl_and_top1(*answers)[0].mean()) / len(setup.tasks)
     return total
 
@@ -220,11 +209,9 @@ def calibrate_by_spectrum(
 ) -> dict[str, dict[str, float]]:
     """Calibrate students in forward order, each with ρ on its variant's part of the weights.
 
-    A solution with ρ = 1 is pulled to the student's own weights. So those are replaced by the
-    variant's anchor once the block is observed, and then solved with ρ = 1.
-
-    Returns: by λ the shares that lie below it, means over sites: of the directions, of the inputs'
-    energy tr S, and of the squared change ‖A − A₁‖².
+    A solution with ρ = 1 is pulled to the student's own weights, so once a block is observed those
+    become the variant's anchor. Returns: by λ the shares below it, means over sites: of the
+    directions, of the inputs' energy tr S, and of the squared change ‖A − A₁‖².
     """
     import torch
 
@@ -249,29 +236,27 @@ def calibrate_by_spectrum(
                 add_task_systems(systems[number], own, teacher, specs[number].settings)
         with models.base.block(path) as base:
             for number, (block, spec) in enumerate(blocks):
-                variant, rho = variants[number], spec.settings.anchor_blend
-                ridge = spec.settings.ridge
+                variant, settings = variants[number], spec.settings
                 for site, [system] in systems[number].sites.items():
                     A, a = anchors(block, base, site, 1.0)  # (o, d), (o,)
-                    change = anchors(block, base, site, rho)[0] - A
+                    change = anchors(block, base, site, settings.anchor_blend)[0] - A
                     if variant == NOWHERE:
                         change.zero_()
                     elif variant in (BELOW, ABOVE):
                         g, V = torch.linalg.eigh(system.left)  # (d,), (d, d)
-                        below = g < ridge
+                        below, whole = g < settings.ridge, change.norm()
                         V = V[:, below if variant == BELOW else ~below]
-                        part = change @ V @ V.T
+                        change = change @ V @ V.T
                         if variant == BELOW:
-                            energy, moved = g[below].sum() / g.sum(), part.norm() / change.norm()
+                            energy, moved = g[below].sum() / g.sum(), change.norm() / whole
                             own_shares = below.double().mean(), energy, moved**2
-                            shares.setdefault(f"{ridge:g}", []).append(own_shares)
-                        change = part
+                            shares.setdefault(f"{settings.ridge:g}", []).append(own_shares)
                     if variant != EVERYTHING:
                         linears = [block.get_submodule(name) for name in site]
                         load_side_by_side(linears, A + change, a)
-                blend = rho if variant == EVERYTHING else 1.0
-                own = replace(spec, settings=spec.settings.but(anchor_blend=blend))
-                solve_systems(systems[number], block, base, own, Ranks())
+                blend = settings.anchor_blend if variant == EVERYTHING else 1.0
+                spec = replace(spec, settings=settings.but(anchor_blend=blend))
+                solve_systems(systems[number], block, base, spec, Ranks())
                 for track in features.values():
                     advance(block, stack, track.students[number])
     names = ("directions", "energy", "change")

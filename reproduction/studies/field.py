@@ -1,10 +1,9 @@
-"""Every merger from the same experts and samples: alone and with FeatCal, adapters, REPAIR, SVC and
-what trains for minutes.
+"""Every merger from the same experts and samples: alone and, of encoders, with FeatCal, adapters,
+REPAIR, SVC and what trains for minutes.
 
-Language models have the mergers alone. FeatCal is run twice: at the settings of the suite, and as
-the library does by default (auto). Settings that a method's source chooses on validation samples are
-chosen there, by the merged model's own scores alone. Nobody has seen what is scored. Seconds go to
-the run record.
+FeatCal is run at the settings of the suite, and as the library does by default (auto). Settings that
+a method's source chooses on validation samples are chosen there, by the merged model's own scores
+alone. Nobody has seen what is scored. Seconds go to the run record.
 """
 
 import time
@@ -21,10 +20,10 @@ from featcal.settings import require
 from reproduction.engine import score as scoring
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection, streams
-from reproduction.engine.score import Counts, averages
+from reproduction.engine.score import Counts, average, averages, highest
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.study import StudyResult, rows_of
-from reproduction.experiments import TEXT_POOLS, Draw, Numbers, Rivals, Study
+from reproduction.experiments import TEXT_POOLS, Draw, Numbers, Rivals, Study, require_known
 from reproduction.field.settings import SVC_AFTER, SVC_LEAST, WITHOUT_SVC, IntervMerge, SurgeryV2
 from reproduction.results import SCORES
 from reproduction.studies.default import AUTO
@@ -74,8 +73,7 @@ class FieldStudy(Study):
 
     def check(self) -> None:
         for merger in self.trained:
-            expected = f"must be one of {', '.join(self.mergers)}"
-            require(merger in self.mergers, "field.trained", merger, expected)
+            require_known("field.trained", merger, self.mergers)
         stream = self.rivals.stream
         expected = "must hold other samples than are scored: train, or unlabelled"
         require(stream != "test_unlabelled", "field.rivals.stream", stream, expected)
@@ -87,11 +85,10 @@ class FieldStudy(Study):
 
     def chosen_key(self, method: str) -> str:
         """Return the setting that is given as a list, of which validation samples choose one."""
-        keys = (key for key in CHOSEN if isinstance(self.mergers[method].get(key), list))
-        return next(keys, "")
+        lists = (key for key in CHOSEN if isinstance(self.mergers[method].get(key), list))
+        return next(lists, "")
 
     def candidates(self, method: str) -> list[dict[str, Any]]:
-        """Return the settings of a method, one for every value that validation samples can choose."""
         own, key = dict(self.mergers[method]), self.chosen_key(method)
         return [{**own, key: value} for value in own[key]] if key else [own]
 
@@ -106,9 +103,9 @@ class FieldStudy(Study):
         after = ("repair",) if name in WITHOUT_SVC else ("repair", "svc")
         for method in ("featcal", "featcal_auto", *OUTER, *INFERRED, *after, *trained):
             setting, seed = ("", "") if method == "svc" else (self.rivals.setting, self.seed)
-            setting = AUTO if method == "featcal_auto" else setting
+            words = (method, name, AUTO if method == "featcal_auto" else setting, seed)
             corrects = name if method in (*OUTER, *INFERRED, *DEEP) else ""
-            words, made = (method, name, setting, seed), folder / INFERRED.get(method, method)
+            made = folder / INFERRED.get(method, method)
             found.append(ModelSpec(f"{name}/{method}", made, *words, corrects=corrects))
         return found
 
@@ -120,20 +117,17 @@ class FieldStudy(Study):
         made = setup.context.run(f"field {self.key}", make, jobs)
         models = [model for name in names for model in self.models(name, folder / name)]
         rows = rows_of(setup, f"field {self.key}", models, evaluate=partial(evaluate, self))
-        facts = {
-            "chosen": {name: made[name]["chosen"] for name in self.mergers},
-            "tried": {name: made[name]["tried"] for name in self.mergers if made[name]["tried"]},
-        }
-        cost = {name: made[name]["seconds"] for name in names}
-        return StudyResult(rows, {}, facts, {"cost": cost})
+        chosen = {name: made[name][0] for name in self.mergers}
+        tried = {name: made[name][1] for name in self.mergers if made[name][1]}
+        cost = {name: made[name][2] for name in names}
+        return StudyResult(rows, {}, {"chosen": chosen, "tried": tried}, {"cost": cost})
 
 
-def kept(key: tuple[Any, ...], found: Callable[[], T]) -> T:
+def kept(key: tuple[Any, ...], found: Callable[[], Any]) -> Any:
     """Return what is in KEPT by that name, computed where it is not."""
     if key not in KEPT:
         KEPT[key] = found()
-    result: T = KEPT[key]
-    return result
+    return KEPT[key]
 
 
 class Clock(dict[str, float]):
@@ -146,10 +140,10 @@ class Clock(dict[str, float]):
         return result
 
 
-def make(setup: Setup, study: FieldStudy, name: str, out: Path) -> dict[str, Any]:
-    """Make one merger and what follows it, as folders; return its settings, those that were tried,
-    and seconds.
-    """
+def make(
+    setup: Setup, study: FieldStudy, name: str, out: Path
+) -> tuple[Any, Any, dict[str, float]]:
+    """Make one merger and what follows it, as folders; return settings, those tried, and seconds."""
     clock = Clock()
     out.mkdir(parents=True)
     if name == TANGENT:
@@ -160,15 +154,13 @@ def make(setup: Setup, study: FieldStudy, name: str, out: Path) -> dict[str, Any
         chosen, tried = merge(setup, study, name, out / "merged", clock)
         if not setup.of_texts:
             repair(setup, study, name, out, clock)
-    return {"chosen": chosen, "tried": tried, "seconds": dict(clock)}
+    return chosen, tried, dict(clock)
 
 
 def merge(
     setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Write the merged model; return its settings, and those tried with their accuracy on
-    validation samples.
-    """
+    """Write the merged model; return its settings, and those tried with their validation accuracy."""
     import featcal
     import reproduction.field.swudi  # noqa: F401 - registers a merger
     from featcal.merging.merge import open_merge
@@ -177,9 +169,8 @@ def merge(
     key, needs, first = study.chosen_key(name), method_named(name).needs, study.candidates(name)[0]
     given: dict[str, Any] = {"device": setup.context.device}
     if name == "adamerging":
-        stream, seed = study.rivals.stream, study.seed
-        draw = Draw(stream=stream, samples=None, batch=ADAPTED_BATCH, seed=seed)
-        given["batches"] = streams(setup, draw)
+        every = {"stream": study.rivals.stream, "samples": None, "batch": ADAPTED_BATCH}
+        given["batches"] = streams(setup, Draw(**every, seed=study.seed))
     elif needs:
         given["batches"] = drawn(setup, study.drawn())
     if "head" in needs:
@@ -205,14 +196,14 @@ def merge(
             return averages(setup, tried, partial(read, setup, study, "validation"))
         found = {}
         for value in candidates:
-            model = ModelSpec("tried", out.parent / f"{key}-{value:g}", "merged")
+            model = ModelSpec("", out.parent / f"{key}-{value:g}", "merged")
             at_value(value, model.folder)
-            counts = scoring.evaluate_model(setup, model, (), Selection("validation"))["tried"]
-            found[value] = scoring.average(counts)
+            [counts] = scoring.evaluate_model(setup, model, (), Selection("validation")).values()
+            found[value] = average(counts)
         return found
 
     values = clock("choosing", validated)
-    best = scoring.highest(values)
+    best = highest(values)
     clock("merged", lambda: at_value(best, out))
     return candidates[best], [{**candidates[v], "value": round(values[v], 4)} for v in candidates]
 
@@ -230,14 +221,14 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) 
 
     base, experts, device = setup.base, setup.experts, setup.context.device
     merged, rivals, seed = out / "merged", study.rivals, study.seed
-    batches = drawn(setup, study.drawn(batch=rivals.batch))
+    given: dict[str, Any] = {"base": base, "experts": experts, "device": device, "resume": False}
+    given["batches"] = drawn(setup, study.drawn(batch=rivals.batch))
     for method, settings in {"featcal": rivals.featcal, "featcal_auto": AUTO}.items():
-        given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches}
-        given |= {"settings": settings, "device": device, "out": out / method, "resume": False}
-        clock(method, partial(featcal.calibrate, merged, **given))
+        own = {"settings": settings, "out": out / method}
+        clock(method, partial(featcal.calibrate, merged, **given, **own))
     projection, seen = setup.projection(), drawn(setup, rivals.draw("surgery", study.samples, seed))
-    own = (experts, seen, projection, device)
-    theirs, clock["features"] = kept(("features",), partial(expert_features, *own))
+    encoded = partial(expert_features, experts, seen, projection, device)
+    theirs, clock["features"] = kept(("features",), encoded)
     pairs = clock("features", partial(pool_features, merged, theirs, seen, projection, device))
     for method in OUTER:
         adapters = clock(method, partial(getattr(rivals, method).fit, pairs, seed))
@@ -261,23 +252,21 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) 
 def expert_features(
     experts: Mapping[str, Path], seen: Mapping[str, Iterable[Any]], projection: Any, device: Any
 ) -> tuple[dict[str, Any], float]:
-    """Return the experts' features of what adapters see, the same for every merger, and seconds."""
+    """Return features that every merger's adapters are fitted to, and seconds."""
     import torch
 
     from featcal.baselines.training import as_module, pairs_of_several
 
-    start, nobody, found = time.perf_counter(), torch.empty(0), {}
+    start, found = time.perf_counter(), {}
     for task, expert in experts.items():  # of a pair only one side is needed
-        module = as_module(expert, device)
-        pairs = pairs_of_several(task, {"": module}, nobody, seen[task], projection)
-        found[task] = pairs[""].merged
+        own = ({"": as_module(expert, device)}, torch.empty(0), seen[task], projection)
+        found[task] = pairs_of_several(task, *own)[""].merged
     return found, time.perf_counter() - start
 
 
 def drawn(setup: Setup, draw: Draw) -> dict[str, Any]:
     """Return batches of every task for a draw, whose samples are read once in a process."""
-    one = draw.but(batch=1)
-    samples: dict[str, Any] = kept(("drawn", one), lambda: streams(setup, one))
+    samples = kept(("drawn", draw.but(batch=1)), partial(streams, setup, draw))
     return {task: replace(stream, size=draw.batch) for task, stream in samples.items()}
 
 
@@ -290,7 +279,7 @@ def read(setup: Setup, study: FieldStudy, split: str, task: str) -> Any:
 def evaluate(
     study: FieldStudy, setup: Setup, model: ModelSpec, corrected: Sequence[ModelSpec]
 ) -> dict[str, Counts]:
-    """Return what a model gets right, alone and with adapters; with those inside it runs anew."""
+    """Return the scores of a model, alone and with adapters; with those inside it runs anew."""
     if setup.of_texts:
         return scoring.evaluate_model(setup, model, corrected)
     from safetensors.torch import load_file

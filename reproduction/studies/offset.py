@@ -73,10 +73,10 @@ def with_offsets(
     from featcal.models.load import load_as_calibrated
     from featcal.models.save import save_model
 
-    module = load_as_calibrated(model)
+    module, end = load_as_calibrated(model), max(offsets) + width
     table = module.get_parameter(TABLE)
     expected = f"must be at most {len(table)}, the positions of {model}"
-    require(max(offsets) + width <= len(table), "offset.positions", max(offsets) + width, expected)
+    require(end <= len(table), "offset.positions", end, expected)
     with torch.no_grad():
         start = table[:width].clone()
         for first, offset in offsets.items():
@@ -94,20 +94,18 @@ def measured(
     from featcal.baselines.corrections import MeanShift
     from featcal.baselines.training import pool_features
     from featcal.core import generator
-    from featcal.models.load import load_as_calibrated
     from reproduction.prepare.sources import TOKENS
 
     firsts = {task: TOKENS * number for number, task in enumerate(setup.tasks)}
-    words = load_as_calibrated(setup.base).get_input_embeddings().weight.detach()
+    words = setup.load(setup.base).get_input_embeddings().weight.detach().cpu()
     size, offsets = float(words.std()) * strength, {}
     for task, first in firsts.items():
         draws = generator(task, "offset", study.seed)
         offsets[first] = size * torch.randn(words.shape[1], generator=draws)
     base = with_offsets(setup.base, out / "base", offsets, None, TOKENS)
-    experts = {
-        task: with_offsets(setup.expert(task), out / task, offsets, first, TOKENS)
-        for task, first in firsts.items()
-    }
+    experts = {}
+    for task, first in firsts.items():
+        experts[task] = with_offsets(setup.expert(task), out / task, offsets, first, TOKENS)
     run, merged = setup.context.experiments.merge[study.merged], out / "merged"
     featcal.merge(run.method, base, experts, out=merged, **(run.options or {}))
 
@@ -137,7 +135,7 @@ def measured(
 
     counts: Any = answers(setup, encoders, read, changes)
     common = {**setup.words, "strength": f"{strength:g}", "metric": "accuracy", "seed": seed}
-    rows, drift = [], {}
+    rows, drift = [], Drift()
     for (method, setting), found in counts.items():
         upstream = "" if method == "expert" else study.upstream
         own = {**common, "upstream": upstream, "method": method, "setting": setting}

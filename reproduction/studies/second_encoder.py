@@ -59,16 +59,14 @@ class SecondEncoderStudy(Study):
 
     def models(self, setup: Setup) -> Iterator[ModelSpec]:
         """Yield the references and the study's mergers, with FeatCal at both settings and adapters."""
-        rivals = self.rivals
         mergers = [model for model in merged(setup) if model.upstream in self.upstreams]
         yield from (model for model in references(setup) if model.method != "multitask")
         yield from mergers
-        at_papers = {"setting": "paper", "settings": self.paper}
-        ways = [("featcal", own) for own in ({}, at_papers) if own or rivals.setting != "paper"]
-        for group in (ways, [("surgery", {}), ("prob_surgery", {})]):
-            for model, (method, own) in product(mergers, group):
-                setting = own.get("setting", rivals.setting)
-                out = setup.folder("studied", f"{model.name}-{method}-{setting}")
-                corrects = "" if method == "featcal" else model.name
-                given = (method, model.upstream, self.samples, self.seed, out)
-                yield rival(rivals, *given, **own, corrects=corrects)
+        settings = {self.rivals.setting: self.rivals.featcal, "paper": self.paper}
+        for model, (setting, own) in product(mergers, settings.items()):
+            out = setup.folder("studied", f"{model.name}-featcal-{setting}")
+            more = {"upstream": model.upstream, "setting": setting, "settings": own}
+            yield rival(self, "featcal", out, **more)
+        for model, method in product(mergers, ("surgery", "prob_surgery")):
+            out = setup.folder("studied", f"{model.name}-{method}")
+            yield rival(self, method, out, upstream=model.upstream, corrects=model.name)

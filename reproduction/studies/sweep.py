@@ -1,6 +1,7 @@
 """Figure 5: FeatCal with one of λ, ρ and α varied at a time, scored on test samples.
 
-The scores are for the report only: what is chosen was chosen on validation samples.
+The scores are for the report only: what is chosen was chosen on validation samples. Each model is
+calibrated anew: in forward order, λ decides what later blocks see.
 """
 
 from itertools import product
@@ -11,7 +12,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from featcal.settings import Calibration, Settings, require
 from reproduction.engine.context import Setup
 from reproduction.engine.make import make
-from reproduction.engine.score import score
+from reproduction.engine.score import Row, score
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.study import StudyResult
 from reproduction.experiments import SWEPT, Numbers, Setting, Study
@@ -58,27 +59,25 @@ class SweepStudy(Study):
 
     def check(self) -> None:
         words = [sweep.setting for sweep in self.around]
-        require(
-            len(set(words)) == len(words) > 0, "sweep.around", words, "must name each setting once"
-        )
+        once, expected = len(set(words)) == len(words) > 0, "must name each setting once"
+        require(once, "sweep.around", words, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        """Return rows of every point of every curve.
-
-        Each model is calibrated anew: in forward order, λ decides what later blocks see.
-        """
-        models, curves = [], dict[str, list[tuple[str, float, float]]]()
+        models, curves, label = [], dict[str, list[Row]](), f"sweep {self.key}"
         for upstream, sweep in product(self.upstreams, self.around):
             for number, (settings, points) in enumerate(sweep.points().items()):
                 name = f"{upstream}-{sweep.setting}-{number}"
                 words = ("featcal", upstream, sweep.setting, self.seed, settings, self.drawn())
                 models.append(ModelSpec(name, folder / name, *words))
-                curves[name] = [(swept, at, getattr(sweep.featcal, swept)) for swept, at in points]
-        label, rows = f"sweep {self.key}", []
+                curves[name] = [
+                    {
+                        "parameter": p,
+                        "at": f"{at:g}",
+                        "chosen": int(at == getattr(sweep.featcal, p)),
+                    }
+                    for p, at in points
+                ]
         make(label, setup, models)
         scores = score(f"{label} score", setup, models)
-        for name, points in curves.items():
-            for parameter, at, own in points:
-                point = {"parameter": parameter, "at": f"{at:g}", "chosen": int(at == own)}
-                rows += [row | point for row in scores[name]]
-        return StudyResult(rows)
+        curved = ((point, name) for name, points in curves.items() for point in points)
+        return StudyResult([row | point for point, name in curved for row in scores[name]])

@@ -27,7 +27,6 @@ from reproduction.engine.study import StudyResult, make_and_score, rows_of
 from reproduction.experiments import (
     ADAPTER_BATCH,
     SPLITS,
-    Draw,
     Each,
     Rivals,
     Study,
@@ -93,16 +92,16 @@ class TaskCountsStudy(Study):
 
         context, label = setup.context, f"task_counts {self.key}"
         merges = {u: context.experiments.merge[f"{self.key}-{u}"] for u in self.upstreams}
+        expected = "must be mergers that look at no data"
         for upstream, run in merges.items():
-            expected = "must be mergers that look at no data"
             require(run.draw is None, f"{label}.upstreams", upstream, expected)
         jobs = {task: (setup, self, task, folder) for task in setup.tasks}
         parts, rows = self.parts(setup.tasks), list[Row]()
         context.run(f"{label} experts", encode_expert, jobs)
         evaluate = partial(judged, study=self, folder=folder)
         for (count, draw), tasks in parts.items():
-            some, columns = replace(setup, only=tasks), {"tasks": count, "draw": draw}
-            expert = ModelSpec("expert", None, "expert", columns=columns)
+            expert = ModelSpec("expert", None, "expert", columns={"tasks": count, "draw": draw})
+            some = replace(setup, only=tasks)
             rows += rows_of(some, f"{label} {count}-{draw}", [expert], evaluate=evaluate)
         for ((count, draw), tasks), (upstream, run) in product(parts.items(), merges.items()):
             name, columns = f"{count}-{draw}", {"tasks": count, "draw": draw}
@@ -121,30 +120,22 @@ class TaskCountsStudy(Study):
 
     def models(self, setup: Setup, upstream: str) -> Iterator[ModelSpec]:
         """Yield FeatCal at every setting, then adapters from every stream."""
-        rivals = self.rivals
+        rivals, shared = self.rivals, {"upstream": upstream}
         settings = {rivals.setting: rivals.featcal}
         settings |= {"paper": self.at_papers} if self.at_papers else {}
         for setting, own in settings.items():
-            out = setup.folder("calibrated", f"featcal-{setting}")
-            words, more = (self.samples, self.seed, out), {"setting": setting, "settings": own}
-            yield rival(rivals, "featcal", upstream, *words, **more)
-        for stream in self.streams:
+            out, more = setup.folder("made", f"featcal-{setting}"), {"settings": own, **shared}
+            yield rival(self, "featcal", out, setting=setting, **more)
+        adapters = (rivals.surgery, rivals.prob_surgery, MeanShift())
+        for stream, adapter in product(self.streams, adapters):
             setting = rivals.setting + ("_train" if stream == "train" else "")
-            drawn = Draw(stream=stream, samples=self.samples, batch=ADAPTER_BATCH, seed=self.seed)
-            for adapter in (rivals.surgery, rivals.prob_surgery, MeanShift()):
-                name = f"{adapter.name}-{setting}"
-                words = (adapter.name, upstream, setting, self.seed, adapter, drawn)
-                out = setup.folder("adapted", name)
-                yield ModelSpec(name, out, *words, corrects="merged")
+            more = {"rivals": rivals.but(stream=stream), "settings": adapter, **shared}
+            out = setup.folder("made", f"{adapter.name}-{setting}")
+            yield rival(self, adapter.name, out, setting=setting, **more)
 
 
 def agreement(
-    task: str,
-    features: "Tensor",
-    expert: "Tensor",
-    head: "Tensor",
-    own: range,
-    labels: "Tensor",
+    task: str, features: "Tensor", expert: "Tensor", head: "Tensor", own: range, labels: "Tensor"
 ) -> Row:
     """Return percent right among the task's own classes and among all, and the drift of unit-length
     features (n, p) from the expert's.
@@ -176,7 +167,8 @@ def unseen(setup: Setup, study: TaskCountsStudy, task: str) -> Any:
     from featcal.data.batches import draw_indices
 
     test = load_split(setup, task, "test")
-    left, count = np.arange(len(test.labels)), len(test.labels)
+    count = len(test.labels)
+    left = np.arange(count)
     if any(SPLITS[name] == "test" for name in study.streams):
         left = np.setdiff1d(left, draw_indices(task, count, study.samples, study.seed))
     expected = f"must be less than {count}, the number of test samples of {task}: some have to be left to score"
@@ -206,27 +198,20 @@ def judged(
 
     from featcal.baselines.adapters import Adapters
 
-    heads = load_file(setup.heads)
+    heads, every = load_file(setup.heads), replace(setup, only=()).tasks
     ours = setup.load(model.folder) if model.folder else None
     adapters = {one.name: Adapters.load(one.folder) for one in corrected}
     found: dict[str, Counts] = {name: {} for name in (model.name, *adapters)}
-    names = replace(setup, only=()).tasks
-    classes = [heads[f"head/{name}"] for name in names]
+    head = torch.cat([heads[f"head/{task}"] for task in every])
     for task in setup.tasks:
-        samples, place = (
-            unseen(setup, study, task),
-            f"{model.upstream} of {', '.join(setup.tasks)}, on {task}",
-        )
-        start = sum(map(len, classes[: names.index(task)]))
-        own, labels = (
-            range(start, start + len(heads[f"head/{task}"])),
-            torch.as_tensor(samples.labels),
-        )
-        expert = load_file(folder / f"{task}.safetensors")[UNSEEN]
-        given = (expert, torch.cat(classes), own, labels)
-        features = expert
+        samples = unseen(setup, study, task)
+        start = sum(len(heads[f"head/{name}"]) for name in every[: every.index(task)])
+        own = range(start, start + len(heads[f"head/{task}"]))
+        features = expert = load_file(folder / f"{task}.safetensors")[UNSEEN]
         if ours:
+            place = f"{model.upstream} of {', '.join(setup.tasks)}, on {task}"
             features = projected(ours, setup.projection(), samples, ADAPTER_BATCH, place)
+        given = (expert, head, own, torch.as_tensor(samples.labels))
         found[model.name][task] = agreement(task, features, *given)
         for name, adapter in adapters.items():
             found[name][task] = agreement(task, adapter.apply(task, features), *given)

@@ -20,6 +20,7 @@ from reproduction.results import THEORY, THEORY_POINTS
 # Of an equation: float64 carries 16 digits, a wrong term shows in the first, a quadrature with few
 # nodes in between. Of an inequality: that it holds.
 REQUIRED = {"digits": 6.0, "room": 0.0}
+ORDERS = ("forward", "stale")  # of calibration: on deployed features, and on the merged model's
 SOURCES = "sources"  # the job that looks at all tasks together
 Lines = tuple[list[Row], list[Row]]  # of statements, and the points of each
 
@@ -51,7 +52,7 @@ class TheoryStudy(Study):
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         label, models = f"theory {self.key}", []
         words = ("featcal", self.upstream, self.setting, self.seed)
-        for order in ("forward", "stale"):  # on deployed features, and on the merged model's
+        for order in ORDERS:
             settings = self.featcal.but(order=order)
             models.append(ModelSpec(order, folder / order, *words, settings, self.drawn()))
         make(label, setup, models)
@@ -64,9 +65,7 @@ class TheoryStudy(Study):
 
 
 def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
-    """Check Propositions 1 to 7, both corollaries and the margin condition on one task, of the
-    merged and of the calibrated model; or the sources of drift of all tasks.
-    """
+    """Check what holds of one task, of the merged and of the calibrated model; or check_sources."""
     if task == SOURCES:
         return check_sources(setup, study, folder)
     import torch
@@ -87,11 +86,8 @@ def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
     expert = setup.load(setup.expert(task), torch.float64)
     theirs, traced = tower(expert, batch), [tower(expert, one) for one in single]
     rows, points = [], []
-    compared = (
-        ({"method": "merged", "setting": ""}, setup.merged(study.upstream)),
-        ({"method": "featcal", "setting": study.setting}, folder / "forward"),
-    )
-    for words, path in compared:
+    merged, calibrated = setup.merged(study.upstream), folder / "forward"
+    for method, setting, path in (("merged", "", merged), ("featcal", study.setting, calibrated)):
         found, model = Checks(), setup.load(path, torch.float64)
         ours = tower(model, batch)
         drifts = drift.decomposed(ours, theirs)
@@ -104,8 +100,9 @@ def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
         scores.check_scores(moved, found)
         scores.check_loss(moved, labels, study.nodes, found)
         scores.check_margins(moved, found)
-        rows += [{**words, "task": task, **line} for line in found.lines]
-        points += [{**words, "task": task, **point} for point in found.points]
+        words = {"method": method, "setting": setting, "task": task}
+        rows += [words | line for line in found.lines]
+        points += [words | point for point in found.points]
     return rows, points
 
 
@@ -116,21 +113,16 @@ def check_sources(setup: Setup, study: TheoryStudy, folder: Path) -> Lines:
     from reproduction.theory import sources
     from reproduction.theory.tower import Checks
 
-    def model(path: Path) -> Any:
-        return setup.load(path, torch.float64)
-
-    models = sources.Models(
-        base=model(setup.base),
-        merged=model(setup.merged(study.upstream)),
-        experts={task: model(path) for task, path in setup.experts.items()},
-        forward=model(folder / "forward"),
-        stale=model(folder / "stale"),
-    )
+    paths = {"base": setup.base, "merged": setup.merged(study.upstream)}
+    paths |= {order: folder / order for order in ORDERS}
+    loaded = {name: setup.load(path, torch.float64) for name, path in paths.items()}
+    experts = {task: setup.load(path, torch.float64) for task, path in setup.experts.items()}
+    models = sources.Models(**loaded, experts=experts)
     batches = {task: drawn(setup, study, task, study.traced)[1] for task in setup.tasks}
     found = Checks()
     sources.check_sources(models, batches, study.featcal, found)
     words = {"method": "featcal", "setting": study.setting, "task": ""}
-    return [{**words, **line} for line in found.lines], [{**words, **p} for p in found.points]
+    return [words | line for line in found.lines], [words | point for point in found.points]
 
 
 def drawn(setup: Setup, study: TheoryStudy, task: str, count: int) -> tuple[Any, dict[str, Any]]:
@@ -144,9 +136,7 @@ def drawn(setup: Setup, study: TheoryStudy, task: str, count: int) -> tuple[Any,
 
 
 def with_worst(lines: Sequence[Row]) -> list[Row]:
-    """Return every line; with an empty task the worst over the tasks of what must hold on each; and
-    the values that are required.
-    """
+    """Return every line, the worst over tasks of what must hold on each, and what is required."""
     worst = dict[Any, Row]()
     for line in (line for line in lines if line["quantity"] in REQUIRED):
         key = tuple(line[column] for column in ("method", "setting", "statement", "quantity"))
