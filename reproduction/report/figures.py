@@ -69,6 +69,14 @@ def one_panel(height: float) -> Iterator[tuple[Figure, Axes]]:
         yield figure, figure.add_subplot()
 
 
+@contextmanager
+def stacked(panels: int, height: float, **shape: Any) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Yield a figure of panels below each other, so many inches high in all, in the same style."""
+    with drawing():
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        yield figure, list(figure.subplots(panels, squeeze=False, **shape)[:, 0])
+
+
 def legend(axes: Axes, columns: int, below: bool = False, **more: Any) -> None:
     """Put the legend above the axes, or below them."""
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
