@@ -53,7 +53,6 @@ LEGEND = (
 EXTENDED_MERGERS = ("task_arithmetic", "wudi")  # of Table 2
 POOLS = ("8", "14", "20")
 SIZES = {REAL: "MiniLM, texts", IMAGES: "in the role of B/32", "clip_l14": "in the role of L/14"}
-NOT_RUN = '<span class="fc-none">not run</span>'
 
 
 def answer(number: str, *experiments: Evidence) -> PageOutput:
@@ -63,9 +62,8 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
         head += [f"{model_title(ours.role, ours.suite)}: − merger", "− better adapter"]
     rows = []
     for upstream, label, first, setting in _lines(experiments):
-        cells = ["", ""]
-        if first:
-            cells = [printed_gain(number, upstream, own) for own in (("merged",), ADAPTERS)]
+        cells = [printed_gain(number, upstream, own) for own in (("merged",), ADAPTERS)]
+        cells = cells if first else ["", ""]
         for ours in experiments:
             cells += gains(ours, upstream, setting)
         rows.append(("fc-merger" if first else "fc-calibrated", [label, *cells]))
@@ -79,10 +77,9 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
 def _lines(experiments: Iterable[Evidence]) -> Iterator[tuple[str, str, bool, str]]:
     """Yield merger, label, whether it is the merger's first line, and setting, for every setting run."""
     several = sorted({s for ours in experiments for s in settings_shown(ours.suite, ours.pool)})
-    for upstream, name in UPSTREAMS.items():
-        for setting in several:
-            label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
-            yield upstream, label, setting == several[0], setting
+    for (upstream, name), setting in product(UPSTREAMS.items(), several):
+        label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
+        yield upstream, label, setting == several[0], setting
 
 
 def printed_gain(number: str, upstream: str, others: Sequence[str], model: str = "") -> str:
@@ -102,8 +99,8 @@ def printed_gain(number: str, upstream: str, others: Sequence[str], model: str =
 def measured(ours: Evidence) -> PageOutput:
     """Return the accuracy table of one experiment in the paper's order of rows."""
     caption = f"Top-1 accuracy (%) on test {ours.inputs} — {model_name(ours.role, ours.suite)}.{settings_note(ours)} {LEGEND}"
-    titles = [ours.title(task) for task in ours.tasks]
-    html, _ = accuracy_table(accuracy_rows(ours), ours.tasks, titles, caption)
+    titles = {task: ours.title(task) for task in ours.tasks}
+    html, _ = accuracy_table(accuracy_rows(ours), titles, caption)
     number = PRINTED.get((ours.role, ours.pool), "")
     return PageOutput(html + against_printed(ours, number))
 
@@ -112,8 +109,8 @@ def printed(number: str) -> PageOutput:
     """Return the paper's printed table, one click away, with the cells in doubt marked."""
     columns, rows = paper_rows(number)
     caption = f"The paper’s Table {int(number[-2:])}, as printed: CLIP models on image data sets"
-    titles = [TASKS.get(column, column) for column in columns]
-    found = accuracy_table(rows, columns, titles, caption, average=number != "table02")
+    titles = {column: TASKS.get(column, column) for column in columns}
+    found = accuracy_table(rows, titles, caption, average=number != "table02")
     return PageOutput(printed_fold(*found))
 
 
@@ -131,7 +128,7 @@ def recovered(number: str, *experiments: Evidence) -> PageOutput:
 def share_of(ours: Evidence, upstream: str, setting: str) -> str:
     """Return the measured share of one merger at one setting."""
     went = recovered_share(ours, upstream, "featcal", setting)
-    return NOT_RUN if went is None else f"{went:.0f}"
+    return '<span class="fc-none">not run</span>' if went is None else f"{went:.0f}"
 
 
 def printed_share(number: str, upstream: str, model: str = "") -> str:
@@ -153,22 +150,18 @@ def extended_answer(suite: str) -> PageOutput:
     main, rows = studied_setting(suite), []
     columns = columns_of(suite, IMAGES)
     texts = {name: Evidence(suite, REAL, EXTENDED[name][1]) for name in columns if "B/32" in name}
-    places = {
-        "synthetic models" if suite == "mini" else "here": columns,
-        model_name(REAL, suite): texts,
-    }
+    places = {"synthetic models" if suite == "mini" else "here": columns}
+    places[model_name(REAL, suite)] = texts
     for upstream in EXTENDED_MERGERS:
-        featcal, *adapters = (
-            paper_row("table02", upstream, method) for method in ("featcal", *ADAPTERS)
-        )
-        printed = [featcal[c] - max(adapter[c] for adapter in adapters) for c in columns]
-        name = f"{UPSTREAMS[upstream]} <small>the paper</small>"
-        rows.append(("fc-merger", [name, *(f"{gain:+.1f}" for gain in printed)]))
+        printed = [paper_row("table02", upstream, m) for m in ("featcal", *ADAPTERS)]
+        featcal, *adapters = printed
+        best = [featcal[c] - max(adapter[c] for adapter in adapters) for c in columns]
+        name = UPSTREAMS[upstream]
+        first = [f"{name} <small>the paper</small>", *(f"{gain:+.1f}" for gain in best)]
+        rows.append(("fc-merger", first))
         for words, own in places.items():
             cells = [gains(own[c], upstream, main)[1] if c in own else "–" for c in columns]
-            rows.append(
-                ("fc-calibrated", [f"{UPSTREAMS[upstream]} <small>{words}</small>", *cells])
-            )
+            rows.append(("fc-calibrated", [f"{name} <small>{words}</small>", *cells]))
     caption = (
         "FeatCal minus the better adapter, average accuracy, points,"
         f" {SETTING_LABELS[main]}. Above, below: by more than two standard errors."
@@ -188,7 +181,7 @@ def extended(suite: str, role: str) -> PageOutput:
     kind = "synthetic, in the roles of both CLIP models" if suite == "mini" else "CLIP models"
     name = model_name(role, suite) if role == REAL else kind
     caption = f"Average top-1 accuracy (%), {SETTING_LABELS[main]} — {name}. {LEGEND}"
-    html, _ = accuracy_table(rows, list(columns), list(columns), caption, average=False)
+    html, _ = accuracy_table(rows, {name: name for name in columns}, caption, average=False)
     return PageOutput(html + (against_printed(None, "table02", suite) if role != REAL else ""))
 
 
@@ -198,20 +191,15 @@ def by_tasks(suite: str) -> pd.DataFrame:
     for role, pool in (*((REAL, pool) for pool in POOLS), *PRINTED):
         ours = Evidence(suite, role, pool)
         for upstream, method in product(EXTENDED_MERGERS, METHODS):
-            merged, one = (
-                average(ours, (upstream, "merged", "")),
-                average(ours, (upstream, method, main)),
-            )
-            if merged is not None and one is not None:
+            merged = average(ours, (upstream, "merged", ""))
+            one = average(ours, (upstream, method, main))
+            if merged and one:
                 found.append((role, int(pool), upstream, method, *lead(one, merged)))
     return pd.DataFrame(found, columns=["role", "tasks", "upstream", "method", "gain", "room"])
 
 
 def gains_by_tasks(suite: str) -> PageOutput:
-    """Draw the gain of everything that calibrates by number of tasks, a panel per merger and model.
-
-    Bars reach two standard errors up and down.
-    """
+    """Draw gains by number of tasks, a panel per merger and model; bars: two standard errors."""
     what, rows = "averages to compare", by_tasks(suite)
     if rows.empty:
         return shown(None, what)

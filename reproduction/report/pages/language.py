@@ -30,8 +30,9 @@ from reproduction.report.tables import (
     accuracy_rows,
     accuracy_table,
     average,
+    by_task,
+    cells_of,
     gains,
-    measured_cells,
     paper_rows,
     printed_fold,
     settings_note,
@@ -86,23 +87,20 @@ def answer(number: str, suite: str) -> PageOutput:
 def measured(number: str, suite: str) -> PageOutput:
     """Return Table 3 or 4 in the paper's order of rows, at every setting that was run."""
     settings = "".join(dict.fromkeys(settings_note(ours) for ours in experiments(number, suite)))
-    html = _blocks(number, suite, accuracy_rows, LEGEND + settings)
-    return PageOutput(html + _against(number, suite))
+    return _blocks(number, suite, accuracy_rows, LEGEND + settings)
 
 
-def _against(number: str, suite: str) -> str:
-    return "".join(against_printed(ours, number) for ours in experiments(number, suite))
-
-
-def _blocks(number: str, suite: str, rows_of: Callable[[Evidence], list[Row]], legend: str) -> str:
+def _blocks(
+    number: str, suite: str, rows_of: Callable[[Evidence], list[Row]], legend: str
+) -> PageOutput:
     """Return the rows of both sizes below each other, each block below its model's name."""
     found = experiments(number, suite)
     rows = [row for o in found for row in (_heading(model_name(o.role, suite)), *rows_of(o))]
     pool = found[0].pool
     run = {task for ours in found if ours.was_run for task in ours.tasks}
-    columns = [task for task in TEXT_TASKS[pool] if task in run or not run]
-    titles = [found[0].title(column) for column in columns]
-    return accuracy_table(rows, columns, titles, f"{UNITS[pool]}. {legend}")[0]
+    titles = {t: found[0].title(t) for t in TEXT_TASKS[pool] if t in run or not run}
+    html, _ = accuracy_table(rows, titles, f"{UNITS[pool]}. {legend}")
+    return PageOutput(html + "".join(against_printed(ours, number) for ours in found))
 
 
 def _heading(name: str) -> Row:
@@ -116,10 +114,10 @@ def printed(number: str) -> PageOutput:
         model = PAPER_MODELS[role]
         own = _printed_experts(model) if number == "table14" else paper_rows(number, model)[1]
         rows += [_heading(PAPER_NAMES[role]), *own]
-    columns = TEXT_TASKS[MODELS[number][0][1]]
     caption = f"The paper’s Table {int(number[-2:])}, as printed"
-    found = accuracy_table(rows, list(columns), list(columns.values()), caption)
-    return PageOutput(printed_fold(*found))
+    return PageOutput(
+        printed_fold(*accuracy_table(rows, TEXT_TASKS[MODELS[number][0][1]], caption))
+    )
 
 
 def anchors(number: str, suite: str) -> PageOutput:
@@ -140,13 +138,12 @@ def anchors(number: str, suite: str) -> PageOutput:
 def experts_table(suite: str) -> PageOutput:
     """Return Table 14: the base and every expert on all tests, and the highest of each column."""
     legend = "Arrows: against the base. Bold: highest of the column."
-    html = _blocks("table14", suite, _expert_rows, legend)
-    return PageOutput(html + _against("table14", suite))
+    return _blocks("table14", suite, _expert_rows, legend)
 
 
 def _expert_rows(ours: Evidence) -> list[Row]:
     def row(label: str, kind: str, method: str, domain: str = "") -> Row:
-        return Row(label, kind, "", measured_cells(ours, ("", method, domain)))
+        return Row(label, kind, "", cells_of(by_task(ours, ("", method, domain))))
 
     base = row(REFERENCES["base"], "reference", "base")
     rows = [row(_name(domain), "calibrated", "expert", domain) for domain in OWN]

@@ -233,8 +233,7 @@ def damage(ours: Evidence) -> PageOutput:
 
 def _table(rows: list[Row], named: dict[str, str], caption: str) -> str:
     columns = named | {AVERAGE: "Average"}
-    titles = list(columns.values())
-    return accuracy_table(with_best(rows), list(columns), titles, caption, average=False)[0]
+    return accuracy_table(with_best(rows), columns, caption, average=False)[0]
 
 
 def numbers(ours: Evidence) -> tuple[str, str]:
