@@ -152,7 +152,7 @@ def audit(*experiments: Evidence) -> PageOutput:
 
 
 def quickest(suite: str) -> dict[str, float]:
-    """Return seconds by stage on record; of several runs the quickest, which ran alone."""
+    """Return seconds by stage on record; of several runs the quickest: others shared the machine."""
     found: dict[str, float] = {}
     for record in _records(suite):
         for stage, spent in record.get("seconds", {}).items():

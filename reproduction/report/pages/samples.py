@@ -3,10 +3,8 @@
 Damage is done to calibration samples only; test samples are clean.
 """
 
-import io
 from collections.abc import Iterator
 from html import escape
-from itertools import product
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -61,10 +59,9 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
         few, many = min(budgets), max(budgets)
         ends = {n: _at(ours, "featcal", n) for n in (few, many)}
         merged = average(ours, (UPSTREAM, "merged", ""), "samples")
+        best = {n: highest(_at(ours, method, n) for method in ADAPTERS) for n in ends}
         cells = [margin(ends[few], merged), margin(ends[many], ends[few])]
-        cells += [
-            margin(one, highest(_at(ours, m, n) for m in ADAPTERS)) for n, one in ends.items()
-        ]
+        cells += [margin(one, best[n]) for n, one in ends.items()]
         rows.append([f"{name} <small>{few} and {many} per task</small>", *cells])
     head = ["FeatCal", "Fewest − merger", "Most − fewest", "− better adapter, fewest"]
     caption = "Differences of the average accuracy, points. Above, below: by more than two SE."
@@ -97,7 +94,11 @@ def means(ours: Evidence) -> PageOutput:
     start = f" Task arithmetic alone: {merged.mean:.1f}." if merged else ""
     caption = f"Average top-1 accuracy (%) by {ours.inputs} per task, sd over seeds — {name}.{start} Bold: best."
     labels = {m: METHODS[m] + method_settings(ours, "samples", m) for m in ORDER}
-    html = _means_table(found, labels, caption) + _short(ours)
+    runs = ours.table("samples.run")
+    fewer = runs[runs["images"] < runs["samples"]][["samples", "images"]].drop_duplicates()
+    counts = ", ".join(f"n = {n}: {has}" for n, has in fewer.itertuples(index=False))
+    short = f"Largest split of some methods, {ours.inputs} per task: {counts}."
+    html = _means_table(found, labels, caption) + (note(short) if counts else "")
     if ours.suite == reproduced.SUITE:
         html += reproduced.shown(compared_means(ours), "table12")
     return PageOutput(html)
@@ -114,21 +115,11 @@ def _means_table(found: pd.DataFrame, labels: dict[str, str], caption: str) -> s
     best = found["mean"].round(1).groupby(found["samples"]).max()
     cells = {}
     for one in found.itertuples():
-        spread = one.sd if one.sd == one.sd else None
-        highest = round(one.mean, 1) == best[one.samples]
-        cells[one.method, one.samples] = Cell(one.mean, spread, best=highest)
+        spread, top = one.sd if one.sd == one.sd else None, round(one.mean, 1) == best[one.samples]
+        cells[one.method, one.samples] = Cell(one.mean, spread, best=top)
     rows = [[labels[m], *(number(cells.get((m, n)), []) for n in best.index)] for m in ORDER]
     head = ["Task Arithmetic", *(f"n = {n}" for n in best.index)]
     return table(head, rows, caption, "fc-accuracy")
-
-
-def _short(ours: Evidence) -> str:
-    """Return a note of splits that have fewer samples than a column asks for."""
-    runs = ours.table("samples.run")
-    fewer = runs[runs["images"] < runs["samples"]][["samples", "images"]].drop_duplicates()
-    counts = ", ".join(f"n = {n}: {has}" for n, has in fewer.itertuples(index=False))
-    said = f"Largest split of some methods, {ours.inputs} per task: {counts}."
-    return note(said) if counts else ""
 
 
 def compared_means(ours: Evidence) -> list[reproduced.Compared]:
@@ -136,9 +127,7 @@ def compared_means(ours: Evidence) -> list[reproduced.Compared]:
     cells = []
     for _, cell in paper_table("table12").iterrows():
         method, n = cell["method"], cell["samples_per_task"]
-        key = {"upstream": UPSTREAM, "method": method, "setting": reproduced.SETTING, "samples": n}
-        value = estimate(select(ours.table("samples"), key))
-        if value is not None:
+        if value := _at(ours, method, n):
             both = {"printed": float(cell["mean"]), "spread": float(cell["std"]), "seeds": 3}
             cells.append(reproduced.Compared(METHODS[method], f"n = {n}", value, **both))
     return cells
@@ -172,23 +161,16 @@ def curves(ours: Evidence) -> PageOutput:
 
 def kinds(ours: Evidence) -> dict[str, str]:
     """Return the kinds of calibration samples by name: the paper's three, or those of texts."""
-    if ours.role != REAL:
-        return KINDS
     run = dict.fromkeys(ours.table("corrupted")["corruption"]) or {"clean": None}
-    return {kind: _name(kind) for kind in run}
+    return {kind: _name(kind) for kind in run} if ours.role == REAL else KINDS
 
 
 def _name(kind: str) -> str:
     return KINDS.get(kind) or kind.replace("_", " ").replace("-", " ").capitalize()
 
 
-def after_damage(
-    ours: Evidence, method: str, kind: str = AVERAGE, setting: str = ""
-) -> Estimate | None:
-    """Return the mean over tasks from one kind of samples, or over all kinds.
-
-    setting: of FeatCal. Default: the study's; adapters have one setting only.
-    """
+def after_damage(ours: Evidence, method: str, kind: str, setting: str = "") -> Estimate | None:
+    """Return the mean over tasks from one kind of samples, or over all kinds."""
     rows = select(ours.table("corrupted"), {"upstream": UPSTREAM, "method": method})
     if method != "merged":
         rows = select(rows, {"setting": setting or settings_of(ours)[-1]})
@@ -216,13 +198,19 @@ def damage(ours: Evidence) -> PageOutput:
     name = model_name(ours.role, ours.suite)
     if ours.table("corrupted").empty:
         return PageOutput(note(f"○ not run: no damaged calibration samples — {name}."))
-    rows = [_row(ours, "merged", UPSTREAMS[UPSTREAM])]
-    rows += [
-        _row(ours, "featcal", f"{METHODS['featcal']}, {SHORT[setting]}", setting)
-        for setting in settings_of(ours)
-    ]
-    rows += [_row(ours, method, METHODS[method]) for method in ADAPTERS]
-    clean, damaged = numbers(ours)
+    names = {("merged", ""): UPSTREAMS[UPSTREAM]}
+    for setting in settings_of(ours):
+        names["featcal", setting] = f"{METHODS['featcal']}, {SHORT[setting]}"
+    names |= {(method, ""): METHODS[method] for method in ADAPTERS}
+    rows = []
+    for (method, setting), label in names.items():
+        found = {k: after_damage(ours, method, k, setting) for k in (*kinds(ours), AVERAGE)}
+        cells = {kind: Cell(one.mean) for kind, one in found.items() if one}
+        rows.append(_row(method, label, cells))
+    runs, study = ours.settings().get("calibrate", {}), ours.settings("corrupted").get("study", {})
+    samples = {run["samples"] for run in runs.values() if run.get("calibration")}
+    damaged = str(study.get("samples", "–"))
+    clean = damaged if study.get("clean") else ", ".join(map(str, sorted(samples))) or "–"
     at = f"n = {clean} clean, {damaged} damaged {ours.inputs} per task"
     caption = f"Average top-1 accuracy (%) on clean test {ours.inputs} by calibration method — {name}; {at}. Arrows: against clean."
     html = _table(rows, kinds(ours), caption)
@@ -236,26 +224,13 @@ def _table(rows: list[Row], named: dict[str, str], caption: str) -> str:
     return accuracy_table(with_best(rows), columns, caption, average=False)[0]
 
 
-def numbers(ours: Evidence) -> tuple[str, str]:
-    """Return how many samples per task FeatCal gets, clean and damaged."""
-    runs = ours.settings().get("calibrate", {}).values()
-    clean = {run["samples"] for run in runs if run.get("calibration")}
-    study = ours.settings("corrupted").get("study", {})
-    damaged = str(study.get("samples", "–"))
-    return damaged if study.get("clean") else ", ".join(map(str, sorted(clean))) or "–", damaged
-
-
-def _row(ours: Evidence, method: str, name: str, setting: str = "") -> Row:
-    """Return one method's averages by kind with changes against clean samples."""
-    means = {kind: after_damage(ours, method, kind, setting) for kind in (*kinds(ours), AVERAGE)}
-    return _changed(method, name, {k: Cell(one.mean) for k, one in means.items() if one})
-
-
-def _changed(method: str, name: str, cells: dict[str, Cell]) -> Row:
+def _row(method: str, name: str, cells: dict[str, Cell]) -> Row:
+    """Return one method's averages by kind, each with its change against clean samples."""
     if method == "merged":
         cells.pop(AVERAGE, None)
-    for kind in set(cells) - {"clean", AVERAGE} if "clean" in cells else ():
-        cells[kind] = Cell(cells[kind].value, change=cells[kind].value - cells["clean"].value)
+    for kind, cell in cells.items() if "clean" in cells else ():
+        if kind not in ("clean", AVERAGE):
+            cell.change = cell.value - cells["clean"].value
     return Row(name, "merger" if method == "merged" else "calibrated", UPSTREAM, cells)
 
 
@@ -266,7 +241,7 @@ def printed_damage() -> PageOutput:
     for method, label in {"merged": UPSTREAMS[UPSTREAM], **METHODS}.items():
         values = frame.loc[UPSTREAM if method == "merged" else method]
         cells = {k: Cell(float(values[k])) for k in (*KINDS, AVERAGE) if str(values[k])}
-        rows.append(_changed(method, label, cells))
+        rows.append(_row(method, label, cells))
     caption = "The paper’s Table 6, as printed: CLIP-ViT-B/32. Arrows: against clean."
     return PageOutput(fold("The paper’s own values", _table(rows, KINDS, caption)))
 
@@ -299,11 +274,10 @@ def damage_by_kind(ours: Evidence) -> PageOutput:
     rows = kinds(ours)
     with one_panel(0.5 * len(rows) + 1.4) as (figure, axes):
         for method in METHODS:
-            means = [
-                (i, one.mean) for i, k in enumerate(rows) if (one := after_damage(ours, method, k))
-            ]
+            found = [after_damage(ours, method, kind) for kind in rows]
+            means = {i: one.mean for i, one in enumerate(found) if one}
             look = CURVES[method] | {"edgecolor": "white", "lw": 0.8, "s": 130, "zorder": 3}
-            axes.scatter([mean for _, mean in means], [i for i, _ in means], **look)
+            axes.scatter(list(means.values()), list(means), **look)
         axes.axvline(merged.mean, color=INK, ls="--", lw=1.4, label="merger alone")
         axes.set_yticks(range(len(rows)), list(rows.values()))
         axes.invert_yaxis()
@@ -315,17 +289,21 @@ def damage_by_kind(ours: Evidence) -> PageOutput:
 
 def examples(ours: Evidence) -> PageOutput:
     """Return calibration images clean and damaged, every pixel as a square."""
+    from PIL import Image
+
     what, sheet = "example images", ours.table("corrupted.examples")
     if sheet.empty:
         return shown(None, what)
     rows, columns = int(sheet["row"].max()) + 1, int(sheet["column"].max()) + 1
+    picture = Image.open(ours.path("corrupted.examples").with_suffix(".png")).convert("RGB")
+    wide, high = picture.width // columns, picture.height // rows
     with drawing():
         figure = Figure(figsize=(WIDTH, WIDTH * rows / columns))
         gaps = {"wspace": 0.04, "hspace": 0.04}
         grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw=gaps)
-        for place, picture in zip(sheet.itertuples(), _cut(ours, rows, columns), strict=True):
-            axes = grid[place.row][place.column]
-            axes.imshow(picture, interpolation="nearest")
+        for place in sheet.itertuples():
+            axes, left, top = grid[place.row][place.column], wide * place.column, high * place.row
+            axes.imshow(picture.crop((left, top, left + wide, top + high)), interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             axes.grid(visible=False)
             if place.row == 0:
@@ -334,14 +312,3 @@ def examples(ours: Evidence) -> PageOutput:
             if place.column == 0:
                 axes.set_ylabel(ours.title(place.task))
         return shown(figure, what)
-
-
-def _cut(ours: Evidence, rows: int, columns: int) -> Iterator[object]:
-    """Yield the pictures of the sheet, row by row."""
-    from PIL import Image
-
-    data = ours.path("corrupted.examples").with_suffix(".png").read_bytes()
-    sheet = Image.open(io.BytesIO(data)).convert("RGB")
-    wide, high = sheet.width // columns, sheet.height // rows
-    for row, column in product(range(rows), range(columns)):
-        yield sheet.crop((wide * column, high * row, wide * (column + 1), high * (row + 1)))
