@@ -117,10 +117,8 @@ class Claim:
         titles, found = UPSTREAMS | NAMES | llamas, {}
         for values in product(*self.over.values()) if self.over else ():
             choice = dict(zip(self.over, values, strict=True))
-            names = [
-                place_name(value[0], str(value[1])) if word == "place" else titles[value]
-                for word, value in choice.items()
-            ]
+            place = [place_name(*choice["place"])] if "place" in choice else []
+            names = place + [titles[value] for word, value in choice.items() if word != "place"]
             found[", ".join(names)] = self._one(choice)
         return found
 
@@ -155,14 +153,13 @@ class Claim:
         lists = dict(one.over)
         if "upstream" in lists:
             lists["upstream"] = [merger for merger in lists["upstream"] if merger in known]
-        places = lists.get("place", [[one.role, one.pool]])
-        places = [place for place in places if str(place[1]) == "8"]
-        lists |= {"place": places} if "place" in lists else {}
+        if "place" in lists:
+            lists["place"] = [place for place in lists["place"] if str(place[1]) == "8"]
         columns = {column for side in (*one.sides, one.where) for column in side}
         fits = columns <= {"upstream", "method", "task"}
         fits &= {side.get("upstream", "") for side in one.sides} <= known
         fits &= {side.get("method", "merged") for side in one.sides} <= SECOND_METHODS
-        if not (fits and places and all(lists.values())):
+        if not fits or not all(lists.values()) or ("place" not in lists and one.pool != "8"):
             return None
         return replace(one, file="second_encoder", over=lists)
 
