@@ -30,8 +30,6 @@ REAL = [  # what `make real` computes
 ]
 # A test holds it against scripts/compare_results.py.
 TOLERANCE = "±1 point on an average, ±3 on a single task, each √(500/n) times as much for tests of n < 500 answers"
-CONTROLS = ("anchor", "rescaled")
-EVERYWHERE = "scoreboard"  # shows claims of places that have no page of their own
 
 
 def text(suite: str) -> str:
@@ -87,7 +85,7 @@ def upstream() -> dict[str, set[str]]:
 def stages_of(claim: Claim, suite: str) -> list[str]:
     """Return the stages that recompute every verdict on a claim: results by source, and its page."""
     shown = (project_root() / "notebooks" / f"{claim.place}.ipynb").is_file()
-    page, found = f"page@{claim.place if shown else EVERYWHERE}", dict[str, None]()
+    page, found = f"page@{claim.place if shown else 'scoreboard'}", dict[str, None]()
     about = [own for source in sources(suite) if (own := source.counterpart(claim))]
     for part in (part for own in about for part in (own.parts.values() or [own])):
         for _, side in part.terms:
@@ -104,7 +102,8 @@ def _kinds(claim: Claim, side: dict[str, Any]) -> list[str]:
     found = [LIES_WITH.get(file, file.partition(".")[0])]
     if claim.kind in ("together", "apart") or file == "corrupted":
         found.append("scores")
-    control = side.get("method") in CONTROLS or str(side.get("setting")).startswith("without_")
+    control = side.get("method") in ("anchor", "rescaled")
+    control = control or str(side.get("setting")).startswith("without_")
     return [*found, "ablate"] if file == "scores" and control else found
 
 

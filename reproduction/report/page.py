@@ -52,8 +52,7 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
     parts = [f"Results: {', '.join(named)}"]
     parts += [f"commit {escape(', '.join(sorted(commits)))}"] if commits else ["not run"]
     parts += [escape(", ".join(sorted(machines)))] if machines else []
-    parts += [f"<code>dvc repro page@{page}</code>"]
-    parts += [link(f"../notebooks/{page}.ipynb", "source")]
+    parts += [f"<code>dvc repro page@{page}</code>", link(f"../notebooks/{page}.ipynb", "source")]
     parts += ['<a href="differences.html">differences from the paper</a>']
     return PageOutput(note(" · ".join(parts)))
 
@@ -61,11 +60,8 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
 def counts(found: list[Verdict | None]) -> str:
     """Return chips with the number of verdicts of each kind."""
     number = Counter(verdict.word for verdict in found if verdict)
-    chips = (
-        f'<span class="fc-count">{chip(word)} {number[word]}</span>'
-        for word in WORDS
-        if number[word]
-    )
+    run = (word for word in WORDS if number[word])
+    chips = (f'<span class="fc-count">{chip(word)} {number[word]}</span>' for word in run)
     return " ".join(chips) or "–"
 
 
@@ -115,9 +111,8 @@ def place_link(place: str) -> str:
 def verdict_table(
     chosen: list[Claim], suite: str, caption: str, kind: str = "fc-claims", places: bool = False
 ) -> str:
-    """List claims with the paper's numbers and, by source, the verdict and what was measured.
+    """List claims with the paper's numbers, and verdicts and what was measured by source, if any.
 
-    A source in which no claim has a counterpart has no column.
     places: link each claim to its page; of a claim about several show only how many hold.
     """
     columns, head = [], ["Claim", "The paper’s numbers"]
@@ -180,16 +175,15 @@ def paper_says(claim: Claim) -> str:
     """
     if not is_printed(claim):
         return claim.paper
-    said, fixed = (_said(claim, read) for read in (paper_table, corrected_table))
+
+    def words(read: Read) -> str:
+        if claim.over or claim.each:
+            met = [paper_margin(part, read) > 0 for part in printed_parts(claim)]
+            return f"{sum(met)} of {len(met)} {claim.unit}"
+        return in_words(claim.kind, [_value(claim, side, read) for _, side in claim.terms])
+
+    said, fixed = words(paper_table), words(corrected_table)
     return said if said == fixed else f"{said} as printed, {fixed} corrected"
-
-
-def _said(claim: Claim, read: Read) -> str:
-    parts = printed_parts(claim)
-    if claim.over or claim.each:
-        met = sum(paper_margin(part, read) > 0 for part in parts)
-        return f"{met} of {len(parts)} {claim.unit}"
-    return in_words(claim.kind, [_value(claim, side, read) for _, side in claim.terms])
 
 
 def paper_margin(claim: Claim, read: Read = paper_table) -> float:

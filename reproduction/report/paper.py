@@ -39,7 +39,6 @@ _COLUMNS = {printed: task for task, printed in _TITLES.items()} | {"Avg.": AVERA
 _WORDS = {
     "simple_averaging": "average", "pretrained": "base", "finetuned": "expert", "probsurgery": "prob_surgery",
 }  # fmt: skip
-_EXPERT = "_expert"  # ends what Table 14 calls one domain's expert
 PAPER_MODELS = {  # how the printed tables name what plays each role
     "clip_b32": "clip-vit-b32", "clip_l14": "clip-vit-l14", "flan_t5_base": "flan-t5-base", "flan_t5_large": "flan-t5-large",
     "llama_3b": "llama-3.2-3b-instruct", "llama_8b": "llama-3.1-8b-instruct",
@@ -59,6 +58,11 @@ EXTENDED = {  # columns of Table 2, as printed → role, pool
 # real models have the smaller image model's experiments: an encoder on texts, a tower on images
 REAL, VISION, IMAGES = "minilm", "vit_s", "clip_b32"
 LANGUAGE = ("smollm2", "chat")  # role and pool of the real language model
+REAL_NAMES = {
+    REAL: "MiniLM, real texts",
+    VISION: "ViT-S/14, real images",
+    "smollm2": "SmolLM2, chats",
+}
 SIZES = {REAL: "real encoder", IMAGES: "smaller model", "clip_l14": "larger model"}
 PAPER_NAMES = {
     "clip_b32": "CLIP-ViT-B/32", "clip_l14": "CLIP-ViT-L/14",
@@ -99,8 +103,7 @@ def photos() -> dict[str, dict[str, Any]]:
 def paper_table(table: str, model: str = "") -> pd.DataFrame:
     """Return one table of the paper with our names of methods, mergers and tasks.
 
-    model: whose rows, by its printed name, where the table has two. Where the file has a `column` of
-    the printed table, `task` names it, and `setting` the domain of an expert with rows of its own.
+    model: whose rows, by its printed name, where the table has two.   setting: an expert's domain.
     """
     path = files("reproduction.report").joinpath("paper_tables", f"{table}.csv")
     words = {"model": str, "upstream": str, "method": str}
@@ -110,8 +113,8 @@ def paper_table(table: str, model: str = "") -> pd.DataFrame:
         if word in frame:
             frame[word] = frame[word].replace(_WORDS)
     if "method" in frame:
-        alone = frame["method"].str.endswith(_EXPERT)
-        frame["setting"] = frame["method"].str.removesuffix(_EXPERT).where(alone, "")
+        alone = frame["method"].str.endswith("_expert")  # of one domain, in Table 14
+        frame["setting"] = frame["method"].str.removesuffix("_expert").where(alone, "")
         frame.loc[alone, "method"] = "expert"
     if "column" in frame:
         frame["task"] = frame["column"].replace(_COLUMNS)
@@ -126,12 +129,9 @@ def paper_row(
     method: str,
     model: str = "",
     setting: str = "",
-    read: Callable[..., pd.DataFrame] = paper_table,
+    read: Callable[..., pd.DataFrame] = paper_table,  # or corrected_table
 ) -> pd.Series:
-    """Return one printed row by task; empty where there is none.
-
-    setting: a domain's expert.  read: `paper_table` or `corrected_table`.
-    """
+    """Return one printed row by task, of a domain's expert by setting; empty where there is none."""
     frame = read(table, model)
     here = (frame["upstream"] == upstream) & (frame["method"] == method)
     return frame[here & (frame["setting"] == setting)].set_index("task")["value"]
@@ -155,13 +155,8 @@ def place_name(role: str, pool: str) -> str:
 
 def model_name(role: str, suite: str) -> str:
     """Return how titles call a model: the paper's, or what takes its role."""
-    real = {
-        REAL: "MiniLM, real texts",
-        VISION: "ViT-S/14, real images",
-        LANGUAGE[0]: "SmolLM2, chats",
-    }
-    if role in real:
-        return real[role]
+    if role in REAL_NAMES:
+        return REAL_NAMES[role]
     name = PAPER_NAMES[role]
     kind = "synthetic" if suite == "mini" else f"{suite} suite"
     return name if suite == "paper" else f"{kind}, in the role of {name}"
@@ -175,21 +170,17 @@ def model_title(role: str, suite: str) -> str:
 
 @dataclass(frozen=True)
 class Erratum:
-    """One printed row whose cells cannot all be right.
-
-    row: upstream and method.  cells: tasks or "average".  corrected: what fits, where it is known.
-    model: where a table has two.  facts: what other printed cells say.
-    """
+    """One printed row whose cells cannot all be right."""
 
     id: str
     table: str
     kind: str
-    row: list[str]
-    cells: list[str]
+    row: list[str]  # upstream and method
+    cells: list[str]  # tasks or "average"
     reason: str
-    corrected: dict[str, float] = field(default_factory=dict)
-    model: str = ""
-    facts: str = ""
+    corrected: dict[str, float] = field(default_factory=dict)  # what fits, where it is known
+    model: str = ""  # where a table has two
+    facts: str = ""  # what other printed cells say
 
 
 @cache
