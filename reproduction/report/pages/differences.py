@@ -35,15 +35,15 @@ from reproduction.report.tables import ADAPTERS, NAMES, UPSTREAMS, average, row_
 from reproduction.results import packed
 
 SHEET = 624  # pixels across
-LISTS = {"differences": "", "language": ", language models"}
-STREAM = "test_unlabelled"
 
 
 def differences(suite: str) -> PageOutput:
     """List what differs from the paper: the real encoder, this suite, then the other suites."""
     suites, rows = packaged("differences.yaml"), []
     names = dict.fromkeys(["real", suite, *(name for name in suites if name != "smoke")])
-    for name, (kind, words) in product(names, LISTS.items()):
+    for name, (kind, words) in product(
+        names, (("differences", ""), ("language", ", language models"))
+    ):
         entries = suites.get(name, {}).get(kind, [])
         if entries:
             rows.append(("fc-merger", [f"{escape(suites[name]['label'])}{words}", "", "", ""]))
@@ -159,7 +159,11 @@ def _adapter_cells(ours: Evidence, merger: str, adapter: str) -> list[str]:
         return [estimated(scored), estimated(apart), *pairs, trained]
     run = ours.settings().get("adapt", {}).get(f"{ours.role}-{ours.pool}-{merger}-{adapter}", {})
     draw = (run.get("settings") or {}).get(main, {}).get("draw")
-    seen = select(ours.table("seen"), {"stream": STREAM}) if draw else ours.table("seen")[:0]
+    seen = (
+        select(ours.table("seen"), {"stream": "test_unlabelled"})
+        if draw
+        else ours.table("seen")[:0]
+    )
     number = (draw or {}).get("samples")  # None: all test images
     seen = seen[seen["samples"].isna() if number is None else seen["samples"] == number]
     keys = {method: {"upstream": merger, "method": method} for method in (adapter, "featcal")}

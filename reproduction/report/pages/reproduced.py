@@ -3,7 +3,7 @@
 Other suites have other models and data; they are compared by claim, never by value.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -31,20 +31,16 @@ MODEL = ("upstream", "method", "setting")  # the columns that name a printed row
 
 @dataclass(frozen=True)
 class Compared:
-    """One printed cell and our value for it, in percent.
-
-    corrected: what fits in place of a cell that cannot be right.  spread, seeds: the paper's own
-    deviation.  doubt: why the printed cell may be wrong.
-    """
+    """One printed cell and our value for it, in percent."""
 
     row: str
     column: str
     ours: Estimate
     printed: float
-    corrected: float | None = None
-    spread: float | None = None
+    corrected: float | None = None  # what fits in place of a cell that cannot be right
+    spread: float | None = None  # the paper's own deviation, over so many seeds
     seeds: int = 1
-    doubt: str = ""
+    doubt: str = ""  # why the printed cell may be wrong
 
     def reproduced(self, value: float) -> bool:
         """Return True if ours differs from `value` by no more than is allowed."""
@@ -132,16 +128,10 @@ def shown(found: Sequence[Compared], number: str) -> str:
         " unit of the last printed digit and two standard errors of both."
     )
     html = table(["Model", *titles], body, caption, "fc-accuracy")
-    return note(counted(found, name)) + fold(f"Value by value, {name}", html)
-
-
-def counted(found: Iterable[Compared], name: str) -> str:
-    """Return how many values are reproduced as printed, and in their corrected form only."""
-    several = list(found)
-    printed = sum(one.as_printed for one in several)
-    mended = sum(one.as_corrected and not one.as_printed for one in several)
-    said = f"{printed} of {len(several)} values reproduced as printed, {mended} as corrected"
-    return f"{name}: {said}"
+    printed = sum(one.as_printed for one in found)
+    mended = sum(one.as_corrected and not one.as_printed for one in found)
+    said = f"{printed} of {len(found)} values reproduced as printed, {mended} as corrected"
+    return note(f"{name}: {said}") + fold(f"Value by value, {name}", html)
 
 
 def _cell(one: Compared) -> str:
