@@ -9,19 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from reproduction.report import paper
 from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, in_words
 from reproduction.report.evidence import read_json, results_folder
 from reproduction.report.html import PageOutput, Row, chip, link, listed, note, table
-from reproduction.report.paper import (
-    AVERAGE,
-    PAPER_MODELS,
-    PRINTED,
-    TEXT_PRINTED,
-    corrected_table,
-    errata,
-    paper_row,
-    paper_table,
-)
 from reproduction.report.verdicts import DECIDED, WORDS, Verdict, sources
 
 BOTH = "At the printed settings; small: at settings tuned on validation rows, adapters not tuned."
@@ -182,11 +173,11 @@ def paper_says(claim: Claim) -> str:
             return f"{sum(met)} of {len(met)} {claim.unit}"
         return in_words(claim.kind, [_value(claim, side, read) for _, side in claim.terms])
 
-    said, fixed = words(paper_table), words(corrected_table)
+    said, fixed = words(paper.paper_table), words(paper.corrected_table)
     return said if said == fixed else f"{said} as printed, {fixed} corrected"
 
 
-def paper_margin(claim: Claim, read: Read = paper_table) -> float:
+def paper_margin(claim: Claim, read: Read = paper.paper_table) -> float:
     """Return by how much the paper's averages meet a claim about single models."""
     return sum(weight * _value(claim, side, read) for weight, side in claim.terms) - claim.by
 
@@ -196,7 +187,7 @@ def printed_parts(claim: Claim) -> list[Claim]:
     found = []
     for part in list(claim.parts.values()) or [claim]:
         if part.each:
-            tasks = paper_row(*_place(part, part.terms[0][1])[0]).index.drop(AVERAGE)
+            tasks = paper.paper_row(*_place(part, part.terms[0][1])[0]).index.drop(paper.AVERAGE)
             found += [part.of(task) for task in tasks if part.is_about(task)]
         else:
             found.append(part)
@@ -209,7 +200,7 @@ def in_doubt(claim: Claim) -> list[str]:
     for one in printed_parts(claim) if is_printed(claim) else []:
         for _, side in one.terms:
             (number, *row, model, _), column = _place(one, side)
-            for entry in errata():
+            for entry in paper.errata():
                 # of a change the arrow is wrong, not the value
                 doubted = set(entry.cells) - {*entry.corrected} if entry.kind != "change" else ()
                 here = entry.table == number and entry.row == row and entry.model in ("", model)
@@ -222,13 +213,13 @@ def _place(claim: Claim, side: dict[str, Any]) -> tuple[tuple[str, ...], str]:
     """Return the printed row of one side, as `paper_row` asks for it, and the column there."""
     place = (str(side.get("role", claim.role)), str(side.get("pool", claim.pool)))
     own = claim.table and place == (claim.role, claim.pool)
-    number = claim.table if own else (PRINTED | TEXT_PRINTED)[place]
+    number = claim.table if own else (paper.PRINTED | paper.TEXT_PRINTED)[place]
     upstream, method = str(side["upstream"]), str(side["method"])
     domain = str(side.get("setting", "")) if method == "expert" else ""  # an expert's own row
-    column = str((claim.where | side).get("task", AVERAGE))
-    return (number, upstream, method, PAPER_MODELS[place[0]], domain), column
+    column = str((claim.where | side).get("task", paper.AVERAGE))
+    return (number, upstream, method, paper.PAPER_MODELS[place[0]], domain), column
 
 
 def _value(claim: Claim, side: dict[str, Any], read: Read) -> float:
     row, column = _place(claim, side)
-    return float(paper_row(*row, read=read)[column])
+    return float(paper.paper_row(*row, read=read)[column])

@@ -7,20 +7,9 @@ from itertools import product
 
 import pandas as pd
 
+from reproduction.report import paper
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import arrow, compact, fold, margin, table
-from reproduction.report.paper import (
-    AVERAGE,
-    LANGUAGE,
-    PRINTED,
-    TASKS,
-    TEXT_PRINTED,
-    VISION,
-    corrected_table,
-    paper_row,
-    paper_table,
-    reason,
-)
 from reproduction.report.statistics import Estimate, estimate, highest
 
 REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": "Multi-task (MTL)"}
@@ -78,7 +67,7 @@ def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
 
 def settings_of(ours: Evidence) -> tuple[str, ...]:
     """Return the settings that were run for a role and pool, the printed ones first."""
-    only = ours.role in (VISION, LANGUAGE[0])  # nothing was tuned for these
+    only = ours.role in (paper.VISION, paper.LANGUAGE[0])  # nothing was tuned for these
     return ("paper",) if only else settings_shown(ours.suite, ours.pool)
 
 
@@ -122,21 +111,21 @@ def accuracy_rows(ours: Evidence) -> list[Row]:
     def look(upstream: str, method: str, setting: str) -> Cells:
         return cells_of(by_task(ours, model_key(upstream, method, setting)))
 
-    if ours.role == VISION:
+    if ours.role == paper.VISION:
         run = ours.table("scores")
         references = [method for method in REFERENCES if method in set(run["method"])]
         mergers = [merger for merger in MERGERS if merger in set(run["upstream"])]
         return rows_in_order(look, references, mergers, ("paper",))
-    printed = (PRINTED | TEXT_PRINTED).get((ours.role, ours.pool))
+    printed = (paper.PRINTED | paper.TEXT_PRINTED).get((ours.role, ours.pool))
     references = references_of(printed) if printed else REFERENCES
-    own = set(paper_table(printed)["upstream"]) if printed else UPSTREAMS
+    own = set(paper.paper_table(printed)["upstream"]) if printed else UPSTREAMS
     mergers = [merger for merger in UPSTREAMS if merger in own]
     return rows_in_order(look, references, mergers, settings_shown(ours.suite, ours.pool))
 
 
 def references_of(number: str) -> tuple[str, ...]:
     """Return the references for which a printed table has a row."""
-    printed = set(paper_table(number)["method"])
+    printed = set(paper.paper_table(number)["method"])
     return tuple(method for method in REFERENCES if method in printed)
 
 
@@ -145,15 +134,17 @@ def paper_rows(number: str, model: str = "") -> tuple[list[str], list[Row]]:
 
     model: by its printed name, where the table has two.
     """
-    frame = paper_table(number, model)
+    frame = paper.paper_table(number, model)
 
     def look(upstream: str, method: str, setting: str) -> Cells:
-        printed = paper_row(number, upstream, method, model).items()
-        return {t: Cell(v, doubt=reason(number, upstream, method, t, model)) for t, v in printed}
+        printed = paper.paper_row(number, upstream, method, model).items()
+        return {
+            t: Cell(v, doubt=paper.reason(number, upstream, method, t, model)) for t, v in printed
+        }
 
     upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
     listed = dict.fromkeys(frame["task"])
-    columns = [t for t in TASKS if t in listed] or [c for c in listed if c != AVERAGE]
+    columns = [t for t in paper.TASKS if t in listed] or [c for c in listed if c != paper.AVERAGE]
     return columns, rows_in_order(look, references_of(number), upstreams)
 
 
@@ -193,7 +184,7 @@ def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
     """
     if key != ("", "expert", "") or ours.pool != "mergebench":
         found = {task: estimate(rows_of(ours, key, task=task)) for task in ours.tasks}
-        found[AVERAGE] = average(ours, key)
+        found[paper.AVERAGE] = average(ours, key)
         return {column: one for column, one in found.items() if one}
     scores, found = ours.table("scores"), {}
     models = scores[scores["method"].isin(("base", "expert"))]
@@ -203,7 +194,7 @@ def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
     if found:
         mean = sum(value.mean for value in found.values()) / len(found)
         variance = sum(value.variance for value in found.values()) / len(found) ** 2
-        found[AVERAGE] = Estimate(mean, None, 0, known_variance=variance)
+        found[paper.AVERAGE] = Estimate(mean, None, 0, known_variance=variance)
     return found
 
 
@@ -261,9 +252,11 @@ def paper_recovered(
     number: str, upstream: str, corrected: bool = False, model: str = "", method: str = "featcal"
 ) -> float | None:
     """Return the same share from the paper's averages, as printed or corrected where possible."""
-    read = corrected_table if corrected else paper_table
+    read = paper.corrected_table if corrected else paper.paper_table
     keys = ((upstream, "merged"), (upstream, method), ("", "expert"))
-    return share(*(paper_row(number, *key, model, read=read).get(AVERAGE) for key in keys))
+    return share(
+        *(paper.paper_row(number, *key, model, read=read).get(paper.AVERAGE) for key in keys)
+    )
 
 
 def number(cell: Cell | None, marks: list[str], whole: bool = True) -> str:
@@ -287,12 +280,14 @@ def accuracy_table(
 
     titles: of the columns.  average: add that column, which then alone has changes and spreads.
     """
-    columns = titles | {AVERAGE: "Average"} if average else titles
+    columns = titles | {paper.AVERAGE: "Average"} if average else titles
     marks: list[str] = []
     body = []
     for row in rows:
         label, wide = escape(row.label), f'colspan="{len(columns)}"'
-        cells = [number(row.cells.get(c), marks, not average or c == AVERAGE) for c in columns]
+        cells = [
+            number(row.cells.get(c), marks, not average or c == paper.AVERAGE) for c in columns
+        ]
         if row.kind == "heading":
             body.append(("fc-merger", [label, f"<td {wide}></td>"]))
         else:

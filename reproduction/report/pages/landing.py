@@ -10,20 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+from reproduction.report import paper
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, one_panel, shown
 from reproduction.report.html import PageOutput, estimated, listed
 from reproduction.report.pages.default import Place, places, seconds
-from reproduction.report.paper import (
-    AVERAGE,
-    IMAGES,
-    LANGUAGE,
-    PRINTED,
-    REAL,
-    TEXT_PRINTED,
-    VISION,
-    paper_table,
-)
 from reproduction.report.statistics import Estimate, estimate, highest, lead
 from reproduction.report.tables import ADAPTERS, MERGERS, UPSTREAMS, average, share
 from reproduction.report.verdicts import TITLES
@@ -36,7 +27,7 @@ QUESTIONS = (
     "cost less time than adapters as published?", "cost less time than adapters with kept features?",
 )  # fmt: skip
 NAMES = {
-    (IMAGES, "8"): "CLIP, smaller", ("clip_l14", "8"): "CLIP, larger",
+    (paper.IMAGES, "8"): "CLIP, smaller", ("clip_l14", "8"): "CLIP, larger",
     ("flan_t5_base", "glue"): "T5, smaller", ("flan_t5_large", "glue"): "T5, larger",
     ("llama_3b", "mergebench"): "Llama, smaller", ("llama_8b", "mergebench"): "Llama, larger",
 }  # fmt: skip
@@ -135,10 +126,13 @@ class Model:
 
 def models(suite: str) -> dict[str, list[Model]]:
     """Return the models of a suite by source."""
-    texts = Evidence(suite, REAL, "8")
+    texts = Evidence(suite, paper.REAL, "8")
     own = [Model(Evidence(suite, *place), name) for place, name in NAMES.items()]
-    real = [Model(Evidence(suite, VISION, "8"), "ViT-S/14"), Model(texts, "MiniLM")]
-    real += [Model(texts, "MPNet", "second_encoder"), Model(Evidence(suite, *LANGUAGE), "SmolLM2")]
+    real = [Model(Evidence(suite, paper.VISION, "8"), "ViT-S/14"), Model(texts, "MiniLM")]
+    real += [
+        Model(texts, "MPNet", "second_encoder"),
+        Model(Evidence(suite, *paper.LANGUAGE), "SmolLM2"),
+    ]
     return {"Real models": real, TITLES.get(suite, suite): own}
 
 
@@ -188,9 +182,9 @@ def printed_pairs() -> dict[str, list[Pair]]:
     """Return the same comparisons from the paper's printed averages, which have no error."""
     found: dict[str, list[Pair]] = {question: [] for question in QUESTIONS}
     weak, strong, adapters, few, cost, _ = found.values()
-    for number in dict.fromkeys((PRINTED | TEXT_PRINTED).values()):
-        frame = paper_table(number)
-        averages = frame[frame["task"] == AVERAGE]
+    for number in dict.fromkeys((paper.PRINTED | paper.TEXT_PRINTED).values()):
+        frame = paper.paper_table(number)
+        averages = frame[frame["task"] == paper.AVERAGE]
         for _, own in averages.groupby("model", sort=False):
             printed = own.set_index(["upstream", "method"])["value"]
             value = {key: exactly(one) for key, one in printed.items()}
@@ -200,7 +194,10 @@ def printed_pairs() -> dict[str, list[Pair]]:
                 way = share(*(one and one.mean for one in ends))
                 (weak if is_weak(way) else strong).append((ours, merged))
                 adapters += [(ours, value[merger, adapter]) for adapter in ADAPTERS]
-    budgets, times = paper_table("table12"), paper_table("table05").set_index("method")["seconds"]
+    budgets, times = (
+        paper.paper_table("table12"),
+        paper.paper_table("table05").set_index("method")["seconds"],
+    )
     means = budgets[budgets["samples_per_task"] == FEW].set_index("method")["mean"]
     for adapter in ADAPTERS:
         few.append((exactly(means["featcal"]), exactly(means[adapter])))

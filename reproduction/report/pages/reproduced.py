@@ -7,18 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from reproduction.report import tables
+from reproduction.report import paper, tables
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import fold, note, table
-from reproduction.report.paper import (
-    AVERAGE,
-    EXTENDED,
-    PAPER_MODELS,
-    corrected_table,
-    paper_table,
-    reason,
-    title_of,
-)
 from reproduction.report.statistics import Estimate
 
 SUITE, SETTING = "paper", "paper"
@@ -69,22 +60,25 @@ def compared(ours: Evidence | None, number: str) -> Iterator[Compared]:
 
     ours: of one role and pool; None for Table 2, whose columns are averages of other experiments.
     """
-    model = PAPER_MODELS[ours.role] if ours else ""
-    printed, mended = paper_table(number, model), corrected_table(number, model)["value"]
+    model = paper.PAPER_MODELS[ours.role] if ours else ""
+    printed, mended = (
+        paper.paper_table(number, model),
+        paper.corrected_table(number, model)["value"],
+    )
     keys = dict.fromkeys(zip(*(printed[name] for name in MODEL), strict=True)) if ours else {}
     models = {key: tables.by_task(ours, _key(*key)) for key in keys}
     for (_, cell), better in zip(printed.iterrows(), mended, strict=True):
         upstream, method, task = (str(cell[name]) for name in ("upstream", "method", "task"))
         name, spread = tables.row_name(upstream, method), None
         if ours is None:
-            value = tables.average(Evidence(SUITE, *EXTENDED[task]), _key(upstream, method))
+            value = tables.average(Evidence(SUITE, *paper.EXTENDED[task]), _key(upstream, method))
         else:
             value = models[upstream, method, cell["setting"]].get(task)
-            spread = _printed_spread(ours, upstream, method) if task == AVERAGE else None
+            spread = _printed_spread(ours, upstream, method) if task == paper.AVERAGE else None
             name = f"{cell['setting'].capitalize()} expert" if cell["setting"] else name
         if value is not None:
             corrected = None if better == cell["value"] else float(better)
-            doubt = reason(number, upstream, method, task, model)
+            doubt = paper.reason(number, upstream, method, task, model)
             yield Compared(name, task, value, float(cell["value"]), corrected, spread, 1, doubt)
 
 
@@ -108,7 +102,7 @@ def _printed_spread(ours: Evidence, upstream: str, method: str) -> float | None:
     """Return the paper's deviation over seeds, for the one experiment that it repeats."""
     if (ours.role, ours.pool, upstream) != REPEATED:
         return None
-    frame = select(paper_table("table12"), {"method": method})
+    frame = select(paper.paper_table("table12"), {"method": method})
     own = frame[frame["samples_per_task"] == REPEATED_SAMPLES] if len(frame) else frame
     return float(own["std"].iloc[0]) if len(own) else None
 
@@ -122,7 +116,7 @@ def shown(found: Sequence[Compared], number: str) -> str:
     cells = {(one.row, one.column): _cell(one) for one in found}
     rows = dict.fromkeys(one.row for one in found)
     body = [[escape(row), *(cells.get((row, head), "–") for head in heads)] for row in rows]
-    titles = ["Average" if h == AVERAGE else escape(title_of(h) or h) for h in heads]
+    titles = ["Average" if h == paper.AVERAGE else escape(paper.title_of(h) or h) for h in heads]
     caption = (
         f"{name}: ours; printed, corrected: the paper’s value and the difference. ✓ within half a"
         " unit of the last printed digit and two standard errors of both."

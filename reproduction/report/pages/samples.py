@@ -9,43 +9,18 @@ from html import escape
 import pandas as pd
 from matplotlib.figure import Figure
 
+from reproduction.report import figures, tables
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import (
-    COLOURS,
-    CURVES,
-    DASHES,
-    INK,
-    WIDTH,
-    drawing,
-    legend,
-    one_panel,
-    shown,
-)
 from reproduction.report.html import PageOutput, fold, listed, margin, note, table
 from reproduction.report.pages import reproduced
 from reproduction.report.paper import AVERAGE, REAL, model_name, model_title, paper_table
 from reproduction.report.statistics import Estimate, estimate, highest
-from reproduction.report.tables import (
-    ADAPTERS,
-    METHODS,
-    SETTING_LABELS,
-    SHORT,
-    UPSTREAMS,
-    Cell,
-    Row,
-    accuracy_table,
-    average,
-    method_settings,
-    number,
-    settings_of,
-    with_best,
-)
 
 KINDS = {
     "clean": "Clean", "gaussian_noise": "Gaussian noise", "motion_blur": "Motion blur", "fog": "Fog",
 }  # fmt: skip
 UPSTREAM = "task_arithmetic"
-ORDER = (*ADAPTERS, "featcal")  # of the rows of Table 12
+ORDER = (*tables.ADAPTERS, "featcal")  # of the rows of Table 12
 
 
 def by_number_answer(*experiments: Evidence) -> PageOutput:
@@ -58,8 +33,8 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
             continue
         few, many = min(budgets), max(budgets)
         ends = {n: _at(ours, "featcal", n) for n in (few, many)}
-        merged = average(ours, (UPSTREAM, "merged", ""), "samples")
-        best = {n: highest(_at(ours, method, n) for method in ADAPTERS) for n in ends}
+        merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
+        best = {n: highest(_at(ours, method, n) for method in tables.ADAPTERS) for n in ends}
         cells = [margin(ends[few], merged), margin(ends[many], ends[few])]
         cells += [margin(one, best[n]) for n, one in ends.items()]
         rows.append([f"{name} <small>{few} and {many} per task</small>", *cells])
@@ -69,7 +44,7 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
 
 
 def _rows(ours: Evidence, method: str) -> pd.DataFrame:
-    key = {"upstream": UPSTREAM, "setting": settings_of(ours)[-1], "method": method}
+    key = {"upstream": UPSTREAM, "setting": tables.settings_of(ours)[-1], "method": method}
     return select(ours.table("samples"), key)
 
 
@@ -90,10 +65,10 @@ def means(ours: Evidence) -> PageOutput:
     name = model_name(ours.role, ours.suite)
     if found.empty:
         return PageOutput(note(f"○ not run: accuracy by number of samples — {name}."))
-    merged = average(ours, (UPSTREAM, "merged", ""), "samples")
+    merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
     start = f" Task arithmetic alone: {merged.mean:.1f}." if merged else ""
     caption = f"Average top-1 accuracy (%) by {ours.inputs} per task, sd over seeds — {name}.{start} Bold: best."
-    labels = {m: METHODS[m] + method_settings(ours, "samples", m) for m in ORDER}
+    labels = {m: tables.METHODS[m] + tables.method_settings(ours, "samples", m) for m in ORDER}
     runs = ours.table("samples.run")
     fewer = runs[runs["images"] < runs["samples"]][["samples", "images"]].drop_duplicates()
     counts = ", ".join(f"n = {n}: {has}" for n, has in fewer.itertuples(index=False))
@@ -108,7 +83,7 @@ def printed_means() -> PageOutput:
     """Return the paper's Table 12, one click away."""
     found = paper_table("table12").rename(columns={"samples_per_task": "samples", "std": "sd"})
     caption = "The paper’s Table 12, as printed: CLIP-ViT-B/32"
-    return PageOutput(fold("The paper’s own values", _means_table(found, METHODS, caption)))
+    return PageOutput(fold("The paper’s own values", _means_table(found, tables.METHODS, caption)))
 
 
 def _means_table(found: pd.DataFrame, labels: dict[str, str], caption: str) -> str:
@@ -116,8 +91,8 @@ def _means_table(found: pd.DataFrame, labels: dict[str, str], caption: str) -> s
     cells = {}
     for one in found.itertuples():
         spread, top = one.sd if one.sd == one.sd else None, round(one.mean, 1) == best[one.samples]
-        cells[one.method, one.samples] = Cell(one.mean, spread, best=top)
-    rows = [[labels[m], *(number(cells.get((m, n)), []) for n in best.index)] for m in ORDER]
+        cells[one.method, one.samples] = tables.Cell(one.mean, spread, best=top)
+    rows = [[labels[m], *(tables.number(cells.get((m, n)), []) for n in best.index)] for m in ORDER]
     head = ["Task Arithmetic", *(f"n = {n}" for n in best.index)]
     return table(head, rows, caption, "fc-accuracy")
 
@@ -129,7 +104,7 @@ def compared_means(ours: Evidence) -> list[reproduced.Compared]:
         method, n = cell["method"], cell["samples_per_task"]
         if value := _at(ours, method, n):
             both = {"printed": float(cell["mean"]), "spread": float(cell["std"]), "seeds": 3}
-            cells.append(reproduced.Compared(METHODS[method], f"n = {n}", value, **both))
+            cells.append(reproduced.Compared(tables.METHODS[method], f"n = {n}", value, **both))
     return cells
 
 
@@ -137,23 +112,23 @@ def curves(ours: Evidence) -> PageOutput:
     """Return Figure 3: mean over seeds with one standard deviation up and down."""
     what, points = f"accuracy by number of {ours.inputs}", measured(ours)
     if points.empty:
-        return shown(None, what)
+        return figures.shown(None, what)
     budgets = sorted(points["samples"].unique())
-    with one_panel(4.4) as (figure, axes):
-        for method, dashes in DASHES.items():
+    with figures.one_panel(4.4) as (figure, axes):
+        for method, dashes in figures.DASHES.items():
             own = points[points["method"] == method]
-            look = CURVES[method] | {"linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
+            look = figures.CURVES[method] | {"linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
             axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), **look)
-        merged = average(ours, (UPSTREAM, "merged", ""), "samples")
+        merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
         if merged is not None:
-            look = {"color": COLOURS["merged"], "lw": 1.6, "linestyle": ":"}
+            look = {"color": figures.COLOURS["merged"], "lw": 1.6, "linestyle": ":"}
             axes.axhline(merged.mean, label="merged, not calibrated", **look)
         axes.set_xscale("log", base=2)
         axes.set_xticks(budgets, [str(n) for n in budgets])
         axes.minorticks_off()
         axes.set(xlabel=f"{ours.inputs} per task, n (logarithmic)", ylabel="average accuracy (%)")
-        legend(axes, 2, below=True, handlelength=2.6)
-        return shown(figure, what)
+        figures.legend(axes, 2, below=True, handlelength=2.6)
+        return figures.shown(figure, what)
 
 
 # damaged samples
@@ -173,7 +148,7 @@ def after_damage(ours: Evidence, method: str, kind: str, setting: str = "") -> E
     """Return the mean over tasks from one kind of samples, or over all kinds."""
     rows = select(ours.table("corrupted"), {"upstream": UPSTREAM, "method": method})
     if method != "merged":
-        rows = select(rows, {"setting": setting or settings_of(ours)[-1]})
+        rows = select(rows, {"setting": setting or tables.settings_of(ours)[-1]})
     if kind != AVERAGE:
         return estimate(select(rows, {"corruption": kind}))
     return estimate(rows) if set(rows["corruption"]) == set(kinds(ours)) else None
@@ -182,10 +157,12 @@ def after_damage(ours: Evidence, method: str, kind: str, setting: str = "") -> E
 def damage_answer(ours: Evidence) -> PageOutput:
     """Return FeatCal minus its merger and minus the better adapter by kind of damage."""
     merged, rows = after_damage(ours, "merged", "clean"), []
-    best = {k: highest(after_damage(ours, method, k) for method in ADAPTERS) for k in kinds(ours)}
-    for setting in settings_of(ours):
+    best = {
+        k: highest(after_damage(ours, method, k) for method in tables.ADAPTERS) for k in kinds(ours)
+    }
+    for setting in tables.settings_of(ours):
         featcal = {kind: after_damage(ours, "featcal", kind, setting) for kind in kinds(ours)}
-        small = f"<small>{SETTING_LABELS[setting]}</small>"
+        small = f"<small>{tables.SETTING_LABELS[setting]}</small>"
         rows.append([f"its merger {small}", *(margin(one, merged) for one in featcal.values())])
         cells = [margin(one, best[kind]) for kind, one in featcal.items()]
         rows.append([f"the better adapter {small}", *cells])
@@ -198,14 +175,14 @@ def damage(ours: Evidence) -> PageOutput:
     name = model_name(ours.role, ours.suite)
     if ours.table("corrupted").empty:
         return PageOutput(note(f"○ not run: no damaged calibration samples — {name}."))
-    names = {("merged", ""): UPSTREAMS[UPSTREAM]}
-    for setting in settings_of(ours):
-        names["featcal", setting] = f"{METHODS['featcal']}, {SHORT[setting]}"
-    names |= {(method, ""): METHODS[method] for method in ADAPTERS}
+    names = {("merged", ""): tables.UPSTREAMS[UPSTREAM]}
+    for setting in tables.settings_of(ours):
+        names["featcal", setting] = f"{tables.METHODS['featcal']}, {tables.SHORT[setting]}"
+    names |= {(method, ""): tables.METHODS[method] for method in tables.ADAPTERS}
     rows = []
     for (method, setting), label in names.items():
         found = {k: after_damage(ours, method, k, setting) for k in (*kinds(ours), AVERAGE)}
-        cells = {kind: Cell(one.mean) for kind, one in found.items() if one}
+        cells = {kind: tables.Cell(one.mean) for kind, one in found.items() if one}
         rows.append(_row(method, label, cells))
     runs, study = ours.settings().get("calibrate", {}), ours.settings("corrupted").get("study", {})
     samples = {run["samples"] for run in runs.values() if run.get("calibration")}
@@ -219,28 +196,28 @@ def damage(ours: Evidence) -> PageOutput:
     return PageOutput(html)
 
 
-def _table(rows: list[Row], named: dict[str, str], caption: str) -> str:
+def _table(rows: list[tables.Row], named: dict[str, str], caption: str) -> str:
     columns = named | {AVERAGE: "Average"}
-    return accuracy_table(with_best(rows), columns, caption, average=False)[0]
+    return tables.accuracy_table(tables.with_best(rows), columns, caption, average=False)[0]
 
 
-def _row(method: str, name: str, cells: dict[str, Cell]) -> Row:
+def _row(method: str, name: str, cells: dict[str, tables.Cell]) -> tables.Row:
     """Return one method's averages by kind, each with its change against clean samples."""
     if method == "merged":
         cells.pop(AVERAGE, None)
     for kind, cell in cells.items() if "clean" in cells else ():
         if kind not in ("clean", AVERAGE):
             cell.change = cell.value - cells["clean"].value
-    return Row(name, "merger" if method == "merged" else "calibrated", UPSTREAM, cells)
+    return tables.Row(name, "merger" if method == "merged" else "calibrated", UPSTREAM, cells)
 
 
 def printed_damage() -> PageOutput:
     """Return the paper's Table 6, one click away."""
     frame = paper_table("table06").set_index("method")
     rows = []
-    for method, label in {"merged": UPSTREAMS[UPSTREAM], **METHODS}.items():
+    for method, label in {"merged": tables.UPSTREAMS[UPSTREAM], **tables.METHODS}.items():
         values = frame.loc[UPSTREAM if method == "merged" else method]
-        cells = {k: Cell(float(values[k])) for k in (*KINDS, AVERAGE) if str(values[k])}
+        cells = {k: tables.Cell(float(values[k])) for k in (*KINDS, AVERAGE) if str(values[k])}
         rows.append(_row(method, label, cells))
     caption = "The paper’s Table 6, as printed: CLIP-ViT-B/32. Arrows: against clean."
     return PageOutput(fold("The paper’s own values", _table(rows, KINDS, caption)))
@@ -250,7 +227,7 @@ def compared_damage(ours: Evidence) -> Iterator[reproduced.Compared]:
     """Yield our value for every cell of Table 6, and the mean of a row."""
     for _, row in paper_table("table06").iterrows():
         method = "merged" if row["method"] == UPSTREAM else str(row["method"])
-        name = (METHODS | {"merged": UPSTREAMS[UPSTREAM]})[method]
+        name = (tables.METHODS | {"merged": tables.UPSTREAMS[UPSTREAM]})[method]
         for column in (*KINDS, AVERAGE):
             value = after_damage(ours, method, column)
             if value is not None and str(row[column]):
@@ -270,21 +247,21 @@ def damage_by_kind(ours: Evidence) -> PageOutput:
     """Return dots of the average accuracy by method, one line per kind of calibration samples."""
     what, merged = f"accuracies from damaged {ours.inputs}", after_damage(ours, "merged", "clean")
     if merged is None:
-        return shown(None, what)
+        return figures.shown(None, what)
     rows = kinds(ours)
-    with one_panel(0.5 * len(rows) + 1.4) as (figure, axes):
-        for method in METHODS:
+    with figures.one_panel(0.5 * len(rows) + 1.4) as (figure, axes):
+        for method in tables.METHODS:
             found = [after_damage(ours, method, kind) for kind in rows]
             means = {i: one.mean for i, one in enumerate(found) if one}
-            look = CURVES[method] | {"edgecolor": "white", "lw": 0.8, "s": 130, "zorder": 3}
+            look = figures.CURVES[method] | {"edgecolor": "white", "lw": 0.8, "s": 130, "zorder": 3}
             axes.scatter(list(means.values()), list(means), **look)
-        axes.axvline(merged.mean, color=INK, ls="--", lw=1.4, label="merger alone")
+        axes.axvline(merged.mean, color=figures.INK, ls="--", lw=1.4, label="merger alone")
         axes.set_yticks(range(len(rows)), list(rows.values()))
         axes.invert_yaxis()
         axes.margins(y=0.2)
         axes.set(xlabel=f"average top-1 accuracy (%), clean test {ours.inputs}")
-        legend(axes, 2)
-        return shown(figure, what)
+        figures.legend(axes, 2)
+        return figures.shown(figure, what)
 
 
 def examples(ours: Evidence) -> PageOutput:
@@ -293,12 +270,12 @@ def examples(ours: Evidence) -> PageOutput:
 
     what, sheet = "example images", ours.table("corrupted.examples")
     if sheet.empty:
-        return shown(None, what)
+        return figures.shown(None, what)
     rows, columns = int(sheet["row"].max()) + 1, int(sheet["column"].max()) + 1
     picture = Image.open(ours.path("corrupted.examples").with_suffix(".png")).convert("RGB")
     wide, high = picture.width // columns, picture.height // rows
-    with drawing():
-        figure = Figure(figsize=(WIDTH, WIDTH * rows / columns))
+    with figures.drawing():
+        figure = Figure(figsize=(figures.WIDTH, figures.WIDTH * rows / columns))
         gaps = {"wspace": 0.04, "hspace": 0.04}
         grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw=gaps)
         for place in sheet.itertuples():
@@ -311,4 +288,4 @@ def examples(ours: Evidence) -> PageOutput:
                 axes.set_title(title, fontsize=13)
             if place.column == 0:
                 axes.set_ylabel(ours.title(place.task))
-        return shown(figure, what)
+        return figures.shown(figure, what)
