@@ -12,36 +12,20 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from featcal.settings import Calibration
-
 AVERAGE = "average"  # the column of a row's mean; a merger has the same name
-TASKS = {
-    "sun397": "SUN397", "stanford-cars": "Cars", "resisc45": "RESISC45", "eurosat": "EuroSAT", "svhn": "SVHN", "gtsrb": "GTSRB",
-    "mnist": "MNIST", "dtd": "DTD", "oxford_flowers102": "Flowers", "pcam": "PCAM", "fer2013": "FER", "oxford-iiit-pet": "Pets",
-    "stl10": "STL10", "cifar100": "C100", "cifar10": "C10", "food101": "Food", "fashion_mnist": "F-MNIST",
-    "emnist_letters": "EMNIST", "kmnist": "KMNIST", "rendered-sst2": "Rendered",
-}  # fmt: skip
-# columns of the pools of texts, by pool; those of the domains are tests, not the experts' own tasks
-TEXT_TASKS = {
-    "glue": {
-        "cola": "CoLA", "mnli": "MNLI", "mrpc": "MRPC", "qnli": "QNLI", "qqp": "QQP", "rte": "RTE", "sst2": "SST-2",
-        "stsb": "STS-B",
-    },
-    "mergebench": {
-        "math500": "MATH-500", "gsm8k": "GSM8K", "humaneval_plus": "HumanEval+", "mbpp_plus": "MBPP+", "ifeval": "IFEval",
-        "arc_challenge": "ARC-C",
-    },
-}  # fmt: skip
-_TITLES = TASKS | {
-    task: printed for columns in TEXT_TASKS.values() for task, printed in columns.items()
-}
+
+
+@cache
+def packaged(name: str) -> Any:
+    """Return the content of a YAML file of this folder, not to be changed."""
+    return yaml.safe_load(files("reproduction.report").joinpath(name).read_text(encoding="utf-8"))
+
+
+TASKS, TEXT_TASKS = packaged("tasks.yaml")["images"], packaged("tasks.yaml")["texts"]
+_TITLES = TASKS | {task: name for own in TEXT_TASKS.values() for task, name in own.items()}
 _COLUMNS = {printed: task for task, printed in _TITLES.items()} | {"Avg.": AVERAGE}
 _WORDS = {
     "simple_averaging": "average", "pretrained": "base", "finetuned": "expert", "probsurgery": "prob_surgery",
-}  # fmt: skip
-PAPER_MODELS = {  # how the printed tables name what plays each role
-    "clip_b32": "clip-vit-b32", "clip_l14": "clip-vit-l14", "flan_t5_base": "flan-t5-base", "flan_t5_large": "flan-t5-large",
-    "llama_3b": "llama-3.2-3b-instruct", "llama_8b": "llama-3.1-8b-instruct",
 }  # fmt: skip
 PRINTED = {  # which printed table has the accuracies of a role and pool, task by task
     ("clip_b32", "8"): "table01", ("clip_l14", "8"): "table07", ("clip_b32", "14"): "table08", ("clip_l14", "14"): "table09",
@@ -69,24 +53,15 @@ PAPER_NAMES = {
     "flan_t5_base": "FLAN-T5-base", "flan_t5_large": "FLAN-T5-large", "llama_3b": "Llama-3.2-3B-Instruct",
     "llama_8b": "Llama-3.1-8B-Instruct",
 }  # fmt: skip
+# how the printed tables name what plays each role
+PAPER_MODELS = {role: name.lower().replace("/", "") for role, name in PAPER_NAMES.items()}
 TEXT_SIZES = {
     "flan_t5_base": "Smaller T5", "flan_t5_large": "Larger T5", "llama_3b": "Smaller Llama", "llama_8b": "Larger Llama",
 }  # fmt: skip
-# section 5.1 of the paper: λ, ρ, α; the real encoder has those of the image models
-_IMAGE_SETTINGS = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
-_T5_SETTINGS = Calibration(ridge=1e-5, anchor_blend=2.0, interpolation=0.6)
+# λ and ρ that Section 5.1 prints for language models
 PAPER_SETTINGS = {
-    REAL: _IMAGE_SETTINGS, "clip_b32": _IMAGE_SETTINGS, "clip_l14": _IMAGE_SETTINGS,
-    "flan_t5_base": _T5_SETTINGS, "flan_t5_large": _T5_SETTINGS,
-    "llama_3b": Calibration(ridge=1e-5, anchor_blend=0.5, interpolation=0.15),
-    "llama_8b": Calibration(ridge=3.0, anchor_blend=0.5, interpolation=0.15),
+    "flan_t5_base": (1e-5, 2.0), "flan_t5_large": (1e-5, 2.0), "llama_3b": (1e-5, 0.5), "llama_8b": (3.0, 0.5),
 }  # fmt: skip
-
-
-@cache
-def packaged(name: str) -> Any:
-    """Return the content of a YAML file of this folder, not to be changed."""
-    return yaml.safe_load(files("reproduction.report").joinpath(name).read_text(encoding="utf-8"))
 
 
 def texts() -> dict[str, dict[str, Any]]:

@@ -109,12 +109,11 @@ def anchors(number: str, suite: str) -> PageOutput:
     """Return averages of task arithmetic, of FeatCal's anchor alone and of FeatCal."""
     rows = []
     for ours in experiments(number, suite):
-        values = PAPER_SETTINGS[ours.role]
-        at = f"λ {compact(values.ridge)}, ρ {compact(values.anchor_blend)}"
+        ridge, blend = map(compact, PAPER_SETTINGS[ours.role])
         merged, anchor, featcal = (tables.average(ours, key) for key in (MERGED, ANCHOR, FEATCAL))
         cells = [estimated(one) for one in (merged, anchor, featcal)]
         cells += [margin(anchor, merged), margin(featcal, anchor)]
-        rows.append([f"{model_name(ours.role, suite)} <small>{at}</small>", *cells])
+        rows.append([f"{model_name(ours.role, suite)} <small>λ {ridge}, ρ {blend}</small>", *cells])
     head = ["", "Task arithmetic", "Anchor alone", "FeatCal", "Anchor − task arithmetic"]
     caption = "Averages (%) and their differences (points) at the printed settings"
     return listed([*head, "FeatCal − anchor"], rows, caption, "fc-long")
