@@ -135,16 +135,16 @@ TASKS, BLOCKS = ("task", "merged", "featcal", "expert"), ("block", "merged", "fe
 
 def metrics(ours: Evidence) -> dict[str, Any]:
     """Return averages by merger, merged and calibrated at each setting, and the experts'."""
-    rows = {"merged": ("merged", "")}
-    rows |= {f"featcal_{SHORT[name]}": ("featcal", name) for name in settings_shown(ours.suite)}
-    keys = {u: {name: (u, *key) for name, key in rows.items()} for u in UPSTREAMS}
-    found: dict[str, Any] = {
-        u: {name: round(one.mean, 4) for name, key in own.items() if (one := average(ours, key))}
-        for u, own in keys.items()
-    }
+    settings, found = settings_shown(ours.suite), {}
+    for upstream in UPSTREAMS:
+        keys = {"merged": (upstream, "merged", "")}
+        keys |= {f"featcal_{SHORT[name]}": (upstream, "featcal", name) for name in settings}
+        means = {name: average(ours, key) for name, key in keys.items()}
+        if known := {name: round(one.mean, 4) for name, one in means.items() if one}:
+            found[upstream] = known
     if expert := average(ours, ("", "expert", "")):
         found["expert"] = round(expert.mean, 4)
-    return {name: own for name, own in found.items() if own}
+    return found
 
 
 def by_task(ours: Evidence) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from reproduction.report.tables import (
     SETTING_LABELS,
     SHORT,
     UPSTREAMS,
-    rows_of,
+    average,
     settings_of,
 )
 
@@ -272,24 +272,23 @@ def answer(*experiments: Evidence) -> PageOutput:
     """Return cosine, drift and accuracy before and after calibration, means over tasks."""
     rows = []
     for ours in experiments:
-        merged = estimate(rows_of(ours, (UPSTREAM, "merged", "")))
+        merged = average(ours, (UPSTREAM, "merged", ""))
         for setting in settings_of(ours):
-            cosine = select(drift_rows(ours, "cosine", setting), {"block": "features"})
-            relative = drift_rows(ours, "relative_drift", setting)
-            last = relative[relative["place"] == relative["place"].max()]
-            label = f"{model_title(ours.role, ours.suite)} <small>{SETTING_LABELS[setting]}</small>"
-            cells = [_change(cosine, "cosine"), _change(last, "relative_drift")]
-            featcal = estimate(rows_of(ours, (UPSTREAM, "featcal", setting)))
-            rows.append([label, *cells, margin(featcal, merged)])
+            cells = [
+                f"{model_title(ours.role, ours.suite)} <small>{SETTING_LABELS[setting]}</small>"
+            ]
+            for measure in ("cosine", "relative_drift"):
+                found = drift_rows(ours, measure, setting)  # cosines end with the final features
+                last = found[found["place"] == found["place"].max()]
+                means = last.groupby("method")[measure].mean()
+                said = f"{means['merged']:.2f} → {means['featcal']:.2f}" if len(means) > 1 else ""
+                cells.append(said or "not run")
+            featcal = average(ours, (UPSTREAM, "featcal", setting))
+            rows.append([*cells, margin(featcal, merged)])
     head = ["Merged → FeatCal", "Cosine of final features to the expert’s"]
     head += ["Relative drift after the last block", "Accuracy, points"]
     caption = "Task arithmetic before and after calibration, means over tasks"
     return listed(head, rows, caption, "fc-long")
-
-
-def _change(rows: pd.DataFrame, measure: str) -> str:
-    means = rows.groupby("method")[measure].mean()
-    return f"{means['merged']:.2f} → {means['featcal']:.2f}" if len(means) > 1 else "not run"
 
 
 def against_answer(adapter: str, *experiments: Evidence) -> PageOutput:

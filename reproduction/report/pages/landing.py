@@ -128,11 +128,9 @@ def models(suite: str) -> dict[str, list[Model]]:
     """Return the models of a suite by source."""
     texts = Evidence(suite, paper.REAL, "8")
     own = [Model(Evidence(suite, *place), name) for place, name in NAMES.items()]
-    real = [Model(Evidence(suite, paper.VISION, "8"), "ViT-S/14"), Model(texts, "MiniLM")]
-    real += [
-        Model(texts, "MPNet", "second_encoder"),
-        Model(Evidence(suite, *paper.LANGUAGE), "SmolLM2"),
-    ]
+    images, chats = Evidence(suite, paper.VISION, "8"), Evidence(suite, *paper.LANGUAGE)
+    real = [Model(images, "ViT-S/14"), Model(texts, "MiniLM")]
+    real += [Model(texts, "MPNet", "second_encoder"), Model(chats, "SmolLM2")]
     return {"Real models": real, TITLES.get(suite, suite): own}
 
 
@@ -194,10 +192,8 @@ def printed_pairs() -> dict[str, list[Pair]]:
                 way = share(*(one and one.mean for one in ends))
                 (weak if is_weak(way) else strong).append((ours, merged))
                 adapters += [(ours, value[merger, adapter]) for adapter in ADAPTERS]
-    budgets, times = (
-        paper.paper_table("table12"),
-        paper.paper_table("table05").set_index("method")["seconds"],
-    )
+    times = paper.paper_table("table05").set_index("method")["seconds"]
+    budgets = paper.paper_table("table12")
     means = budgets[budgets["samples_per_task"] == FEW].set_index("method")["mean"]
     for adapter in ADAPTERS:
         few.append((exactly(means["featcal"]), exactly(means[adapter])))

@@ -125,32 +125,31 @@ def experts_table(suite: str) -> PageOutput:
     return _blocks("table14", suite, _expert_rows, legend)
 
 
-def _expert_rows(ours: Evidence) -> list[tables.Row]:
-    def row(label: str, kind: str, method: str, domain: str = "") -> tables.Row:
-        return tables.Row(
-            label, kind, "", tables.cells_of(tables.by_task(ours, ("", method, domain)))
-        )
+def _experts(look: Callable[[str, str], tables.Cells]) -> list[tables.Row]:
+    """Return a row for the base, each domain's expert, and the best of all; look: by method, domain."""
+    keys = {
+        tables.REFERENCES["base"]: ("base", ""),
+        **{_name(domain): ("expert", domain) for domain in OWN},
+    }
+    keys[tables.REFERENCES["expert"]] = ("expert", "")
+    kinds = {name: "calibrated" if domain else "reference" for name, (_, domain) in keys.items()}
+    return [tables.Row(name, kinds[name], "", look(*key)) for name, key in keys.items()]
 
-    base = row(tables.REFERENCES["base"], "reference", "base")
-    rows = [row(_name(domain), "calibrated", "expert", domain) for domain in OWN]
-    best = row(tables.REFERENCES["expert"], "reference", "expert")
-    return [*tables.with_best([base, *(tables.with_changes(one, base) for one in rows)]), best]
+
+def _expert_rows(ours: Evidence) -> list[tables.Row]:
+    base, *rows, best = _experts(lambda *key: tables.cells_of(tables.by_task(ours, ("", *key))))
+    changed = (tables.with_changes(one, base) for one in rows)
+    return [*tables.with_best([base, *changed]), best]
 
 
 def _printed_experts(model: str) -> list[tables.Row]:
     """Return the paper's block of one model, by its printed name."""
-    experts = {_name(domain): ("expert", domain) for domain in OWN}
-    keys = {
-        tables.REFERENCES["base"]: ("base", ""),
-        **experts,
-        tables.REFERENCES["expert"]: ("expert", ""),
-    }
-    found = []
-    for name, (method, domain) in keys.items():
+
+    def look(method: str, domain: str) -> tables.Cells:
         printed = paper_row("table14", "", method, model, domain).items()
-        cells = {str(task): tables.Cell(value) for task, value in printed}
-        found.append(tables.Row(name, "calibrated" if domain else "reference", "", cells))
-    return found
+        return {str(task): tables.Cell(value) for task, value in printed}
+
+    return _experts(look)
 
 
 def _name(domain: str) -> str:

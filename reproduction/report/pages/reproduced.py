@@ -102,8 +102,8 @@ def _printed_spread(ours: Evidence, upstream: str, method: str) -> float | None:
     """Return the paper's deviation over seeds, for the one experiment that it repeats."""
     if (ours.role, ours.pool, upstream) != REPEATED:
         return None
-    frame = select(paper.paper_table("table12"), {"method": method})
-    own = frame[frame["samples_per_task"] == REPEATED_SAMPLES] if len(frame) else frame
+    wanted = {"method": method, "samples_per_task": REPEATED_SAMPLES}
+    own = select(paper.paper_table("table12"), wanted)
     return float(own["std"].iloc[0]) if len(own) else None
 
 
