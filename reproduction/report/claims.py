@@ -123,10 +123,7 @@ class Claim:
         return found
 
     def on(self, real: str) -> "Claim | None":
-        """Return the claim about a real model, which takes the smaller image model's role.
-
-        None for claims about a larger model or language models, and of texts about damaged images.
-        """
+        """Return the claim about a real model in the smaller image model's role; None if it cannot be."""
         lists = dict(self.over)
         roles = {side.get("role", self.role) for side in self.sides}
         if "place" in lists:
@@ -142,10 +139,7 @@ class Claim:
         return replace(self, role=real, left=left, right=right, than=than, over=lists)
 
     def on_second_encoder(self) -> "Claim | None":
-        """Return the claim about the second encoder, which has scores of 8 tasks, three mergers.
-
-        None for claims about anything else.
-        """
+        """Return the claim about the second encoder: scores of 8 tasks, three mergers; else None."""
         one, known = self.on(REAL), {"", *SECOND_MERGERS}
         kinds = ("above", "level", "gain", "closer")
         if one is None or one.file != "scores" or one.kind not in kinds:
@@ -164,10 +158,7 @@ class Claim:
         return replace(one, file="second_encoder", over=lists)
 
     def on_language_model(self) -> "Claim | None":
-        """Return the claim about the real language model, at each Llama's printed settings.
-
-        None for claims about anything but averages of Llamas.
-        """
+        """Return the claim about the real language model, at the Llamas' printed settings; else None."""
         lists = dict(self.over)
         roles = [role for role, _ in lists.pop("place", [[self.role, self.pool]])]
         columns = {column for side in (*self.sides, self.where) for column in side}

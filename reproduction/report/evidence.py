@@ -151,10 +151,9 @@ class Evidence:
         return "" if tasks.empty else str(tasks.iloc[0])
 
     def gains(self, left: dict[str, Any], right: dict[str, Any]) -> pd.DataFrame:
-        """Return per task the cosine and accuracy of `left` minus those of `right`, with two SE each.
+        """Return cosine and accuracy of `left` minus those of `right` by task, with two SE each.
 
-        Accuracies are those of the models whose features were measured, so of one seed each. No row
-        where something was not run.   left, right: column values that name one model.
+        Accuracies are of the models, named by columns, whose features were measured: of one seed each.
         """
         rows = []
         for task in self.tasks:

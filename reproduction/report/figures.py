@@ -86,10 +86,7 @@ def legend(axes: Axes, columns: int, below: bool = False, **more: Any) -> None:
 
 
 def svg(figure: Figure) -> str:
-    """Return the figure as SVG text without anything that changes from run to run.
-
-    In half of the bytes: no indentation, short names, fewer digits.
-    """
+    """Return the figure as SVG, the same from run to run, without indentation and spare digits."""
     with drawing(), io.StringIO() as out:
         same = {"metadata": {"Date": None, "Creator": None}, "dpi": "figure"}
         figure.savefig(out, format="svg", bbox_inches="tight", **same)

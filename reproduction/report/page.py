@@ -160,10 +160,7 @@ def is_printed(claim: Claim) -> bool:
 
 
 def paper_says(claim: Claim) -> str:
-    """Return the paper's numbers for a claim, and the corrected ones where they differ.
-
-    The numbers are typed in claims.yaml where no table has them.
-    """
+    """Return the paper's numbers, typed where no table has them, and corrected ones that differ."""
     if not is_printed(claim):
         return claim.paper
 

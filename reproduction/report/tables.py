@@ -130,10 +130,7 @@ def references_of(number: str) -> tuple[str, ...]:
 
 
 def paper_rows(number: str, model: str = "") -> tuple[list[str], list[Row]]:
-    """Return columns and rows of a printed table, each cell in doubt with the reason.
-
-    model: by its printed name, where the table has two.
-    """
+    """Return columns and rows of a printed table, each cell in doubt with the reason."""
     frame = paper.paper_table(number, model)
 
     def look(upstream: str, method: str, setting: str) -> Cells:

@@ -134,7 +134,12 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     word = "holds" if margin > room else "does not hold" if margin < -room else "within noise"
     detail = _detail(claim, compared, evidence.machine(claim.file))
     if claim.kind == "checked":
-        word = "vacuous" if _never_applies(claim, evidence) else "holds" if margin >= 0 else word
+        wanted = {"statement": claim.where.get("statement", ""), "quantity": "applies"}
+        share = select(
+            evidence.table(claim.file), wanted | {"method": named(claim.left).get("method")}
+        )
+        never = len(share) and not share["value"].any()  # its condition was met in no case
+        word = "vacuous" if never else "holds" if margin >= 0 else word
         return Verdict(claim, word, margin, compared.noise, False, compared.pairing, detail)
     return Verdict(
         claim, word if compared.known else "one run", margin, compared.noise, compared.one_run,
@@ -254,14 +259,6 @@ def _detail(claim: Claim, compared: Difference, machine: str) -> str:
     if claim.kind == "level":
         detail += f": {compared.value:+.1f}, allowed ±{claim.within:g}"
     return f"{detail}; {machine}" if machine else detail
-
-
-def _never_applies(claim: Claim, evidence: Evidence) -> bool:
-    """Return True if a statement's condition was checked and met in no case at all."""
-    wanted = {"statement": claim.where.get("statement", ""), "quantity": "applies"}
-    wanted["method"] = named(claim.left).get("method")
-    share = select(evidence.table(claim.file), wanted)
-    return bool(len(share)) and not share["value"].any()
 
 
 def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:

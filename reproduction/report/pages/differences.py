@@ -169,10 +169,7 @@ def _adapter_cells(ours: Evidence, merger: str, adapter: str) -> list[str]:
 
 
 def among(rows: pd.DataFrame, seen: pd.DataFrame, shown: bool) -> dict[str, Estimate]:
-    """Return by seed a model's average on the images that its adapter was shown, or on all others.
-
-    No average where a task has fewer than two of them.
-    """
+    """Return by seed a model's average on the images its adapter was shown, or others; two at least."""
     flags = {(one.seed, one.task): bits(one.seen, int(one.count)) for one in seen.itertuples()}
     found: dict[str, list[dict[str, object]]] = {}
     for row in rows[["seed", "task", "metric", "count", "correct"]].to_dict("records"):

@@ -53,10 +53,7 @@ def hover(*experiments: Evidence) -> PageOutput:
 
 
 def _curves(ours: Evidence, parameter: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Yield merger, setting and points of every curve that was run.
-
-    Points: the average over tasks by value, in rising order, with the mark of what was chosen.
-    """
+    """Yield merger, setting and points (mean by value, mark of the chosen one) of each curve run."""
     for upstream, setting in product(MERGERS, settings_shown(ours.suite)):
         wanted = {"parameter": parameter, "upstream": upstream, "setting": setting}
         own = select(ours.table("sweep"), wanted)
