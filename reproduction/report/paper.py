@@ -43,10 +43,8 @@ EXTENDED = {  # columns of Table 2, as printed → role, pool
 REAL, VISION, IMAGES = "minilm", "vit_s", "clip_b32"
 LANGUAGE = ("smollm2", "chat")  # role and pool of the real language model
 REAL_NAMES = {
-    REAL: "MiniLM, real texts",
-    VISION: "ViT-S/14, real images",
-    "smollm2": "SmolLM2, chats",
-}
+    REAL: "MiniLM, real texts", VISION: "ViT-S/14, real images", LANGUAGE[0]: "SmolLM2, chats",
+}  # fmt: skip
 SIZES = {REAL: "real encoder", IMAGES: "smaller model", "clip_l14": "larger model"}
 PAPER_NAMES = {
     "clip_b32": "CLIP-ViT-B/32", "clip_l14": "CLIP-ViT-L/14",

@@ -115,9 +115,8 @@ def image_variances(rows: pd.DataFrame, measure: str) -> dict[Hashable, float]:
         each = {task: VARIANCES[metrics[task]](v, counts[task]) for task, v in values.items()}
     else:
         return {}
-    return {
-        task: 0.0 if math.isnan(part) else part / len(counts) ** 2 for task, part in each.items()
-    }
+    known = {task: 0.0 if math.isnan(part) else part for task, part in each.items()}
+    return {task: part / len(counts) ** 2 for task, part in known.items()}
 
 
 def of_correlation(value: float, count: int) -> float:
@@ -146,9 +145,7 @@ class Difference:
     drawn: float  # the variance's part from seeds
     known: bool  # whether its error is known
     one_run: bool  # whether something was drawn only once
-    pairing: (
-        str  # "unpaired", "partly unpaired": errors were added as if models had other test rows
-    )
+    pairing: str  # "unpaired", "partly unpaired": errors added as if of other test rows
 
     @property
     def noise(self) -> float:

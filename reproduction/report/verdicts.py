@@ -135,9 +135,8 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     detail = _detail(claim, compared, evidence.machine(claim.file))
     if claim.kind == "checked":
         wanted = {"statement": claim.where.get("statement", ""), "quantity": "applies"}
-        share = select(
-            evidence.table(claim.file), wanted | {"method": named(claim.left).get("method")}
-        )
+        wanted["method"] = named(claim.left).get("method")
+        share = select(evidence.table(claim.file), wanted)
         never = len(share) and not share["value"].any()  # its condition was met in no case
         word = "vacuous" if never else "holds" if margin >= 0 else word
         return Verdict(claim, word, margin, compared.noise, False, compared.pairing, detail)

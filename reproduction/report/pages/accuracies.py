@@ -56,22 +56,18 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
 
 def _lines(experiments: Iterable[Evidence]) -> Iterator[tuple[str, str, bool, str]]:
     """Yield merger, label, whether it is the merger's first line, and setting, for every setting run."""
-    several = sorted(
-        {s for ours in experiments for s in tables.settings_shown(ours.suite, ours.pool)}
-    )
-    for (upstream, name), setting in product(tables.UPSTREAMS.items(), several):
+    run = {s for ours in experiments for s in tables.settings_shown(ours.suite, ours.pool)}
+    for (upstream, name), setting in product(tables.UPSTREAMS.items(), sorted(run)):
         label = f"{name} <small>{tables.SETTING_LABELS[setting]}</small>"
-        yield upstream, label, setting == several[0], setting
+        yield upstream, label, setting == min(run), setting
 
 
 def printed_gain(number: str, upstream: str, others: Sequence[str], model: str = "") -> str:
     """Return FeatCal minus the best of others, printed; with corrected cells where that changes it."""
 
     def gain(read: Callable[..., pd.DataFrame]) -> float:
-        ours, *theirs = (
-            float(paper_row(number, upstream, method, model, read=read)[AVERAGE])
-            for method in ("featcal", *others)
-        )
+        rows = (paper_row(number, upstream, m, model, read=read) for m in ("featcal", *others))
+        ours, *theirs = (float(row[AVERAGE]) for row in rows)
         return ours - max(theirs)
 
     said, mended = (f"{gain(read):+.1f}" for read in (paper_table, corrected_table))

@@ -206,10 +206,8 @@ def costs(suite: str) -> PageOutput:
             found = place.score("featcal", "search")
             cells = [str(n), estimated(place.auto) if found else "–", estimated(found)]
             took = [spent.get(name, math.nan) for name in ("paper", "auto", "search", "adapters")]
-            cells += [
-                change(place.auto, found),
-                *("–" if math.isnan(s) else f"{s:.0f}" for s in took),
-            ]
+            cells.append(change(place.auto, found))
+            cells += ("–" if math.isnan(one) else f"{one:.0f}" for one in took)
             rows.append([model_title(source[0], suite), *cells])
     head = ["Model", "Samples per task", "Default", "Earlier search", "Default − search"]
     head += ["Seconds: printed", "Seconds: default", "Seconds: search", "Seconds: both adapters"]

@@ -142,17 +142,12 @@ def _adapter_cells(ours: Evidence, merger: str, adapter: str) -> list[str]:
     if ours.role == paper.REAL:
         keys = ((adapter, f"{main}_scored"), (adapter, main), ("featcal", main))
         scored, apart, featcal = (average(ours, (merger, *key)) for key in keys)
-        pairs = (
-            margin(*pair) if all(pair) else "–" for pair in ((featcal, apart), (scored, apart))
-        )
-        return [estimated(scored), estimated(apart), *pairs, trained]
+        pairs = ((featcal, apart), (scored, apart))
+        margins = (margin(*pair) if all(pair) else "–" for pair in pairs)
+        return [estimated(scored), estimated(apart), *margins, trained]
     run = ours.settings().get("adapt", {}).get(f"{ours.role}-{ours.pool}-{merger}-{adapter}", {})
     draw = (run.get("settings") or {}).get(main, {}).get("draw")
-    seen = (
-        select(ours.table("seen"), {"stream": "test_unlabelled"})
-        if draw
-        else ours.table("seen")[:0]
-    )
+    seen = select(ours.table("seen"), {"stream": "test_unlabelled" if draw else None})
     number = (draw or {}).get("samples")  # None: all test images
     seen = seen[seen["samples"].isna() if number is None else seen["samples"] == number]
     keys = {method: {"upstream": merger, "method": method} for method in (adapter, "featcal")}

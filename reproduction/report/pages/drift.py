@@ -274,9 +274,8 @@ def answer(*experiments: Evidence) -> PageOutput:
     for ours in experiments:
         merged = average(ours, (UPSTREAM, "merged", ""))
         for setting in settings_of(ours):
-            cells = [
-                f"{model_title(ours.role, ours.suite)} <small>{SETTING_LABELS[setting]}</small>"
-            ]
+            name = model_title(ours.role, ours.suite)
+            cells = [f"{name} <small>{SETTING_LABELS[setting]}</small>"]
             for measure in ("cosine", "relative_drift"):
                 found = drift_rows(ours, measure, setting)  # cosines end with the final features
                 last = found[found["place"] == found["place"].max()]

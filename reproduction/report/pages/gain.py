@@ -172,11 +172,8 @@ def by_number(suite: str) -> PageOutput:
     """Draw the share of the gap on drawn parts of the pool of eight, by number of tasks."""
     what, main, found = "shares by number of tasks", studied_setting(suite), []
     for (role, source), method in product(SOURCES.items(), NUMBERED):
-        keys = (
-            ("task_arithmetic", "merged", ""),
-            ("task_arithmetic", method, main),
-            ("", "expert", ""),
-        )
+        keys = [("task_arithmetic", "merged", ""), ("task_arithmetic", method, main)]
+        keys.append(("", "expert", ""))
         rows = [rows_of(Evidence(suite, role, "8"), key, "task_counts") for key in keys]
         means = [own.groupby("tasks")["value"].mean() for own in rows]
         shares = {n: share(*(one.get(n) for one in means)) for n in means[1].index}
@@ -239,10 +236,10 @@ def ranking(suite: str) -> PageOutput:
         columns.append(_ranks([one and one.mean for one in found]))
         if role != REAL:
             columns.append(_ranks([paper_value(TABLES[role], *name) for name in names]))
-    rows = [
-        ("fc-merger" if name[1] == "merged" else "", [escape(row_name(*name)), *cells])
-        for name, *cells in zip(names, *columns, strict=True)
-    ]
+    rows = []
+    for name, *cells in zip(names, *columns, strict=True):
+        kind = "fc-merger" if name[1] == "merged" else ""
+        rows.append((kind, [escape(row_name(*name)), *cells]))
     head = ["", "Real encoder", "Smaller model", "Paper, Table 1", "Larger model", "Paper, Table 7"]
     return listed(head, rows, "Rank among the rows of the paper’s table; 1 is best")
 

@@ -95,9 +95,8 @@ def printed(number: str) -> PageOutput:
     rows: list[tables.Row] = []
     for role, _ in MODELS[number]:
         model = PAPER_MODELS[role]
-        own = (
-            _printed_experts(model) if number == "table14" else tables.paper_rows(number, model)[1]
-        )
+        _, own = tables.paper_rows(number, model)
+        own = _printed_experts(model) if number == "table14" else own
         rows += [_heading(PAPER_NAMES[role]), *own]
     caption = f"The paper’s Table {int(number[-2:])}, as printed"
     return PageOutput(
@@ -127,10 +126,8 @@ def experts_table(suite: str) -> PageOutput:
 
 def _experts(look: Callable[[str, str], tables.Cells]) -> list[tables.Row]:
     """Return a row for the base, each domain's expert, and the best of all; look: by method, domain."""
-    keys = {
-        tables.REFERENCES["base"]: ("base", ""),
-        **{_name(domain): ("expert", domain) for domain in OWN},
-    }
+    keys = {tables.REFERENCES["base"]: ("base", "")}
+    keys |= {_name(domain): ("expert", domain) for domain in OWN}
     keys[tables.REFERENCES["expert"]] = ("expert", "")
     kinds = {name: "calibrated" if domain else "reference" for name, (_, domain) in keys.items()}
     return [tables.Row(name, kinds[name], "", look(*key)) for name, key in keys.items()]

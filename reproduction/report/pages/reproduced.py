@@ -61,10 +61,8 @@ def compared(ours: Evidence | None, number: str) -> Iterator[Compared]:
     ours: of one role and pool; None for Table 2, whose columns are averages of other experiments.
     """
     model = paper.PAPER_MODELS[ours.role] if ours else ""
-    printed, mended = (
-        paper.paper_table(number, model),
-        paper.corrected_table(number, model)["value"],
-    )
+    printed = paper.paper_table(number, model)
+    mended = paper.corrected_table(number, model)["value"]
     keys = dict.fromkeys(zip(*(printed[name] for name in MODEL), strict=True)) if ours else {}
     models = {key: tables.by_task(ours, _key(*key)) for key in keys}
     for (_, cell), better in zip(printed.iterrows(), mended, strict=True):

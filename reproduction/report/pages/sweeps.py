@@ -142,16 +142,10 @@ def _interactive(ours: Evidence, parameter: str) -> "go.Figure":
             marker=mark, text=said, hoverinfo="text+name", hoverlabel={"namelength": -1},
         )  # fmt: skip
         chosen = points[points["chosen"] == 1]
-        ring = {
-            "symbol": "circle-open",
-            "size": 17,
-            "color": colour,
-            "line": {"width": 1.8},
-            "opacity": 1,
-        }
+        ring = {"symbol": "circle-open", "size": 17, "color": colour, "line": {"width": 1.8}}
         figure.add_scatter(
-            x=chosen.index.tolist(), y=chosen["value"].round(2).tolist(), mode="markers", marker=ring, showlegend=False,
-            hoverinfo="skip",
+            x=chosen.index.tolist(), y=chosen["value"].round(2).tolist(), mode="markers",
+            marker=ring | {"opacity": 1}, showlegend=False, hoverinfo="skip",
         )  # fmt: skip
     ends = [min(tried), max(tried)] if tried else []
     for upstream, merged in _merged(ours, parameter).items():
