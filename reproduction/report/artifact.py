@@ -166,9 +166,8 @@ def _means(
     """Return the mean of a measure by task or block, a column for each method at its main setting."""
     main = studied_setting(ours.suite)
     keys = {m: model_key("" if m == "expert" else MERGER, m, main) for m in methods}
-    return pd.DataFrame(
-        {m: rows_of(ours, key, file).groupby(column)[measure].mean() for m, key in keys.items()}
-    )
+    rows = {method: rows_of(ours, key, file) for method, key in keys.items()}
+    return pd.DataFrame({m: own.groupby(column)[measure].mean() for m, own in rows.items()})
 
 
 def claims_as_data(suite: str) -> dict[str, Any]:
@@ -182,9 +181,10 @@ def claims_as_data(suite: str) -> dict[str, Any]:
                     own[setting] = _entry(one)
     entries = {}
     for c in claims():
-        about = {"place": c.place, "sentence": " ".join(c.sentence.split()), "source": c.source}
-        about |= {"headline": c.headline, "group": c.group, "verdicts": verdicts[c.id]}
-        entries[c.id] = about
+        entries[c.id] = {
+            "place": c.place, "sentence": " ".join(c.sentence.split()), "source": c.source, "headline": c.headline,
+            "group": c.group, "verdicts": verdicts[c.id],
+        }  # fmt: skip
     return {"suite": suite, "settings": SETTING_LABELS, "claims": entries}
 
 

@@ -132,11 +132,11 @@ class Claim:
         damage = {side.get("corruption", "clean") for side in (self.where, *self.sides)}
         if roles != {IMAGES} or (damage != {"clean"} and real == REAL):
             return None
-        left, right, than = (
-            side | {"role": real} if isinstance(side, dict) and "role" in side else side
-            for side in (self.left, self.right, self.than)
-        )
-        return replace(self, role=real, left=left, right=right, than=than, over=lists)
+        sides = {"left": self.left, "right": self.right, "than": self.than}
+        for name, side in sides.items():
+            if isinstance(side, dict) and "role" in side:
+                sides[name] = side | {"role": real}
+        return replace(self, role=real, over=lists, **sides)
 
     def on_second_encoder(self) -> "Claim | None":
         """Return the claim about the second encoder: scores of 8 tasks, three mergers; else None."""

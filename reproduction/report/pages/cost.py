@@ -30,7 +30,6 @@ ROWS = {  # of Table 5: the paper's three in its order, then what the paper has 
     ("prob_surgery", "once"): "ProbSurgery, features kept",
 }  # fmt: skip
 FEATCAL = ("featcal", "once")
-GIB = 1024.0
 Costs = dict[str, float]
 VERBS = {
     "pretrain": "bases", "prepare_data": "images", "prepare_texts": "texts", "prepare": "experts",
@@ -123,15 +122,12 @@ def _costs(
 
 def printed_costs(name: str) -> PageOutput:
     """Return a printed table of costs, one click away; memory in MiB as ours."""
-    seconds, memory = {
-        "table05": ("seconds", "cpu_rss_gib"), "table13": ("stage_seconds", "peak_cpu_rss_gib"),
-    }[name]  # fmt: skip
-    frame = paper_table(name).set_index("method")
-    rows = []
+    names = {"stage_seconds": "seconds", "peak_cpu_rss_gib": "cpu_rss_gib"}
+    frame, rows = paper_table(name).set_index("method").rename(columns=names), []
     for method in ORDER:
-        row = frame.loc[method]
-        cells = [f"{row[seconds]:g}", f"{row[seconds] / frame.loc['featcal', seconds]:.1f}×"]
-        cells += [f"{row['gpu_energy_wh']:.1f}", f"{row[memory] * GIB:.0f}"]
+        row, featcal = frame.loc[method], frame.loc["featcal"]
+        cells = [f"{row['seconds']:g}", f"{row['seconds'] / featcal['seconds']:.1f}×"]
+        cells += [f"{row['gpu_energy_wh']:.1f}", f"{row['cpu_rss_gib'] * 1024:.0f}"]
         rows.append([NAMES[method], *cells])
     caption = f"The paper’s Table {int(name[-2:])}, as printed, memory from GiB: CLIP-ViT-B/32 on an A800 GPU"
     return PageOutput(fold("The paper’s own values", table(["Method", *HEAD], rows, caption)))
@@ -142,8 +138,8 @@ def audit(*experiments: Evidence) -> PageOutput:
     steps = sorted({step for ours in experiments for step in ours.table("cost")["step"]})
     rows = []
     for ours, method in product(experiments if steps else (), ORDER[:2]):
-        own = select(ours.table("cost"), {"method": method})
-        found = [estimate(own[own["step"] == step]) for step in steps]
+        keys = ({"method": method, "step": step} for step in steps)
+        found = [estimate(select(ours.table("cost"), key)) for key in keys]
         label = f"{NAMES[method]} <small>{model_name(ours.role, ours.suite)}</small>"
         rows.append([label, *(f"{v.mean:.1f}" if v else "–" for v in found)])
     caption = "Average top-1 accuracy (%) of the adapters as published after so many steps"
@@ -189,12 +185,11 @@ def by_kind(suite: str) -> PageOutput:
 def speed() -> PageOutput:
     """List how many times as long as ours the method's published form takes, with the circumstances."""
     rows = []
-    with SPEED.open(newline="") as file:
-        for row in csv.DictReader(file):
-            spread = f"{row['low']} to {row['high']}" if int(row["pairs"]) > 1 else "one pair"
-            how = [row[key] for key in ("instruction set", "threads", "products", "date", "commit")]
-            name = row["row"].replace("x", "×")
-            rows.append([name, f"{row['ratio']}<small>{spread}</small>", *map(escape, how)])
+    for row in csv.DictReader(SPEED.read_text().splitlines()):
+        spread = f"{row['low']} to {row['high']}" if int(row["pairs"]) > 1 else "one pair"
+        how = [row[key] for key in ("instruction set", "threads", "products", "date", "commit")]
+        name = row["row"].replace("x", "×")
+        rows.append([name, f"{row['ratio']}<small>{spread}</small>", *map(escape, how)])
     head = ["Tasks × images", "Published / ours", "Instructions", "Threads", "Products"]
     caption = "Time of one calibration of ViT-B/32's shape: the published form's over ours"
     return listed([*head, "Date", "Commit"], rows, caption, "", "`make bench`")

@@ -65,9 +65,8 @@ NUMBERED = {"featcal": ("#0072B2", "^"), "prob_surgery": ("#D55E00", "D"), SHIFT
 def controls_of(suite: str, upstream: str) -> dict[Key, str]:
     """Return the rows next to one merger by what names them; FeatCal comes first."""
     main = studied_setting(suite)
-    rows = {
-        (upstream, "featcal", s): f"FeatCal, {SETTING_LABELS[s]}" for s in settings_shown(suite)
-    }
+    own = {setting: f"FeatCal, {SETTING_LABELS[setting]}" for setting in settings_shown(suite)}
+    rows = {(upstream, "featcal", setting): name for setting, name in own.items()}
     if upstream in STUDIED:
         rows |= {(upstream, name, ""): SHORT[name] for name in ("anchor", "rescaled")}
         rows |= {(name, "merged", ""): SHORT[name] for name in ("regmean", "regmean_plus_plus")}
@@ -246,7 +245,5 @@ def ranking(suite: str) -> PageOutput:
 
 def _ranks(values: list[float | None]) -> list[str]:
     """Return ranks, 1 for the highest; values equal to one decimal share a rank."""
-    known = [round(value, 1) for value in values if value is not None]
-    return [
-        "–" if v is None else str(1 + sum(other > round(v, 1) for other in known)) for v in values
-    ]
+    known = sorted((round(value, 1) for value in values if value is not None), reverse=True)
+    return ["–" if v is None else str(1 + known.index(round(v, 1))) for v in values]

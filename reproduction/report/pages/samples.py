@@ -157,9 +157,9 @@ def after_damage(ours: Evidence, method: str, kind: str, setting: str = "") -> E
 def damage_answer(ours: Evidence) -> PageOutput:
     """Return FeatCal minus its merger and minus the better adapter by kind of damage."""
     merged, rows = after_damage(ours, "merged", "clean"), []
-    best = {
-        k: highest(after_damage(ours, method, k) for method in tables.ADAPTERS) for k in kinds(ours)
-    }
+    best = {}
+    for kind in kinds(ours):
+        best[kind] = highest(after_damage(ours, method, kind) for method in tables.ADAPTERS)
     for setting in tables.settings_of(ours):
         featcal = {kind: after_damage(ours, "featcal", kind, setting) for kind in kinds(ours)}
         small = f"<small>{tables.SETTING_LABELS[setting]}</small>"
