@@ -1,3 +1,1 @@
-"""What the book's pages are made of: results, the paper's values, claims, tables and figures. Knows
-no torch.
-"""
+"""What the book's pages are made of: results, printed values, claims, figures; knows no torch."""

@@ -30,8 +30,6 @@ REAL = [  # what `make real` computes
 ]
 # A test holds it against scripts/compare_results.py.
 TOLERANCE = "±1 point on an average, ±3 on a single task, each √(500/n) times as much for tests of n < 500 answers"
-CONTROLS = ("anchor", "rescaled")
-EVERYWHERE = "scoreboard"  # shows claims of places that have no page of their own
 
 
 def text(suite: str) -> str:
@@ -87,7 +85,7 @@ def upstream() -> dict[str, set[str]]:
 def stages_of(claim: Claim, suite: str) -> list[str]:
     """Return the stages that recompute every verdict on a claim: results by source, and its page."""
     shown = (project_root() / "notebooks" / f"{claim.place}.ipynb").is_file()
-    page, found = f"page@{claim.place if shown else EVERYWHERE}", dict[str, None]()
+    page, found = f"page@{claim.place if shown else 'scoreboard'}", dict[str, None]()
     about = [own for source in sources(suite) if (own := source.counterpart(claim))]
     for part in (part for own in about for part in (own.parts.values() or [own])):
         for _, side in part.terms:
@@ -104,7 +102,8 @@ def _kinds(claim: Claim, side: dict[str, Any]) -> list[str]:
     found = [LIES_WITH.get(file, file.partition(".")[0])]
     if claim.kind in ("together", "apart") or file == "corrupted":
         found.append("scores")
-    control = side.get("method") in CONTROLS or str(side.get("setting")).startswith("without_")
+    control = side.get("method") in ("anchor", "rescaled")
+    control = control or str(side.get("setting")).startswith("without_")
     return [*found, "ablate"] if file == "scores" and control else found
 
 
@@ -136,16 +135,16 @@ TASKS, BLOCKS = ("task", "merged", "featcal", "expert"), ("block", "merged", "fe
 
 def metrics(ours: Evidence) -> dict[str, Any]:
     """Return averages by merger, merged and calibrated at each setting, and the experts'."""
-    rows = {"merged": ("merged", "")}
-    rows |= {f"featcal_{SHORT[name]}": ("featcal", name) for name in settings_shown(ours.suite)}
-    keys = {u: {name: (u, *key) for name, key in rows.items()} for u in UPSTREAMS}
-    found: dict[str, Any] = {
-        u: {name: round(one.mean, 4) for name, key in own.items() if (one := average(ours, key))}
-        for u, own in keys.items()
-    }
+    settings, found = settings_shown(ours.suite), {}
+    for upstream in UPSTREAMS:
+        keys = {"merged": (upstream, "merged", "")}
+        keys |= {f"featcal_{SHORT[name]}": (upstream, "featcal", name) for name in settings}
+        means = {name: average(ours, key) for name, key in keys.items()}
+        if known := {name: round(one.mean, 4) for name, one in means.items() if one}:
+            found[upstream] = known
     if expert := average(ours, ("", "expert", "")):
         found["expert"] = round(expert.mean, 4)
-    return {name: own for name, own in found.items() if own}
+    return found
 
 
 def by_task(ours: Evidence) -> list[dict[str, Any]]:
@@ -167,9 +166,8 @@ def _means(
     """Return the mean of a measure by task or block, a column for each method at its main setting."""
     main = studied_setting(ours.suite)
     keys = {m: model_key("" if m == "expert" else MERGER, m, main) for m in methods}
-    return pd.DataFrame(
-        {m: rows_of(ours, key, file).groupby(column)[measure].mean() for m, key in keys.items()}
-    )
+    rows = {method: rows_of(ours, key, file) for method, key in keys.items()}
+    return pd.DataFrame({m: own.groupby(column)[measure].mean() for m, own in rows.items()})
 
 
 def claims_as_data(suite: str) -> dict[str, Any]:
@@ -183,9 +181,10 @@ def claims_as_data(suite: str) -> dict[str, Any]:
                     own[setting] = _entry(one)
     entries = {}
     for c in claims():
-        about = {"place": c.place, "sentence": " ".join(c.sentence.split()), "source": c.source}
-        about |= {"headline": c.headline, "group": c.group, "verdicts": verdicts[c.id]}
-        entries[c.id] = about
+        entries[c.id] = {
+            "place": c.place, "sentence": " ".join(c.sentence.split()), "source": c.source, "headline": c.headline,
+            "group": c.group, "verdicts": verdicts[c.id],
+        }  # fmt: skip
     return {"suite": suite, "settings": SETTING_LABELS, "claims": entries}
 
 

@@ -117,18 +117,13 @@ class Claim:
         titles, found = UPSTREAMS | NAMES | llamas, {}
         for values in product(*self.over.values()) if self.over else ():
             choice = dict(zip(self.over, values, strict=True))
-            names = [
-                place_name(value[0], str(value[1])) if word == "place" else titles[value]
-                for word, value in choice.items()
-            ]
+            place = [place_name(*choice["place"])] if "place" in choice else []
+            names = place + [titles[value] for word, value in choice.items() if word != "place"]
             found[", ".join(names)] = self._one(choice)
         return found
 
     def on(self, real: str) -> "Claim | None":
-        """Return the claim about a real model, which takes the smaller image model's role.
-
-        None for claims about a larger model or language models, and of texts about damaged images.
-        """
+        """Return the claim about a real model in the smaller image model's role; None if it cannot be."""
         lists = dict(self.over)
         roles = {side.get("role", self.role) for side in self.sides}
         if "place" in lists:
@@ -137,17 +132,14 @@ class Claim:
         damage = {side.get("corruption", "clean") for side in (self.where, *self.sides)}
         if roles != {IMAGES} or (damage != {"clean"} and real == REAL):
             return None
-        left, right, than = (
-            side | {"role": real} if isinstance(side, dict) and "role" in side else side
-            for side in (self.left, self.right, self.than)
-        )
-        return replace(self, role=real, left=left, right=right, than=than, over=lists)
+        sides = {"left": self.left, "right": self.right, "than": self.than}
+        for name, side in sides.items():
+            if isinstance(side, dict) and "role" in side:
+                sides[name] = side | {"role": real}
+        return replace(self, role=real, over=lists, **sides)
 
     def on_second_encoder(self) -> "Claim | None":
-        """Return the claim about the second encoder, which has scores of 8 tasks, three mergers.
-
-        None for claims about anything else.
-        """
+        """Return the claim about the second encoder: scores of 8 tasks, three mergers; else None."""
         one, known = self.on(REAL), {"", *SECOND_MERGERS}
         kinds = ("above", "level", "gain", "closer")
         if one is None or one.file != "scores" or one.kind not in kinds:
@@ -155,22 +147,18 @@ class Claim:
         lists = dict(one.over)
         if "upstream" in lists:
             lists["upstream"] = [merger for merger in lists["upstream"] if merger in known]
-        places = lists.get("place", [[one.role, one.pool]])
-        places = [place for place in places if str(place[1]) == "8"]
-        lists |= {"place": places} if "place" in lists else {}
+        if "place" in lists:
+            lists["place"] = [place for place in lists["place"] if str(place[1]) == "8"]
         columns = {column for side in (*one.sides, one.where) for column in side}
         fits = columns <= {"upstream", "method", "task"}
         fits &= {side.get("upstream", "") for side in one.sides} <= known
         fits &= {side.get("method", "merged") for side in one.sides} <= SECOND_METHODS
-        if not (fits and places and all(lists.values())):
+        if not fits or not all(lists.values()) or ("place" not in lists and one.pool != "8"):
             return None
         return replace(one, file="second_encoder", over=lists)
 
     def on_language_model(self) -> "Claim | None":
-        """Return the claim about the real language model, at each Llama's printed settings.
-
-        None for claims about anything but averages of Llamas.
-        """
+        """Return the claim about the real language model, at the Llamas' printed settings; else None."""
         lists = dict(self.over)
         roles = [role for role, _ in lists.pop("place", [[self.role, self.pool]])]
         columns = {column for side in (*self.sides, self.where) for column in side}

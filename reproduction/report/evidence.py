@@ -11,16 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reproduction.report.paper import (
-    LANGUAGE,
-    REAL,
-    TASKS,
-    TEXT_TASKS,
-    VISION,
-    photos,
-    texts,
-    title_of,
-)
+from reproduction.report import paper
 from reproduction.report.statistics import estimate, lead, with_correct
 from reproduction.results import GREEDY, project_root
 
@@ -52,11 +43,7 @@ def results_folder(suite: str) -> Path:
 
 
 class Evidence:
-    """Result files of one suite, role and pool.
-
-    Args: suite, role, pool: the words of params.yaml ("mini", "clip_b32", "8").   folder: where the
-    files are, for tests.
-    """
+    """Result files of one suite, role and pool ("mini", "clip_b32", "8"); folder: for tests."""
 
     def __init__(self, suite: str, role: str, pool: str | int, folder: Path | None = None):
         self.suite, self.role, self.pool = suite, role, str(pool)
@@ -79,7 +66,7 @@ class Evidence:
         path, stamp = self.path(kind).absolute(), self._stamp(kind)
         if path not in _KNOWN or _KNOWN[path][0] != stamp:
             found = self._read(kind)
-            if (self.role, self.pool, kind) == (*LANGUAGE, "scores"):
+            if (self.role, self.pool, kind) == (*paper.LANGUAGE, "scores"):
                 found = found[found["task"].isin(self.own_tasks)]
             if kind == "scores" and self.path("ablate").is_file():  # a stage scores the controls
                 found = pd.concat([found, self._read("ablate")], ignore_index=True)
@@ -101,10 +88,9 @@ class Evidence:
         path = self.path(kind)
         if path.is_file():
             return read_scores(path)
-        rows = self.record(kind).get("cost", []) if kind.endswith(MEASURED) else []
-        if not rows:
+        frame = pd.DataFrame(self.record(kind).get("cost") if kind.endswith(MEASURED) else None)
+        if frame.empty:
             return pd.DataFrame(columns=[*KEYS, *NUMBERS])
-        frame = pd.DataFrame(rows)
         return _numeric(frame.astype({key: str for key in KEYS if key in frame}))
 
     @property
@@ -136,7 +122,7 @@ class Evidence:
     @property
     def inputs(self) -> str:
         """Return what its models are shown: texts or images."""
-        return "texts" if self.role == REAL or self.pool in TEXT_TASKS else "images"
+        return "texts" if self.role == paper.REAL or self.pool in paper.TEXT_TASKS else "images"
 
     @property
     def was_run(self) -> bool:
@@ -147,15 +133,15 @@ class Evidence:
     def tasks(self) -> list[str]:
         """Return the pool's tasks: those with scores, else the suite's, else the paper's."""
         scored = list(dict.fromkeys(self.table("scores")["task"]))
-        known = TEXT_TASKS.get(self.pool) or {REAL: texts(), VISION: photos()}.get(self.role)
+        first = int(self.pool) if self.pool.isdigit() else None
+        sets = {paper.REAL: paper.texts(), paper.VISION: paper.photos()}
+        known = paper.TEXT_TASKS.get(self.pool) or sets.get(self.role)
         if known is not None:
-            tasks = list(known)[: int(self.pool) if self.pool.isdigit() else None]
-            return [task for task in tasks if task in scored or not scored]
+            return [task for task in list(known)[:first] if task in scored or not scored]
         facts = suite_record(self.suite, self.folder)
-        listed = [task["task"] for task in facts.get("tasks", [])] or list(TASKS)
+        listed = [task["task"] for task in facts.get("tasks", [])] or list(paper.TASKS)
         if scored:
             return [t for t in listed if t in scored] + [t for t in scored if t not in listed]
-        first = int(self.pool) if self.pool.isdigit() else None
         return facts.get("pools", {}).get(self.pool) or listed[:first]
 
     @property
@@ -165,34 +151,28 @@ class Evidence:
         return "" if tasks.empty else str(tasks.iloc[0])
 
     def gains(self, left: dict[str, Any], right: dict[str, Any]) -> pd.DataFrame:
-        """Return per task the cosine and accuracy of `left` minus those of `right`, with two SE each.
+        """Return cosine and accuracy of `left` minus those of `right` by task, with two SE each.
 
-        Accuracies are those of the models whose features were measured, so of one seed each. No row
-        where something was not run.   left, right: column values that name one model.
+        Accuracies are of the models, named by columns, whose features were measured: of one seed each.
         """
         rows = []
         for task in self.tasks:
-            row: dict[str, Any] = {"task": task}
-            for name, measure in (("cosine", "cosine"), ("accuracy", "value")):
-                found = (self._measured(name, side | {"task": task}) for side in (left, right))
-                one, other = (estimate(own, measure) for own in found)
-                if one and other:
-                    row[name], row[f"{name}_noise"] = lead(one, other)
-            rows += [row] if len(row) == 5 else []
+            cosines, accuracies = [], []
+            for side in (left, right):
+                own = select(self.table("alignment"), side | {"task": task})
+                seed = {"task": task, "seed": own["seed"].iloc[0] if len(own) else None}
+                cosines.append(estimate(own, "cosine"))
+                accuracies.append(estimate(select(self.table("scores"), side | seed)))
+            if all(cosines) and all(accuracies):
+                rows.append((task, *lead(*cosines), *lead(*accuracies)))
         columns = ["task", "cosine", "cosine_noise", "accuracy", "accuracy_noise"]
         return pd.DataFrame(rows, columns=columns)
-
-    def _measured(self, name: str, model: dict[str, Any]) -> pd.DataFrame:
-        rows = select(self.table("alignment"), model)
-        if name == "cosine" or rows.empty:
-            return rows
-        return select(self.table("scores"), model | {"seed": rows["seed"].iloc[0]})
 
     def title(self, task: str) -> str:
         """Return how a column or axis names a task: the paper's name where it has one."""
         facts = suite_record(self.suite, self.folder).get("tasks", [])
         named = {one["task"]: one.get("paper_name") for one in facts}
-        return title_of(task) or named.get(task) or task
+        return paper.title_of(task) or named.get(task) or task
 
 
 def read_scores(path: Path) -> pd.DataFrame:

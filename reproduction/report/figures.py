@@ -69,6 +69,14 @@ def one_panel(height: float) -> Iterator[tuple[Figure, Axes]]:
         yield figure, figure.add_subplot()
 
 
+@contextmanager
+def stacked(panels: int, height: float, **shape: Any) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Yield a figure of panels below each other, so many inches high in all, in the same style."""
+    with drawing():
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        yield figure, list(figure.subplots(panels, squeeze=False, **shape)[:, 0])
+
+
 def legend(axes: Axes, columns: int, below: bool = False, **more: Any) -> None:
     """Put the legend above the axes, or below them."""
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
@@ -78,15 +86,11 @@ def legend(axes: Axes, columns: int, below: bool = False, **more: Any) -> None:
 
 
 def svg(figure: Figure) -> str:
-    """Return the figure as SVG text without anything that changes from run to run."""
+    """Return the figure as SVG, the same from run to run, without indentation and spare digits."""
     with drawing(), io.StringIO() as out:
         same = {"metadata": {"Date": None, "Creator": None}, "dpi": "figure"}
         figure.savefig(out, format="svg", bbox_inches="tight", **same)
-        return _smaller(out.getvalue())
-
-
-def _smaller(text: str) -> str:
-    """Return the drawing in half of the bytes: no indentation, short names, fewer digits."""
+        text = out.getvalue()
 
     def rounded(place: re.Match[str]) -> str:
         return re.sub(r"(\.\d\d)\d+", r"\1", " ".join(place[0].split()))
@@ -177,21 +181,17 @@ def shared(one: Bbox, other: Bbox) -> float:
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-GRID = "#dddddd"
-
 
 def hovering(figures: Mapping[str, "go.Figure"]) -> PageOutput:
     """Return figures as data for the page, by the name of the static figure they replace."""
-    data = (
-        f'<script type="application/json" class="fc-hover" data-for="{escape(name)}">{_json(figure)}</script>'
-        for name, figure in figures.items()
-    )
+    tag = '<script type="application/json" class="fc-hover" data-for="{}">{}</script>'
+    data = (tag.format(escape(name), _json(figure)) for name, figure in figures.items())
     return PageOutput("".join(data), text=f"{len(figures)} figures, to be read by hovering")
 
 
 def _json(figure: "go.Figure") -> str:
     """Return the figure in the report's look; the same bytes for the same figure."""
-    axis = {"gridcolor": GRID, "linecolor": INK, "zeroline": False, "automargin": True}
+    axis = {"gridcolor": "#dddddd", "linecolor": INK, "zeroline": False, "automargin": True}
     legend = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0}
     font = {"family": "sans-serif", "size": 13, "color": INK}
     look = {"paper_bgcolor": "white", "plot_bgcolor": "white", "font": font}

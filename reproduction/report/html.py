@@ -40,10 +40,7 @@ def plain(html: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Row], caption: str, kind: str = "") -> str:
-    """Return a scrolling table of cells in HTML; the first cell of a row is its heading.
-
-    The caption stands outside the scrolling part: it stays in sight and wraps to the page.
-    """
+    """Return a table in HTML that scrolls below its caption; a row begins with its heading."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     names = [escape(plain(cell)) for cell in head[1:]] if kind.startswith(STACKED) else []
     body = "".join(_row(row, names) for row in rows)
@@ -140,20 +137,19 @@ def change(left: Estimate | None, right: Estimate | None) -> str:
 
 def matrices(named: Mapping[str, ArrayLike], digits: int = 2) -> PageOutput:
     """Return every matrix, vector (as a row) or number as a formula; names are LaTeX."""
-    arrays = {name: np.asarray(values, dtype=float) for name, values in named.items()}
+    arrays = {name: _rounded(values, digits) for name, values in named.items()}
     formulas = [f"${name} = {_formula(values, digits)}$" for name, values in arrays.items()]
-    lines = [f"{name} = {_rounded(values, digits).tolist()}" for name, values in arrays.items()]
+    lines = [f"{name} = {values.tolist()}" for name, values in arrays.items()]
     return PageOutput(picture={"text/markdown": " ".join(formulas)}, text="\n".join(lines))
 
 
-def _rounded(values: np.ndarray, digits: int) -> np.ndarray:
+def _rounded(values: ArrayLike, digits: int) -> np.ndarray:
     """Round twice, so that a tie goes the same way on every machine; no negative zero."""
-    return np.round(np.round(values, 10), digits) + 0.0
+    return np.round(np.round(np.asarray(values, dtype=float), 10), digits) + 0.0
 
 
 def _formula(values: np.ndarray, digits: int) -> str:
     """Return LaTeX of an array with as many decimals as its longest number needs."""
-    values = _rounded(values, digits)
     enough = (np.allclose(values, np.round(values, n), rtol=0, atol=1e-9) for n in range(digits))
     digits = next((n for n, fits in enumerate(enough) if fits), digits)
     shown = [[f"{value:.{digits}f}" for value in row] for row in np.atleast_2d(values)]
@@ -165,8 +161,5 @@ def _formula(values: np.ndarray, digits: int) -> str:
 
 def numbers(head: Sequence[str], rows: Mapping[str, Sequence[float]], caption: str) -> PageOutput:
     """Return a small table: a name and its numbers in every row."""
-    lines = [
-        [name, *(f"{value:.3f}" for value in _rounded(np.asarray(row), 3))]
-        for name, row in rows.items()
-    ]
+    lines = [[name, *(f"{v:.3f}" for v in _rounded(row, 3))] for name, row in rows.items()]
     return listed(head, lines, caption)

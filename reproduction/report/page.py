@@ -9,19 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from reproduction.report import paper
 from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, in_words
 from reproduction.report.evidence import read_json, results_folder
 from reproduction.report.html import PageOutput, Row, chip, link, listed, note, table
-from reproduction.report.paper import (
-    AVERAGE,
-    PAPER_MODELS,
-    PRINTED,
-    TEXT_PRINTED,
-    corrected_table,
-    errata,
-    paper_row,
-    paper_table,
-)
 from reproduction.report.verdicts import DECIDED, WORDS, Verdict, sources
 
 BOTH = "At the printed settings; small: at settings tuned on validation rows, adapters not tuned."
@@ -52,8 +43,7 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
     parts = [f"Results: {', '.join(named)}"]
     parts += [f"commit {escape(', '.join(sorted(commits)))}"] if commits else ["not run"]
     parts += [escape(", ".join(sorted(machines)))] if machines else []
-    parts += [f"<code>dvc repro page@{page}</code>"]
-    parts += [link(f"../notebooks/{page}.ipynb", "source")]
+    parts += [f"<code>dvc repro page@{page}</code>", link(f"../notebooks/{page}.ipynb", "source")]
     parts += ['<a href="differences.html">differences from the paper</a>']
     return PageOutput(note(" · ".join(parts)))
 
@@ -61,11 +51,8 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
 def counts(found: list[Verdict | None]) -> str:
     """Return chips with the number of verdicts of each kind."""
     number = Counter(verdict.word for verdict in found if verdict)
-    chips = (
-        f'<span class="fc-count">{chip(word)} {number[word]}</span>'
-        for word in WORDS
-        if number[word]
-    )
+    run = (word for word in WORDS if number[word])
+    chips = (f'<span class="fc-count">{chip(word)} {number[word]}</span>' for word in run)
     return " ".join(chips) or "–"
 
 
@@ -115,9 +102,8 @@ def place_link(place: str) -> str:
 def verdict_table(
     chosen: list[Claim], suite: str, caption: str, kind: str = "fc-claims", places: bool = False
 ) -> str:
-    """List claims with the paper's numbers and, by source, the verdict and what was measured.
+    """List claims with the paper's numbers, and verdicts and what was measured by source, if any.
 
-    A source in which no claim has a counterpart has no column.
     places: link each claim to its page; of a claim about several show only how many hold.
     """
     columns, head = [], ["Claim", "The paper’s numbers"]
@@ -174,25 +160,21 @@ def is_printed(claim: Claim) -> bool:
 
 
 def paper_says(claim: Claim) -> str:
-    """Return the paper's numbers for a claim, and the corrected ones where they differ.
-
-    The numbers are typed in claims.yaml where no table has them.
-    """
+    """Return the paper's numbers, typed where no table has them, and corrected ones that differ."""
     if not is_printed(claim):
         return claim.paper
-    said, fixed = (_said(claim, read) for read in (paper_table, corrected_table))
+
+    def words(read: Read) -> str:
+        if claim.over or claim.each:
+            met = [paper_margin(part, read) > 0 for part in printed_parts(claim)]
+            return f"{sum(met)} of {len(met)} {claim.unit}"
+        return in_words(claim.kind, [_value(claim, side, read) for _, side in claim.terms])
+
+    said, fixed = words(paper.paper_table), words(paper.corrected_table)
     return said if said == fixed else f"{said} as printed, {fixed} corrected"
 
 
-def _said(claim: Claim, read: Read) -> str:
-    parts = printed_parts(claim)
-    if claim.over or claim.each:
-        met = sum(paper_margin(part, read) > 0 for part in parts)
-        return f"{met} of {len(parts)} {claim.unit}"
-    return in_words(claim.kind, [_value(claim, side, read) for _, side in claim.terms])
-
-
-def paper_margin(claim: Claim, read: Read = paper_table) -> float:
+def paper_margin(claim: Claim, read: Read = paper.paper_table) -> float:
     """Return by how much the paper's averages meet a claim about single models."""
     return sum(weight * _value(claim, side, read) for weight, side in claim.terms) - claim.by
 
@@ -202,7 +184,7 @@ def printed_parts(claim: Claim) -> list[Claim]:
     found = []
     for part in list(claim.parts.values()) or [claim]:
         if part.each:
-            tasks = paper_row(*_place(part, part.terms[0][1])[0]).index.drop(AVERAGE)
+            tasks = paper.paper_row(*_place(part, part.terms[0][1])[0]).index.drop(paper.AVERAGE)
             found += [part.of(task) for task in tasks if part.is_about(task)]
         else:
             found.append(part)
@@ -215,7 +197,7 @@ def in_doubt(claim: Claim) -> list[str]:
     for one in printed_parts(claim) if is_printed(claim) else []:
         for _, side in one.terms:
             (number, *row, model, _), column = _place(one, side)
-            for entry in errata():
+            for entry in paper.errata():
                 # of a change the arrow is wrong, not the value
                 doubted = set(entry.cells) - {*entry.corrected} if entry.kind != "change" else ()
                 here = entry.table == number and entry.row == row and entry.model in ("", model)
@@ -228,13 +210,13 @@ def _place(claim: Claim, side: dict[str, Any]) -> tuple[tuple[str, ...], str]:
     """Return the printed row of one side, as `paper_row` asks for it, and the column there."""
     place = (str(side.get("role", claim.role)), str(side.get("pool", claim.pool)))
     own = claim.table and place == (claim.role, claim.pool)
-    number = claim.table if own else (PRINTED | TEXT_PRINTED)[place]
+    number = claim.table if own else (paper.PRINTED | paper.TEXT_PRINTED)[place]
     upstream, method = str(side["upstream"]), str(side["method"])
     domain = str(side.get("setting", "")) if method == "expert" else ""  # an expert's own row
-    column = str((claim.where | side).get("task", AVERAGE))
-    return (number, upstream, method, PAPER_MODELS[place[0]], domain), column
+    column = str((claim.where | side).get("task", paper.AVERAGE))
+    return (number, upstream, method, paper.PAPER_MODELS[place[0]], domain), column
 
 
 def _value(claim: Claim, side: dict[str, Any], read: Read) -> float:
     row, column = _place(claim, side)
-    return float(paper_row(*row, read=read)[column])
+    return float(paper.paper_row(*row, read=read)[column])

@@ -12,37 +12,20 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from featcal.settings import Calibration
-
 AVERAGE = "average"  # the column of a row's mean; a merger has the same name
-TASKS = {
-    "sun397": "SUN397", "stanford-cars": "Cars", "resisc45": "RESISC45", "eurosat": "EuroSAT", "svhn": "SVHN", "gtsrb": "GTSRB",
-    "mnist": "MNIST", "dtd": "DTD", "oxford_flowers102": "Flowers", "pcam": "PCAM", "fer2013": "FER", "oxford-iiit-pet": "Pets",
-    "stl10": "STL10", "cifar100": "C100", "cifar10": "C10", "food101": "Food", "fashion_mnist": "F-MNIST",
-    "emnist_letters": "EMNIST", "kmnist": "KMNIST", "rendered-sst2": "Rendered",
-}  # fmt: skip
-# columns of the pools of texts, by pool; those of the domains are tests, not the experts' own tasks
-TEXT_TASKS = {
-    "glue": {
-        "cola": "CoLA", "mnli": "MNLI", "mrpc": "MRPC", "qnli": "QNLI", "qqp": "QQP", "rte": "RTE", "sst2": "SST-2",
-        "stsb": "STS-B",
-    },
-    "mergebench": {
-        "math500": "MATH-500", "gsm8k": "GSM8K", "humaneval_plus": "HumanEval+", "mbpp_plus": "MBPP+", "ifeval": "IFEval",
-        "arc_challenge": "ARC-C",
-    },
-}  # fmt: skip
-_TITLES = TASKS | {
-    task: printed for columns in TEXT_TASKS.values() for task, printed in columns.items()
-}
+
+
+@cache
+def packaged(name: str) -> Any:
+    """Return the content of a YAML file of this folder, not to be changed."""
+    return yaml.safe_load(files("reproduction.report").joinpath(name).read_text(encoding="utf-8"))
+
+
+TASKS, TEXT_TASKS = packaged("tasks.yaml")["images"], packaged("tasks.yaml")["texts"]
+_TITLES = TASKS | {task: name for own in TEXT_TASKS.values() for task, name in own.items()}
 _COLUMNS = {printed: task for task, printed in _TITLES.items()} | {"Avg.": AVERAGE}
 _WORDS = {
     "simple_averaging": "average", "pretrained": "base", "finetuned": "expert", "probsurgery": "prob_surgery",
-}  # fmt: skip
-_EXPERT = "_expert"  # ends what Table 14 calls one domain's expert
-PAPER_MODELS = {  # how the printed tables name what plays each role
-    "clip_b32": "clip-vit-b32", "clip_l14": "clip-vit-l14", "flan_t5_base": "flan-t5-base", "flan_t5_large": "flan-t5-large",
-    "llama_3b": "llama-3.2-3b-instruct", "llama_8b": "llama-3.1-8b-instruct",
 }  # fmt: skip
 PRINTED = {  # which printed table has the accuracies of a role and pool, task by task
     ("clip_b32", "8"): "table01", ("clip_l14", "8"): "table07", ("clip_b32", "14"): "table08", ("clip_l14", "14"): "table09",
@@ -59,30 +42,24 @@ EXTENDED = {  # columns of Table 2, as printed → role, pool
 # real models have the smaller image model's experiments: an encoder on texts, a tower on images
 REAL, VISION, IMAGES = "minilm", "vit_s", "clip_b32"
 LANGUAGE = ("smollm2", "chat")  # role and pool of the real language model
+REAL_NAMES = {
+    REAL: "MiniLM, real texts", VISION: "ViT-S/14, real images", LANGUAGE[0]: "SmolLM2, chats",
+}  # fmt: skip
 SIZES = {REAL: "real encoder", IMAGES: "smaller model", "clip_l14": "larger model"}
 PAPER_NAMES = {
     "clip_b32": "CLIP-ViT-B/32", "clip_l14": "CLIP-ViT-L/14",
     "flan_t5_base": "FLAN-T5-base", "flan_t5_large": "FLAN-T5-large", "llama_3b": "Llama-3.2-3B-Instruct",
     "llama_8b": "Llama-3.1-8B-Instruct",
 }  # fmt: skip
+# how the printed tables name what plays each role
+PAPER_MODELS = {role: name.lower().replace("/", "") for role, name in PAPER_NAMES.items()}
 TEXT_SIZES = {
     "flan_t5_base": "Smaller T5", "flan_t5_large": "Larger T5", "llama_3b": "Smaller Llama", "llama_8b": "Larger Llama",
 }  # fmt: skip
-# section 5.1 of the paper: λ, ρ, α; the real encoder has those of the image models
-_IMAGE_SETTINGS = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
-_T5_SETTINGS = Calibration(ridge=1e-5, anchor_blend=2.0, interpolation=0.6)
+# λ and ρ that Section 5.1 prints for language models
 PAPER_SETTINGS = {
-    REAL: _IMAGE_SETTINGS, "clip_b32": _IMAGE_SETTINGS, "clip_l14": _IMAGE_SETTINGS,
-    "flan_t5_base": _T5_SETTINGS, "flan_t5_large": _T5_SETTINGS,
-    "llama_3b": Calibration(ridge=1e-5, anchor_blend=0.5, interpolation=0.15),
-    "llama_8b": Calibration(ridge=3.0, anchor_blend=0.5, interpolation=0.15),
+    "flan_t5_base": (1e-5, 2.0), "flan_t5_large": (1e-5, 2.0), "llama_3b": (1e-5, 0.5), "llama_8b": (3.0, 0.5),
 }  # fmt: skip
-
-
-@cache
-def packaged(name: str) -> Any:
-    """Return the content of a YAML file of this folder, not to be changed."""
-    return yaml.safe_load(files("reproduction.report").joinpath(name).read_text(encoding="utf-8"))
 
 
 def texts() -> dict[str, dict[str, Any]]:
@@ -99,8 +76,7 @@ def photos() -> dict[str, dict[str, Any]]:
 def paper_table(table: str, model: str = "") -> pd.DataFrame:
     """Return one table of the paper with our names of methods, mergers and tasks.
 
-    model: whose rows, by its printed name, where the table has two. Where the file has a `column` of
-    the printed table, `task` names it, and `setting` the domain of an expert with rows of its own.
+    model: whose rows, by its printed name, where the table has two.   setting: an expert's domain.
     """
     path = files("reproduction.report").joinpath("paper_tables", f"{table}.csv")
     words = {"model": str, "upstream": str, "method": str}
@@ -110,8 +86,8 @@ def paper_table(table: str, model: str = "") -> pd.DataFrame:
         if word in frame:
             frame[word] = frame[word].replace(_WORDS)
     if "method" in frame:
-        alone = frame["method"].str.endswith(_EXPERT)
-        frame["setting"] = frame["method"].str.removesuffix(_EXPERT).where(alone, "")
+        alone = frame["method"].str.endswith("_expert")  # of one domain, in Table 14
+        frame["setting"] = frame["method"].str.removesuffix("_expert").where(alone, "")
         frame.loc[alone, "method"] = "expert"
     if "column" in frame:
         frame["task"] = frame["column"].replace(_COLUMNS)
@@ -126,12 +102,9 @@ def paper_row(
     method: str,
     model: str = "",
     setting: str = "",
-    read: Callable[..., pd.DataFrame] = paper_table,
+    read: Callable[..., pd.DataFrame] = paper_table,  # or corrected_table
 ) -> pd.Series:
-    """Return one printed row by task; empty where there is none.
-
-    setting: a domain's expert.  read: `paper_table` or `corrected_table`.
-    """
+    """Return one printed row by task, of a domain's expert by setting; empty where there is none."""
     frame = read(table, model)
     here = (frame["upstream"] == upstream) & (frame["method"] == method)
     return frame[here & (frame["setting"] == setting)].set_index("task")["value"]
@@ -155,13 +128,8 @@ def place_name(role: str, pool: str) -> str:
 
 def model_name(role: str, suite: str) -> str:
     """Return how titles call a model: the paper's, or what takes its role."""
-    real = {
-        REAL: "MiniLM, real texts",
-        VISION: "ViT-S/14, real images",
-        LANGUAGE[0]: "SmolLM2, chats",
-    }
-    if role in real:
-        return real[role]
+    if role in REAL_NAMES:
+        return REAL_NAMES[role]
     name = PAPER_NAMES[role]
     kind = "synthetic" if suite == "mini" else f"{suite} suite"
     return name if suite == "paper" else f"{kind}, in the role of {name}"
@@ -175,21 +143,17 @@ def model_title(role: str, suite: str) -> str:
 
 @dataclass(frozen=True)
 class Erratum:
-    """One printed row whose cells cannot all be right.
-
-    row: upstream and method.  cells: tasks or "average".  corrected: what fits, where it is known.
-    model: where a table has two.  facts: what other printed cells say.
-    """
+    """One printed row whose cells cannot all be right."""
 
     id: str
     table: str
     kind: str
-    row: list[str]
-    cells: list[str]
+    row: list[str]  # upstream and method
+    cells: list[str]  # tasks or "average"
     reason: str
-    corrected: dict[str, float] = field(default_factory=dict)
-    model: str = ""
-    facts: str = ""
+    corrected: dict[str, float] = field(default_factory=dict)  # what fits, where it is known
+    model: str = ""  # where a table has two
+    facts: str = ""  # what other printed cells say
 
 
 @cache

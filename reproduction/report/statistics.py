@@ -21,19 +21,14 @@ from featcal.errors import BadData, BadFile
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tasks (and blocks) and seeds, in the unit of its column.
-
-    spread: standard deviation over seeds, None with fewer than two.  seeds: how many distinct seeds,
-    0 where nothing was drawn.  rows, measure: what the mean is of.  known_variance: the variance of a
-    mean whose rows are unknown.
-    """
+    """A mean over tasks (and blocks) and seeds, in the unit of its column, and the rows it is of."""
 
     mean: float
-    spread: float | None
-    seeds: int
+    spread: float | None  # standard deviation over seeds, None with fewer than two
+    seeds: int  # how many distinct seeds, 0 where nothing was drawn
     rows: pd.DataFrame | None = field(default=None, repr=False, compare=False)
     measure: str = "value"
-    known_variance: float = 0.0
+    known_variance: float = 0.0  # of a mean whose rows are unknown
 
     @property
     def one_run(self) -> bool:
@@ -91,10 +86,8 @@ def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[A
 
 def firsts(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, Any]:
     """Return for every key the first value that is not NaN; NaN where there is none."""
-    return {
-        key: next((v for v in several if v == v), math.nan)
-        for key, several in by(keys, values).items()
-    }
+    groups = by(keys, values).items()
+    return {key: next((v for v in own if v == v), math.nan) for key, own in groups}
 
 
 def mean(values: Iterable[float]) -> float:
@@ -114,26 +107,16 @@ def image_variances(rows: pd.DataFrame, measure: str) -> dict[Hashable, float]:
     tasks = rows["task"].tolist()
     counts = firsts(tasks, rows["count"].tolist())
     if f"{measure}_sd" in rows:
-        each = {
-            task: sd**2 / counts[task]
-            for task, sd in firsts(tasks, rows[f"{measure}_sd"].tolist()).items()
-        }
+        spreads = firsts(tasks, rows[f"{measure}_sd"].tolist())
+        each = {task: sd**2 / counts[task] for task, sd in spreads.items()}
     elif measure == "value" and "metric" in rows and set(rows["metric"]) <= set(VARIANCES):
-        values, metrics = by(tasks, rows["value"].tolist()), firsts(tasks, rows["metric"].tolist())
-        each = {
-            task: VARIANCES[metrics[task]](mean(several), counts[task])
-            for task, several in values.items()
-        }
+        metrics = firsts(tasks, rows["metric"].tolist())
+        values = {task: mean(own) for task, own in by(tasks, rows["value"].tolist()).items()}
+        each = {task: VARIANCES[metrics[task]](v, counts[task]) for task, v in values.items()}
     else:
         return {}
-    return {
-        task: 0.0 if math.isnan(part) else part / len(counts) ** 2 for task, part in each.items()
-    }
-
-
-def of_accuracy(value: float, count: int) -> float:
-    """Return p(1 − p)/n in squared percent, from p in percent."""
-    return value * (100 - value) / count
+    known = {task: 0.0 if math.isnan(part) else part for task, part in each.items()}
+    return {task: part / len(counts) ** 2 for task, part in known.items()}
 
 
 def of_correlation(value: float, count: int) -> float:
@@ -146,25 +129,23 @@ def of_correlation(value: float, count: int) -> float:
     return 100**2 * (1 - squared) ** 2 * (1 + squared / 2) / (count - 3) if count > 3 else 0.0
 
 
-VARIANCES = {"accuracy": of_accuracy, "spearman": of_correlation}  # of one task's value, by metric
+VARIANCES: dict[str, Callable[[float, int], float]] = {  # of one task's value, by metric
+    "accuracy": lambda value, count: value * (100 - value) / count,  # p(1 − p)/n, squared percent
+    "spearman": of_correlation,
+}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A weighted sum of means, Σ wₖ·meanₖ.
-
-    drawn: the variance's part from seeds.  known: True if its error is known.  one_run: True if
-    something was drawn only once.  pairing: "unpaired" or "partly unpaired" where errors were added
-    as if models had other test rows.
-    """
+    """A weighted sum of means, Σ wₖ·meanₖ."""
 
     means: list[float]
     value: float
     variance: float
-    drawn: float
-    known: bool
-    one_run: bool
-    pairing: str
+    drawn: float  # the variance's part from seeds
+    known: bool  # whether its error is known
+    one_run: bool  # whether something was drawn only once
+    pairing: str  # "unpaired", "partly unpaired": errors added as if of other test rows
 
     @property
     def noise(self) -> float:
@@ -214,10 +195,7 @@ _AGAIN = "write the result files again: dvc repro"
 
 @lru_cache(maxsize=4096)
 def bits(text: str, count: int) -> Bits:
-    """Return which of `count` samples were right, from the text that `results.packed` wrote.
-
-    Raises: BadData where the text is not that of `count` samples with zeros at the end.
-    """
+    """Return which of `count` samples were right, from the text that `results.packed` wrote."""
     try:
         whole = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8)).astype(bool)
     except ValueError:
@@ -229,16 +207,8 @@ def bits(text: str, count: int) -> Bits:
     return whole[:count]
 
 
-def mean_variance(each: npt.NDArray[np.float64]) -> float | None:
-    """Return the variance of the mean of n values, s²/n; None where n < 2."""
-    return float(each.var(ddof=1)) / len(each) if len(each) > 1 else None
-
-
 def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Return scores with the column `correct`; empty where a metric counts no single row.
-
-    Raises: BadFile where a text cannot be read, or gives another accuracy than the score.
-    """
+    """Return scores with the column `correct`; empty where a metric counts no single row."""
     keys = [column for column in scores.columns if column in correct and column not in KEPT]
     if correct.duplicated(keys).any():
         raise BadFile(path, "two rows are about the same model and task", _AGAIN)
@@ -285,9 +255,10 @@ def _paired_variance(parts: Sequence[tuple[float, str, float]]) -> float | None:
     if not parts or not all(isinstance(text, str) and text for _, text, _ in parts):
         return None
     right = [100 * share * bits(text, int(count)) for share, text, count in parts]
-    if len({len(one) for one in right}) > 1:
+    if len({len(one) for one in right}) > 1 or len(right[0]) < 2:
         return None
-    return mean_variance(np.sum(right, axis=0))
+    each = np.sum(right, axis=0)
+    return float(each.var(ddof=1)) / len(each)
 
 
 FEWEST = 4  # tasks from which a correlation is reported
@@ -313,14 +284,10 @@ def together(found: pd.DataFrame) -> Judged:
 def apart(found: pd.DataFrame, title: Callable[[str], str]) -> Judged:
     """Hold when accuracy clearly rises while cosine clearly falls on some task."""
     slightly = found[(found["accuracy"] > 0) & (found["cosine"] < 0)]
-    clearly = slightly[
-        (slightly["accuracy"] > slightly["accuracy_noise"])
-        & (-slightly["cosine"] > slightly["cosine_noise"])
-    ]
+    higher = slightly["accuracy"] > slightly["accuracy_noise"]
+    clearly = slightly[higher & (-slightly["cosine"] > slightly["cosine_noise"])]
     word = "holds" if len(clearly) else "within noise" if len(slightly) else "does not hold"
-    named = [
-        f"{title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}"
-        for row in (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
-    ]
+    listed = (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
+    named = [f"{title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}" for row in listed]
     words = f"cosine and accuracy: {'; '.join(named)}" if named else "no task of that kind"
     return word, math.nan, math.nan, words

@@ -3,23 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import product
 
 import pandas as pd
 
+from reproduction.report import paper
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import arrow, compact, fold, margin, table
-from reproduction.report.paper import (
-    AVERAGE,
-    LANGUAGE,
-    PRINTED,
-    TASKS,
-    TEXT_PRINTED,
-    VISION,
-    corrected_table,
-    paper_row,
-    paper_table,
-    reason,
-)
 from reproduction.report.statistics import Estimate, estimate, highest
 
 REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": "Multi-task (MTL)"}
@@ -47,25 +37,21 @@ Key = tuple[str, str, str]  # upstream, method, setting
 
 @dataclass
 class Cell:
-    """One number of a table, in percent.
-
-    change: against the block's merger.  spread: standard deviation over seeds.  doubt: why the
-    printed number may be wrong.
-    """
+    """One number of a table, in percent."""
 
     value: float
-    spread: float | None = None
-    change: float | None = None
+    spread: float | None = None  # standard deviation over seeds
+    change: float | None = None  # against the block's merger
     best: bool = False
-    doubt: str = ""
+    doubt: str = ""  # why the printed number may be wrong
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model: kind is reference, merger, calibrated or heading; no cells: it was not run."""
+    """One model; no cells: it was not run."""
 
     label: str
-    kind: str
+    kind: str  # reference, merger, calibrated or heading
     upstream: str
     cells: dict[str, Cell]
 
@@ -81,7 +67,7 @@ def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
 
 def settings_of(ours: Evidence) -> tuple[str, ...]:
     """Return the settings that were run for a role and pool, the printed ones first."""
-    only = ours.role in (VISION, LANGUAGE[0])  # nothing was tuned for these
+    only = ours.role in (paper.VISION, paper.LANGUAGE[0])  # nothing was tuned for these
     return ("paper",) if only else settings_shown(ours.suite, ours.pool)
 
 
@@ -96,12 +82,13 @@ def settings_note(ours: Evidence) -> str:
     notes = []
     for setting in settings_shown(ours.suite, ours.pool):
         several = [run["calibration"] | run for run in runs if run["setting"] == setting]
-        found = dict.fromkeys(
-            ", ".join(f"{symbol} {compact(values[key])}" for key, symbol in SYMBOLS.items())
-            for values in several
-        )
+        found = dict.fromkeys(map(_in_symbols, several))
         notes += [f"{SHORT[setting]} {' or '.join(found)}"] if found else []
     return f" FeatCal: {'; '.join(notes)}." if notes else ""
+
+
+def _in_symbols(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{s} {compact(values[key])}" for key, s in SYMBOLS.items() if key in values)
 
 
 def method_settings(ours: Evidence, study: str, method: str) -> str:
@@ -112,8 +99,7 @@ def method_settings(ours: Evidence, study: str, method: str) -> str:
         return ""
     if method in SIZES:
         return f" <small>{SIZES[method]} {values[SIZES[method]]}, {values['steps']} steps</small>"
-    said = ", ".join(f"{s} {compact(values[k])}" for k, s in SYMBOLS.items() if k in values)
-    return f" <small>{said}</small>"
+    return f" <small>{_in_symbols(values)}</small>"
 
 
 def accuracy_rows(ours: Evidence) -> list[Row]:
@@ -121,42 +107,41 @@ def accuracy_rows(ours: Evidence) -> list[Row]:
 
     Of the real image model: its own mergers and references, at its settings alone.
     """
-    printed = (PRINTED | TEXT_PRINTED).get((ours.role, ours.pool))
-    references = references_of(printed) if printed else tuple(REFERENCES)
-    own = set(paper_table(printed)["upstream"]) if printed else set(UPSTREAMS)
-    upstreams, settings = UPSTREAMS, settings_shown(ours.suite, ours.pool)
-    if ours.role == VISION:
+
+    def look(upstream: str, method: str, setting: str) -> Cells:
+        return cells_of(by_task(ours, model_key(upstream, method, setting)))
+
+    if ours.role == paper.VISION:
         run = ours.table("scores")
-        references = [method for method in references if method in set(run["method"])]
-        upstreams, own, settings = MERGERS, set(run["upstream"]), ("paper",)
-    return rows_in_order(
-        lambda u, m, s: measured_cells(ours, model_key(u, m, s)),
-        references,
-        [merger for merger in upstreams if merger in own],
-        settings,
-    )
+        references = [method for method in REFERENCES if method in set(run["method"])]
+        mergers = [merger for merger in MERGERS if merger in set(run["upstream"])]
+        return rows_in_order(look, references, mergers, ("paper",))
+    printed = (paper.PRINTED | paper.TEXT_PRINTED).get((ours.role, ours.pool))
+    references = references_of(printed) if printed else REFERENCES
+    own = set(paper.paper_table(printed)["upstream"]) if printed else UPSTREAMS
+    mergers = [merger for merger in UPSTREAMS if merger in own]
+    return rows_in_order(look, references, mergers, settings_shown(ours.suite, ours.pool))
 
 
 def references_of(number: str) -> tuple[str, ...]:
     """Return the references for which a printed table has a row."""
-    printed = set(paper_table(number)["method"])
+    printed = set(paper.paper_table(number)["method"])
     return tuple(method for method in REFERENCES if method in printed)
 
 
 def paper_rows(number: str, model: str = "") -> tuple[list[str], list[Row]]:
-    """Return columns and rows of a printed table, each cell in doubt with the reason.
-
-    model: by its printed name, where the table has two.
-    """
-    frame = paper_table(number, model)
+    """Return columns and rows of a printed table, each cell in doubt with the reason."""
+    frame = paper.paper_table(number, model)
 
     def look(upstream: str, method: str, setting: str) -> Cells:
-        printed = paper_row(number, upstream, method, model).items()
-        return {t: Cell(v, doubt=reason(number, upstream, method, t, model)) for t, v in printed}
+        printed = paper.paper_row(number, upstream, method, model).items()
+        return {
+            t: Cell(v, doubt=paper.reason(number, upstream, method, t, model)) for t, v in printed
+        }
 
     upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
     listed = dict.fromkeys(frame["task"])
-    columns = [t for t in TASKS if t in listed] or [c for c in listed if c != AVERAGE]
+    columns = [t for t in paper.TASKS if t in listed] or [c for c in listed if c != paper.AVERAGE]
     return columns, rows_in_order(look, references_of(number), upstreams)
 
 
@@ -171,18 +156,12 @@ def rows_in_order(
     for upstream in upstreams:
         merger = Row(MERGERS[upstream], "merger", upstream, look(upstream, "merged", ""))
         block = [merger]
-        for setting in settings:
-            for method, label in METHODS.items():
-                name = f"{label}, {SHORT[setting]}" if len(settings) > 1 else label
-                row = Row(name, "calibrated", upstream, look(upstream, method, setting))
-                block.append(with_changes(row, merger))
+        for setting, (method, label) in product(settings, METHODS.items()):
+            name = f"{label}, {SHORT[setting]}" if len(settings) > 1 else label
+            row = Row(name, "calibrated", upstream, look(upstream, method, setting))
+            block.append(with_changes(row, merger))
         rows += with_best(block)
     return rows
-
-
-def measured_cells(evidence: Evidence, key: Key) -> Cells:
-    """Return mean and spread of one model on every task and on average."""
-    return cells_of(by_task(evidence, key))
 
 
 def cells_of(found: Mapping[str, Estimate | None]) -> Cells:
@@ -200,24 +179,19 @@ def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
 
     Of the Llamas' experts: the highest of base and experts on every test, which no model has.
     """
-    if key == ("", "expert", "") and ours.pool == "mergebench":
-        return _highest(ours.table("scores"))
-    whole = average(ours, key)
-    if whole is None:
-        return {}
-    found = {task: estimate(rows_of(ours, key, task=task)) for task in ours.tasks}
-    return {task: one for task, one in found.items() if one} | {AVERAGE: whole}
-
-
-def _highest(scores: pd.DataFrame) -> dict[str, Estimate]:
-    models, found = scores[scores["method"].isin(("base", "expert"))], {}
+    if key != ("", "expert", "") or ours.pool != "mergebench":
+        found = {task: estimate(rows_of(ours, key, task=task)) for task in ours.tasks}
+        found[paper.AVERAGE] = average(ours, key)
+        return {column: one for column, one in found.items() if one}
+    scores, found = ours.table("scores"), {}
+    models = scores[scores["method"].isin(("base", "expert"))]
     for task, rows in models.groupby("task", sort=False):
         if best := highest(estimate(own) for _, own in rows.groupby(["method", "setting"])):
             found[str(task)] = best
     if found:
         mean = sum(value.mean for value in found.values()) / len(found)
         variance = sum(value.variance for value in found.values()) / len(found) ** 2
-        found[AVERAGE] = Estimate(mean, None, 0, known_variance=variance)
+        found[paper.AVERAGE] = Estimate(mean, None, 0, known_variance=variance)
     return found
 
 
@@ -275,16 +249,15 @@ def paper_recovered(
     number: str, upstream: str, corrected: bool = False, model: str = "", method: str = "featcal"
 ) -> float | None:
     """Return the same share from the paper's averages, as printed or corrected where possible."""
-    read = corrected_table if corrected else paper_table
+    read = paper.corrected_table if corrected else paper.paper_table
     keys = ((upstream, "merged"), (upstream, method), ("", "expert"))
-    return share(*(paper_row(number, *key, model, read=read).get(AVERAGE) for key in keys))
+    return share(
+        *(paper.paper_row(number, *key, model, read=read).get(paper.AVERAGE) for key in keys)
+    )
 
 
 def number(cell: Cell | None, marks: list[str], whole: bool = True) -> str:
-    """Return a cell as HTML; the reason of a doubtful one goes to the end of `marks`.
-
-    whole: with its change and its spread below.
-    """
+    """Return a cell as HTML, if whole with change and spread; a doubt goes to the end of `marks`."""
     if cell is None:
         return "<td>–</td>"
     value = f"<strong>{cell.value:.1f}</strong>" if cell.best else f"{cell.value:.1f}"
@@ -298,32 +271,27 @@ def number(cell: Cell | None, marks: list[str], whole: bool = True) -> str:
 
 
 def accuracy_table(
-    rows: Sequence[Row],
-    columns: Sequence[str],
-    titles: Sequence[str],
-    caption: str,
-    average: bool = True,
+    rows: Sequence[Row], titles: Mapping[str, str], caption: str, average: bool = True
 ) -> tuple[str, list[str]]:
     """Return an accuracy table and the reasons of its marked cells, in the order of their marks.
 
-    average: add that column, which then alone has changes and spreads.
+    titles: of the columns.  average: add that column, which then alone has changes and spreads.
     """
-    if average:
-        columns, titles = [*columns, AVERAGE], [*titles, "Average"]
+    columns = titles | {paper.AVERAGE: "Average"} if average else titles
     marks: list[str] = []
     body = []
     for row in rows:
         label, wide = escape(row.label), f'colspan="{len(columns)}"'
+        cells = [
+            number(row.cells.get(c), marks, not average or c == paper.AVERAGE) for c in columns
+        ]
         if row.kind == "heading":
             body.append(("fc-merger", [label, f"<td {wide}></td>"]))
-            continue
-        cells = [
-            number(row.cells.get(c), marks, whole=not average or c == AVERAGE) for c in columns
-        ]
-        empty = [f'<td class="fc-none" {wide}>not run</td>']
-        body.append((f"fc-{row.kind}", [label, *(cells if row.cells else empty)]))
+        else:
+            cells = cells if row.cells else [f'<td class="fc-none" {wide}>not run</td>']
+            body.append((f"fc-{row.kind}", [label, *cells]))
     kind = "fc-accuracy fc-averaged" if average else "fc-accuracy"
-    return table(["Model", *map(escape, titles)], body, caption, kind), marks
+    return table(["Model", *map(escape, columns.values())], body, caption, kind), marks
 
 
 def printed_fold(html: str, marks: list[str]) -> str:

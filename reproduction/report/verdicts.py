@@ -52,23 +52,16 @@ SHARE = 0.1
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one claim.
-
-    margin: positive where the claim is met.   noise: two standard errors.
-    one_run: True if a side was drawn with one seed only.   detail: the numbers.
-    pairing: says where errors were added as if models had different test rows.
-    drawn: the noise's part from seeds, of a single sum of means.
-    For the word `one run` no error is known, only the direction of the margin.
-    """
+    """The verdict on one claim; of `one run` no error is known, only the direction of the margin."""
 
     claim: Claim
     word: str
-    margin: float = float("nan")
-    noise: float = float("nan")
-    one_run: bool = False
-    pairing: str = ""
-    detail: str = ""
-    drawn: float | None = None
+    margin: float = math.nan  # positive where the claim is met
+    noise: float = math.nan  # two standard errors
+    one_run: bool = False  # whether a side was drawn with one seed only
+    pairing: str = ""  # where errors were added as if models had different test rows
+    detail: str = ""  # the numbers
+    drawn: float | None = None  # the noise's part from seeds, of a single sum of means
 
     @property
     def fragile(self) -> bool:
@@ -83,17 +76,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Source:
-    """The results that verdicts come from.
+    """The results that verdicts come from."""
 
-    key: its name in claims.json.   settings: at which it was run, the printed ones first.
-    counterpart: returns the claim about these models, or None.
-    """
-
-    key: str
+    key: str  # its name in claims.json
     title: str
     suite: str
-    settings: tuple[str, ...]
-    counterpart: Callable[[Claim], Claim | None] = lambda claim: claim
+    settings: tuple[str, ...]  # at which it was run, the printed ones first
+    counterpart: Callable[[Claim], Claim | None] = lambda claim: (
+        claim
+    )  # about these models, or None
 
     def judged(self, chosen: Iterable[Claim]) -> list[list[Verdict | None]]:
         """Return verdicts at each setting, the printed one first; None for a claim without a counterpart."""
@@ -125,7 +116,14 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     if claim.kind == "spreads":
         return _spreads(claim, rows_of(claim, named(claim.left), setting, evidence))
     if claim.kind in ("together", "apart"):
-        return _gains(claim, evidence, setting)
+        found = evidence.gains(
+            *(named(s) | {"setting": setting} for s in (claim.left, claim.right))
+        )
+        if found.empty:
+            return Verdict(claim, "not run")
+        both = together(found) if claim.kind == "together" else apart(found, evidence.title)
+        word, margin, allowed, detail = both
+        return Verdict(claim, word, margin, allowed, True, "", detail)
     compared = measured_sum(claim, setting, evidence)
     if compared is None:
         return Verdict(claim, "not run")
@@ -134,14 +132,18 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
         margin = claim.within - abs(compared.value)
     room = 0.0 if claim.kind == "checked" else compared.noise
     word = "holds" if margin > room else "does not hold" if margin < -room else "within noise"
-    if claim.kind == "checked":
-        word = "vacuous" if _never_applies(claim, evidence) else "holds" if margin >= 0 else word
-    elif not compared.known:
-        word = "one run"
     detail = _detail(claim, compared, evidence.machine(claim.file))
-    drawn = None if claim.kind == "checked" else 2 * math.sqrt(compared.drawn)
-    once = compared.one_run and claim.kind != "checked"
-    return Verdict(claim, word, margin, compared.noise, once, compared.pairing, detail, drawn)
+    if claim.kind == "checked":
+        wanted = {"statement": claim.where.get("statement", ""), "quantity": "applies"}
+        wanted["method"] = named(claim.left).get("method")
+        share = select(evidence.table(claim.file), wanted)
+        never = len(share) and not share["value"].any()  # its condition was met in no case
+        word = "vacuous" if never else "holds" if margin >= 0 else word
+        return Verdict(claim, word, margin, compared.noise, False, compared.pairing, detail)
+    return Verdict(
+        claim, word if compared.known else "one run", margin, compared.noise, compared.one_run,
+        compared.pairing, detail, drawn=2 * math.sqrt(compared.drawn),
+    )  # fmt: skip
 
 
 def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim] | None:
@@ -152,26 +154,23 @@ def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
             inner = _parts(part, suite, setting, folder) or {"": part}
             found |= {", ".join(filter(None, (name, n))): one for n, one in inner.items()}
         return found
-    evidence = Evidence(suite, claim.role, claim.pool, folder)
     if claim.kind in ("order", "weaker"):
         return _pairs(claim, suite, setting, folder)
     if not claim.each:
         return None
-    title = _titled.get(claim.each, evidence.title)
+    evidence = Evidence(suite, claim.role, claim.pool, folder)
+    title, values = _titled.get(claim.each, evidence.title), dict.fromkeys(evidence.tasks)
     if claim.each in _titled:
         sides = [side for _, side in claim.terms if claim.each not in side]
         rows = [rows_of(claim, side, setting, evidence) for side in sides]
-        values: list[Any] = list(dict.fromkeys(value for own in rows for value in own[claim.each]))
-    else:
-        values = evidence.tasks
+        values = dict.fromkeys(value for own in rows for value in own[claim.each])
     return {title(value): claim.of(value) for value in values if claim.is_about(value)}
 
 
 def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim]:
     """Return a claim for each two mergers that are clearly unequal; none where one was not run.
 
-    order: the better merger is the better one after calibration.
-    weaker: the worse merger gains more.
+    order: the better merger stays the better one.  weaker: the worse merger gains more.
     """
     found = {}
     for one, other in combinations(UPSTREAMS, 2):
@@ -189,10 +188,7 @@ def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
 
 
 def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> Difference | None:
-    """Return the claim's weighted sum of means.
-
-    None where a model has no rows, or two models of an experiment have different tasks.
-    """
+    """Return the weighted sum of means; None where one has no rows, or tasks differ in an experiment."""
     found: list[tuple[float, Estimate]] = []
     tasks: dict[Any, set[str]] = {}
     for weight, side in claim.terms:
@@ -264,14 +260,6 @@ def _detail(claim: Claim, compared: Difference, machine: str) -> str:
     return f"{detail}; {machine}" if machine else detail
 
 
-def _never_applies(claim: Claim, evidence: Evidence) -> bool:
-    """Return True if a statement's condition was checked and met in no case at all."""
-    wanted = {"statement": claim.where.get("statement", ""), "quantity": "applies"}
-    wanted["method"] = named(claim.left).get("method")
-    share = select(evidence.table(claim.file), wanted)
-    return bool(len(share)) and not share["value"].any()
-
-
 def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
     """Return the verdict on a claim about several, with the numbers of the part that decides it.
 
@@ -282,9 +270,8 @@ def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
     whole = next((word for word in order if words[word]), "not run")
     if whole == "not run":
         run = count - words["not run"]
-        return Verdict(
-            claim, whole, detail=f"{run} of {count} run, {words['holds']} hold" if run else ""
-        )
+        detail = f"{run} of {count} run, {words['holds']} hold" if run else ""
+        return Verdict(claim, whole, detail=detail)
     # the clearest failure, or the part that is least clear
     sign = 1 if whole == "does not hold" else -1
     deciding = {name: part for name, part in parts.items() if part.word == whole}
@@ -311,15 +298,4 @@ def _spreads(claim: Claim, rows: pd.DataFrame) -> Verdict:
         return Verdict(claim, "not run")
     blocks = rows.groupby("block")[claim.measure].mean()
     seen, count = int((blocks >= SHARE * blocks.max()).sum()), len(blocks)
-    detail = f"{seen} of {count} blocks"
-    return Verdict(claim, "one run", seen - count / 2, 0.0, False, "", detail)
-
-
-def _gains(claim: Claim, evidence: Evidence, setting: str) -> Verdict:
-    """Judge if gains in cosine and accuracy go together over tasks, or one comes without the other."""
-    found = evidence.gains(*(named(s) | {"setting": setting} for s in (claim.left, claim.right)))
-    if found.empty:
-        return Verdict(claim, "not run")
-    both = together(found) if claim.kind == "together" else apart(found, evidence.title)
-    word, margin, allowed, detail = both
-    return Verdict(claim, word, margin, allowed, True, "", detail)
+    return Verdict(claim, "one run", seen - count / 2, 0.0, False, "", f"{seen} of {count} blocks")

@@ -6,6 +6,7 @@ from itertools import product
 import pandas as pd
 from matplotlib.figure import Figure
 
+from reproduction.report import tables
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import CURVES, DASHES, WIDTH, drawing, shown
@@ -25,27 +26,6 @@ from reproduction.report.paper import (
     paper_table,
 )
 from reproduction.report.statistics import lead
-from reproduction.report.tables import (
-    ADAPTERS,
-    METHODS,
-    SETTING_LABELS,
-    UPSTREAMS,
-    Cells,
-    accuracy_rows,
-    accuracy_table,
-    average,
-    cells_of,
-    gains,
-    model_key,
-    paper_recovered,
-    paper_rows,
-    printed_fold,
-    recovered_share,
-    references_of,
-    rows_in_order,
-    settings_note,
-    settings_shown,
-)
 
 LEGEND = (
     "Arrows: against the merger. sd: over seeds, where there are several. Bold: best of a block."
@@ -53,7 +33,6 @@ LEGEND = (
 EXTENDED_MERGERS = ("task_arithmetic", "wudi")  # of Table 2
 POOLS = ("8", "14", "20")
 SIZES = {REAL: "MiniLM, texts", IMAGES: "in the role of B/32", "clip_l14": "in the role of L/14"}
-NOT_RUN = '<span class="fc-none">not run</span>'
 
 
 def answer(number: str, *experiments: Evidence) -> PageOutput:
@@ -63,11 +42,10 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
         head += [f"{model_title(ours.role, ours.suite)}: − merger", "− better adapter"]
     rows = []
     for upstream, label, first, setting in _lines(experiments):
-        cells = ["", ""]
-        if first:
-            cells = [printed_gain(number, upstream, own) for own in (("merged",), ADAPTERS)]
+        cells = [printed_gain(number, upstream, own) for own in (("merged",), tables.ADAPTERS)]
+        cells = cells if first else ["", ""]
         for ours in experiments:
-            cells += gains(ours, upstream, setting)
+            cells += tables.gains(ours, upstream, setting)
         rows.append(("fc-merger" if first else "fc-calibrated", [label, *cells]))
     caption = (
         "Differences of the average accuracy, points. Above, below: by more than two standard"
@@ -78,21 +56,18 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
 
 def _lines(experiments: Iterable[Evidence]) -> Iterator[tuple[str, str, bool, str]]:
     """Yield merger, label, whether it is the merger's first line, and setting, for every setting run."""
-    several = sorted({s for ours in experiments for s in settings_shown(ours.suite, ours.pool)})
-    for upstream, name in UPSTREAMS.items():
-        for setting in several:
-            label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
-            yield upstream, label, setting == several[0], setting
+    run = {s for ours in experiments for s in tables.settings_shown(ours.suite, ours.pool)}
+    for (upstream, name), setting in product(tables.UPSTREAMS.items(), sorted(run)):
+        label = f"{name} <small>{tables.SETTING_LABELS[setting]}</small>"
+        yield upstream, label, setting == min(run), setting
 
 
 def printed_gain(number: str, upstream: str, others: Sequence[str], model: str = "") -> str:
     """Return FeatCal minus the best of others, printed; with corrected cells where that changes it."""
 
     def gain(read: Callable[..., pd.DataFrame]) -> float:
-        ours, *theirs = (
-            float(paper_row(number, upstream, method, model, read=read)[AVERAGE])
-            for method in ("featcal", *others)
-        )
+        rows = (paper_row(number, upstream, m, model, read=read) for m in ("featcal", *others))
+        ours, *theirs = (float(row[AVERAGE]) for row in rows)
         return ours - max(theirs)
 
     said, mended = (f"{gain(read):+.1f}" for read in (paper_table, corrected_table))
@@ -101,20 +76,20 @@ def printed_gain(number: str, upstream: str, others: Sequence[str], model: str =
 
 def measured(ours: Evidence) -> PageOutput:
     """Return the accuracy table of one experiment in the paper's order of rows."""
-    caption = f"Top-1 accuracy (%) on test {ours.inputs} — {model_name(ours.role, ours.suite)}.{settings_note(ours)} {LEGEND}"
-    titles = [ours.title(task) for task in ours.tasks]
-    html, _ = accuracy_table(accuracy_rows(ours), ours.tasks, titles, caption)
+    caption = f"Top-1 accuracy (%) on test {ours.inputs} — {model_name(ours.role, ours.suite)}.{tables.settings_note(ours)} {LEGEND}"
+    titles = {task: ours.title(task) for task in ours.tasks}
+    html, _ = tables.accuracy_table(tables.accuracy_rows(ours), titles, caption)
     number = PRINTED.get((ours.role, ours.pool), "")
     return PageOutput(html + against_printed(ours, number))
 
 
 def printed(number: str) -> PageOutput:
     """Return the paper's printed table, one click away, with the cells in doubt marked."""
-    columns, rows = paper_rows(number)
+    columns, rows = tables.paper_rows(number)
     caption = f"The paper’s Table {int(number[-2:])}, as printed: CLIP models on image data sets"
-    titles = [TASKS.get(column, column) for column in columns]
-    found = accuracy_table(rows, columns, titles, caption, average=number != "table02")
-    return PageOutput(printed_fold(*found))
+    titles = {column: TASKS.get(column, column) for column in columns}
+    found = tables.accuracy_table(rows, titles, caption, average=number != "table02")
+    return PageOutput(tables.printed_fold(*found))
 
 
 def recovered(number: str, *experiments: Evidence) -> PageOutput:
@@ -130,13 +105,13 @@ def recovered(number: str, *experiments: Evidence) -> PageOutput:
 
 def share_of(ours: Evidence, upstream: str, setting: str) -> str:
     """Return the measured share of one merger at one setting."""
-    went = recovered_share(ours, upstream, "featcal", setting)
-    return NOT_RUN if went is None else f"{went:.0f}"
+    went = tables.recovered_share(ours, upstream, "featcal", setting)
+    return '<span class="fc-none">not run</span>' if went is None else f"{went:.0f}"
 
 
 def printed_share(number: str, upstream: str, model: str = "") -> str:
     """Return the paper's share; with corrected cells where that changes it."""
-    shares = (paper_recovered(number, upstream, mended, model) for mended in (False, True))
+    shares = (tables.paper_recovered(number, upstream, mended, model) for mended in (False, True))
     said, mended = ("–" if one is None else f"{one:.0f}" for one in shares)
     return said if said == mended else f"{said} <small>{mended} corrected</small>"
 
@@ -153,25 +128,21 @@ def extended_answer(suite: str) -> PageOutput:
     main, rows = studied_setting(suite), []
     columns = columns_of(suite, IMAGES)
     texts = {name: Evidence(suite, REAL, EXTENDED[name][1]) for name in columns if "B/32" in name}
-    places = {
-        "synthetic models" if suite == "mini" else "here": columns,
-        model_name(REAL, suite): texts,
-    }
+    places = {"synthetic models" if suite == "mini" else "here": columns}
+    places[model_name(REAL, suite)] = texts
     for upstream in EXTENDED_MERGERS:
-        featcal, *adapters = (
-            paper_row("table02", upstream, method) for method in ("featcal", *ADAPTERS)
-        )
-        printed = [featcal[c] - max(adapter[c] for adapter in adapters) for c in columns]
-        name = f"{UPSTREAMS[upstream]} <small>the paper</small>"
-        rows.append(("fc-merger", [name, *(f"{gain:+.1f}" for gain in printed)]))
+        printed = [paper_row("table02", upstream, m) for m in ("featcal", *tables.ADAPTERS)]
+        featcal, *adapters = printed
+        best = [featcal[c] - max(adapter[c] for adapter in adapters) for c in columns]
+        name = tables.UPSTREAMS[upstream]
+        first = [f"{name} <small>the paper</small>", *(f"{gain:+.1f}" for gain in best)]
+        rows.append(("fc-merger", first))
         for words, own in places.items():
-            cells = [gains(own[c], upstream, main)[1] if c in own else "–" for c in columns]
-            rows.append(
-                ("fc-calibrated", [f"{UPSTREAMS[upstream]} <small>{words}</small>", *cells])
-            )
+            cells = [tables.gains(own[c], upstream, main)[1] if c in own else "–" for c in columns]
+            rows.append(("fc-calibrated", [f"{name} <small>{words}</small>", *cells]))
     caption = (
         "FeatCal minus the better adapter, average accuracy, points,"
-        f" {SETTING_LABELS[main]}. Above, below: by more than two standard errors."
+        f" {tables.SETTING_LABELS[main]}. Above, below: by more than two standard errors."
     )
     return listed(["After", *columns], rows, caption, "fc-long")
 
@@ -180,15 +151,15 @@ def extended(suite: str, role: str) -> PageOutput:
     """Return Table 2: averages at the tuned settings, a column per experiment."""
     main, columns = studied_setting(suite), columns_of(suite, role)
 
-    def look(upstream: str, method: str, setting: str) -> Cells:
-        key = model_key(upstream, method, setting)
-        return cells_of({name: average(ours, key) for name, ours in columns.items()})
+    def look(upstream: str, method: str, setting: str) -> tables.Cells:
+        key = tables.model_key(upstream, method, setting)
+        return tables.cells_of({name: tables.average(ours, key) for name, ours in columns.items()})
 
-    rows = rows_in_order(look, references_of("table02"), EXTENDED_MERGERS, (main,))
+    rows = tables.rows_in_order(look, tables.references_of("table02"), EXTENDED_MERGERS, (main,))
     kind = "synthetic, in the roles of both CLIP models" if suite == "mini" else "CLIP models"
     name = model_name(role, suite) if role == REAL else kind
-    caption = f"Average top-1 accuracy (%), {SETTING_LABELS[main]} — {name}. {LEGEND}"
-    html, _ = accuracy_table(rows, list(columns), list(columns), caption, average=False)
+    caption = f"Average top-1 accuracy (%), {tables.SETTING_LABELS[main]} — {name}. {LEGEND}"
+    html, _ = tables.accuracy_table(rows, {name: name for name in columns}, caption, average=False)
     return PageOutput(html + (against_printed(None, "table02", suite) if role != REAL else ""))
 
 
@@ -197,21 +168,16 @@ def by_tasks(suite: str) -> pd.DataFrame:
     main, found = studied_setting(suite), []
     for role, pool in (*((REAL, pool) for pool in POOLS), *PRINTED):
         ours = Evidence(suite, role, pool)
-        for upstream, method in product(EXTENDED_MERGERS, METHODS):
-            merged, one = (
-                average(ours, (upstream, "merged", "")),
-                average(ours, (upstream, method, main)),
-            )
-            if merged is not None and one is not None:
+        for upstream, method in product(EXTENDED_MERGERS, tables.METHODS):
+            merged = tables.average(ours, (upstream, "merged", ""))
+            one = tables.average(ours, (upstream, method, main))
+            if merged and one:
                 found.append((role, int(pool), upstream, method, *lead(one, merged)))
     return pd.DataFrame(found, columns=["role", "tasks", "upstream", "method", "gain", "room"])
 
 
 def gains_by_tasks(suite: str) -> PageOutput:
-    """Draw the gain of everything that calibrates by number of tasks, a panel per merger and model.
-
-    Bars reach two standard errors up and down.
-    """
+    """Draw gains by number of tasks, a panel per merger and model; bars: two standard errors."""
     what, rows = "averages to compare", by_tasks(suite)
     if rows.empty:
         return shown(None, what)
@@ -229,7 +195,7 @@ def gains_by_tasks(suite: str) -> PageOutput:
                 bars = {"yerr": curve["room"], "capsize": 3}
                 axes.errorbar(curve["tasks"], curve["gain"], **bars, **look)
             axes.axhline(0, color="#333333", lw=1)
-            axes.set_title(f"{UPSTREAMS[upstream]},\n{size}", fontsize=11)
+            axes.set_title(f"{tables.UPSTREAMS[upstream]},\n{size}", fontsize=11)
             axes.set_xticks(list(map(int, POOLS)))
         for axes in panels[:, 0]:
             axes.set_ylabel("gain (points)")

@@ -5,7 +5,6 @@ Costs come from run records, each measured once, or once per seed, on the machin
 
 import csv
 import math
-from collections import Counter
 from html import escape
 from itertools import product
 from pathlib import Path
@@ -13,11 +12,10 @@ from statistics import fmean, variance
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
-from reproduction.report.figures import WIDTH, drawing, shown
+from reproduction.report.figures import shown, stacked
 from reproduction.report.html import PageOutput, Row, fold, listed, note, table
 from reproduction.report.paper import model_name, model_title, paper_table
 from reproduction.report.statistics import difference, estimate
@@ -32,7 +30,6 @@ ROWS = {  # of Table 5: the paper's three in its order, then what the paper has 
     ("prob_surgery", "once"): "ProbSurgery, features kept",
 }  # fmt: skip
 FEATCAL = ("featcal", "once")
-GIB = 1024.0
 Costs = dict[str, float]
 VERBS = {
     "pretrain": "bases", "prepare_data": "images", "prepare_texts": "texts", "prepare": "experts",
@@ -53,21 +50,19 @@ WORDS = {
 def times(*experiments: Evidence) -> PageOutput:
     """Return the time of each way to calibrate as a multiple of FeatCal's, printed and measured."""
     paper = paper_table("table05").set_index("method")["seconds"]
-    printed = {(m, e): float(paper[m]) for m, e in ROWS if (m, e) == FEATCAL or e == "each_step"}
-    columns = {"The paper, A800 GPU": printed}
+    columns = {"The paper, A800 GPU": {(m, "each_step"): float(paper[m]) for m in ORDER[:2]}}
+    columns["The paper, A800 GPU"][FEATCAL] = float(paper["featcal"])
     for ours in experiments:
-        found = {key: costs.get("seconds", math.nan) for key, costs in _single(ours).items()}
+        found = {key: costs["seconds"] for key, costs in _single(ours).items() if costs}
         columns[f"{model_title(ours.role, ours.suite)}, CPU"] = found
-    rows = [[name, *(_times(own, key) for own in columns.values())] for key, name in ROWS.items()]
+    rows = [[name] for name in ROWS.values()]
+    for own, (cells, key) in product(columns.values(), zip(rows, ROWS, strict=True)):
+        seconds = own.get(key, math.nan)
+        ratio = seconds / own.get(FEATCAL, math.nan)
+        said = f"{ratio:.1f}× <small>{seconds:.3g} s</small>"
+        cells.append("–" if math.isnan(ratio) else said)
     caption = "Time of one calibration as a multiple of FeatCal’s; one run each"
     return listed(["", *columns], rows, caption)
-
-
-def _times(found: dict[tuple[str, str], float], key: tuple[str, str]) -> str:
-    seconds, featcal = found.get(key, math.nan), found.get(FEATCAL, math.nan)
-    if math.isnan(seconds / featcal):
-        return "–"
-    return f"{seconds / featcal:.1f}× <small>{seconds:.3g} s</small>"
 
 
 def single(ours: Evidence) -> PageOutput:
@@ -105,46 +100,34 @@ def _costs(
         return PageOutput(note(f"○ not run: no times — {name}."))
     featcal, rows = found[relative_to].get("seconds", math.nan), []
     for label, costs in found.items():
-        cells = ["not run", *["–"] * (len(HEAD) - 1)]
-        if costs:
-            cells = [_cost(costs, measure, several) for measure in MEASURES]
-            ratio = costs["seconds"] / featcal
-            cells.insert(1, "–" if math.isnan(ratio) else f"{ratio:.1f}×")
-        rows.append([label, *cells])
+        cells = []
+        for measure, value in costs.items():
+            text = f"{value:.{MEASURES[measure]}f}"
+            lowest = value == min(one[measure] for one in several)
+            text = f"<strong>{text}</strong>" if lowest else text
+            cells.append("not measured" if math.isnan(value) else text)
+        ratio = costs.get("seconds", math.nan) / featcal
+        cells.insert(1, "–" if math.isnan(ratio) else f"{ratio:.1f}×")
+        rows.append([label, *(cells if costs else ["not run", *["–"] * (len(HEAD) - 1)])])
     caption = f"{about} — {name}. Bold: lowest."
-    return PageOutput(table(["Method", *HEAD], rows, caption) + note(conditions(ours, kind)))
-
-
-def _cost(costs: Costs, measure: str, every: list[Costs]) -> str:
-    value = costs[measure]
-    if math.isnan(value):
-        return "not measured"
-    text = f"{value:.{MEASURES[measure]}f}"
-    return f"<strong>{text}</strong>" if value == min(one[measure] for one in every) else text
-
-
-def conditions(ours: Evidence, kind: str) -> str:
-    """Return machine, threads and neighbours of the measured runs."""
     record = ours.record(kind)
     threads, beside = record.get("threads"), record.get("at_once", 1)
     energy = " Energy: not measured, no GPU." if ours.table(kind)["energy_wh"].isna().all() else ""
-    return (
+    below = (
         f"Machine: {ours.machine(kind)}; threads per process: {threads or 'torch’s default'};"
         f" runs at the same time: {beside}.{energy}"
     )
+    return PageOutput(table(["Method", *HEAD], rows, caption) + note(below))
 
 
 def printed_costs(name: str) -> PageOutput:
     """Return a printed table of costs, one click away; memory in MiB as ours."""
-    seconds, memory = {
-        "table05": ("seconds", "cpu_rss_gib"), "table13": ("stage_seconds", "peak_cpu_rss_gib"),
-    }[name]  # fmt: skip
-    frame = paper_table(name).set_index("method")
-    rows = []
+    names = {"stage_seconds": "seconds", "peak_cpu_rss_gib": "cpu_rss_gib"}
+    frame, rows = paper_table(name).set_index("method").rename(columns=names), []
     for method in ORDER:
-        row = frame.loc[method]
-        cells = [f"{row[seconds]:g}", f"{row[seconds] / frame.loc['featcal', seconds]:.1f}×"]
-        cells += [f"{row['gpu_energy_wh']:.1f}", f"{row[memory] * GIB:.0f}"]
+        row, featcal = frame.loc[method], frame.loc["featcal"]
+        cells = [f"{row['seconds']:g}", f"{row['seconds'] / featcal['seconds']:.1f}×"]
+        cells += [f"{row['gpu_energy_wh']:.1f}", f"{row['cpu_rss_gib'] * 1024:.0f}"]
         rows.append([NAMES[method], *cells])
     caption = f"The paper’s Table {int(name[-2:])}, as printed, memory from GiB: CLIP-ViT-B/32 on an A800 GPU"
     return PageOutput(fold("The paper’s own values", table(["Method", *HEAD], rows, caption)))
@@ -155,8 +138,8 @@ def audit(*experiments: Evidence) -> PageOutput:
     steps = sorted({step for ours in experiments for step in ours.table("cost")["step"]})
     rows = []
     for ours, method in product(experiments if steps else (), ORDER[:2]):
-        own = select(ours.table("cost"), {"method": method})
-        found = [estimate(own[own["step"] == step]) for step in steps]
+        keys = ({"method": method, "step": step} for step in steps)
+        found = [estimate(select(ours.table("cost"), key)) for key in keys]
         label = f"{NAMES[method]} <small>{model_name(ours.role, ours.suite)}</small>"
         rows.append([label, *(f"{v.mean:.1f}" if v else "–" for v in found)])
     caption = "Average top-1 accuracy (%) of the adapters as published after so many steps"
@@ -165,7 +148,7 @@ def audit(*experiments: Evidence) -> PageOutput:
 
 
 def quickest(suite: str) -> dict[str, float]:
-    """Return the seconds of every stage on record; of several runs the quickest, as others were next to other work."""
+    """Return seconds by stage on record; of several runs the quickest: others shared the machine."""
     found: dict[str, float] = {}
     for record in _records(suite):
         for stage, spent in record.get("seconds", {}).items():
@@ -185,19 +168,16 @@ def _records(suite: str) -> list[dict[str, Any]]:
 
 def by_kind(suite: str) -> PageOutput:
     """Add up the seconds of all stages on record by what they make."""
-    spent, counted = Counter[str](), Counter[str]()
+    spent: dict[str, list[float]] = {verb: [] for verb in VERBS}
     for stage, seconds in quickest(suite).items():
-        verb = stage.partition("@")[0]
-        spent[verb] += seconds  # type: ignore[assignment]
-        counted[verb] += 1
-    order = {verb: place for place, verb in enumerate(VERBS)}
+        spent.setdefault(stage.partition("@")[0], []).append(seconds)
     rows: list[Row] = []
-    for verb in sorted(spent, key=lambda verb: order.get(verb, len(order))):
+    for verb, own in spent.items():
         name = VERBS.get(verb, f"study: {verb.replace('_', ' ')}")
-        rows.append([name, str(counted[verb]), f"{spent[verb] / 60:.1f}"])
+        rows += [[name, str(len(own)), f"{sum(own) / 60:.1f}"]] if own else []
     if rows:
-        total = f"{sum(spent.values()) / 60:.0f}"
-        rows.append(("fc-total", ["all", str(counted.total()), total]))
+        every = [seconds for own in spent.values() for seconds in own]
+        rows.append(("fc-total", ["all", str(len(every)), f"{sum(every) / 60:.0f}"]))
     caption = f"Time of every kind of stage on {' and '.join(map(escape, machines(suite)))}, no GPU"
     return listed(["What is made", "Stages", "Minutes"], rows, caption, "", "no run records")
 
@@ -205,12 +185,11 @@ def by_kind(suite: str) -> PageOutput:
 def speed() -> PageOutput:
     """List how many times as long as ours the method's published form takes, with the circumstances."""
     rows = []
-    with SPEED.open(newline="") as file:
-        for row in csv.DictReader(file):
-            spread = f"{row['low']} to {row['high']}" if int(row["pairs"]) > 1 else "one pair"
-            how = [row[key] for key in ("instruction set", "threads", "products", "date", "commit")]
-            name = row["row"].replace("x", "×")
-            rows.append([name, f"{row['ratio']}<small>{spread}</small>", *map(escape, how)])
+    for row in csv.DictReader(SPEED.read_text().splitlines()):
+        spread = f"{row['low']} to {row['high']}" if int(row["pairs"]) > 1 else "one pair"
+        how = [row[key] for key in ("instruction set", "threads", "products", "date", "commit")]
+        name = row["row"].replace("x", "×")
+        rows.append([name, f"{row['ratio']}<small>{spread}</small>", *map(escape, how)])
     head = ["Tasks × images", "Published / ours", "Instructions", "Threads", "Products"]
     caption = "Time of one calibration of ViT-B/32's shape: the published form's over ours"
     return listed([*head, "Date", "Commit"], rows, caption, "", "`make bench`")
@@ -221,9 +200,7 @@ def growth() -> PageOutput:
     what, found = "growth of a calibration", read_json(GROWTH).get("series", {})
     if not found:
         return shown(None, what)
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 2.6 * len(found)), layout="constrained")
-        spots = figure.subplots(len(found), 1, squeeze=False)[:, 0]
+    with stacked(len(found), 2.6 * len(found)) as (figure, spots):
         for axes, (key, series) in zip(spots, found.items(), strict=True):
             sizes = [point["size"] for point in series["points"]]
             for measure, exponent in series["exponents"].items():

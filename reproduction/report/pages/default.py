@@ -7,14 +7,13 @@ there, which favours it.
 import math
 from collections import Counter
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from reproduction.report.evidence import Evidence, read_scores, select
-from reproduction.report.figures import COLOURS, WIDTH, drawing, shown
+from reproduction.report.figures import COLOURS, shown, stacked
 from reproduction.report.html import PageOutput, change, estimated, listed
 from reproduction.report.paper import IMAGES, LANGUAGE, REAL, VISION, model_title
 from reproduction.report.statistics import Estimate, estimate, highest, lead
@@ -113,28 +112,19 @@ def answer(suite: str) -> PageOutput:
 def expected(suite: str) -> PageOutput:
     """Count how often the default does what is expected of it, over mergers and numbers of samples."""
     rows = []
-    for source in SOURCES:
-        own = [
-            one for one in places(suite) if (one.ours.role, one.ours.pool) == source and one.auto
-        ]
-        baselines = {"fixed": [], "merged": [], "adapter": []}
-        for one in own:
-            others = one.fixed[1], one.merged, one.adapter[1]
-            for name, other in zip(baselines, others, strict=True):
-                baselines[name] += [lead(one.auto, other)] if one.auto and other else []
-        if own:
-            cells = [len(own), sum(gap >= -CLOSE for gap, _ in baselines["fixed"])]
-            cells.append(sum(gap + room < 0 for gap, room in baselines["merged"]))
-            cells += [
-                sum(sign * gap > room for gap, room in baselines["adapter"]) for sign in (1, -1)
-            ]
-            rows.append([model_title(source[0], suite), *map(str, cells)])
+    for role, own in groupby(places(suite), key=lambda one: one.ours.role):
+        run = [(auto, one) for one in own if (auto := one.auto)]
+        fixed = [lead(auto, best) for auto, one in run if (best := one.fixed[1])]
+        merged = [lead(auto, start) for auto, one in run if (start := one.merged)]
+        adapter = [lead(auto, best) for auto, one in run if (best := one.adapter[1])]
+        if run:
+            cells = [len(run), sum(gap >= -CLOSE for gap, _ in fixed)]
+            cells.append(sum(gap + room < 0 for gap, room in merged))
+            cells += [sum(sign * gap > room for gap, room in adapter) for sign in (1, -1)]
+            rows.append([model_title(role, suite), *map(str, cells)])
     head = ["Model", "Mergers × samples", "At most half a point below the best fixed setting"]
     head += ["Below the merged model", "Above the better adapter", "Below the better adapter"]
-    caption = (
-        "Number of mergers and numbers of samples where it is so. Above, below: by more than two"
-        " standard errors."
-    )
+    caption = "Number of mergers and numbers of samples where it is so. Above, below: by more than two standard errors."
     return listed(head, rows, caption, missing=MISSING)
 
 
@@ -145,18 +135,15 @@ def chosen(suite: str) -> PageOutput:
     for one in places(suite):
         tried = select(one.ours.table("default.candidates"), {"method": "auto"})
         known |= dict.fromkeys(tried["candidate"])
-        wanted = {"upstream": one.merger, "samples": one.samples, "setting": "auto"}
-        draws = select(one.ours.table("default"), wanted).drop_duplicates("seed")["candidate"]
         name = f"{MERGERS.get(one.merger, one.merger)}, {SHORT[one.ours.role]}"
-        if len(draws):
+        if one.auto:
+            draws = one.auto.rows.drop_duplicates("seed")["candidate"]
             counts.setdefault(name, Counter()).update(draws)
     known.pop("calibrated", None)  # the chosen one once more, with all samples
     if not counts:
         return shown(None, "choices of the default")
     names = list(known)
-    with drawing():
-        picture = Figure(figsize=(WIDTH, 0.34 * len(counts) + 1.8), layout="constrained")
-        axes = picture.subplots()
+    with stacked(1, 0.34 * len(counts) + 1.8) as (picture, [axes]):
         for y, own in enumerate(counts.values()):
             for word, times in own.items():
                 x = names.index(word)
@@ -170,33 +157,25 @@ def chosen(suite: str) -> PageOutput:
 
 def by_samples(suite: str, role: str) -> PageOutput:
     """Draw the default, the best fixed setting and the better adapter by the number of samples."""
-    panels: dict[str, list[Place]] = {}
+    what, panels = "scores of the default by number of samples", {}
     for one in places(suite):
         if one.ours.role == role:
             panels.setdefault(one.merger, []).append(one)
     if not any(len(own) > 1 for own in panels.values()):
-        return shown(None, "scores of the default by number of samples")
-    looks = {
-        "default": {"color": COLOURS["featcal"], "marker": "^"},
-        "better adapter": {"color": COLOURS["surgery"], "marker": "s", "ls": "--"},
-        "best fixed setting": {"color": COLOURS["expert"], "marker": "o", "ls": ":", "mfc": "none"},
-        "merged": {"color": COLOURS["merged"], "ls": "-."},
-    }
-    with drawing():
-        picture = Figure(figsize=(WIDTH, 2.1 * len(panels) + 0.8), layout="constrained")
-        for axes, (merger, own) in zip(
-            picture.subplots(len(panels), sharex=True, squeeze=False)[:, 0],
-            panels.items(),
-            strict=True,
-        ):
+        return shown(None, what)
+    lines = {
+        "default": (lambda one: one.auto, {"color": COLOURS["featcal"], "marker": "^"}),
+        "better adapter": (lambda one: one.adapter[1], {"color": COLOURS["surgery"], "marker": "s", "ls": "--"}),
+        "best fixed setting": (
+            lambda one: one.fixed[1], {"color": COLOURS["expert"], "marker": "o", "ls": ":", "mfc": "none"},
+        ),
+        "merged": (lambda one: one.merged, {"color": COLOURS["merged"], "ls": "-."}),
+    }  # fmt: skip
+    with stacked(len(panels), 2.1 * len(panels) + 0.8, sharex=True) as (picture, several):
+        for axes, (merger, own) in zip(several, panels.items(), strict=True):
             own.sort(key=lambda one: one.samples)
-            for name, look in looks.items():
-                found = [
-                    {"default": o.auto, "merged": o.merged}.get(name)
-                    or (o.fixed if name.startswith("best") else o.adapter)[1]
-                    for o in own
-                ]
-                points = [(o.samples, e.mean) for o, e in zip(own, found, strict=True) if e]
+            for name, (shown_of, look) in lines.items():
+                points = [(one.samples, e.mean) for one in own if (e := shown_of(one))]
                 axes.plot(*zip(*points, strict=True), label=name, lw=2, ms=8, **look)
             axes.set_xscale("log", base=2)
             axes.set_title(f"after {MERGERS.get(merger, merger)}", loc="left")
@@ -204,7 +183,7 @@ def by_samples(suite: str, role: str) -> PageOutput:
         picture.supylabel("average score (%)", size=13)
         axes.set_xlabel("samples per task")
         picture.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
-        return shown(picture, "scores of the default by number of samples")
+        return shown(picture, what)
 
 
 def seconds(ours: Evidence, samples: int | None = None) -> pd.Series:
@@ -216,8 +195,8 @@ def seconds(ours: Evidence, samples: int | None = None) -> pd.Series:
 def costs(suite: str) -> PageOutput:
     """Compare the default with the earlier search, and list seconds of every way to calibrate."""
     rows = []
-    for role, pool in SOURCES:
-        ours = Evidence(suite, role, pool)
+    for source in SOURCES:
+        ours = Evidence(suite, *source)
         scores = ours.table("default")
         for n in dict.fromkeys(scores["samples"]):
             spent = seconds(ours, n)
@@ -226,11 +205,10 @@ def costs(suite: str) -> PageOutput:
             place = Place(ours, merger, int(n))
             found = place.score("featcal", "search")
             cells = [str(n), estimated(place.auto) if found else "–", estimated(found)]
+            took = [spent.get(name, math.nan) for name in ("paper", "auto", "search", "adapters")]
             cells.append(change(place.auto, found))
-            for name in ("paper", "auto", "search", "adapters"):
-                took = spent.get(name, math.nan)
-                cells.append("–" if math.isnan(took) else f"{took:.0f}")
-            rows.append([model_title(role, suite), *cells])
+            cells += ("–" if math.isnan(one) else f"{one:.0f}" for one in took)
+            rows.append([model_title(source[0], suite), *cells])
     head = ["Model", "Samples per task", "Default", "Earlier search", "Default − search"]
     head += ["Seconds: printed", "Seconds: default", "Seconds: search", "Seconds: both adapters"]
     caption = (
@@ -250,15 +228,13 @@ def dropped() -> PageOutput:
 
     columns = [(role, m) for role, m in product(pools, MERGERS) if kept(role, m, "suite")]
     rows = []
-    for variant in dict.fromkeys(frozen["variant"]):
-        if variant.endswith(IDEAS):
-            cells = []
-            for place in columns:
-                idea = kept(*place, variant)
-                before = kept(*place, variant.rpartition(", ")[0] or "suite")
-                small = f"<small>{change(idea, before)}</small>"
-                cells.append(f"{idea.mean:.1f}{small}" if idea and before else "–")
-            rows.append([variant, *cells])
+    for variant in dict.fromkeys(v for v in frozen["variant"] if v.endswith(IDEAS)):
+        cells = []
+        for place in columns:
+            idea, without = kept(*place, variant), variant.rpartition(", ")[0] or "suite"
+            small = f"<small>{change(idea, kept(*place, without))}</small>"
+            cells.append(f"{idea.mean:.1f}{small}" if idea else "–")
+        rows.append([variant, *cells])
     head = ["Variant", *(f"{SHORT[role]}, {MERGERS[merger]}" for role, merger in columns)]
     caption = (
         "Tried and dropped: average score (%), one draw; small: change from the same settings"

@@ -14,36 +14,25 @@ from statistics import fmean, variance
 
 import pandas as pd
 
+from reproduction.report import paper
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, read_json, results_folder, select, suite_record
 from reproduction.report.html import PageOutput, estimated, listed, margin, note
 from reproduction.report.page import place_link
-from reproduction.report.paper import (
-    AVERAGE,
-    REAL,
-    SIZES,
-    TASKS,
-    Erratum,
-    errata,
-    packaged,
-    paper_row,
-    paper_table,
-    title_of,
-)
 from reproduction.report.statistics import Estimate, bits, estimate, lead
 from reproduction.report.tables import ADAPTERS, NAMES, UPSTREAMS, average, row_name
 from reproduction.results import packed
 
 SHEET = 624  # pixels across
-LISTS = {"differences": "", "language": ", language models"}
-STREAM = "test_unlabelled"
 
 
 def differences(suite: str) -> PageOutput:
     """List what differs from the paper: the real encoder, this suite, then the other suites."""
-    suites, rows = packaged("differences.yaml"), []
+    suites, rows = paper.packaged("differences.yaml"), []
     names = dict.fromkeys(["real", suite, *(name for name in suites if name != "smoke")])
-    for name, (kind, words) in product(names, LISTS.items()):
+    for name, (kind, words) in product(
+        names, (("differences", ""), ("language", ", language models"))
+    ):
         entries = suites.get(name, {}).get(kind, [])
         if entries:
             rows.append(("fc-merger", [f"{escape(suites[name]['label'])}{words}", "", "", ""]))
@@ -55,7 +44,7 @@ def differences(suite: str) -> PageOutput:
 def cells(suite: str) -> PageOutput:
     """List every row of the paper with cells in doubt: as printed, what fits, and why."""
     rows = []
-    for entry in sorted(errata(), key=lambda one: one.table):
+    for entry in sorted(paper.errata(), key=lambda one: one.table):
         name = " · ".join(filter(None, (row_name(*entry.row), entry.model)))
         place = f"{place_link(entry.table)}<small>{escape(name)}</small>"
         why = f"{escape(entry.reason)}<small>{escape(entry.facts)}</small>"
@@ -66,19 +55,19 @@ def cells(suite: str) -> PageOutput:
 
 def contradicted(suite: str) -> PageOutput:
     """List the sentences and formulas of the paper that another place of it, or a fact, contradicts."""
-    entries = packaged("passages.yaml")
+    entries = paper.packaged("passages.yaml")
     rows = [[escape(one[word]) for word in ("where", "says", "but")] for one in entries]
     head = ["Where", "What it says", "What contradicts it"]
     return listed(head, rows, "Sentences and formulas that cannot be right", "fc-words")
 
 
-def _values(entry: Erratum) -> str:
+def _values(entry: paper.Erratum) -> str:
     """Return the cells one per line: printed, and after an arrow what fits where it can be derived."""
     row, lines = printed_row(entry), []
     for cell in entry.cells:
         fits = f" → {_shown(entry.corrected[cell])}" if cell in entry.corrected else ""
         printed = " and ".join(_shown(float(v)) for v in row[row.index == cell])  # of two models
-        title = "Average" if cell == AVERAGE else title_of(cell) or cell
+        title = "Average" if cell == paper.AVERAGE else paper.title_of(cell) or cell
         lines.append(f'<span class="fc-whole">{escape(title)} {printed}{fits}</span>')
     return "<br>".join(lines)
 
@@ -87,26 +76,26 @@ def _shown(value: float) -> str:
     return f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
 
 
-def printed_row(entry: Erratum) -> pd.Series:
+def printed_row(entry: paper.Erratum) -> pd.Series:
     """Return the printed row of an erratum, by task or column."""
-    frame, (upstream, method) = paper_table(entry.table), entry.row
+    frame, (upstream, method) = paper.paper_table(entry.table), entry.row
     if "samples_per_task" in frame:
         found = frame[frame["method"] == method]
         return pd.Series(found["mean"].values, index=found["samples_per_task"].astype(str))
     if "task" not in frame:  # a table of one study, whose columns are the cells
         return frame[frame["method"] == method].iloc[0].drop("method")
-    return paper_row(entry.table, upstream, method, entry.model)
+    return paper.paper_row(entry.table, upstream, method, entry.model)
 
 
 def tasks(suite: str) -> PageOutput:
     """List the synthetic tasks: what each replaces, what one sees, classes and numbers of images."""
     rows = []
     for task in suite_record(suite).get("tasks", []):
-        name = task.get("paper_name") or TASKS.get(task["task"], task["task"])
+        name = task.get("paper_name") or paper.TASKS.get(task["task"], task["task"])
         about = [escape(name), escape(task.get("description", ""))]
         rows.append([*about, str(len(task.get("classes", []))), _sizes(task)])
     for task, facts in read_json(results_folder(suite) / "language.json").get("tasks", {}).items():
-        name = title_of(task) or f"{task.capitalize()} expert"
+        name = paper.title_of(task) or f"{task.capitalize()} expert"
         about = facts.get("description") or f"{facts.get('location', '')} ({facts.get('kind', '')})"
         rows.append([escape(name), escape(about), "–", _sizes(facts.get("rows", {}))])
     head = ["In the role of", "What one sees", "Classes", "Train / validation / test"]
@@ -135,7 +124,7 @@ def contact_sheet(suite: str) -> PageOutput:
 def adapters_on_samples(suite: str) -> PageOutput:
     """Show each adapter on images it saw, on others, and trained on FeatCal's samples instead."""
     rows = []
-    places = product(SIZES.items(), UPSTREAMS.items(), ADAPTERS)
+    places = product(paper.SIZES.items(), UPSTREAMS.items(), ADAPTERS)
     for (role, size), (merger, name), adapter in places:
         cells = _adapter_cells(Evidence(suite, role, "8"), merger, adapter)
         if set(cells) != {"–"}:
@@ -150,16 +139,15 @@ def _adapter_cells(ours: Evidence, merger: str, adapter: str) -> list[str]:
     """Return the cells of one adapter; of the real encoder, whose adapters see no scored text, from its own runs."""
     main = studied_setting(ours.suite)
     trained = estimated(average(ours, (merger, adapter, f"{main}_train")))
-    if ours.role == REAL:
+    if ours.role == paper.REAL:
         keys = ((adapter, f"{main}_scored"), (adapter, main), ("featcal", main))
         scored, apart, featcal = (average(ours, (merger, *key)) for key in keys)
-        pairs = (
-            margin(*pair) if all(pair) else "–" for pair in ((featcal, apart), (scored, apart))
-        )
-        return [estimated(scored), estimated(apart), *pairs, trained]
+        pairs = ((featcal, apart), (scored, apart))
+        margins = (margin(*pair) if all(pair) else "–" for pair in pairs)
+        return [estimated(scored), estimated(apart), *margins, trained]
     run = ours.settings().get("adapt", {}).get(f"{ours.role}-{ours.pool}-{merger}-{adapter}", {})
     draw = (run.get("settings") or {}).get(main, {}).get("draw")
-    seen = select(ours.table("seen"), {"stream": STREAM}) if draw else ours.table("seen")[:0]
+    seen = select(ours.table("seen"), {"stream": "test_unlabelled" if draw else None})
     number = (draw or {}).get("samples")  # None: all test images
     seen = seen[seen["samples"].isna() if number is None else seen["samples"] == number]
     keys = {method: {"upstream": merger, "method": method} for method in (adapter, "featcal")}
@@ -176,10 +164,7 @@ def _adapter_cells(ours: Evidence, merger: str, adapter: str) -> list[str]:
 
 
 def among(rows: pd.DataFrame, seen: pd.DataFrame, shown: bool) -> dict[str, Estimate]:
-    """Return by seed a model's average on the images that its adapter was shown, or on all others.
-
-    No average where a task has fewer than two of them.
-    """
+    """Return by seed a model's average on the images its adapter was shown, or others; two at least."""
     flags = {(one.seed, one.task): bits(one.seen, int(one.count)) for one in seen.itertuples()}
     found: dict[str, list[dict[str, object]]] = {}
     for row in rows[["seed", "task", "metric", "count", "correct"]].to_dict("records"):

@@ -1,6 +1,6 @@
 """Figures 1, 2, 6 and 7: drift from the experts' features before and after calibration."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -23,6 +23,7 @@ from reproduction.report.figures import (
     one_panel,
     shown,
     specks,
+    stacked,
 )
 from reproduction.report.html import PageOutput, listed, margin
 from reproduction.report.paper import model_name, model_title
@@ -32,7 +33,7 @@ from reproduction.report.tables import (
     SETTING_LABELS,
     SHORT,
     UPSTREAMS,
-    rows_of,
+    average,
     settings_of,
 )
 
@@ -44,11 +45,11 @@ MEAN = "mean"
 PRINTED = "paper"  # setting of FeatCal in the panels; projections were kept at the tuned one
 
 
-def features(evidence: Evidence) -> Figure | None:
+def features(evidence: Evidence) -> PageOutput:
     """Draw final features of the shown task in two dimensions."""
     points = select(evidence.table("projection"), {"task": evidence.shown})
     if points.empty:
-        return None
+        return shown(None, "features")
     cosine = mean_cosines(evidence)
     with one_panel(4.8) as (figure, axes):
         own = {m: value for (m, task), value in cosine.items() if task == evidence.shown}
@@ -57,7 +58,7 @@ def features(evidence: Evidence) -> Figure | None:
         axes.set_ylabel("second direction (arbitrary unit)")
         axes.set_title(f"{evidence.title(evidence.shown)}: final features")
         legend(axes, 3, below=True, title="mean cosine to the expert’s")
-        return figure
+        return shown(figure, "features")
 
 
 def mark(model: str) -> dict[str, Any]:
@@ -66,10 +67,7 @@ def mark(model: str) -> dict[str, Any]:
 
 
 def mean_cosines(evidence: Evidence) -> dict[tuple[str, str], float]:
-    """Return the mean cosine of final features to the expert's by method and task.
-
-    FeatCal is at the setting of the projections.
-    """
+    """Return the mean cosine to the expert's final features, of FeatCal at the projections' setting."""
     rows = evidence.table("alignment")
     rows = rows[(rows["method"] == "merged") | (rows["setting"] == settings_of(evidence)[-1])]
     return {(row.method, row.task): row.cosine for row in rows.itertuples()}
@@ -94,28 +92,27 @@ def plane(axes: Axes, points: pd.DataFrame, labels: dict[str, str]) -> None:
         axes.scatter(own.x, own.y, s=70, zorder=4, label=labels[model], **mark(model))
 
 
-def distance(evidence: Evidence) -> Figure | None:
+def distance(evidence: Evidence) -> PageOutput:
     """Draw the distance to the expert's class token after every block on the shown task."""
     rows = select(drift_rows(evidence, "l2"), {"task": evidence.shown})
     if rows.empty:
-        return None
+        return shown(None, "distance")
     last = rows[rows["place"] == rows["place"].max()].set_index("method")["l2"]
     change = last["featcal"] / last["merged"] - 1
     with one_panel(3.4) as (figure, axes):
         _lines(axes, rows, "l2")
         axes.set_title(f"{evidence.title(evidence.shown)}: after the last block {change:+.0%}")
-        return figure
+        return shown(figure, "distance")
 
 
-def drift(evidence: Evidence) -> Figure | None:
+def drift(evidence: Evidence) -> PageOutput:
     """Draw relative drift (all tokens) and cosine (class token) per block, mean and range."""
     if drift_rows(evidence, "cosine").empty:
-        return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 6.8), layout="constrained")
-        for axes, measure in zip(figure.subplots(2, 1), ("relative_drift", "cosine"), strict=True):
+        return shown(None, "drift")
+    with stacked(2, 6.8) as (figure, panels):
+        for axes, measure in zip(panels, ("relative_drift", "cosine"), strict=True):
             _lines(axes, drift_rows(evidence, measure), measure)
-        return figure
+        return shown(figure, "drift")
 
 
 def drift_rows(evidence: Evidence, measure: str, setting: str = PRINTED) -> pd.DataFrame:
@@ -148,16 +145,14 @@ _LABELS = {
 }  # fmt: skip
 
 
-def accuracies(evidence: Evidence) -> Figure | None:
+def accuracies(evidence: Evidence) -> PageOutput:
     """Draw accuracy per task as bars: base, merged, calibrated, expert."""
-    scores = evidence.table("scores")
-    sides = {
-        "base": {"method": "base"}, "merged": model("merged"), "featcal": model("featcal"), "expert": {"method": "expert"},
-    }  # fmt: skip
-    found = {name: select(scores, wanted) for name, wanted in sides.items()}
-    means = {name: rows.groupby("task")["value"].mean() for name, rows in found.items()}
+    means = {}
+    for name in BARS:
+        wanted = model(name) if name in ("merged", "featcal") else {"method": name}
+        means[name] = select(evidence.table("scores"), wanted).groupby("task")["value"].mean()
     if means["merged"].empty or means["featcal"].empty:
-        return None
+        return shown(None, "accuracies")
     tasks = evidence.tasks
     with one_panel(0.75 * len(tasks) + 1.4) as (figure, axes):
         for i, (name, values) in enumerate(means.items()):
@@ -169,15 +164,15 @@ def accuracies(evidence: Evidence) -> Figure | None:
         axes.set(xlabel="top-1 accuracy (%)", xlim=(0, 100))
         axes.grid(axis="y", visible=False)
         legend(axes, 4, handlelength=1.4)
-        return figure
+        return shown(figure, "accuracies")
 
 
-def planes(evidence: Evidence) -> Figure | None:
-    """Draw a panel per task with the mean cosine to the expert before and after."""
+def planes(evidence: Evidence) -> PageOutput:
+    """Draw Figure 6: a panel per task with the mean cosine to the expert before and after."""
     points, cosine = evidence.table("projection"), mean_cosines(evidence)
     tasks = [task for task in evidence.tasks if task in set(points["task"])]
     if not tasks:
-        return None
+        return shown(None, "planes")
     with drawing():
         lines = -(-len(tasks) // COLUMNS)
         figure = Figure(figsize=(WIDTH, 2.75 * lines + 0.5), layout="constrained")
@@ -191,7 +186,7 @@ def planes(evidence: Evidence) -> Figure | None:
             axes.set_axis_off()
         handles, _ = panels[0].get_legend_handles_labels()
         figure.legend(handles, [NAMES[m] for m in PROJECTED], loc="outside upper center", ncols=3)
-        return figure
+        return shown(figure, "planes")
 
 
 def model(method: str, setting: str = PRINTED) -> dict[str, str]:
@@ -200,30 +195,23 @@ def model(method: str, setting: str = PRINTED) -> dict[str, str]:
     return {"upstream": UPSTREAM, "method": method, "setting": setting}
 
 
-def alignment(evidence: Evidence, adapter: str) -> Figure | None:
+def alignment(evidence: Evidence, adapter: str) -> PageOutput:
     """Draw the mean cosine of final features to the expert's by task and over tasks."""
     words = "mean cosine to the expert’s features (no unit)"
-    return _cosines(evidence, evidence.table("alignment"), ("merged", adapter, "featcal"), words)
+    return _cosines(evidence, "alignment", ("merged", adapter, "featcal"), words)
 
 
-def vectors(evidence: Evidence, adapter: str) -> Figure | None:
+def vectors(evidence: Evidence) -> PageOutput:
     """Draw the cosine of a model's change from the base to its expert's, before and after."""
-    rows = select(evidence.table("vectors"), {"part": "backbone"})
-    words = "cosine of task vectors (no unit)"
-    return _cosines(evidence, rows, ("merged", "featcal"), words, zero=True)
+    return _cosines(evidence, "vectors", ("merged", "featcal"), "cosine of task vectors (no unit)")
 
 
-def _cosines(
-    evidence: Evidence,
-    measured: pd.DataFrame,
-    methods: Sequence[str],
-    words: str,
-    zero: bool = False,
-) -> Figure | None:
+def _cosines(evidence: Evidence, what: str, methods: Sequence[str], words: str) -> PageOutput:
     """Draw dots by task from top to bottom, their mean set apart below."""
-    found = {method: select(measured, model(method)) for method in methods}
+    part = {"part": "backbone"} if what == "vectors" else {}
+    found = {method: select(evidence.table(what), model(method) | part) for method in methods}
     if any(rows.empty for rows in found.values()):
-        return None
+        return shown(None, what)
     names = [*map(evidence.title, evidence.tasks), MEAN]
     with one_panel(0.42 * len(evidence.tasks) + 2.2) as (figure, axes):
         for method, rows in found.items():
@@ -231,22 +219,22 @@ def _cosines(
             dots = [*(values[task] for task in evidence.tasks), values.mean()]
             look = {"label": NAMES[method], "s": 80, "zorder": 3}
             axes.scatter(dots, range(len(names)), **look, **mark(method))
-        if zero:
+        if what == "vectors":
             axes.axvline(0, color=COLOURS["expert"], lw=1)
         axes.set_yticks(range(len(names)), names)
         axes.axhline(len(names) - 1.5, color=COLOURS["base"], lw=1)
         axes.invert_yaxis()
         axes.set_xlabel(words)
         legend(axes, 3)
-        return figure
+        return shown(figure, what)
 
 
-def images(evidence: Evidence, adapter: str) -> Figure | None:
+def images(evidence: Evidence, adapter: str) -> PageOutput:
     """Draw every sample of the shown task by its cosine with the adapter and with FeatCal."""
     keys = ({"method": method, "setting": PRINTED} for method in (adapter, "featcal"))
     pair = [select(evidence.table("similarity"), key).set_index("index") for key in keys]
     if any(rows.empty for rows in pair):
-        return None
+        return shown(None, "images")
     across, up = (rows["similarity"] for rows in pair)
     with one_panel(4.9) as (figure, axes):
         specks(axes, across, up[across.index], 4, edgecolor=COLOURS["featcal"], alpha=0.4)
@@ -259,75 +247,47 @@ def images(evidence: Evidence, adapter: str) -> Figure | None:
         axes.set_xlabel(f"cosine with {NAMES[adapter]} (no unit)")
         axes.set_ylabel("cosine with FeatCal (no unit)")
         axes.legend()
-        return figure
+        return shown(figure, "images")
 
 
-def both_gains(evidence: Evidence, adapter: str) -> Figure | None:
+def gains(evidence: Evidence, adapter: str) -> PageOutput:
     """Draw gain in cosine against gain in accuracy over the adapter, a mark per task."""
     found = evidence.gains(model("featcal"), model(adapter))
     if found.empty:
-        return None
+        return shown(None, "gains")
     with one_panel(4.9) as (figure, axes):
         axes.axhline(0, color=COLOURS["expert"], lw=1)
         axes.axvline(0, color=COLOURS["expert"], lw=1)
         bars = {"xerr": found["cosine_noise"], "yerr": found["accuracy_noise"], "elinewidth": 0.8}
-        look = {
-            "fmt": MARKERS["featcal"],
-            "ms": 9,
-            "color": COLOURS["featcal"],
-            "ecolor": "#999999",
-        }
-        axes.errorbar(found["cosine"], found["accuracy"], **look, **bars)
+        look = {"fmt": MARKERS["featcal"], "ms": 9, "color": COLOURS["featcal"]}
+        axes.errorbar(found["cosine"], found["accuracy"], ecolor="#999999", **look, **bars)
         axes.margins(x=0.18, y=0.1)
         named(axes, {evidence.title(r.task): (r.cosine, r.accuracy) for r in found.itertuples()})
         words = f"FeatCal minus {NAMES[adapter]}"
         axes.set(xlabel=f"gain in cosine, {words} (no unit)", ylabel="gain in accuracy (points)")
-        return figure
-
-
-FIGURE1 = {"features": features, "distance": distance, "drift": drift, "accuracies": accuracies}
-AGAINST: dict[str, Callable[[Evidence, str], Figure | None]] = {
-    "alignment": alignment, "images": images, "gains": both_gains, "vectors": vectors,
-}  # fmt: skip
-
-
-def figure1(panel: str, ours: Evidence) -> PageOutput:
-    """Return one panel of Figure 1."""
-    return shown(FIGURE1[panel](ours), panel)
-
-
-def figure6(ours: Evidence) -> PageOutput:
-    """Return Figure 6: final features of every task, each in a plane of its own."""
-    return shown(planes(ours), "planes")
-
-
-def against(panel: str, ours: Evidence, adapter: str) -> PageOutput:
-    """Return one panel of Figure 2 (adapter "surgery") or Figure 7 ("prob_surgery")."""
-    return shown(AGAINST[panel](ours, adapter), panel)
+        return shown(figure, "gains")
 
 
 def answer(*experiments: Evidence) -> PageOutput:
     """Return cosine, drift and accuracy before and after calibration, means over tasks."""
     rows = []
     for ours in experiments:
-        merged = estimate(rows_of(ours, (UPSTREAM, "merged", "")))
+        merged = average(ours, (UPSTREAM, "merged", ""))
         for setting in settings_of(ours):
-            cosine = select(drift_rows(ours, "cosine", setting), {"block": "features"})
-            relative = drift_rows(ours, "relative_drift", setting)
-            last = relative[relative["place"] == relative["place"].max()]
-            label = f"{model_title(ours.role, ours.suite)} <small>{SETTING_LABELS[setting]}</small>"
-            cells = [_change(cosine, "cosine"), _change(last, "relative_drift")]
-            featcal = estimate(rows_of(ours, (UPSTREAM, "featcal", setting)))
-            rows.append([label, *cells, margin(featcal, merged)])
+            name = model_title(ours.role, ours.suite)
+            cells = [f"{name} <small>{SETTING_LABELS[setting]}</small>"]
+            for measure in ("cosine", "relative_drift"):
+                found = drift_rows(ours, measure, setting)  # cosines end with the final features
+                last = found[found["place"] == found["place"].max()]
+                means = last.groupby("method")[measure].mean()
+                said = f"{means['merged']:.2f} → {means['featcal']:.2f}" if len(means) > 1 else ""
+                cells.append(said or "not run")
+            featcal = average(ours, (UPSTREAM, "featcal", setting))
+            rows.append([*cells, margin(featcal, merged)])
     head = ["Merged → FeatCal", "Cosine of final features to the expert’s"]
     head += ["Relative drift after the last block", "Accuracy, points"]
     caption = "Task arithmetic before and after calibration, means over tasks"
     return listed(head, rows, caption, "fc-long")
-
-
-def _change(rows: pd.DataFrame, measure: str) -> str:
-    means = rows.groupby("method")[measure].mean()
-    return f"{means['merged']:.2f} → {means['featcal']:.2f}" if len(means) > 1 else "not run"
 
 
 def against_answer(adapter: str, *experiments: Evidence) -> PageOutput:

@@ -66,11 +66,10 @@ def summary(suite: str) -> PageOutput:
         pairs = [(average(ours, m, way), average(ours, m, "merged")) for m in mergers(ours)]
         known = [(after, before) for after, before in pairs if after and before]
         if known:
-            gaps, rooms = zip(*(lead(*pair) for pair in known), strict=True)
-            raised = sum(gap > room for gap, room in zip(gaps, rooms, strict=True))
-            lowered = sum(-gap > room for gap, room in zip(gaps, rooms, strict=True))
+            leads = [lead(*pair) for pair in known]
+            raised, lowered = (sum(sign * gap > room for gap, room in leads) for sign in (1, -1))
             cells = [f"{raised} of {len(known)}", str(lowered)]
-            cells.append(f"{min(gaps):+.1f} to {max(gaps):+.1f}")
+            cells.append(f"{min(leads)[0]:+.1f} to {max(leads)[0]:+.1f}")
             cells.append(estimated(highest(after for after, _ in known)))
             rows.append([f"{METHODS[way].name}<small>{name}</small>", *cells])
     head = ["After a merger", "Raises", "Lowers", "Change (points)", "Best with it (%)"]
@@ -128,13 +127,12 @@ def trained(suite: str) -> PageOutput:
         for merger in mergers(ours):
             first = f"{escape(METHODS[merger].name)}<small>{name}</small>"
             ways = ("merged", *BEHIND, *INFERRED, *TRAINED)
-            found = {way: average(ours, merger, way) for way in ways}
-            for way in ways if any(found[one] for one in TRAINED) else ():
-                if found[way]:
-                    steps, spent = _training(study, way), seconds(ours, merger, way)
-                    words = "nothing" if way == "merged" else METHODS[way].name
-                    cost = "–" if spent is None or way == "merged" else f"{spent:.0f}"
-                    rows.append([first, words, steps, cost, estimated(found[way])])
+            found = {way: one for way in ways if (one := average(ours, merger, way))}
+            for way, one in found.items() if found.keys() & set(TRAINED) else ():
+                steps, spent = _training(study, way), seconds(ours, merger, way)
+                words = "nothing" if way == "merged" else METHODS[way].name
+                cost = "–" if spent is None or way == "merged" else f"{spent:.0f}"
+                rows.append([first, words, steps, cost, estimated(one)])
     head = ["Merger", "With", "Steps", "Seconds", "Average (%)"]
     caption = "What trains after a merger, 8 tasks"
     return listed(head, rows, caption, "fc-words", "nothing that trains for minutes")
@@ -193,10 +191,9 @@ def panel(role: str, suite: str) -> PageOutput:
             after += [] if alone else points
             if points:
                 words = f"looks at {sees}" + ("" if alone else ", with FeatCal")
-                look = {"marker": MARKERS[sees], "facecolors": colour if alone else "none"}
-                axes.scatter(
-                    *zip(*points, strict=True), s=55, label=words, edgecolors=colour, **look
-                )
+                look = {"marker": MARKERS[sees], "edgecolors": colour, "label": words, "s": 55}
+                x, y = zip(*points, strict=True)
+                axes.scatter(x, y, facecolors=colour if alone else "none", **look)
         axes.margins(0.08)
         axes.set(xlabel="seconds of merging, and of FeatCal", ylabel="average accuracy (%)")
         named(axes, places, after)

@@ -23,21 +23,19 @@ from reproduction.report.tables import (
     paper_recovered,
     recovered_share,
     row_name,
+    rows_of,
     settings_shown,
     share,
 )
 
-CLOSED = "wudi_closed_form"
 STUDIED = ("task_arithmetic", "wudi")  # mergers that have every control
 INGREDIENTS = (
     "without_bias", "without_norm", "without_task_weights", "without_forward_order", "without_interpolation",
     "without_extrapolation",
 )  # fmt: skip
 ADAPTERS = ("suite", "suite_train", "suite_scored", "paper", "paper_train")  # settings
-ASKED = ("task_arithmetic", "wudi", CLOSED)  # mergers that the questions are asked of
-SCORED = (
-    "_scored"  # adapters trained on the scored rows, as the main setting does on synthetic images
-)
+ASKED = ("task_arithmetic", "wudi", "wudi_closed_form")  # mergers that the questions are asked of
+SCORED = "_scored"  # adapters trained on the scored rows, as at the main setting on images
 SHORT = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same samples",
     "regmean_plus_plus": "RegMean++, same samples", "without_bias": "biases unchanged", "without_norm": "norms unchanged",
@@ -67,9 +65,8 @@ NUMBERED = {"featcal": ("#0072B2", "^"), "prob_surgery": ("#D55E00", "D"), SHIFT
 def controls_of(suite: str, upstream: str) -> dict[Key, str]:
     """Return the rows next to one merger by what names them; FeatCal comes first."""
     main = studied_setting(suite)
-    rows = {
-        (upstream, "featcal", s): f"FeatCal, {SETTING_LABELS[s]}" for s in settings_shown(suite)
-    }
+    own = {setting: f"FeatCal, {SETTING_LABELS[setting]}" for setting in settings_shown(suite)}
+    rows = {(upstream, "featcal", setting): name for setting, name in own.items()}
     if upstream in STUDIED:
         rows |= {(upstream, name, ""): SHORT[name] for name in ("anchor", "rescaled")}
         rows |= {(name, "merged", ""): SHORT[name] for name in ("regmean", "regmean_plus_plus")}
@@ -83,16 +80,16 @@ def controls_of(suite: str, upstream: str) -> dict[Key, str]:
 
 def questions(suite: str) -> PageOutput:
     """Show pairs of rows with their margins, per merger and model."""
-    models = {role: Evidence(suite, role, "8") for role in SIZES}
     rows = []
     for words, *sides in _pairs(studied_setting(suite)):
         cells = [escape(words)]
-        for merger, (role, ours) in product(ASKED, models.items()):
-            pair = (
-                (upstream or merger, method, name if role == REAL else name.removesuffix(SCORED))
-                for upstream, method, name in sides
-            )
-            cells.append(margin(*(average(ours, key) for key in pair)))
+        for merger, role in product(ASKED, SIZES):
+            found = []
+            for upstream, method, name in sides:
+                setting = name if role == REAL else name.removesuffix(SCORED)
+                key = (upstream or merger, method, setting)
+                found.append(average(Evidence(suite, role, "8"), key))
+            cells.append(margin(*found))
         rows.append(cells)
     columns = (f"{MERGERS[merger]}, {size}" for merger, size in product(ASKED, SIZES.values()))
     caption = "Margins of the average (points); within 2 SE: at most two standard errors"
@@ -123,13 +120,11 @@ def _pairs(main: str) -> list[tuple[str, Key, Key]]:
 def dots(merger: str, suite: str) -> PageOutput:
     """Draw the gain of every control over one merger, for every model, with two standard errors."""
     what, keys = f"gains over {MERGERS[merger]}", controls_of(suite, merger)
-    gains: dict[str, dict[Key, tuple[float, float]]] = {role: {} for role in SIZES}
-    for role, own in gains.items():
+    gains: dict[str, dict[Key, tuple[float, float]]] = {}
+    for role in SIZES:
         ours = Evidence(suite, role, "8")
-        start = average(ours, (merger, "merged", ""))
-        for key in keys:
-            if start and (one := average(ours, key)):
-                own[key] = lead(one, start)
+        start, found = average(ours, (merger, "merged", "")), {k: average(ours, k) for k in keys}
+        gains[role] = {key: lead(one, start) for key, one in found.items() if one and start}
     drawn = [key for key in keys if any(key in own for own in gains.values())]
     if not drawn:
         return shown(None, what)
@@ -159,10 +154,8 @@ def shares(suite: str) -> PageOutput:
         found = [recovered_share(ours, merger, method, setting) for ours in places]
         printed = method != SHIFT and setting == main
         for number in ("table01", "table08", "table10"):
-            said = (
-                paper_recovered(number, merger, corrected=True, method=method) if printed else None
-            )
-            found.append(said)
+            said = paper_recovered(number, merger, corrected=True, method=method)
+            found.append(said if printed else None)
         if any(one is not None for one in found):
             name = (NAMES | {SHIFT: "Mean shift"})[method]
             small = "FeatCal’s samples" if setting.endswith("_train") else SETTING_LABELS[setting]
@@ -178,13 +171,10 @@ def by_number(suite: str) -> PageOutput:
     """Draw the share of the gap on drawn parts of the pool of eight, by number of tasks."""
     what, main, found = "shares by number of tasks", studied_setting(suite), []
     for (role, source), method in product(SOURCES.items(), NUMBERED):
-        study = Evidence(suite, role, "8").table("task_counts")
-        merger = {"upstream": "task_arithmetic"}
-        sides = (merger | {"method": "merged"}, merger | {"method": method, "setting": main})
-        means = [
-            select(study, side).groupby("tasks")["value"].mean()
-            for side in (*sides, {"method": "expert"})
-        ]
+        keys = [("task_arithmetic", "merged", ""), ("task_arithmetic", method, main)]
+        keys.append(("", "expert", ""))
+        rows = [rows_of(Evidence(suite, role, "8"), key, "task_counts") for key in keys]
+        means = [own.groupby("tasks")["value"].mean() for own in rows]
         shares = {n: share(*(one.get(n) for one in means)) for n in means[1].index}
         known = {n: one for n, one in shares.items() if one is not None}
         if known:
@@ -204,17 +194,16 @@ def by_number(suite: str) -> PageOutput:
 def drift_parts(suite: str) -> PageOutput:
     """Split the squared drift of final features into each task's mean and the rest."""
     rows = []
-    names = {"merged": "Task arithmetic", "featcal": NAMES["featcal"], SHIFT: "Mean shift"}
-    for (role, source), method in product(SOURCES.items(), names | NAMES):
-        study = Evidence(suite, role, "8").table("task_counts")
-        wanted = {"upstream": "task_arithmetic", "tasks": study["tasks"].max(), "method": method}
-        setting = "" if method == "merged" else studied_setting(suite)
-        own = select(study, wanted | {"setting": setting})
+    names = {"merged": "Task arithmetic", "featcal": NAMES["featcal"], SHIFT: "Mean shift"} | NAMES
+    for (role, source), (method, name) in product(SOURCES.items(), names.items()):
+        key = model_key("task_arithmetic", method, studied_setting(suite))
+        own = rows_of(Evidence(suite, role, "8"), key, "task_counts")
         if len(own):
+            own = own[own["tasks"] == own["tasks"].max()]
             drift, mean = own["drift"].mean(), own["mean_drift"].mean()
-            cells = [f"{(NAMES | names)[method]}<small>{source}</small>"]
-            cells += [f"{value:.3f}" for value in (drift, mean, drift - mean)]
-            rows.append(("fc-merger" if method == "merged" else "", cells))
+            cells = [f"{value:.3f}" for value in (drift, mean, drift - mean)]
+            kind = "fc-merger" if method == "merged" else ""
+            rows.append((kind, [f"{name}<small>{source}</small>", *cells]))
     head = ["", "Squared drift", "Each task’s mean", "The rest"]
     caption = "Squared drift of final features, 8 tasks, mean over tasks"
     return listed(head, rows, caption, missing="no study of drawn parts")
@@ -241,23 +230,20 @@ def ranking(suite: str) -> PageOutput:
     """Rank the sixteen rows of the paper's table here and there; ranks are compared, values are not."""
     names, columns = list(product(UPSTREAMS, ("merged", *NAMES))), []
     for role in SIZES:
-        ours = Evidence(suite, role, "8")
-        keys = [model_key(*name, studied_setting(suite)) for name in names]
-        found = [average(ours, key) for key in keys]
+        keys = (model_key(*name, studied_setting(suite)) for name in names)
+        found = [average(Evidence(suite, role, "8"), key) for key in keys]
         columns.append(_ranks([one and one.mean for one in found]))
         if role != REAL:
             columns.append(_ranks([paper_value(TABLES[role], *name) for name in names]))
-    rows = [
-        ("fc-merger" if name[1] == "merged" else "", [escape(row_name(*name)), *cells])
-        for name, *cells in zip(names, *columns, strict=True)
-    ]
+    rows = []
+    for name, *cells in zip(names, *columns, strict=True):
+        kind = "fc-merger" if name[1] == "merged" else ""
+        rows.append((kind, [escape(row_name(*name)), *cells]))
     head = ["", "Real encoder", "Smaller model", "Paper, Table 1", "Larger model", "Paper, Table 7"]
     return listed(head, rows, "Rank among the rows of the paper’s table; 1 is best")
 
 
 def _ranks(values: list[float | None]) -> list[str]:
     """Return ranks, 1 for the highest; values equal to one decimal share a rank."""
-    known = [round(value, 1) for value in values if value is not None]
-    return [
-        "–" if v is None else str(1 + sum(other > round(v, 1) for other in known)) for v in values
-    ]
+    known = sorted((round(value, 1) for value in values if value is not None), reverse=True)
+    return ["–" if v is None else str(1 + known.index(round(v, 1))) for v in values]

@@ -8,32 +8,26 @@ exceeds two standard errors.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, product
+from itertools import product
 
+from reproduction.report import paper
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, one_panel, shown
 from reproduction.report.html import PageOutput, estimated, listed
 from reproduction.report.pages.default import Place, places, seconds
-from reproduction.report.paper import (
-    AVERAGE,
-    IMAGES,
-    LANGUAGE,
-    PRINTED,
-    REAL,
-    TEXT_PRINTED,
-    VISION,
-    paper_table,
-)
 from reproduction.report.statistics import Estimate, estimate, highest, lead
 from reproduction.report.tables import ADAPTERS, MERGERS, UPSTREAMS, average, share
 from reproduction.report.verdicts import TITLES
 
 DEFAULT = "auto"
 SETTINGS = {"paper": "printed settings", DEFAULT: "default"}
-PROCEDURES = {"each_step": "as published", "once": "with kept features"}
 FEW = 8  # samples per task
+QUESTIONS = (
+    "raise weak mergers?", "raise strong mergers?", "beat both adapters?", f"beat them with {FEW} samples?",
+    "cost less time than adapters as published?", "cost less time than adapters with kept features?",
+)  # fmt: skip
 NAMES = {
-    (IMAGES, "8"): "CLIP, smaller", ("clip_l14", "8"): "CLIP, larger",
+    (paper.IMAGES, "8"): "CLIP, smaller", ("clip_l14", "8"): "CLIP, larger",
     ("flan_t5_base", "glue"): "T5, smaller", ("flan_t5_large", "glue"): "T5, larger",
     ("llama_3b", "mergebench"): "Llama, smaller", ("llama_8b", "mergebench"): "Llama, larger",
 }  # fmt: skip
@@ -60,10 +54,7 @@ class Model:
         return {one.merger: one for one in several if (one.ours.role, one.ours.pool) == own}
 
     def score(self, merger: str, method: str, setting: str = "") -> Estimate | None:
-        """Return the mean of one row over tasks and seeds, None where it was not run.
-
-        setting: DEFAULT for the default's study, which has merged models and adapters of its own.
-        """
+        """Return the mean of one row; with DEFAULT of the default's study, which has its own models."""
         if setting != DEFAULT:
             row = (merger, method, "" if method == "merged" else setting)
             return average(self.evidence, row, self.file)
@@ -72,7 +63,7 @@ class Model:
 
     @property
     def mergers(self) -> list[str]:
-        """The mergers from which FeatCal was run."""
+        """Return the mergers from which FeatCal was run."""
         calibrated = set(select(self.evidence.table(self.file), {"method": "featcal"})["upstream"])
         return [merger for merger in MERGERS if merger in calibrated | set(self.defaults)]
 
@@ -82,16 +73,13 @@ class Model:
         ends = (self.score("", "base"), start, self.score("", "expert"))
         return share(*(one and one.mean for one in ends))
 
-    def pairs(self, setting: str, weak: bool) -> Iterator[Pair]:
-        """Pair FeatCal with every weak, or every strong, merger that it starts from."""
-        for merger in self.mergers:
-            if is_weak(self.way(merger)) == weak:
-                featcal, merged = (self.score(merger, m, setting) for m in ("featcal", "merged"))
-                yield featcal, merged
+    def pair(self, merger: str, setting: str) -> Pair:
+        """Pair FeatCal with the merger that it starts from."""
+        return self.score(merger, "featcal", setting), self.score(merger, "merged", setting)
 
     def change(self, merger: str, setting: str) -> tuple[float, float] | None:
         """Return what FeatCal changes after a merger, and two standard errors of it."""
-        ours, start = (self.score(merger, m, setting) for m in ("featcal", "merged"))
+        ours, start = self.pair(merger, setting)
         return lead(ours, start) if ours and start else None
 
     def lowered(self, setting: str) -> Iterator[str]:
@@ -107,12 +95,11 @@ class Model:
 
         At the printed settings adapters have the published size, where it was run, else the suite's.
         """
-        for merger in self.mergers:
-            for adapter in ADAPTERS:
-                theirs = self.score(merger, adapter, setting)
-                if setting != DEFAULT:
-                    theirs = theirs or self.score(merger, adapter, "suite")
-                yield self.score(merger, "featcal", setting), theirs
+        for merger, adapter in product(self.mergers, ADAPTERS):
+            theirs = self.score(merger, adapter, setting)
+            if setting != DEFAULT:
+                theirs = theirs or self.score(merger, adapter, "suite")
+            yield self.score(merger, "featcal", setting), theirs
 
     def few(self, setting: str) -> Iterator[Pair]:
         """Pair FeatCal with each adapter from few samples; one model of an encoder has the study."""
@@ -124,10 +111,7 @@ class Model:
             yield ours, estimate(select(rows, {"method": adapter, "setting": own}))
 
     def times(self, procedure: str, setting: str) -> Iterator[Pair]:
-        """Pair the seconds of each adapter, by one procedure, with those of FeatCal.
-
-        Of the default: with its choice, against adapters with all their trials.
-        """
+        """Pair the seconds of each adapter with FeatCal's; of the default, with all trials of both."""
         if setting == DEFAULT:
             spent = seconds(self.evidence) if procedure == "once" else {}
             ours = spent.get(DEFAULT)
@@ -142,12 +126,12 @@ class Model:
 
 def models(suite: str) -> dict[str, list[Model]]:
     """Return the models of a suite by source."""
-    real = Evidence(suite, REAL, "8")
+    texts = Evidence(suite, paper.REAL, "8")
     own = [Model(Evidence(suite, *place), name) for place, name in NAMES.items()]
-    models = [Model(Evidence(suite, VISION, "8"), "ViT-S/14")]
-    models += [Model(real, "MiniLM"), Model(real, "MPNet", "second_encoder")]
-    models.append(Model(Evidence(suite, *LANGUAGE), "SmolLM2"))
-    return {"Real models": models, TITLES.get(suite, suite): own}
+    images, chats = Evidence(suite, paper.VISION, "8"), Evidence(suite, *paper.LANGUAGE)
+    real = [Model(images, "ViT-S/14"), Model(texts, "MiniLM")]
+    real += [Model(texts, "MPNet", "second_encoder"), Model(chats, "SmolLM2")]
+    return {"Real models": real, TITLES.get(suite, suite): own}
 
 
 def exactly(value: float) -> Estimate:
@@ -156,10 +140,7 @@ def exactly(value: float) -> Estimate:
 
 
 def is_weak(way: float | None) -> bool:
-    """Decide whether a merger is weak: less than half of the way from base to experts.
-
-    A Llama's experts share no task, so the way is unknown; its merger counts as weak.
-    """
+    """Decide whether a merger is weak: less than half of the way to the experts, or unknown (Llamas)."""
     return way is None or way < 50
 
 
@@ -183,25 +164,25 @@ def words(suite: str) -> PageOutput:
 
 def measured_pairs(own: list[Model], setting: str) -> dict[str, list[Pair]]:
     """Return the comparisons behind each question, of one source at one setting."""
-    found = {
-        "raise weak mergers?": [model.pairs(setting, True) for model in own],
-        "raise strong mergers?": [model.pairs(setting, False) for model in own],
-        "beat both adapters?": [model.adapters(setting) for model in own],
-        f"beat them with {FEW} samples?": [model.few(setting) for model in own],
-    }
-    for procedure, name in PROCEDURES.items():
-        asked = f"cost less time than adapters {name}?"
-        found[asked] = [model.times(procedure, setting) for model in own]
-    return {question: list(chain(*several)) for question, several in found.items()}
+    found: dict[str, list[Pair]] = {question: [] for question in QUESTIONS}
+    weak, strong, adapters, few, cost, kept = found.values()
+    for model in own:
+        for merger in model.mergers:
+            (weak if is_weak(model.way(merger)) else strong).append(model.pair(merger, setting))
+        adapters += model.adapters(setting)
+        few += model.few(setting)
+        cost += model.times("each_step", setting)
+        kept += model.times("once", setting)
+    return found
 
 
 def printed_pairs() -> dict[str, list[Pair]]:
     """Return the same comparisons from the paper's printed averages, which have no error."""
-    found: dict[str, list[Pair]] = {question: [] for question in measured_pairs([], "")}
-    weak, strong, adapters, few, cost, kept = found
-    for number in dict.fromkeys((PRINTED | TEXT_PRINTED).values()):
-        frame = paper_table(number)
-        averages = frame[frame["task"] == AVERAGE]
+    found: dict[str, list[Pair]] = {question: [] for question in QUESTIONS}
+    weak, strong, adapters, few, cost, _ = found.values()
+    for number in dict.fromkeys((paper.PRINTED | paper.TEXT_PRINTED).values()):
+        frame = paper.paper_table(number)
+        averages = frame[frame["task"] == paper.AVERAGE]
         for _, own in averages.groupby("model", sort=False):
             printed = own.set_index(["upstream", "method"])["value"]
             value = {key: exactly(one) for key, one in printed.items()}
@@ -209,13 +190,14 @@ def printed_pairs() -> dict[str, list[Pair]]:
                 ours, merged = value[merger, "featcal"], value[merger, "merged"]
                 ends = (value.get(("", "base")), merged, value.get(("", "expert")))
                 way = share(*(one and one.mean for one in ends))
-                found[weak if is_weak(way) else strong].append((ours, merged))
-                found[adapters] += [(ours, value[merger, adapter]) for adapter in ADAPTERS]
-    budgets, times = paper_table("table12"), paper_table("table05").set_index("method")["seconds"]
+                (weak if is_weak(way) else strong).append((ours, merged))
+                adapters += [(ours, value[merger, adapter]) for adapter in ADAPTERS]
+    times = paper.paper_table("table05").set_index("method")["seconds"]
+    budgets = paper.paper_table("table12")
     means = budgets[budgets["samples_per_task"] == FEW].set_index("method")["mean"]
     for adapter in ADAPTERS:
-        found[few].append((exactly(means["featcal"]), exactly(means[adapter])))
-        found[cost].append((exactly(times[adapter]), exactly(times["featcal"])))
+        few.append((exactly(means["featcal"]), exactly(means[adapter])))
+        cost.append((exactly(times[adapter]), exactly(times["featcal"])))
     return found
 
 
@@ -225,14 +207,13 @@ def verdict(pairs: Iterable[Pair]) -> str:
     above, below = sum(gap > room for gap, room in gaps), sum(-gap > room for gap, room in gaps)
     if not gaps:
         return '<span class="fc-none">not run</span>'
+    word = "no" if below else "unclear"
     if above == len(gaps):
         word = "yes"
     elif above and below:
         word = "sometimes"
-    elif above:
-        word = "mostly" if 2 * above > len(gaps) else "unclear"
-    else:
-        word = "no" if below else "unclear"
+    elif 2 * above > len(gaps):
+        word = "mostly"
     return f"<strong>{word}</strong><small>{above} · {below} · {len(gaps)}</small>"
 
 

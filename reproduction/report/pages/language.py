@@ -5,6 +5,7 @@ from itertools import product
 
 import pandas as pd
 
+from reproduction.report import tables
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import PageOutput, compact, estimated, listed, margin
 from reproduction.report.pages.accuracies import printed_gain, printed_share, share_of
@@ -20,25 +21,6 @@ from reproduction.report.paper import (
     paper_row,
 )
 from reproduction.report.statistics import estimate
-from reproduction.report.tables import (
-    ADAPTERS,
-    REFERENCES,
-    SETTING_LABELS,
-    Cell,
-    Key,
-    Row,
-    accuracy_rows,
-    accuracy_table,
-    average,
-    gains,
-    measured_cells,
-    paper_rows,
-    printed_fold,
-    settings_note,
-    settings_shown,
-    with_best,
-    with_changes,
-)
 
 MERGER = "task_arithmetic"
 MODELS = {  # of each printed table
@@ -54,9 +36,9 @@ LEGEND = "Arrows: against task arithmetic. Bold: best of what was merged."
 OWN = {  # domain → the tests of its own
     "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),
 }  # fmt: skip
-MERGED: Key = (MERGER, "merged", "")
-ANCHOR: Key = (MERGER, "anchor", "paper")
-FEATCAL: Key = (MERGER, "featcal", "paper")
+MERGED: tables.Key = (MERGER, "merged", "")
+ANCHOR: tables.Key = (MERGER, "anchor", "paper")
+FEATCAL: tables.Key = (MERGER, "featcal", "paper")
 
 
 def experiments(number: str, suite: str) -> list[Evidence]:
@@ -69,13 +51,13 @@ def answer(number: str, suite: str) -> PageOutput:
     rows = []
     for ours in experiments(number, suite):
         model = PAPER_MODELS[ours.role]
-        cells = [printed_gain(number, MERGER, own, model) for own in (("merged",), ADAPTERS)]
+        cells = [printed_gain(number, MERGER, own, model) for own in (("merged",), tables.ADAPTERS)]
         cells.append(printed_share(number, MERGER, model))
         rows.append(("fc-merger", [f"{PAPER_NAMES[ours.role]} <small>the paper</small>", *cells]))
-        for setting in settings_shown(suite):
+        for setting in tables.settings_shown(suite):
             name = model_title(ours.role, suite)
-            label = f"{name} <small>{SETTING_LABELS[setting]}</small>"
-            cells = [*gains(ours, MERGER, setting), share_of(ours, MERGER, setting)]
+            label = f"{name} <small>{tables.SETTING_LABELS[setting]}</small>"
+            cells = [*tables.gains(ours, MERGER, setting), share_of(ours, MERGER, setting)]
             rows.append(("", [label, *cells]))
     head = ["FeatCal on", "− task arithmetic", "− better adapter"]
     head.append("Share of the gap to the experts (%)")
@@ -85,53 +67,52 @@ def answer(number: str, suite: str) -> PageOutput:
 
 def measured(number: str, suite: str) -> PageOutput:
     """Return Table 3 or 4 in the paper's order of rows, at every setting that was run."""
-    settings = "".join(dict.fromkeys(settings_note(ours) for ours in experiments(number, suite)))
-    html = _blocks(number, suite, accuracy_rows, LEGEND + settings)
-    return PageOutput(html + _against(number, suite))
+    settings = "".join(
+        dict.fromkeys(tables.settings_note(ours) for ours in experiments(number, suite))
+    )
+    return _blocks(number, suite, tables.accuracy_rows, LEGEND + settings)
 
 
-def _against(number: str, suite: str) -> str:
-    return "".join(against_printed(ours, number) for ours in experiments(number, suite))
-
-
-def _blocks(number: str, suite: str, rows_of: Callable[[Evidence], list[Row]], legend: str) -> str:
+def _blocks(
+    number: str, suite: str, rows_of: Callable[[Evidence], list[tables.Row]], legend: str
+) -> PageOutput:
     """Return the rows of both sizes below each other, each block below its model's name."""
     found = experiments(number, suite)
     rows = [row for o in found for row in (_heading(model_name(o.role, suite)), *rows_of(o))]
     pool = found[0].pool
     run = {task for ours in found if ours.was_run for task in ours.tasks}
-    columns = [task for task in TEXT_TASKS[pool] if task in run or not run]
-    titles = [found[0].title(column) for column in columns]
-    return accuracy_table(rows, columns, titles, f"{UNITS[pool]}. {legend}")[0]
+    titles = {t: found[0].title(t) for t in TEXT_TASKS[pool] if t in run or not run}
+    html, _ = tables.accuracy_table(rows, titles, f"{UNITS[pool]}. {legend}")
+    return PageOutput(html + "".join(against_printed(ours, number) for ours in found))
 
 
-def _heading(name: str) -> Row:
-    return Row(name, "heading", "", {})
+def _heading(name: str) -> tables.Row:
+    return tables.Row(name, "heading", "", {})
 
 
 def printed(number: str) -> PageOutput:
     """Return the paper's printed table, one click away, with the cells in doubt marked."""
-    rows: list[Row] = []
+    rows: list[tables.Row] = []
     for role, _ in MODELS[number]:
         model = PAPER_MODELS[role]
-        own = _printed_experts(model) if number == "table14" else paper_rows(number, model)[1]
+        _, own = tables.paper_rows(number, model)
+        own = _printed_experts(model) if number == "table14" else own
         rows += [_heading(PAPER_NAMES[role]), *own]
-    columns = TEXT_TASKS[MODELS[number][0][1]]
     caption = f"The paper’s Table {int(number[-2:])}, as printed"
-    found = accuracy_table(rows, list(columns), list(columns.values()), caption)
-    return PageOutput(printed_fold(*found))
+    return PageOutput(
+        tables.printed_fold(*tables.accuracy_table(rows, TEXT_TASKS[MODELS[number][0][1]], caption))
+    )
 
 
 def anchors(number: str, suite: str) -> PageOutput:
     """Return averages of task arithmetic, of FeatCal's anchor alone and of FeatCal."""
     rows = []
     for ours in experiments(number, suite):
-        values = PAPER_SETTINGS[ours.role]
-        at = f"λ {compact(values.ridge)}, ρ {compact(values.anchor_blend)}"
-        merged, anchor, featcal = (average(ours, key) for key in (MERGED, ANCHOR, FEATCAL))
+        ridge, blend = map(compact, PAPER_SETTINGS[ours.role])
+        merged, anchor, featcal = (tables.average(ours, key) for key in (MERGED, ANCHOR, FEATCAL))
         cells = [estimated(one) for one in (merged, anchor, featcal)]
         cells += [margin(anchor, merged), margin(featcal, anchor)]
-        rows.append([f"{model_name(ours.role, suite)} <small>{at}</small>", *cells])
+        rows.append([f"{model_name(ours.role, suite)} <small>λ {ridge}, ρ {blend}</small>", *cells])
     head = ["", "Task arithmetic", "Anchor alone", "FeatCal", "Anchor − task arithmetic"]
     caption = "Averages (%) and their differences (points) at the printed settings"
     return listed([*head, "FeatCal − anchor"], rows, caption, "fc-long")
@@ -140,30 +121,32 @@ def anchors(number: str, suite: str) -> PageOutput:
 def experts_table(suite: str) -> PageOutput:
     """Return Table 14: the base and every expert on all tests, and the highest of each column."""
     legend = "Arrows: against the base. Bold: highest of the column."
-    html = _blocks("table14", suite, _expert_rows, legend)
-    return PageOutput(html + _against("table14", suite))
+    return _blocks("table14", suite, _expert_rows, legend)
 
 
-def _expert_rows(ours: Evidence) -> list[Row]:
-    def row(label: str, kind: str, method: str, domain: str = "") -> Row:
-        return Row(label, kind, "", measured_cells(ours, ("", method, domain)))
+def _experts(look: Callable[[str, str], tables.Cells]) -> list[tables.Row]:
+    """Return a row for the base, each domain's expert, and the best of all; look: by method, domain."""
+    keys = {tables.REFERENCES["base"]: ("base", "")}
+    keys |= {_name(domain): ("expert", domain) for domain in OWN}
+    keys[tables.REFERENCES["expert"]] = ("expert", "")
+    kinds = {name: "calibrated" if domain else "reference" for name, (_, domain) in keys.items()}
+    return [tables.Row(name, kinds[name], "", look(*key)) for name, key in keys.items()]
 
-    base = row(REFERENCES["base"], "reference", "base")
-    rows = [row(_name(domain), "calibrated", "expert", domain) for domain in OWN]
-    best = row(REFERENCES["expert"], "reference", "expert")
-    return [*with_best([base, *(with_changes(one, base) for one in rows)]), best]
+
+def _expert_rows(ours: Evidence) -> list[tables.Row]:
+    base, *rows, best = _experts(lambda *key: tables.cells_of(tables.by_task(ours, ("", *key))))
+    changed = (tables.with_changes(one, base) for one in rows)
+    return [*tables.with_best([base, *changed]), best]
 
 
-def _printed_experts(model: str) -> list[Row]:
+def _printed_experts(model: str) -> list[tables.Row]:
     """Return the paper's block of one model, by its printed name."""
-    experts = {_name(domain): ("expert", domain) for domain in OWN}
-    keys = {REFERENCES["base"]: ("base", ""), **experts, REFERENCES["expert"]: ("expert", "")}
-    found = []
-    for name, (method, domain) in keys.items():
+
+    def look(method: str, domain: str) -> tables.Cells:
         printed = paper_row("table14", "", method, model, domain).items()
-        cells = {str(task): Cell(value) for task, value in printed}
-        found.append(Row(name, "calibrated" if domain else "reference", "", cells))
-    return found
+        return {str(task): tables.Cell(value) for task, value in printed}
+
+    return _experts(look)
 
 
 def _name(domain: str) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from html import escape
 from itertools import product
 from statistics import fmean, stdev
-from typing import Any
 
 import pandas as pd
 
@@ -21,52 +20,47 @@ from reproduction.report.tables import MERGERS, REFERENCES, SHIFT, Key, average,
 from reproduction.report.verdicts import DECIDED, sources
 from reproduction.results import project_root
 
-POOLS = ("8", "14", "20")
 WAYS = {
-    ("featcal", "auto"): "FeatCal, default", ("featcal", "paper"): "FeatCal, printed settings",
-    ("featcal", "paper_8b"): "FeatCal, printed for the larger Llama", ("featcal", "suite"): "FeatCal, tuned on validation rows",
-    ("surgery", "paper"): "Surgery, published size", ("surgery", "paper_train"): "Surgery, published size, FeatCal’s samples",
-    ("surgery", "suite"): "Surgery, in proportion", ("prob_surgery", "paper"): "ProbSurgery, published size",
-    ("prob_surgery", "paper_train"): "ProbSurgery, published size, FeatCal’s samples",
-    ("prob_surgery", "suite"): "ProbSurgery, in proportion", (SHIFT, "suite"): "mean shift",
+    ("featcal", "auto"): "w/ FeatCal, default", ("featcal", "paper"): "w/ FeatCal, printed settings",
+    ("featcal", "paper_8b"): "w/ FeatCal, printed for the larger Llama", ("featcal", "suite"): "w/ FeatCal, tuned on validation rows",
+    ("surgery", "paper"): "w/ Surgery, published size", ("surgery", "paper_train"): "w/ Surgery, published size, FeatCal’s samples",
+    ("surgery", "suite"): "w/ Surgery, in proportion", ("prob_surgery", "paper"): "w/ ProbSurgery, published size",
+    ("prob_surgery", "paper_train"): "w/ ProbSurgery, published size, FeatCal’s samples",
+    ("prob_surgery", "suite"): "w/ ProbSurgery, in proportion", (SHIFT, "suite"): "w/ mean shift",
 }  # fmt: skip
 COLUMNS = ("upstream", "method", "setting")
-PLAIN = "plain_text"
 EXAMPLE = "reproduction/real_language/example.json"  # scripts/chat_example.py
 MISSING = "no results of the real language model"
 CHAT_WAYS = {
     ("featcal", "paper"): "w/ FeatCal, as printed for the smaller Llama",
-    ("featcal", "paper_8b"): "w/ FeatCal, as printed for the larger Llama",
-    ("anchor", "paper"): "its anchor alone",
-    ("featcal", "auto"): "w/ FeatCal, default",
-    ("surgery", "paper"): "w/ Surgery, published size",
+    ("featcal", "paper_8b"): "w/ FeatCal, as printed for the larger Llama", ("anchor", "paper"): "its anchor alone",
+    ("featcal", "auto"): "w/ FeatCal, default", ("surgery", "paper"): "w/ Surgery, published size",
     ("prob_surgery", "paper"): "w/ ProbSurgery, published size",
-}
+}  # fmt: skip
 SEEDED = {"ViT-S/14": (VISION, "8"), "MiniLM": (REAL, "8"), "SmolLM2": LANGUAGE}
 
 
-def lines() -> Iterator[tuple[str, Key]]:
+def lines(ways: dict[tuple[str, str], str]) -> Iterator[tuple[str, Key]]:
     """Yield the names and keys of references, mergers, and what was run after each merger."""
     for method, name in REFERENCES.items():
         yield name, ("", method, "")
     for merger, name in MERGERS.items():
         yield name, (merger, "merged", "")
-        for (method, setting), words in WAYS.items():
-            yield f"w/ {words}", (merger, method, setting)
+        for way, words in ways.items():
+            yield words, (merger, *way)
 
 
 def by_samples(ours: Evidence, key: Key) -> dict[str, pd.DataFrame]:
     """Return the rows of one model in the study of the default, or of samples, by number of samples."""
-    study = "default" if key[2] == "auto" else "samples"
-    rows = rows_of(ours, key, study) if key[1] != "merged" else ours.table(study)[:0]
-    return {f", {n} samples": own for n, own in rows.groupby("samples")}
+    rows = rows_of(ours, key, "default" if key[2] == "auto" else "samples")
+    return {f", {n} samples": own for n, own in rows.groupby("samples") if key[1] != "merged"}
 
 
 def averages(suite: str) -> PageOutput:
     """List the averages of all real models, with the change against the merger."""
     texts_8, images = Evidence(suite, REAL, "8"), Evidence(suite, VISION, "8")
     models, rows = ((images, "scores"), (texts_8, "scores"), (texts_8, "second_encoder")), []
-    for name, key in lines():
+    for name, key in lines(WAYS):
         found = {name: [average(ours, key, file) for ours, file in models]}
         if key[1] == SHIFT:  # an adapter without settings, run beside either of FeatCal’s
             found[name][0] = average(images, (key[0], SHIFT, "paper"))
@@ -94,28 +88,25 @@ def seeds(suite: str) -> PageOutput:
     the error: the variance s²/S over S sets of experts is added to that of the first set.
     """
     models = {name: Evidence(suite, *place) for name, place in SEEDED.items()}
-    drawn = sorted(
-        {s for ours in models.values() for s in ours.table("expert_seeds")["expert_seed"]}
-    )
+    drawn = {s for ours in models.values() for s in ours.table("expert_seeds")["expert_seed"]}
     rows = []
-    for (model, ours), (name, key) in product(models.items(), lines()):
+    for (model, ours), (name, key) in product(models.items(), lines(WAYS)):
         means = _by_expert_seed(ours, key)
         if not means:
             continue
-        cells = [f"{means[seed]:.1f}" if seed in means else "–" for seed in ("", *drawn)]
+        cells = [f"{means[seed]:.1f}" if seed in means else "–" for seed in ("", *sorted(drawn))]
         cells += [f"{one:.1f}" for one in (fmean(means.values()), stdev(means.values()))]
         tuned, printed = ((key[0], "featcal", setting) for setting in ("suite", "paper"))
         best = tuned if _by_expert_seed(ours, tuned) else printed
         margins = [one - means[seed] for seed, one in _by_expert_seed(ours, best).items()]
-        left, right = average(ours, best), average(ours, key)
-        if key[0] and key[1] != "featcal" and margins and left and right:
-            room = math.hypot(lead(left, right)[1], 2 * stdev(margins) / math.sqrt(len(margins)))
-            cells.append(f"{fmean(margins):+.1f} ± {room:.1f}")
-        else:
-            cells.append("")
-        label = f"{name}<small>{model}</small>"
-        rows.append(("fc-merger" if key[1] == "merged" else "", [label, *cells]))
-    head = ["", "First experts", *(f"Seed {seed}" for seed in drawn), "Mean", "sd"]
+        small = ""
+        if key[0] and key[1] != "featcal" and margins:
+            _, room = lead(average(ours, best), average(ours, key))
+            room = math.hypot(room, 2 * stdev(margins) / math.sqrt(len(margins)))
+            small = f"{fmean(margins):+.1f} ± {room:.1f}"
+        kind = "fc-merger" if key[1] == "merged" else ""
+        rows.append((kind, [f"{name}<small>{model}</small>", *cells, small]))
+    head = ["", "First experts", *(f"Seed {seed}" for seed in sorted(drawn)), "Mean", "sd"]
     head.append("FeatCal minus this ± 2 SE")
     caption = (
         "Average score (%) by the experts’ seed; FeatCal tuned, or as printed where it was not"
@@ -144,22 +135,18 @@ def agreement(suite: str) -> PageOutput:
 
 def sets(suite: str) -> PageOutput:
     """List the sets: what one sees, classes, licence and source, and what base and expert score."""
-    tables = [Evidence(suite, REAL, pool).table("scores") for pool in POOLS]
-    rows = [_set(facts, task, tables) for task, facts in texts().items()]
-    images = [Evidence(suite, VISION, "8").table("scores")]
-    rows += [_set(facts, task, images) for task, facts in photos().items()]
+    tables = [Evidence(suite, REAL, pool).table("scores") for pool in ("8", "14", "20")]
+    tables.append(Evidence(suite, VISION, "8").table("scores"))
+    rows = []
+    for task, facts in (texts() | photos()).items():
+        scores = next((one for one in tables if task in set(one["task"])), tables[0])
+        own = [estimate(select(scores, {"task": task, "method": m})) for m in ("base", "expert")]
+        name = f"{escape(facts['name'])}<small>{escape(facts['says'])}</small>"
+        source = f"{escape(facts['licence'])}<small>{escape(facts['source'])}</small>"
+        rows.append([name, str(facts["classes"]), *map(estimated, own), source])
     head = ["Set", "Classes", "Base (%)", "Expert (%)", "Licence and source"]
     caption = "The text sets, MiniLM on their test texts, and the image sets, ViT-S/14"
     return listed(head, rows, caption, "fc-words")
-
-
-def _set(facts: dict[str, Any], task: str, tables: list[pd.DataFrame]) -> list[str]:
-    """Return the row of one set, with scores from the first table that has it."""
-    scores = next((one for one in tables if task in set(one["task"])), tables[0])
-    own = [estimate(select(scores, {"task": task, "method": m})) for m in ("base", "expert")]
-    name = f"{escape(facts['name'])}<small>{escape(facts['says'])}</small>"
-    source = f"{escape(facts['licence'])}<small>{escape(facts['source'])}</small>"
-    return [name, str(facts["classes"]), *map(estimated, own), source]
 
 
 # the language model
@@ -169,40 +156,32 @@ def parts(ours: Evidence, rows: pd.DataFrame) -> list[Estimate | None]:
     """Return the means of one model: right answers by likelihood and greedily on the experts' tasks,
     by likelihood on the others, and the log-likelihood of plain texts.
     """
-    likely = ours.own_tasks
+    likely, plain = ours.own_tasks, "plain_text"
     greedy = [f"{task}{GREEDY}" for task in likely]
-    unseen = {task for task in rows["task"] if not task.endswith(GREEDY)} - {*likely, PLAIN}
-    groups = (likely, greedy, unseen, [PLAIN])
+    unseen = {task for task in rows["task"] if not task.endswith(GREEDY)} - {*likely, plain}
+    groups = (likely, greedy, unseen, [plain])
     return [estimate(rows[rows["task"].isin(tasks)]) for tasks in groups]
 
 
 def answers(suite: str) -> PageOutput:
     """List every model's means, with the changes against the merged model that it starts from."""
     ours, rows = Evidence(suite, *LANGUAGE), []
-    keys = {("", method, ""): name for method, name in REFERENCES.items()}
-    for merger, name in MERGERS.items():
-        keys[merger, "merged", ""] = name
-        keys |= {(merger, *way): label for way, label in CHAT_WAYS.items()}
 
     def scored(key: Key) -> pd.DataFrame:
         return select(ours.every_score, dict(zip(COLUMNS, key, strict=True)))
 
-    models = {
-        (key, name + n): own
-        for key, name in keys.items()
-        for n, own in ({"": scored(key)} | by_samples(ours, key)).items()
-    }
-    for (key, name), own in models.items():
-        found = parts(ours, own)
-        if not any(found):
-            continue
-        cells = [estimated(one) for one in found[:3]]
-        if key[1:] in CHAT_WAYS:
+    for name, key in lines(CHAT_WAYS):
+        for n, own in ({"": scored(key)} | by_samples(ours, key)).items():
+            *answered, plain = parts(ours, own)
             starts = parts(ours, scored((key[0], "merged", "")))
-            for place, (one, before) in enumerate(zip(found[:3], starts[:3], strict=True)):
-                cells[place] += f"<small>{change(one, before)}</small>" if one and before else ""
-        cells.append(f"{found[3].mean:.2f}" if found[3] else "–")
-        rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
+            cells = []
+            for one, before in zip(answered, starts[:3], strict=True):
+                changed = key[1:] in CHAT_WAYS and one and before
+                small = f"<small>{change(one, before)}</small>" if changed else ""
+                cells.append(estimated(one) + small)
+            cells.append(f"{plain.mean:.2f}" if plain else "–")
+            if plain or any(answered):
+                rows.append(("fc-merger" if key[1] == "merged" else "", [name + n, *cells]))
     head = ["SmolLM2-135M-Instruct", "By likelihood", "Greedy", "Unseen tasks", "Plain text"]
     caption = (
         "Right answers (%) on the experts’ tasks, and on tasks that no expert saw; log-likelihood per token. "

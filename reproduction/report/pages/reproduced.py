@@ -3,22 +3,13 @@
 Other suites have other models and data; they are compared by claim, never by value.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from reproduction.report import tables
+from reproduction.report import paper, tables
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.html import fold, note, table
-from reproduction.report.paper import (
-    AVERAGE,
-    EXTENDED,
-    PAPER_MODELS,
-    corrected_table,
-    paper_table,
-    reason,
-    title_of,
-)
 from reproduction.report.statistics import Estimate
 
 SUITE, SETTING = "paper", "paper"
@@ -31,20 +22,16 @@ MODEL = ("upstream", "method", "setting")  # the columns that name a printed row
 
 @dataclass(frozen=True)
 class Compared:
-    """One printed cell and our value for it, in percent.
-
-    corrected: what fits in place of a cell that cannot be right.  spread, seeds: the paper's own
-    deviation.  doubt: why the printed cell may be wrong.
-    """
+    """One printed cell and our value for it, in percent."""
 
     row: str
     column: str
     ours: Estimate
     printed: float
-    corrected: float | None = None
-    spread: float | None = None
+    corrected: float | None = None  # what fits in place of a cell that cannot be right
+    spread: float | None = None  # the paper's own deviation, over so many seeds
     seeds: int = 1
-    doubt: str = ""
+    doubt: str = ""  # why the printed cell may be wrong
 
     def reproduced(self, value: float) -> bool:
         """Return True if ours differs from `value` by no more than is allowed."""
@@ -73,22 +60,23 @@ def compared(ours: Evidence | None, number: str) -> Iterator[Compared]:
 
     ours: of one role and pool; None for Table 2, whose columns are averages of other experiments.
     """
-    model = PAPER_MODELS[ours.role] if ours else ""
-    printed, mended = paper_table(number, model), corrected_table(number, model)["value"]
+    model = paper.PAPER_MODELS[ours.role] if ours else ""
+    printed = paper.paper_table(number, model)
+    mended = paper.corrected_table(number, model)["value"]
     keys = dict.fromkeys(zip(*(printed[name] for name in MODEL), strict=True)) if ours else {}
     models = {key: tables.by_task(ours, _key(*key)) for key in keys}
     for (_, cell), better in zip(printed.iterrows(), mended, strict=True):
         upstream, method, task = (str(cell[name]) for name in ("upstream", "method", "task"))
         name, spread = tables.row_name(upstream, method), None
         if ours is None:
-            value = tables.average(Evidence(SUITE, *EXTENDED[task]), _key(upstream, method))
+            value = tables.average(Evidence(SUITE, *paper.EXTENDED[task]), _key(upstream, method))
         else:
             value = models[upstream, method, cell["setting"]].get(task)
-            spread = _printed_spread(ours, upstream, method) if task == AVERAGE else None
+            spread = _printed_spread(ours, upstream, method) if task == paper.AVERAGE else None
             name = f"{cell['setting'].capitalize()} expert" if cell["setting"] else name
         if value is not None:
             corrected = None if better == cell["value"] else float(better)
-            doubt = reason(number, upstream, method, task, model)
+            doubt = paper.reason(number, upstream, method, task, model)
             yield Compared(name, task, value, float(cell["value"]), corrected, spread, 1, doubt)
 
 
@@ -112,8 +100,8 @@ def _printed_spread(ours: Evidence, upstream: str, method: str) -> float | None:
     """Return the paper's deviation over seeds, for the one experiment that it repeats."""
     if (ours.role, ours.pool, upstream) != REPEATED:
         return None
-    frame = select(paper_table("table12"), {"method": method})
-    own = frame[frame["samples_per_task"] == REPEATED_SAMPLES] if len(frame) else frame
+    wanted = {"method": method, "samples_per_task": REPEATED_SAMPLES}
+    own = select(paper.paper_table("table12"), wanted)
     return float(own["std"].iloc[0]) if len(own) else None
 
 
@@ -126,22 +114,16 @@ def shown(found: Sequence[Compared], number: str) -> str:
     cells = {(one.row, one.column): _cell(one) for one in found}
     rows = dict.fromkeys(one.row for one in found)
     body = [[escape(row), *(cells.get((row, head), "–") for head in heads)] for row in rows]
-    titles = ["Average" if h == AVERAGE else escape(title_of(h) or h) for h in heads]
+    titles = ["Average" if h == paper.AVERAGE else escape(paper.title_of(h) or h) for h in heads]
     caption = (
         f"{name}: ours; printed, corrected: the paper’s value and the difference. ✓ within half a"
         " unit of the last printed digit and two standard errors of both."
     )
     html = table(["Model", *titles], body, caption, "fc-accuracy")
-    return note(counted(found, name)) + fold(f"Value by value, {name}", html)
-
-
-def counted(found: Iterable[Compared], name: str) -> str:
-    """Return how many values are reproduced as printed, and in their corrected form only."""
-    several = list(found)
-    printed = sum(one.as_printed for one in several)
-    mended = sum(one.as_corrected and not one.as_printed for one in several)
-    said = f"{printed} of {len(several)} values reproduced as printed, {mended} as corrected"
-    return f"{name}: {said}"
+    printed = sum(one.as_printed for one in found)
+    mended = sum(one.as_corrected and not one.as_printed for one in found)
+    said = f"{printed} of {len(found)} values reproduced as printed, {mended} as corrected"
+    return note(f"{name}: {said}") + fold(f"Value by value, {name}", html)
 
 
 def _cell(one: Compared) -> str:

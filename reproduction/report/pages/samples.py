@@ -3,51 +3,24 @@
 Damage is done to calibration samples only; test samples are clean.
 """
 
-import io
 from collections.abc import Iterator
 from html import escape
-from itertools import product
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from reproduction.report import figures, tables
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import (
-    COLOURS,
-    CURVES,
-    DASHES,
-    INK,
-    WIDTH,
-    drawing,
-    legend,
-    one_panel,
-    shown,
-)
 from reproduction.report.html import PageOutput, fold, listed, margin, note, table
 from reproduction.report.pages import reproduced
 from reproduction.report.paper import AVERAGE, REAL, model_name, model_title, paper_table
 from reproduction.report.statistics import Estimate, estimate, highest
-from reproduction.report.tables import (
-    ADAPTERS,
-    METHODS,
-    SETTING_LABELS,
-    SHORT,
-    UPSTREAMS,
-    Cell,
-    Row,
-    accuracy_table,
-    average,
-    method_settings,
-    number,
-    settings_of,
-    with_best,
-)
 
 KINDS = {
     "clean": "Clean", "gaussian_noise": "Gaussian noise", "motion_blur": "Motion blur", "fog": "Fog",
 }  # fmt: skip
 UPSTREAM = "task_arithmetic"
-ORDER = (*ADAPTERS, "featcal")  # of the rows of Table 12
+ORDER = (*tables.ADAPTERS, "featcal")  # of the rows of Table 12
 
 
 def by_number_answer(*experiments: Evidence) -> PageOutput:
@@ -60,11 +33,10 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
             continue
         few, many = min(budgets), max(budgets)
         ends = {n: _at(ours, "featcal", n) for n in (few, many)}
-        merged = average(ours, (UPSTREAM, "merged", ""), "samples")
+        merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
+        best = {n: highest(_at(ours, method, n) for method in tables.ADAPTERS) for n in ends}
         cells = [margin(ends[few], merged), margin(ends[many], ends[few])]
-        cells += [
-            margin(one, highest(_at(ours, m, n) for m in ADAPTERS)) for n, one in ends.items()
-        ]
+        cells += [margin(one, best[n]) for n, one in ends.items()]
         rows.append([f"{name} <small>{few} and {many} per task</small>", *cells])
     head = ["FeatCal", "Fewest − merger", "Most − fewest", "− better adapter, fewest"]
     caption = "Differences of the average accuracy, points. Above, below: by more than two SE."
@@ -72,7 +44,7 @@ def by_number_answer(*experiments: Evidence) -> PageOutput:
 
 
 def _rows(ours: Evidence, method: str) -> pd.DataFrame:
-    key = {"upstream": UPSTREAM, "setting": settings_of(ours)[-1], "method": method}
+    key = {"upstream": UPSTREAM, "setting": tables.settings_of(ours)[-1], "method": method}
     return select(ours.table("samples"), key)
 
 
@@ -93,11 +65,15 @@ def means(ours: Evidence) -> PageOutput:
     name = model_name(ours.role, ours.suite)
     if found.empty:
         return PageOutput(note(f"○ not run: accuracy by number of samples — {name}."))
-    merged = average(ours, (UPSTREAM, "merged", ""), "samples")
+    merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
     start = f" Task arithmetic alone: {merged.mean:.1f}." if merged else ""
     caption = f"Average top-1 accuracy (%) by {ours.inputs} per task, sd over seeds — {name}.{start} Bold: best."
-    labels = {m: METHODS[m] + method_settings(ours, "samples", m) for m in ORDER}
-    html = _means_table(found, labels, caption) + _short(ours)
+    labels = {m: tables.METHODS[m] + tables.method_settings(ours, "samples", m) for m in ORDER}
+    runs = ours.table("samples.run")
+    fewer = runs[runs["images"] < runs["samples"]][["samples", "images"]].drop_duplicates()
+    counts = ", ".join(f"n = {n}: {has}" for n, has in fewer.itertuples(index=False))
+    short = f"Largest split of some methods, {ours.inputs} per task: {counts}."
+    html = _means_table(found, labels, caption) + (note(short) if counts else "")
     if ours.suite == reproduced.SUITE:
         html += reproduced.shown(compared_means(ours), "table12")
     return PageOutput(html)
@@ -107,28 +83,18 @@ def printed_means() -> PageOutput:
     """Return the paper's Table 12, one click away."""
     found = paper_table("table12").rename(columns={"samples_per_task": "samples", "std": "sd"})
     caption = "The paper’s Table 12, as printed: CLIP-ViT-B/32"
-    return PageOutput(fold("The paper’s own values", _means_table(found, METHODS, caption)))
+    return PageOutput(fold("The paper’s own values", _means_table(found, tables.METHODS, caption)))
 
 
 def _means_table(found: pd.DataFrame, labels: dict[str, str], caption: str) -> str:
     best = found["mean"].round(1).groupby(found["samples"]).max()
     cells = {}
     for one in found.itertuples():
-        spread = one.sd if one.sd == one.sd else None
-        highest = round(one.mean, 1) == best[one.samples]
-        cells[one.method, one.samples] = Cell(one.mean, spread, best=highest)
-    rows = [[labels[m], *(number(cells.get((m, n)), []) for n in best.index)] for m in ORDER]
+        spread, top = one.sd if one.sd == one.sd else None, round(one.mean, 1) == best[one.samples]
+        cells[one.method, one.samples] = tables.Cell(one.mean, spread, best=top)
+    rows = [[labels[m], *(tables.number(cells.get((m, n)), []) for n in best.index)] for m in ORDER]
     head = ["Task Arithmetic", *(f"n = {n}" for n in best.index)]
     return table(head, rows, caption, "fc-accuracy")
-
-
-def _short(ours: Evidence) -> str:
-    """Return a note of splits that have fewer samples than a column asks for."""
-    runs = ours.table("samples.run")
-    fewer = runs[runs["images"] < runs["samples"]][["samples", "images"]].drop_duplicates()
-    counts = ", ".join(f"n = {n}: {has}" for n, has in fewer.itertuples(index=False))
-    said = f"Largest split of some methods, {ours.inputs} per task: {counts}."
-    return note(said) if counts else ""
 
 
 def compared_means(ours: Evidence) -> list[reproduced.Compared]:
@@ -136,11 +102,9 @@ def compared_means(ours: Evidence) -> list[reproduced.Compared]:
     cells = []
     for _, cell in paper_table("table12").iterrows():
         method, n = cell["method"], cell["samples_per_task"]
-        key = {"upstream": UPSTREAM, "method": method, "setting": reproduced.SETTING, "samples": n}
-        value = estimate(select(ours.table("samples"), key))
-        if value is not None:
+        if value := _at(ours, method, n):
             both = {"printed": float(cell["mean"]), "spread": float(cell["std"]), "seeds": 3}
-            cells.append(reproduced.Compared(METHODS[method], f"n = {n}", value, **both))
+            cells.append(reproduced.Compared(tables.METHODS[method], f"n = {n}", value, **both))
     return cells
 
 
@@ -148,23 +112,23 @@ def curves(ours: Evidence) -> PageOutput:
     """Return Figure 3: mean over seeds with one standard deviation up and down."""
     what, points = f"accuracy by number of {ours.inputs}", measured(ours)
     if points.empty:
-        return shown(None, what)
+        return figures.shown(None, what)
     budgets = sorted(points["samples"].unique())
-    with one_panel(4.4) as (figure, axes):
-        for method, dashes in DASHES.items():
+    with figures.one_panel(4.4) as (figure, axes):
+        for method, dashes in figures.DASHES.items():
             own = points[points["method"] == method]
-            look = CURVES[method] | {"linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
+            look = figures.CURVES[method] | {"linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
             axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), **look)
-        merged = average(ours, (UPSTREAM, "merged", ""), "samples")
+        merged = tables.average(ours, (UPSTREAM, "merged", ""), "samples")
         if merged is not None:
-            look = {"color": COLOURS["merged"], "lw": 1.6, "linestyle": ":"}
+            look = {"color": figures.COLOURS["merged"], "lw": 1.6, "linestyle": ":"}
             axes.axhline(merged.mean, label="merged, not calibrated", **look)
         axes.set_xscale("log", base=2)
         axes.set_xticks(budgets, [str(n) for n in budgets])
         axes.minorticks_off()
         axes.set(xlabel=f"{ours.inputs} per task, n (logarithmic)", ylabel="average accuracy (%)")
-        legend(axes, 2, below=True, handlelength=2.6)
-        return shown(figure, what)
+        figures.legend(axes, 2, below=True, handlelength=2.6)
+        return figures.shown(figure, what)
 
 
 # damaged samples
@@ -172,26 +136,19 @@ def curves(ours: Evidence) -> PageOutput:
 
 def kinds(ours: Evidence) -> dict[str, str]:
     """Return the kinds of calibration samples by name: the paper's three, or those of texts."""
-    if ours.role != REAL:
-        return KINDS
     run = dict.fromkeys(ours.table("corrupted")["corruption"]) or {"clean": None}
-    return {kind: _name(kind) for kind in run}
+    return {kind: _name(kind) for kind in run} if ours.role == REAL else KINDS
 
 
 def _name(kind: str) -> str:
     return KINDS.get(kind) or kind.replace("_", " ").replace("-", " ").capitalize()
 
 
-def after_damage(
-    ours: Evidence, method: str, kind: str = AVERAGE, setting: str = ""
-) -> Estimate | None:
-    """Return the mean over tasks from one kind of samples, or over all kinds.
-
-    setting: of FeatCal. Default: the study's; adapters have one setting only.
-    """
+def after_damage(ours: Evidence, method: str, kind: str, setting: str = "") -> Estimate | None:
+    """Return the mean over tasks from one kind of samples, or over all kinds."""
     rows = select(ours.table("corrupted"), {"upstream": UPSTREAM, "method": method})
     if method != "merged":
-        rows = select(rows, {"setting": setting or settings_of(ours)[-1]})
+        rows = select(rows, {"setting": setting or tables.settings_of(ours)[-1]})
     if kind != AVERAGE:
         return estimate(select(rows, {"corruption": kind}))
     return estimate(rows) if set(rows["corruption"]) == set(kinds(ours)) else None
@@ -200,10 +157,12 @@ def after_damage(
 def damage_answer(ours: Evidence) -> PageOutput:
     """Return FeatCal minus its merger and minus the better adapter by kind of damage."""
     merged, rows = after_damage(ours, "merged", "clean"), []
-    best = {k: highest(after_damage(ours, method, k) for method in ADAPTERS) for k in kinds(ours)}
-    for setting in settings_of(ours):
+    best = {}
+    for kind in kinds(ours):
+        best[kind] = highest(after_damage(ours, method, kind) for method in tables.ADAPTERS)
+    for setting in tables.settings_of(ours):
         featcal = {kind: after_damage(ours, "featcal", kind, setting) for kind in kinds(ours)}
-        small = f"<small>{SETTING_LABELS[setting]}</small>"
+        small = f"<small>{tables.SETTING_LABELS[setting]}</small>"
         rows.append([f"its merger {small}", *(margin(one, merged) for one in featcal.values())])
         cells = [margin(one, best[kind]) for kind, one in featcal.items()]
         rows.append([f"the better adapter {small}", *cells])
@@ -216,13 +175,19 @@ def damage(ours: Evidence) -> PageOutput:
     name = model_name(ours.role, ours.suite)
     if ours.table("corrupted").empty:
         return PageOutput(note(f"○ not run: no damaged calibration samples — {name}."))
-    rows = [_row(ours, "merged", UPSTREAMS[UPSTREAM])]
-    rows += [
-        _row(ours, "featcal", f"{METHODS['featcal']}, {SHORT[setting]}", setting)
-        for setting in settings_of(ours)
-    ]
-    rows += [_row(ours, method, METHODS[method]) for method in ADAPTERS]
-    clean, damaged = numbers(ours)
+    names = {("merged", ""): tables.UPSTREAMS[UPSTREAM]}
+    for setting in tables.settings_of(ours):
+        names["featcal", setting] = f"{tables.METHODS['featcal']}, {tables.SHORT[setting]}"
+    names |= {(method, ""): tables.METHODS[method] for method in tables.ADAPTERS}
+    rows = []
+    for (method, setting), label in names.items():
+        found = {k: after_damage(ours, method, k, setting) for k in (*kinds(ours), AVERAGE)}
+        cells = {kind: tables.Cell(one.mean) for kind, one in found.items() if one}
+        rows.append(_row(method, label, cells))
+    runs, study = ours.settings().get("calibrate", {}), ours.settings("corrupted").get("study", {})
+    samples = {run["samples"] for run in runs.values() if run.get("calibration")}
+    damaged = str(study.get("samples", "–"))
+    clean = damaged if study.get("clean") else ", ".join(map(str, sorted(samples))) or "–"
     at = f"n = {clean} clean, {damaged} damaged {ours.inputs} per task"
     caption = f"Average top-1 accuracy (%) on clean test {ours.inputs} by calibration method — {name}; {at}. Arrows: against clean."
     html = _table(rows, kinds(ours), caption)
@@ -231,43 +196,29 @@ def damage(ours: Evidence) -> PageOutput:
     return PageOutput(html)
 
 
-def _table(rows: list[Row], named: dict[str, str], caption: str) -> str:
+def _table(rows: list[tables.Row], named: dict[str, str], caption: str) -> str:
     columns = named | {AVERAGE: "Average"}
-    titles = list(columns.values())
-    return accuracy_table(with_best(rows), list(columns), titles, caption, average=False)[0]
+    return tables.accuracy_table(tables.with_best(rows), columns, caption, average=False)[0]
 
 
-def numbers(ours: Evidence) -> tuple[str, str]:
-    """Return how many samples per task FeatCal gets, clean and damaged."""
-    runs = ours.settings().get("calibrate", {}).values()
-    clean = {run["samples"] for run in runs if run.get("calibration")}
-    study = ours.settings("corrupted").get("study", {})
-    damaged = str(study.get("samples", "–"))
-    return damaged if study.get("clean") else ", ".join(map(str, sorted(clean))) or "–", damaged
-
-
-def _row(ours: Evidence, method: str, name: str, setting: str = "") -> Row:
-    """Return one method's averages by kind with changes against clean samples."""
-    means = {kind: after_damage(ours, method, kind, setting) for kind in (*kinds(ours), AVERAGE)}
-    return _changed(method, name, {k: Cell(one.mean) for k, one in means.items() if one})
-
-
-def _changed(method: str, name: str, cells: dict[str, Cell]) -> Row:
+def _row(method: str, name: str, cells: dict[str, tables.Cell]) -> tables.Row:
+    """Return one method's averages by kind, each with its change against clean samples."""
     if method == "merged":
         cells.pop(AVERAGE, None)
-    for kind in set(cells) - {"clean", AVERAGE} if "clean" in cells else ():
-        cells[kind] = Cell(cells[kind].value, change=cells[kind].value - cells["clean"].value)
-    return Row(name, "merger" if method == "merged" else "calibrated", UPSTREAM, cells)
+    for kind, cell in cells.items() if "clean" in cells else ():
+        if kind not in ("clean", AVERAGE):
+            cell.change = cell.value - cells["clean"].value
+    return tables.Row(name, "merger" if method == "merged" else "calibrated", UPSTREAM, cells)
 
 
 def printed_damage() -> PageOutput:
     """Return the paper's Table 6, one click away."""
     frame = paper_table("table06").set_index("method")
     rows = []
-    for method, label in {"merged": UPSTREAMS[UPSTREAM], **METHODS}.items():
+    for method, label in {"merged": tables.UPSTREAMS[UPSTREAM], **tables.METHODS}.items():
         values = frame.loc[UPSTREAM if method == "merged" else method]
-        cells = {k: Cell(float(values[k])) for k in (*KINDS, AVERAGE) if str(values[k])}
-        rows.append(_changed(method, label, cells))
+        cells = {k: tables.Cell(float(values[k])) for k in (*KINDS, AVERAGE) if str(values[k])}
+        rows.append(_row(method, label, cells))
     caption = "The paper’s Table 6, as printed: CLIP-ViT-B/32. Arrows: against clean."
     return PageOutput(fold("The paper’s own values", _table(rows, KINDS, caption)))
 
@@ -276,7 +227,7 @@ def compared_damage(ours: Evidence) -> Iterator[reproduced.Compared]:
     """Yield our value for every cell of Table 6, and the mean of a row."""
     for _, row in paper_table("table06").iterrows():
         method = "merged" if row["method"] == UPSTREAM else str(row["method"])
-        name = (METHODS | {"merged": UPSTREAMS[UPSTREAM]})[method]
+        name = (tables.METHODS | {"merged": tables.UPSTREAMS[UPSTREAM]})[method]
         for column in (*KINDS, AVERAGE):
             value = after_damage(ours, method, column)
             if value is not None and str(row[column]):
@@ -296,37 +247,40 @@ def damage_by_kind(ours: Evidence) -> PageOutput:
     """Return dots of the average accuracy by method, one line per kind of calibration samples."""
     what, merged = f"accuracies from damaged {ours.inputs}", after_damage(ours, "merged", "clean")
     if merged is None:
-        return shown(None, what)
+        return figures.shown(None, what)
     rows = kinds(ours)
-    with one_panel(0.5 * len(rows) + 1.4) as (figure, axes):
-        for method in METHODS:
-            means = [
-                (i, one.mean) for i, k in enumerate(rows) if (one := after_damage(ours, method, k))
-            ]
-            look = CURVES[method] | {"edgecolor": "white", "lw": 0.8, "s": 130, "zorder": 3}
-            axes.scatter([mean for _, mean in means], [i for i, _ in means], **look)
-        axes.axvline(merged.mean, color=INK, ls="--", lw=1.4, label="merger alone")
+    with figures.one_panel(0.5 * len(rows) + 1.4) as (figure, axes):
+        for method in tables.METHODS:
+            found = [after_damage(ours, method, kind) for kind in rows]
+            means = {i: one.mean for i, one in enumerate(found) if one}
+            look = figures.CURVES[method] | {"edgecolor": "white", "lw": 0.8, "s": 130, "zorder": 3}
+            axes.scatter(list(means.values()), list(means), **look)
+        axes.axvline(merged.mean, color=figures.INK, ls="--", lw=1.4, label="merger alone")
         axes.set_yticks(range(len(rows)), list(rows.values()))
         axes.invert_yaxis()
         axes.margins(y=0.2)
         axes.set(xlabel=f"average top-1 accuracy (%), clean test {ours.inputs}")
-        legend(axes, 2)
-        return shown(figure, what)
+        figures.legend(axes, 2)
+        return figures.shown(figure, what)
 
 
 def examples(ours: Evidence) -> PageOutput:
     """Return calibration images clean and damaged, every pixel as a square."""
+    from PIL import Image
+
     what, sheet = "example images", ours.table("corrupted.examples")
     if sheet.empty:
-        return shown(None, what)
+        return figures.shown(None, what)
     rows, columns = int(sheet["row"].max()) + 1, int(sheet["column"].max()) + 1
-    with drawing():
-        figure = Figure(figsize=(WIDTH, WIDTH * rows / columns))
+    picture = Image.open(ours.path("corrupted.examples").with_suffix(".png")).convert("RGB")
+    wide, high = picture.width // columns, picture.height // rows
+    with figures.drawing():
+        figure = Figure(figsize=(figures.WIDTH, figures.WIDTH * rows / columns))
         gaps = {"wspace": 0.04, "hspace": 0.04}
         grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw=gaps)
-        for place, picture in zip(sheet.itertuples(), _cut(ours, rows, columns), strict=True):
-            axes = grid[place.row][place.column]
-            axes.imshow(picture, interpolation="nearest")
+        for place in sheet.itertuples():
+            axes, left, top = grid[place.row][place.column], wide * place.column, high * place.row
+            axes.imshow(picture.crop((left, top, left + wide, top + high)), interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             axes.grid(visible=False)
             if place.row == 0:
@@ -334,15 +288,4 @@ def examples(ours: Evidence) -> PageOutput:
                 axes.set_title(title, fontsize=13)
             if place.column == 0:
                 axes.set_ylabel(ours.title(place.task))
-        return shown(figure, what)
-
-
-def _cut(ours: Evidence, rows: int, columns: int) -> Iterator[object]:
-    """Yield the pictures of the sheet, row by row."""
-    from PIL import Image
-
-    data = ours.path("corrupted.examples").with_suffix(".png").read_bytes()
-    sheet = Image.open(io.BytesIO(data)).convert("RGB")
-    wide, high = sheet.width // columns, sheet.height // rows
-    for row, column in product(range(rows), range(columns)):
-        yield sheet.crop((wide * column, high * row, wide * (column + 1), high * (row + 1)))
+        return figures.shown(figure, what)

@@ -8,10 +8,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import WIDTH, drawing, hovering, legend, one_panel, shown
+from reproduction.report.figures import hovering, legend, one_panel, shown, stacked
 from reproduction.report.html import PageOutput, change, compact, listed, note
 from reproduction.report.paper import IMAGES, REAL, model_name
 from reproduction.report.statistics import estimate
@@ -26,9 +25,7 @@ MARKERS = {"task_arithmetic": "o", "wudi": "s"}
 WORDS = {
     "ridge": "λ, ridge", "anchor_blend": "ρ, blend of merged and base", "interpolation": "α, interpolation",
 }  # fmt: skip
-FIGURES = {
-    "ridge": "fig-sweep-ridge", "anchor_blend": "fig-sweep-blend", "interpolation": "fig-sweep-interpolation",
-}  # fmt: skip
+HOLLOW = {"ls": "--", "markerfacecolor": "white", "zorder": 2}
 MISSING = "no study of extrapolation"
 ALONE = "anchor alone"
 PARTS = ("residual target", "order", "joint bias", "α", "ρ", "λ")
@@ -46,29 +43,23 @@ BELOW = {
 
 def hover(*experiments: Evidence) -> PageOutput:
     """Return the same panels as data, to be read by hovering."""
-    run = [ours for ours in experiments if not ours.table("sweep").empty]
-    return hovering(
-        {
-            name + ("-real" if ours.role == REAL else ""): _interactive(ours, parameter)
-            for ours, (parameter, name) in product(run, FIGURES.items())
-        }
-    )
-
-
-def curve(ours: Evidence, parameter: str, upstream: str, setting: str) -> pd.DataFrame:
-    """Return the average over tasks by value, in rising order, with the mark of what was chosen."""
-    wanted = {"parameter": parameter, "upstream": upstream, "setting": setting}
-    groups = select(ours.table("sweep"), wanted).groupby("at")
-    return groups.agg(value=("value", "mean"), chosen=("chosen", "max"))
+    figures = {}
+    for ours, parameter in product(experiments, WORDS):
+        if not ours.table("sweep").empty:
+            name = f"fig-sweep-{parameter.removeprefix('anchor_')}"
+            name += "-real" if ours.role == REAL else ""
+            figures[name] = _interactive(ours, parameter)
+    return hovering(figures)
 
 
 def _curves(ours: Evidence, parameter: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Yield merger, setting and points of every curve that was run."""
-    for upstream in MERGERS:
-        for setting in settings_shown(ours.suite):
-            points = curve(ours, parameter, upstream, setting)
-            if not points.empty:
-                yield upstream, setting, points
+    """Yield merger, setting and points (mean by value, mark of the chosen one) of each curve run."""
+    for upstream, setting in product(MERGERS, settings_shown(ours.suite)):
+        wanted = {"parameter": parameter, "upstream": upstream, "setting": setting}
+        own = select(ours.table("sweep"), wanted)
+        if len(own):
+            groups = own.groupby("at")
+            yield upstream, setting, groups.agg(value=("value", "mean"), chosen=("chosen", "max"))
 
 
 def answer(*experiments: Evidence) -> PageOutput:
@@ -104,24 +95,15 @@ def values(ours: Evidence) -> PageOutput:
 
 
 def panel(parameter: str, ours: Evidence) -> PageOutput:
-    """Draw one parameter's curves: every merger and setting that it was varied around.
-
-    A ring marks the chosen value; curves around other settings than the printed are hollow.
-    """
+    """Draw one parameter's curves by merger and setting; a ring marks the chosen value."""
     what = f"sweep of {SYMBOLS[parameter]}"
     if ours.table("sweep").empty:
         return shown(None, what)
     with one_panel(4.0) as (figure, axes):
         for upstream, setting, points in _curves(ours, parameter):
             colour, chosen = COLOURS[upstream], points[points["chosen"] == 1]
-            look: dict[str, Any] = {
-                "color": colour,
-                "marker": MARKERS[upstream],
-                "ls": "-",
-                "zorder": 3,
-            }
-            if setting != "paper":
-                look |= {"ls": "--", "markerfacecolor": "white", "zorder": 2}
+            look: dict[str, Any] = {"color": colour, "marker": MARKERS[upstream]}
+            look |= {"ls": "-", "zorder": 3} if setting == "paper" else HOLLOW
             name = f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}"
             axes.plot(points.index, points["value"], label=name, markersize=8, lw=2, **look)
             ring = {"s": 260, "facecolors": "none", "edgecolors": colour, "lw": 1.8, "zorder": 4}
@@ -162,8 +144,8 @@ def _interactive(ours: Evidence, parameter: str) -> "go.Figure":
         chosen = points[points["chosen"] == 1]
         ring = {"symbol": "circle-open", "size": 17, "color": colour, "line": {"width": 1.8}}
         figure.add_scatter(
-            x=chosen.index.tolist(), y=chosen["value"].round(2).tolist(), mode="markers", marker=ring | {"opacity": 1},
-            showlegend=False, hoverinfo="skip",
+            x=chosen.index.tolist(), y=chosen["value"].round(2).tolist(), mode="markers",
+            marker=ring | {"opacity": 1}, showlegend=False, hoverinfo="skip",
         )  # fmt: skip
     ends = [min(tried), max(tried)] if tried else []
     for upstream, merged in _merged(ours, parameter).items():
@@ -190,12 +172,11 @@ def lines(ours: Evidence) -> dict[str, dict[float, pd.DataFrame]]:
     study = ours.settings("extrapolation").get("study")
     if not study:
         return swept(ours)
-    blends = study["blends"]
-    found = {ALONE: {rho: rows_of(ours, "anchor", anchor_blend=rho) for rho in blends}}
+    found = {ALONE: {rho: rows_of(ours, "anchor", anchor_blend=rho) for rho in study["blends"]}}
     for order, alpha in product(study["orders"], study["interpolations"]):
         found[f"{ORDERS[order]}, α {alpha:g}"] = {
             rho: rows_of(ours, "cell", order, interpolation=alpha, anchor_blend=rho)
-            for rho in blends
+            for rho in study["blends"]
         }
     return found
 
@@ -226,9 +207,7 @@ def by_blend(suite: str) -> PageOutput:
     if not known:
         return shown(None, what)
     looks = {ORDERS[order]: look for order, look in ORDER_LOOKS.items()}
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 3.6 * len(known) + 1.0), layout="constrained")
-        spots = figure.subplots(len(known), 1, squeeze=False)[:, 0]
+    with stacked(len(known), 3.6 * len(known) + 1.0) as (figure, spots):
         for axes, (name, own) in zip(spots, known.items(), strict=True):
             for words, by_rho in own.items():
                 means = [rows["value"].mean() for rows in by_rho.values()]
@@ -286,18 +265,15 @@ def spectrum(suite: str) -> PageOutput:
     rows, below = [], []
     for name, ours in studies(suite).items():
         for ridge, shares in ours.settings("extrapolation")["below"].items():
-            words = f"{name}, λ {compact(float(ridge))}"
-            found = {
-                place: rows_of(ours, "spectrum", place, ridge=float(ridge)) for place in PLACES
-            }
-            start = estimate(found["nowhere"])
-            for place, own in found.items():
-                one, first = estimate(own), place == "nowhere"
-                cells = ["–", "–", "–" if first else change(one, start)]
+            words, start = f"{name}, λ {compact(float(ridge))}", None
+            for place, said in PLACES.items():
+                own = rows_of(ours, "spectrum", place, ridge=float(ridge))
+                one, cells = estimate(own), ["–", "–"]
                 if one:
-                    cells[:2] = f"{one.mean:.1f}", f"{own['divergence'].iloc[0]:.3f}"
-                kind = "fc-merger" if first else ""
-                rows.append((kind, [f"{PLACES[place]}<small>{words}</small>", *cells]))
+                    cells = [f"{one.mean:.1f}", f"{own['divergence'].iloc[0]:.3f}"]
+                kind = "fc-merger" if place == "nowhere" else ""
+                rows.append((kind, [f"{said}<small>{words}</small>", *cells, change(one, start)]))
+                start = start or one  # the first place is no weight
             parts = (f"{part} {100 * shares[key]:.0f} %" for key, part in BELOW.items())
             below.append(f"Below λ, {words}: {', '.join(parts)}.")
     head = ["ρ = 8 acts on", "Score (%)", "Divergence", "Over no weight"]

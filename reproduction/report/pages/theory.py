@@ -16,11 +16,10 @@ from reproduction.report.figures import (
     INK,
     MARKERS,
     NAMES,
-    WIDTH,
     block_name,
     depth,
-    drawing,
     shown,
+    stacked,
 )
 from reproduction.report.html import PageOutput, chip, listed
 from reproduction.report.page import verdict_table
@@ -44,23 +43,22 @@ NODES = {
     "recursion_digits": ("one block (Eq. 4)", "o", "-"), "unrolled_digits": ("all blocks (Eq. 5)", "s", "--"),
     "digits_by_nodes": ("loss (Eq. 41)", "^", ":"),
 }  # fmt: skip
+FITS = {"on_source": ("as solved", "--"), "deployed": ("as deployed", "-")}
 
 
-def rows(suite: str, role: str) -> pd.DataFrame:
+def rows(suite: str, role: str, file: str = "theory") -> pd.DataFrame:
     """Return all lines of the study, of the calibrated model only those at the suite's main setting."""
-    found = Evidence(suite, role, "8").table("theory")
+    found = Evidence(suite, role, "8").table(file)
     return found[found["setting"].isin(["", studied_setting(suite)])]
 
 
 def checks(suite: str) -> PageOutput:
     """List every statement with its worst case, how tight it is, and the verdict, by source."""
     chosen = {claim.id: claim for claim in claims() if claim.place == "theory"}
-    judged = {
-        source.key: dict(zip(chosen, source.judged(chosen.values())[0], strict=True))
-        for source in sources(suite)
-        if source.key in ("real_encoder", suite)
-    }
-    body = []
+    judged, body = {}, []
+    for one in sources(suite):
+        if one.key in ("real_encoder", suite):
+            judged[one.key] = dict(zip(chosen, one.judged(chosen.values())[0], strict=True))
     for name, facts in packaged("statements.yaml").items():
         cells = [f"{facts['name']}<small>{facts['section']}</small>"]
         cells += [escape(facts["says"]), escape(facts["checked"])]
@@ -111,17 +109,13 @@ def worst_case(own: pd.DataFrame, method: str, quantity: str) -> str:
 
 def figure(panel: str, role: str, suite: str) -> PageOutput:
     """Draw one figure of the page, or note that it was not run."""
-    points = Evidence(suite, role, "8").table("theory_points")
-    own = points[points["setting"].isin(["", studied_setting(suite)])]
-    lines = rows(suite, role)
-    with drawing():
-        return shown(PANELS[panel](lines, own) if len(lines) and len(own) else None, panel)
-
-
-def sheet(panels: int, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure of panels below each other."""
-    figure = Figure(figsize=(WIDTH, height * panels), layout="constrained")
-    return figure, list(np.atleast_1d(figure.subplots(panels, 1)))
+    lines, points = rows(suite, role), rows(suite, role, "theory_points")
+    if lines.empty or points.empty:
+        return shown(None, panel)
+    draw, panels, height = PANELS[panel]
+    with stacked(panels, height * panels) as (figure, axes):
+        draw(figure, axes, lines, points)
+        return shown(figure, panel)
 
 
 def by_block(rows: pd.DataFrame, method: str, quantity: str, statement: str) -> pd.Series:
@@ -143,9 +137,10 @@ def pair_of_bars(axes: Axes, values: pd.Series, place: int, **look: Any) -> None
     axes.bar(places, values, width=0.36, **look)
 
 
-def decomposition(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
+def decomposition(
+    figure: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame
+) -> None:
     """Draw drift after every block, stacked from the parts of Proposition 1."""
-    figure, axes = sheet(2, 3.0)
     for ax, method in zip(axes, MODELS, strict=True):
         base = 0.0
         for quantity, (name, look) in PARTS.items():
@@ -158,12 +153,11 @@ def decomposition(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
     axes[1].sharey(axes[0])
     axes[1].set_xlabel("after block")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
 
 
-def propagation(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
+def propagation(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw where final drift comes from, and how fast the quadrature converges."""
-    figure, (origin, nodes) = sheet(2, 3.2)
+    origin, nodes = axes
     for i, method in enumerate(MODELS):
         share = by_block(rows, method, "share_of_final", "proposition_2")
         share = share.loc[sorted(share.index, key=depth)]
@@ -184,12 +178,11 @@ def propagation(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
     nodes.minorticks_off()
     nodes.set(xlabel="quadrature nodes", ylabel="largest relative error")
     nodes.legend(loc="lower left")
-    return figure
 
 
-def bounds(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
+def bounds(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw what three bounds allow against what happens."""
-    figure, (growth, scores, losses) = sheet(3, 3.6)
+    growth, scores, losses = axes
     found = select(points, {"statement": "proposition_5"})
     for method in MODELS:
         own = select(found, {"method": method})
@@ -213,10 +206,9 @@ def bounds(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
         ax.set_ylabel("at most, by the bound")
         ax.minorticks_off()
         ax.legend(loc="lower right")
-    return figure
 
 
-def margins(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
+def margins(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw the largest score change over half the expert's lead, by whether the answer stayed."""
     found = select(points, {"statement": "margin"})
     ratio = np.log10((found["actual"] / found["bound"].clip(lower=1e-9)).clip(1e-2, 1e3))
@@ -226,7 +218,6 @@ def margins(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
         1: {"color": COLOURS["featcal"], "label": "answer stays"},
         0: {"color": COLOURS["merged"], "label": "answer changes", **HATCHED},
     }
-    figure, axes = sheet(2, 3.0)
     for ax, method in zip(axes, MODELS, strict=True):
         below = np.zeros(len(edges) - 1)
         for kept, look in looks.items():
@@ -236,31 +227,25 @@ def margins(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
             ax.bar(edges[:-1][there], counts[there], 0.18, below[there], align="edge", **look)
             below += counts
         ax.axvline(0, color=INK, lw=1.5, ls="--")
-        wanted = {"method": method, "statement": "margin"}
-        sure, fact = (
-            select(rows, wanted | {"quantity": quantity})["value"].mean()
-            for quantity in ("kept_by_score", "kept_in_fact")
-        )
+        stated = select(rows, {"method": method, "statement": "margin"})
+        kept = stated.groupby("quantity")["value"].mean()
+        sure, fact = kept["kept_by_score"], kept["kept_in_fact"]
         ax.set_title(f"{NAMES[method]}: {sure:.0f} % guaranteed, {fact:.0f} % in fact")
         ax.set_xticks([-1, 0, 1, 2], ["0.1", "1", "10", "100"])
         ax.set(ylabel="images")
     axes[0].legend()
     axes[1].set_xlabel("largest score change / half the expert's lead")
-    return figure
 
 
-def solved_inputs(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
+def solved_inputs(_: Figure, axes: list[Axes], rows: pd.DataFrame, points: pd.DataFrame) -> None:
     """Draw how far a linear's inputs move after its solution, and what that does to its fit."""
-    figure, (moved, fits) = sheet(2, 3.2)
+    moved, fits = axes
     kinds = (("stale", "stale features", "merged"), ("forward", "forward order", "featcal"))
     for i, (kind, name, method) in enumerate(kinds):
         values = by_block(rows, "featcal", f"{kind}_moved", "proposition_8")
         look = HATCHED if kind == "stale" else {}
         pair_of_bars(moved, values, i, color=COLOURS[method], label=name, **look)
-        for part, said, style in (
-            ("on_source", "as solved", "--"),
-            ("deployed", "as deployed", "-"),
-        ):
+        for part, (said, style) in FITS.items():
             fit = by_block(rows, "featcal", f"{kind}_{part}", "proposition_8")
             line = {"color": COLOURS[method], "marker": MARKERS[method], "label": f"{name}, {said}"}
             fits.plot(numbered(fits, fit.index), fit, style, markersize=7, **line)
@@ -268,9 +253,10 @@ def solved_inputs(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
     moved.legend()
     fits.set(xlabel="block", ylabel="misfit of linears (%)", ylim=(0, None))
     fits.legend(fontsize=10)
-    return figure
 
 
-PANELS: dict[str, Callable[[pd.DataFrame, pd.DataFrame], Figure]] = {
-    "decomposition": decomposition, "propagation": propagation, "bounds": bounds, "margins": margins, "sources": solved_inputs,
+Draw = Callable[[Figure, list[Axes], pd.DataFrame, pd.DataFrame], None]
+PANELS: dict[str, tuple[Draw, int, float]] = {  # panels, and the height of each
+    "decomposition": (decomposition, 2, 3.0), "propagation": (propagation, 2, 3.2), "bounds": (bounds, 3, 3.6),
+    "margins": (margins, 2, 3.0), "sources": (solved_inputs, 2, 3.2),
 }  # fmt: skip

@@ -117,7 +117,7 @@ def test_columns_are_the_tasks_of_the_user(tmp_path, monkeypatch):
 def test_the_share_recovered_is_the_part_of_the_gap(results):
     ours = Evidence("mini", "clip_b32", "8")
     assert accuracies.share_of(ours, "average", "suite") == f"{100 * (80 - 60) / (90 - 60):.0f}"
-    assert accuracies.share_of(ours, "wudi", "suite") == accuracies.NOT_RUN
+    assert "not run" in accuracies.share_of(ours, "wudi", "suite")
     said = [paper_recovered("table10", "average", corrected=c) for c in (False, True)]
     assert said[0] == pytest.approx(100 * (87.3 - 61.1) / (90.3 - 61.1))
     assert said[1] == pytest.approx(100 * (73.15 - 61.1) / (89.8 - 61.1))
