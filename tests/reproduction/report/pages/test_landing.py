@@ -30,6 +30,8 @@ def means(file):
     if "chat" in file:
         own = set(rows[rows["method"] == "expert"]["task"])
         rows = rows[rows["task"].isin({task for task in own if "-greedy" not in task})]
+    if "default" in file:
+        rows = rows[rows["samples"] == 32]  # which the page names
     model = ["upstream", "method", "setting"]
     return dict(rows.groupby([*model, "seed"])["value"].mean().groupby(model).mean())
 
