@@ -17,17 +17,11 @@ from featcal.data.texts import VOCABULARIES
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyTensor, is_adapter
-from featcal.models.load import (
-    load_model,
-    load_tokenizer,
-    load_vision,
-    model_class,
-    require_one_family,
-)
+from featcal.models.load import load_model, load_tokenizer, load_vision, model_class, untied
 from featcal.models.lora import WEIGHTS, dense_model, is_peft, without_adapters
 from featcal.models.modules import tied_names
-from featcal.models.save import untied
 from featcal.models.stored import ModelCheckpoint
+from featcal.models.streamed import require_one_family
 
 Tensors = Mapping[str, LazyTensor]  # a model as merging reads it, sorted by name
 

@@ -105,6 +105,19 @@ def is_adapter(model: object) -> bool:
     return (Path(model) / ADAPTER).is_file() and not any(Path(model).glob("model*.safetensors"))
 
 
+def modules_of(folder: Path) -> dict[str, str]:
+    """Return the class names of a folder's modules by sub-folder, without the transformer."""
+    file = folder / MODULES
+    if not file.is_file():
+        return {}
+    try:
+        parts = {PurePosixPath(part["path"]).as_posix(): part["type"] for part in read_json(file)}
+        return {path: str(kind).rpartition(".")[2] for path, kind in parts.items() if path != "."}
+    except (TypeError, KeyError, AttributeError):
+        problem = "is not the list of a SentenceTransformer's parts"
+        raise BadFile(file, problem, "copy or download it again, or remove it") from None
+
+
 class LazyCheckpoint(dict[str, LazyTensor]):
     """The tensors of a Hugging Face folder (one file, or shards with an index), sorted by name.
 

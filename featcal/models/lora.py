@@ -21,9 +21,8 @@ from featcal.errors import BadEnvironment, BadFile
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
 from featcal.models.checkpoint import LazyCheckpoint, folder_path, no_safetensors, read_safetensors
-from featcal.models.load import load_as_calibrated
+from featcal.models.load import load_as_calibrated, save_model
 from featcal.models.modules import tied_names
-from featcal.models.save import save_model
 
 WEIGHTS = "adapter_model.safetensors"
 # what peft adds to the names of a model's own parameters

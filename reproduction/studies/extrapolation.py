@@ -210,7 +210,7 @@ def spectrum(
     from featcal.calibration.features import Spool
     from featcal.calibration.models import open_models
     from featcal.core.precision import exact_products
-    from featcal.models.save import save_model
+    from featcal.models.load import save_model
 
     merged, device = setup.merged(study.upstream), setup.context.device
     with ExitStack() as opened:
