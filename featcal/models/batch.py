@@ -111,10 +111,9 @@ def naming(task: str, number: int) -> Iterator[None]:
 def padding_mask(
     batch: Batch, hidden: Tensor, keyword: str = "attention_mask", pad: int | None = None
 ) -> Tensor | None:
-    """Return the padding mask (batch, tokens) of `hidden` (batch, tokens, d), 0 at padding.
+    """Return the padding mask (batch, tokens) of `hidden` (batch, tokens, d), None without padding.
 
-    None, so that every token counts, if the batch has no mask of that shape. "labels" masks tokens
-    without a label; a missing "decoder_attention_mask" is derived from the decoder's tokens.
+    "labels" masks tokens without a label; a decoder's missing mask is derived from its tokens.
     """
     mask, labels = batch.get(keyword), batch.get("labels")
     if isinstance(mask, Tensor) and keyword == "labels":
@@ -138,16 +137,14 @@ def pad_token(model: nn.Module) -> int | None:
 def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:
     """Return the pooled features (n, h) of a model's output, or None if nothing is pooled.
 
-    Images are projected where the model does so. Texts have the mean over tokens, as in
-    Sentence-BERT (Reimers and Gurevych, 2019), where the model does not pool.
+    Texts have the mean over tokens, as in Sentence-BERT (Reimers and Gurevych, 2019).
     """
     if (embedded := getattr(output, "image_embeds", None)) is not None:
         return embedded
     hidden = getattr(output, "last_hidden_state", None)
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if isinstance(hidden, Tensor) and kind != "clip_text_model":
-        mask = padding_mask(batch, hidden)
-        if mask is not None:
+        if (mask := padding_mask(batch, hidden)) is not None:
             return token_mean(hidden, mask)
     return getattr(output, "pooler_output", None)
 
@@ -223,14 +220,11 @@ USE_LIBRARY = "encode with sentence-transformers itself"
 
 @dataclass(frozen=True)
 class Texts:
-    """How a folder prepares texts; without a modules.json it leaves them as they are.
+    """How a folder prepares texts; without a modules.json it leaves them as they are."""
 
-    prompt: put before every text.   lower: lower-case texts.   longest: maximum number of tokens.
-    """
-
-    prompt: str = ""
+    prompt: str = ""  # put before every text
     lower: bool = False
-    longest: int | None = None
+    longest: int | None = None  # maximum number of tokens
 
     @classmethod
     def of_folder(cls, folder: Path) -> "Texts":
@@ -256,18 +250,12 @@ def optional_json(file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Settings that turn the features of texts into vectors.
+    """Settings that turn the features of texts into vectors."""
 
-    modes:    of pooling over tokens (MODES); several are concatenated.
-    layers:   applied to the pooled vectors, in turn.
-    unpooled: number of first tokens, of the prompt, that pooling leaves out.
-    given:    True if the folder defines all this; otherwise it is the mean over tokens.
-    """
-
-    modes: tuple[str, ...] = ("mean",)
-    layers: tuple[Callable[[Tensor], Tensor], ...] = ()
-    unpooled: int = 0
-    given: bool = False
+    modes: tuple[str, ...] = ("mean",)  # of pooling over tokens; several are concatenated
+    layers: tuple[Callable[[Tensor], Tensor], ...] = ()  # applied to the pooled vectors, in turn
+    unpooled: int = 0  # number of first tokens, of the prompt, that pooling leaves out
+    given: bool = False  # whether the folder defines all this
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> "Sentences":
@@ -350,11 +338,8 @@ def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
 
 
 def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = None) -> list[str]:
-    """Write the means of the experts' weights of each module, such as Dense, into a merged folder
-    that has the base's modules.
+    """Write the experts' mean weights of each module, such as Dense, into `out`; None checks only.
 
-    An expert without a modules.json has the base's modules.
-    out: None checks only.
     Returns: a sentence for each module that is averaged, or in which models differ otherwise.
     Raises: BadFile for a module that the base lacks, or whose weights cannot be averaged.
     """

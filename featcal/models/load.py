@@ -183,10 +183,7 @@ def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def model_class(folder: str | Path) -> type[PreTrainedModel]:
-    """Return the transformers class that config.json names. Raises: MissingPath, BadFile.
-
-    A sentence encoder, which has a modules.json, is loaded without the head that it may name.
-    """
+    """Return the transformers class that config.json names. Raises: MissingPath, BadFile."""
     path = folder_path(folder)
     if is_adapter(folder):
         made = f"featcal merge average --base BASE --out MODEL --expert NAME={folder}"
@@ -195,7 +192,7 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
         raise BadFile(folder, problem, way_out, f"to make a model of it: {made}")
     refuse_code(folder)
     config = read_json(path / CONFIG)
-    if (path / MODULES).is_file():
+    if (path / MODULES).is_file():  # a sentence encoder is loaded without the head it may name
         try:
             encoder = AutoConfig.from_pretrained(folder, local_files_only=True)
             return MODEL_MAPPING[type(encoder)]  # type: ignore[return-value]
@@ -311,8 +308,8 @@ def shard_writer(
 ) -> Iterator[ShardWriter]:
     """Write a folder of shards: `with shard_writer(folder) as writer: writer.write(name, tensor)`.
 
-    It appears complete at the end, or not at all; `writer.folder` is the unfinished one. More bytes
-    than `limit` make numbered shards. Raises: BadFile, DiskFull.
+    It appears complete at the end, or not at all; `writer.folder` is the unfinished one.
+    Raises: BadFile, DiskFull.
     """
     require_replaceable(Path(folder))
     with atomic_folder(folder, needed) as hidden:
@@ -344,10 +341,7 @@ def _write_safetensors(path: Path, tensors: dict[str, tuple[Tensor, Path]]) -> N
 def save_model(
     module: nn.Module, folder: str | Path, like: str | Path | None = None, limit: int = LIMIT
 ) -> Path:
-    """Write config.json and safetensors, and copy the other files of the folder `like`.
-
-    The folder appears complete or not at all; tensors that share memory are written once.
-    """
+    """Write config.json and safetensors, and copy the other files of the folder `like`."""
     state = untied(module)
     needed = sum(tensor.nbytes for tensor in state.values())
     with shard_writer(folder, limit, needed) as writer:

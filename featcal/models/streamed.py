@@ -53,13 +53,8 @@ class InMemoryModel:
 class StreamedModel(ModelFolder):
     """The model of a folder; parameters of `module` are on meta outside of `block` and `running`.
 
-    Args:
-        blocks: paths of the lists of blocks, as in a plan; other outermost lists are treated alike.
-        dtype: of loaded parameters, whatever the file holds.
-        override: by name a tensor to load instead of the folder's, or None.
-        like: class to load the folder's tower into, whose own head may be missing.
-
-    Raises: as ModelFolder; WrongKeys, MissingTensor, so that names and shapes are checked here.
+    blocks: paths of the lists of blocks, as in a plan; other outermost lists are treated alike.
+    like: class to load the folder's tower into, whose own head may be missing.
     """
 
     def __init__(
@@ -114,11 +109,7 @@ class StreamedModel(ModelFolder):
 
     @contextmanager
     def running(self) -> Iterator[nn.Module]:
-        """Let the forward of the model, and of each of its parts, load what it needs.
-
-        Parameters of a block are loaded while it computes, others are kept once loaded. The first
-        is loaded at once, as models tell their device by it.
-        """
+        """Let every forward load what it needs: a block's parameters while it computes, others once."""
         kept: list[str] = []
 
         def loading(forward: Callable[..., Any], names: Sequence[str], inside: bool) -> Any:
@@ -149,7 +140,7 @@ class StreamedModel(ModelFolder):
                 inside = any(path.startswith(blocks) for blocks in self._lists)
                 forwards.append((module, loading(module.forward, names, inside)))
         try:
-            self._load([next(iter(self._meta))], kept)
+            self._load([next(iter(self._meta))], kept)  # models tell their device by it
             with replaced_forwards(forwards):
                 yield self.module
         finally:
@@ -210,10 +201,7 @@ ModelHandle = InMemoryModel | StreamedModel
 
 
 def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield one block of every model by name, reading the next while the caller uses one.
-
-    At most two are in memory, and none once the iterator is closed.
-    """
+    """Yield one block of every model by name, reading the next while the caller uses one."""
     names = sorted(models)
     streamed = {name: each for name, each in models.items() if isinstance(each, StreamedModel)}
     with ThreadPoolExecutor(1, "featcal-read") as thread:
@@ -287,10 +275,7 @@ def require_one_family(kinds: Mapping[str, type]) -> None:
 
 
 def require_same_configs(configs: Mapping[str, Any]) -> None:
-    """Raise FeatCalError, naming keys, values and models, unless all models compute alike.
-
-    configs: by label in errors, the first one's is the reference; None for a model without.
-    """
+    """Raise FeatCalError, naming keys, values and models, unless all configs, by label, are alike."""
     (here, reference), *others = configs.items()
     for there, config in others:
         if not all(isinstance(each, PretrainedConfig) for each in (reference, config)):
