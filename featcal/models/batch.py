@@ -143,9 +143,9 @@ def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:
         return embedded
     hidden = getattr(output, "last_hidden_state", None)
     kind = getattr(getattr(model, "config", None), "model_type", None)
-    if isinstance(hidden, Tensor) and kind != "clip_text_model":
-        if (mask := padding_mask(batch, hidden)) is not None:
-            return token_mean(hidden, mask)
+    mask = padding_mask(batch, hidden) if isinstance(hidden, Tensor) else None
+    if mask is not None and kind != "clip_text_model":
+        return token_mean(hidden, mask)
     return getattr(output, "pooler_output", None)
 
 
