@@ -231,8 +231,8 @@ class Texts:
         """Read a folder's settings. Raises: BadFile."""
         if not (folder / MODULES).is_file():
             return cls()
-        limits = [optional_json(file) for file in sorted(folder.glob("sentence_*_config.json"))]
-        limits = limits[0] if limits else {}
+        files = sorted(folder.glob("sentence_*_config.json"))
+        limits = optional_json(files[0]) if files else {}
         prompts = optional_json(folder / "config_sentence_transformers.json")
         prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name")) or ""
         return cls(prompt, bool(limits.get("do_lower_case")), limits.get("max_seq_length"))
@@ -265,9 +265,9 @@ class Sentences:
         prompt = Texts.of_folder(folder).prompt
         for path, kind in modules_of(folder).items():
             if kind == "Pooling":
-                modes = pooling_modes(folder / path / "config.json")
-                whole = optional_json(folder / path / "config.json").get("include_prompt", True)
-                if prompt and not whole:
+                config = optional_json(folder / path / "config.json")
+                modes = pooling_modes(config, folder / path / "config.json")
+                if prompt and not config.get("include_prompt", True):
                     tokenizer = load_tokenizer(folder)
                     ids = tokenizer(prompt)["input_ids"]
                     unpooled = len(ids) - (ids[-1] in tokenizer.all_special_ids)
@@ -308,9 +308,8 @@ def pool(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
     return torch.cat([pools[mode]() for mode in modes], dim=-1)
 
 
-def pooling_modes(file: Path) -> tuple[str, ...]:
+def pooling_modes(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     """Return the modes of a Pooling module, in its old or its present form. Raises: BadFile."""
-    config = optional_json(file)
     given = config.get("pooling_mode") or [
         key.removeprefix("pooling_mode_")
         for key, on in config.items()

@@ -274,32 +274,19 @@ def require_replaceable(folder: Path) -> None:
 
 
 class ShardWriter:
-    """Collect tensors in an unfinished folder, and join them to shards; see `shard_writer`."""
+    """The tensors in an unfinished folder, each in a file of its own; see `shard_writer`."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
-        self._spool = folder / ".spool"
-        self._spool.mkdir()
-        self._tensors: dict[str, tuple[Tensor, Path]] = {}  # on meta, with the file of the values
+        self.folder, self.spool = folder, folder / ".spool"
+        self.spool.mkdir()
+        self.tensors: dict[str, tuple[Tensor, Path]] = {}  # on meta, with the file of the values
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Write one tensor; each name once."""
-        assert name not in self._tensors, f"{name} written twice"
-        flat, file = tensor.detach().cpu().contiguous(), self._spool / str(len(self._tensors))
+        assert name not in self.tensors, f"{name} written twice"
+        flat, file = tensor.detach().cpu().contiguous(), self.spool / str(len(self.tensors))
         file.write_bytes(flat.reshape(-1).view(torch.uint8).numpy().data)
-        self._tensors[name] = flat.to("meta"), file
-
-    def join(self, limit: int) -> None:
-        """Write the shards, tensors by name, and their index if there are several."""
-        tensors = {name: tensor for name, (tensor, _) in sorted(self._tensors.items())}
-        split = split_torch_state_dict_into_shards(tensors, max_shard_size=limit)
-        for file, names in split.filename_to_tensors.items():
-            _write_safetensors(self.folder / file, {name: self._tensors[name] for name in names})
-        if split.is_sharded:
-            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-            (self.folder / INDEX).write_text(text, "utf-8")
-        shutil.rmtree(self._spool)
+        self.tensors[name] = flat.to("meta"), file
 
 
 @contextmanager
@@ -313,9 +300,16 @@ def shard_writer(
     """
     require_replaceable(Path(folder))
     with atomic_folder(folder, needed) as hidden:
-        writer = ShardWriter(hidden)
-        yield writer
-        writer.join(limit)
+        yield (writer := ShardWriter(hidden))
+        tensors = {name: tensor for name, (tensor, _) in sorted(writer.tensors.items())}
+        split = split_torch_state_dict_into_shards(tensors, max_shard_size=limit)
+        for file, names in split.filename_to_tensors.items():
+            _write_safetensors(hidden / file, {name: writer.tensors[name] for name in names})
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+            (hidden / INDEX).write_text(text, "utf-8")
+        shutil.rmtree(writer.spool)
 
 
 def _write_safetensors(path: Path, tensors: dict[str, tuple[Tensor, Path]]) -> None:
