@@ -1,9 +1,11 @@
 """Run a model's blocks one by one, and capture tensors inside a forward.
 
-Every hook lives in a `with` and is removed at its end, whatever is raised inside.
+Every hook lives in a `with` and is removed at its end, whatever is raised inside. Activations that
+transformers writes as several operations run in place: the same bits, with less memory.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
+from transformers.activations import NewGELUActivation, QuickGELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 
 from featcal.errors import BadCapture, BadPlan
@@ -143,10 +146,37 @@ def first_inputs(
     return hidden[0], tuple(calls)
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """Return x σ(1.702 x), CLIP's activation."""
+    return (x * 1.702).sigmoid_().mul_(x)
+
+
+def new_gelu(x: Tensor) -> Tensor:
+    """Return ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))), the activation of T5 and GPT-2."""
+    inner = torch.pow(x, 3.0).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi))
+    return inner.tanh_().add_(1.0).mul_(0.5 * x)
+
+
+IN_PLACE: dict[type[nn.Module], Any] = {
+    QuickGELUActivation: quick_gelu,
+    NewGELUActivation: new_gelu,
+}
+
+
+@contextmanager
+def in_place(block: nn.Module) -> Iterator[None]:
+    """Run a block's activations in place inside the `with`, unless gradients are needed."""
+    modules = [] if torch.is_grad_enabled() else block.modules()
+    known = [m for m in modules if type(m) in IN_PLACE and "forward" not in vars(m)]
+    with replaced_forwards([(module, IN_PLACE[type(module)]) for module in known]):
+        yield
+
+
 def step(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments) -> Features:
     """Run one block; return its output and the following blocks' arguments. Raises: BadCapture."""
     version = hidden._version
-    out = block(hidden, **arguments[0])
+    with in_place(block):
+        out = block(hidden, **arguments[0])
     if hidden._version != version:
         raise BadCapture([type(block).__name__], "the block overwrites its own input in place")
     following = arguments[1:] or arguments
