@@ -44,8 +44,8 @@ from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli.calibrate import return_large_blocks
 from featcal.cli.plan import meta_batch
 from featcal.files import write_json
+from featcal.models.load import save_model
 from featcal.models.plan import plan_for
-from featcal.models.save import save_model
 from featcal.models.stored import skeleton
 
 SIZES = {

@@ -45,7 +45,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import featcal
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
-from featcal.models.save import save_model
+from featcal.models.load import save_model
 
 OK, NAMED, SILENT, TRACEBACK = "ok", "named", "silent", "traceback"
 MODELS = ("merged", "calibrated")  # whose drift featcal.json records

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from featcal.data.images import Preprocess
-from featcal.models.save import save_model
+from featcal.models.load import save_model
 
 WORDS = ("[pad]", "[start]", "[end]", "[unk]", *"a photo of the cat dog ship red .".split())
 SIZES = {"num_hidden_layers": 2}

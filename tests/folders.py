@@ -9,8 +9,7 @@ from families import FAMILIES
 from tiny import make
 
 from featcal.models.blocks import model_call
-from featcal.models.load import load_model, load_vision
-from featcal.models.save import save_model
+from featcal.models.load import load_model, load_vision, save_model
 from featcal.models.streamed import StreamedModel
 
 WAYS = {"transformers": lambda model, folder: model.save_pretrained(folder), "featcal": save_model}

@@ -9,7 +9,7 @@ from families import CLIP_TEXT, GROUPED, T5
 from tiny import TEXT, make
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from featcal.models.save import save_model
+from featcal.models.load import save_model
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIAL = ("<pad>", "</s>", "<s>")

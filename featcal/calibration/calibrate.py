@@ -30,10 +30,9 @@ from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting
 from featcal.files import claimed
 from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
-from featcal.models.load import load_as_calibrated
+from featcal.models.load import load_as_calibrated, require_replaceable
 from featcal.models.modules import packed_experts
 from featcal.models.plan import BlockPlan
-from featcal.models.save import require_replaceable
 from featcal.models.streamed import InMemoryModel, ModelHandle
 from featcal.settings import Calibration, require
 

@@ -29,6 +29,7 @@ from featcal.errors import BadFile, NotFinite
 from featcal.models.batch import (
     Batch,
     Batches,
+    Sentences,
     TaskBatches,
     naming,
     output_embeddings,
@@ -43,7 +44,6 @@ from featcal.models.batch import (
 from featcal.models.blocks import model_call
 from featcal.models.load import evaluation_mode
 from featcal.models.plan import BlockPlan, plan_for
-from featcal.models.sentences import Sentences
 from featcal.models.streamed import ModelHandle, StreamedModel
 from featcal.settings import Calibration
 

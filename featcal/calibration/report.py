@@ -21,9 +21,9 @@ from featcal.card import SENTENCE_CLASS, front_matter, name_of, render_card
 from featcal.core.moments import Drift
 from featcal.models.batch import Batch, TaskBatches, check_batch, naming, pad_token, padding_mask
 from featcal.models.blocks import StopForward, model_call, output_hooks
+from featcal.models.checkpoint import modules_of
 from featcal.models.load import evaluation_mode
 from featcal.models.plan import BlockPlan, blocks_of
-from featcal.models.sentences import modules_of
 from featcal.models.streamed import ModelHandle
 from featcal.settings import Calibration
 

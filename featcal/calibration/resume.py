@@ -25,8 +25,8 @@ from featcal.core.moments import TokenRule
 from featcal.errors import BadFile
 from featcal.files import atomic_folder, atomic_path, read_json, write_json
 from featcal.models.checkpoint import LazyCheckpoint
+from featcal.models.load import copy_other_files, save_model, shard_writer
 from featcal.models.plan import BlockPlan
-from featcal.models.save import copy_other_files, save_model, shard_writer
 from featcal.models.streamed import InMemoryModel, Override, StreamedModel
 from featcal.settings import Calibration
 

@@ -166,7 +166,7 @@ def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
         return require_writable(key, out)
     expected = "names something that exists; name a new folder, or replace it with --force"
     require(force, key, given, expected)
-    from featcal.models.save import require_replaceable
+    from featcal.models.load import require_replaceable
 
     require_replaceable(out)
 

@@ -21,8 +21,8 @@ from transformers.models.auto.modeling_auto import (
 
 from featcal.data.places import LABEL, Location, cut_off, open_table, split_files
 from featcal.errors import BadData, BadFile, BadSetting
+from featcal.models.batch import Texts
 from featcal.models.load import load_tokenizer
-from featcal.models.sentences import Texts
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -17,12 +17,17 @@ from featcal.calibration.features import on_device
 from featcal.core.moments import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
-from featcal.models.batch import Batches, Model, check_batch, check_tasks, naming
-from featcal.models.load import evaluation_mode, require_same_configs, torch_device
+from featcal.models.batch import Batches, Model, Sentences, check_batch, check_tasks, naming
+from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan, blocks_of, plan_for
-from featcal.models.sentences import Sentences
-from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_same_tensors
+from featcal.models.streamed import (
+    InMemoryModel,
+    ModelHandle,
+    StreamedModel,
+    require_same_configs,
+    require_same_tensors,
+)
 from featcal.settings import require
 
 

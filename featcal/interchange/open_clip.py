@@ -22,8 +22,13 @@ from featcal.data.images import Preprocess
 from featcal.errors import BadEnvironment, BadFile, BadSetting, MissingPath, TensorsDiffer
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.checkpoint import no_safetensors, read_safetensors
-from featcal.models.load import load_clip, load_vision, quiet_transformers
-from featcal.models.save import copy_other_files, save_model
+from featcal.models.load import (
+    copy_other_files,
+    load_clip,
+    load_vision,
+    quiet_transformers,
+    save_model,
+)
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 # files that open_clip looks for, in its order

@@ -19,13 +19,20 @@ from featcal.merging import sources as of_models
 from featcal.merging.registry import MergeJob, Method, NamedTensors, method_named, settings_of
 from featcal.merging.sources import Source, Tensors, class_of, is_vocabulary
 from featcal.merging.tensors import add_task_vector
-from featcal.models.batch import Model, TaskBatches
-from featcal.models.checkpoint import is_adapter, read_safetensors
-from featcal.models.load import VISION, load_model, load_vision, require_same_configs, torch_device
+from featcal.models.batch import Model, TaskBatches, merge_modules
+from featcal.models.checkpoint import is_adapter, modules_of, read_safetensors
+from featcal.models.load import (
+    VISION,
+    copy_other_files,
+    load_model,
+    load_vision,
+    shard_writer,
+    torch_device,
+    write_config,
+)
 from featcal.models.lora import untied_config
-from featcal.models.save import copy_other_files, shard_writer, write_config
-from featcal.models.sentences import merge_modules, modules_of
 from featcal.models.stored import ModelCheckpoint
+from featcal.models.streamed import require_same_configs
 from featcal.settings import require
 
 PROJECTION, LOGIT_SCALE = "visual_projection", "logit_scale"

@@ -14,12 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
-from featcal.models import load
+from featcal.models import load, streamed
 from featcal.models.batch import Model
 from featcal.models.checkpoint import SINGLE, LazyTensor, is_adapter
 from featcal.models.lora import WEIGHTS, dense_model, is_peft, without_adapters
 from featcal.models.modules import tied_names
-from featcal.models.save import untied
 from featcal.models.stored import ModelCheckpoint
 
 Tensors = Mapping[str, LazyTensor]  # a model as merging reads it, sorted by name
@@ -42,7 +41,7 @@ class ModuleSource:
     def __init__(self, module: nn.Module, label: str | Path, like: "Source | None" = None):
         self.module, self.ties = module, tied_names(module)
         plain = without_adapters(module, torch.float64)
-        state = untied(plain)
+        state = load.untied(plain)
         if isinstance(like, ModelCheckpoint):
             state = like.from_module(state)
         narrow = next(module.parameters()).dtype if plain is not module else None
@@ -184,7 +183,7 @@ def align(
     # an adapter has the base's tensors
     kinds = {task: ours if is_adapter(m) else class_of(m) for task, m in models.items()}
     named = {"base": ours} | {f"expert {task!r}": kind for task, kind in kinds.items()}
-    load.require_one_family(named)
+    streamed.require_one_family(named)
     aligned, kept = dict(experts), set[str]()
     tower, names = tower_prefix(ours, base), set(base)
     counts = {each.shape[0] for name, each in base.items() if is_vocabulary(name)}

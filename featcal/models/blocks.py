@@ -107,11 +107,8 @@ def first_inputs(
 ) -> Features:
     """Return the hidden states that reach a stack's first block, and its other arguments by name.
 
-    The model's own forward stops at that block. With `mixed` it goes on for the arguments of every
-    block, while blocks pass their input on unchanged.
-
-    source, fed: the stack that feeds this one, and its output, which replaces running it.
-    Raises: BadPlan if a block is never reached, or does not receive `fed` by the plan's keyword.
+    The model's own forward stops at that block; with `mixed`, at the last one, while blocks pass
+    their input on. `fed` replaces running `source`, which feeds this stack. Raises: BadPlan.
     """
     calls: list[dict[str, Any]] = []
     arrived: list[bool] = []
@@ -207,10 +204,7 @@ def replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> dict[
 
 
 def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> None:
-    """Raise BadPlan unless replaying every stack's blocks gives the result of the model's forward.
-
-    A CPU replays bit for bit; a GPU's kernels may differ in the last bits.
-    """
+    """Raise BadPlan unless replaying every stack's blocks gives the result of the model's forward."""
     name = type(model).__name__
     with torch.no_grad():
         with ExitStack() as hooks:
@@ -240,14 +234,11 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
 
 
 class Captured(dict[str, Tensor]):
-    """Tensors by name, with the version each had when it was captured.
-
-    scales: of residual streams the γ (d,) of each linear whose output is scaled first, by name.
-    """
+    """Tensors by name, with the version each had when it was captured."""
 
     def __init__(self, enough: Enough | None):
         super().__init__()
-        self.scales: dict[str, Tensor] = {}
+        self.scales: dict[str, Tensor] = {}  # γ (d,) of linears whose output is scaled before a sum
         self._versions: dict[str, int] = {}
         self._enough = enough
 
@@ -269,8 +260,7 @@ def module_inputs(
 ) -> Iterator[dict[str, Tensor]]:
     """Capture the first positional input of each named module during the next forward of a block.
 
-    The `with` ends once `enough` agrees. Needs `no_grad`: `inference_mode` has no version counters.
-    Raises: BadCapture for an input that is not seen, seen twice or overwritten.
+    The `with` ends once `enough` agrees. Raises: BadCapture if one is unseen or not to be trusted.
     """
     inputs = Captured(enough)
 
@@ -306,10 +296,7 @@ def module_outputs(
 
 @contextmanager
 def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str, Tensor]]:
-    """Capture the input of the first block, "embeddings", and the outputs "00", "01", … of all.
-
-    Raises: BadCapture for a block that runs twice.
-    """
+    """Capture the first block's input, "embeddings", and every output, "00", "01", …, by name."""
     features: dict[str, Tensor] = {}
 
     def entering(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -319,9 +306,8 @@ def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str,
         number = f"{int(name):02d}"
         if number in features:
             path = next(path for path, each in model.named_modules() if each is blocks[int(name)])
-            raise BadCapture(
-                [path], "this block runs twice in one forward, so it has two solutions"
-            )
+            problem = "this block runs twice in one forward, so it has two solutions"
+            raise BadCapture([path], problem)
         features[number] = output if isinstance(output, Tensor) else output[0]
 
     first = blocks[0].register_forward_pre_hook(entering, with_kwargs=True)
@@ -386,9 +372,7 @@ def residual_streams(
     """Capture the residual streams that outputs of named linears are added to in the next forward.
 
     A linear is left out if its output is normed or added to another linear's first, or is never
-    added to something with the rows of `hidden`. With `scales` γ, a stream is the sum minus γ y,
-    for an output y of this block. The `with` ends as in `module_inputs`.
-    Raises: BadCapture for a stream that was overwritten in place afterwards.
+    added to something with the rows of `hidden`. With `scales` γ, a stream is the sum minus γ y.
     """
     additions = Additions(hidden, scales, enough)
     hooks = output_hooks(block, names, additions.outputs.__setitem__)

@@ -42,15 +42,11 @@ KINDS = {
 
 @dataclass(frozen=True, eq=False)
 class LazyTensor:
-    """A tensor of a model that is read when it is needed.
-
-    name, file: the tensor and its file, or its model, in errors.
-    kind:       torch's name of its dtype, such as float32.
-    """
+    """A tensor of a model that is read when it is needed."""
 
     name: str
-    file: object
-    kind: str
+    file: object  # or its model, in errors
+    kind: str  # torch's name of its dtype, such as float32
     shape: tuple[int, ...]
     read: Callable[[], "Tensor"]  # on the CPU
 
@@ -105,11 +101,23 @@ def is_adapter(model: object) -> bool:
     return (Path(model) / ADAPTER).is_file() and not any(Path(model).glob("model*.safetensors"))
 
 
+def modules_of(folder: Path) -> dict[str, str]:
+    """Return the class names of a folder's modules by sub-folder, without the transformer."""
+    file = folder / MODULES
+    if not file.is_file():
+        return {}
+    try:
+        parts = {PurePosixPath(part["path"]).as_posix(): part["type"] for part in read_json(file)}
+        return {path: str(kind).rpartition(".")[2] for path, kind in parts.items() if path != "."}
+    except (TypeError, KeyError, AttributeError):
+        problem = "is not the list of a SentenceTransformer's parts"
+        raise BadFile(file, problem, "copy or download it again, or remove it") from None
+
+
 class LazyCheckpoint(dict[str, LazyTensor]):
     """The tensors of a Hugging Face folder (one file, or shards with an index), sorted by name.
 
-    part: "vision_model" selects that tower of a whole CLIPModel, without the prefix, which towers
-    saved before transformers 5 have too. Raises: MissingPath, TruncatedFile, BadFile.
+    part: a tower, such as a CLIPModel's "vision_model", without its prefix.
     """
 
     def __init__(self, folder: str | Path, part: str | None = None):

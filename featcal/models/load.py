@@ -1,26 +1,30 @@
-"""Load models and tokenizers of local folders, and compare the configurations of several.
+"""Load models and tokenizers of local folders, and write model folders.
 
 No code from a folder is ever run: a folder that needs it is refused, unless transformers has
 classes of the same names. (transformers would ask at the terminal and take "y" for consent.)
-
-Two models with the same tensors can still compute differently: another rotary base, number of heads
-or activation leaves every shape as it is.
+A folder is written from tensors that come one at a time, in any order: each goes to a file of its
+own first, so memory holds one tensor, and the bytes do not depend on the order.
 """
 
-import re
+import copy
+import json
+import os
+import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from huggingface_hub import split_torch_state_dict_into_shards
+from torch import Tensor, nn
 from transformers import (
     MODEL_MAPPING,
     AutoConfig,
     AutoTokenizer,
+    CLIPConfig,
     CLIPModel,
     CLIPVisionModel,
     PretrainedConfig,
@@ -28,9 +32,17 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from featcal.errors import BadFile, BadSetting, FeatCalError, TensorsDiffer, WrongKeys
-from featcal.files import read_json
-from featcal.models.checkpoint import MODULES, LazyCheckpoint, folder_path, is_adapter
+from featcal.errors import BadFile, BadSetting, WrongKeys
+from featcal.files import atomic_folder, read_json
+from featcal.models.checkpoint import (
+    INDEX,
+    KINDS,
+    MODULES,
+    LazyCheckpoint,
+    folder_path,
+    is_adapter,
+    modules_of,
+)
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 VISION = "vision_model"  # a CLIPModel's vision tower
@@ -171,10 +183,7 @@ def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def model_class(folder: str | Path) -> type[PreTrainedModel]:
-    """Return the transformers class that config.json names. Raises: MissingPath, BadFile.
-
-    A sentence encoder, which has a modules.json, is loaded without the head that it may name.
-    """
+    """Return the transformers class that config.json names. Raises: MissingPath, BadFile."""
     path = folder_path(folder)
     if is_adapter(folder):
         made = f"featcal merge average --base BASE --out MODEL --expert NAME={folder}"
@@ -183,7 +192,7 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
         raise BadFile(folder, problem, way_out, f"to make a model of it: {made}")
     refuse_code(folder)
     config = read_json(path / CONFIG)
-    if (path / MODULES).is_file():
+    if (path / MODULES).is_file():  # a sentence encoder is loaded without the head it may name
         try:
             encoder = AutoConfig.from_pretrained(folder, local_files_only=True)
             return MODEL_MAPPING[type(encoder)]  # type: ignore[return-value]
@@ -239,78 +248,147 @@ def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool
     return one.config_class is other.config_class and len(prefixes) == 1 and "" not in prefixes
 
 
-# keys that change no feature: training, labels and heads, special tokens, and what shapes show
-HARMLESS = re.compile(
-    r"_.*|.*(drop|initiali[sz]er|init_|jitter|_loss|loss_|label|classifier|summary_).*"
-    r"|.*(_token_ids?|_token_index|_cache|vocab_size|_range|_std|_flash_attn)"
-    r"|max_position_embeddings|n_positions|image_size|projection_dim|encoder_stride|layerscale_value"
-    r"|tie_word_embeddings|pretraining_tp|gradient_checkpointing|output_.*|mask_.*|use_mask_token"
-    r"|stage_names|out_features|out_indices|reshape_hidden_states|apply_layernorm|reduction"
-    r"|slow_but_exact|sparse_pred.*|(hidden|intermediate|patch)_size|num_(hidden_|decoder_)?layers"
-    r"|d_model|d_ff|n_embd|n_layer|ffn_dim|num_channels"
-)
-DERIVED = ("head_dim", "n_inner")  # where they are None, shapes and other keys give them
+# Writing
 
-# names of one activation
-SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+LIMIT = 5 * 10**9  # bytes per file, as transformers shards
+_KINDS = {getattr(torch, name): kind for kind, name in KINDS.items()}
+# files of weights and training states; an index lists shards
+WEIGHTS = (
+    ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5",
+    ".msgpack", ".ot", ".gguf", ".onnx", ".onnx_data", ".pb", ".tflite",
+)  # fmt: skip
+# files that describe a folder's own model, and are written anew with every model
+OWN_FILES = (
+    "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml",
+    "merge.json", "featcal.json",
+)  # fmt: skip
 
 
-def require_one_family(kinds: Mapping[str, type]) -> None:
-    """Raise TensorsDiffer unless the classes, by label, have their configs in one module.
+def require_replaceable(folder: Path) -> None:
+    """Raise BadFile if a path is taken by anything but an empty folder or a folder of a model."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
+    model = "config.json" in names or any(name.endswith(".safetensors") for name in names)
+    if folder.exists() and names and not model:
+        problem = "exists and is not a model's folder; only those are replaced"
+        raise BadFile(folder, problem, "name a new folder")
 
-    Same tensor names and shapes do not make one family: RoBERTa's are BERT's with another meaning.
+
+class ShardWriter:
+    """The tensors in an unfinished folder, each in a file of its own; see `shard_writer`."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.spool = folder, folder / ".spool"
+        self.spool.mkdir()
+        self.tensors: dict[str, tuple[Tensor, Path]] = {}  # on meta, with the file of the values
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Write one tensor; each name once."""
+        assert name not in self.tensors, f"{name} written twice"
+        flat, file = tensor.detach().cpu().contiguous(), self.spool / str(len(self.tensors))
+        file.write_bytes(flat.reshape(-1).view(torch.uint8).numpy().data)
+        self.tensors[name] = flat.to("meta"), file
+
+
+@contextmanager
+def shard_writer(
+    folder: str | Path, limit: int = LIMIT, needed: int | None = None
+) -> Iterator[ShardWriter]:
+    """Write a folder of shards: `with shard_writer(folder) as writer: writer.write(name, tensor)`.
+
+    It appears complete at the end, or not at all; `writer.folder` is the unfinished one.
+    Raises: BadFile, DiskFull.
     """
-    (here, this), *others = kinds.items()
-    for there, that in others:
-        ours, theirs = (getattr(kind, "config_class", None) for kind in (this, that))
-        if getattr(ours, "__module__", None) != getattr(theirs, "__module__", None):
-            named = here, this.__name__, there, that.__name__
-            alike = "if one computes as the other does, write its class into config.json"
-            way_out = f"all models must be of one family; {alike}"
-            raise TensorsDiffer("the architecture", *named, way_out)
+    require_replaceable(Path(folder))
+    with atomic_folder(folder, needed) as hidden:
+        yield (writer := ShardWriter(hidden))
+        tensors = {name: tensor for name, (tensor, _) in sorted(writer.tensors.items())}
+        split = split_torch_state_dict_into_shards(tensors, max_shard_size=limit)
+        for file, names in split.filename_to_tensors.items():
+            _write_safetensors(hidden / file, {name: writer.tensors[name] for name in names})
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+            (hidden / INDEX).write_text(text, "utf-8")
+        shutil.rmtree(writer.spool)
 
 
-def require_same_configs(configs: Mapping[str, Any]) -> None:
-    """Raise FeatCalError, naming keys, values and models, unless all models compute alike.
+def _write_safetensors(path: Path, tensors: dict[str, tuple[Tensor, Path]]) -> None:
+    """Write one file: length of the header, header padded to 8 bytes, bytes of every tensor."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end, files = 0, []
+    # widest first keeps all aligned
+    for name, (tensor, file) in sorted(tensors.items(), key=lambda t: (-t[1][0].itemsize, t[0])):
+        offsets = [end, end := end + tensor.nbytes]
+        entry = {"dtype": _KINDS[tensor.dtype], "shape": [*tensor.shape], "data_offsets": offsets}
+        header[name] = entry
+        files.append(file)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for file in files:
+            with file.open("rb") as part:
+                shutil.copyfileobj(part, out, 1 << 20)
+            file.unlink()  # so that the disk never holds the model twice
 
-    configs: by label in errors, the first one's is the reference; None for a model without.
+
+def save_model(
+    module: nn.Module, folder: str | Path, like: str | Path | None = None, limit: int = LIMIT
+) -> Path:
+    """Write config.json and safetensors, and copy the other files of the folder `like`."""
+    state = untied(module)
+    needed = sum(tensor.nbytes for tensor in state.values())
+    with shard_writer(folder, limit, needed) as writer:
+        write_config(module.config, type(module).__name__, writer.folder)  # type: ignore[arg-type]
+        copy_other_files(like, writer.folder)
+        for name, tensor in state.items():
+            writer.write(name, tensor)
+    return Path(folder)
+
+
+def untied(module: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a module, each tensor in memory under its first name only."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    state = {}
+    for name, tensor in module.state_dict().items():
+        memory = (tensor.data_ptr(), tuple(tensor.shape))
+        if not tensor.numel() or memory not in seen:
+            state[name] = tensor
+        seen.add(memory)
+    return state
+
+
+def write_config(config: PretrainedConfig, architecture: str, folder: Path) -> None:
+    """Write the config.json of a model class; for a CLIP vision tower the vision part."""
+    part: Any = config
+    if architecture == "CLIPVisionModel" and isinstance(config, CLIPConfig):
+        part = config.vision_config
+    config = copy.deepcopy(part)
+    config.architectures = [architecture]
+    for each in (config, *(getattr(config, name) for name in config.sub_configs)):
+        each.dtype = None  # depends on how the model was loaded; the weights have their own
+    config.save_pretrained(folder)
+
+
+def copy_other_files(like: str | Path | None, folder: Path) -> None:
+    """Copy all files of `like`, if given, but weights, its card and records of how it was made.
+
+    Leaves out hidden files, links to folders, and sub-folders with weights that are no module.
     """
-    (here, reference), *others = configs.items()
-    for there, config in others:
-        if not all(isinstance(each, PretrainedConfig) for each in (reference, config)):
+    if like is None:
+        return
+    parts = modules_of(Path(like))
+    for path, folders, files in os.walk(like):
+        inside = Path(path).relative_to(like)
+        top, part = not inside.name, inside.as_posix() in parts
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        weights = {name for name in files if name.lower().endswith(WEIGHTS)}
+        if weights and not top and not part:
+            folders.clear()
             continue
-        pairs = [(reference, config)]  # as given, and a tower of the one with the whole other
-        pairs += [(getattr(reference, name, None), config) for name in reference.sub_configs]
-        pairs += [(reference, getattr(config, name, None)) for name in config.sub_configs]
-        pair = next(((this, that) for this, that in pairs if type(this) is type(that)), None)
-        if pair is None:
-            continue
-        ours, theirs = (dict(_computing(each)) for each in pair)
-        values = {key: (ours.get(key), theirs.get(key)) for key in {**ours, **theirs}}
-        differ = "; ".join(
-            f"{key}: {that!r} and {this!r}"
-            for key, (this, that) in values.items()
-            if this != that and not (key.split(".")[-1] in DERIVED and None in (this, that))
-        )
-        if differ:
-            raise FeatCalError(
-                f"{there} and {here}",
-                f"their config.json make models that compute differently ({differ})",
-                "give experts that were fine-tuned from this base, or,",
-                "where a config.json is wrong, correct it there",
-            )
-
-
-def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of a class that its blocks compute with, those of towers by path."""
-    known = type(config)().to_dict().keys() - PretrainedConfig().to_dict().keys()
-    for key, value in config.to_dict().items():
-        tower = getattr(config, key, None)
-        if isinstance(tower, PretrainedConfig):
-            yield from _computing(tower, f"{prefix}{key}.")
-        elif key in known and HARMLESS.fullmatch(key) is None:
-            if isinstance(value, Mapping):
-                yield from ((f"{prefix}{key}.{name}", each) for name, each in value.items())
-            else:
-                value = list(value) if isinstance(value, tuple) else value
-                yield prefix + key, SAME.get(value, value) if isinstance(value, str) else value
+        for name in sorted(files):
+            own = top and (name in OWN_FILES or Path(name).stem.lower() == "readme")
+            left_out = name.startswith(".") or own or (name in weights and not part)
+            if not left_out and Path(path, name).is_file():
+                (folder / inside).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(Path(path, name), folder / inside / name)

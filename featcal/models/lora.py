@@ -21,9 +21,8 @@ from featcal.errors import BadEnvironment, BadFile
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
 from featcal.models.checkpoint import LazyCheckpoint, folder_path, no_safetensors, read_safetensors
-from featcal.models.load import load_as_calibrated
+from featcal.models.load import load_as_calibrated, save_model
 from featcal.models.modules import tied_names
-from featcal.models.save import save_model
 
 WEIGHTS = "adapter_model.safetensors"
 # what peft adds to the names of a model's own parameters
@@ -35,9 +34,6 @@ NO_WEIGHTS = {
     "arrow_config": "chooses between adapters at every token",
 }
 SHARED = re.compile(r"\.(vblora_vector_bank|tinylora_v)\.")  # stored once for all layers
-PEFT_ERRORS = (  # what peft raises for adapters that it cannot add or merge
-    ValueError, TypeError, LookupError, RuntimeError, AttributeError, ImportError, AssertionError,
-)  # fmt: skip
 
 
 def dense_model(
@@ -46,10 +42,7 @@ def dense_model(
     precision: torch.dtype | None = None,
     load: Callable[[Any, torch.dtype], nn.Module] = load_as_calibrated,
 ) -> Any:
-    """Return a copy of the base with the adapter of a folder added, in float32 or wider.
-
-    base: a module, or a folder that `load` reads.   precision: as for merged_adapter.
-    """
+    """Return a copy of the base, a module or a folder that `load` reads, with an adapter added."""
     if isinstance(base, nn.Module):
         model = copy.deepcopy(base)
     else:
@@ -72,12 +65,18 @@ def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
 
 
 def with_adapter(model: nn.Module, folder: str | Path) -> Any:
-    """Return the model, changed in place, as a PeftModel with the adapter of a folder.
+    """Return the model, changed in place and in float32 or wider, as a PeftModel with an adapter.
 
-    Dtypes narrower than float32 are widened. Also works on meta. Raises: as dense_model.
+    The model may be on meta. Raises: BadEnvironment without peft; MissingPath, BadFile.
     """
-    config, state = _read_adapter(Path(folder))
-    peft, first = peft_package(), next(model.parameters())
+    peft, folder, first = peft_package(), folder_path(folder), next(model.parameters())
+    with _as_bad_file(folder / CONFIG, "cannot be read", "save the adapter again with peft"):
+        config: Any = peft.PeftConfig.from_pretrained(str(folder))
+    _require_mergeable(config, folder / CONFIG)
+    if not (folder / WEIGHTS).is_file():
+        raise no_safetensors(folder, WEIGHTS)
+    state = read_safetensors(folder / WEIGHTS)
+    config.base_model_name_or_path = config.task_type = None  # the base is given
     model = model.to(torch.promote_types(first.dtype, torch.float32))
     problem = f"does not fit the base, a {type(model).__name__}"
     way_out = "give the base that it was trained on"
@@ -112,19 +111,6 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     return adapted
 
 
-def _read_adapter(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return peft's configuration and the tensors of an adapter folder. Raises: as dense_model."""
-    file = folder_path(folder) / WEIGHTS
-    with _as_bad_file(folder / CONFIG, "cannot be read", "save the adapter again with peft"):
-        config = peft_package().PeftConfig.from_pretrained(str(folder))
-    _require_mergeable(config, folder / CONFIG)
-    if not file.is_file():
-        raise no_safetensors(folder, WEIGHTS)
-    state = read_safetensors(file)
-    config.base_model_name_or_path = config.task_type = None  # the base is given
-    return config, state
-
-
 def _require_mergeable(config: Any, source: str | Path) -> None:
     """Raise BadFile for an adapter that does more than change the base's weights."""
     tuner = peft_package().mapping.PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
@@ -144,7 +130,7 @@ def _as_bad_file(file: str | Path, problem: str, way_out: str) -> Iterator[None]
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
-    except PEFT_ERRORS as error:
+    except Exception as error:  # peft raises many kinds for what it cannot add or merge
         reason = " ".join(str(error).split())[:300]
         raise BadFile(file, f"{problem} ({reason})", way_out) from None
 
@@ -152,15 +138,11 @@ def _as_bad_file(file: str | Path, problem: str, way_out: str) -> Iterator[None]
 def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | None = None) -> Any:
     """Return the plain model of a PeftModel, which is used up.
 
-    An adapter of one of two tied tables parts them, and the configuration then says so.
-
-    precision: dtype in which the layers that have an adapter are computed and returned.
-    Raises: BadFile for an adapter that peft cannot merge, or of tables that must stay tied.
+    An adapter of one of two tied tables parts them, and the configuration then says so. Layers with
+    an adapter are computed and returned in `precision`. Raises: BadFile.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    for name in adapted.active_adapters:
-        _require_mergeable(adapted.peft_config[name], source)
     layers = [module for module in adapted.modules() if isinstance(module, BaseTunerLayer)]
     ties = [names for names in tied_names(adapted) if len(names) > 1]
     tied = {id(adapted.get_parameter(names[0])) for names in ties}
@@ -214,6 +196,8 @@ def without_adapters(model: Any, precision: torch.dtype | None = None) -> Any:
     if not is_peft(model):
         return model
     name = type(model).__name__
+    for adapter in model.active_adapters:
+        _require_mergeable(model.peft_config[adapter], name)
     with _as_bad_file(name, "cannot be copied", "save it, and give its folder"):
         copied = copy.deepcopy(model)
     return merged_adapter(copied, name, precision)

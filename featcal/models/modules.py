@@ -1,9 +1,7 @@
 """Read and write the linears and norms of a block, and check that they make up most of it.
 
-nn.Linear stores its weight as (o, d), GPT-2's Conv1D as (d, o); here every weight is (o, d).
-Linears of one site, which read the same input, are read and written stacked. transformers 5 packs
-the experts of a mixture as gate_up_proj (E, 2i, d) and down_proj (E, d, i); they are shown as linears
-whose weights are views of these tensors, so that nothing is copied."""
+Every weight is (o, d) here, also GPT-2's Conv1D. transformers 5 packs the experts of a mixture as
+gate_up_proj (E, 2i, d) and down_proj (E, d, i); they are shown as linears whose weights are views."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -50,11 +48,7 @@ class ExpertMLP(nn.Module):
 
 
 class Unpacked(nn.Module):
-    """Packed experts as modules "0", "1", ...; the parameters stay the packed ones.
-
-    rows: per expert the tokens last routed to it, as row numbers of (batch · tokens, d).
-    lead: rows of another model's experts, on which hooks see the experts run.
-    """
+    """Packed experts as modules "0", "1", ...; the parameters stay the packed ones."""
 
     def __init__(self, packed: nn.Module):
         super().__init__()
@@ -63,8 +57,8 @@ class Unpacked(nn.Module):
         weights = zip(self.gate_up_proj.detach(), self.down_proj.detach(), strict=True)  # type: ignore[operator]
         for number, (gate_up, down) in enumerate(weights):
             self.add_module(str(number), ExpertMLP(gate_up, down, packed.act_fn))  # type: ignore[arg-type]
-        self.rows: list[Tensor] = []
-        self.lead: list[Tensor] | None = None
+        self.rows: list[Tensor] = []  # tokens last routed to each, as rows of (batch · tokens, d)
+        self.lead: list[Tensor] | None = None  # of another model, on which hooks see these run
 
     @property
     def work(self) -> int:
@@ -229,16 +223,14 @@ def normalised(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def is_solvable_norm(module: nn.Module) -> bool:
-    """Return whether a norm scales and shifts `normalised`, tested on a few values.
-
-    Gemma's norms multiply by 1 + weight, which Eqs. 56-59 allow: the 1 is added to the solution.
-    """
+    """Return whether a norm scales and shifts `normalised`, tested on a few values."""
     weight, shift = module.get_parameter("weight").detach(), shift_of(module)
     x = torch.linspace(-1, 2, weight.numel(), dtype=weight.dtype, device=weight.device)[None]
     z = normalised(module, x)
     with torch.no_grad():
         scaled = module(x) if shift is None else module(x) - shift
     size = scaled.norm().clamp_min(torch.finfo(x.dtype).tiny)
+    # Gemma's norms multiply by 1 + weight, which Eqs. 56-59 allow: the 1 is added to the solution
     errors = [float((scaled - z * scale).norm() / size) for scale in (weight, 1 + weight)]
     return min(errors) <= NORM_TOLERANCE
 
@@ -283,9 +275,8 @@ def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
 def check_blocks(
     model: nn.Module, plan: BlockPlan, norm: bool = True, modules: Sequence[str] | None = None
 ) -> None:
-    """Raise BadPlan unless linears and norms have most parameters of every stack, each its own.
-
-    Raises: UnknownKey for a name in `modules` that selects no linear of any block.
+    """Raise BadPlan unless linears and norms have most parameters of every stack, each its own;
+    UnknownKey for a name in `modules` that selects no linear.
     """
     shared = {id(model.get_parameter(names[0])): names for names in tied_names(model) if names[1:]}
     linears = set[str]()

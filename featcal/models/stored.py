@@ -49,8 +49,8 @@ def skeleton(
 ) -> PreTrainedModel:
     """Build the model of a folder in evaluation mode with parameters on meta and real buffers.
 
-    like: class to build instead if it has the same tower. whole: build both towers of a CLIPModel,
-    not the vision tower only. Raises: MissingPath; BadFile for a config.json that makes no model.
+    With `like`, the class to build if it has the same tower. A CLIPModel is built with both towers
+    only if `whole`. Raises: MissingPath; BadFile for a config.json that makes no model.
     """
     kind: Any = model_class(folder)
     if like is not None and same_tower(kind, like):
@@ -86,19 +86,49 @@ def _map_buffers(module: PreTrainedModel, make: Callable[[Tensor], Tensor]) -> N
         part._buffers |= {n: make(b) for n, b in part._buffers.items() if b is not None}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Conversion:
     """Stored tensors that transformers converts together, such as the parts of packed experts."""
 
-    sources: tuple[str, ...]  # names in the checkpoint
-    made: tuple[str, ...]  # names in the model
-    convert: Callable[[Read], dict[str, Tensor]]  # makes these of the sources
-    revert: Callable[[Mapping[str, Tensor]], list[Tensor]]  # makes the sources, in their order
+    module: PreTrainedModel
+    files: LazyCheckpoint
+    converter: Any
+    first: str  # of the names made
+    sources: Mapping[str, str]  # the converter's patterns by the names in the files
+
+    def __post_init__(self) -> None:
+        """Find shapes by the names made. Raises: BadFile for tensors that cannot be converted."""
+        try:
+            made = self.convert(lambda name: torch.empty(self.files[name].shape, device="meta"))
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            source, reason = next(iter(self.sources)), " ".join(str(error).split())
+            problem = f"{source} and its other parts make no {self.first} ({reason})"
+            way_out = "write the model again with save_pretrained(folder)"
+            raise BadFile(self.files[source].file, problem, way_out) from None
+        self.made = {name: tuple(tensor.shape) for name, tensor in made.items()}
+
+    def convert(self, read: Read) -> dict[str, Tensor]:
+        """Return the tensors made of the sources; they may share memory."""
+        converter = deepcopy(self.converter)  # it collects its inputs
+        for source, pattern in self.sources.items():
+            converter.add_tensor(self.first, source, pattern, read(source))
+        return self._run(converter, self.first)
+
+    def _run(self, converter: Any, first: str) -> dict[str, Tensor]:
+        made = converter.convert(first, model=self.module, config=self.module.config)
+        return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}
 
     def to_sources(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sources of the tensors `made`, or `made` itself if it cannot be reverted."""
+        target = ""
         try:
-            sources = dict(zip(self.sources, self.revert(made), strict=True))
+            converter = self.converter.reverse_transform()
+            for name in sorted(made, key=dot_natural_key):
+                target, pattern = converter.rename_source_key(name)
+                converter.add_tensor(target, name, pattern, made[name])
+            parts = self._run(converter, target)
+            ordered = (parts[name] for name in sorted(parts, key=dot_natural_key))
+            sources = dict(zip(self.sources, ordered, strict=True))
             again = self.convert(sources.__getitem__)
             if all(torch.equal(again[name], tensor) for name, tensor in made.items()):
                 return sources
@@ -106,78 +136,44 @@ class Conversion:
             pass
         return dict(made)
 
+    def read(self, name: str) -> Tensor:
+        """Return one of the tensors made."""
+        return self.convert(lambda source: self.files[source].read())[name].clone()
+
 
 def _matches(
-    module: PreTrainedModel, checkpoint: LazyCheckpoint, state: dict[str, Tensor]
+    module: PreTrainedModel, files: LazyCheckpoint, state: dict[str, Tensor]
 ) -> Iterator[tuple[str, LazyTensor, str | Conversion]]:
     """Yield every stored tensor by the model's name for it, with its name there or conversion."""
     transforms = get_model_conversion_mapping(module)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
     by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
-    parts: dict[str, list[tuple[str, str]]] = {}  # sources and patterns by the first name made
+    patterns: dict[str, dict[str, str]] = {}  # by source, by the first name made
     prefix = module.base_model_prefix
     # parts that are joined are joined in this order
-    for source in sorted(checkpoint, key=dot_natural_key):
+    for source in sorted(files, key=dot_natural_key):
         name, pattern = rename_source_key(source, renamings, converters, prefix, state)
         if name not in state and source in state:  # a present name that looks like an old one
             name, pattern = rename_source_key(source, [], [], prefix, state)
         if pattern is None:
-            yield name, checkpoint[source], source
+            yield name, files[source], source
         else:
-            parts.setdefault(name, []).append((source, pattern))
-
-    def run(converter: WeightConverter, first: str) -> dict[str, Tensor]:
-        """Return the tensors that a converter makes of those added to it; they may share memory."""
-        made = converter.convert(first, model=module, config=module.config)
-        return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}
-
-    def convert(read: Read, first: str) -> dict[str, Tensor]:
-        converter = deepcopy(by_pattern[parts[first][0][1]])  # it collects its inputs
-        for source, pattern in parts[first]:
-            converter.add_tensor(first, source, pattern, read(source))  # type: ignore[arg-type]
-        return run(converter, first)
-
-    def revert(made: Mapping[str, Tensor], first: str) -> list[Tensor]:
-        converter: Any = by_pattern[parts[first][0][1]].reverse_transform()
-        target = ""
-        for name in sorted(made, key=dot_natural_key):
-            target, pattern = converter.rename_source_key(name)
-            converter.add_tensor(target, name, pattern, made[name])
-        sources = run(converter, target)
-        return [sources[name] for name in sorted(sources, key=dot_natural_key)]
-
-    def read(form: Conversion, name: str) -> Tensor:
-        return form.convert(lambda source: checkpoint[source].read())[name].clone()
-
-    for first, pairs in parts.items():
-        sources, convert_all = tuple(source for source, _ in pairs), partial(convert, first=first)
-        origin = checkpoint[sources[0]]
-        try:
-            made = convert_all(lambda name: torch.empty(checkpoint[name].shape, device="meta"))
-        except (LookupError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            problem = f"{sources[0]} and its other parts make no {first} ({reason})"
-            way_out = "write the model again with save_pretrained(folder)"
-            raise BadFile(origin.file, problem, way_out) from None
-        form = Conversion(sources, tuple(made), convert_all, partial(revert, first=first))
-        for name, tensor in made.items():
-            shape = tuple(tensor.shape)
-            yield name, replace(origin, shape=shape, read=partial(read, form, name)), form
+            patterns.setdefault(name, {})[source] = pattern
+    for first, own in patterns.items():
+        form = Conversion(module, files, by_pattern[next(iter(own.values()))], first, own)
+        origin = files[next(iter(own))]
+        for name, shape in form.made.items():
+            yield name, replace(origin, shape=shape, read=partial(form.read, name)), form
 
 
 class ModelFolder:
     """The model of a folder, with parameters on meta, and the tensors of its files.
 
-    module: of `skeleton`, which makes it by default.
     stored: every parameter and buffer that the files hold, a tied one by its first name.
     forms: its name in the files, or how it is made of them.
-    ties: the names of each parameter. Tied ones with different stored values are apart, as
-    from_pretrained has them.
-    surplus: stored tensors that the model has no place for, such as a head. It leaves out
-    buffers of older files, which every model builds itself.
-
-    Raises: as skeleton and LazyCheckpoint; BadFile for weights stored as integers.
+    ties: the names of each parameter; tied ones with different stored values are apart.
+    surplus: stored tensors that the model has no place for, such as a head.
     """
 
     def __init__(self, folder: str | Path, module: PreTrainedModel | None = None):
@@ -247,13 +243,10 @@ class ModelFolder:
     def sources(self, name: str) -> tuple[str, ...]:
         """Return the names in the files of what a tensor of the model is read from."""
         form = self.forms[name]
-        return (form,) if isinstance(form, str) else form.sources
+        return (form,) if isinstance(form, str) else tuple(form.sources)
 
     def to_files(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors as the files hold them; other names are passed on.
-
-        The parts of a stored tensor are joined; those that `named` lacks are read from the files.
-        """
+        """Yield tensors as the files hold them, parts joined with those that `named` lacks."""
         waiting: dict[Conversion, dict[str, Tensor]] = {}
         for name, tensor in named:
             form = self.forms.get(name, name)
@@ -272,16 +265,10 @@ class ModelFolder:
 
 
 class ModelCheckpoint(ModelFolder):
-    """The tensors of a folder as merging reads them.
+    """The tensors of a folder as merging reads them, with names for ties and experts of `like`.
 
-    A tied tensor has one name. Packed experts are read as the matrices that their file holds, under
-    its names, so that methods see matrices. Heads that the model lacks keep their own names.
-
-    Args:
-        part: "vision_model" for the vision tower of a CLIPModel.
-        like: another checkpoint, to use its names for ties and packed experts; or a module.
-
-    Raises: as ModelFolder.
+    A tied tensor has one name. Packed experts are the matrices that their file holds, so that
+    methods see matrices. Heads that the model lacks keep their own names.
     """
 
     def __init__(
@@ -327,8 +314,8 @@ class ModelCheckpoint(ModelFolder):
         if self._last[0] is not form:
             made = {name: self.stored[name].read() for name in form.made}
             self._last = form, form.to_sources(made)
-        if self._last[1].keys() != set(form.sources):
-            problem = f"{form.made[0]} cannot be cut into the parts that the base stores"
+        if self._last[1].keys() != form.sources.keys():
+            problem = f"{next(iter(form.made))} cannot be cut into the parts that the base stores"
             way_out = "write all models again with save_pretrained(folder)"
             raise BadFile(file, problem, way_out)
         return self._last[1][source].clone()
@@ -350,6 +337,6 @@ class ModelCheckpoint(ModelFolder):
         """Return the state of a module of this class, packed experts in parts as here."""
         named = dict(state)
         for form in self._in_parts.values():
-            if form.made[0] in named:
+            if next(iter(form.made)) in named:
                 named |= form.to_sources({name: named.pop(name) for name in form.made})
         return named

@@ -1,8 +1,11 @@
-"""Stream models from their folders: only the parts that compute are in memory.
+"""Stream models from their folders, and check that several compute alike.
 
-A thread reads the next block while the current one computes.
+Only the parts that compute are in memory; a thread reads the next block meanwhile. Two models with
+the same tensors can still compute differently: another rotary base, number of heads or activation
+leaves every shape as it is.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,12 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from featcal.errors import MissingTensor, TensorsDiffer
+from featcal.errors import FeatCalError, MissingTensor, TensorsDiffer
 from featcal.models.blocks import replaced_forwards
 from featcal.models.checkpoint import check_tensor
-from featcal.models.load import require_one_family, require_same_configs
 from featcal.models.modules import unpacked
 from featcal.models.plan import part_of
 from featcal.models.stored import ModelFolder, skeleton
@@ -51,13 +53,8 @@ class InMemoryModel:
 class StreamedModel(ModelFolder):
     """The model of a folder; parameters of `module` are on meta outside of `block` and `running`.
 
-    Args:
-        blocks: paths of the lists of blocks, as in a plan; other outermost lists are treated alike.
-        dtype: of loaded parameters, whatever the file holds.
-        override: by name a tensor to load instead of the folder's, or None.
-        like: class to load the folder's tower into, whose own head may be missing.
-
-    Raises: as ModelFolder; WrongKeys, MissingTensor, so that names and shapes are checked here.
+    blocks: paths of the lists of blocks, as in a plan; other outermost lists are treated alike.
+    like: class to load the folder's tower into, whose own head may be missing.
     """
 
     def __init__(
@@ -112,11 +109,7 @@ class StreamedModel(ModelFolder):
 
     @contextmanager
     def running(self) -> Iterator[nn.Module]:
-        """Let the forward of the model, and of each of its parts, load what it needs.
-
-        Parameters of a block are loaded while it computes, others are kept once loaded. The first
-        is loaded at once, as models tell their device by it.
-        """
+        """Let every forward load what it needs: a block's parameters while it computes, others once."""
         kept: list[str] = []
 
         def loading(forward: Callable[..., Any], names: Sequence[str], inside: bool) -> Any:
@@ -147,7 +140,7 @@ class StreamedModel(ModelFolder):
                 inside = any(path.startswith(blocks) for blocks in self._lists)
                 forwards.append((module, loading(module.forward, names, inside)))
         try:
-            self._load([next(iter(self._meta))], kept)
+            self._load([next(iter(self._meta))], kept)  # models tell their device by it
             with replaced_forwards(forwards):
                 yield self.module
         finally:
@@ -208,10 +201,7 @@ ModelHandle = InMemoryModel | StreamedModel
 
 
 def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield one block of every model by name, reading the next while the caller uses one.
-
-    At most two are in memory, and none once the iterator is closed.
-    """
+    """Yield one block of every model by name, reading the next while the caller uses one."""
     names = sorted(models)
     streamed = {name: each for name, each in models.items() if isinstance(each, StreamedModel)}
     with ThreadPoolExecutor(1, "featcal-read") as thread:
@@ -224,6 +214,9 @@ def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str,
         finally:
             for each in streamed.values():
                 each.cancel()
+
+
+# Comparing models
 
 
 def require_same_tensors(
@@ -248,3 +241,77 @@ def require_same_tensors(
                 raise TensorsDiffer(name, here, shape, there, shapes[name])
         for name in shapes.keys() - reference.keys():
             raise MissingTensor(here, name, reference)
+
+
+# keys that change no feature: training, labels and heads, special tokens, and what shapes show
+HARMLESS = re.compile(
+    r"_.*|.*(drop|initiali[sz]er|init_|jitter|_loss|loss_|label|classifier|summary_).*"
+    r"|.*(_token_ids?|_token_index|_cache|vocab_size|_range|_std|_flash_attn)"
+    r"|max_position_embeddings|n_positions|image_size|projection_dim|encoder_stride|layerscale_value"
+    r"|tie_word_embeddings|pretraining_tp|gradient_checkpointing|output_.*|mask_.*|use_mask_token"
+    r"|stage_names|out_features|out_indices|reshape_hidden_states|apply_layernorm|reduction"
+    r"|slow_but_exact|sparse_pred.*|(hidden|intermediate|patch)_size|num_(hidden_|decoder_)?layers"
+    r"|d_model|d_ff|n_embd|n_layer|ffn_dim|num_channels"
+)
+DERIVED = ("head_dim", "n_inner")  # where they are None, shapes and other keys give them
+
+# names of one activation
+SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+
+
+def require_one_family(kinds: Mapping[str, type]) -> None:
+    """Raise TensorsDiffer unless the classes, by label, have their configs in one module.
+
+    Same tensor names and shapes do not make one family: RoBERTa's are BERT's with another meaning.
+    """
+    (here, this), *others = kinds.items()
+    for there, that in others:
+        ours, theirs = (getattr(kind, "config_class", None) for kind in (this, that))
+        if getattr(ours, "__module__", None) != getattr(theirs, "__module__", None):
+            named = here, this.__name__, there, that.__name__
+            alike = "if one computes as the other does, write its class into config.json"
+            way_out = f"all models must be of one family; {alike}"
+            raise TensorsDiffer("the architecture", *named, way_out)
+
+
+def require_same_configs(configs: Mapping[str, Any]) -> None:
+    """Raise FeatCalError, naming keys, values and models, unless all configs, by label, are alike."""
+    (here, reference), *others = configs.items()
+    for there, config in others:
+        if not all(isinstance(each, PretrainedConfig) for each in (reference, config)):
+            continue
+        pairs = [(reference, config)]  # as given, and a tower of the one with the whole other
+        pairs += [(getattr(reference, name, None), config) for name in reference.sub_configs]
+        pairs += [(reference, getattr(config, name, None)) for name in config.sub_configs]
+        pair = next(((this, that) for this, that in pairs if type(this) is type(that)), None)
+        if pair is None:
+            continue
+        ours, theirs = (dict(_computing(each)) for each in pair)
+        values = {key: (ours.get(key), theirs.get(key)) for key in {**ours, **theirs}}
+        differ = "; ".join(
+            f"{key}: {that!r} and {this!r}"
+            for key, (this, that) in values.items()
+            if this != that and not (key.split(".")[-1] in DERIVED and None in (this, that))
+        )
+        if differ:
+            raise FeatCalError(
+                f"{there} and {here}",
+                f"their config.json make models that compute differently ({differ})",
+                "give experts that were fine-tuned from this base, or,",
+                "where a config.json is wrong, correct it there",
+            )
+
+
+def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of a class that its blocks compute with, those of towers by path."""
+    known = type(config)().to_dict().keys() - PretrainedConfig().to_dict().keys()
+    for key, value in config.to_dict().items():
+        tower = getattr(config, key, None)
+        if isinstance(tower, PretrainedConfig):
+            yield from _computing(tower, f"{prefix}{key}.")
+        elif key in known and HARMLESS.fullmatch(key) is None:
+            if isinstance(value, Mapping):
+                yield from ((f"{prefix}{key}.{name}", each) for name, each in value.items())
+            else:
+                value = list(value) if isinstance(value, tuple) else value
+                yield prefix + key, SAME.get(value, value) if isinstance(value, str) else value

@@ -21,8 +21,8 @@ from featcal.core import generator
 from featcal.errors import Diverged
 from featcal.models.batch import Model, TaskBatches
 from featcal.models.blocks import step
+from featcal.models.load import save_model
 from featcal.models.plan import Stack, blocks_of
-from featcal.models.save import save_model
 from featcal.models.streamed import in_turn
 from featcal.settings import Calibration
 from reproduction.field.walk import opened

@@ -15,10 +15,9 @@ from featcal.baselines.training import as_module, together
 from featcal.core.precision import exact_products
 from featcal.models.batch import Batch, Model, TaskBatches, single_samples
 from featcal.models.blocks import model_call, output_hooks
-from featcal.models.load import evaluation_mode
+from featcal.models.load import evaluation_mode, save_model
 from featcal.models.modules import solved_modules, weight_of
 from featcal.models.plan import blocks_of, plan_for
-from featcal.models.save import save_model
 
 Moments = Mapping[str, Tensor]  # by linear: mean and standard deviation of its outputs, (2, o)
 

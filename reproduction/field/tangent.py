@@ -21,8 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 import featcal
-from featcal.models.load import load_vision
-from featcal.models.save import save_model
+from featcal.models.load import load_vision, save_model
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection, load_split
 from reproduction.engine.score import averages, highest

@@ -37,8 +37,7 @@ INSTRUCTIONS = {
 def write_base_and_chats(model: Path, chat: Chat, origin: Path, store: Path) -> None:
     """Write the base to store/base/, and the texts of all tasks to store/texts/."""
     from featcal.files import atomic_folder
-    from featcal.models.load import load_model, load_tokenizer
-    from featcal.models.save import save_model
+    from featcal.models.load import load_model, load_tokenizer, save_model
     from reproduction.prepare.texts import TextSource, write_text_sources
 
     save_model(load_model(model), store / "base", like=model)

@@ -63,8 +63,7 @@ def write_base_and_heads(
     kind: prompts, class_means, or auto: prompts where the text tower knows every word.
     """
     from featcal.evaluation.accuracy import class_mean_head, words_known, zero_shot_head
-    from featcal.models.load import load_clip, load_tokenizer, load_vision, torch_device
-    from featcal.models.save import save_model
+    from featcal.models.load import load_clip, load_tokenizer, load_vision, save_model, torch_device
     from reproduction.prepare.sources import load_task, read_sources
 
     base, place = store / "base", torch_device(device)
@@ -94,8 +93,7 @@ def write_encoder_and_heads(
     import torch
 
     from featcal.evaluation.accuracy import zero_shot_head
-    from featcal.models.load import load_model, load_tokenizer
-    from featcal.models.save import save_model
+    from featcal.models.load import load_model, load_tokenizer, save_model
     from reproduction.prepare.sources import read_classes
 
     model, tokenizer = load_model(encoder), load_tokenizer(encoder)
@@ -110,7 +108,7 @@ def write_encoder_and_heads(
 
 def write_text_base(folder: Path, dtype: str, store: Path) -> None:
     """Write a language model with its tokenizer to store/base/."""
-    from featcal.models.save import save_model
+    from featcal.models.load import save_model
 
     save_model(_language_model(folder, dtype), store / "base", like=folder)
 
@@ -120,9 +118,8 @@ def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path, out: Path)
 
     A language model's low-rank adapters are written to store/adapters/<task>/ as well.
     """
-    from featcal.models.load import load_as_calibrated, load_vision, torch_device
+    from featcal.models.load import load_as_calibrated, load_vision, save_model, torch_device
     from featcal.models.lora import CONFIG, dense_model
-    from featcal.models.save import save_model
 
     base, text = store / "base", isinstance(job.recipe, FineTuneText)
     expert: Any

@@ -88,8 +88,7 @@ def write_vision_and_heads(
 
     from featcal.evaluation.accuracy import class_mean_head
     from featcal.files import atomic_path
-    from featcal.models.load import load_model
-    from featcal.models.save import save_model
+    from featcal.models.load import load_model, save_model
 
     model, base = as_vit(load_model(dinov2), size), store / "base"
     save_model(model, base)

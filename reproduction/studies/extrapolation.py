@@ -185,7 +185,7 @@ def spectrum(
 ) -> dict[str, dict[str, float]]:
     """Make the models whose ρ acts on some weights only; return the shares below each λ."""
     from featcal.calibration.block import Student
-    from featcal.models.save import save_model
+    from featcal.models.load import save_model
     from reproduction.field.walk import opened
 
     merged = setup.merged(study.upstream)

@@ -70,8 +70,7 @@ def with_offsets(
     """
     import torch
 
-    from featcal.models.load import load_as_calibrated
-    from featcal.models.save import save_model
+    from featcal.models.load import load_as_calibrated, save_model
 
     module, end = load_as_calibrated(model), max(offsets) + width
     table = module.get_parameter(TABLE)

@@ -13,7 +13,7 @@ from families import FAMILIES
 from tiny import PAPER, TASKS, clip, difference, experiment, images, same_bits
 
 import featcal.calibration.observe as observe
-import featcal.models.save
+import featcal.models.load
 from featcal import BlockPlan, Calibration, Stack, calibrate
 from featcal.calibration.observe import shared_sites
 from featcal.calibration.report import BlockRecord
@@ -200,7 +200,7 @@ def test_a_folder_appears_whole_or_the_older_one_stays(tmp_path, monkeypatch):
 
     how = PLAIN | {"out": tmp_path / "out"}
     with monkeypatch.context() as patch, pytest.raises(OSError, match="broken disk"):
-        patch.setattr(featcal.models.save, "write_config", fails)
+        patch.setattr(featcal.models.load, "write_config", fails)
         calibrate(**experiment(torch.float32), **how)
     assert [p.name for p in tmp_path.iterdir()] == [".out.unfinished"]  # the solved blocks
     result, in_memory = (calibrate(**experiment(torch.float32), **each) for each in (how, PLAIN))

@@ -10,8 +10,7 @@ from tiny import PAPER, TEXT, averaged, difference, make, same_bits, shifted
 
 from featcal import calibrate, compare, merge
 from featcal.errors import FeatCalError
-from featcal.models.load import load_model
-from featcal.models.save import save_model
+from featcal.models.load import load_model, save_model
 
 BERT = tf.BertConfig(**TEXT)
 

@@ -12,8 +12,7 @@ from tiny import averaged, difference, make, shifted
 import featcal
 from featcal.calibration import block as block_module
 from featcal.errors import BadPlan
-from featcal.models.load import load_model
-from featcal.models.save import save_model
+from featcal.models.load import load_model, save_model
 
 KINDS = {
     "mixtral": (tf.MixtralForCausalLM, tf.MixtralConfig, {"num_local_experts": 4}),

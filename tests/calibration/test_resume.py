@@ -17,7 +17,7 @@ from featcal.calibration import choose
 from featcal.calibration.resume import RunFolder
 from featcal.errors import BadBatches, BadFile
 from featcal.files import claimed
-from featcal.models.save import save_model
+from featcal.models.load import save_model
 
 
 def deep(dtype):

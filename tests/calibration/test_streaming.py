@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from featcal import calibrate
 from featcal.calibration.features import Spool
-from featcal.models.load import load_as_calibrated
-from featcal.models.save import save_model
+from featcal.models.load import load_as_calibrated, save_model
 
 
 def written(given, root, save=save_model):

@@ -168,7 +168,7 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing_behind(models, capsys, monkeypa
         raise KeyboardInterrupt
 
     before = tree(models)
-    monkeypatch.setattr("featcal.models.save._write_safetensors", interrupted)
+    monkeypatch.setattr("featcal.models.load._write_safetensors", interrupted)
     assert cli.main(MERGE) == cli.INTERRUPTED
     assert "interrupted" in capsys.readouterr().err and tree(models) == before
 

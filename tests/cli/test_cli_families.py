@@ -21,7 +21,7 @@ import featcal
 from featcal.cli import main as cli
 from featcal.data.batches import PADDED, cut, draw_indices
 from featcal.data.texts import TokenizedText
-from featcal.models.save import save_model
+from featcal.models.load import save_model
 
 COMMON = ["--ridge", "0.1", "--seed", "3", "--set", "batch=16", "--device", "cpu"]
 SETTINGS = featcal.Calibration(ridge=0.1, anchor_blend=2.0, interpolation=0.3)

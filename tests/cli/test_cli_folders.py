@@ -16,7 +16,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel
 from featcal.cli import main as cli
 from featcal.cli import output, start
 from featcal.models.checkpoint import LazyCheckpoint
-from featcal.models.save import save_model
+from featcal.models.load import save_model
 from tests import checkpoints
 
 EVALUATE = [*EVALUATE, "--template", "a photo of a {}"]

@@ -23,7 +23,7 @@ from featcal.cli import output
 from featcal.cli.calibrate import note_differences
 from featcal.cli.inputs import Inputs
 from featcal.models.checkpoint import LazyCheckpoint
-from featcal.models.save import save_model
+from featcal.models.load import save_model
 from featcal.settings import Calibration
 from tests import checkpoints
 

@@ -16,7 +16,7 @@ import featcal
 from featcal.cli import main as cli
 from featcal.data.batches import Draw, drawn
 from featcal.data.places import Location
-from featcal.models.save import save_model
+from featcal.models.load import save_model
 from featcal.models.stored import skeleton
 
 EXPERTS = {"math": "models/math", "code": "models/code"}

@@ -24,8 +24,7 @@ from vision import dinov2
 
 from featcal.cli import main as cli
 from featcal.cli import output
-from featcal.models.load import load_model
-from featcal.models.save import save_model
+from featcal.models.load import load_model, save_model
 from reproduction.prepare import photos
 
 PAGE = (Path(__file__).parents[2] / "book/use.md").read_text("utf-8")

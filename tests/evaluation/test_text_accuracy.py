@@ -10,8 +10,7 @@ from language import POSITIONS, VOCABULARY, jsonl, tokenizer
 from tiny import TEXT, make
 
 from featcal.cli import main as cli
-from featcal.models.load import load_model
-from featcal.models.save import save_model
+from featcal.models.load import load_model, save_model
 
 NAMES = ("bad", "good", "neither of them")
 SAMPLES = [

@@ -28,8 +28,7 @@ from featcal.interchange.open_clip import (
     read_open_clip,
     write_open_clip,
 )
-from featcal.models.load import load_clip, load_tokenizer, load_vision
-from featcal.models.save import save_model
+from featcal.models.load import load_clip, load_tokenizer, load_vision, save_model
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from featcal.merging.merge import merge
-from featcal.models.save import save_model
+from featcal.models.load import save_model
 
 
 def llama(words, seed):

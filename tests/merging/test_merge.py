@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from featcal.errors import DiskFull, MissingTensor, TensorsDiffer
 from featcal.merging.merge import merge
 from featcal.merging.tensors import add_task_vector, task_vectors
-from featcal.models import save as writer
+from featcal.models import load as writer
 from featcal.models.checkpoint import LazyCheckpoint
 
 HALF = "encoder.layers.0.mlp.fc1.weight"

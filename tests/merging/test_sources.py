@@ -19,8 +19,8 @@ from featcal.cli.options import yaml_scalar
 from featcal.errors import BadEnvironment, BadFile, NotFinite, TruncatedFile
 from featcal.merging.merge import merge
 from featcal.merging.sources import expert_sources, source
+from featcal.models.load import save_model
 from featcal.models.lora import CONFIG, WEIGHTS, dense_model, without_adapters
-from featcal.models.save import save_model
 
 pytestmark = [  # peft's words on adapters of tables
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),

@@ -10,7 +10,7 @@ from families import tf
 import featcal
 from featcal.errors import FeatCalError
 from featcal.merging.merge import merge
-from featcal.models.load import require_same_configs
+from featcal.models.streamed import require_same_configs
 
 BASE = {
     "llama": lambda **more: tf.LlamaConfig(**families.GROUPED | more),

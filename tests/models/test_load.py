@@ -32,9 +32,9 @@ from featcal.models.load import (
     load_tokenizer,
     load_vision,
     quiet_transformers,
+    save_model,
     torch_device,
 )
-from featcal.models.save import save_model
 from featcal.models.streamed import StreamedModel
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32}

@@ -18,9 +18,14 @@ import featcal
 from featcal.cli import main as cli
 from featcal.errors import BadFile, DiskFull
 from featcal.files import atomic_folder, atomic_path, write_json
-from featcal.models.load import load_model, load_tokenizer
-from featcal.models.save import copy_other_files, save_model, shard_writer
-from featcal.models.sentences import Sentences, merge_modules
+from featcal.models.batch import Sentences, merge_modules
+from featcal.models.load import (
+    copy_other_files,
+    load_model,
+    load_tokenizer,
+    save_model,
+    shard_writer,
+)
 
 TENSORS = {
     "b.weight": torch.randn(5, 3, generator=torch.Generator().manual_seed(0)),
@@ -55,7 +60,7 @@ def test_a_failed_write_leaves_the_old_file_and_a_finished_one_replaces_it(tmp_p
 KILLED = """
 import os, signal, sys
 from featcal.files import atomic_folder
-from featcal.models.save import shard_writer
+from featcal.models.load import shard_writer
 with atomic_folder(sys.argv[1]) as path, shard_writer(path) as inside:
     (inside.folder / "half").write_text("x")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -102,7 +107,7 @@ def test_a_full_disk_is_reported_with_the_final_path_and_leaves_nothing(tmp_path
     ):
         raise full
     assert error.value.path == tmp_path / "out" / "model" / "config.json"
-    monkeypatch.setattr("featcal.models.save.shutil.copyfileobj", raising(full))
+    monkeypatch.setattr("featcal.models.load.shutil.copyfileobj", raising(full))
     with pytest.raises(DiskFull, match="model"):
         written(tmp_path / "model")
     assert os.listdir(tmp_path) == []

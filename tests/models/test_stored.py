@@ -14,8 +14,7 @@ from tiny import TEXT, VISION, make
 
 import featcal
 from featcal.errors import FeatCalError, MissingTensor, WrongKeys
-from featcal.models.load import load_model
-from featcal.models.save import save_model
+from featcal.models.load import load_model, save_model
 from featcal.models.stored import skeleton
 from featcal.models.streamed import StreamedModel
 

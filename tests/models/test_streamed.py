@@ -21,7 +21,7 @@ from tiny import TEXT, clip, make, shifted
 
 import featcal
 from featcal.errors import MissingTensor, TensorsDiffer, TruncatedFile
-from featcal.models.save import save_model
+from featcal.models.load import save_model
 from featcal.models.streamed import InMemoryModel, StreamedModel, in_turn, require_same_tensors
 
 LAYERS = "encoder.layers"

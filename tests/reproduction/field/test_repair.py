@@ -8,7 +8,7 @@ from featcal.baselines.adapters import Adapters
 from featcal.baselines.corrections import MeanShift
 from featcal.merging.merge import merge
 from featcal.merging.methods.matrices import Interference
-from featcal.models.save import save_model
+from featcal.models.load import save_model
 from reproduction.field.repair import all_samples, linears, output_moments, renormalised
 from reproduction.field.swudi import filtered_minimum
 from reproduction.studies.field import inferred
