@@ -91,7 +91,7 @@ def test_drift_is_measured_on_further_samples_only_where_no_answers_are(merged, 
     for task in DATA:
         rows = Path(f"{task}.jsonl").read_text() * 4
         Path(f"{task}.jsonl").write_text(rows)  # 48 samples
-    command = ["calibrate", "--merged", "merged", *BY_NAME, "--preset", "paper", "--samples"]
+    command = ["calibrate", "--merged", "merged", *BY_NAME, "--samples"]
     assert told(capsys, *command, "30", "--out", "new")["drift"] == []
     for samples, further in (("10", 10), ("30", 18)):
         drift = told(capsys, *command, samples, "--ridge", "0.1", "--out", samples)["drift"]
