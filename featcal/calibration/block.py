@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from featcal.calibration.features import (
-    Spool,
-    SpooledList,
+    Models,
     StudentTeacherFeatures,
     advance,
     advance_student,
+    check_plan,
+    encoder_outputs,
+    features_by_task,
 )
-from featcal.calibration.models import Models, check_plan, encoder_outputs, features_by_task
 from featcal.calibration.observe import (
     BlockMoments,
     BlockSpec,
@@ -33,9 +34,9 @@ from featcal.calibration.observe import (
     solved_parameters,
 )
 from featcal.calibration.ranks import Ranks
-from featcal.calibration.report import BlockRecord, block_record
-from featcal.calibration.resume import Digest, RunFolder, fingerprint
-from featcal.core.moments import TokenRule
+from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList, fingerprint
+from featcal.card import BlockRecord, round_digits
+from featcal.core.moments import Drift, TokenRule
 from featcal.core.norm import norm_ridge_by_halves, norm_system, solve_norm
 from featcal.core.ridge import (
     Solution,
@@ -155,6 +156,23 @@ def calibrate_block(
             results[task] = drift, own.tokens, expert_tokens[task]
         records.append(block_record(spec.name, run.ranks.gathered(results), conditioning[number]))
     return records
+
+
+def block_record(
+    name: str,
+    tasks: Mapping[str, tuple[Drift | None, int, Mapping[str, int]]],
+    conditioning: Sequence[float],
+) -> BlockRecord:
+    """Return the record of one block from every task's drift, tokens and tokens of each expert."""
+    drifts, tokens, counts = zip(*tasks.values(), strict=True)
+    relative = cosine = None
+    if None not in drifts:
+        relative = round_digits(sum(drift.relative for drift in drifts) / len(drifts))
+        cosine = round_digits(sum(drift.cosine for drift in drifts) / len(drifts))
+    names = sorted(set().union(*counts))
+    experts = {expert: sum(own.get(expert, 0) for own in counts) for expert in names}
+    bound = round_digits(max(conditioning, default=1.0))
+    return BlockRecord(name, relative, cosine, sum(tokens), bound, experts)
 
 
 def replay_block(
@@ -304,7 +322,8 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
                 if student.folder and not resumed:
                     student.folder.keep(name, solved_parameters(block, spec), record)
             seconds, start = time.perf_counter() - start, time.perf_counter()
-            run.report(records, seconds, resumed)
+            if run.ranks.first:
+                run.report(records, seconds, resumed)
         encoder = encoder_outputs(models, handles, stack, features)
 
 

@@ -3,34 +3,38 @@
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from featcal.calibration import choose
 from featcal.calibration.block import Run, Student, sweep
-from featcal.calibration.features import NO_SAMPLES, Spool
-from featcal.calibration.models import Models, check_plan, open_models
+from featcal.calibration.features import NO_SAMPLES, Models, check_plan, on_device, open_models
 from featcal.calibration.observe import PAPER
 from featcal.calibration.ranks import current
-from featcal.calibration.report import (
-    BlockRecord,
-    Result,
-    calibration_card,
-    measure_drift,
-    progress_line,
-)
-from featcal.calibration.resume import RunFolder, scratch_folder, write_calibrated
-from featcal.core.moments import TokenRule
+from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_calibrated
+from featcal.card import BlockRecord, DriftRecord, Result, calibration_card, round_digits
+from featcal.core.moments import Drift, TokenRule
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting
 from featcal.files import claimed
-from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
-from featcal.models.load import load_as_calibrated
+from featcal.models.batch import (
+    Batch,
+    Batches,
+    Model,
+    TaskBatches,
+    check_batch,
+    check_tasks,
+    naming,
+    pad_token,
+    padding_mask,
+)
+from featcal.models.blocks import model_call
+from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.models.modules import packed_experts
 from featcal.models.plan import BlockPlan
 from featcal.models.save import require_replaceable
@@ -132,11 +136,19 @@ def calibrate(
         spool = opened.enter_context(Spool(*budgets(models.device, host_memory), scratch))
 
         def report(records: list[BlockRecord], seconds: float, resumed: bool) -> None:
-            if ranks.first:
-                line = progress_line(records, len(experts), seconds, resumed)
-                LOG.info(line)
-                if progress:
-                    progress(line)
+            one, *others = records
+            parts = [one.name, f"{len(experts)} tasks"]
+            if others:
+                parts.append(f"{len(records)} candidates")
+            elif one.relative_drift is not None:
+                parts.append(f"drift {one.relative_drift:.3f}")
+            if one.experts:
+                fewest = min(one.experts.values())
+                parts.append(f"{len(one.experts)} experts, {fewest:,} tokens or more")
+            parts += [f"{seconds:.1f} s", *["(solved before)"] * resumed]
+            LOG.info(line := "  ".join(parts))
+            if progress:
+                progress(line)
 
         run = Run(models, spool, ranks, token_weights, block_drift, resume, report=report)
         student, choice = Student(models.student, given, folder), None
@@ -220,6 +232,49 @@ def best_candidate(
         by_task = ranks.gathered(choose.divergences(models, handles, unseen, few))
     choice = choose.choose(by_task, {name: one.settings for name, one in students.items()})
     return choice, {task: {choose.MERGED: own[choose.MERGED]} for task, own in by_task.items()}
+
+
+def measure_drift(
+    models: Models, calibrated: ModelHandle, batches: TaskBatches, held_out: TaskBatches
+) -> dict[str, list[DriftRecord]]:
+    """Measure how far the merged and the calibrated model are from every expert, by task.
+
+    A task without held-out batches is measured on its calibration batches, unless these are a
+    consumed iterator.
+    """
+    records: dict[str, list[DriftRecord]] = {}
+    pair, stacks = (models.merged, calibrated), models.plan.stacks
+
+    def features(handle: ModelHandle, batch: Batch) -> dict[str, Tensor]:
+        with (
+            handle.running() as model,
+            choose.last_outputs(model, models.plan, stop=True) as outputs,
+        ):
+            model(**model_call(model, batch))
+        return outputs
+
+    with evaluation_mode([handle.module for handle in pair]):
+        for task, expert in models.experts.items():
+            own = held_out.get(task, () if isinstance(batches[task], Iterator) else batches[task])
+            drift, samples = {stack.name: (Drift(), Drift()) for stack in stacks}, 0
+            for number, given in enumerate(own):
+                check_batch(task, number, given, expert.module)
+                batch = on_device(given, models.device)
+                with naming(task, number):
+                    theirs = features(expert, batch)
+                    for which, handle in enumerate(pair):
+                        ours, pad = features(handle, batch), pad_token(handle.module)
+                        for stack in stacks:
+                            h, h_exp = ours[stack.name], theirs[stack.name]
+                            mask = padding_mask(batch, h, stack.mask, pad)
+                            drift[stack.name][which].add(h, h_exp, mask)
+                samples += len(h_exp)
+            records[task] = []
+            for name, (before, after) in drift.items() if samples else ():
+                values = before.relative, after.relative, before.cosine, after.cosine
+                measured = map(round_digits, values)
+                records[task].append(DriftRecord(task, name, *measured, samples, task in held_out))
+    return records
 
 
 def check(

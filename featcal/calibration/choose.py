@@ -12,7 +12,7 @@ one for every token.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, Literal
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, normalize
 
-from featcal.calibration.features import Spool, SpooledList, on_device
-from featcal.calibration.models import Models
-from featcal.calibration.report import Choice, last_outputs, round_digits
+from featcal.calibration.features import Models, on_device
+from featcal.calibration.scratch import Spool, SpooledList
+from featcal.card import Choice, round_digits
 from featcal.core.precision import SUM_DTYPE, wide
 from featcal.errors import BadFile, NotFinite
 from featcal.models.batch import (
@@ -40,9 +40,9 @@ from featcal.models.batch import (
     some_samples,
     token_mean,
 )
-from featcal.models.blocks import model_call
+from featcal.models.blocks import StopForward, model_call, output_hooks
 from featcal.models.load import evaluation_mode
-from featcal.models.plan import BlockPlan, plan_for
+from featcal.models.plan import BlockPlan, blocks_of, plan_for
 from featcal.models.sentences import Sentences
 from featcal.models.streamed import ModelHandle, StreamedModel
 from featcal.settings import Calibration
@@ -241,6 +241,23 @@ def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]
     last = choose(by_task, {FINAL: choice.settings or Calibration()})
     divergence = {**choice.divergence, FINAL: last.divergence[FINAL]}
     return replace(last if last.chosen == MERGED else choice, divergence=divergence)
+
+
+@contextmanager
+def last_outputs(
+    model: nn.Module, plan: BlockPlan, stop: bool = False
+) -> Iterator[dict[str, Tensor]]:
+    """Capture the output (batch, tokens, d) of each stack's last block, then `stop` the forward."""
+    outputs: dict[str, Tensor] = {}
+    names = {f"{s.blocks}.{len(blocks_of(model, s)) - 1}": s.name for s in plan.stacks}
+
+    def note(path: str, output: Any) -> None:
+        outputs[names[path]] = output if isinstance(output, Tensor) else output[0]
+        if stop and len(outputs) == len(names):
+            raise StopForward
+
+    with suppress(StopForward), output_hooks(model, names, note):
+        yield outputs
 
 
 SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide

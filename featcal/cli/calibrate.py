@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from featcal.card import add_to_record, licences_differ, models_record, write_card
+from featcal.card import (
+    DRIFT_COLUMNS,
+    add_to_record,
+    block_rows,
+    calibration_card,
+    drift_rows,
+    licences_differ,
+    models_record,
+    worse,
+    write_card,
+)
 from featcal.cli import options
 from featcal.cli.inputs import Inputs, differing_vocabularies, read_inputs
 from featcal.cli.output import (
@@ -27,7 +37,7 @@ from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
     from featcal.calibration.choose import CalibrationOrAuto
-    from featcal.calibration.report import Result
+    from featcal.card import Result
     from featcal.data.batches import Draw, DrawnBatches
 
 MOST = 256  # samples of a task by default
@@ -113,7 +123,7 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
     """
     import featcal
     from featcal.calibration.ranks import current, own_device
-    from featcal.calibration.resume import scratch_folder
+    from featcal.calibration.scratch import scratch_folder
     from featcal.models.load import torch_device
     from featcal.models.plan import blocks_of
 
@@ -268,8 +278,6 @@ def return_large_blocks() -> None:
 
 def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result: "Result") -> None:
     """Replace the card of a written folder by one that also names the source of the samples."""
-    from featcal.calibration.report import calibration_card
-
     counts = {task: draw.samples for task, draw in sorted(draws.items())}
     same = len(set(counts.values())) == 1
     listed = ", ".join(f"{task} {count}" for task, count in counts.items())
@@ -300,8 +308,6 @@ def show_result(result: "Result", as_json: bool) -> None:
     """Print what was chosen, the drift of the blocks and from each expert, and a warning where it
     grew.
     """
-    from featcal.calibration.report import DRIFT_COLUMNS, block_rows, drift_rows, worse
-
     if as_json:
         say_json({"folder": str(result.folder), "drift": []} | result.stated)
     else:

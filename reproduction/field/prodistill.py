@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.calibration.features import (
-    Spool,
     StudentTeacherFeatures,
     advance,
     first_features,
     leave_stack,
 )
+from featcal.calibration.scratch import Spool
 from featcal.core import generator
 from featcal.core.precision import exact_products
 from featcal.errors import Diverged

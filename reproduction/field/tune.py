@@ -27,10 +27,17 @@ from torch import Tensor, nn
 from featcal.calibration.block import Student, add_task_systems, solve_systems, student_blocks
 from featcal.calibration.calibrate import budgets
 from featcal.calibration.choose import Scores, kl_and_top1
-from featcal.calibration.features import Spool, StudentTeacherFeatures, advance_student
-from featcal.calibration.models import Models, encoder_outputs, features_by_task, open_models
+from featcal.calibration.features import (
+    Models,
+    StudentTeacherFeatures,
+    advance_student,
+    encoder_outputs,
+    features_by_task,
+    open_models,
+)
 from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks
+from featcal.calibration.scratch import Spool
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.core.ridge import RidgeSystem, anchor
 from featcal.errors import NotFinite, SingularGram

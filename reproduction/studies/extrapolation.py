@@ -38,8 +38,8 @@ from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
 
 if TYPE_CHECKING:
     from featcal.calibration.block import Student
-    from featcal.calibration.features import Spool
-    from featcal.calibration.models import Models
+    from featcal.calibration.features import Models
+    from featcal.calibration.scratch import Spool
     from featcal.models.batch import TaskBatches
 
 ANCHOR, CELL, STREAM, ALONE, LEFT_OUT, SPECTRUM = (
@@ -207,8 +207,8 @@ def spectrum(
     """Make the models whose ρ acts on some weights only; return the shares below each λ."""
     from featcal.calibration.block import Student
     from featcal.calibration.calibrate import budgets
-    from featcal.calibration.features import Spool
-    from featcal.calibration.models import open_models
+    from featcal.calibration.features import open_models
+    from featcal.calibration.scratch import Spool
     from featcal.core.precision import exact_products
     from featcal.models.save import save_model
 
@@ -246,8 +246,7 @@ def calibrate_by_spectrum(
     import torch
 
     from featcal.calibration.block import add_task_systems, anchors, solve_systems, student_blocks
-    from featcal.calibration.features import advance
-    from featcal.calibration.models import features_by_task
+    from featcal.calibration.features import advance, features_by_task
     from featcal.calibration.observe import Systems, observe
     from featcal.calibration.ranks import Ranks
     from featcal.models.modules import load_side_by_side

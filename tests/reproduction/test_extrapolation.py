@@ -8,8 +8,8 @@ import torch
 
 import featcal
 from featcal.calibration.block import Student
-from featcal.calibration.features import Spool
-from featcal.calibration.models import open_models
+from featcal.calibration.features import open_models
+from featcal.calibration.scratch import Spool
 from featcal.settings import Calibration
 from reproduction.studies.extrapolation import calibrate_by_spectrum
 

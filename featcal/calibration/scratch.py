@@ -1,37 +1,195 @@
-"""Keep solved blocks on disk to continue an interrupted run, and write the result from them.
+"""The scratch folder of a run: features that do not fit in memory, and solved blocks.
 
-A fingerprint covers everything that the result depends on: two runs with the same one give the same
-bytes on the same machine, and only then are blocks of the earlier run used.
+A tensor that was kept comes back with the same bits, and with the same strides if it fills its
+memory without gaps or is expanded; else contiguous. A fingerprint covers everything that the result
+depends on: two runs with the same one give the same bytes on the same machine, and only then are
+blocks of an interrupted run used again.
 """
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from featcal.calibration.models import Models
-from featcal.calibration.report import BlockRecord, Result
-from featcal.card import RECORD, write_card
+from featcal.card import RECORD, BlockRecord, Result, write_card
 from featcal.core.moments import TokenRule
 from featcal.errors import BadFile
-from featcal.files import atomic_folder, atomic_path, read_json, write_json
+from featcal.files import (
+    atomic_folder,
+    atomic_path,
+    locked,
+    read_json,
+    remove_abandoned,
+    write_json,
+)
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.plan import BlockPlan
 from featcal.models.save import copy_other_files, save_model, shard_writer
 from featcal.models.streamed import InMemoryModel, Override, StreamedModel
 from featcal.settings import Calibration
 
+if TYPE_CHECKING:
+    from featcal.calibration.features import Models
+
+PREFIX = "featcal-spool-"  # of the folders with features
 CODE = ("core", "models", "calibration")  # subpackages that weights depend on
 SAMPLES, SAMPLE = 64, 4096  # pieces of a weight file that are read, bytes of each
+
+
+class Handle:
+    """One tensor that a spool keeps, for as long as the handle is referred to."""
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        strides: list[int],
+        flat: Tensor,
+        file: Path | None,
+        kept: Counter[str],
+        place: str,
+    ):
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
+        self.strides = strides  # in memory without gaps; 0 along expanded axes
+        self.flat = None if file else flat  # all values in order of memory
+        self.file, self.bytes, self.kept, self.place = file, flat.nbytes, kept, place
+        kept[place] += self.bytes
+
+    def __del__(self) -> None:
+        self.kept[self.place] -= self.bytes
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+
+
+class Spool(AbstractContextManager["Spool"]):
+    """Keep tensors within budgets of bytes: on their GPU, in (pinned) host memory, then on disk.
+
+    Files are in a folder of their own below `folder`, removed at the end; those of killed processes
+    are removed at the beginning. A kept tensor is not copied, so it must not be overwritten.
+    """
+
+    def __init__(self, device_bytes: int, host_bytes: int, folder: str | Path):
+        self._device_budget, self._host_budget, self.folder = device_bytes, host_bytes, Path(folder)
+        self.kept = Counter[str]()  # bytes on "device", "host" and "disk"
+        self._files: Path | None = None
+        self._written = 0
+        remove_abandoned(sorted(self.folder.glob(f"{PREFIX}*")))
+
+    def keep(self, tensor: Tensor) -> Handle:
+        """Keep a tensor. Raises: DiskFull naming the file."""
+        once = tensor = tensor.detach()
+        for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            once = once.narrow(axis, 0, 1) if stride == 0 and size > 1 else once
+        if once.untyped_storage().nbytes() != once.nbytes:
+            once = once.clone()  # a part would keep the whole of a larger tensor in memory
+        flat = once.as_strided((once.numel(),), (1,))
+        sizes = zip(tensor.shape, once.shape, once.stride(), strict=True)
+        strides = [stride if size == whole else 0 for whole, size, stride in sizes]
+        place = "host" if self.kept["host"] + flat.nbytes <= self._host_budget else "disk"
+        if flat.is_cuda and self.kept["device"] + flat.nbytes <= self._device_budget:
+            place = "device"
+        file = self._write(flat) if place == "disk" else None
+        if place == "host" and flat.is_cuda:
+            flat = torch.empty_like(flat, device="cpu", pin_memory=True).copy_(flat)
+        return Handle(tensor, strides, flat, file, self.kept, place)
+
+    def get(self, handle: Handle) -> Tensor:
+        """Return the tensor as it was given, on the device it came from; it stays kept."""
+        flat = handle.flat
+        if handle.file is not None:
+            pinned = handle.device.type == "cuda"
+            content = torch.empty(handle.bytes, dtype=torch.uint8, pin_memory=pinned)
+            read = 0
+            with suppress(FileNotFoundError), handle.file.open("rb") as file:
+                read = file.readinto(content.numpy().data)
+            if read != handle.bytes:
+                problem = f"{read} of {handle.bytes} bytes are left by another program"
+                raise BadFile(handle.file, problem, "start the same run again")
+            flat = content.view(handle.dtype)
+        assert flat is not None
+        flat = flat.to(handle.device, non_blocking=True)
+        return flat.as_strided(handle.shape, handle.strides)
+
+    def __exit__(self, *error: object) -> None:
+        if self._files is not None:
+            shutil.rmtree(self._files, ignore_errors=True)
+            os.close(self._lock)
+            self._files = None
+
+    def _write(self, flat: Tensor) -> Path:
+        if self._files is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._files = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.folder))
+            self._lock = os.open(self._files, os.O_RDONLY)
+            locked(self._lock)  # the system drops it when this process ends
+        self._written += 1
+        file = self._files / f"{self._written}.raw"
+        with atomic_path(file, flat.nbytes) as part:
+            part.write_bytes(flat.cpu().view(torch.uint8).numpy().data)
+        return file
+
+
+class SpooledList:
+    """Keep a list of values with tensors in them, such as features, until others replace them.
+
+    A tensor of the value read last that is part of its replacement is not kept again.
+    """
+
+    def __init__(self, spool: Spool, values: Iterable[Any] = ()):
+        self.spool = spool
+        self._values = [self._keep(value, {}) for value in values]  # handles instead of tensors
+        # number of the value read last, and its tensors by identity
+        self._last: tuple[int, dict[int, tuple[Tensor, Handle]]] = -1, {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> Any:
+        """Return a value with its tensors."""
+        leaves = tree_leaves(self._values[number])
+        tensors = {leaf: self.spool.get(leaf) for leaf in leaves if isinstance(leaf, Handle)}
+        self._last = number, {id(tensor): (tensor, handle) for handle, tensor in tensors.items()}
+        return tree_map_only(Handle, tensors.__getitem__, self._values[number])
+
+    def __setitem__(self, number: int, value: Any) -> None:
+        """Replace a value; tensors that only the old one has are dropped."""
+        read_last, tensors = self._last
+        self._last = -1, {}
+        self._values[number] = self._keep(value, tensors if read_last == number else {})
+
+    def append(self, value: Any) -> None:
+        """Keep one more value."""
+        self._values.append(self._keep(value, {}))
+
+    def clear(self) -> None:
+        """Drop all values."""
+        self._values, self._last = [], (-1, {})
+
+    def _keep(self, value: Any, known: dict[int, tuple[Tensor, Handle]]) -> Any:
+        """Return the value with handles instead of tensors; one that occurs twice is kept once."""
+
+        def keep(tensor: Tensor) -> Handle:
+            if id(tensor) not in known:
+                known[id(tensor)] = tensor, self.spool.keep(tensor)
+            return known[id(tensor)][1]
+
+        return tree_map_only(Tensor, keep, value)
 
 
 class Digest:
@@ -56,7 +214,7 @@ class Digest:
 
 
 def fingerprint(
-    models: Models,
+    models: "Models",
     batches: Mapping[str, str],
     settings: Calibration,
     token_weights: TokenRule | None,
@@ -181,7 +339,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
 
 def write_calibrated(
-    models: Models, out: str | Path, result: Result, folder: RunFolder, card: str
+    models: "Models", out: str | Path, result: Result, folder: RunFolder, card: str
 ) -> None:
     """Write the calibrated model as a folder with the merged one's names and precision.
 
