@@ -179,9 +179,8 @@ def render_card(
 ) -> str:
     """Return the text of a card.
 
-    models: the inputs by role. The front matter names those on the hub and a licence shared by all.
-    settings: rows of name and value.   front: more of the front matter.
-    sections: other variables of the template.
+    models: the inputs by role.   settings: rows of name and value.   front: more of the front
+    matter.   sections: other variables of the template.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -227,10 +226,7 @@ def calibration_card(
     samples: Mapping[str, object] | None = None,
     datasets: Sequence[str] = (),
 ) -> str:
-    """Return the text of the model card; two equal runs give the same text.
-
-    samples: rows of the section on samples.   datasets: names of data sets on the hub.
-    """
+    """Return the text of the model card; samples: rows of its section, datasets: names on the hub."""
     from featcal.models.sentences import modules_of
 
     models = {"base": base, "merged model": merged}

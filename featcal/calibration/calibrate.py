@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from featcal.calibration import choose
 from featcal.calibration.block import Run, Student, sweep
 from featcal.calibration.features import NO_SAMPLES, Models, check_plan, on_device, open_models
-from featcal.calibration.observe import PAPER
 from featcal.calibration.ranks import current
 from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_calibrated
 from featcal.card import BlockRecord, DriftRecord, Result, calibration_card, round_digits
@@ -86,19 +85,16 @@ def calibrate(
             to 42 samples the held-out ones serve the last calibration as well, and check nothing;
             with fewer than 8 the merged model is kept. Norms of a kind that cannot be solved stay
             as they are. `Result.choice` says what was chosen.
-        out: folder to write instead of returning the model, in the merged folder's precision. Its
-            tokenizer and other files come from the merged folder, or from the base folder where
-            the merged model is a module.
-        held_out: batches of further samples. On them the result reports how far the merged and the
+        out: folder to write instead of returning the model, in the merged folder's precision. Other
+            files, such as the tokenizer, come from there, or from the base folder for a module.
+        held_out: batches of further samples, on which to measure how far the merged and the
             calibrated model are from each expert; a task without any is measured on its own
             `batches` if they can be read twice. Default: no measurement.
         plan: the model's blocks. Default: looked up or inferred.
         token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape.
             Default: the family's rule.
-        device: device of models given as folders. Default: CPU. Modules stay where they are, and
-            batches follow them.
-        dtype: precision in which folders are calibrated. Default: that of `merged` if it is a
-            module, else float32.
+        device: of models given as folders. Default: CPU. Batches follow the models.
+        dtype: in which folders are calibrated. Default: of `merged` if it is a module, else float32.
         host_memory: cap on cached activations in RAM, in bytes; the rest goes to disk. Default: no
             cap. With a cap, freed memory is returned to the system at once, which can take a
             quarter more time.
@@ -129,7 +125,6 @@ def calibrate(
         models = open_models(
             merged, base, own, plan, settings, whole=out is None, device=device, dtype=dtype
         )
-        given = PAPER.but(norm=models.norms) if settings == "auto" else settings
         opened.enter_context(models.evaluated())
         opened.enter_context(exact_products())
         folder = None if out is None else opened.enter_context(RunFolder(scratch, ranks.first))
@@ -151,7 +146,7 @@ def calibrate(
                 progress(line)
 
         run = Run(models, spool, ranks, token_weights, block_drift, resume, report=report)
-        student, choice = Student(models.student, given, folder), None
+        student, choice = Student(models.student, models.settings, folder), None
         if settings == "auto":
             parts = choose.split({task: batches[task] for task in models.experts}, spool)
             if any(ranks.gathered({min(own): parts is None}).values()):
@@ -160,7 +155,7 @@ def calibrate(
                 few, many, unseen = ({t: p[i] for t, p in parts.items()} for i in range(3))
                 choice, before_kl = best_candidate(run, folder, few, unseen)
                 batches = {**batches, **many}
-            student.settings = choice.settings or given
+            student.settings = choice.settings or models.settings
         if choice is None or choice.settings:
             sweep(run, [student], batches)
         after = calibrated_handle(models, student)
@@ -185,7 +180,7 @@ def calibrate(
             drift = [record for records in by_task.values() for record in records]
             if progress and ranks.first:
                 progress("drift from each expert")
-        used = choice.settings if choice else given
+        used = choice.settings if choice else models.settings
         result = Result(models.student.module, None, student.blocks, drift, used, choice)
         if out is None or folder is None:
             return result
@@ -202,10 +197,7 @@ def best_candidate(
     few: Mapping[str, choose.Part],
     unseen: Mapping[str, choose.Part],
 ) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
-    """Calibrate every candidate on few samples and choose by their answers to unseen ones.
-
-    Returns: the choice, and by task the merged model's divergence on every unseen sample.
-    """
+    """Calibrate the candidates on few samples; return the choice, and the merged model's divergence."""
     run, models, ranks = replace(run, block_drift=False), run.models, run.ranks
     with ExitStack() as opened:
         students = {}
@@ -213,7 +205,7 @@ def best_candidate(
             own = folder and RunFolder(folder.path / f"candidate-{number}", ranks.first)
             if own:
                 opened.enter_context(own)
-            settings = settings.but(norm=models.norms)
+            settings = settings.but(norm=models.settings.norm)
             students[name] = Student(models.student_copy(), settings, own)
         # experts of a mixture see the tokens that one student routes to them
         mixture = bool(packed_experts(models.student.module))
@@ -239,8 +231,7 @@ def measure_drift(
 ) -> dict[str, list[DriftRecord]]:
     """Measure how far the merged and the calibrated model are from every expert, by task.
 
-    A task without held-out batches is measured on its calibration batches, unless these are a
-    consumed iterator.
+    A task without held-out batches is measured on those to calibrate on, if they can be read again.
     """
     records: dict[str, list[DriftRecord]] = {}
     pair, stacks = (models.merged, calibrated), models.plan.stacks
@@ -293,7 +284,6 @@ def check(
     models = open_models(
         merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype
     )
-    given = PAPER.but(norm=models.norms) if settings == "auto" else settings
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with models.evaluated(), exact_products(), spool:
         samples = {}
@@ -302,8 +292,8 @@ def check(
             if head is None:
                 raise BadBatches(task, NO_SAMPLES)
             samples[task] = [check_plan(models, task, head, [models.student, expert])]
-        students = [Student(models.student, given)]
-        sweep(Run(models, spool, current(), block_drift=False, solve=False), students, samples)
+        run = Run(models, spool, current(), block_drift=False, solve=False)
+        sweep(run, [Student(models.student, models.settings)], samples)
 
 
 def check_arguments(

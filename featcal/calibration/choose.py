@@ -72,10 +72,8 @@ TOO_FEW = Choice(
 
 @dataclass(frozen=True)
 class Part:
-    """Some samples of a task's batches, the same ones in every iteration; `chosen` (n,) marks them.
-
-    Samples of consecutive batches are put together up to the size of a batch if their shapes agree,
-    as a streamed model reads all its weights for each.
+    """Some samples of a task's batches; those of consecutive batches are put together where they fit,
+    as a streamed model reads all its weights for each batch.
     """
 
     batches: Batches
@@ -118,10 +116,7 @@ def evenly(count: int, n: int) -> Tensor:
 
 
 def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return masks (n,) of a task's samples: for candidates, the last calibration, and held out.
-
-    The last calibration has all samples if the rest is no more than candidates have.
-    """
+    """Return masks (n,) of a task's samples: for candidates, the last calibration, and held out."""
     held_out = evenly(min(max(n // 4, FEWEST_HELD_OUT), MOST_HELD_OUT), n)
     rest = (~held_out).nonzero()[:, 0]
     few = torch.zeros(n, dtype=torch.bool)
@@ -130,10 +125,7 @@ def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Part]] | None:
-    """Return the parts of each task's samples; None if one has fewer than `FEWEST`.
-
-    Batches that may differ between readings are read once and kept in the spool.
-    """
+    """Return each task's parts, or None if a task has too few; one-time batches go to the spool."""
     parts = {}
     for task, given in batches.items():
         own = given if isinstance(given, Sequence) else SpooledList(spool, given)
@@ -153,7 +145,7 @@ def divergences(
 ) -> dict[str, dict[str, list[float]]]:
     """Return by task and model the divergence of every held-out sample. Raises: NotFinite.
 
-    seen: further samples for relations. The expert answers once for all models.
+    seen: further samples for relations.
     """
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, samples in held_out.items():
@@ -193,10 +185,7 @@ def divergences(
 
 
 def relational_divergence(f: Tensor, f_exp: Tensor) -> Tensor:
-    """Return the KL (n,) of each sample's relations to the expert's features of the other samples.
-
-    f: (n, d), the model's.   f_exp: (n or more, d), the expert's; the first n are the same samples.
-    """
+    """Return each sample's divergence of relations (n,), of features f (n, d) from f_exp (n or more, d)."""
     unit, expert = (normalize(x.to(SUM_DTYPE), dim=1) for x in (f, f_exp))
     others = ~torch.eye(len(unit), len(expert), dtype=torch.bool, device=unit.device)
 

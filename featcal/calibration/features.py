@@ -63,7 +63,7 @@ class Models:
     plan: BlockPlan
     device: torch.device
     dtype: torch.dtype
-    norms: bool  # solved unless settings say otherwise
+    settings: Calibration  # as given; for "auto" the paper's, without norms that cannot be solved
 
     def student_copy(self, override: Override = lambda name: None) -> ModelHandle:
         """Return one more student that starts at the merged model; `override` as for StreamedModel."""
@@ -99,9 +99,7 @@ def open_models(
 ) -> Models:
     """Open the merged model, the base and the experts, and check that they match.
 
-    Folders are streamed; with `whole` a merged folder is loaded into memory, to be returned. A
-    merged module is copied, and adapters become whole models. With settings "auto" an unsolvable
-    kind of norm is no mistake.
+    Folders are streamed; a merged one is loaded `whole` to be returned. Given modules are copied.
     """
     first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else torch.empty(0)
     if first is None:
@@ -151,24 +149,24 @@ def open_models(
             listed = ", ".join([*handle.ignored[:4], *["..."][: len(handle.ignored) - 4]])
             LOG.warning(f"{name}: {kind.__name__} has no {listed}: not used")
     auto = settings == "auto"
-    norms, modules = (True, None) if auto else (settings.norm, settings.modules)
-    for stack in plan.stacks if norms else ():
+    used = Calibration() if auto else settings
+    for stack in plan.stacks if used.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
             kinds = map(block.get_submodule, solved_modules(block)[1])
             if other := next((one for one in kinds if not is_solvable_norm(one)), None):
                 kind = type(other).__name__
                 expected = f"must be off for models with {kind}, neither LayerNorm nor RMSNorm"
                 require(auto, "calibrate.norm", True, expected)
-                norms = False
-    check_blocks(student.module, plan, norms, modules)
+                used = used.but(norm=False)
+    check_blocks(student.module, plan, used.norm, used.modules)
     own = dict(zip(experts, others[1:], strict=True))
-    return Models(student, before, others[0], own, plan, target, dtype, norms)
+    return Models(student, before, others[0], own, plan, target, dtype, used)
 
 
 def check_plan(
     models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]
 ) -> dict[str, object]:
-    """Return two samples on which each model's blocks, run one by one, give its own features.
+    """Return two samples on which the blocks, run one by one, give each model's own features.
 
     Raises: BadBatches, BadPlan.
     """
@@ -182,9 +180,7 @@ def check_plan(
 
 @dataclass
 class StudentTeacherFeatures:
-    """Features of one task before the current block: per batch hidden states (batch, tokens, d) and
-    other arguments; after the last block of a stack that feeds another, what it feeds.
-    """
+    """Features of one task before the current block, in the end what a stack feeds to the next."""
 
     students: list[SpooledList]  # in each model that is being calibrated
     teacher: SpooledList  # in the task's expert
@@ -210,7 +206,7 @@ def first_features(
 ) -> StudentTeacherFeatures:
     """Return what reaches the first block of a stack in every student and in the teacher.
 
-    `encoder` is the result of the stack `source` that feeds this one, and is consumed.
+    encoder: the result of `source`, which feeds this stack; it is consumed.
     """
     features = StudentTeacherFeatures([SpooledList(spool) for _ in students], SpooledList(spool))
     models = [*students, teacher]

@@ -1,9 +1,7 @@
 """The scratch folder of a run: features that do not fit in memory, and solved blocks.
 
-A tensor that was kept comes back with the same bits, and with the same strides if it fills its
-memory without gaps or is expanded; else contiguous. A fingerprint covers everything that the result
-depends on: two runs with the same one give the same bytes on the same machine, and only then are
-blocks of an interrupted run used again.
+Tensors come back with the same bits, and blocks with the same fingerprint, which covers everything
+that the result depends on, are used again after an interruption.
 """
 
 import hashlib
@@ -75,10 +73,9 @@ class Handle:
 
 
 class Spool(AbstractContextManager["Spool"]):
-    """Keep tensors within budgets of bytes: on their GPU, in (pinned) host memory, then on disk.
+    """Keep tensors, uncopied, within budgets of bytes: on their GPU, in host memory, then on disk.
 
-    Files are in a folder of their own below `folder`, removed at the end; those of killed processes
-    are removed at the beginning. A kept tensor is not copied, so it must not be overwritten.
+    Files are below `folder`, removed at the end; those of killed processes at the beginning.
     """
 
     def __init__(self, device_bytes: int, host_bytes: int, folder: str | Path):
@@ -143,10 +140,7 @@ class Spool(AbstractContextManager["Spool"]):
 
 
 class SpooledList:
-    """Keep a list of values with tensors in them, such as features, until others replace them.
-
-    A tensor of the value read last that is part of its replacement is not kept again.
-    """
+    """Keep values with tensors in them, such as features; one that is read and put back is kept once."""
 
     def __init__(self, spool: Spool, values: Iterable[Any] = ()):
         self.spool = spool
@@ -259,10 +253,7 @@ def scratch_folder(out: Path) -> Path:
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
-    """Solved blocks in a folder, which stays if the body fails with blocks solved, until `remove`.
-
-    Of several processes that share a run, one `writes` and all read.
-    """
+    """Solved blocks in a folder, which stays if the body fails with blocks solved, until `remove`."""
 
     def __init__(self, path: Path, writes: bool = True):
         self.path, self._blocks, self._writes = path, path / "blocks", writes
@@ -315,10 +306,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def solved_values(self, plan: BlockPlan) -> Override:
-        """Return a function from a parameter's name in the model to its solved value, if it has one.
-
-        It raises BadFile for a block that is gone.
-        """
+        """Return a function from a parameter's name to its solved value or None. Raises: BadFile."""
 
         @lru_cache(maxsize=1)
         def parameters(block: str) -> Mapping[str, Tensor]:
@@ -350,8 +338,7 @@ def write_calibrated(
     student, base = models.student, models.base
     with atomic_folder(out) as path:
         if isinstance(student, StreamedModel):
-            solved = folder.solved_values(models.plan) if result.settings else lambda _: None
-            copy_with(student, path, solved)
+            copy_with(student, path, folder.solved_values(models.plan) if result.settings else None)
         else:
             like = base.folder if isinstance(base, StreamedModel) else None
             save_model(student.module, path, like=like)
@@ -359,15 +346,14 @@ def write_calibrated(
         write_card(path, card)
 
 
-def copy_with(student: StreamedModel, folder: Path, solved: Override) -> None:
+def copy_with(student: StreamedModel, folder: Path, solved: Override | None) -> None:
     """Copy the student's folder with solved parameters in place of its own."""
     whole, written = LazyCheckpoint(student.folder), set[str]()  # of a whole CLIP both towers
     prefix = student.files.prefix
 
     def rounded() -> Iterator[tuple[str, Tensor]]:
-        for name, _ in student.module.named_parameters():
-            tensor = solved(name)
-            if tensor is not None:
+        for name, _ in student.module.named_parameters() if solved else ():
+            if (tensor := solved(name)) is not None:
                 written.update(prefix + source for source in student.sources(name))
                 yield name, tensor.to(student.stored[name].dtype)
 

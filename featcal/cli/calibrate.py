@@ -11,6 +11,7 @@ from typer import Option
 
 from featcal.card import (
     DRIFT_COLUMNS,
+    Result,
     add_to_record,
     block_rows,
     calibration_card,
@@ -37,7 +38,6 @@ from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
     from featcal.calibration.choose import CalibrationOrAuto
-    from featcal.card import Result
     from featcal.data.batches import Draw, DrawnBatches
 
 MOST = 256  # samples of a task by default
@@ -276,7 +276,7 @@ def return_large_blocks() -> None:
         mallopt(MMAP_THRESHOLD, 2 << 20)
 
 
-def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result: "Result") -> None:
+def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result: Result) -> None:
     """Replace the card of a written folder by one that also names the source of the samples."""
     counts = {task: draw.samples for task, draw in sorted(draws.items())}
     same = len(set(counts.values())) == 1
@@ -304,7 +304,7 @@ def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result
         note(f"{file}: the inputs have different licences; decide which terms apply")
 
 
-def show_result(result: "Result", as_json: bool) -> None:
+def show_result(result: Result, as_json: bool) -> None:
     """Print what was chosen, the drift of the blocks and from each expert, and a warning where it
     grew.
     """
