@@ -58,24 +58,25 @@ class Handle:
         flat: Tensor,
         file: Path | None,
         kept: Counter[str],
-        place: str,
+        where: str,
     ):
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.strides = strides  # in memory without gaps; 0 along expanded axes
         self.flat = None if file else flat  # all values in order of memory
-        self.file, self.bytes, self.kept, self.place = file, flat.nbytes, kept, place
-        kept[place] += self.bytes
+        self.file, self.bytes, self.kept, self.where = file, flat.nbytes, kept, where
+        kept[where] += self.bytes
 
     def __del__(self) -> None:
-        self.kept[self.place] -= self.bytes
+        self.kept[self.where] -= self.bytes
         if self.file is not None:
             self.file.unlink(missing_ok=True)
 
 
 class Spool(AbstractContextManager["Spool"]):
-    """Keep tensors, uncopied, within budgets of bytes: on their GPU, in host memory, then on disk.
+    """Keep tensors within budgets of bytes: on their GPU, in (pinned) host memory, then on disk.
 
-    Files are below `folder`, removed at the end; those of killed processes at the beginning.
+    Files are below `folder`, removed at the end; those of killed processes at the beginning. A kept
+    tensor is not copied, so it must not be overwritten.
     """
 
     def __init__(self, device_bytes: int, host_bytes: int, folder: str | Path):
@@ -95,13 +96,13 @@ class Spool(AbstractContextManager["Spool"]):
         flat = once.as_strided((once.numel(),), (1,))
         sizes = zip(tensor.shape, once.shape, once.stride(), strict=True)
         strides = [stride if size == whole else 0 for whole, size, stride in sizes]
-        place = "host" if self.kept["host"] + flat.nbytes <= self._host_budget else "disk"
+        where = "host" if self.kept["host"] + flat.nbytes <= self._host_budget else "disk"
         if flat.is_cuda and self.kept["device"] + flat.nbytes <= self._device_budget:
-            place = "device"
-        file = self._write(flat) if place == "disk" else None
-        if place == "host" and flat.is_cuda:
+            where = "device"
+        file = self._write(flat) if where == "disk" else None
+        if where == "host" and flat.is_cuda:
             flat = torch.empty_like(flat, device="cpu", pin_memory=True).copy_(flat)
-        return Handle(tensor, strides, flat, file, self.kept, place)
+        return Handle(tensor, strides, flat, file, self.kept, where)
 
     def get(self, handle: Handle) -> Tensor:
         """Return the tensor as it was given, on the device it came from; it stays kept."""
