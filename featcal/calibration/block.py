@@ -20,6 +20,7 @@ from featcal.calibration.features import (
     check_plan,
     encoder_outputs,
     features_by_task,
+    fingerprint,
 )
 from featcal.calibration.observe import (
     BlockMoments,
@@ -31,7 +32,7 @@ from featcal.calibration.observe import (
     solved_parameters,
 )
 from featcal.calibration.ranks import Ranks
-from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList, fingerprint
+from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.card import BlockRecord, round_digits
 from featcal.core.moments import Drift, TokenRule
 from featcal.core.norm import norm_ridge_by_halves, norm_system, solve_norm

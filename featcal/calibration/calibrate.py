@@ -186,7 +186,8 @@ def calibrate(
             return result
         if ranks.first:
             card = calibration_card(merged, base, experts, result)
-            write_calibrated(models, out, result, folder, card)
+            solved = folder.solved_values(models.plan) if used else lambda _: None
+            write_calibrated(models.student, models.base, solved, out, result, card)
     folder.remove()
     return replace(result, model=None, folder=Path(out))
 

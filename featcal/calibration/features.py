@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from featcal.calibration.scratch import Spool, SpooledList
-from featcal.core.moments import Drift
+from featcal.calibration.scratch import Digest, Spool, SpooledList
+from featcal.core.moments import Drift, TokenRule
 from featcal.errors import BadBatches, BadPlan
 from featcal.models.batch import (
     PROVING,
@@ -49,6 +49,8 @@ from featcal.models.streamed import (
 from featcal.settings import Calibration, require
 
 NO_SAMPLES = "is empty; calibration needs at least one batch with at least one sample"
+CODE = ("core", "models", "calibration")  # subpackages that weights depend on
+SAMPLES, SAMPLE = 64, 4096  # pieces of a weight file that are read, bytes of each
 LOG = logging.getLogger("featcal")
 
 
@@ -112,7 +114,9 @@ def open_models(
         for task, expert in sorted(experts.items())
     }
 
-    def streamed(folder: str | Path, like: type[PreTrainedModel] | None = None) -> ModelHandle:
+    def streamed(
+        folder: str | Path, like: type[transformers.PreTrainedModel] | None = None
+    ) -> ModelHandle:
         paths = [stack.blocks for stack in plan.stacks] if plan else ()
         return StreamedModel(folder, paths, dtype, target, like=like)
 
@@ -176,6 +180,41 @@ def check_plan(
         with naming(task, 0), handle.running() as model:
             check_replay(model, models.plan, samples)
     return dict(samples)
+
+
+def fingerprint(
+    models: Models,
+    batches: Mapping[str, str],
+    settings: Calibration,
+    token_weights: TokenRule | None,
+    block_drift: bool,
+) -> str:
+    """Return a digest of models, digests of batches, settings, plan, this code and its versions."""
+    digest = Digest(settings.model_dump(), sorted(batches.items()), models.device.type)
+    digest.add(models.dtype, block_drift, torch.__version__, transformers.__version__)
+    for stack in models.plan.stacks:
+        rule = token_weights or models.plan.rule(stack)
+        code = getattr(rule, "__code__", None)
+        digest.add(stack.name, stack.blocks, stack.mask, getattr(rule, "__qualname__", type(rule)))
+        digest.add(*(code.co_code, code.co_consts, code.co_names) if code else ())
+    roles = {"merged": models.merged, "base": models.base}
+    roles |= {f"expert {task}": expert for task, expert in models.experts.items()}
+    for role, handle in roles.items():
+        digest.add(role)
+        if isinstance(handle, InMemoryModel):
+            digest.add(*(part for named in handle.module.named_parameters() for part in named))
+            continue
+        for file in sorted([handle.folder / "config.json", *handle.folder.glob("*.safetensors")]):
+            state = file.stat()  # the whole may be too large to read
+            digest.add(file.name, state.st_size, state.st_mtime_ns)
+            with file.open("rb") as stream:
+                for start in range(0, state.st_size, max(SAMPLE, state.st_size // SAMPLES)):
+                    stream.seek(start)
+                    digest.add(stream.read(SAMPLE))
+    root = Path(__file__).parents[1]
+    for file in sorted(file for part in CODE for file in (root / part).glob("*.py")):
+        digest.add(file.name, file.read_bytes())
+    return str(digest)
 
 
 @dataclass

@@ -14,17 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from featcal.card import RECORD, BlockRecord, Result, write_card
-from featcal.core.moments import TokenRule
 from featcal.errors import BadFile
 from featcal.files import (
     atomic_folder,
@@ -37,15 +35,9 @@ from featcal.files import (
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.plan import BlockPlan
 from featcal.models.save import copy_other_files, save_model, shard_writer
-from featcal.models.streamed import InMemoryModel, Override, StreamedModel
-from featcal.settings import Calibration
-
-if TYPE_CHECKING:
-    from featcal.calibration.features import Models
+from featcal.models.streamed import ModelHandle, Override, StreamedModel
 
 PREFIX = "featcal-spool-"  # of the folders with features
-CODE = ("core", "models", "calibration")  # subpackages that weights depend on
-SAMPLES, SAMPLE = 64, 4096  # pieces of a weight file that are read, bytes of each
 
 
 class Handle:
@@ -208,41 +200,6 @@ class Digest:
         return self._hash.hexdigest()
 
 
-def fingerprint(
-    models: "Models",
-    batches: Mapping[str, str],
-    settings: Calibration,
-    token_weights: TokenRule | None,
-    block_drift: bool,
-) -> str:
-    """Return a digest of models, digests of batches, settings, plan, this code and its versions."""
-    digest = Digest(settings.model_dump(), sorted(batches.items()), models.device.type)
-    digest.add(models.dtype, block_drift, torch.__version__, transformers.__version__)
-    for stack in models.plan.stacks:
-        rule = token_weights or models.plan.rule(stack)
-        code = getattr(rule, "__code__", None)
-        digest.add(stack.name, stack.blocks, stack.mask, getattr(rule, "__qualname__", type(rule)))
-        digest.add(*(code.co_code, code.co_consts, code.co_names) if code else ())
-    roles = {"merged": models.merged, "base": models.base}
-    roles |= {f"expert {task}": expert for task, expert in models.experts.items()}
-    for role, handle in roles.items():
-        digest.add(role)
-        if isinstance(handle, InMemoryModel):
-            digest.add(*(part for named in handle.module.named_parameters() for part in named))
-            continue
-        for file in sorted([handle.folder / "config.json", *handle.folder.glob("*.safetensors")]):
-            state = file.stat()  # the whole may be too large to read
-            digest.add(file.name, state.st_size, state.st_mtime_ns)
-            with file.open("rb") as stream:
-                for start in range(0, state.st_size, max(SAMPLE, state.st_size // SAMPLES)):
-                    stream.seek(start)
-                    digest.add(stream.read(SAMPLE))
-    root = Path(__file__).parents[1]
-    for file in sorted(file for part in CODE for file in (root / part).glob("*.py")):
-        digest.add(file.name, file.read_bytes())
-    return str(digest)
-
-
 def check_sum(parameters: Mapping[str, Tensor], record: str) -> str:
     """Return a digest of a solved block's file, which a full disk or an editor changes."""
     return str(Digest(record, *(part for item in sorted(parameters.items()) for part in item)))
@@ -328,7 +285,12 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
 
 def write_calibrated(
-    models: "Models", out: str | Path, result: Result, folder: RunFolder, card: str
+    student: ModelHandle,
+    base: ModelHandle,
+    solved: Override,
+    out: str | Path,
+    result: Result,
+    card: str,
 ) -> None:
     """Write the calibrated model as a folder with the merged one's names and precision.
 
@@ -336,10 +298,9 @@ def write_calibrated(
     module. Raises: DiskFull; BadFile if a solved block is gone.
     """
     text = json.dumps(result.stated, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    student, base = models.student, models.base
     with atomic_folder(out) as path:
         if isinstance(student, StreamedModel):
-            copy_with(student, path, folder.solved_values(models.plan) if result.settings else None)
+            copy_with(student, path, solved)
         else:
             like = base.folder if isinstance(base, StreamedModel) else None
             save_model(student.module, path, like=like)
@@ -347,13 +308,13 @@ def write_calibrated(
         write_card(path, card)
 
 
-def copy_with(student: StreamedModel, folder: Path, solved: Override | None) -> None:
+def copy_with(student: StreamedModel, folder: Path, solved: Override) -> None:
     """Copy the student's folder with solved parameters in place of its own."""
     whole, written = LazyCheckpoint(student.folder), set[str]()  # of a whole CLIP both towers
     prefix = student.files.prefix
 
     def rounded() -> Iterator[tuple[str, Tensor]]:
-        for name, _ in student.module.named_parameters() if solved else ():
+        for name, _ in student.module.named_parameters():
             if (tensor := solved(name)) is not None:
                 written.update(prefix + source for source in student.sources(name))
                 yield name, tensor.to(student.stored[name].dtype)
