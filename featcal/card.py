@@ -1,4 +1,4 @@
-"""What a run reports: records, the model card (README.md) and the record file (featcal.json).
+"""The records of a run, its model card (README.md) and its record file (featcal.json).
 
 Two equal runs give equal files, without a path of the machine. A card names a folder by the last
 part of its path, a cached hub checkpoint by its name on the hub. A record file names models relative
