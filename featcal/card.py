@@ -1,29 +1,128 @@
-"""The model card (README.md, from card_template.md) and the record (featcal.json) of a result folder.
+"""The records of a run, its model card (README.md) and its record file (featcal.json).
 
-Neither holds a path of the machine. A card names a folder by the last part of its path, a cached hub
-checkpoint by its name on the hub. A record names models relative to its folder, or by name and
-commit on the hub, so that later commands find base and experts by themselves.
+Two equal runs give equal files, without a path of the machine. A card names a folder by the last
+part of its path, a cached hub checkpoint by its name on the hub. A record file names models relative
+to its folder, or by name and commit on the hub, so that later commands find base and experts.
 """
 
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from featcal import __version__
 from featcal.errors import BadFile
 from featcal.files import atomic_path, read_json, write_json
+from featcal.settings import Calibration
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
+    from torch import nn
 
 CARD, RECORD = "README.md", "featcal.json"
 TEMPLATE = Path(__file__).with_name("card_template.md")
 SENTENCE_CLASS = "SentenceTransformer"  # what loads a folder with a modules.json
 LICENCE_KEYS = ("license", "license_name", "license_link")  # as the hub spells them
 Licence = tuple[tuple[str, str], ...]  # keys and values of a card's licence; () if it has none
+DIGITS = 6  # later digits differ between machines
+SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β"}
+RECIPE = "mergekit_config.yml"
+DRIFT_COLUMNS = ["expert", "merged", "calibrated", "cosine merged", "cosine calibrated", "samples"]
+
+
+@dataclass(frozen=True)
+class BlockRecord:
+    """One calibrated block: its features against the teachers', means over tasks."""
+
+    name: str
+    relative_drift: float | None  # None where it was not measured
+    cosine: float | None
+    tokens: int  # over all tasks, without padding
+    conditioning: float  # largest lower bound of a condition number among the block's sites
+    experts: dict[str, int] = field(default_factory=dict)  # of a mixture: tokens of each
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Return the record by name, without `experts` where the block has none."""
+        return {name: value for name, value in asdict(self).items() if name != "experts" or value}
+
+
+@dataclass(frozen=True)
+class DriftRecord:
+    """Two models against one expert: features after a stack's last block, on the same samples."""
+
+    expert: str
+    stack: str
+    merged: float  # relative drift of the merged model
+    calibrated: float
+    cosine_merged: float  # mean over tokens
+    cosine_calibrated: float
+    samples: int
+    held_out: bool  # not the samples that the model was calibrated on
+
+    @property
+    def worse(self) -> bool:
+        """Return whether the calibrated model is farther from this expert than the merged one."""
+        return self.calibrated > self.merged
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice by answers; `divergence` is by model and task, empty with too few samples."""
+
+    chosen: str  # name of the candidate, or "merged"
+    sentence: str  # the same in words
+    settings: Calibration | None  # of the candidate; None for the merged model
+    divergence: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Return the choice for a JSON file."""
+        divergence = {name: dict(tasks) for name, tasks in self.divergence.items()}
+        return {"chosen": self.chosen, "sentence": self.sentence, "divergence": divergence}
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Return, for each model, its name and the mean over tasks of its divergence."""
+        means = {name: sum(own.values()) / len(own) for name, own in self.divergence.items()}
+        return [[name, f"{mean:.4f}"] for name, mean in means.items()]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The calibrated model and what was measured of it; `calibrate` returns it.
+
+    settings: what it was calibrated with; None if the merged model was kept.   choice: how the
+    settings were chosen, if they were.
+    """
+
+    model: "nn.Module | None"  # the calibrated module; None when a folder was written
+    folder: Path | None
+    blocks: list[BlockRecord]  # in forward order
+    drift: list[DriftRecord] = field(default_factory=list)  # by expert and stack, if measured
+    settings: Calibration | None = None
+    choice: Choice | None = None
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Return settings, blocks, drift and choice for a JSON file, without what there is not."""
+        drift = [asdict(one) for one in self.drift]
+        return {
+            "settings": self.settings.stated if self.settings else None,
+            "blocks": [block.stated for block in self.blocks],
+            **({"drift": drift} if drift else {}),
+            **({"choice": self.choice.stated} if self.choice else {}),
+        }
+
+
+def round_digits(value: float) -> float:
+    """Return the value with the digits that are the same on every machine."""
+    return float(f"{value:.{DIGITS}g}")
 
 
 def hub_checkpoint(model: object) -> tuple[str, str] | None:
@@ -80,9 +179,8 @@ def render_card(
 ) -> str:
     """Return the text of a card.
 
-    models: the inputs by role. The front matter names those on the hub and a licence shared by all.
-    settings: rows of name and value.   front: more of the front matter.
-    sections: other variables of the template.
+    models: the inputs by role.   settings: rows of name and value.   front: more of the front
+    matter.   sections: other variables of the template.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -118,6 +216,85 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
+
+
+def calibration_card(
+    merged: object,
+    base: object,
+    experts: Mapping[str, Any],
+    result: Result,
+    samples: Mapping[str, object] | None = None,
+    datasets: Sequence[str] = (),
+) -> str:
+    """Return the text of the model card; samples: rows of its section, datasets: names on the hub."""
+    from featcal.models.checkpoint import modules_of
+
+    models = {"base": base, "merged model": merged}
+    models |= {f"expert {task}": experts[task] for task in sorted(experts)}
+    merged_by, class_name = None, type(merged).__name__
+    if isinstance(merged, str | Path):
+        folder, recipe = Path(merged), None
+        with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # not mergekit's
+            recipe = yaml.safe_load((folder / RECIPE).read_text("utf-8"))
+        if isinstance(recipe, dict) and isinstance(recipe.get("merge_method"), str):
+            merged_by = f"mergekit's {recipe['merge_method']}"
+        elif isinstance(method := front_matter(folder).get("merge_method"), str):
+            merged_by = f"featcal's {method}"
+        class_name = SENTENCE_CLASS
+        if not modules_of(folder):
+            class_name = str(read_json(folder / "config.json")["architectures"][0])
+    stated = result.settings.stated if result.settings else {}
+    names = {key: f"{symbol}, {key}" for key, symbol in SYMBOLS.items()}
+    measured = all(block.relative_drift is not None for block in result.blocks)
+    return render_card(
+        f"{name_of(base)}: {len(experts)} experts merged and calibrated",
+        "",
+        models,
+        [[names.get(key, key), value] for key, value in stated.items()],
+        {"datasets": sorted(set(datasets))} if datasets else {},
+        calibration=result,
+        experts=len(experts),
+        merged_by=merged_by,
+        version=__version__,
+        samples=list((samples or {}).items()),
+        drift_columns=DRIFT_COLUMNS,
+        drift=drift_rows(result.drift),
+        warnings=worse(result.drift),
+        blocks=block_rows(result.blocks) if measured else [],
+        class_name=class_name,
+    )
+
+
+def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
+    """Return the cells of `DRIFT_COLUMNS`, one row per expert and stack."""
+    several = len({one.stack for one in drift}) > 1
+    rows = []
+    for one in drift:
+        values = (one.merged, one.calibrated, one.cosine_merged, one.cosine_calibrated)
+        name = f"{one.expert}, {one.stack}" if several else one.expert
+        samples = f"{one.samples}{', held out' * one.held_out}"
+        rows.append([name, *(f"{value:.3f}" for value in values), samples])
+    return rows
+
+
+def worse(drift: Sequence[DriftRecord]) -> list[str]:
+    """Return a sentence naming the experts whose drift calibration increased, or []."""
+    names = ", ".join(dict.fromkeys(one.expert for one in drift if one.worse))
+    advice = "featcal compare shows whether their answers are worse too."
+    return [f"Calibration increased the drift from these experts: {names}. {advice}"] * bool(names)
+
+
+def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
+    """Return a row of drift, cosine and tokens for each block, and their means."""
+    rows = [
+        [block.name, f"{block.relative_drift:.3f}", f"{block.cosine:.3f}", f"{block.tokens:,}"]
+        for block in blocks
+    ]
+    if len(blocks) > 1:
+        pairs = [(block.relative_drift or 0.0, block.cosine or 0.0) for block in blocks]
+        means = [f"{sum(values) / len(blocks):.3f}" for values in zip(*pairs, strict=True)]
+        rows.append(["mean", *means, ""])
+    return rows
 
 
 def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:

@@ -201,12 +201,12 @@ class RankLostError(FeatCalError):
     def __init__(self, reason: object):
         # torch puts the location in its own sources before "] "
         said = str(reason).strip().split("\n")[0].split("] ", 1)[-1]
-        super().__init__(
-            f"another process of this run ended before its time or cannot be reached ({said}).",
-            "",
-            "see its own message above; without one it was probably killed for lack of memory:",
-            "start fewer processes (torchrun --nproc-per-node), or use smaller batches",
+        problem = (
+            f"another process of this run ended before its time or cannot be reached ({said})."
         )
+        cause = "see its own message above; without one it was probably killed for lack of memory:"
+        way_out = "start fewer processes (torchrun --nproc-per-node), or use smaller batches"
+        super().__init__(problem, "", cause, way_out)
 
 
 class RemoteRankError(FeatCalError):

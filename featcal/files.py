@@ -92,10 +92,7 @@ def remove_abandoned(folders: Iterable[Path]) -> None:
 
 @contextmanager
 def claimed(path: str | Path) -> Iterator[None]:
-    """Let no other process write this file or folder inside the `with`.
-
-    Without locks in the file system nothing is checked. Raises: BadFile if another process does.
-    """
+    """Let no other process write this file or folder inside the `with`. Raises: BadFile."""
     path = Path(path).absolute()
     file = path.with_name(f".{path.name}.lock")
     file.parent.mkdir(parents=True, exist_ok=True)

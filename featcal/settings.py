@@ -42,10 +42,7 @@ Distinct = AfterValidator(each_once)
 
 
 class Settings(BaseModel):
-    """Base class of all settings: frozen, no unknown keys, no conversion between scalars.
-
-    section: the name of the settings in messages.
-    """
+    """Base class of all settings: frozen, no unknown keys, no conversion; `section` names it in messages."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     section: ClassVar[str] = ""

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, T5Config, T5ForConditionalGeneration
 
 import featcal
-from featcal.calibration.report import BlockRecord
+from featcal.card import BlockRecord
 
 TASKS = ("sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd")
 SAMPLES, BATCH = 256, 128  # of each task, as in the paper's suite; texts 32 at a time

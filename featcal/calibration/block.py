@@ -1,7 +1,4 @@
-"""Algorithm 1: in every block observe every task, add up the systems, solve, load, move on.
-
-Several students share the passes of their teachers.
-"""
+"""Algorithm 1: in every block observe every task, add up the systems, solve, load, move on."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,20 +6,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import inf
-from operator import add
+from operator import add, iadd
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from featcal.calibration.features import (
-    Spool,
-    SpooledList,
+    Models,
     StudentTeacherFeatures,
     advance,
     advance_student,
+    check_plan,
+    encoder_outputs,
+    features_by_task,
+    fingerprint,
 )
-from featcal.calibration.models import Models, check_plan, encoder_outputs, features_by_task
 from featcal.calibration.observe import (
     BlockMoments,
     BlockSpec,
@@ -33,9 +32,9 @@ from featcal.calibration.observe import (
     solved_parameters,
 )
 from featcal.calibration.ranks import Ranks
-from featcal.calibration.report import BlockRecord, block_record
-from featcal.calibration.resume import Digest, RunFolder, fingerprint
-from featcal.core.moments import TokenRule
+from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
+from featcal.card import BlockRecord, round_digits
+from featcal.core.moments import Drift, TokenRule
 from featcal.core.norm import norm_ridge_by_halves, norm_system, solve_norm
 from featcal.core.ridge import (
     Solution,
@@ -78,10 +77,7 @@ class Student:
 
 @dataclass(frozen=True)
 class Run:
-    """Models, memory and switches that all sweeps of one calibration share.
-
-    report: called after each block with records, seconds, and whether an earlier run had solved it.
-    """
+    """Models, memory and switches that all sweeps of one calibration share."""
 
     models: Models
     spool: Spool
@@ -90,6 +86,7 @@ class Run:
     block_drift: bool = True  # is measured after every block
     resume: bool = True
     solve: bool = True  # False only observes the blocks, as a check
+    # called after each block: records, seconds, and whether an earlier run had solved it
     report: Callable[[list[BlockRecord], float, bool], None] = lambda *_: None
 
 
@@ -101,7 +98,6 @@ def calibrate_block(
 ) -> list[BlockRecord]:
     """Calibrate the students' block in place and move all features past it (Algorithm 1, 2-18).
 
-    `features` are of the tasks of this process. Without drift nothing runs through the last block.
     Returns: a record of each student, the same on all processes.
     """
     models, blocks = run.models, [block for block, _ in students]
@@ -114,10 +110,8 @@ def calibrate_block(
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]
     tracks = next(iter(features.values())).students
-    parts_of = [
-        block_parts(block, track[0], spec, in_parts)
-        for (block, spec), track, in_parts in zip(students, tracks, by_site, strict=True)
-    ]
+    given = zip(students, tracks, by_site, strict=True)
+    parts_of = [block_parts(block, own[0], spec, split) for (block, spec), own, split in given]
     with ExitStack() as opened:
         base: nn.Module | None = None
         for index, turn in enumerate(max(parts_of, key=len)):
@@ -157,6 +151,23 @@ def calibrate_block(
     return records
 
 
+def block_record(
+    name: str,
+    tasks: Mapping[str, tuple[Drift | None, int, Mapping[str, int]]],
+    conditioning: Sequence[float],
+) -> BlockRecord:
+    """Return a block's record from every task's drift, tokens and tokens of each expert."""
+    drifts, tokens, counts = zip(*tasks.values(), strict=True)
+    means: list[float | None] = [None, None]
+    if None not in drifts:
+        pairs = [(drift.relative, drift.cosine) for drift in drifts]
+        means = [round_digits(sum(values) / len(drifts)) for values in zip(*pairs, strict=True)]
+    names = sorted(set().union(*counts))
+    experts = {expert: sum(own.get(expert, 0) for own in counts) for expert in names}
+    bound = round_digits(max(conditioning, default=1.0))
+    return BlockRecord(name, *means, sum(tokens), bound, experts)
+
+
 def replay_block(
     models: Models,
     path: str,
@@ -178,14 +189,11 @@ def replay_block(
 
 
 def add_task_systems(
-    systems: Systems,
-    moments: BlockMoments,
-    teacher: nn.Module,
-    settings: Calibration,
+    systems: Systems, moments: BlockMoments, teacher: nn.Module, settings: Calibration
 ) -> None:
     """Add one task's normal equations to every system of the block (Eqs. 10, 14, 58).
 
-    The moments are consumed. Raises: BadCapture if tasks differ in their sites.
+    The moments are consumed. Raises: BadCapture.
     """
     if systems.sites and systems.sites.keys() != moments.sites.keys():
         linears = sorted({name for site in systems.sites for name in site})
@@ -199,17 +207,14 @@ def add_task_systems(
         how = settings.interpolation, settings.task_weights, affine_of(teacher, site, settings)
         halves = len(parts) > 1
         shares = task_halves(parts, W, b, *how) if halves else [task_system(*parts, W, b, *how)]
-        if site in systems.sites:
-            for total, share in zip(systems.sites[site], shares, strict=True):
-                total += share
-        else:
-            systems.sites[site] = shares
+        known = systems.sites.get(site)
+        systems.sites[site] = list(map(iadd, known, shares)) if known else shares
     for name, norm_moments in moments.norms.items():
         norm = teacher.get_submodule(name)
         gain, n = norm.get_parameter("weight").detach(), sum(part.weight for part in norm_moments)
         norm_shares = [norm_system(part, gain, shift_of(norm), n) for part in norm_moments]
-        known = systems.norms.get(name)
-        systems.norms[name] = list(map(add, known, norm_shares)) if known else norm_shares
+        before = systems.norms.get(name)
+        systems.norms[name] = list(map(add, before, norm_shares)) if before else norm_shares
 
 
 def solve_systems(
@@ -285,16 +290,15 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
             for student in students:
                 if student.folder:
                     given = digests, student.settings, run.token_weights, run.block_drift
-                    own_print = {min(streams): fingerprint(models, *given)}
-                    student.folder.resume(run.ranks.gathered(own_print), run.resume)
+                    prints = run.ranks.gathered({min(streams): fingerprint(models, *given)})
+                    student.folder.resume(prints, run.resume)
             run.ranks.together()  # no rank reads a block before those of another run are removed
         start = time.perf_counter()
         for path, blocks in student_blocks(models, students, stack, source, run.token_weights):
             name = blocks[0][1].name
             kept = [student.folder.solved(name) for student in students if student.folder]
             solved = [one for one in kept if one]
-            resumed = len(solved) == len(students)
-            if resumed:
+            if resumed := len(solved) == len(students):
                 replay_block(models, path, blocks, features, [one for one, _ in solved])
                 records = [record for _, record in solved]
             else:
@@ -304,7 +308,8 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
                 if student.folder and not resumed:
                     student.folder.keep(name, solved_parameters(block, spec), record)
             seconds, start = time.perf_counter() - start, time.perf_counter()
-            run.report(records, seconds, resumed)
+            if run.ranks.first:
+                run.report(records, seconds, resumed)
         encoder = encoder_outputs(models, handles, stack, features)
 
 
@@ -312,7 +317,6 @@ class BatchStream:
     """Batches of one task, read once and digested; kept for plans with several stacks."""
 
     def __init__(self, batches: Batches, plan: BlockPlan, spool: Spool):
-        """Start before the first batch."""
         self._batches, self.digest = iter(batches), Digest()
         self._kept = SpooledList(spool) if len(plan.stacks) > 1 else None
 
@@ -323,7 +327,6 @@ class BatchStream:
         return head
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches, from the copies once they have been read."""
         if self._kept:
             yield from self._kept
             return

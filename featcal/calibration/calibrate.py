@@ -3,34 +3,37 @@
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from featcal.calibration import choose
 from featcal.calibration.block import Run, Student, sweep
-from featcal.calibration.features import NO_SAMPLES, Spool
-from featcal.calibration.models import Models, check_plan, open_models
-from featcal.calibration.observe import PAPER
+from featcal.calibration.features import NO_SAMPLES, Models, check_plan, on_device, open_models
 from featcal.calibration.ranks import current
-from featcal.calibration.report import (
-    BlockRecord,
-    Result,
-    calibration_card,
-    measure_drift,
-    progress_line,
-)
-from featcal.calibration.resume import RunFolder, scratch_folder, write_calibrated
-from featcal.core.moments import TokenRule
+from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_calibrated
+from featcal.card import BlockRecord, DriftRecord, Result, calibration_card, round_digits
+from featcal.core.moments import Drift, TokenRule
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting
 from featcal.files import claimed
-from featcal.models.batch import Batches, Model, TaskBatches, check_tasks
-from featcal.models.load import load_as_calibrated, require_replaceable
+from featcal.models.batch import (
+    Batch,
+    Batches,
+    Model,
+    TaskBatches,
+    check_batch,
+    check_tasks,
+    naming,
+    pad_token,
+    padding_mask,
+)
+from featcal.models.blocks import model_call
+from featcal.models.load import evaluation_mode, load_as_calibrated, require_replaceable
 from featcal.models.modules import packed_experts
 from featcal.models.plan import BlockPlan
 from featcal.models.streamed import InMemoryModel, ModelHandle
@@ -81,19 +84,16 @@ def calibrate(
             to 42 samples the held-out ones serve the last calibration as well, and check nothing;
             with fewer than 8 the merged model is kept. Norms of a kind that cannot be solved stay
             as they are. `Result.choice` says what was chosen.
-        out: folder to write instead of returning the model, in the merged folder's precision. Its
-            tokenizer and other files come from the merged folder, or from the base folder where
-            the merged model is a module.
-        held_out: batches of further samples. On them the result reports how far the merged and the
+        out: folder to write instead of returning the model, in the merged folder's precision. Other
+            files, such as the tokenizer, come from there, or from the base folder for a module.
+        held_out: batches of further samples, on which to measure how far the merged and the
             calibrated model are from each expert; a task without any is measured on its own
             `batches` if they can be read twice. Default: no measurement.
         plan: the model's blocks. Default: looked up or inferred.
         token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape.
             Default: the family's rule.
-        device: device of models given as folders. Default: CPU. Modules stay where they are, and
-            batches follow them.
-        dtype: precision in which folders are calibrated. Default: that of `merged` if it is a
-            module, else float32.
+        device: of models given as folders. Default: CPU. Batches follow the models.
+        dtype: in which folders are calibrated. Default: of `merged` if it is a module, else float32.
         host_memory: cap on cached activations in RAM, in bytes; the rest goes to disk. Default: no
             cap. With a cap, freed memory is returned to the system at once, which can take a
             quarter more time.
@@ -124,21 +124,28 @@ def calibrate(
         models = open_models(
             merged, base, own, plan, settings, whole=out is None, device=device, dtype=dtype
         )
-        given = PAPER.but(norm=models.norms) if settings == "auto" else settings
         opened.enter_context(models.evaluated())
         opened.enter_context(exact_products())
         folder = None if out is None else opened.enter_context(RunFolder(scratch, ranks.first))
         spool = opened.enter_context(Spool(*budgets(models.device, host_memory), scratch))
 
         def report(records: list[BlockRecord], seconds: float, resumed: bool) -> None:
-            if ranks.first:
-                line = progress_line(records, len(experts), seconds, resumed)
-                LOG.info(line)
-                if progress:
-                    progress(line)
+            one, *others = records
+            parts = [one.name, f"{len(experts)} tasks"]
+            if others:
+                parts.append(f"{len(records)} candidates")
+            elif one.relative_drift is not None:
+                parts.append(f"drift {one.relative_drift:.3f}")
+            if one.experts:
+                fewest = min(one.experts.values())
+                parts.append(f"{len(one.experts)} experts, {fewest:,} tokens or more")
+            parts += [f"{seconds:.1f} s", *["(solved before)"] * resumed]
+            LOG.info(line := "  ".join(parts))
+            if progress:
+                progress(line)
 
         run = Run(models, spool, ranks, token_weights, block_drift, resume, report=report)
-        student, choice = Student(models.student, given, folder), None
+        student, choice = Student(models.student, models.settings, folder), None
         if settings == "auto":
             parts = choose.split({task: batches[task] for task in models.experts}, spool)
             if any(ranks.gathered({min(own): parts is None}).values()):
@@ -147,7 +154,7 @@ def calibrate(
                 few, many, unseen = ({t: p[i] for t, p in parts.items()} for i in range(3))
                 choice, before_kl = best_candidate(run, folder, few, unseen)
                 batches = {**batches, **many}
-            student.settings = choice.settings or given
+            student.settings = choice.settings or models.settings
         if choice is None or choice.settings:
             sweep(run, [student], batches)
         after = calibrated_handle(models, student)
@@ -172,13 +179,14 @@ def calibrate(
             drift = [record for records in by_task.values() for record in records]
             if progress and ranks.first:
                 progress("drift from each expert")
-        used = choice.settings if choice else given
+        used = choice.settings if choice else models.settings
         result = Result(models.student.module, None, student.blocks, drift, used, choice)
         if out is None or folder is None:
             return result
         if ranks.first:
             card = calibration_card(merged, base, experts, result)
-            write_calibrated(models, out, result, folder, card)
+            solved = folder.solved_values(models.plan) if used else lambda _: None
+            write_calibrated(models.student, models.base, solved, out, result, card)
     folder.remove()
     return replace(result, model=None, folder=Path(out))
 
@@ -189,10 +197,7 @@ def best_candidate(
     few: Mapping[str, choose.Part],
     unseen: Mapping[str, choose.Part],
 ) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
-    """Calibrate every candidate on few samples and choose by their answers to unseen ones.
-
-    Returns: the choice, and by task the merged model's divergence on every unseen sample.
-    """
+    """Calibrate the candidates on few samples; return the choice, and the merged model's divergence."""
     run, models, ranks = replace(run, block_drift=False), run.models, run.ranks
     with ExitStack() as opened:
         students = {}
@@ -200,7 +205,7 @@ def best_candidate(
             own = folder and RunFolder(folder.path / f"candidate-{number}", ranks.first)
             if own:
                 opened.enter_context(own)
-            settings = settings.but(norm=models.norms)
+            settings = settings.but(norm=models.settings.norm)
             students[name] = Student(models.student_copy(), settings, own)
         # experts of a mixture see the tokens that one student routes to them
         mixture = bool(packed_experts(models.student.module))
@@ -221,6 +226,48 @@ def best_candidate(
     return choice, {task: {choose.MERGED: own[choose.MERGED]} for task, own in by_task.items()}
 
 
+def measure_drift(
+    models: Models, calibrated: ModelHandle, batches: TaskBatches, held_out: TaskBatches
+) -> dict[str, list[DriftRecord]]:
+    """Measure how far the merged and the calibrated model are from every expert, by task.
+
+    A task without held-out batches is measured on those to calibrate on, if they can be read again.
+    """
+    records: dict[str, list[DriftRecord]] = {}
+    pair, stacks = (models.merged, calibrated), models.plan.stacks
+
+    def features(handle: ModelHandle, batch: Batch) -> dict[str, Tensor]:
+        with (
+            handle.running() as model,
+            choose.last_outputs(model, models.plan, stop=True) as outputs,
+        ):
+            model(**model_call(model, batch))
+        return outputs
+
+    with evaluation_mode([handle.module for handle in pair]):
+        for task, expert in models.experts.items():
+            own = held_out.get(task, () if isinstance(batches[task], Iterator) else batches[task])
+            drift, samples = {stack.name: (Drift(), Drift()) for stack in stacks}, 0
+            for number, given in enumerate(own):
+                check_batch(task, number, given, expert.module)
+                batch = on_device(given, models.device)
+                with naming(task, number):
+                    theirs = features(expert, batch)
+                    for which, handle in enumerate(pair):
+                        ours, pad = features(handle, batch), pad_token(handle.module)
+                        for stack in stacks:
+                            h, h_exp = ours[stack.name], theirs[stack.name]
+                            mask = padding_mask(batch, h, stack.mask, pad)
+                            drift[stack.name][which].add(h, h_exp, mask)
+                samples += len(h_exp)
+            records[task] = []
+            for name, (before, after) in drift.items() if samples else ():
+                values = before.relative, after.relative, before.cosine, after.cosine
+                measured = map(round_digits, values)
+                records[task].append(DriftRecord(task, name, *measured, samples, task in held_out))
+    return records
+
+
 def check(
     merged: Model,
     *,
@@ -237,7 +284,6 @@ def check(
     models = open_models(
         merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype
     )
-    given = PAPER.but(norm=models.norms) if settings == "auto" else settings
     spool = Spool(*budgets(models.device, None), tempfile.gettempdir())
     with models.evaluated(), exact_products(), spool:
         samples = {}
@@ -246,8 +292,8 @@ def check(
             if head is None:
                 raise BadBatches(task, NO_SAMPLES)
             samples[task] = [check_plan(models, task, head, [models.student, expert])]
-        students = [Student(models.student, given)]
-        sweep(Run(models, spool, current(), block_drift=False, solve=False), students, samples)
+        run = Run(models, spool, current(), block_drift=False, solve=False)
+        sweep(run, [Student(models.student, models.settings)], samples)
 
 
 def check_arguments(

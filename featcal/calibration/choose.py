@@ -12,7 +12,7 @@ one for every token.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, Literal
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, normalize
 
-from featcal.calibration.features import Spool, SpooledList, on_device
-from featcal.calibration.models import Models
-from featcal.calibration.report import Choice, last_outputs, round_digits
+from featcal.calibration.features import Models, on_device
+from featcal.calibration.scratch import Spool, SpooledList
+from featcal.card import Choice, round_digits
 from featcal.core.precision import SUM_DTYPE, wide
 from featcal.errors import BadFile, NotFinite
 from featcal.models.batch import (
@@ -41,9 +41,9 @@ from featcal.models.batch import (
     some_samples,
     token_mean,
 )
-from featcal.models.blocks import model_call
+from featcal.models.blocks import StopForward, model_call, output_hooks
 from featcal.models.load import evaluation_mode
-from featcal.models.plan import BlockPlan, plan_for
+from featcal.models.plan import BlockPlan, blocks_of, plan_for
 from featcal.models.streamed import ModelHandle, StreamedModel
 from featcal.settings import Calibration
 
@@ -72,10 +72,8 @@ TOO_FEW = Choice(
 
 @dataclass(frozen=True)
 class Part:
-    """Some samples of a task's batches, the same ones in every iteration; `chosen` (n,) marks them.
-
-    Samples of consecutive batches are put together up to the size of a batch if their shapes agree,
-    as a streamed model reads all its weights for each.
+    """Some samples of a task's batches; those of consecutive batches are put together where they fit,
+    as a streamed model reads all its weights for each batch.
     """
 
     batches: Batches
@@ -118,10 +116,7 @@ def evenly(count: int, n: int) -> Tensor:
 
 
 def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return masks (n,) of a task's samples: for candidates, the last calibration, and held out.
-
-    The last calibration has all samples if the rest is no more than candidates have.
-    """
+    """Return masks (n,) of a task's samples: for candidates, the last calibration, and held out."""
     held_out = evenly(min(max(n // 4, FEWEST_HELD_OUT), MOST_HELD_OUT), n)
     rest = (~held_out).nonzero()[:, 0]
     few = torch.zeros(n, dtype=torch.bool)
@@ -130,10 +125,7 @@ def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Part]] | None:
-    """Return the parts of each task's samples; None if one has fewer than `FEWEST`.
-
-    Batches that may differ between readings are read once and kept in the spool.
-    """
+    """Return each task's parts, or None if a task has too few; one-time batches go to the spool."""
     parts = {}
     for task, given in batches.items():
         own = given if isinstance(given, Sequence) else SpooledList(spool, given)
@@ -153,7 +145,7 @@ def divergences(
 ) -> dict[str, dict[str, list[float]]]:
     """Return by task and model the divergence of every held-out sample. Raises: NotFinite.
 
-    seen: further samples for relations. The expert answers once for all models.
+    seen: further samples for relations.
     """
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, samples in held_out.items():
@@ -193,10 +185,7 @@ def divergences(
 
 
 def relational_divergence(f: Tensor, f_exp: Tensor) -> Tensor:
-    """Return the KL (n,) of each sample's relations to the expert's features of the other samples.
-
-    f: (n, d), the model's.   f_exp: (n or more, d), the expert's; the first n are the same samples.
-    """
+    """Return each sample's divergence of relations (n,), of features f (n, d) from f_exp (n or more, d)."""
     unit, expert = (normalize(x.to(SUM_DTYPE), dim=1) for x in (f, f_exp))
     others = ~torch.eye(len(unit), len(expert), dtype=torch.bool, device=unit.device)
 
@@ -241,6 +230,23 @@ def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]
     last = choose(by_task, {FINAL: choice.settings or Calibration()})
     divergence = {**choice.divergence, FINAL: last.divergence[FINAL]}
     return replace(last if last.chosen == MERGED else choice, divergence=divergence)
+
+
+@contextmanager
+def last_outputs(
+    model: nn.Module, plan: BlockPlan, stop: bool = False
+) -> Iterator[dict[str, Tensor]]:
+    """Capture the output (batch, tokens, d) of each stack's last block, then `stop` the forward."""
+    outputs: dict[str, Tensor] = {}
+    names = {f"{s.blocks}.{len(blocks_of(model, s)) - 1}": s.name for s in plan.stacks}
+
+    def note(path: str, output: Any) -> None:
+        outputs[names[path]] = output if isinstance(output, Tensor) else output[0]
+        if stop and len(outputs) == len(names):
+            raise StopForward
+
+    with suppress(StopForward), output_hooks(model, names, note):
+        yield outputs
 
 
 SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide

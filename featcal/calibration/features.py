@@ -1,182 +1,225 @@
-"""Keep every task's features on their device, in host memory or on disk, and move them past blocks.
+"""Open the models of a calibration, and carry every task's features from block to block."""
 
-A tensor that was kept comes back with the same bits, and with the same strides if it fills its
-memory without gaps or is expanded; else contiguous.
-"""
-
-import os
-import shutil
-import tempfile
+import copy
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
+import transformers
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from featcal.core.moments import Drift
-from featcal.errors import BadBatches, BadFile
-from featcal.files import atomic_path, locked, remove_abandoned
-from featcal.models.batch import Batch, Batches, check_batch, naming, pad_token, padding_mask
-from featcal.models.blocks import first_inputs, stack_output, step
-from featcal.models.plan import Stack
+from featcal.calibration.scratch import Digest, Spool, SpooledList
+from featcal.core.moments import Drift, TokenRule
+from featcal.errors import BadBatches, BadPlan
+from featcal.models.batch import (
+    PROVING,
+    Batch,
+    Batches,
+    Model,
+    TaskBatches,
+    check_batch,
+    naming,
+    pad_token,
+    padding_mask,
+    some_samples,
+)
+from featcal.models.blocks import check_replay, first_inputs, stack_output, step
+from featcal.models.checkpoint import is_adapter
+from featcal.models.load import (
+    evaluation_mode,
+    load_as_calibrated,
+    model_class,
+    same_tower,
+    torch_device,
+)
+from featcal.models.lora import dense_model, without_adapters
+from featcal.models.modules import check_blocks, is_solvable_norm, solved_modules
+from featcal.models.plan import BlockPlan, Stack, plan_for
+from featcal.models.streamed import (
+    InMemoryModel,
+    ModelHandle,
+    Override,
+    StreamedModel,
+    require_same_tensors,
+)
+from featcal.settings import Calibration, require
 
-PREFIX = "featcal-spool-"  # of the folders with tensors on disk
 NO_SAMPLES = "is empty; calibration needs at least one batch with at least one sample"
+CODE = ("core", "models", "calibration")  # subpackages that weights depend on
+SAMPLES, SAMPLE = 64, 4096  # pieces of a weight file that are read, bytes of each
+LOG = logging.getLogger("featcal")
 
 
-@dataclass
-class Kept:
-    """The bytes that a spool keeps at one location."""
+@dataclass(frozen=True)
+class Models:
+    """The student (first the merged model, in the end the calibrated one), base and experts."""
 
-    now: int = 0
+    student: ModelHandle
+    merged: ModelHandle  # as it was given; the student itself where both are streamed
+    base: ModelHandle
+    experts: Mapping[str, ModelHandle]  # by task, sorted; those of this process
+    plan: BlockPlan
+    device: torch.device
+    dtype: torch.dtype
+    settings: Calibration  # as given; for "auto" the paper's, without norms that cannot be solved
+
+    def student_copy(self, override: Override = lambda name: None) -> ModelHandle:
+        """Return one more student that starts at the merged model; `override` as for StreamedModel."""
+        if isinstance(self.student, InMemoryModel):
+            return InMemoryModel(copy.deepcopy(self.student.module))
+        paths, how = [stack.blocks for stack in self.plan.stacks], (self.dtype, self.device)
+        return StreamedModel(self.student.folder, paths, *how, override=override)
+
+    def round_to_stored_dtype(self, path: str, block: nn.Module) -> None:
+        """Round a streamed student's block as it is written, so that later blocks see the same."""
+        if isinstance(self.student, StreamedModel):
+            for name, p in block.named_parameters():
+                p.copy_(p.to(self.student.stored[f"{path}.{name}"].dtype))
+
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Put all models into evaluation mode without gradients; the student stays in it."""
+        self.student.module.eval()
+        with evaluation_mode([model.module for model in (self.base, *self.experts.values())]):
+            yield
 
 
-class Handle:
-    """One tensor that a spool keeps, for as long as the handle is referred to."""
+def open_models(
+    merged: Model,
+    base: Model,
+    experts: Mapping[str, Model],
+    plan: BlockPlan | None,
+    settings: Calibration | Literal["auto"],
+    *,
+    whole: bool,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+) -> Models:
+    """Open the merged model, the base and the experts, and check that they match.
 
-    def __init__(
-        self, tensor: Tensor, strides: list[int], flat: Tensor, kept: Kept, file: Path | None
-    ):
-        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
-        self.strides = strides  # in memory without gaps; 0 along expanded axes
-        self.flat = None if file else flat  # all values in order of memory
-        self.file, self.bytes, self.kept = file, flat.nbytes, kept
-        kept.now += self.bytes
-
-    def __del__(self) -> None:
-        self.kept.now -= self.bytes
-        if self.file is not None:
-            self.file.unlink(missing_ok=True)
-
-
-class Spool(AbstractContextManager["Spool"]):
-    """Keep tensors within budgets of bytes: on their GPU, in (pinned) host memory, then on disk.
-
-    Files are in a folder of their own below `folder`, removed at the end; those of killed processes
-    are removed at the beginning. A kept tensor is not copied, so it must not be overwritten.
+    Folders are streamed; a merged one is loaded `whole` to be returned. Given modules are copied.
     """
+    first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else torch.empty(0)
+    if first is None:
+        raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks")
+    target, dtype = torch_device(device or first.device), dtype or first.dtype
+    expected = "must be a floating-point type, such as torch.float32"
+    require(dtype.is_floating_point, "calibrate.dtype", str(dtype), expected)
+    experts = {
+        task: dense_model(base, expert).to(target, dtype) if is_adapter(expert) else expert
+        for task, expert in sorted(experts.items())
+    }
 
-    def __init__(self, device_bytes: int, host_bytes: int, folder: str | Path):
-        self._device_budget, self._host_budget, self.folder = device_bytes, host_bytes, Path(folder)
-        self.device, self.host, self.disk = Kept(), Kept(), Kept()
-        self._files: Path | None = None
-        self._written = 0
-        remove_abandoned(sorted(self.folder.glob(f"{PREFIX}*")))
+    def streamed(
+        folder: str | Path, like: type[transformers.PreTrainedModel] | None = None
+    ) -> ModelHandle:
+        paths = [stack.blocks for stack in plan.stacks] if plan else ()
+        return StreamedModel(folder, paths, dtype, target, like=like)
 
-    def keep(self, tensor: Tensor) -> Handle:
-        """Keep a tensor. Raises: DiskFull naming the file."""
-        once = tensor = tensor.detach()
-        for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-            once = once.narrow(axis, 0, 1) if stride == 0 and size > 1 else once
-        if once.untyped_storage().nbytes() != once.nbytes:
-            once = once.clone()  # a part would keep the whole of a larger tensor in memory
-        flat = once.as_strided((once.numel(),), (1,))
-        sizes = zip(tensor.shape, once.shape, once.stride(), strict=True)
-        strides = [stride if size == whole else 0 for whole, size, stride in sizes]
-        kept = self.host if self.host.now + flat.nbytes <= self._host_budget else self.disk
-        if flat.is_cuda and self.device.now + flat.nbytes <= self._device_budget:
-            kept = self.device
-        file = self._write(flat) if kept is self.disk else None
-        handle = Handle(tensor, strides, flat, kept, file)
-        if kept is self.host and flat.is_cuda:
-            handle.flat = torch.empty_like(flat, device="cpu", pin_memory=True).copy_(flat)
-        return handle
+    if isinstance(merged, nn.Module):
+        before: ModelHandle = InMemoryModel(without_adapters(merged))
+        student: ModelHandle = InMemoryModel(copy.deepcopy(before.module))
+    else:
+        before = student = streamed(merged)
+        if whole:
+            student = InMemoryModel(load_as_calibrated(merged, dtype).to(target))
+    plan, kind = plan_for(student.module, plan), type(student.module)
 
-    def get(self, handle: Handle) -> Tensor:
-        """Return the tensor as it was given, on the device it came from; it stays kept."""
-        flat = handle.flat
-        if handle.file is not None:
-            pinned = handle.device.type == "cuda"
-            content = torch.empty(handle.bytes, dtype=torch.uint8, pin_memory=pinned)
-            read = 0
-            with suppress(FileNotFoundError), handle.file.open("rb") as file:
-                read = file.readinto(content.numpy().data)
-            if read != handle.bytes:
-                problem = f"{read} of {handle.bytes} bytes are left by another program"
-                raise BadFile(handle.file, problem, "start the same run again")
-            flat = content.view(handle.dtype)
-        assert flat is not None
-        flat = flat.to(handle.device, non_blocking=True)
-        return flat.as_strided(handle.shape, handle.strides)
+    def opened(model: Model) -> ModelHandle:
+        """Return the base or an expert; only its tower if its head differs from the student's."""
+        if isinstance(model, nn.Module):
+            plain = without_adapters(model)
+            tower = getattr(plain, "base_model", plain)
+            return InMemoryModel(tower if type(tower) is kind else plain)
+        own = model_class(model)
+        return streamed(model, kind if own is not kind and same_tower(own, kind) else None)
 
-    def __exit__(self, *error: object) -> None:
-        if self._files is not None:
-            shutil.rmtree(self._files, ignore_errors=True)
-            os.close(self._lock)
-            self._files = None
-
-    def _write(self, flat: Tensor) -> Path:
-        if self._files is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._files = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.folder))
-            self._lock = os.open(self._files, os.O_RDONLY)
-            locked(self._lock)  # the system drops it when this process ends
-        self._written += 1
-        file = self._files / f"{self._written}.raw"
-        with atomic_path(file, flat.nbytes) as part:
-            part.write_bytes(flat.cpu().view(torch.uint8).numpy().data)
-        return file
+    others = [opened(model) for model in (base, *experts.values())]
+    given = {"merged": merged, "base": base}
+    given |= {f"expert {task!r}": expert for task, expert in experts.items()}
+    labels = [n if isinstance(m, nn.Module) else f"{n} ({m})" for n, m in given.items()]
+    handles = dict(zip(labels, (student, *others), strict=True))
+    # outside of blocks the number of rows (of a vocabulary, of a head's classes) may differ
+    require_same_tensors(handles, [stack.blocks for stack in plan.stacks])
+    for name, handle in handles.items():
+        handle.check_finite(name)
+        kind = type(handle.module)
+        whole_model = isinstance(handle, StreamedModel) and model_class(handle.folder) is kind
+        if whole_model and handle.ignored:
+            listed = ", ".join([*handle.ignored[:4], *["..."][: len(handle.ignored) - 4]])
+            LOG.warning(f"{name}: {kind.__name__} has no {listed}: not used")
+    auto = settings == "auto"
+    used = Calibration() if auto else settings
+    for stack in plan.stacks if used.norm else ():
+        with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
+            kinds = map(block.get_submodule, solved_modules(block)[1])
+            if other := next((one for one in kinds if not is_solvable_norm(one)), None):
+                kind = type(other).__name__
+                expected = f"must be off for models with {kind}, neither LayerNorm nor RMSNorm"
+                require(auto, "calibrate.norm", True, expected)
+                used = used.but(norm=False)
+    check_blocks(student.module, plan, used.norm, used.modules)
+    own = dict(zip(experts, others[1:], strict=True))
+    return Models(student, before, others[0], own, plan, target, dtype, used)
 
 
-class SpooledList:
-    """Keep a list of values with tensors in them, such as features, until others replace them.
+def check_plan(
+    models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]
+) -> dict[str, object]:
+    """Return two samples on which the blocks, run one by one, give each model's own features.
 
-    A tensor of the value read last that is part of its replacement is not kept again.
+    Raises: BadBatches, BadPlan.
     """
+    check_batch(task, 0, batch, models.student.module)
+    samples = on_device(some_samples(batch, slice(PROVING)), models.device)
+    for handle in handles:
+        with naming(task, 0), handle.running() as model:
+            check_replay(model, models.plan, samples)
+    return dict(samples)
 
-    def __init__(self, spool: Spool, values: Iterable[Any] = ()):
-        self.spool = spool
-        self._values = [self._keep(value, {}) for value in values]  # handles instead of tensors
-        # number of the value read last, and its tensors by identity
-        self._last: tuple[int, dict[int, tuple[Tensor, Handle]]] = -1, {}
 
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[number] for number in range(len(self)))
-
-    def __getitem__(self, number: int) -> Any:
-        """Return a value with its tensors."""
-        leaves = tree_leaves(self._values[number])
-        tensors = {leaf: self.spool.get(leaf) for leaf in leaves if isinstance(leaf, Handle)}
-        self._last = number, {id(tensor): (tensor, handle) for handle, tensor in tensors.items()}
-        return tree_map_only(Handle, tensors.__getitem__, self._values[number])
-
-    def __setitem__(self, number: int, value: Any) -> None:
-        """Replace a value; tensors that only the old one has are dropped."""
-        read_last, tensors = self._last
-        self._last = -1, {}
-        self._values[number] = self._keep(value, tensors if read_last == number else {})
-
-    def append(self, value: Any) -> None:
-        """Keep one more value."""
-        self._values.append(self._keep(value, {}))
-
-    def clear(self) -> None:
-        """Drop all values."""
-        self._values, self._last = [], (-1, {})
-
-    def _keep(self, value: Any, known: dict[int, tuple[Tensor, Handle]]) -> Any:
-        """Return the value with handles instead of tensors; one that occurs twice is kept once."""
-
-        def keep(tensor: Tensor) -> Handle:
-            if id(tensor) not in known:
-                known[id(tensor)] = tensor, self.spool.keep(tensor)
-            return known[id(tensor)][1]
-
-        return tree_map_only(Tensor, keep, value)
+def fingerprint(
+    models: Models,
+    batches: Mapping[str, str],
+    settings: Calibration,
+    token_weights: TokenRule | None,
+    block_drift: bool,
+) -> str:
+    """Return a digest of models, digests of batches, settings, plan, this code and its versions."""
+    digest = Digest(settings.model_dump(), sorted(batches.items()), models.device.type)
+    digest.add(models.dtype, block_drift, torch.__version__, transformers.__version__)
+    for stack in models.plan.stacks:
+        rule = token_weights or models.plan.rule(stack)
+        code = getattr(rule, "__code__", None)
+        digest.add(stack.name, stack.blocks, stack.mask, getattr(rule, "__qualname__", type(rule)))
+        digest.add(*(code.co_code, code.co_consts, code.co_names) if code else ())
+    roles = {"merged": models.merged, "base": models.base}
+    roles |= {f"expert {task}": expert for task, expert in models.experts.items()}
+    for role, handle in roles.items():
+        digest.add(role)
+        if isinstance(handle, InMemoryModel):
+            digest.add(*(part for named in handle.module.named_parameters() for part in named))
+            continue
+        for file in sorted([handle.folder / "config.json", *handle.folder.glob("*.safetensors")]):
+            state = file.stat()  # the whole may be too large to read
+            digest.add(file.name, state.st_size, state.st_mtime_ns)
+            with file.open("rb") as stream:
+                for start in range(0, state.st_size, max(SAMPLE, state.st_size // SAMPLES)):
+                    stream.seek(start)
+                    digest.add(stream.read(SAMPLE))
+    root = Path(__file__).parents[1]
+    for file in sorted(file for part in CODE for file in (root / part).glob("*.py")):
+        digest.add(file.name, file.read_bytes())
+    return str(digest)
 
 
 @dataclass
 class StudentTeacherFeatures:
-    """Features of one task before the current block: per batch hidden states (batch, tokens, d) and
-    other arguments; after the last block of a stack that feeds another, what it feeds.
-    """
+    """Features of one task before the current block, in the end what a stack feeds to the next."""
 
     students: list[SpooledList]  # in each model that is being calibrated
     teacher: SpooledList  # in the task's expert
@@ -202,7 +245,7 @@ def first_features(
 ) -> StudentTeacherFeatures:
     """Return what reaches the first block of a stack in every student and in the teacher.
 
-    `encoder` is the result of the stack `source` that feeds this one, and is consumed.
+    encoder: the result of `source`, which feeds this stack; it is consumed.
     """
     features = StudentTeacherFeatures([SpooledList(spool) for _ in students], SpooledList(spool))
     models = [*students, teacher]
@@ -222,6 +265,35 @@ def first_features(
         track.clear()
     if features.tokens == 0:
         raise BadBatches(task, NO_SAMPLES)
+    return features
+
+
+def running(
+    models: Models, students: Sequence[ModelHandle]
+) -> Iterator[tuple[str, list[nn.Module]]]:
+    """Yield every task with the students and its expert, which can run until the next task."""
+    with ExitStack() as opened:
+        ours = [opened.enter_context(student.running()) for student in students]
+        for task, expert in models.experts.items():
+            with expert.running() as teacher:
+                yield task, [*ours, teacher]
+
+
+def features_by_task(
+    models: Models,
+    students: Sequence[ModelHandle],
+    stack: Stack,
+    batches: TaskBatches,
+    spool: Spool,
+    source: Stack | None,
+    encoder: Mapping[str, StudentTeacherFeatures],
+) -> dict[str, StudentTeacherFeatures]:
+    """Return the features of every task before the first block of a stack, which `source` feeds."""
+    features = {}
+    for task, (*ours, teacher) in running(models, students):
+        moved = (on_device(batch, models.device) for batch in batches[task])
+        given = moved, spool, source, encoder.get(task)
+        features[task] = first_features(task, ours, teacher, stack, *given)
     return features
 
 
@@ -247,6 +319,21 @@ def leave_stack(model: nn.Module, stack: Stack, track: SpooledList) -> None:
     """Replace the features of one model after a stack's last block by what it feeds to the next."""
     for number in range(len(track)):
         track[number] = stack_output(model, stack, track[number][0])
+
+
+def encoder_outputs(
+    models: Models,
+    students: Sequence[ModelHandle],
+    stack: Stack,
+    features: Mapping[str, StudentTeacherFeatures],
+) -> Mapping[str, StudentTeacherFeatures]:
+    """Return what calibrated stacks and the experts' stacks feed to the next stack, by task."""
+    if not stack.feeds:
+        return {}
+    for task, opened in running(models, students):
+        for model, track in zip(opened, features[task].tracks, strict=True):
+            leave_stack(model, stack, track)
+    return features
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

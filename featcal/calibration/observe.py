@@ -90,12 +90,10 @@ def observe(
     features: StudentTeacherFeatures,
     specs: Mapping[int, BlockSpec],
 ) -> dict[int, BlockMoments]:
-    """Run the students' and the teacher's block on one task's features; return the moments by
-    student.
+    """Run the students' and the teacher's block on one task's features; return each student's moments.
 
-    specs: by number of the student; others wait. The modules of one contain those of the others.
-    Passes stop once all is captured, unless the teacher's features move on: that pass also shows
-    inputs that are overwritten later. Raises: BadCapture.
+    specs: of the students that do not wait; one has all modules of the others. Passes stop once all
+    is captured, unless the teacher's features move on. Raises: BadCapture.
     """
     moments, before = {number: BlockMoments(features.tokens) for number in specs}, 0
     spec = replace(  # what the teacher is asked for
@@ -150,10 +148,7 @@ def add_batch(
     tokens: Tokens,
     before: int,
 ) -> None:
-    """Add one batch to the moments of every site and norm of one student.
-
-    before: samples in earlier batches; they alternate between the halves.
-    """
+    """Add one batch to one student's moments, after `before` samples, which alternate between halves."""
     (hidden, mask), _ = tokens
     x_cal = captured[0]
     expert_rows = routed(student)
@@ -190,8 +185,8 @@ def add_batch(
 def capture(
     block: nn.Module, spec: BlockSpec, features: Features, outputs: Sequence[str], whole: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Features | None]:
-    """Run a block; return by name inputs x of solved modules, outputs y, residual streams r; and
-    what leaves the block: None unless `whole`, as the run then stops once all are captured.
+    """Run a block; return inputs, outputs and residual streams by name, and what leaves the block if
+    the run is to be `whole`; else it stops once all are captured.
     """
     inputs = spec.linears + spec.norms
     x, y, r, result = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor](), None
@@ -260,8 +255,7 @@ def row_weights(
 ) -> Tensor:
     """Return the token weights of one module's input x (..., d), shaped x.shape[:-1].
 
-    Some modules read flattened rows, norms in attention one row per head, and cross-attention the
-    encoder's tokens. Raises: BadCapture for other rows.
+    Some modules read flattened rows, one row per head, or the encoder's tokens. Raises: BadCapture.
     """
     (hidden, mask), encoder = tokens
     if encoder[0] is not None and same_memory(x, encoder[0]):
@@ -286,9 +280,7 @@ def row_weights(
 
 
 def shared_sites(
-    inputs: Mapping[str, Tensor],
-    linears: Sequence[str],
-    weigh: Callable[[str, Tensor], Tensor],
+    inputs: Mapping[str, Tensor], linears: Sequence[str], weigh: Callable[[str, Tensor], Tensor]
 ) -> dict[Site, Tensor]:
     """Return the sites of one forward with the weights of their rows."""
     groups: list[tuple[list[str], Tensor]] = []
@@ -316,8 +308,9 @@ def same_memory(x: Tensor, y: Tensor) -> bool:
 def block_parts(
     student: nn.Module, features: Features, spec: BlockSpec, by_site: bool
 ) -> list[BlockSpec]:
-    """Return the parts of a block in the order of observation: the whole, or `by_site` each norm and
-    site. Raises: BadSetting for β > 0 where no solved linear writes into the residual stream.
+    """Return the block as a whole, or `by_site` its norms and sites in the order of observation.
+
+    Raises: BadSetting for β > 0 where no solved linear writes into the residual stream.
     """
     hidden, arguments = features
     if spec.settings.residual:
@@ -348,14 +341,8 @@ def block_parts(
 
 def solved_parameters(block: nn.Module, spec: BlockSpec) -> dict[str, nn.Parameter]:
     """Return the parameters of the solved modules by name; of a mixture's experts the packed ones."""
-    modules = {name: block.get_submodule(name) for name in spec.linears + spec.norms}
-    modules |= {
-        path: packed
-        for path, packed in unpacked_experts(block).items()
-        if any(name.startswith(f"{path}.") for name in spec.linears)
-    }
-    return {
-        f"{name}.{key}": parameter
-        for name, module in modules.items()
-        for key, parameter in module.named_parameters(recurse=False)
-    }
+    linears, packed = spec.linears, unpacked_experts(block)
+    owners = {path for path in packed if any(name.startswith(f"{path}.") for name in linears)}
+    owners |= {*linears, *spec.norms}
+    named = block.named_parameters(remove_duplicate=False)
+    return {name: p for name, p in named if name.rpartition(".")[0] in owners}

@@ -1,7 +1,6 @@
 """Run one calibration on several processes: each takes some tasks, and solves some sites for all.
 
-Processes exchange small objects before every transfer of tensors; one that failed reports it there,
-so no other waits for its tensors.
+Before tensors, processes exchange objects: one that failed reports it there, and no other waits.
 """
 
 import os
@@ -38,14 +37,10 @@ class Ranks:
     def __init__(self, object_group: dist.ProcessGroup | None = None):
         several = dist.is_available() and dist.is_initialized()
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        self.first = self.rank == 0  # writes files and reports progress
         self.object_group = object_group
         self.device = torch.device("cpu")  # that of the sums, once there are any
         self.over = False  # a failure is known to all, and nothing more is exchanged
-
-    @property
-    def first(self) -> bool:
-        """Return whether this process writes files and reports progress."""
-        return self.rank == 0
 
     def mine(self, tasks: Collection[str]) -> list[str]:
         """Return the tasks of this process, dealt in sorted order. Raises: BadSetting."""
@@ -55,10 +50,7 @@ class Ranks:
         return sorted(tasks)[self.rank :: self.world]
 
     def summed(self, systems: Systems) -> Systems:
-        """Return the sums over all tasks, of sites only those that this process solves.
-
-        The argument is consumed. Raises: BadCapture unless all tasks have the same sites.
-        """
+        """Return the sums over all tasks, only of sites that this process solves. Raises: BadCapture."""
         if self.world == 1:
             return systems
         widths = {site: len(parts[0].left) for site, parts in systems.sites.items()}
@@ -168,10 +160,7 @@ def current() -> Ranks:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Join the processes that torchrun started, if any; inside, `current()` is this one among them.
-
-    Raises: BadSetting; RankLostError; RemoteRankError after another process reported its error.
-    """
+    """Join the processes that torchrun started, if any; inside, `current()` is this one."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
@@ -199,10 +188,7 @@ def process_group() -> Iterator[None]:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Return the device of this process; on GPUs each has its own, and tensors move through NCCL.
-
-    Raises: BadSetting for more processes than GPUs.
-    """
+    """Return the device of this process; on GPUs each has its own, and tensors move through NCCL."""
     if device.type != "cuda" or os.environ.get("WORLD_SIZE", "1") == "1":
         return device
     ranks, local, count = current(), int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()

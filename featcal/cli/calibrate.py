@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from featcal.card import add_to_record, licences_differ, models_record, write_card
+from featcal.card import (
+    DRIFT_COLUMNS,
+    Result,
+    add_to_record,
+    block_rows,
+    calibration_card,
+    drift_rows,
+    licences_differ,
+    models_record,
+    worse,
+    write_card,
+)
 from featcal.cli import options, output
 from featcal.cli.inputs import Inputs, Request, differing_vocabularies, read_inputs, whole_experts
 from featcal.cli.output import note, progress_bar, say, say_json, table
@@ -18,7 +29,6 @@ from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
     from featcal.calibration.choose import CalibrationOrAuto
-    from featcal.calibration.report import Result
     from featcal.data.batches import Draw, DrawnBatches
 
 MOST = 256  # samples of a task by default
@@ -102,7 +112,7 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
     """Calibrate and write the folder with card and record; None unless in the first process."""
     import featcal
     from featcal.calibration.ranks import current, own_device
-    from featcal.calibration.resume import scratch_folder
+    from featcal.calibration.scratch import scratch_folder
     from featcal.models.load import torch_device
     from featcal.models.plan import blocks_of
 
@@ -254,10 +264,8 @@ def return_large_blocks() -> None:
         mallopt(MMAP_THRESHOLD, 2 << 20)
 
 
-def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result: "Result") -> None:
+def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result: Result) -> None:
     """Replace the card of a written folder by one that also names the source of the samples."""
-    from featcal.calibration.report import calibration_card
-
     counts = {task: draw.samples for task, draw in sorted(draws.items())}
     same = len(set(counts.values())) == 1
     listed = ", ".join(f"{task} {count}" for task, count in counts.items())
@@ -279,10 +287,8 @@ def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result
         note(f"{file}: the inputs have different licences; decide which terms apply")
 
 
-def show_result(result: "Result", as_json: bool) -> None:
+def show_result(result: Result, as_json: bool) -> None:
     """Print what was chosen, the drift of blocks and from experts, and warn where it grew."""
-    from featcal.calibration.report import DRIFT_COLUMNS, block_rows, drift_rows, worse
-
     if as_json:
         say_json({"folder": str(result.folder), "drift": []} | result.stated)
     else:

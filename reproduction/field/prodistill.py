@@ -15,8 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.calibration.features import StudentTeacherFeatures, advance
-from featcal.calibration.models import encoder_outputs, features_by_task
+from featcal.calibration.features import (
+    StudentTeacherFeatures,
+    advance,
+    encoder_outputs,
+    features_by_task,
+)
 from featcal.core import generator
 from featcal.errors import Diverged
 from featcal.models.batch import Model, TaskBatches

@@ -24,8 +24,13 @@ from torch import Tensor, nn
 
 from featcal.calibration.block import Student, add_task_systems, solve_systems, student_blocks
 from featcal.calibration.choose import Scores, kl_and_top1
-from featcal.calibration.features import StudentTeacherFeatures, advance_student
-from featcal.calibration.models import Models, encoder_outputs, features_by_task
+from featcal.calibration.features import (
+    Models,
+    StudentTeacherFeatures,
+    advance_student,
+    encoder_outputs,
+    features_by_task,
+)
 from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks
 from featcal.core.precision import SUM_DTYPE, wide

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from featcal.calibration.calibrate import budgets
-from featcal.calibration.features import Spool
-from featcal.calibration.models import Models, open_models
+from featcal.calibration.features import Models, open_models
+from featcal.calibration.scratch import Spool
 from featcal.core.precision import exact_products
 from featcal.models.batch import Model
 from featcal.models.plan import BlockPlan

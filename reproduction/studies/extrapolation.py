@@ -36,8 +36,8 @@ from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
 
 if TYPE_CHECKING:
     from featcal.calibration.block import Student
-    from featcal.calibration.features import Spool
-    from featcal.calibration.models import Models
+    from featcal.calibration.features import Models
+    from featcal.calibration.scratch import Spool
     from featcal.models.batch import TaskBatches
 
 ANCHOR, CELL, STREAM, ALONE, LEFT_OUT, SPECTRUM = (
@@ -216,8 +216,7 @@ def calibrate_by_spectrum(
     import torch
 
     from featcal.calibration.block import add_task_systems, anchors, solve_systems, student_blocks
-    from featcal.calibration.features import advance
-    from featcal.calibration.models import features_by_task
+    from featcal.calibration.features import advance, features_by_task
     from featcal.calibration.observe import Systems, observe
     from featcal.calibration.ranks import Ranks
     from featcal.models.modules import load_side_by_side

@@ -16,7 +16,7 @@ import featcal.calibration.observe as observe
 import featcal.models.load
 from featcal import BlockPlan, Calibration, Stack, calibrate
 from featcal.calibration.observe import shared_sites
-from featcal.calibration.report import BlockRecord
+from featcal.card import BlockRecord
 from featcal.core.moments import class_token_last, every_token
 from featcal.errors import BadBatches, NotFinite
 from featcal.models.blocks import module_inputs

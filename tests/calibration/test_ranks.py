@@ -25,7 +25,7 @@ from featcal.calibration import choose
 from featcal.calibration import ranks as torchrun
 from featcal.calibration.observe import Systems
 from featcal.calibration.ranks import Ranks, current, process_group
-from featcal.calibration.resume import RunFolder
+from featcal.calibration.scratch import RunFolder
 from featcal.cli import main as cli
 from featcal.core.moments import every_token
 from featcal.core.ridge import RidgeSystem

@@ -14,7 +14,7 @@ from tiny import PAPER, clip, images
 
 from featcal import calibrate
 from featcal.calibration import choose
-from featcal.calibration.resume import RunFolder
+from featcal.calibration.scratch import RunFolder
 from featcal.errors import BadBatches, BadFile
 from featcal.files import claimed
 from featcal.models.load import save_model

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from featcal.calibration import features as spools
-from featcal.calibration.features import Spool
+from featcal.calibration import scratch as spools
+from featcal.calibration.scratch import Spool
 from featcal.errors import BadFile, DiskFull
 
 MEMORY, DISK = 1 << 20, 0  # budgets of host memory
@@ -56,22 +56,22 @@ def test_gaps_are_not_kept_and_expanded_axes_once(budget, tmp_path):
         kept = [spool.keep(gaps), spool.keep(expanded)]
         back = spool.get(kept[0])
         assert torch.equal(back, gaps) and back.is_contiguous()
-        assert (spool.disk if budget == DISK else spool.host).now == gaps.nbytes + 16
+        assert spool.kept["disk" if budget == DISK else "host"] == gaps.nbytes + 16
 
 
 def test_host_memory_is_used_up_to_its_budget_then_the_disk(tmp_path):
     tensors = [random(10, seed=i) for i in range(4)]  # of 40 bytes each
     with Spool(0, 100, tmp_path) as spool:
         handles = [spool.keep(tensor) for tensor in tensors]
-        assert (spool.host.now, spool.disk.now) == (80, 80)
+        assert (spool.kept["host"], spool.kept["disk"]) == (80, 80)
         for handle, tensor in zip(handles, tensors, strict=True):
             assert torch.equal(spool.get(handle), tensor)
         del handles[0], handle
         later = spool.keep(random(5, seed=9))  # there is room in memory again
-        assert (spool.host.now, spool.disk.now) == (60, 80)
+        assert (spool.kept["host"], spool.kept["disk"]) == (60, 80)
         assert torch.equal(spool.get(later), random(5, seed=9)) and len(files(tmp_path)) == 2
         del handles, later
-        assert (spool.host.now, spool.disk.now, files(tmp_path)) == (0, 0, [])
+        assert (spool.kept["host"], spool.kept["disk"], files(tmp_path)) == (0, 0, [])
 
 
 def files(folder):
@@ -84,13 +84,13 @@ def test_nothing_is_left_on_disk_whatever_ends_the_run(tmp_path):
         assert spool.get(handle).shape == (10,)
         raise KeyboardInterrupt
     del handle
-    assert os.listdir(tmp_path) == [] and spool.disk.now == 0
+    assert os.listdir(tmp_path) == [] and spool.kept["disk"] == 0
 
 
 def test_files_of_a_killed_process_are_removed_and_those_of_a_live_one_kept(tmp_path):
     code = """
 import os, signal, sys, torch
-from featcal.calibration.features import Spool
+from featcal.calibration.scratch import Spool
 handle = Spool(0, 0, sys.argv[1]).keep(torch.ones(10))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -112,7 +112,7 @@ def test_full_disk_is_one_error_and_leaves_no_file(tmp_path, monkeypatch):
         monkeypatch.setattr(spools.Path, "write_bytes", full)
         with pytest.raises(DiskFull, match=r"spool/featcal-spool-.*no space left.*40 bytes"):
             spool.keep(random(10))
-        assert files(tmp_path) == [] and spool.disk.now == 0
+        assert files(tmp_path) == [] and spool.kept["disk"] == 0
 
 
 def test_truncated_or_missing_file_is_refused(tmp_path):
@@ -131,7 +131,7 @@ def test_gpu_tensors_stay_there_then_in_pinned_memory_then_on_disk(tmp_path):
     tensors = [random(10, seed=i).cuda()[:, None].expand(10, 3) for i in range(6)]
     with Spool(80, 80, tmp_path) as spool:
         handles = [spool.keep(tensor) for tensor in tensors]
-        assert (spool.device.now, spool.host.now, spool.disk.now) == (80, 80, 80)
+        assert (spool.kept["device"], spool.kept["host"], spool.kept["disk"]) == (80, 80, 80)
         for handle, tensor in zip(handles, tensors, strict=True):
             back = spool.get(handle)
             assert back.device == tensor.device and back.stride() == tensor.stride()

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from featcal import calibrate
-from featcal.calibration.features import Spool
+from featcal.calibration.scratch import Spool
 from featcal.models.load import load_as_calibrated, save_model
 
 
@@ -137,7 +137,7 @@ def counted(tmp_path, monkeypatch, blocks, experts):
 
     def noted(spool, tensor):
         handle = keep(spool, tensor)
-        kept.append(spool.host.now)
+        kept.append(spool.kept["host"])
         return handle
 
     folders = written(given, root)

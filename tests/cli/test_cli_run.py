@@ -16,8 +16,8 @@ import transformers as tf
 from test_cli import CALIBRATE, EVALUATE, MERGE, WEIGHT, models, ready, refused, tree
 
 import featcal
-from featcal.calibration.report import Result
-from featcal.calibration.resume import RunFolder
+from featcal.calibration.scratch import RunFolder
+from featcal.card import Result
 from featcal.cli import main as cli
 from featcal.cli import output
 from featcal.cli.calibrate import note_differences

@@ -21,10 +21,10 @@ PUBLIC = {
     "featcal.Stack": "featcal/models/plan.py",
 }
 RESULTS = {
-    "Result": "featcal/calibration/report.py",
-    "Choice": "featcal/calibration/report.py",
-    "BlockRecord": "featcal/calibration/report.py",
-    "DriftRecord": "featcal/calibration/report.py",
+    "Result": "featcal/card.py",
+    "Choice": "featcal/card.py",
+    "BlockRecord": "featcal/card.py",
+    "DriftRecord": "featcal/card.py",
     "Agreement": "featcal/evaluation/compare.py",
     "Adapters": "featcal/baselines/adapters.py",
 }

@@ -9,7 +9,7 @@ from reference.markdown import block, escaped
 SENTENCE_END = re.compile(r"(?<=\.)(?<!Eq\.)(?<!Eqs\.) ")
 # title → the functions or classes that do the step; a test requires that all of them exist
 STEPS = {
-    "Open the models and check that they fit": ["featcal.calibration.models.open_models"],
+    "Open the models and check that they fit": ["featcal.calibration.features.open_models"],
     "Check the plan by replaying it": ["featcal.models.blocks.check_replay"],
     "Catch the first inputs of both tracks": ["featcal.calibration.features.first_features"],
     "Observe a block": ["featcal.calibration.observe.observe"],
@@ -27,13 +27,13 @@ STEPS = {
         "featcal.calibration.features.advance_student",
     ],
     "Write, and resume": [
-        "featcal.calibration.resume.RunFolder",
-        "featcal.calibration.resume.write_calibrated",
+        "featcal.calibration.scratch.RunFolder",
+        "featcal.calibration.scratch.write_calibrated",
     ],
     "Measure the result": [
         "featcal.calibration.choose.divergences",
         "featcal.calibration.choose.choose",
-        "featcal.calibration.report.measure_drift",
+        "featcal.calibration.calibrate.measure_drift",
     ],
 }
 

@@ -19,13 +19,13 @@ from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor, nn
 
 from featcal.calibration.features import (
-    Spool,
     StudentTeacherFeatures,
     advance,
     first_features,
     leave_stack,
 )
 from featcal.calibration.observe import BlockSpec, Site, row_weights, shared_sites
+from featcal.calibration.scratch import Spool
 from featcal.core.moments import add_gram, every_token, mirror
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.errors import BadFile, SingularGram
