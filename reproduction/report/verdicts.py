@@ -159,11 +159,13 @@ def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
     if not claim.each:
         return None
     evidence = Evidence(suite, claim.role, claim.pool, folder)
-    title, values = _titled.get(claim.each, evidence.title), dict.fromkeys(evidence.tasks)
+    title = _titled.get(claim.each, evidence.title)
     if claim.each in _titled:
         sides = [side for _, side in claim.terms if claim.each not in side]
         rows = [rows_of(claim, side, setting, evidence) for side in sides]
-        values = dict.fromkeys(value for own in rows for value in own[claim.each])
+        values = list(dict.fromkeys(value for own in rows for value in own[claim.each]))
+    else:
+        values = evidence.tasks
     return {title(value): claim.of(value) for value in values if claim.is_about(value)}
 
 
