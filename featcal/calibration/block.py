@@ -311,6 +311,7 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
             if run.ranks.first:
                 run.report(records, seconds, resumed)
         encoder = encoder_outputs(models, handles, stack, features)
+    run.ranks.together()  # no rank reads a solved block before the first one has written it
 
 
 class BatchStream:

@@ -229,6 +229,22 @@ def test_command_line_error_is_printed_once_and_all_exit_with_2(models):  # noqa
     assert not (models / "new").exists()
 
 
+def slow_to_write(arguments, rank, world, port, folder):
+    keep = RunFolder.keep
+
+    def late(self, *solved):
+        time.sleep(0.3)
+        keep(self, *solved)
+
+    if rank == 0:
+        RunFolder.keep = late
+    command(arguments, rank, world, port, folder)
+
+
+def test_a_solved_block_is_read_after_it_is_written(models):  # noqa: F811
+    assert run(slow_to_write, CALIBRATE, 2, models) == [0, 0]
+
+
 def test_torchrun_writes_the_folder_of_one_process(models, capsys):  # noqa: F811
     """Two processes of torchrun's, as a user starts them."""
     program = "-m torch.distributed.run --standalone --nproc-per-node 2 -m featcal".split()
