@@ -15,10 +15,10 @@ models' shapes, comes from a prototype whose scores were seen.)
      with every seed of expert training: three for 8 tasks, one for 14 and 20.
 `settings`, run only after that is frozen, chooses lambda, alpha and rho for the suite, one after
 the other, on both roles together; among equals it stays with the value it started from.
-`wudi` chooses the rate of WUDI's Adam by the merger's own loss on the smaller model's experts of 8
-tasks (`dvc repro pipeline/prepare/dvc.yaml:prepare@clip_b32-8`), without any image: of RATES the one
-with the lowest loss after the source's 400 steps. The source's own rate is the first. Writes
-reproduction/mini/wudi_rate.json.
+`wudi` chooses the rate of WUDI's Adam for one role by the merger's own loss on its experts of 8 tasks
+(`dvc repro pipeline/prepare/dvc.yaml:prepare@clip_b32-8`), without any image: of RATES the one with
+the lowest loss after the source's 400 steps. The source's own rate is the first. Writes
+reproduction/mini/wudi_rate.json, by role. `wudi vit_s` does so for the model of real images.
 """
 
 import argparse
@@ -54,7 +54,7 @@ RIDGES, BLENDS = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 1e-2, 5e-2), (1.0, 2.0, 3.0)
 GRID = {"ridge": RIDGES, "interpolation": (0.3, 0.6, 0.9, 1.0), "anchor_blend": BLENDS}
 START = {"ridge": 3e-4, "interpolation": 0.6, "anchor_blend": 2.0}
 RATES = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
-PREPARED = Path("outputs/mini/prepared/clip_b32-8")
+PREPARED = Path("outputs/mini/prepared")
 WUDI_RATE = Path("reproduction/mini/wudi_rate.json")
 CHOICE = Path("reproduction/mini/choice.json")
 CACHE = Path(".featcal/choose")
@@ -299,21 +299,23 @@ def choose_settings() -> None:
     write({"settings": how | {"sweeps": sweeps}}, {"settings": chosen})
 
 
-def wudi_loss(rate: float) -> float:
+def wudi_loss(role: str, rate: float) -> float:
     """Return the loss that WUDI ends at, summed over matrices."""
     from featcal.merging.merge import merge
 
-    experts = {task: PREPARED / "experts" / task for task in POOLS["8"]}
+    prepared = PREPARED / f"{role}-8"
+    experts = {each.name: each for each in sorted((prepared / "experts").iterdir())}
     with TemporaryDirectory() as folder:
-        out = merge("wudi", PREPARED / "base", experts, rate=rate, out=Path(folder, "merged"))
+        out = merge("wudi", prepared / "base", experts, rate=rate, out=Path(folder, "merged"))
         return json.loads(Path(out, "merge.json").read_text())["loss"][-1]
 
 
-def choose_wudi() -> None:
-    jobs = {f"{rate:g}": (rate,) for rate in RATES}
+def choose_wudi(role: str) -> None:
+    jobs = {f"{rate:g}": (role, rate) for rate in RATES}
     losses = dict(fan_out("wudi", wudi_loss, jobs, WORKERS))
     best = min(losses, key=losses.__getitem__)
-    found = {"chosen": float(best), "losses": {rate: losses[rate] for rate in jobs}}
+    found = json.loads(WUDI_RATE.read_text()) if WUDI_RATE.is_file() else {}
+    found[role] = {"chosen": float(best), "losses": {rate: losses[rate] for rate in jobs}}
     with atomic_path(WUDI_RATE) as hidden:
         hidden.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -323,6 +325,9 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["suite", "settings", "wudi"])
-    {"suite": choose_suite, "settings": choose_settings, "wudi": choose_wudi}[
-        parser.parse_args().what
-    ]()
+    parser.add_argument("role", nargs="?", default="clip_b32", help="for wudi")
+    args = parser.parse_args()
+    if args.what == "wudi":
+        choose_wudi(args.role)
+    else:
+        {"suite": choose_suite, "settings": choose_settings}[args.what]()

@@ -71,6 +71,7 @@ STUDIED: dict[str, dict] = {
         "tangent": [0.3, 0.5], "scored": 40,
     },
     "offset": {"strengths": [0.0, 1.0], "samples": 16, "scored": 40},
+    "pattern": {"strengths": [0.0, 1.0], "factors": [1.0, 1.5], "samples": 16},
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite", "paper"], "seeds": [1]},
     "second_encoder": {
         "model": "data/encoder", "upstreams": ["task_arithmetic"], "samples": 16, "scored": 40, "rivals": RIVALS,

@@ -27,12 +27,12 @@ COLUMNS, ZOOM, COLOURS, GAP = 6, 2, 256, 6  # of a contact sheet; its palette ke
 
 
 def draw_split(
-    task: str, split: str, n: int, seed: int, strength: float
+    task: str, split: str, n: int, seed: int, strength: float, **parts: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return `n` pictures with balanced labels in random order: (n, 32, 32, 3) uint8, (n,) int64.
 
     The generator is keyed by seed, task and split. The web split, on which the bases are
-    pre-trained, is never shifted.
+    pre-trained, is never shifted.   parts: as of `shifted`.
     """
     if split not in ("web", *COUNTS):
         raise BadSetting("split", split, "must be web, train, validation or test")
@@ -42,23 +42,27 @@ def draw_split(
     images = np.empty((n, SIDE, SIDE, 3), np.uint8)
     for place, label in enumerate(labels):
         images[place] = chosen.draw(int(label), rng, split)
-    return (images if split == "web" else shifted(images, task, strength)), labels
+    return (images if split == "web" else shifted(images, task, strength, **parts)), labels
 
 
-def shifted(images: np.ndarray, task: str, strength: float) -> np.ndarray:
+def shifted(
+    images: np.ndarray, task: str, strength: float, added: float = 1.0, moved: float = 1.0
+) -> np.ndarray:
     """Return (n, 32, 32, 3) uint8 as the task's sensor sees them; strength 0 changes nothing.
 
     x <- (I + 0.3 s N) x + 0.35 s o + 0.7 s P around grey, after a turn by at most s/2 rad and a
     zoom by at most s/4, where N (3, 3), o (3) and P (3, 4, 4, enlarged) are normal and, like turn
-    and zoom, fixed by the task's name.
+    and zoom, fixed by the task's name.   added: a factor of what is added, o and P.   moved: one of
+    the others.
     """
     if strength == 0:
         return images
     rng = np.random.default_rng([crc32(b"shift"), crc32(task.encode())])
-    turn, zoom = 0.5 * strength * rng.uniform(-1, 1), 1 + 0.25 * strength * rng.uniform(-1, 1)
-    mix = torch.from_numpy(np.eye(3) + 0.3 * strength * rng.standard_normal((3, 3))).float()
-    offset = torch.from_numpy(0.35 * strength * rng.standard_normal((3, 1, 1))).float()
-    pattern = torch.from_numpy(0.7 * strength * rng.standard_normal((1, 3, 4, 4))).float()
+    added, moved = added * strength, moved * strength
+    turn, zoom = 0.5 * moved * rng.uniform(-1, 1), 1 + 0.25 * moved * rng.uniform(-1, 1)
+    mix = torch.from_numpy(np.eye(3) + 0.3 * moved * rng.standard_normal((3, 3))).float()
+    offset = torch.from_numpy(0.35 * added * rng.standard_normal((3, 1, 1))).float()
+    pattern = torch.from_numpy(0.7 * added * rng.standard_normal((1, 3, 4, 4))).float()
     pattern = F.interpolate(pattern, size=images.shape[1:3], mode="bicubic", align_corners=False)[0]
     x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - GREY
     c, s = np.cos(turn) / zoom, np.sin(turn) / zoom
@@ -70,7 +74,12 @@ def shifted(images: np.ndarray, task: str, strength: float) -> np.ndarray:
 
 
 def write_parquet(
-    task: str, folder: Path, seed: int, strength: float, counts: Mapping[str, int]
+    task: str,
+    folder: Path,
+    seed: int,
+    strength: float,
+    counts: Mapping[str, int],
+    parts: Mapping[str, float] | None = None,
 ) -> None:
     """Write each split as <folder>/<split>.parquet: image (PNG bytes) and label with names."""
     from datasets import ClassLabel, Dataset, Features
@@ -79,7 +88,7 @@ def write_parquet(
     label = ClassLabel(names=list(TASKS[task].classes))
     features = Features({"image": ImageColumn(), "label": label})
     for split, count in counts.items():
-        images, labels = draw_split(task, split, count, seed, strength)
+        images, labels = draw_split(task, split, count, seed, strength, **(parts or {}))
         pictures = [{"bytes": _png(image), "path": None} for image in images]
         rows = {"image": pictures, "label": labels.tolist()}
         with atomic_path(Path(folder) / f"{split}.parquet") as path:

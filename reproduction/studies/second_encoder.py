@@ -55,18 +55,20 @@ class SecondEncoderStudy(Study):
         parts = {name: store / name for name in ("base", "experts", HEADS)}
         evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
         label, aside = f"second encoder {self.key}", folder / "outputs"
-        return StudyResult(compared(label, setup, aside, parts, self.models, evaluate))
+        models = partial(main_models, self)
+        return StudyResult(compared(label, setup, aside, parts, models, evaluate))
 
-    def models(self, setup: Setup) -> Iterator[ModelSpec]:
-        """Yield the references and the study's mergers, with FeatCal at both settings and adapters."""
-        mergers = [model for model in merged(setup) if model.upstream in self.upstreams]
-        yield from (model for model in references(setup) if model.method != "multitask")
-        yield from mergers
-        settings = {self.rivals.setting: self.rivals.featcal, "paper": self.paper}
-        for model, (setting, own) in product(mergers, settings.items()):
-            out = setup.folder("studied", f"{model.name}-featcal-{setting}")
-            more = {"upstream": model.upstream, "setting": setting, "settings": own}
-            yield rival(self, "featcal", out, **more)
-        for model, method in product(mergers, ("surgery", "prob_surgery")):
-            out = setup.folder("studied", f"{model.name}-{method}")
-            yield rival(self, method, out, upstream=model.upstream, corrects=model.name)
+
+def main_models(study: Any, setup: Setup) -> Iterator[ModelSpec]:
+    """Yield the references and a study's mergers, with FeatCal at both settings and adapters."""
+    mergers = [model for model in merged(setup) if model.upstream in study.upstreams]
+    yield from (model for model in references(setup) if model.method != "multitask")
+    yield from mergers
+    settings = {study.rivals.setting: study.rivals.featcal, "paper": study.paper}
+    for model, (setting, own) in product(mergers, settings.items()):
+        out = setup.folder("studied", f"{model.name}-featcal-{setting}")
+        more = {"upstream": model.upstream, "setting": setting, "settings": own}
+        yield rival(study, "featcal", out, **more)
+    for model, method in product(mergers, ("surgery", "prob_surgery")):
+        out = setup.folder("studied", f"{model.name}-{method}")
+        yield rival(study, method, out, upstream=model.upstream, corrects=model.name)

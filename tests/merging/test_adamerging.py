@@ -6,8 +6,9 @@ from itertools import islice
 import pytest
 import tiny
 import torch
+import transformers as tf
 
-from featcal.errors import BadBatches, Diverged
+from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.merging.merge import merge
 from featcal.merging.methods.answers import Mixture, endless, entropy, entropy_gradients, learn
 from featcal.merging.registry import MergeJob
@@ -119,6 +120,20 @@ def test_steps_lower_the_entropy_of_one_batch_and_the_record_shows_it():
     losses = done.record["loss"]
     assert len(losses) == 30 and losses[-1] < losses[0] and len(lines) == 30
     assert set(done.record["coefficients"]["mnist"]) == set(base.state_dict())
+
+
+@pytest.mark.parametrize("pools", [True, False])
+def test_any_image_encoder_that_pools_learns_from_heads(pools):
+    config = tf.ViTConfig(**tiny.VISION | {"hidden_size": 32, "intermediate_size": 96})
+    base = tiny.make(lambda: tf.ViTModel(config, add_pooling_layer=pools), 0, torch.float64)
+    experts = {task: tiny.shifted(base, 10 + i, 0.05) for i, task in enumerate(TASKS)}
+    settings = {"batches": {t: [of[0]] for t, of in data().items()}, "steps": 20, "rate": 1e-2}
+    if not pools:
+        with pytest.raises(BadSetting, match="ViTModel.*pooled features"):
+            adamerging(base, experts, **settings)
+        return
+    losses = adamerging(base, experts, record=True, **settings).record["loss"]
+    assert losses[-1] < losses[0]
 
 
 def test_tasks_answered_at_the_same_time_give_the_same_bits():

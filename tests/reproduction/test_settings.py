@@ -186,7 +186,8 @@ def test_every_setting_is_valid_in_every_suite_and_every_suite_can_be_read(tmp_p
 def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
     choice = json.loads((ROOT / "reproduction/mini/choice.json").read_text())["chosen"]
     wudi = json.loads((ROOT / "reproduction/mini/wudi_rate.json").read_text())
-    assert wudi["chosen"] == float(min(wudi["losses"], key=wudi["losses"].__getitem__))
+    for one in wudi.values():
+        assert one["chosen"] == float(min(one["losses"], key=one["losses"].__getitem__))
     suite, params = load_suite(ROOT, "mini"), settings()
     assert suite.data.strength == choice["strength"]
     for key, mergers in params["merge"].items():
@@ -195,7 +196,8 @@ def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
             scale = choice["scale"][role][str(pool)]
             assert mergers["task_arithmetic"]["mini"]["scale"] == scale, key
             assert mergers["adamerging"]["mini"].get("start", scale) == scale, key
-            assert mergers["wudi"]["mini"]["rate"] == wudi["chosen"], key
+            assert mergers["wudi"]["mini"]["rate"] == wudi["clip_b32"]["chosen"], key
+    assert params["merge"]["vit_s-8"]["wudi"]["mini"]["rate"] == wudi["vit_s"]["chosen"]
     for key, run in load_experiments(ROOT / "params.yaml", "mini").calibrate.items():
         if run.setting == "suite" and run.role in suite.roles:
             assert choice["settings"].items() <= run.calibration.model_dump().items(), key

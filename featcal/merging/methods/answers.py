@@ -22,7 +22,6 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call
-from transformers import CLIPVisionModel
 
 from featcal.core import generator
 from featcal.core.precision import SUM_DTYPE, exact_products
@@ -46,12 +45,11 @@ REPORTS = 20  # lines of progress, whatever the number of steps
 def encoder(job: MergeJob, method: str) -> nn.Module:
     """Make a module like the base that answers by zero-shot heads, on the job's device."""
     model = job.structure().to(job.device).eval()
-    reads_text = getattr(model, "main_input_name", None) == "input_ids"
+    encodes = getattr(model, "main_input_name", None) in ("pixel_values", "input_ids")
     language_head = getattr(model, "get_output_embeddings", lambda: None)()
-    if not (isinstance(model, CLIPVisionModel) or (reads_text and language_head is None)):
-        kind = type(model).__name__
-        expected = f"requires a CLIPVisionModel or a text encoder, and the base is a {kind}"
-        raise BadSetting("merge.method", method, expected)
+    if not encodes or language_head is not None or hasattr(model, "classifier"):
+        expected = "requires an encoder of images or texts without classifier or language head, and"
+        raise BadSetting("merge.method", method, f"{expected} the base is a {type(model).__name__}")
     return model
 
 
@@ -70,7 +68,9 @@ def zero_shot_logits(
             call[name] = value.to(weight.device, dtype)
     output = functional_call(model, dict(tensors), kwargs=call)
     vectors = pooled_output(model, output, call)  # (n, h)
-    assert vectors is not None
+    if vectors is None:
+        expected = "must give pooled features, which heads read, and this one gives none"
+        raise BadSetting("merge.base", type(model).__name__, expected)
     projection = head.get("visual_projection")
     projected = vectors if projection is None else vectors @ projection.to(weight).T
     features = nn.functional.normalize(projected, dim=-1)  # (n, p)
