@@ -6,9 +6,9 @@ from typing import Any
 
 from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import INK, one_panel, shown
+from reproduction.report.figures import INK, one_panel, shown, stacked
 from reproduction.report.html import PageOutput, listed, margin
-from reproduction.report.paper import IMAGES, REAL, SIZES, paper_value
+from reproduction.report.paper import IMAGES, REAL, SIZES, VISION, paper_value
 from reproduction.report.statistics import lead
 from reproduction.report.tables import (
     LARGER,
@@ -24,6 +24,7 @@ from reproduction.report.tables import (
     recovered_share,
     row_name,
     rows_of,
+    settings_of,
     settings_shown,
     share,
 )
@@ -34,7 +35,11 @@ INGREDIENTS = (
     "without_extrapolation",
 )  # fmt: skip
 ADAPTERS = ("suite", "suite_train", "suite_scored", "paper", "paper_train")  # settings
-ASKED = ("task_arithmetic", "wudi", "wudi_closed_form")  # mergers that the questions are asked of
+ASKED = {  # mergers that the questions are asked of, by role
+    VISION: ("task_arithmetic", "tsv_merge"),
+    REAL: ("task_arithmetic", "wudi", "wudi_closed_form"),
+    IMAGES: ("task_arithmetic", "wudi", "wudi_closed_form"),
+}
 SCORED = "_scored"  # adapters trained on the scored rows, as at the main setting on images
 SHORT = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same samples",
@@ -51,7 +56,8 @@ LOOKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip  # Okabe and Ito
 TABLES = {REAL: "table01", IMAGES: "table01", "clip_l14": "table07"}
 POOLS = ("8", *LARGER)
-SOURCES = {REAL: "real encoder", IMAGES: "synthetic images"}
+SOURCES = {VISION: "ViT-S/14", REAL: "MiniLM", IMAGES: "synthetic images"}
+BOTH = (REAL, IMAGES)  # models of the studies of the number of tasks, and of the interventions
 OFFSETS = {  # by method and setting: colour, marker, words
     ("expert", ""): ("#555555", "x", "experts"), ("merged", ""): (INK, "s", "task arithmetic"),
     ("featcal", "paper"): ("#0072B2", "^", "FeatCal, printed settings"),
@@ -59,6 +65,10 @@ OFFSETS = {  # by method and setting: colour, marker, words
     ("surgery", "suite"): ("#CC79A7", "o", "Surgery"), ("prob_surgery", "suite"): ("#D55E00", "D", "ProbSurgery"),
     (SHIFT, "suite"): ("#009E73", "*", "mean shift"),
 }  # fmt: skip
+SHARED = {
+    REAL: "size of the vector added to all texts of a task",
+    IMAGES: "share of what is added to all images of a task",
+}
 NUMBERED = {"featcal": ("#0072B2", "^"), "prob_surgery": ("#D55E00", "D"), SHIFT: ("#009E73", "o")}
 
 
@@ -79,11 +89,13 @@ def controls_of(suite: str, upstream: str) -> dict[Key, str]:
 
 
 def questions(suite: str) -> PageOutput:
-    """Show pairs of rows with their margins, per merger and model."""
+    """Show pairs of rows with their margins, per model and merger."""
+    columns = [(role, merger) for role, mergers in ASKED.items() for merger in mergers]
+    asked = [_pairs(settings_of(Evidence(suite, role, "8"))[-1]) for role, _ in columns]
     rows = []
-    for words, *sides in _pairs(studied_setting(suite)):
-        cells = [escape(words)]
-        for merger, role in product(ASKED, SIZES):
+    for same in zip(*asked, strict=True):
+        cells = [escape(same[0][0])]
+        for (role, merger), (_, *sides) in zip(columns, same, strict=True):
             found = []
             for upstream, method, name in sides:
                 setting = name if role == REAL else name.removesuffix(SCORED)
@@ -91,9 +103,9 @@ def questions(suite: str) -> PageOutput:
                 found.append(average(Evidence(suite, role, "8"), key))
             cells.append(margin(*found))
         rows.append(cells)
-    columns = (f"{MERGERS[merger]}, {size}" for merger, size in product(ASKED, SIZES.values()))
+    head = (f"{MERGERS[merger]}, {SOURCES[role]}" for role, merger in columns)
     caption = "Margins of the average (points); within 2 SE: at most two standard errors"
-    return listed(["First minus second", *columns], rows, caption, "fc-long")
+    return listed(["First minus second", *head], rows, caption, "fc-long")
 
 
 def _pairs(main: str) -> list[tuple[str, Key, Key]]:
@@ -150,7 +162,7 @@ def shares(suite: str) -> PageOutput:
     series = [("featcal", setting) for setting in settings_shown(suite)]
     series += product(("surgery", "prob_surgery", SHIFT), (main, f"{main}_train"))
     for merger, (method, setting) in product(("average", "task_arithmetic"), series):
-        places = (Evidence(suite, *place) for place in product(SOURCES, POOLS))
+        places = (Evidence(suite, *place) for place in product(BOTH, POOLS))
         found = [recovered_share(ours, merger, method, setting) for ours in places]
         printed = method != SHIFT and setting == main
         for number in ("table01", "table08", "table10"):
@@ -161,7 +173,7 @@ def shares(suite: str) -> PageOutput:
             small = "FeatCal’s samples" if setting.endswith("_train") else SETTING_LABELS[setting]
             cells = ("–" if one is None else f"{one:.0f}" for one in found)
             rows.append([f"{name}<small>{UPSTREAMS[merger]}, {small}</small>", *cells])
-    columns = product((*SOURCES.values(), "the paper"), POOLS)
+    columns = product((*(SOURCES[role] for role in BOTH), "the paper"), POOLS)
     head = ["From", *(f"{source}, {pool} tasks" for source, pool in columns)]
     caption = "Share of the gap between merger and experts that is recovered (%); the paper’s from its averages, corrected"
     return listed(head, rows, caption, "fc-long")
@@ -170,7 +182,7 @@ def shares(suite: str) -> PageOutput:
 def by_number(suite: str) -> PageOutput:
     """Draw the share of the gap on drawn parts of the pool of eight, by number of tasks."""
     what, main, found = "shares by number of tasks", studied_setting(suite), []
-    for (role, source), method in product(SOURCES.items(), NUMBERED):
+    for role, method in product(BOTH, NUMBERED):
         keys = [("task_arithmetic", "merged", ""), ("task_arithmetic", method, main)]
         keys.append(("", "expert", ""))
         rows = [rows_of(Evidence(suite, role, "8"), key, "task_counts") for key in keys]
@@ -178,7 +190,8 @@ def by_number(suite: str) -> PageOutput:
         shares = {n: share(*(one.get(n) for one in means)) for n in means[1].index}
         known = {n: one for n, one in shares.items() if one is not None}
         if known:
-            found.append((known, role, method, f"{SHORT.get(method, 'FeatCal')}, {source}"))
+            words = f"{SHORT.get(method, 'FeatCal')}, {SOURCES[role]}"
+            found.append((known, role, method, words))
     if not found:
         return shown(None, what)
     with one_panel(4.0) as (figure, axes):
@@ -195,7 +208,7 @@ def drift_parts(suite: str) -> PageOutput:
     """Split the squared drift of final features into each task's mean and the rest."""
     rows = []
     names = {"merged": "Task arithmetic", "featcal": NAMES["featcal"], SHIFT: "Mean shift"} | NAMES
-    for (role, source), (method, name) in product(SOURCES.items(), names.items()):
+    for role, (method, name) in product(BOTH, names.items()):
         key = model_key("task_arithmetic", method, studied_setting(suite))
         own = rows_of(Evidence(suite, role, "8"), key, "task_counts")
         if len(own):
@@ -203,26 +216,33 @@ def drift_parts(suite: str) -> PageOutput:
             drift, mean = own["drift"].mean(), own["mean_drift"].mean()
             cells = [f"{value:.3f}" for value in (drift, mean, drift - mean)]
             kind = "fc-merger" if method == "merged" else ""
-            rows.append((kind, [f"{name}<small>{source}</small>", *cells]))
+            rows.append((kind, [f"{name}<small>{SOURCES[role]}</small>", *cells]))
     head = ["", "Squared drift", "Each task’s mean", "The rest"]
     caption = "Squared drift of final features, 8 tasks, mean over tasks"
     return listed(head, rows, caption, missing="no study of drawn parts")
 
 
 def by_offset(suite: str) -> PageOutput:
-    """Draw the average score of every method by the size of the offset in the inputs."""
-    what, study = "offset in the inputs", Evidence(suite, REAL, "8").table("offset")
-    if study.empty:
+    """Draw the average score of every method by the size of what all inputs of a task share."""
+    what, files = (
+        "score by what a task's inputs share",
+        zip(BOTH, ("offset", "pattern"), strict=True),
+    )
+    known = {role: Evidence(suite, role, "8").table(file) for role, file in files}
+    known = {role: rows for role, rows in known.items() if len(rows)}
+    if not known:
         return shown(None, what)
-    strengths = sorted(set(study["strength"]), key=float)
-    with one_panel(4.0) as (figure, axes):
-        for (method, setting), (colour, marker, words) in OFFSETS.items():
-            own = select(study, {"method": method, "setting": setting})
-            means = [select(own, {"strength": strength})["value"].mean() for strength in strengths]
-            look = {"marker": marker, "color": colour, "label": words}
-            axes.plot([float(strength) for strength in strengths], means, **look)
-        axes.set(xlabel="size of the offset", ylabel="average accuracy (%)")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=3, fontsize="small")
+    with stacked(len(known), 3.4 * len(known) + 0.8) as (figure, spots):
+        for axes, (role, rows) in zip(spots, known.items(), strict=True):
+            strengths = sorted(set(rows["strength"]), key=float)
+            for (method, setting), (colour, marker, words) in OFFSETS.items():
+                own = select(rows, {"method": method, "setting": setting})
+                means = [select(own, {"strength": one})["value"].mean() for one in strengths]
+                look = {"marker": marker, "color": colour, "label": words}
+                axes.plot([float(one) for one in strengths], means, **look)
+            axes.set(title=SOURCES[role], xlabel=SHARED[role], ylabel="average accuracy (%)")
+        lines, words = spots[0].get_legend_handles_labels()
+        figure.legend(lines, words, loc="outside upper center", ncols=3, fontsize="small")
         return shown(figure, what)
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import hovering, legend, one_panel, shown, stacked
 from reproduction.report.html import PageOutput, change, compact, listed, note
-from reproduction.report.paper import IMAGES, REAL, model_name
+from reproduction.report.paper import IMAGES, REAL, VISION, model_name
 from reproduction.report.statistics import estimate
 from reproduction.report.tables import SETTING_LABELS, SYMBOLS, UPSTREAMS, average, settings_shown
 
@@ -29,7 +29,11 @@ HOLLOW = {"ls": "--", "markerfacecolor": "white", "zorder": 2}
 MISSING = "no study of extrapolation"
 ALONE = "anchor alone"
 PARTS = ("residual target", "order", "joint bias", "α", "ρ", "λ")
-SOURCES = {REAL: "MiniLM, real texts", IMAGES: "smaller CLIP, synthetic images"}
+SOURCES = {
+    VISION: "ViT-S/14, real images",
+    REAL: "MiniLM, real texts",
+    IMAGES: "smaller CLIP, synthetic images",
+}
 ORDERS = {"stale": "merger’s features", "forward": "forward order", "sites": "site by site"}
 ORDER_LOOKS = {"stale": ("#009E73", "s"), "forward": ("#0072B2", "^"), "sites": ("#D55E00", "o")}
 PLACES = {
