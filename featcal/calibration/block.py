@@ -1,7 +1,7 @@
 """Algorithm 1: in every block observe every task, add up the systems, solve, load, move on."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from featcal.calibration.features import (
     Models,
-    StudentTeacherFeatures,
+    TaskFeatures,
     advance,
     advance_student,
     check_plan,
@@ -91,10 +91,7 @@ class Run:
 
 
 def calibrate_block(
-    run: Run,
-    path: str,
-    students: Sequence[StudentBlock],
-    features: Mapping[str, StudentTeacherFeatures],
+    run: Run, path: str, students: Sequence[StudentBlock], features: TaskFeatures
 ) -> list[BlockRecord]:
     """Calibrate the students' block in place and move all features past it (Algorithm 1, 2-18).
 
@@ -147,24 +144,25 @@ def calibrate_block(
             if (number, task) in stale:
                 own.students[number] = stale[number, task]
             results[task] = drift, own.tokens, expert_tokens[task]
-        records.append(block_record(spec.name, run.ranks.gathered(results), conditioning[number]))
+        of_tasks = run.ranks.gathered(results).values()
+        records.append(block_record(spec.name, of_tasks, conditioning[number]))
     return records
 
 
 def block_record(
-    name: str,
-    tasks: Mapping[str, tuple[Drift | None, int, Mapping[str, int]]],
-    conditioning: Sequence[float],
+    name: str, tasks: Iterable[tuple[Drift | None, int, Mapping[str, int]]], bounds: list[float]
 ) -> BlockRecord:
-    """Return a block's record from every task's drift, tokens and tokens of each expert."""
-    drifts, tokens, counts = zip(*tasks.values(), strict=True)
+    """Return a block's record from every task's drift, tokens and tokens of each expert, and from
+    the lower bounds of its sites' condition numbers.
+    """
+    drifts, tokens, counts = zip(*tasks, strict=True)
     means: list[float | None] = [None, None]
     if None not in drifts:
         pairs = [(drift.relative, drift.cosine) for drift in drifts]
         means = [round_digits(sum(values) / len(drifts)) for values in zip(*pairs, strict=True)]
     names = sorted(set().union(*counts))
     experts = {expert: sum(own.get(expert, 0) for own in counts) for expert in names}
-    bound = round_digits(max(conditioning, default=1.0))
+    bound = round_digits(max(bounds, default=1.0))
     return BlockRecord(name, *means, sum(tokens), bound, experts)
 
 
@@ -172,7 +170,7 @@ def replay_block(
     models: Models,
     path: str,
     students: Sequence[StudentBlock],
-    features: Mapping[str, StudentTeacherFeatures],
+    features: TaskFeatures,
     solved: Sequence[Mapping[str, Tensor]],
 ) -> None:
     """Load an earlier run's solutions and move all features past the block, with the same bits."""
@@ -282,7 +280,7 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
     for batch in stream.head():
         check_plan(models, task, batch, [students[0].handle])
     handles = [student.handle for student in students]
-    encoder: Mapping[str, StudentTeacherFeatures] = {}
+    encoder: TaskFeatures = {}
     for source, stack in models.plan.in_order:
         features = features_by_task(models, handles, stack, streams, run.spool, source, encoder)
         if not students[0].blocks:  # by now all batches have been read

@@ -186,16 +186,13 @@ def calibrate(
         if ranks.first:
             card = calibration_card(merged, base, experts, result)
             solved = folder.solved_values(models.plan) if used else lambda _: None
-            write_calibrated(models.student, models.base, solved, out, result, card)
+            write_calibrated(models.student, models.base, solved, Path(out), result, card)
     folder.remove()
     return replace(result, model=None, folder=Path(out))
 
 
 def best_candidate(
-    run: Run,
-    folder: RunFolder | None,
-    few: Mapping[str, choose.Part],
-    unseen: Mapping[str, choose.Part],
+    run: Run, folder: RunFolder | None, few: choose.Parts, unseen: choose.Parts
 ) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
     """Calibrate the candidates on few samples; return the choice, and the merged model's divergence."""
     run, models, ranks = replace(run, block_drift=False), run.models, run.ranks

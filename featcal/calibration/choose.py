@@ -58,6 +58,7 @@ CANDIDATES = {
 }
 CalibrationOrAuto = Calibration | Literal["auto"]
 MERGED, FINAL = "merged", "calibrated"  # names of the merged model and of the last calibration
+SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
 CALIBRATED_ON = 32  # samples of a task on which candidates are calibrated
 # samples of a task that are held out: a quarter, within these bounds
 FEWEST_HELD_OUT, MOST_HELD_OUT = 4, 64
@@ -99,6 +100,9 @@ class Part:
             yield pending
 
 
+Parts = Mapping[str, Part]  # by task
+
+
 def shapes(batch: Batch) -> list[Any]:
     """Return each name with its tensor's shape without samples; None for what is no such tensor."""
     n = sample_count(batch)
@@ -138,10 +142,7 @@ def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Par
 
 
 def divergences(
-    models: Models,
-    students: Mapping[str, ModelHandle],
-    held_out: Mapping[str, Part],
-    seen: Mapping[str, Part],
+    models: Models, students: Mapping[str, ModelHandle], held_out: Parts, seen: Parts
 ) -> dict[str, dict[str, list[float]]]:
     """Return by task and model the divergence of every held-out sample. Raises: NotFinite.
 
@@ -247,9 +248,6 @@ def last_outputs(
 
     with suppress(StopForward), output_hooks(model, names, note):
         yield outputs
-
-
-SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,9 @@ class StudentTeacherFeatures:
         return [*self.students, self.teacher]
 
 
+TaskFeatures = Mapping[str, StudentTeacherFeatures]  # by task
+
+
 def first_features(
     task: str,
     students: Sequence[nn.Module],
@@ -286,7 +289,7 @@ def features_by_task(
     batches: TaskBatches,
     spool: Spool,
     source: Stack | None,
-    encoder: Mapping[str, StudentTeacherFeatures],
+    encoder: TaskFeatures,
 ) -> dict[str, StudentTeacherFeatures]:
     """Return the features of every task before the first block of a stack, which `source` feeds."""
     features = {}
@@ -325,8 +328,8 @@ def encoder_outputs(
     models: Models,
     students: Sequence[ModelHandle],
     stack: Stack,
-    features: Mapping[str, StudentTeacherFeatures],
-) -> Mapping[str, StudentTeacherFeatures]:
+    features: TaskFeatures,
+) -> TaskFeatures:
     """Return what calibrated stacks and the experts' stacks feed to the next stack, by task."""
     if not stack.feeds:
         return {}

@@ -285,12 +285,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
 
 def write_calibrated(
-    student: ModelHandle,
-    base: ModelHandle,
-    solved: Override,
-    out: str | Path,
-    result: Result,
-    card: str,
+    student: ModelHandle, base: ModelHandle, solved: Override, out: Path, result: Result, card: str
 ) -> None:
     """Write the calibrated model as a folder with the merged one's names and precision.
 

@@ -194,10 +194,10 @@ def note_differences(inputs: Inputs) -> None:
             note(f"{name}: a {own.__name__}; {ours}")
     folders = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
     if listed := differing_vocabularies(folders):
-        rest = (
-            "samples are tokenised with the base's vocabulary; the merged model's embeddings stay"
+        rest = "the merged model's embeddings stay"
+        note(
+            f"vocabulary sizes: {listed}; samples are tokenised with the base's vocabulary; {rest}"
         )
-        note(f"vocabulary sizes: {listed}; {rest}")
 
 
 def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") -> None:

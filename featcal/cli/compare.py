@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from featcal.card import read_record
+from featcal.card import read_record, round_digits
 from featcal.cli import options
 from featcal.cli.inputs import Inputs, Request, read_compared, whole_experts
 from featcal.cli.output import add_to_card, note, say_json, table
@@ -107,7 +107,7 @@ def agreements_of(
 def add_agreements(folder: Path, inputs: Inputs, split: str, rows: "Iterable[Agreement]") -> None:
     """Add the measures of one model to its card."""
     results = [
-        (one.expert, field, name, float(f"{value:.6g}"))
+        (one.expert, field, name, round_digits(value))
         for one in rows
         for field, (_, _, _, name) in MEASURES.items()
         if (value := getattr(one, field)) is not None

@@ -147,9 +147,6 @@ def size_text(size: int) -> str:
     return ByteSize(size).human_readable(separator=" ")
 
 
-# The written folder
-
-
 def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
     """Check the folder to write; `force` replaces a model folder or an empty one."""
     key, given = "--out", str(out)

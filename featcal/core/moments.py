@@ -68,11 +68,7 @@ class Moments:
 
     @classmethod
     def zero(
-        cls,
-        d: int,
-        o: int | None = None,
-        device: torch.device | str = "cpu",
-        blended: bool = False,
+        cls, d: int, o: int | None = None, device: torch.device | str = "cpu", blended: bool = False
     ) -> "Moments":
         """Return the moments of no tokens, folded if `o` is given."""
 

@@ -153,17 +153,13 @@ def picture_batches(pictures: ImageSet, draw: Draw) -> DrawnBatches:
 
 
 def token_batches(
-    samples: Sequence[Sample],
-    chosen: Sequence[int],
-    reader: Reader,
-    size: int,
-    most: float = PADDED,
+    samples: Sequence[Sample], rows: Sequence[int], reader: Reader, size: int, most: float = PADDED
 ) -> DrawnBatches:
-    """Tokenise the chosen samples; batch them longest first, so that a lack of memory shows at once.
+    """Tokenise the samples in these rows; batch them longest first, so that a lack of memory shows at once.
 
     size: samples per batch, at most.   most: computed tokens per token that counts, at most.
     """
-    texts = [reader.tokens(samples[i]) for i in chosen]
+    texts = [reader.tokens(samples[row]) for row in rows]
     # stable: ties keep the order of the draw
     texts.sort(key=lambda text: (-len(text.ids), -len(text.target or ())))
     parts = cut(texts, size, most)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Pixels = NDArray[np.uint8]
 Indices = Sequence[int] | NDArray[np.int64]
+Rows = Any  # pictures: an array, a memory map, or an object that decodes when indexed
 Backend = Literal["pil", "torchvision"]  # what resizes; published scores were measured with either
 IN_MEMORY = 2 * 2**30  # bytes of decoded pictures
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -72,14 +73,10 @@ class Preprocess:
             raise
         except Exception as error:  # whatever a wrong entry of the file makes the processor raise
             problem = f"this image processor cannot be used ({first_line(error)})"
-            ways_out = (
-                "use the file that was saved with this model, or",
-                (
-                    "prepare the pictures with transformers' AutoImageProcessor and call "
-                    "featcal.calibrate from Python with such batches"
-                ),
-            )
-            raise BadFile(path, problem, *ways_out) from None
+            file = "use the file that was saved with this model, or"
+            python = "prepare the pictures with transformers' AutoImageProcessor and call "
+            python += "featcal.calibrate from Python with such batches"
+            raise BadFile(path, problem, file, python) from None
         return ours
 
     @cached_property
@@ -122,13 +119,6 @@ def require_torchvision() -> None:
     except ImportError:
         expected = "needs torchvision: pip install torchvision; or write processor: pil"
         raise BadSetting("data.processor", "torchvision", expected) from None
-
-
-class Rows(Protocol):
-    """Decoded pictures: an array, a memory map, or an object that decodes when indexed."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: Any, /) -> Pixels: ...
 
 
 @dataclass(frozen=True)

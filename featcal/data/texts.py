@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-from featcal.data.places import LABEL, Location, cut_off, open_table, split_files
+from featcal.data.places import LABEL, Columns, Location, cut_off, open_table, split_files
 from featcal.errors import BadData, BadFile, BadSetting
 from featcal.models.batch import Texts
 from featcal.models.load import load_tokenizer
@@ -59,9 +59,7 @@ class TextRows(Sequence[Sample]):
     columns: the column of a key, where its name differs, such as text -> question.
     """
 
-    def __init__(
-        self, table: "Dataset", origin: str, suffix: str, columns: Mapping[str, str] | None = None
-    ):
+    def __init__(self, table: "Dataset", origin: str, suffix: str, columns: Columns = None):
         self._table, self._origin, self._suffix = table, origin, suffix
         self._columns = columns = columns or {}
         self._rows: Sequence[int] = range(len(table))
@@ -95,7 +93,7 @@ class TextRows(Sequence[Sample]):
             raise BadData(origin, f"not JSON ({error})", "put one object on each line") from None
 
 
-def load_text(location: Location, split: str, columns: Mapping[str, str] | None = None) -> TextRows:
+def load_text(location: Location, split: str, columns: Columns = None) -> TextRows:
     """Read the samples of a file, of one split of a folder, or of a data set of the hub."""
     table = open_table(location, split)
     if location.on_hub:
@@ -116,10 +114,7 @@ class Labelled:
 
 
 def load_labelled(
-    location: Location,
-    split: str,
-    classes: Sequence[str] | None = None,
-    columns: Mapping[str, str] | None = None,
+    location: Location, split: str, classes: Sequence[str] | None = None, columns: Columns = None
 ) -> Labelled:
     """Read the samples of one split, labelled by "label" or target; `classes` are the names."""
     rows, origin = load_text(location, split, columns), f"{location.source} ({split})"

@@ -37,6 +37,11 @@ Encoder = nn.Module | Callable[[Batch], Tensor]
 Samples = Any
 # the model whose projected features (n, p) change, and how: ("merged", adapters.apply)
 Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
+WAYS = {
+    "head": "the largest score of the model's own classes",
+    "likelihood": "the label whose text is the most likely after the text",
+    "vectors": "the label whose text has the nearest vector",
+}
 
 
 @torch.no_grad()
@@ -164,13 +169,6 @@ def evaluate_pool(
 def percent(correct: Tensor) -> float:
     """Return the percentage of right samples, given as (n,) booleans."""
     return 100 * int(correct.sum()) / len(correct)
-
-
-WAYS = {
-    "head": "the largest score of the model's own classes",
-    "likelihood": "the label whose text is the most likely after the text",
-    "vectors": "the label whose text has the nearest vector",
-}
 
 
 def way_of(model: nn.Module) -> str:

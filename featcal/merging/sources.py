@@ -95,9 +95,6 @@ def expert_sources(
     }
 
 
-# Alignment with the base
-
-
 def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:
     """Require the same tensor names, shapes and dtypes. Raises: MissingTensor, TensorsDiffer."""
     for expert in experts.values():
@@ -260,9 +257,6 @@ def tower_prefix(kind: type, tensors: Tensors) -> str:
     """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
     prefix = f"{getattr(kind, 'base_model_prefix', '')}."
     return prefix if prefix != "." and any(n.startswith(prefix) for n in tensors) else ""
-
-
-# Rows of words
 
 
 def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTensor:

@@ -25,9 +25,15 @@ Model = nn.Module | str | Path  # a module or a checkpoint folder
 Batch = Mapping[str, Any]  # keyword arguments of a model's forward
 Batches = Iterable[Batch]  # of one task
 TaskBatches = Mapping[str, Batches]  # by task
+Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
 
 PROVING = 2  # samples for checking a plan; the result does not depend on their number
 IGNORED = -100  # transformers' label of a token without a target
+# parts of a SentenceTransformer after its transformer
+PICKLED = (".bin", ".pt", ".pth")
+MODES = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len", "weightedmean")
+ACTIVATIONS: Any = {"Tanh": torch.tanh, "Identity": nn.Identity(), "ReLU": torch.relu}
+USE_LIBRARY = "encode with sentence-transformers itself"
 
 
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
@@ -160,9 +166,6 @@ def unit_length(features: Tensor) -> Tensor:
     return features / torch.linalg.vector_norm(features, dim=-1, keepdim=True)
 
 
-Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
-
-
 def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor, Tensor]:
     """Return the rows (rows, d) of one batch without padding, and each sample's count (n,)."""
     language_head = output_embeddings(model)
@@ -208,14 +211,6 @@ def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
         wanted = f"must have shape (p, {vectors.shape[1]}), as the weight of visual_projection"
         raise BadSetting("head", tuple(weight.shape), wanted)
     return vectors @ weight.to(vectors).T
-
-
-# The parts of a SentenceTransformer after its transformer
-
-PICKLED = (".bin", ".pt", ".pth")
-MODES = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len", "weightedmean")
-ACTIVATIONS: Any = {"Tanh": torch.tanh, "Identity": nn.Identity(), "ReLU": torch.relu}
-USE_LIBRARY = "encode with sentence-transformers itself"
 
 
 @dataclass(frozen=True)

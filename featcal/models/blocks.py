@@ -75,9 +75,6 @@ def out_of_memory(error: Exception) -> bool:
     return "memory" in f"{type(error).__name__} {error}".lower()
 
 
-# Run a model, or its blocks one by one
-
-
 def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch on the model's device, without a cache, which would change a second pass."""
     device, call = next(model.parameters()).device, dict(batch)
@@ -157,10 +154,7 @@ def new_gelu(x: Tensor) -> Tensor:
     return inner.tanh_().add_(1.0).mul_(0.5 * x)
 
 
-IN_PLACE: dict[type[nn.Module], Any] = {
-    QuickGELUActivation: quick_gelu,
-    NewGELUActivation: new_gelu,
-}
+IN_PLACE: Any = {QuickGELUActivation: quick_gelu, NewGELUActivation: new_gelu}
 
 
 @contextmanager
@@ -228,9 +222,6 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
             by = f"the model's own forward by {difference:.3g}"
             way_out = f"the blocks exchange something a block plan cannot express; {CHOOSE_BLOCKS}"
             raise BadPlan(name, f"replaying {stack.blocks!r} differs from {by}", way_out)
-
-
-# Capture tensors inside a forward
 
 
 class Captured(dict[str, Tensor]):

@@ -47,6 +47,18 @@ from featcal.models.checkpoint import (
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 VISION = "vision_model"  # a CLIPModel's vision tower
 CLIP_CLASSES = (CLIPModel, CLIPVisionModel)
+LIMIT = 5 * 10**9  # bytes per file, as transformers shards
+_KINDS = {getattr(torch, name): kind for kind, name in KINDS.items()}
+# files of weights and training states; an index lists shards
+WEIGHTS = (
+    ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5",
+    ".msgpack", ".ot", ".gguf", ".onnx", ".onnx_data", ".pb", ".tflite",
+)  # fmt: skip
+# files that describe a folder's own model, and are written anew with every model
+OWN_FILES = (
+    "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml",
+    "merge.json", "featcal.json",
+)  # fmt: skip
 
 
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -246,22 +258,6 @@ def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool
     """Return whether two classes differ only in the head on their tower."""
     prefixes = {one.base_model_prefix, other.base_model_prefix}
     return one.config_class is other.config_class and len(prefixes) == 1 and "" not in prefixes
-
-
-# Writing
-
-LIMIT = 5 * 10**9  # bytes per file, as transformers shards
-_KINDS = {getattr(torch, name): kind for kind, name in KINDS.items()}
-# files of weights and training states; an index lists shards
-WEIGHTS = (
-    ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5",
-    ".msgpack", ".ot", ".gguf", ".onnx", ".onnx_data", ".pb", ".tflite",
-)  # fmt: skip
-# files that describe a folder's own model, and are written anew with every model
-OWN_FILES = (
-    "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml",
-    "merge.json", "featcal.json",
-)  # fmt: skip
 
 
 def require_replaceable(folder: Path) -> None:

@@ -25,6 +25,19 @@ from featcal.models.plan import part_of
 from featcal.models.stored import ModelFolder, skeleton
 
 Override = Callable[[str], Tensor | None]  # by name a tensor to load instead of the stored one
+# keys that change no feature: training, labels and heads, special tokens, and what shapes show
+HARMLESS = re.compile(
+    r"_.*|.*(drop|initiali[sz]er|init_|jitter|_loss|loss_|label|classifier|summary_).*"
+    r"|.*(_token_ids?|_token_index|_cache|vocab_size|_range|_std|_flash_attn)"
+    r"|max_position_embeddings|n_positions|image_size|projection_dim|encoder_stride|layerscale_value"
+    r"|tie_word_embeddings|pretraining_tp|gradient_checkpointing|output_.*|mask_.*|use_mask_token"
+    r"|stage_names|out_features|out_indices|reshape_hidden_states|apply_layernorm|reduction"
+    r"|slow_but_exact|sparse_pred.*|(hidden|intermediate|patch)_size|num_(hidden_|decoder_)?layers"
+    r"|d_model|d_ff|n_embd|n_layer|ffn_dim|num_channels"
+)
+DERIVED = ("head_dim", "n_inner")  # where they are None, shapes and other keys give them
+# names of one activation
+SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
 
 class InMemoryModel:
@@ -216,9 +229,6 @@ def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str,
                 each.cancel()
 
 
-# Comparing models
-
-
 def require_same_tensors(
     models: Mapping[str, ModelHandle], blocks: Sequence[str] | None = None
 ) -> None:
@@ -241,22 +251,6 @@ def require_same_tensors(
                 raise TensorsDiffer(name, here, shape, there, shapes[name])
         for name in shapes.keys() - reference.keys():
             raise MissingTensor(here, name, reference)
-
-
-# keys that change no feature: training, labels and heads, special tokens, and what shapes show
-HARMLESS = re.compile(
-    r"_.*|.*(drop|initiali[sz]er|init_|jitter|_loss|loss_|label|classifier|summary_).*"
-    r"|.*(_token_ids?|_token_index|_cache|vocab_size|_range|_std|_flash_attn)"
-    r"|max_position_embeddings|n_positions|image_size|projection_dim|encoder_stride|layerscale_value"
-    r"|tie_word_embeddings|pretraining_tp|gradient_checkpointing|output_.*|mask_.*|use_mask_token"
-    r"|stage_names|out_features|out_indices|reshape_hidden_states|apply_layernorm|reduction"
-    r"|slow_but_exact|sparse_pred.*|(hidden|intermediate|patch)_size|num_(hidden_|decoder_)?layers"
-    r"|d_model|d_ff|n_embd|n_layer|ffn_dim|num_channels"
-)
-DERIVED = ("head_dim", "n_inner")  # where they are None, shapes and other keys give them
-
-# names of one activation
-SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
 
 def require_one_family(kinds: Mapping[str, type]) -> None:
