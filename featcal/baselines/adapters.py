@@ -59,10 +59,7 @@ class Pair:
 
 
 class Baseline(Settings):
-    """Settings and formula of one baseline: `features`, `shapes`, `correction` and `fit`.
-
-    `features` is "unit" to divide both models' features by their norm first, or "raw".
-    """
+    """Settings and formula of one baseline: `features`, `shapes`, `correction` and `fit`."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -162,8 +159,7 @@ class Adapters:
                 raise BadFile(path, f"{key} is missing or not a {kind.__name__}", TRAIN_AGAIN)
         name = record["method"]
         if name not in BASELINES:
-            way_out = f"the methods are {', '.join(BASELINES)}"
-            raise BadFile(path, f"method is {name!r}", way_out)
+            raise BadFile(path, f"method is {name!r}", f"the methods are {', '.join(BASELINES)}")
         baseline = getattr(import_module("featcal.baselines.corrections"), BASELINES[name])
         settings = baseline.from_mapping(record["settings"], str(path))
         shapes = settings.shapes(record["width"])

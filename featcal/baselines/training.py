@@ -220,11 +220,7 @@ def encoded_steps(
 
 
 def train(
-    settings: Training,
-    steps: Iterable[Pairs],
-    seed: int,
-    progress: Progress = None,
-    audit: Audit = None,
+    settings: Training, steps: Iterable[Pairs], seed: int, progress: Progress, audit: Audit
 ) -> Adapters:
     """Train adapters of all tasks, one optimiser step per item of `steps`. Raises: Diverged.
 

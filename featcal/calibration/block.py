@@ -34,7 +34,7 @@ from featcal.calibration.observe import (
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.card import BlockRecord, round_digits
-from featcal.core.moments import Drift, TokenRule
+from featcal.core.moments import Drift
 from featcal.core.norm import norm_ridge_by_halves, norm_system, solve_norm
 from featcal.core.ridge import (
     Solution,
@@ -82,7 +82,6 @@ class Run:
     models: Models
     spool: Spool
     ranks: Ranks
-    token_weights: TokenRule | None = None
     block_drift: bool = True  # is measured after every block
     resume: bool = True
     solve: bool = True  # False only observes the blocks, as a check
@@ -106,8 +105,7 @@ def calibrate_block(
     expert_tokens: dict[str, dict[str, int]] = {}
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]
-    tracks = next(iter(features.values())).students
-    given = zip(students, tracks, by_site, strict=True)
+    given = zip(students, next(iter(features.values())).students, by_site, strict=True)
     parts_of = [block_parts(block, own[0], spec, split) for (block, spec), own, split in given]
     with ExitStack() as opened:
         base: nn.Module | None = None
@@ -152,9 +150,7 @@ def calibrate_block(
 def block_record(
     name: str, tasks: Iterable[tuple[Drift | None, int, Mapping[str, int]]], bounds: list[float]
 ) -> BlockRecord:
-    """Return a block's record from every task's drift, tokens and tokens of each expert, and from
-    the lower bounds of its sites' condition numbers.
-    """
+    """Return a block's record from every task's drift, tokens and tokens of each expert."""
     drifts, tokens, counts = zip(*tasks, strict=True)
     means: list[float | None] = [None, None]
     if None not in drifts:
@@ -287,12 +283,12 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
             digests = {task: str(stream.digest) for task, stream in streams.items()}
             for student in students:
                 if student.folder:
-                    given = digests, student.settings, run.token_weights, run.block_drift
+                    given = digests, student.settings, run.block_drift
                     prints = run.ranks.gathered({min(streams): fingerprint(models, *given)})
                     student.folder.resume(prints, run.resume)
             run.ranks.together()  # no rank reads a block before those of another run are removed
         start = time.perf_counter()
-        for path, blocks in student_blocks(models, students, stack, source, run.token_weights):
+        for path, blocks in student_blocks(models, students, stack, source):
             name = blocks[0][1].name
             kept = [student.folder.solved(name) for student in students if student.folder]
             solved = [one for one in kept if one]
@@ -338,14 +334,10 @@ class BatchStream:
 
 
 def student_blocks(
-    models: Models,
-    students: Sequence[Student],
-    stack: Stack,
-    source: Stack | None,
-    token_weights: TokenRule | None = None,
+    models: Models, students: Sequence[Student], stack: Stack, source: Stack | None
 ) -> Iterator[tuple[str, list[StudentBlock]]]:
     """Yield path, and the students' block with its specification, one block of each at a time."""
-    rule = token_weights or models.plan.rule(stack)
+    rule = models.plan.rule(stack)
     count = len(blocks_of(models.student.module, stack))
     for index in range(count):
         path = f"{stack.blocks}.{index}"

@@ -33,7 +33,6 @@ from featcal.models.batch import (
     TaskBatches,
     naming,
     output_embeddings,
-    pad_token,
     padding_mask,
     pooled_output,
     rows_before_head,
@@ -315,7 +314,7 @@ def answers(
                 pooled = pooled_output(model, output, batch)
             sizes = torch.ones(len(outputs[stack.name]), dtype=torch.long)
     hidden = outputs[stack.name]
-    mask = padding_mask(batch, hidden, stack.mask, pad_token(model))
+    mask = padding_mask(batch, hidden, stack.mask, model)
     if pooled is None:
         pooled = token_mean(hidden, hidden.new_ones(hidden.shape[:2]) if mask is None else mask)
     return Answers(hidden, mask, pooled, scores, sizes)

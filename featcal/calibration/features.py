@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from featcal.calibration.scratch import Digest, Spool, SpooledList
-from featcal.core.moments import Drift, TokenRule
+from featcal.core.moments import Drift
 from featcal.errors import BadBatches, BadPlan
 from featcal.models.batch import (
     PROVING,
@@ -23,7 +23,6 @@ from featcal.models.batch import (
     TaskBatches,
     check_batch,
     naming,
-    pad_token,
     padding_mask,
     some_samples,
 )
@@ -183,17 +182,13 @@ def check_plan(
 
 
 def fingerprint(
-    models: Models,
-    batches: Mapping[str, str],
-    settings: Calibration,
-    token_weights: TokenRule | None,
-    block_drift: bool,
+    models: Models, batches: Mapping[str, str], settings: Calibration, block_drift: bool
 ) -> str:
     """Return a digest of models, digests of batches, settings, plan, this code and its versions."""
     digest = Digest(settings.model_dump(), sorted(batches.items()), models.device.type)
     digest.add(models.dtype, block_drift, torch.__version__, transformers.__version__)
     for stack in models.plan.stacks:
-        rule = token_weights or models.plan.rule(stack)
+        rule = models.plan.rule(stack)
         code = getattr(rule, "__code__", None)
         digest.add(stack.name, stack.blocks, stack.mask, getattr(rule, "__qualname__", type(rule)))
         digest.add(*(code.co_code, code.co_consts, code.co_names) if code else ())
@@ -244,12 +239,9 @@ def first_features(
     batches: Batches,
     spool: Spool,
     source: Stack | None = None,
-    encoder: StudentTeacherFeatures | None = None,
+    encoder: StudentTeacherFeatures | None = None,  # of `source`, which feeds this stack; consumed
 ) -> StudentTeacherFeatures:
-    """Return what reaches the first block of a stack in every student and in the teacher.
-
-    encoder: the result of `source`, which feeds this stack; it is consumed.
-    """
+    """Return what reaches the first block of a stack in every student and in the teacher."""
     features = StudentTeacherFeatures([SpooledList(spool) for _ in students], SpooledList(spool))
     models = [*students, teacher]
     for number, batch in enumerate(batches):
@@ -260,7 +252,7 @@ def first_features(
                 inputs = first_inputs(model, stack, batch, source, fed)
                 features.tracks[which].append(inputs)
         hidden = inputs[0]
-        mask = padding_mask(batch, hidden, stack.mask, pad_token(models[0]))
+        mask = padding_mask(batch, hidden, stack.mask, models[0])
         features.masks.append(mask)
         features.encoder_masks.append(encoder.masks[number] if encoder else None)
         features.tokens += hidden.shape[:-1].numel() if mask is None else int(mask.sum())

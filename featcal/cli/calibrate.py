@@ -160,13 +160,10 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
     if not current().first:
         return None
     write_samples_card(request, draws, result)
-    add_to_record(
-        request.out,
-        **models_record(inputs.base, inputs.experts, request.out),
-        samples={task: draws[task].samples for task in sorted(draws)},
-        seed=request.draw.seed,
-        split=request.draw.split,
-    )
+    models = models_record(inputs.base, inputs.experts, request.out)
+    drawn = {"seed": request.draw.seed, "split": request.draw.split}
+    counts = {task: draws[task].samples for task in sorted(draws)}
+    add_to_record(request.out, **models, **drawn, samples=counts)
     return result
 
 

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from featcal.data import texts as text_data
 from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Preprocess
-from featcal.data.places import Location, location_of, open_images
+from featcal.data.places import Columns, Location, location_of, open_images
 from featcal.data.texts import ModelInput, Reader, Sample, TokenizedText, input_of
 from featcal.models.batch import IGNORED, Batch
 from featcal.models.stored import skeleton
@@ -50,22 +50,16 @@ def draw_indices(task: str, count: int, samples: int, seed: int) -> NDArray[np.i
 
 @dataclass(frozen=True)
 class Draw:
-    """Which samples of each task are drawn, and in which batches.
+    """Which samples of each task are drawn, and in which batches."""
 
-    samples: of each task, drawn by `seed`.   batch: samples in memory at a time.
-    split: of the data to draw from.   tokens: maximum per text; None for the default.
-    dtype: of floating-point inputs.   skip: so many of the drawn order are left out first.
-    columns: the column of a key of a sample, where its name differs.
-    """
-
-    samples: int
+    samples: int  # of each task
     seed: int
-    batch: int
+    batch: int  # samples in memory at a time
     split: str = "train"
-    tokens: int | None = None
-    dtype: torch.dtype = torch.float32
-    skip: int = 0
-    columns: Mapping[str, str] | None = None
+    tokens: int | None = None  # maximum per text; None for the default
+    dtype: torch.dtype = torch.float32  # of floating-point inputs
+    skip: int = 0  # so many of the drawn order are left out first
+    columns: Columns = None
 
     def indices(self, task: str, count: int) -> list[int]:
         """Return the drawn samples of a task that has `count`. Raises: BadSetting for too few."""

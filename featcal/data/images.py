@@ -123,15 +123,12 @@ def require_torchvision() -> None:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Pictures of one split, with their labels where they are read; batches are made on `device`.
+    """Pictures of one split, with their labels where they are read; batches are made on `device`."""
 
-    pixels: (n, 3, H, W) uint8.   labels: (n,) int64.   classes: names by label.
-    """
-
-    pixels: Rows
+    pixels: Rows  # (n, 3, H, W) uint8
     preprocess: Preprocess
-    labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    classes: tuple[str, ...] = ()
+    labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # (n,)
+    classes: tuple[str, ...] = ()  # names by label
     device: torch.device | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:

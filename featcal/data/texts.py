@@ -53,11 +53,7 @@ class Sample:
 
 
 class TextRows(Sequence[Sample]):
-    """Rows of a table as samples, each checked when it is read.
-
-    suffix: of the file: rows of .txt and .jsonl are lines, others have columns.
-    columns: the column of a key, where its name differs, such as text -> question.
-    """
+    """Rows of a table as samples, each checked when it is read; of .txt and .jsonl they are lines."""
 
     def __init__(self, table: "Dataset", origin: str, suffix: str, columns: Columns = None):
         self._table, self._origin, self._suffix = table, origin, suffix
@@ -184,22 +180,14 @@ def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """The inputs that one model takes.
-
-    kind: "pictures": pixel_values. "text": input_ids and attention_mask. "pair": these and a
-        target for the decoder.
-    continued: a causal model, which reads a prompt and its completion as one text.
-    labels: a pair's target is given as labels, else as decoder_input_ids that begin with `start`.
-    vocabulary: number of token ids.
-    positions: the longest text it has positions for; None without a limit.
-    """
+    """The inputs that one model takes; a "pair" is a text and a target for the decoder."""
 
     kind: Literal["pictures", "text", "pair"]
-    continued: bool = False
-    labels: bool = True
-    vocabulary: int | None = None
-    positions: int | None = None
-    start: int | None = None
+    continued: bool = False  # a causal model reads a prompt and its completion as one text
+    labels: bool = True  # a pair's target is given as labels, else as decoder_input_ids
+    vocabulary: int | None = None  # number of token ids
+    positions: int | None = None  # of the longest text; None without a limit
+    start: int | None = None  # first of the decoder_input_ids
 
 
 def input_of(model: nn.Module) -> ModelInput:

@@ -120,20 +120,16 @@ def prompts_of(classes: Sequence[str], templates: Sequence[str]) -> list[str]:
 
 
 def evaluate_pool(
-    models: Mapping[str, Encoder | Mapping[str, Encoder]],
+    models: Mapping[str, Encoder | Mapping[str, Encoder]],  # {task: model} for experts
     sets: Mapping[str, Samples],
-    heads: Mapping[str, Tensor],
-    projection: Tensor | None,
+    heads: Mapping[str, Tensor],  # (K, p)
+    projection: Tensor | None,  # (p, h)
     batch: int = 250,
-    adapted: Mapping[str, Adapted] | None = None,
+    adapted: Mapping[str, Adapted] | None = None,  # by a name of its own; its model runs once
 ) -> dict[str, dict[str, Tensor]]:
     """Return True for each image or sentence a model gets right: {model: {task: (n,)}}.
 
     The answer is the largest entry of head · feature; the logit scale does not change it.
-
-    models: a model for all tasks, or {task: model} for those it exists for (experts).
-    heads: (K, p) by task.   projection: (p, h), or None.
-    adapted: by its own name, a change of another model's features; that model runs once for all.
     """
     adapted = adapted or {}
     correct: dict[str, dict[str, Tensor]] = {name: {} for name in (*models, *adapted)}

@@ -172,8 +172,7 @@ def torch_device(name: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError, ValueError):
         raise BadSetting("device", name, "must be cpu, cuda, auto or a device of torch") from None
     if device.type == "cuda" and not gpu:
-        expected = "needs a GPU that torch can use; auto or cpu run without"
-        raise BadSetting("device", name, expected)
+        raise BadSetting("device", name, "needs a GPU that torch can use; auto or cpu run without")
     return device
 
 

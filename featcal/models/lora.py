@@ -214,6 +214,5 @@ def peft_package() -> ModuleType:
         import peft
     except ImportError:
         problem = "the package that reads adapters is not installed"
-        way_out = "install it: pip install 'featcal[lora]'"
-        raise BadEnvironment("peft", problem, way_out) from None
+        raise BadEnvironment("peft", problem, "install it: pip install 'featcal[lora]'") from None
     return peft

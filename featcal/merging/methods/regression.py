@@ -90,10 +90,8 @@ class ForwardOrder:
             )
         self.plan = plan_for(self.worker)
         several = len(self.plan.stacks) > 1  # then batches are read once per stack
-        self.batches = {
-            task: list(self.job.batches[task]) if several else self.job.batches[task]
-            for task in self.job.experts
-        }
+        given = ((task, self.job.batches[task]) for task in self.job.experts)
+        self.batches = {task: list(own) if several else own for task, own in given}
         # without a limit: all features stay on their device
         self.spool = Spool(sys.maxsize, sys.maxsize, tempfile.gettempdir())
         self.tokens: dict[str, int] = {}
