@@ -92,10 +92,7 @@ class Run:
 def calibrate_block(
     run: Run, path: str, students: Sequence[StudentBlock], features: TaskFeatures
 ) -> list[BlockRecord]:
-    """Calibrate the students' block in place and move all features past it (Algorithm 1, 2-18).
-
-    Returns: a record of each student, the same on all processes.
-    """
+    """Calibrate the students' block in place and move all features past it (Algorithm 1, 2-18)."""
     models, blocks = run.models, [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
     for number, (block, spec) in enumerate(students):
@@ -185,10 +182,7 @@ def replay_block(
 def add_task_systems(
     systems: Systems, moments: BlockMoments, teacher: nn.Module, settings: Calibration
 ) -> None:
-    """Add one task's normal equations to every system of the block (Eqs. 10, 14, 58).
-
-    The moments are consumed. Raises: BadCapture.
-    """
+    """Add one task's equations, made of its moments' memory, to the block's (Eqs. 10, 14, 58)."""
     if systems.sites and systems.sites.keys() != moments.sites.keys():
         linears = sorted({name for site in systems.sites for name in site})
         raise BadCapture(linears, "they share inputs differently from task to task")

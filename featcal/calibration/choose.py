@@ -143,10 +143,7 @@ def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Par
 def divergences(
     models: Models, students: Mapping[str, ModelHandle], held_out: Parts, seen: Parts
 ) -> dict[str, dict[str, list[float]]]:
-    """Return by task and model the divergence of every held-out sample. Raises: NotFinite.
-
-    seen: further samples for relations.
-    """
+    """Return by task and model each held-out sample's divergence; `seen` are more for relations."""
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, samples in held_out.items():
         expert, pooling = models.experts[task], None
@@ -203,8 +200,6 @@ def choose(
 ) -> Choice:
     """Choose the model of least mean divergence among those that are worse than the merged one on
     no task by more than two paired standard errors.
-
-    by_task: what `divergences` returns.   settings: of the candidates, by name.
     """
     divergence: dict[str, dict[str, float]] = {}
     allowed = []

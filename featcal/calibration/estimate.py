@@ -92,8 +92,6 @@ class ModelShape:
 def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     """Estimate what a calibration needs: parts that add up to the bytes of one process on the
     "device" (a GPU), the "host" and the "disk", and to the "operations" of all processes.
-
-    shape: of the model on one batch of `job.batch` samples.
     """
     passes = 0  # of single samples, for answers
     stages = [((PAPER if job.settings == "auto" else job.settings,), job)]
@@ -243,19 +241,14 @@ def model_shape(
 
 
 def _block(
-    block: nn.Module,
-    stack: Stack,
-    features: Features,
-    settings: Calibration,
-    rule: TokenRule,
-    last: bool,
+    block: nn.Module, stack: Stack, before: Features, how: Calibration, rule: TokenRule, last: bool
 ) -> tuple[BlockShape, Features]:
     """Return the shape of one block, and the features after it."""
-    tokens = tuple(features[0].shape[:2])
-    linears, norms = solved_modules(block, settings.norm, settings.modules)
+    tokens = tuple(before[0].shape[:2])
+    linears, norms = solved_modules(block, how.norm, how.modules)
     every = solved_modules(block)[0]
     with FlopCounterMode(display=False) as flops, module_inputs(block, [*every, *norms]) as seen:
-        out = step(block, stack, *features)
+        out = step(block, stack, *before)
     outputs = {name: len(weight_of(block.get_submodule(name))) for name in every}
     work, until, widest = 0, dict[str, int](), 0  # work of linears, until a module is reached
     for name, x in seen.items():

@@ -169,10 +169,7 @@ def open_models(
 def check_plan(
     models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]
 ) -> dict[str, object]:
-    """Return two samples on which the blocks, run one by one, give each model's own features.
-
-    Raises: BadBatches, BadPlan.
-    """
+    """Return two samples on which every model equals its blocks. Raises: BadBatches, BadPlan."""
     check_batch(task, 0, batch, models.student.module)
     samples = on_device(some_samples(batch, slice(PROVING)), models.device)
     for handle in handles:
@@ -317,10 +314,7 @@ def leave_stack(model: nn.Module, stack: Stack, track: SpooledList) -> None:
 
 
 def encoder_outputs(
-    models: Models,
-    students: Sequence[ModelHandle],
-    stack: Stack,
-    features: TaskFeatures,
+    models: Models, students: Sequence[ModelHandle], stack: Stack, features: TaskFeatures
 ) -> TaskFeatures:
     """Return what calibrated stacks and the experts' stacks feed to the next stack, by task."""
     if not stack.feeds:

@@ -26,8 +26,7 @@ SAMPLES = "Samples per task. Default: 64, or what is left."
 MOST = 64  # samples of a task by default
 OTHERS = "; give more, take other ones (--set split=test), or use all of them (--skip 0)"
 SETTINGS = (options.SamplingAndBlocks(),)
-# by field of Agreement: column, number format, factor, and its name in the model card
-MEASURES = {
+MEASURES = {  # by field of Agreement: column, number format, factor, and its name in the model card
     "relative_drift": ("drift", ".3f", 1, "relative drift from the expert's features"),
     "cosine": ("cosine", ".3f", 1, "cosine to the expert's features"),
     "kl": ("KL", ".4f", 1, "KL from the expert's answers"),

@@ -139,15 +139,11 @@ def read_inputs(
     data: Names | None = None,
     recipe: Path | None = None,
     *,
-    weights: bool = True,
-    needs_base: bool = True,
+    weights: bool = True,  # False if the configuration of models on the hub is enough
+    needs_base: bool = True,  # False if the merged model can replace a base that is not known
     named_by: str = "--merged",
 ) -> Inputs:
-    """Return the inputs of a command. Raises: one FeatCalError with all mistakes.
-
-    weights: False if the configuration of models on the hub is enough.
-    needs_base: False if the merged model can take the place of a base that is not known.
-    """
+    """Return the inputs of a command. Raises: one FeatCalError with all mistakes."""
     collect = AllAtOnce()
     find = partial(collect, partial(model_folder, weights=weights))
     folder = find(named_by, merged) if merged else None

@@ -35,6 +35,7 @@ class Planning(Settings):
 
 
 SETTINGS = Planning(), Calibration()
+DEVICE = "Where to compute; the estimate needs no GPU."
 EPILOG = """Text models need --set tokens=N, the number of tokens per sample.
 
 Examples:
@@ -51,9 +52,7 @@ def plan(
     preset: options.Preset = None,
     samples: Annotated[int, Option(min=1, help="Samples per task.")] = 256,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
-    device: Annotated[
-        Literal["cpu", "cuda"], Option(help="Where to compute; the estimate needs no GPU.")
-    ] = "cpu",
+    device: Annotated[Literal["cpu", "cuda"], Option(help=DEVICE)] = "cpu",
     dtype: options.Dtype = "float32",
     as_json: options.Json = False,
 ) -> None:

@@ -113,9 +113,7 @@ class Moments:
 
 @dataclass
 class Drift:
-    """Sums of a model's features and its expert's for the same inputs, whose drift is h − h_exp
-    (Eq. 2).
-    """
+    """Sums over features of a model and its expert for the same inputs: drift is h − h_exp (Eq. 2)."""
 
     difference: float = 0.0  # Σ w ‖h − h_exp‖²
     reference: float = 0.0  # Σ w ‖h_exp‖²
@@ -169,9 +167,7 @@ def class_token_last(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
 def token_weights(
     rule: TokenRule, module: str, last: bool, like: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Return weights (batch, tokens) of a module's input, 0 at padding. Raises: BadSetting for a
-    wrong rule.
-    """
+    """Return weights (batch, tokens) of a module's input, 0 at padding. Raises: BadSetting."""
     shape = tuple(like.shape[:-1])
     try:
         w: object = rule(module, last, shape)

@@ -170,8 +170,9 @@ def cut(ordered: Sequence[TokenizedText], size: int, most: float) -> list[list[T
     parts: list[list[TokenizedText]] = []
     for text in ordered:
         together = [*parts[-1], text] if parts else [text]
-        longest = max(len(t.ids) for t in together) + max(len(t.target or ()) for t in together)
-        computed, counting = len(together) * longest, sum(t.count for t in together)
+        sizes = [(len(t.ids), len(t.target or ())) for t in together]
+        longest = sum(map(max, zip(*sizes, strict=True)))
+        computed, counting = len(together) * longest, sum(map(sum, sizes))
         if parts and len(together) <= size and computed <= most * counting:
             parts[-1] = together
         else:

@@ -241,11 +241,6 @@ class TokenizedText:
     ids: list[int]
     target: list[int] | None = None
 
-    @property
-    def count(self) -> int:
-        """Return the number of tokens of both."""
-        return len(self.ids) + len(self.target or ())
-
 
 @dataclass(frozen=True)
 class Reader:

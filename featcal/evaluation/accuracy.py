@@ -3,8 +3,7 @@
 Zero-shot: features of images or sentences compared with a head of class vectors. Texts also by a
 model's class head, by likelihoods of the labels, or by sentence vectors.
 
-n images, sentences or texts · K labels · h width of the model · p width of a head or vector (h where
-nothing is projected).
+n images, sentences or texts · K labels · h width of the model · p width of a head or vector.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -107,8 +107,7 @@ def first_inputs(
     The model's own forward stops at that block; with `mixed`, at the last one, while blocks pass
     their input on. `fed` replaces running `source`, which feeds this stack. Raises: BadPlan.
     """
-    calls: list[dict[str, Any]] = []
-    arrived: list[bool] = []
+    calls, arrived = list[dict[str, Any]](), list[bool]()
     blocks, name = blocks_of(model, stack), type(model).__name__
     wanted = len(blocks) if stack.mixed else 1
 
@@ -202,10 +201,8 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
     name = type(model).__name__
     with torch.no_grad():
         with ExitStack() as hooks:
-            features = {
-                stack.name: hooks.enter_context(block_outputs(model, blocks_of(model, stack)))
-                for stack in plan.stacks
-            }
+            outputs = ((s.name, block_outputs(model, blocks_of(model, s))) for s in plan.stacks)
+            features = {name: hooks.enter_context(of_stack) for name, of_stack in outputs}
             hooks.enter_context(same_unpacked(model))
             model(**model_call(model, batch))
         try:

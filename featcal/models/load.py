@@ -49,13 +49,11 @@ VISION = "vision_model"  # a CLIPModel's vision tower
 CLIP_CLASSES = (CLIPModel, CLIPVisionModel)
 LIMIT = 5 * 10**9  # bytes per file, as transformers shards
 _KINDS = {getattr(torch, name): kind for kind, name in KINDS.items()}
-# files of weights and training states; an index lists shards
-WEIGHTS = (
+WEIGHTS = (  # files of weights and training states; an index lists shards
     ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5",
     ".msgpack", ".ot", ".gguf", ".onnx", ".onnx_data", ".pb", ".tflite",
 )  # fmt: skip
-# files that describe a folder's own model, and are written anew with every model
-OWN_FILES = (
+OWN_FILES = (  # files that describe a folder's own model, and are written anew with every model
     "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml",
     "merge.json", "featcal.json",
 )  # fmt: skip
@@ -239,12 +237,9 @@ def refuse_code(folder: str | Path, name: str = CONFIG) -> list[str]:
         for code in classes if isinstance(classes, list) else [classes]:
             models += [str(code)] if auto.startswith("AutoModel") else []
             if code and not hasattr(transformers, str(code).rpartition(".")[2]):
-                raise BadFile(
-                    path,
-                    f"auto_map names {code}, and no code from a checkpoint is run",
-                    "if transformers' own class computes the same, remove auto_map; other models "
-                    "cannot be used",
-                )
+                problem = f"auto_map names {code}, and no code from a checkpoint is run"
+                way_out = "if transformers' own class computes the same, remove auto_map"
+                raise BadFile(path, problem, f"{way_out}; other models cannot be used")
     return models
 
 

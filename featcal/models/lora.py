@@ -27,8 +27,7 @@ from featcal.models.modules import tied_names
 WEIGHTS = "adapter_model.safetensors"
 # what peft adds to the names of a model's own parameters
 PEFT_NAMES = re.compile(r"^base_model\.model\.|\b(base_layer|original_module|token_adapter)\.")
-# settings of adapters that are no change of the base's weights
-NO_WEIGHTS = {
+NO_WEIGHTS = {  # settings of adapters that are no change of the base's weights
     "layer_replication": "repeats layers of the base",
     "alora_invocation_tokens": "acts only after certain tokens",
     "arrow_config": "chooses between adapters at every token",

@@ -44,13 +44,12 @@ def skeleton(
     folder: str | Path,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    like: type[PreTrainedModel] | None = None,
-    whole: bool = False,
+    like: type[PreTrainedModel] | None = None,  # the class to build if it has the same tower
+    whole: bool = False,  # with both towers of a CLIPModel
 ) -> PreTrainedModel:
     """Build the model of a folder in evaluation mode with parameters on meta and real buffers.
 
-    With `like`, the class to build if it has the same tower. A CLIPModel is built with both towers
-    only if `whole`. Raises: MissingPath; BadFile for a config.json that makes no model.
+    Raises: MissingPath; BadFile for a config.json that makes no model.
     """
     kind: Any = model_class(folder)
     if like is not None and same_tower(kind, like):

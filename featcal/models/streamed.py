@@ -64,21 +64,17 @@ class InMemoryModel:
 
 
 class StreamedModel(ModelFolder):
-    """The model of a folder; parameters of `module` are on meta outside of `block` and `running`.
-
-    blocks: paths of the lists of blocks, as in a plan; other outermost lists are treated alike.
-    like: class to load the folder's tower into, whose own head may be missing.
-    """
+    """The model of a folder; parameters of `module` are on meta outside of `block` and `running`."""
 
     def __init__(
         self,
         folder: str | Path,
-        blocks: Sequence[str] = (),
+        blocks: Sequence[str] = (),  # paths of the lists of blocks; other outermost lists are alike
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         *,
         override: Override = lambda name: None,
-        like: type[PreTrainedModel] | None = None,
+        like: type[PreTrainedModel] | None = None,  # to load a tower into, its head may be missing
     ):
         super().__init__(folder, skeleton(folder, dtype, device, like))
         self.require_complete(heads=like is not None)
@@ -94,8 +90,7 @@ class StreamedModel(ModelFolder):
             for part in self.module.modules()
         }
         self._loaded: set[str] = set()
-        # tensors of the block that is read ahead
-        self._ahead: Future[dict[str, Tensor]] | None = None
+        self._ahead: Future[dict[str, Tensor]] | None = None  # tensors of the next block
         self._lists = [f"{path}." for path in blocks]
         for path, each in self.module.named_modules():
             dotted = f"{path}."

@@ -83,10 +83,12 @@ class ForwardOrder:
         self.worker = self.job.structure().to(self.job.device).eval()
         joined = sorted(set(self.job.names) - self.worker.state_dict().keys())
         if joined:  # experts of an MoE
+            name, ours = joined[0], "this method runs blocks that hold it joined"
+            way_out = (
+                "save all models with model.save_pretrained(folder, save_original_format=False)"
+            )
             raise BadFile(
-                self.job.base[joined[0]].file,
-                f"{joined[0]} is stored separately, but this method runs blocks that hold it joined",
-                "save all models with model.save_pretrained(folder, save_original_format=False)",
+                self.job.base[name].file, f"{name} is stored separately, but {ours}", way_out
             )
         self.plan = plan_for(self.worker)
         several = len(self.plan.stacks) > 1  # then batches are read once per stack
