@@ -182,7 +182,7 @@ def replay_block(
 def add_task_systems(
     systems: Systems, moments: BlockMoments, teacher: nn.Module, settings: Calibration
 ) -> None:
-    """Add one task's equations, made of its moments' memory, to the block's (Eqs. 10, 14, 58)."""
+    """Add one task's normal equations to the block's, consuming its moments (Eqs. 10, 14, 58)."""
     if systems.sites and systems.sites.keys() != moments.sites.keys():
         linears = sorted({name for site in systems.sites for name in site})
         raise BadCapture(linears, "they share inputs differently from task to task")

@@ -143,7 +143,7 @@ def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Par
 def divergences(
     models: Models, students: Mapping[str, ModelHandle], held_out: Parts, seen: Parts
 ) -> dict[str, dict[str, list[float]]]:
-    """Return by task and model each held-out sample's divergence; `seen` are more for relations."""
+    """Return held-out samples' divergence by task and model; `seen` adds samples for relations."""
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, samples in held_out.items():
         expert, pooling = models.experts[task], None

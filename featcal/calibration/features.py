@@ -113,9 +113,7 @@ def open_models(
         for task, expert in sorted(experts.items())
     }
 
-    def streamed(
-        folder: str | Path, like: type[transformers.PreTrainedModel] | None = None
-    ) -> ModelHandle:
+    def streamed(folder: str | Path, like: type | None = None) -> ModelHandle:
         paths = [stack.blocks for stack in plan.stacks] if plan else ()
         return StreamedModel(folder, paths, dtype, target, like=like)
 
@@ -166,16 +164,14 @@ def open_models(
     return Models(student, before, others[0], own, plan, target, dtype, used)
 
 
-def check_plan(
-    models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]
-) -> dict[str, object]:
-    """Return two samples on which every model equals its blocks. Raises: BadBatches, BadPlan."""
+def check_plan(models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]) -> Batch:
+    """Return two samples, on which all models replay. Raises: BadBatches, BadPlan."""
     check_batch(task, 0, batch, models.student.module)
     samples = on_device(some_samples(batch, slice(PROVING)), models.device)
     for handle in handles:
         with naming(task, 0), handle.running() as model:
             check_replay(model, models.plan, samples)
-    return dict(samples)
+    return samples
 
 
 def fingerprint(

@@ -1,7 +1,7 @@
 """The command `featcal`: a table of commands, and the one place that turns errors into a message
 and an exit code.
 
-Modules of commands are imported as they run: `featcal --help` loads neither torch nor transformers.
+A command's module is imported when it runs: `featcal --help` loads neither torch nor transformers.
 """
 
 import os

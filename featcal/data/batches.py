@@ -149,7 +149,7 @@ def picture_batches(pictures: ImageSet, draw: Draw) -> DrawnBatches:
 def token_batches(
     samples: Sequence[Sample], rows: Sequence[int], reader: Reader, size: int, most: float = PADDED
 ) -> DrawnBatches:
-    """Tokenise the samples in these rows; batch them longest first, so that a lack of memory shows at once.
+    """Tokenise the samples in these rows; batch the longest first, to show a lack of memory at once.
 
     size: samples per batch, at most.   most: computed tokens per token that counts, at most.
     """

@@ -53,7 +53,7 @@ class Sample:
 
 
 class TextRows(Sequence[Sample]):
-    """Rows of a table as samples, each checked when it is read; of .txt and .jsonl they are lines."""
+    """Rows of a table as samples, checked when read; those of .txt and .jsonl files are lines."""
 
     def __init__(self, table: "Dataset", origin: str, suffix: str, columns: Columns = None):
         self._table, self._origin, self._suffix = table, origin, suffix

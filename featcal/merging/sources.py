@@ -122,8 +122,7 @@ def in_one_precision(
             wide[name] = reduce(torch.promote_types, kinds)
 
     def widened(tensors: Tensors) -> Tensors:
-        own = {name: tensors[name] for name in wide if name in tensors}
-        return {**tensors, **{name: in_precision(each, wide[name]) for name, each in own.items()}}
+        return {n: in_precision(t, wide[n]) if n in wide else t for n, t in tensors.items()}
 
     if wide:
         written = " and ".join(sorted({str(kind).removeprefix("torch.") for kind in wide.values()}))

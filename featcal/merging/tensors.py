@@ -1,7 +1,7 @@
 """Arithmetic on tensors of a base and its experts: task vectors, exact order statistics, matrices.
 
-Sums run in float64: the mean of equal experts is that expert, bit for bit. Matrices are recognised by
-names and shapes: no module is made for it.
+Sums run in float64: the mean of equal experts is that expert, bit for bit. Names and shapes show
+which tensors are matrices: no module is made for it.
 """
 
 import math

@@ -70,12 +70,11 @@ class ForwardOrder:
 
     One module takes the tensors of the model to run, so at most one block of the experts is in
     memory. A site is a group of linears that read the same tensor (q, k, v).
-    own: carry every expert's own features (True) or those of the merge so far.
     """
 
     job: MergeJob
     solve: SolveSite
-    own: bool
+    own: bool  # carry every expert's own features, or those of the merge so far
     solve_norm: SolveNorm | None = None
 
     def __post_init__(self) -> None:
@@ -83,12 +82,10 @@ class ForwardOrder:
         self.worker = self.job.structure().to(self.job.device).eval()
         joined = sorted(set(self.job.names) - self.worker.state_dict().keys())
         if joined:  # experts of an MoE
-            name, ours = joined[0], "this method runs blocks that hold it joined"
-            way_out = (
-                "save all models with model.save_pretrained(folder, save_original_format=False)"
-            )
             raise BadFile(
-                self.job.base[name].file, f"{name} is stored separately, but {ours}", way_out
+                self.job.base[joined[0]].file,
+                f"{joined[0]} is stored separately, but this method runs blocks that hold it joined",
+                "save all models with model.save_pretrained(folder, save_original_format=False)",
             )
         self.plan = plan_for(self.worker)
         several = len(self.plan.stacks) > 1  # then batches are read once per stack
