@@ -172,16 +172,12 @@ def licences_differ(models: Mapping[str, object]) -> bool:
 def render_card(
     title: str,
     summary: str,
-    models: Mapping[str, object],
-    settings: Sequence[Sequence[object]],
-    front: Mapping[str, Any],
-    **sections: Any,
+    models: Mapping[str, object],  # the inputs by role
+    settings: Sequence[Sequence[object]],  # rows of name and value
+    front: Mapping[str, Any],  # more of the front matter
+    **sections: Any,  # other variables of the template
 ) -> str:
-    """Return the text of a card.
-
-    models: the inputs by role.   settings: rows of name and value.   front: more of the front
-    matter.   sections: other variables of the template.
-    """
+    """Return the text of a card."""
     from huggingface_hub import ModelCard, ModelCardData
 
     if sections.get("class_name") == SENTENCE_CLASS:
@@ -286,10 +282,7 @@ def worse(drift: Sequence[DriftRecord]) -> list[str]:
 
 def block_rows(blocks: Sequence[BlockRecord]) -> list[list[str]]:
     """Return a row of drift, cosine and tokens for each block, and their means."""
-    rows = [
-        [block.name, f"{block.relative_drift:.3f}", f"{block.cosine:.3f}", f"{block.tokens:,}"]
-        for block in blocks
-    ]
+    rows = [[b.name, f"{b.relative_drift:.3f}", f"{b.cosine:.3f}", f"{b.tokens:,}"] for b in blocks]
     if len(blocks) > 1:
         pairs = [(block.relative_drift or 0.0, block.cosine or 0.0) for block in blocks]
         means = [f"{sum(values) / len(blocks):.3f}" for values in zip(*pairs, strict=True)]

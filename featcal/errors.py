@@ -28,9 +28,6 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}."
 
 
-# Settings and arguments
-
-
 class BadSetting(FeatCalError):
     """Reject the value of a setting, argument or option, or its absence."""
 
@@ -56,9 +53,6 @@ class BadBatches(FeatCalError):
 
 class BadEnvironment(FeatCalError):
     """Report a package or device that this machine lacks, before any model runs."""
-
-
-# Files, folders and the hub
 
 
 class MissingPath(FeatCalError):
@@ -106,15 +100,12 @@ class NoRevision(NotOnHub):
     """Report a hub repository without the branch, tag or commit asked for."""
 
 
-# Models and checkpoints that do not fit: each other, their configuration, a block plan
-
-
 class MissingTensor(FeatCalError):
     """Report a tensor that a checkpoint or model lacks, with the closest names it has."""
 
     def __init__(self, location: object, name: str, known: Collection[str]):
         near = ", ".join(get_close_matches(name, known, n=3, cutoff=0.0))
-        problem = f"no tensor named {name!r}" + (f"; nearest names: {near}" if near else "")
+        problem = f"no tensor named {name!r}{f'; nearest names: {near}' if near else ''}"
         super().__init__(location, problem, "check that the models share one architecture")
 
 
@@ -170,9 +161,6 @@ class BadCapture(FeatCalError):
         super().__init__(", ".join(modules), problem, way_out)
 
 
-# While it runs
-
-
 class SingularGram(FeatCalError):
     """Report Gram matrices of features whose linear system cannot be solved."""
 
@@ -201,12 +189,10 @@ class RankLostError(FeatCalError):
     def __init__(self, reason: object):
         # torch puts the location in its own sources before "] "
         said = str(reason).strip().split("\n")[0].split("] ", 1)[-1]
-        problem = (
-            f"another process of this run ended before its time or cannot be reached ({said})."
-        )
+        problem = "another process of this run ended before its time or cannot be reached"
         cause = "see its own message above; without one it was probably killed for lack of memory:"
         way_out = "start fewer processes (torchrun --nproc-per-node), or use smaller batches"
-        super().__init__(problem, "", cause, way_out)
+        super().__init__(f"{problem} ({said}).", "", cause, way_out)
 
 
 class RemoteRankError(FeatCalError):

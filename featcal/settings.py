@@ -120,10 +120,8 @@ def _first_mistake(error: ValidationError, given: Any, section: str) -> BadSetti
     if kind == "missing":
         return BadSetting(section, list(value), f"lacks {first['loc'][-1]}")
     # one mistake per option of a union
-    texts = [
-        one["msg"].removeprefix("Value error, ") for where, _, one in mistakes if where == path
-    ]
-    texts = [text.partition(" should ")[2] or text for text in texts]
+    texts = [one["msg"] for where, _, one in mistakes if where == path]
+    texts = [text.partition(" should ")[2] or text.removeprefix("Value error, ") for text in texts]
     expected = " or ".join(dict.fromkeys(texts)).replace("valid tuple", "list")
     if "float" in kind and isinstance(value, str):
         expected += " (YAML wants a dot: 1.0e-5, not 1e-5)"

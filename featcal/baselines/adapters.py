@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.card import render_card, write_card
+from featcal.card import render_card, round_digits, write_card
 from featcal.errors import BadData, BadFile, BadPlan, MissingPath, MissingTensor, UnknownKey
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.batch import output_embeddings, unit_length
@@ -25,13 +25,12 @@ from featcal.settings import Settings, require
 
 Weights = Mapping[str, Tensor]  # by name, of one task or stacked for all tasks
 Progress = Callable[[str], None] | None
-Audit = Mapping[int, Callable[["Adapters"], object]]  # called after that many steps
+Audit = Mapping[int, Callable[["Adapters"], object]] | None  # called after that many steps
 BASELINES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "mean_shift": "MeanShift"}
 WEIGHTS, RECORD = "adapters.safetensors", "adapters.json"
 KINDS = {"method": str, "settings": dict, "seed": int, "width": int, "tasks": list, "loss": dict}
 TRAIN_AGAIN = "train the adapters again"
 OWN_MODEL = "use adapters with the model they were trained for; see rank and width in adapters.json"
-DIGITS = 6  # of a loss; further digits differ between machines
 NOTE = (
     "These adapters correct features of one merged model. **They need the task's identity at test"
     " time**: each\ntask has its own adapter, and nothing here recognises the task of an image or"
@@ -60,10 +59,7 @@ class Pair:
 
 
 class Baseline(Settings):
-    """Settings and formula of one baseline: `features`, `shapes`, `correction` and `fit`.
-
-    `features` is "unit" to divide both models' features by their norm first, or "raw".
-    """
+    """Settings and formula of one baseline: `features`, `shapes`, `correction` and `fit`."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -133,13 +129,10 @@ class Adapters:
             for task, own in self.weights.items()
             for name, weight in own.items()
         }
-        rounded = {
-            task: [float(f"{loss:.{DIGITS}g}") for loss in curve]
-            for task, curve in self.losses.items()
-        }
+        losses = {task: [*map(round_digits, curve)] for task, curve in self.losses.items()}
         record = {"method": self.settings.name, "settings": self.settings.model_dump()}
         record |= {"seed": self.seed, "width": self.width, "tasks": self.tasks}
-        record |= {"needs_task_identity": True, "loss": rounded}
+        record |= {"needs_task_identity": True, "loss": losses}
         rows = [*dict(self.settings).items(), ("seed", self.seed), ("width", self.width)]
         front = {"library_name": "featcal", "tags": ["featcal"]}
         ends = [[task, f"{c[0]:.5f}", f"{c[-1]:.5f}"] for task, c in self.losses.items()]
@@ -166,8 +159,7 @@ class Adapters:
                 raise BadFile(path, f"{key} is missing or not a {kind.__name__}", TRAIN_AGAIN)
         name = record["method"]
         if name not in BASELINES:
-            way_out = f"the methods are {', '.join(BASELINES)}"
-            raise BadFile(path, f"method is {name!r}", way_out)
+            raise BadFile(path, f"method is {name!r}", f"the methods are {', '.join(BASELINES)}")
         baseline = getattr(import_module("featcal.baselines.corrections"), BASELINES[name])
         settings = baseline.from_mapping(record["settings"], str(path))
         shapes = settings.shapes(record["width"])

@@ -199,10 +199,8 @@ class MeanShift(Baseline):
         """Return the mean of expert − merged features of each task, summed in float64."""
         shifts = {}
         for task, pair in pairs.items():
-            expert, merged = (
-                self.prepared(rows).mean(0, keepdim=True, dtype=torch.float64)
-                for rows in (pair.expert, pair.merged)  # (n, d)
-            )
+            ends = (self.prepared(rows) for rows in (pair.expert, pair.merged))  # (n, d)
+            expert, merged = (rows.mean(0, keepdim=True, dtype=torch.float64) for rows in ends)
             shift = (expert - merged).cpu()  # (1, d)
             if not torch.isfinite(shift).all():
                 problem = "gives features that are not finite; look for NaN in samples and models"

@@ -34,7 +34,7 @@ from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.settings import require
 
 REPORT_EVERY = 100  # steps
-Step = Mapping[str, Pair]  # one batch of every task
+Pairs = Mapping[str, Pair]  # features of every task: all of them, or those of one step
 
 
 class Training(Baseline):
@@ -53,11 +53,7 @@ class Training(Baseline):
     encode: Literal["once", "each_step"] = "once"
 
     def fit(
-        self,
-        pairs: Mapping[str, Pair],
-        seed: int = 42,
-        progress: Progress = None,
-        audit: Audit | None = None,
+        self, pairs: Pairs, seed: int = 42, progress: Progress = None, audit: Audit = None
     ) -> Adapters:
         """Train one adapter per task from features computed before; `audit` as in `train`."""
         expected = "must be once where features are given"
@@ -75,7 +71,7 @@ def adapters_for(
     seed: int,
     device: str | torch.device | None,
     progress: Progress = None,
-    audit: Audit | None = None,
+    audit: Audit = None,
 ) -> Adapters:
     """Make one adapter per task for a merged model; `audit` as in `train`."""
     check_tasks(experts, batches)
@@ -142,9 +138,6 @@ def as_module(model: Model, device: str | torch.device | None) -> nn.Module:
     return load_as_calibrated(model).to(device or "cpu")
 
 
-# The batches of each training step
-
-
 @dataclass(frozen=True)
 class InMemorySamples:
     """Samples in memory, each a batch of one."""
@@ -197,7 +190,7 @@ def batch_order(task: str, count: int, settings: Any, seed: int) -> Iterator[Ten
         yield from shuffled.split(settings.batch)[: settings.reshuffle]
 
 
-def kept_steps(pairs: Mapping[str, Pair], settings: Training, seed: int) -> Iterator[Step]:
+def kept_steps(pairs: Pairs, settings: Training, seed: int) -> Iterator[Pairs]:
     """Yield batches of features that were computed once."""
     orders = {t: batch_order(t, len(pair.sizes), settings, seed) for t, pair in pairs.items()}
     while True:
@@ -211,7 +204,7 @@ def encoded_steps(
     head: Head,
     settings: Training,
     seed: int,
-) -> Iterator[Step]:
+) -> Iterator[Pairs]:
     """Yield the same batches, running both models for each, as published; experts stay in memory."""
     samples = {task: samples_of(task, batches[task]) for task in experts}
     orders = {task: batch_order(task, len(samples[task]), settings, seed) for task in experts}
@@ -226,15 +219,8 @@ def encoded_steps(
         yield step
 
 
-# The optimiser's loop
-
-
 def train(
-    settings: Training,
-    steps: Iterable[Step],
-    seed: int,
-    progress: Progress = None,
-    audit: Audit | None = None,
+    settings: Training, steps: Iterable[Pairs], seed: int, progress: Progress, audit: Audit
 ) -> Adapters:
     """Train adapters of all tasks, one optimiser step per item of `steps`. Raises: Diverged.
 
@@ -291,7 +277,7 @@ def train(
     return adapters_so_far()
 
 
-def first_weights(settings: Training, step: Step, seed: int) -> dict[str, nn.Parameter]:
+def first_weights(settings: Training, step: Pairs, seed: int) -> dict[str, nn.Parameter]:
     """Return initial weights of all tasks, (T, …): the first uniform in ±1/√d, the others 0."""
     example = next(iter(step.values())).merged
     shapes = settings.shapes(example.shape[-1])

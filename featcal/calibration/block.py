@@ -1,7 +1,7 @@
 """Algorithm 1: in every block observe every task, add up the systems, solve, load, move on."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from featcal.calibration.features import (
     Models,
-    StudentTeacherFeatures,
+    TaskFeatures,
     advance,
     advance_student,
     check_plan,
@@ -34,7 +34,7 @@ from featcal.calibration.observe import (
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.scratch import Digest, RunFolder, Spool, SpooledList
 from featcal.card import BlockRecord, round_digits
-from featcal.core.moments import Drift, TokenRule
+from featcal.core.moments import Drift
 from featcal.core.norm import norm_ridge_by_halves, norm_system, solve_norm
 from featcal.core.ridge import (
     Solution,
@@ -82,7 +82,6 @@ class Run:
     models: Models
     spool: Spool
     ranks: Ranks
-    token_weights: TokenRule | None = None
     block_drift: bool = True  # is measured after every block
     resume: bool = True
     solve: bool = True  # False only observes the blocks, as a check
@@ -91,15 +90,9 @@ class Run:
 
 
 def calibrate_block(
-    run: Run,
-    path: str,
-    students: Sequence[StudentBlock],
-    features: Mapping[str, StudentTeacherFeatures],
+    run: Run, path: str, students: Sequence[StudentBlock], features: TaskFeatures
 ) -> list[BlockRecord]:
-    """Calibrate the students' block in place and move all features past it (Algorithm 1, 2-18).
-
-    Returns: a record of each student, the same on all processes.
-    """
+    """Calibrate the students' block in place and move all features past it (Algorithm 1, 2-18)."""
     models, blocks = run.models, [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
     for number, (block, spec) in enumerate(students):
@@ -109,8 +102,7 @@ def calibrate_block(
     expert_tokens: dict[str, dict[str, int]] = {}
     conditioning: list[list[float]] = [[] for _ in students]
     by_site = [spec.settings.order == "sites" for _, spec in students]
-    tracks = next(iter(features.values())).students
-    given = zip(students, tracks, by_site, strict=True)
+    given = zip(students, next(iter(features.values())).students, by_site, strict=True)
     parts_of = [block_parts(block, own[0], spec, split) for (block, spec), own, split in given]
     with ExitStack() as opened:
         base: nn.Module | None = None
@@ -147,24 +139,23 @@ def calibrate_block(
             if (number, task) in stale:
                 own.students[number] = stale[number, task]
             results[task] = drift, own.tokens, expert_tokens[task]
-        records.append(block_record(spec.name, run.ranks.gathered(results), conditioning[number]))
+        of_tasks = run.ranks.gathered(results).values()
+        records.append(block_record(spec.name, of_tasks, conditioning[number]))
     return records
 
 
 def block_record(
-    name: str,
-    tasks: Mapping[str, tuple[Drift | None, int, Mapping[str, int]]],
-    conditioning: Sequence[float],
+    name: str, tasks: Iterable[tuple[Drift | None, int, Mapping[str, int]]], bounds: list[float]
 ) -> BlockRecord:
     """Return a block's record from every task's drift, tokens and tokens of each expert."""
-    drifts, tokens, counts = zip(*tasks.values(), strict=True)
+    drifts, tokens, counts = zip(*tasks, strict=True)
     means: list[float | None] = [None, None]
     if None not in drifts:
         pairs = [(drift.relative, drift.cosine) for drift in drifts]
         means = [round_digits(sum(values) / len(drifts)) for values in zip(*pairs, strict=True)]
     names = sorted(set().union(*counts))
     experts = {expert: sum(own.get(expert, 0) for own in counts) for expert in names}
-    bound = round_digits(max(conditioning, default=1.0))
+    bound = round_digits(max(bounds, default=1.0))
     return BlockRecord(name, *means, sum(tokens), bound, experts)
 
 
@@ -172,7 +163,7 @@ def replay_block(
     models: Models,
     path: str,
     students: Sequence[StudentBlock],
-    features: Mapping[str, StudentTeacherFeatures],
+    features: TaskFeatures,
     solved: Sequence[Mapping[str, Tensor]],
 ) -> None:
     """Load an earlier run's solutions and move all features past the block, with the same bits."""
@@ -191,10 +182,7 @@ def replay_block(
 def add_task_systems(
     systems: Systems, moments: BlockMoments, teacher: nn.Module, settings: Calibration
 ) -> None:
-    """Add one task's normal equations to every system of the block (Eqs. 10, 14, 58).
-
-    The moments are consumed. Raises: BadCapture.
-    """
+    """Add one task's normal equations to the block's, consuming its moments (Eqs. 10, 14, 58)."""
     if systems.sites and systems.sites.keys() != moments.sites.keys():
         linears = sorted({name for site in systems.sites for name in site})
         raise BadCapture(linears, "they share inputs differently from task to task")
@@ -282,19 +270,19 @@ def sweep(run: Run, students: Sequence[Student], batches: TaskBatches) -> None:
     for batch in stream.head():
         check_plan(models, task, batch, [students[0].handle])
     handles = [student.handle for student in students]
-    encoder: Mapping[str, StudentTeacherFeatures] = {}
+    encoder: TaskFeatures = {}
     for source, stack in models.plan.in_order:
         features = features_by_task(models, handles, stack, streams, run.spool, source, encoder)
         if not students[0].blocks:  # by now all batches have been read
             digests = {task: str(stream.digest) for task, stream in streams.items()}
             for student in students:
                 if student.folder:
-                    given = digests, student.settings, run.token_weights, run.block_drift
+                    given = digests, student.settings, run.block_drift
                     prints = run.ranks.gathered({min(streams): fingerprint(models, *given)})
                     student.folder.resume(prints, run.resume)
             run.ranks.together()  # no rank reads a block before those of another run are removed
         start = time.perf_counter()
-        for path, blocks in student_blocks(models, students, stack, source, run.token_weights):
+        for path, blocks in student_blocks(models, students, stack, source):
             name = blocks[0][1].name
             kept = [student.folder.solved(name) for student in students if student.folder]
             solved = [one for one in kept if one]
@@ -340,14 +328,10 @@ class BatchStream:
 
 
 def student_blocks(
-    models: Models,
-    students: Sequence[Student],
-    stack: Stack,
-    source: Stack | None,
-    token_weights: TokenRule | None = None,
+    models: Models, students: Sequence[Student], stack: Stack, source: Stack | None
 ) -> Iterator[tuple[str, list[StudentBlock]]]:
     """Yield path, and the students' block with its specification, one block of each at a time."""
-    rule = token_weights or models.plan.rule(stack)
+    rule = models.plan.rule(stack)
     count = len(blocks_of(models.student.module, stack))
     for index in range(count):
         path = f"{stack.blocks}.{index}"

@@ -29,7 +29,6 @@ from featcal.models.batch import (
     check_batch,
     check_tasks,
     naming,
-    pad_token,
     padding_mask,
 )
 from featcal.models.blocks import model_call
@@ -124,6 +123,9 @@ def calibrate(
         models = open_models(
             merged, base, own, plan, settings, whole=out is None, device=device, dtype=dtype
         )
+        if token_weights:
+            own_rule = (replace(one, token_rule=token_weights) for one in models.plan.stacks)
+            models = replace(models, plan=BlockPlan(*own_rule))
         opened.enter_context(models.evaluated())
         opened.enter_context(exact_products())
         folder = None if out is None else opened.enter_context(RunFolder(scratch, ranks.first))
@@ -144,7 +146,7 @@ def calibrate(
             if progress:
                 progress(line)
 
-        run = Run(models, spool, ranks, token_weights, block_drift, resume, report=report)
+        run = Run(models, spool, ranks, block_drift, resume, report=report)
         student, choice = Student(models.student, models.settings, folder), None
         if settings == "auto":
             parts = choose.split({task: batches[task] for task in models.experts}, spool)
@@ -186,16 +188,13 @@ def calibrate(
         if ranks.first:
             card = calibration_card(merged, base, experts, result)
             solved = folder.solved_values(models.plan) if used else lambda _: None
-            write_calibrated(models.student, models.base, solved, out, result, card)
+            write_calibrated(models.student, models.base, solved, Path(out), result, card)
     folder.remove()
     return replace(result, model=None, folder=Path(out))
 
 
 def best_candidate(
-    run: Run,
-    folder: RunFolder | None,
-    few: Mapping[str, choose.Part],
-    unseen: Mapping[str, choose.Part],
+    run: Run, folder: RunFolder | None, few: choose.Parts, unseen: choose.Parts
 ) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
     """Calibrate the candidates on few samples; return the choice, and the merged model's divergence."""
     run, models, ranks = replace(run, block_drift=False), run.models, run.ranks
@@ -254,10 +253,10 @@ def measure_drift(
                 with naming(task, number):
                     theirs = features(expert, batch)
                     for which, handle in enumerate(pair):
-                        ours, pad = features(handle, batch), pad_token(handle.module)
+                        ours = features(handle, batch)
                         for stack in stacks:
                             h, h_exp = ours[stack.name], theirs[stack.name]
-                            mask = padding_mask(batch, h, stack.mask, pad)
+                            mask = padding_mask(batch, h, stack.mask, handle.module)
                             drift[stack.name][which].add(h, h_exp, mask)
                 samples += len(h_exp)
             records[task] = []

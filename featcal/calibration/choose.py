@@ -33,7 +33,6 @@ from featcal.models.batch import (
     TaskBatches,
     naming,
     output_embeddings,
-    pad_token,
     padding_mask,
     pooled_output,
     rows_before_head,
@@ -58,6 +57,7 @@ CANDIDATES = {
 }
 CalibrationOrAuto = Calibration | Literal["auto"]
 MERGED, FINAL = "merged", "calibrated"  # names of the merged model and of the last calibration
+SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
 CALIBRATED_ON = 32  # samples of a task on which candidates are calibrated
 # samples of a task that are held out: a quarter, within these bounds
 FEWEST_HELD_OUT, MOST_HELD_OUT = 4, 64
@@ -99,6 +99,9 @@ class Part:
             yield pending
 
 
+Parts = Mapping[str, Part]  # by task
+
+
 def shapes(batch: Batch) -> list[Any]:
     """Return each name with its tensor's shape without samples; None for what is no such tensor."""
     n = sample_count(batch)
@@ -138,15 +141,9 @@ def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Par
 
 
 def divergences(
-    models: Models,
-    students: Mapping[str, ModelHandle],
-    held_out: Mapping[str, Part],
-    seen: Mapping[str, Part],
+    models: Models, students: Mapping[str, ModelHandle], held_out: Parts, seen: Parts
 ) -> dict[str, dict[str, list[float]]]:
-    """Return by task and model the divergence of every held-out sample. Raises: NotFinite.
-
-    seen: further samples for relations.
-    """
+    """Return held-out samples' divergence by task and model; `seen` adds samples for relations."""
     by_task: dict[str, dict[str, list[float]]] = {}
     for task, samples in held_out.items():
         expert, pooling = models.experts[task], None
@@ -203,8 +200,6 @@ def choose(
 ) -> Choice:
     """Choose the model of least mean divergence among those that are worse than the merged one on
     no task by more than two paired standard errors.
-
-    by_task: what `divergences` returns.   settings: of the candidates, by name.
     """
     divergence: dict[str, dict[str, float]] = {}
     allowed = []
@@ -247,9 +242,6 @@ def last_outputs(
 
     with suppress(StopForward), output_hooks(model, names, note):
         yield outputs
-
-
-SCORES_AT_ONCE = 2**24  # entries of one matrix of scores: a vocabulary is wide
 
 
 @dataclass(frozen=True)
@@ -317,7 +309,7 @@ def answers(
                 pooled = pooled_output(model, output, batch)
             sizes = torch.ones(len(outputs[stack.name]), dtype=torch.long)
     hidden = outputs[stack.name]
-    mask = padding_mask(batch, hidden, stack.mask, pad_token(model))
+    mask = padding_mask(batch, hidden, stack.mask, model)
     if pooled is None:
         pooled = token_mean(hidden, hidden.new_ones(hidden.shape[:2]) if mask is None else mask)
     return Answers(hidden, mask, pooled, scores, sizes)

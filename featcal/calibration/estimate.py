@@ -8,7 +8,7 @@ Experts of a mixture are assumed to receive equally many tokens.
 Legend: d inputs · o outputs · n rows (tokens of one batch) · work in operations, sizes in bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from featcal.calibration.observe import FOLDED_SHARE, PAPER, shared_sites
 from featcal.core.moments import TokenRule, stripes
 from featcal.core.ridge import PROJECTIONS
 from featcal.errors import BadPlan
-from featcal.models.batch import PROVING
+from featcal.models.batch import PROVING, Batch
 from featcal.models.blocks import Features, first_inputs, module_inputs, stack_output, step
 from featcal.models.modules import solved_modules, unpacked, unpacked_experts, weight_of
 from featcal.models.plan import BlockPlan, Stack, blocks_of
@@ -31,6 +31,7 @@ from featcal.settings import Calibration
 
 SUM, PRODUCT = 8, 4  # bytes of a value in a sum, and in a product (half precision is widened)
 LIBRARIES = 42 << 20  # bytes of host memory that torch's code takes on its first use; measured
+Students = Sequence[Calibration]  # settings of the models that are calibrated at once
 EVALUATIONS = 7  # of the error of one site, while its λ is searched for
 
 
@@ -91,8 +92,6 @@ class ModelShape:
 def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
     """Estimate what a calibration needs: parts that add up to the bytes of one process on the
     "device" (a GPU), the "host" and the "disk", and to the "operations" of all processes.
-
-    shape: of the model on one batch of `job.batch` samples.
     """
     passes = 0  # of single samples, for answers
     stages = [((PAPER if job.settings == "auto" else job.settings,), job)]
@@ -114,9 +113,6 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
         whole = shape.entry + sum(block.forward for block in shape.blocks)
         needs["operations"]["answers"] = passes * job.tasks * whole // job.batch
     return needs
-
-
-Students = Sequence[Calibration]  # settings of the models that are calibrated at once
 
 
 def _memory(shape: ModelShape, students: Students, job: Job) -> dict[str, dict[str, int]]:
@@ -212,10 +208,7 @@ class _Meta(TorchDispatchMode):
 
 
 def model_shape(
-    model: nn.Module,
-    plan: BlockPlan,
-    batch: Mapping[str, Tensor],
-    method: choose.CalibrationOrAuto = PAPER,
+    model: nn.Module, plan: BlockPlan, batch: Batch, method: choose.CalibrationOrAuto = PAPER
 ) -> ModelShape:
     """Run one batch through the model's blocks, both on the meta device, and read off the shapes.
 
@@ -248,19 +241,14 @@ def model_shape(
 
 
 def _block(
-    block: nn.Module,
-    stack: Stack,
-    features: Features,
-    settings: Calibration,
-    rule: TokenRule,
-    last: bool,
+    block: nn.Module, stack: Stack, before: Features, how: Calibration, rule: TokenRule, last: bool
 ) -> tuple[BlockShape, Features]:
     """Return the shape of one block, and the features after it."""
-    tokens = tuple(features[0].shape[:2])
-    linears, norms = solved_modules(block, settings.norm, settings.modules)
+    tokens = tuple(before[0].shape[:2])
+    linears, norms = solved_modules(block, how.norm, how.modules)
     every = solved_modules(block)[0]
     with FlopCounterMode(display=False) as flops, module_inputs(block, [*every, *norms]) as seen:
-        out = step(block, stack, *features)
+        out = step(block, stack, *before)
     outputs = {name: len(weight_of(block.get_submodule(name))) for name in every}
     work, until, widest = 0, dict[str, int](), 0  # work of linears, until a module is reached
     for name, x in seen.items():

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from featcal.calibration.scratch import Digest, Spool, SpooledList
-from featcal.core.moments import Drift, TokenRule
+from featcal.core.moments import Drift
 from featcal.errors import BadBatches, BadPlan
 from featcal.models.batch import (
     PROVING,
@@ -23,7 +23,6 @@ from featcal.models.batch import (
     TaskBatches,
     check_batch,
     naming,
-    pad_token,
     padding_mask,
     some_samples,
 )
@@ -114,9 +113,7 @@ def open_models(
         for task, expert in sorted(experts.items())
     }
 
-    def streamed(
-        folder: str | Path, like: type[transformers.PreTrainedModel] | None = None
-    ) -> ModelHandle:
+    def streamed(folder: str | Path, like: type | None = None) -> ModelHandle:
         paths = [stack.blocks for stack in plan.stacks] if plan else ()
         return StreamedModel(folder, paths, dtype, target, like=like)
 
@@ -167,33 +164,24 @@ def open_models(
     return Models(student, before, others[0], own, plan, target, dtype, used)
 
 
-def check_plan(
-    models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]
-) -> dict[str, object]:
-    """Return two samples on which the blocks, run one by one, give each model's own features.
-
-    Raises: BadBatches, BadPlan.
-    """
+def check_plan(models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]) -> Batch:
+    """Return two samples, on which all models replay. Raises: BadBatches, BadPlan."""
     check_batch(task, 0, batch, models.student.module)
     samples = on_device(some_samples(batch, slice(PROVING)), models.device)
     for handle in handles:
         with naming(task, 0), handle.running() as model:
             check_replay(model, models.plan, samples)
-    return dict(samples)
+    return samples
 
 
 def fingerprint(
-    models: Models,
-    batches: Mapping[str, str],
-    settings: Calibration,
-    token_weights: TokenRule | None,
-    block_drift: bool,
+    models: Models, batches: Mapping[str, str], settings: Calibration, block_drift: bool
 ) -> str:
     """Return a digest of models, digests of batches, settings, plan, this code and its versions."""
     digest = Digest(settings.model_dump(), sorted(batches.items()), models.device.type)
     digest.add(models.dtype, block_drift, torch.__version__, transformers.__version__)
     for stack in models.plan.stacks:
-        rule = token_weights or models.plan.rule(stack)
+        rule = models.plan.rule(stack)
         code = getattr(rule, "__code__", None)
         digest.add(stack.name, stack.blocks, stack.mask, getattr(rule, "__qualname__", type(rule)))
         digest.add(*(code.co_code, code.co_consts, code.co_names) if code else ())
@@ -233,6 +221,9 @@ class StudentTeacherFeatures:
         return [*self.students, self.teacher]
 
 
+TaskFeatures = Mapping[str, StudentTeacherFeatures]  # by task
+
+
 def first_features(
     task: str,
     students: Sequence[nn.Module],
@@ -241,12 +232,9 @@ def first_features(
     batches: Batches,
     spool: Spool,
     source: Stack | None = None,
-    encoder: StudentTeacherFeatures | None = None,
+    encoder: StudentTeacherFeatures | None = None,  # of `source`, which feeds this stack; consumed
 ) -> StudentTeacherFeatures:
-    """Return what reaches the first block of a stack in every student and in the teacher.
-
-    encoder: the result of `source`, which feeds this stack; it is consumed.
-    """
+    """Return what reaches the first block of a stack in every student and in the teacher."""
     features = StudentTeacherFeatures([SpooledList(spool) for _ in students], SpooledList(spool))
     models = [*students, teacher]
     for number, batch in enumerate(batches):
@@ -257,7 +245,7 @@ def first_features(
                 inputs = first_inputs(model, stack, batch, source, fed)
                 features.tracks[which].append(inputs)
         hidden = inputs[0]
-        mask = padding_mask(batch, hidden, stack.mask, pad_token(models[0]))
+        mask = padding_mask(batch, hidden, stack.mask, models[0])
         features.masks.append(mask)
         features.encoder_masks.append(encoder.masks[number] if encoder else None)
         features.tokens += hidden.shape[:-1].numel() if mask is None else int(mask.sum())
@@ -286,7 +274,7 @@ def features_by_task(
     batches: TaskBatches,
     spool: Spool,
     source: Stack | None,
-    encoder: Mapping[str, StudentTeacherFeatures],
+    encoder: TaskFeatures,
 ) -> dict[str, StudentTeacherFeatures]:
     """Return the features of every task before the first block of a stack, which `source` feeds."""
     features = {}
@@ -322,11 +310,8 @@ def leave_stack(model: nn.Module, stack: Stack, track: SpooledList) -> None:
 
 
 def encoder_outputs(
-    models: Models,
-    students: Sequence[ModelHandle],
-    stack: Stack,
-    features: Mapping[str, StudentTeacherFeatures],
-) -> Mapping[str, StudentTeacherFeatures]:
+    models: Models, students: Sequence[ModelHandle], stack: Stack, features: TaskFeatures
+) -> TaskFeatures:
     """Return what calibrated stacks and the experts' stacks feed to the next stack, by task."""
     if not stack.feeds:
         return {}

@@ -177,9 +177,8 @@ def add_batch(
             sums.add(z, weigh(name, x).flatten())
         del x, z
     for expert, rows in expert_rows.items():
-        moments.expert_tokens[expert] += (
-            len(rows) if mask is None else int(mask.flatten()[rows].count_nonzero())
-        )
+        counted = rows if mask is None else mask.flatten()[rows].nonzero()
+        moments.expert_tokens[expert] += len(counted)
 
 
 def capture(

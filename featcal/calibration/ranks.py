@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from featcal.calibration.observe import Site, Systems
 from featcal.core.precision import SUM_DTYPE
@@ -122,9 +123,7 @@ class Ranks:
             raise RemoteRankError(mistakes[min(mistakes)])
         return [theirs for _, theirs in gathered]
 
-    def transfer(
-        self, collective: Callable[..., object], tensor: torch.Tensor, *root: int
-    ) -> torch.Tensor:
+    def transfer(self, collective: Callable[..., object], tensor: Tensor, *root: int) -> Tensor:
         """Return the tensor after a collective operation; column-major would arrive transposed."""
         tensor = tensor.contiguous()
         with self.reaching_others():

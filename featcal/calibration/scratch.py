@@ -22,16 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from featcal import files
 from featcal.card import RECORD, BlockRecord, Result, write_card
 from featcal.errors import BadFile
-from featcal.files import (
-    atomic_folder,
-    atomic_path,
-    locked,
-    read_json,
-    remove_abandoned,
-    write_json,
-)
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.load import copy_other_files, save_model, shard_writer
 from featcal.models.plan import BlockPlan
@@ -76,7 +69,7 @@ class Spool(AbstractContextManager["Spool"]):
         self.kept = Counter[str]()  # bytes on "device", "host" and "disk"
         self._files: Path | None = None
         self._written = 0
-        remove_abandoned(sorted(self.folder.glob(f"{PREFIX}*")))
+        files.remove_abandoned(sorted(self.folder.glob(f"{PREFIX}*")))
 
     def keep(self, tensor: Tensor) -> Handle:
         """Keep a tensor. Raises: DiskFull naming the file."""
@@ -124,10 +117,10 @@ class Spool(AbstractContextManager["Spool"]):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._files = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.folder))
             self._lock = os.open(self._files, os.O_RDONLY)
-            locked(self._lock)  # the system drops it when this process ends
+            files.locked(self._lock)  # the system drops it when this process ends
         self._written += 1
         file = self._files / f"{self._written}.raw"
-        with atomic_path(file, flat.nbytes) as part:
+        with files.atomic_path(file, flat.nbytes) as part:
             part.write_bytes(flat.cpu().view(torch.uint8).numpy().data)
         return file
 
@@ -228,10 +221,10 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """Keep the blocks of an earlier run with the same fingerprints, and remove all others."""
         if self._writes:
             stamp = self.path / "fingerprints.json"
-            same = stamp.is_file() and read_json(stamp) == dict(fingerprints)
+            same = stamp.is_file() and files.read_json(stamp) == dict(fingerprints)
             for block in () if same and wanted else self._blocks.glob("*"):
                 block.unlink()
-            write_json(stamp, dict(fingerprints))
+            files.write_json(stamp, dict(fingerprints))
 
     def solved(self, block: str) -> tuple[dict[str, Tensor], BlockRecord] | None:
         """Return parameters by name and record of a block; None if its file is missing or damaged."""
@@ -253,7 +246,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         if not self._writes:
             return
         path = self._blocks / f"{block}.safetensors"
-        with atomic_path(path, sum(p.nbytes for p in parameters.values())) as part:
+        with files.atomic_path(path, sum(p.nbytes for p in parameters.values())) as part:
             tensors = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
             text = json.dumps(record.stated)
             save_file(tensors, part, metadata={"record": text, "sum": check_sum(tensors, text)})
@@ -285,12 +278,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
 
 def write_calibrated(
-    student: ModelHandle,
-    base: ModelHandle,
-    solved: Override,
-    out: str | Path,
-    result: Result,
-    card: str,
+    student: ModelHandle, base: ModelHandle, solved: Override, out: Path, result: Result, card: str
 ) -> None:
     """Write the calibrated model as a folder with the merged one's names and precision.
 
@@ -298,7 +286,7 @@ def write_calibrated(
     module. Raises: DiskFull; BadFile if a solved block is gone.
     """
     text = json.dumps(result.stated, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    with atomic_folder(out) as path:
+    with files.atomic_folder(out) as path:
         if isinstance(student, StreamedModel):
             copy_with(student, path, solved)
         else:

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from featcal.card import (
-    DRIFT_COLUMNS,
-    Result,
-    add_to_record,
-    block_rows,
-    calibration_card,
-    drift_rows,
-    licences_differ,
-    models_record,
-    worse,
-    write_card,
-)
+from featcal import card
 from featcal.cli import options, output
 from featcal.cli.inputs import Inputs, Request, differing_vocabularies, read_inputs, whole_experts
 from featcal.cli.output import note, progress_bar, say, say_json, table
@@ -108,7 +97,7 @@ class Calibrating(Request):
     settings: "CalibrationOrAuto"
 
 
-def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
+def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "card.Result | None":
     """Calibrate and write the folder with card and record; None unless in the first process."""
     import featcal
     from featcal.calibration.ranks import current, own_device
@@ -159,14 +148,11 @@ def run(request: Calibrating, draws: "Mapping[str, Draw]") -> "Result | None":
             raise
     if not current().first:
         return None
-    write_samples_card(request, draws, result)
-    add_to_record(
-        request.out,
-        **models_record(inputs.base, inputs.experts, request.out),
-        samples={task: draws[task].samples for task in sorted(draws)},
-        seed=request.draw.seed,
-        split=request.draw.split,
-    )
+    rewrite_card(request, draws, result)
+    models = card.models_record(inputs.base, inputs.experts, request.out)
+    drawn = {"seed": request.draw.seed, "split": request.draw.split}
+    counts = {task: draws[task].samples for task in sorted(draws)}
+    card.add_to_record(request.out, **models, **drawn, samples=counts)
     return result
 
 
@@ -194,10 +180,10 @@ def note_differences(inputs: Inputs) -> None:
             note(f"{name}: a {own.__name__}; {ours}")
     folders = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
     if listed := differing_vocabularies(folders):
-        rest = (
-            "samples are tokenised with the base's vocabulary; the merged model's embeddings stay"
+        rest = "the merged model's embeddings stay"
+        note(
+            f"vocabulary sizes: {listed}; samples are tokenised with the base's vocabulary; {rest}"
         )
-        note(f"vocabulary sizes: {listed}; {rest}")
 
 
 def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") -> None:
@@ -264,7 +250,7 @@ def return_large_blocks() -> None:
         mallopt(MMAP_THRESHOLD, 2 << 20)
 
 
-def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result: Result) -> None:
+def rewrite_card(request: Calibrating, draws: "Mapping[str, Draw]", result: card.Result) -> None:
     """Replace the card of a written folder by one that also names the source of the samples."""
     counts = {task: draw.samples for task, draw in sorted(draws.items())}
     same = len(set(counts.values())) == 1
@@ -281,13 +267,13 @@ def write_samples_card(request: Calibrating, draws: "Mapping[str, Draw]", result
     rows |= {f"samples of {task}": one.name for task, one in sorted(inputs.data.items())}
     on_hub = [str(one.source) for _, one in sorted(inputs.data.items()) if one.on_hub]
     models = inputs.merged, inputs.base, inputs.experts
-    write_card(request.out, calibration_card(*models, result, rows, on_hub))
-    if licences_differ({"base": inputs.base, "merged": inputs.merged, **inputs.experts}):
+    card.write_card(request.out, card.calibration_card(*models, result, rows, on_hub))
+    if card.licences_differ({"base": inputs.base, "merged": inputs.merged, **inputs.experts}):
         file = request.out / "README.md"
         note(f"{file}: the inputs have different licences; decide which terms apply")
 
 
-def show_result(result: Result, as_json: bool) -> None:
+def show_result(result: card.Result, as_json: bool) -> None:
     """Print what was chosen, the drift of blocks and from experts, and warn where it grew."""
     if as_json:
         say_json({"folder": str(result.folder), "drift": []} | result.stated)
@@ -297,9 +283,9 @@ def show_result(result: Result, as_json: bool) -> None:
             table(title, ["model", "mean KL"], result.choice.rows)
             say(result.choice.sentence)
         title = "calibrated blocks, drift from the experts on the calibration samples"
-        table(title, ["block", "drift", "cosine", "tokens"], block_rows(result.blocks))
+        table(title, ["block", "drift", "cosine", "tokens"], card.block_rows(result.blocks))
         title = "drift from each expert after the last block"
-        table(title, DRIFT_COLUMNS, drift_rows(result.drift))
+        table(title, card.DRIFT_COLUMNS, card.drift_rows(result.drift))
         say(f"calibrated model: {result.folder}")
-    for sentence in worse(result.drift):
+    for sentence in card.worse(result.drift):
         note(f"warning: {sentence}")

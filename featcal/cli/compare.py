@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from featcal.card import read_record
+from featcal.card import read_record, round_digits
 from featcal.cli import options
 from featcal.cli.inputs import Inputs, Request, read_compared, whole_experts
 from featcal.cli.output import add_to_card, note, say_json, table
@@ -26,8 +26,7 @@ SAMPLES = "Samples per task. Default: 64, or what is left."
 MOST = 64  # samples of a task by default
 OTHERS = "; give more, take other ones (--set split=test), or use all of them (--skip 0)"
 SETTINGS = (options.SamplingAndBlocks(),)
-# by field of Agreement: column, number format, factor, and its name in the model card
-MEASURES = {
+MEASURES = {  # by field of Agreement: column, number format, factor, and its name in the model card
     "relative_drift": ("drift", ".3f", 1, "relative drift from the expert's features"),
     "cosine": ("cosine", ".3f", 1, "cosine to the expert's features"),
     "kl": ("KL", ".4f", 1, "KL from the expert's answers"),
@@ -107,7 +106,7 @@ def agreements_of(
 def add_agreements(folder: Path, inputs: Inputs, split: str, rows: "Iterable[Agreement]") -> None:
     """Add the measures of one model to its card."""
     results = [
-        (one.expert, field, name, float(f"{value:.6g}"))
+        (one.expert, field, name, round_digits(value))
         for one in rows
         for field, (_, _, _, name) in MEASURES.items()
         if (value := getattr(one, field)) is not None

@@ -74,8 +74,7 @@ def evaluate(
     where = torch_device(device)
     if class_means is not None:
         expected = "stands alone, without --clip, --template and --classes"
-        alone = not (clip or prompts or classes)
-        require(alone, "--class-means", str(class_means), expected)
+        require(not (clip or prompts or classes), "--class-means", str(class_means), expected)
         for folder in (model, class_means):
             pictures = input_of(skeleton(folder)).kind == "pictures"
             require(pictures, "--class-means", str(folder), "is for models of images")

@@ -55,8 +55,7 @@ def fix(
     new_folder(out, force, inputs.folders)
     require_room(inputs.merged, out, None)
     keys = options.Running()
-    draw = keys.draw(MOST, 42, column=column)
-    request = Calibrating(inputs, keys, draw, device, out, "auto")
+    request = Calibrating(inputs, keys, keys.draw(MOST, 42, column=column), device, out, "auto")
     if short := {task: count for task, count in request.counts.items() if count < LEAST}:
         listed = ", ".join(f"{task} has {count}" for task, count in short.items())
         way_out = "featcal calibrate --preset paper calibrates with fewer, without a check"

@@ -1,8 +1,7 @@
 """The command `featcal`: a table of commands, and the one place that turns errors into a message
 and an exit code.
 
-A command's module is imported when the command runs, so `featcal --help` loads neither torch nor
-transformers.
+A command's module is imported when it runs: `featcal --help` loads neither torch nor transformers.
 """
 
 import os
@@ -21,8 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from featcal.errors import FeatCalError, RemoteRankError
 
 MISTAKE, INTERRUPTED = 2, 130
-# by name one line of help; the function is `featcal.cli.<name>.<name>`
-COMMANDS = {
+COMMANDS = {  # by name one line of help; the function is `featcal.cli.<name>.<name>`
     "merge": "Merge fine-tuned models into one.",
     "fix": "Calibrate a merged model and test it on held-out samples.",
     "calibrate": "Calibrate a merged model to its experts' features.",

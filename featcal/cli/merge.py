@@ -80,18 +80,8 @@ def merge(
 
         draw = keys.draw(samples, seed, column=column)
         batches = drawn(skeleton(inputs.base), (inputs.base,), inputs.data, draw)
-    merge_folders(
-        method,
-        inputs.base,
-        inputs.experts,
-        out=out,
-        progress=note,
-        batches=batches,
-        head=head,
-        embeddings=keys.embeddings,
-        device=device,
-        **settings,
-    )
+    given = {"batches": batches, "head": head, "embeddings": keys.embeddings, "device": device}
+    merge_folders(method, inputs.base, inputs.experts, out=out, progress=note, **given, **settings)
     if as_json:
         experts = {name: str(folder) for name, folder in inputs.experts.items()}
         content = {"folder": str(out), "method": method, "settings": settings}

@@ -34,6 +34,7 @@ output = Console(quiet=RANK > 0, **STYLE)
 progress = Console(stderr=True, quiet=RANK > 0, **STYLE)
 errors = Console(stderr=True, **STYLE)
 say = output.print  # one line of a result
+Measured = tuple[str, str, str, float]  # task, metric, its name, value
 # switches for the progress bars of other packages
 BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
@@ -147,9 +148,6 @@ def size_text(size: int) -> str:
     return ByteSize(size).human_readable(separator=" ")
 
 
-# The written folder
-
-
 def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> None:
     """Check the folder to write; `force` replaces a model folder or an empty one."""
     key, given = "--out", str(out)
@@ -256,13 +254,9 @@ def require_room(merged: Path, out: Path, work: Path | None) -> None:
 
 
 def add_to_card(
-    folder: Path,
-    datasets: "Mapping[str, Location]",
-    split: str,
-    kind: str,
-    results: list[tuple[str, str, str, float]],
+    folder: Path, datasets: "Mapping[str, Location]", split: str, kind: str, results: list[Measured]
 ) -> None:
-    """Add results (task, metric, its name, value) to a model's card. Raises: BadFile."""
+    """Add results to a model's card. Raises: BadFile."""
     from huggingface_hub import EvalResult
 
     from featcal.card import add_results

@@ -35,6 +35,7 @@ class Planning(Settings):
 
 
 SETTINGS = Planning(), Calibration()
+DEVICE = "Where to compute; the estimate needs no GPU."
 EPILOG = """Text models need --set tokens=N, the number of tokens per sample.
 
 Examples:
@@ -51,9 +52,7 @@ def plan(
     preset: options.Preset = None,
     samples: Annotated[int, Option(min=1, help="Samples per task.")] = 256,
     setting: Annotated[list[str] | None, options.set_option(*SETTINGS)] = None,
-    device: Annotated[
-        Literal["cpu", "cuda"], Option(help="Where to compute; the estimate needs no GPU.")
-    ] = "cpu",
+    device: Annotated[Literal["cpu", "cuda"], Option(help=DEVICE)] = "cpu",
     dtype: options.Dtype = "float32",
     as_json: options.Json = False,
 ) -> None:
@@ -73,17 +72,13 @@ def plan(
     model = skeleton(inputs.base)
     blocks = plan_with(model, keys.stack)
     check_tokens(model, keys.tokens)
-    towers = {
-        f"{role} ({folder})": InMemoryModel(skeleton(folder, like=type(model)))
-        for role, folder in (
-            {"base": inputs.base, "merged": inputs.merged} | inputs.configured
-        ).items()
-    }
+    folders = {"base": inputs.base, "merged": inputs.merged} | inputs.configured
+    labels = {f"{role} ({folder})": folder for role, folder in folders.items()}
+    towers = {n: InMemoryModel(skeleton(f, like=type(model))) for n, f in labels.items()}
     require_same_tensors(towers, [stack.blocks for stack in blocks.stacks])
     memory = device == "cuda", keys.device_memory, keys.host_memory
     job = Job(tasks, samples, min(keys.batch, samples), settings, *memory, keys.ranks)
-    dense = model.to(getattr(torch, dtype))
-    needs = estimated(dense, job, keys.tokens, keys.padded, blocks)
+    needs = estimated(model.to(getattr(torch, dtype)), job, keys.tokens, keys.padded, blocks)
     if as_json:
         say_json(needs_as_mapping(needs))
     else:

@@ -1,7 +1,6 @@
 """Entry point of the program `featcal`, which imports as little as possible.
 
-torch's libraries read the variables for sharing the machine when they are loaded, so they are set
-first.
+torch's libraries read the variables for sharing the machine as they are loaded: set them first.
 """
 
 import os

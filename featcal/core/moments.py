@@ -17,6 +17,11 @@ from featcal.errors import BadSetting
 # measured on a CPU, 64 to 4096 features: narrower products lose more than they save
 STRIPE, MOST_STRIPES = 64, 16
 STRIPE_ON_GPU = 1024  # only wide products fill a GPU; not measured
+# (module, whether in the last block, (batch, tokens)) -> weights (batch, tokens)
+TokenRule = Callable[[str, bool, tuple[int, ...]], Tensor]
+PATCH_WEIGHT = 0.01  # of a patch token in CLIP's last block, from the paper's released code
+EXPECTED_RULE = "must be a function (module name, last block?, (batch, tokens)) -> weights, "
+EXPECTED_RULE += "a tensor of that shape"
 
 
 def stripes(d: int, on_gpu: bool = False) -> Iterator[tuple[int, int]]:
@@ -63,11 +68,7 @@ class Moments:
 
     @classmethod
     def zero(
-        cls,
-        d: int,
-        o: int | None = None,
-        device: torch.device | str = "cpu",
-        blended: bool = False,
+        cls, d: int, o: int | None = None, device: torch.device | str = "cpu", blended: bool = False
     ) -> "Moments":
         """Return the moments of no tokens, folded if `o` is given."""
 
@@ -112,9 +113,7 @@ class Moments:
 
 @dataclass
 class Drift:
-    """Sums of a model's features and its expert's for the same inputs, whose drift is h − h_exp
-    (Eq. 2).
-    """
+    """Sums over features of a model and its expert for the same inputs: drift is h − h_exp (Eq. 2)."""
 
     difference: float = 0.0  # Σ w ‖h − h_exp‖²
     reference: float = 0.0  # Σ w ‖h_exp‖²
@@ -128,15 +127,11 @@ class Drift:
         distance, length = norm(h - h_exp, dim=-1), norm(h_exp, dim=-1)  # (...), (...)
         lengths = (norm(h, dim=-1) * length).clamp_min(torch.finfo(h.dtype).tiny)
         cosine, one = (h * h_exp).sum(-1) / lengths, torch.ones_like(length)
-        rows = torch.stack([distance**2, length**2, distance, cosine, one]).to(
-            SUM_DTYPE
-        )  # (5, ...)
+        # one row for each sum, in the order of the fields, (5, ...)
+        rows = torch.stack([distance**2, length**2, distance, cosine, one]).to(SUM_DTYPE)
         sums = (rows if w is None else rows * w.to(SUM_DTYPE)).flatten(1).sum(1).tolist()
-        self.difference += sums[0]
-        self.reference += sums[1]
-        self.distance += sums[2]
-        self.cosines += sums[3]
-        self.count += sums[4]
+        for name, value in zip(vars(self), sums, strict=True):
+            setattr(self, name, getattr(self, name) + value)
 
     @property
     def relative(self) -> float:
@@ -152,16 +147,6 @@ class Drift:
     def cosine(self) -> float:
         """Return the mean of cos(h, h_exp) over rows, or nan without rows."""
         return self.cosines / self.count if self.count else nan
-
-
-# (module, whether in the last block, (batch, tokens)) -> weights (batch, tokens)
-TokenRule = Callable[[str, bool, tuple[int, ...]], Tensor]
-
-EXPECTED_RULE = (
-    "must be a function (module name, last block?, (batch, tokens)) -> weights, a tensor of that "
-    "shape"
-)
-PATCH_WEIGHT = 0.01  # of a patch token in CLIP's last block, from the paper's released code
 
 
 def every_token(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
@@ -182,9 +167,7 @@ def class_token_last(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
 def token_weights(
     rule: TokenRule, module: str, last: bool, like: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Return weights (batch, tokens) of a module's input, 0 at padding. Raises: BadSetting for a
-    wrong rule.
-    """
+    """Return weights (batch, tokens) of a module's input, 0 at padding. Raises: BadSetting."""
     shape = tuple(like.shape[:-1])
     try:
         w: object = rule(module, last, shape)

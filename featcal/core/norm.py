@@ -14,6 +14,10 @@ from torch import Tensor
 from featcal.core.precision import SUM_DTYPE
 from featcal.core.ridge import EPS, lowest
 
+# (5, d): per feature, the 2×2 normal equations without λ and anchor (Eq. 58), which add over tasks:
+# Σ q, Σ z̄, Σ (q γ + z̄ β), Σ (z̄ γ + β), N
+NormSystem = Tensor
+
 
 @dataclass
 class NormMoments:
@@ -34,11 +38,6 @@ class NormMoments:
         self.z += w @ z
         self.zz += w @ (z * z)
         self.weight += w.sum(dtype=SUM_DTYPE)
-
-
-# (5, d): per feature, the 2×2 normal equations without λ and anchor (Eq. 58), which add over tasks:
-# Σ q, Σ z̄, Σ (q γ + z̄ β), Σ (z̄ γ + β), N
-NormSystem = Tensor
 
 
 def norm_system(

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from featcal.data import texts as text_data
 from featcal.data.images import PROCESSORS, EncodedRows, ImageSet, Preprocess
-from featcal.data.places import Location, location_of, open_images
+from featcal.data.places import Columns, Location, location_of, open_images
 from featcal.data.texts import ModelInput, Reader, Sample, TokenizedText, input_of
 from featcal.models.batch import IGNORED, Batch
 from featcal.models.stored import skeleton
@@ -50,22 +50,16 @@ def draw_indices(task: str, count: int, samples: int, seed: int) -> NDArray[np.i
 
 @dataclass(frozen=True)
 class Draw:
-    """Which samples of each task are drawn, and in which batches.
+    """Which samples of each task are drawn, and in which batches."""
 
-    samples: of each task, drawn by `seed`.   batch: samples in memory at a time.
-    split: of the data to draw from.   tokens: maximum per text; None for the default.
-    dtype: of floating-point inputs.   skip: so many of the drawn order are left out first.
-    columns: the column of a key of a sample, where its name differs.
-    """
-
-    samples: int
+    samples: int  # of each task
     seed: int
-    batch: int
+    batch: int  # samples in memory at a time
     split: str = "train"
-    tokens: int | None = None
-    dtype: torch.dtype = torch.float32
-    skip: int = 0
-    columns: Mapping[str, str] | None = None
+    tokens: int | None = None  # maximum per text; None for the default
+    dtype: torch.dtype = torch.float32  # of floating-point inputs
+    skip: int = 0  # so many of the drawn order are left out first
+    columns: Columns = None
 
     def indices(self, task: str, count: int) -> list[int]:
         """Return the drawn samples of a task that has `count`. Raises: BadSetting for too few."""
@@ -153,17 +147,13 @@ def picture_batches(pictures: ImageSet, draw: Draw) -> DrawnBatches:
 
 
 def token_batches(
-    samples: Sequence[Sample],
-    chosen: Sequence[int],
-    reader: Reader,
-    size: int,
-    most: float = PADDED,
+    samples: Sequence[Sample], rows: Sequence[int], reader: Reader, size: int, most: float = PADDED
 ) -> DrawnBatches:
-    """Tokenise the chosen samples; batch them longest first, so that a lack of memory shows at once.
+    """Tokenise the samples in these rows; batch the longest first, to show a lack of memory at once.
 
     size: samples per batch, at most.   most: computed tokens per token that counts, at most.
     """
-    texts = [reader.tokens(samples[i]) for i in chosen]
+    texts = [reader.tokens(samples[row]) for row in rows]
     # stable: ties keep the order of the draw
     texts.sort(key=lambda text: (-len(text.ids), -len(text.target or ())))
     parts = cut(texts, size, most)
@@ -180,8 +170,9 @@ def cut(ordered: Sequence[TokenizedText], size: int, most: float) -> list[list[T
     parts: list[list[TokenizedText]] = []
     for text in ordered:
         together = [*parts[-1], text] if parts else [text]
-        longest = max(len(t.ids) for t in together) + max(len(t.target or ()) for t in together)
-        computed, counting = len(together) * longest, sum(t.count for t in together)
+        sizes = [(len(t.ids), len(t.target or ())) for t in together]
+        longest = sum(map(max, zip(*sizes, strict=True)))
+        computed, counting = len(together) * longest, sum(map(sum, sizes))
         if parts and len(together) <= size and computed <= most * counting:
             parts[-1] = together
         else:

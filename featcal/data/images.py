@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Pixels = NDArray[np.uint8]
 Indices = Sequence[int] | NDArray[np.int64]
+Rows = Any  # pictures: an array, a memory map, or an object that decodes when indexed
 Backend = Literal["pil", "torchvision"]  # what resizes; published scores were measured with either
 IN_MEMORY = 2 * 2**30  # bytes of decoded pictures
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -72,14 +73,10 @@ class Preprocess:
             raise
         except Exception as error:  # whatever a wrong entry of the file makes the processor raise
             problem = f"this image processor cannot be used ({first_line(error)})"
-            ways_out = (
-                "use the file that was saved with this model, or",
-                (
-                    "prepare the pictures with transformers' AutoImageProcessor and call "
-                    "featcal.calibrate from Python with such batches"
-                ),
-            )
-            raise BadFile(path, problem, *ways_out) from None
+            file = "use the file that was saved with this model, or"
+            python = "prepare the pictures with transformers' AutoImageProcessor and call "
+            python += "featcal.calibrate from Python with such batches"
+            raise BadFile(path, problem, file, python) from None
         return ours
 
     @cached_property
@@ -124,24 +121,14 @@ def require_torchvision() -> None:
         raise BadSetting("data.processor", "torchvision", expected) from None
 
 
-class Rows(Protocol):
-    """Decoded pictures: an array, a memory map, or an object that decodes when indexed."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: Any, /) -> Pixels: ...
-
-
 @dataclass(frozen=True)
 class ImageSet:
-    """Pictures of one split, with their labels where they are read; batches are made on `device`.
+    """Pictures of one split, with their labels where they are read; batches are made on `device`."""
 
-    pixels: (n, 3, H, W) uint8.   labels: (n,) int64.   classes: names by label.
-    """
-
-    pixels: Rows
+    pixels: Rows  # (n, 3, H, W) uint8
     preprocess: Preprocess
-    labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    classes: tuple[str, ...] = ()
+    labels: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # (n,)
+    classes: tuple[str, ...] = ()  # names by label
     device: torch.device | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from datasets import Dataset  # takes seconds to import, and decoded images need none of it
 
 Kind = Literal["model", "dataset"]
+Columns = Mapping[str, str] | None  # the column of a key of a sample, where its name differs
 SPLITS = ("train", "validation", "test")
 IMAGE, LABEL = "image", "label"
 # JSON lines are parsed row by row
@@ -89,7 +90,7 @@ def open_table(location: Location, split: str) -> "Dataset":
 
 
 def open_images(
-    location: Location, split: str, labelled: bool, columns: Mapping[str, str] | None = None
+    location: Location, split: str, labelled: bool, columns: Columns = None
 ) -> "Dataset":
     """Return the columns image (encoded) and, if `labelled`, label of one split."""
     import datasets
@@ -241,9 +242,9 @@ def reaching(
         raise errors.HubUnreachable(at, problem, *ways_out) from None
 
 
-def first_line(error: BaseException, most: int = 200) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, cut off, or its class where it has none."""
-    return cut_off((str(error).splitlines() or [type(error).__name__])[0], most)
+    return cut_off((str(error).splitlines() or [type(error).__name__])[0], 200)
 
 
 def cut_off(text: str, most: int) -> str:

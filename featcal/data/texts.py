@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-from featcal.data.places import LABEL, Location, cut_off, open_table, split_files
+from featcal.data.places import LABEL, Columns, Location, cut_off, open_table, split_files
 from featcal.errors import BadData, BadFile, BadSetting
 from featcal.models.batch import Texts
 from featcal.models.load import load_tokenizer
@@ -53,15 +53,9 @@ class Sample:
 
 
 class TextRows(Sequence[Sample]):
-    """Rows of a table as samples, each checked when it is read.
+    """Rows of a table as samples, checked when read; those of .txt and .jsonl files are lines."""
 
-    suffix: of the file: rows of .txt and .jsonl are lines, others have columns.
-    columns: the column of a key, where its name differs, such as text -> question.
-    """
-
-    def __init__(
-        self, table: "Dataset", origin: str, suffix: str, columns: Mapping[str, str] | None = None
-    ):
+    def __init__(self, table: "Dataset", origin: str, suffix: str, columns: Columns = None):
         self._table, self._origin, self._suffix = table, origin, suffix
         self._columns = columns = columns or {}
         self._rows: Sequence[int] = range(len(table))
@@ -95,7 +89,7 @@ class TextRows(Sequence[Sample]):
             raise BadData(origin, f"not JSON ({error})", "put one object on each line") from None
 
 
-def load_text(location: Location, split: str, columns: Mapping[str, str] | None = None) -> TextRows:
+def load_text(location: Location, split: str, columns: Columns = None) -> TextRows:
     """Read the samples of a file, of one split of a folder, or of a data set of the hub."""
     table = open_table(location, split)
     if location.on_hub:
@@ -116,10 +110,7 @@ class Labelled:
 
 
 def load_labelled(
-    location: Location,
-    split: str,
-    classes: Sequence[str] | None = None,
-    columns: Mapping[str, str] | None = None,
+    location: Location, split: str, classes: Sequence[str] | None = None, columns: Columns = None
 ) -> Labelled:
     """Read the samples of one split, labelled by "label" or target; `classes` are the names."""
     rows, origin = load_text(location, split, columns), f"{location.source} ({split})"
@@ -189,22 +180,14 @@ def _sample(origin: str, row: object, columns: Mapping[str, str]) -> Sample:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """The inputs that one model takes.
-
-    kind: "pictures": pixel_values. "text": input_ids and attention_mask. "pair": these and a
-        target for the decoder.
-    continued: a causal model, which reads a prompt and its completion as one text.
-    labels: a pair's target is given as labels, else as decoder_input_ids that begin with `start`.
-    vocabulary: number of token ids.
-    positions: the longest text it has positions for; None without a limit.
-    """
+    """The inputs that one model takes; a "pair" is a text and a target for the decoder."""
 
     kind: Literal["pictures", "text", "pair"]
-    continued: bool = False
-    labels: bool = True
-    vocabulary: int | None = None
-    positions: int | None = None
-    start: int | None = None
+    continued: bool = False  # a causal model reads a prompt and its completion as one text
+    labels: bool = True  # a pair's target is given as labels, else as decoder_input_ids
+    vocabulary: int | None = None  # number of token ids
+    positions: int | None = None  # of the longest text; None without a limit
+    start: int | None = None  # first of the decoder_input_ids
 
 
 def input_of(model: nn.Module) -> ModelInput:
@@ -257,11 +240,6 @@ class TokenizedText:
 
     ids: list[int]
     target: list[int] | None = None
-
-    @property
-    def count(self) -> int:
-        """Return the number of tokens of both."""
-        return len(self.ids) + len(self.target or ())
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 Zero-shot: features of images or sentences compared with a head of class vectors. Texts also by a
 model's class head, by likelihoods of the labels, or by sentence vectors.
 
-n images, sentences or texts · K labels · h width of the model · p width of a head or vector (h where
-nothing is projected).
+n images, sentences or texts · K labels · h width of the model · p width of a head or vector.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +36,11 @@ Encoder = nn.Module | Callable[[Batch], Tensor]
 Samples = Any
 # the model whose projected features (n, p) change, and how: ("merged", adapters.apply)
 Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
+WAYS = {
+    "head": "the largest score of the model's own classes",
+    "likelihood": "the label whose text is the most likely after the text",
+    "vectors": "the label whose text has the nearest vector",
+}
 
 
 @torch.no_grad()
@@ -115,20 +119,16 @@ def prompts_of(classes: Sequence[str], templates: Sequence[str]) -> list[str]:
 
 
 def evaluate_pool(
-    models: Mapping[str, Encoder | Mapping[str, Encoder]],
+    models: Mapping[str, Encoder | Mapping[str, Encoder]],  # {task: model} for experts
     sets: Mapping[str, Samples],
-    heads: Mapping[str, Tensor],
-    projection: Tensor | None,
+    heads: Mapping[str, Tensor],  # (K, p)
+    projection: Tensor | None,  # (p, h)
     batch: int = 250,
-    adapted: Mapping[str, Adapted] | None = None,
+    adapted: Mapping[str, Adapted] | None = None,  # by a name of its own; its model runs once
 ) -> dict[str, dict[str, Tensor]]:
     """Return True for each image or sentence a model gets right: {model: {task: (n,)}}.
 
     The answer is the largest entry of head · feature; the logit scale does not change it.
-
-    models: a model for all tasks, or {task: model} for those it exists for (experts).
-    heads: (K, p) by task.   projection: (p, h), or None.
-    adapted: by its own name, a change of another model's features; that model runs once for all.
     """
     adapted = adapted or {}
     correct: dict[str, dict[str, Tensor]] = {name: {} for name in (*models, *adapted)}
@@ -164,13 +164,6 @@ def evaluate_pool(
 def percent(correct: Tensor) -> float:
     """Return the percentage of right samples, given as (n,) booleans."""
     return 100 * int(correct.sum()) / len(correct)
-
-
-WAYS = {
-    "head": "the largest score of the model's own classes",
-    "likelihood": "the label whose text is the most likely after the text",
-    "vectors": "the label whose text has the nearest vector",
-}
 
 
 def way_of(model: nn.Module) -> str:

@@ -1,7 +1,6 @@
 """Agreement of models with experts: drift and cosine of features, KL and top-1 of answers.
 
-n samples · d width of a feature · K scores of a row: one of an image, of a text one for every
-token.
+n samples · d width of a feature · K scores of a row, which is an image or one token of a text.
 """
 
 from collections.abc import Mapping

@@ -20,16 +20,13 @@ OWN_BLOCKS = "calibration needs whole models with the same blocks: use --base an
 
 @dataclass(frozen=True)
 class Recipe:
-    """Base and experts of a merged model as a file names them: paths, or owner/name@revision.
-
-    experts: by name a model, or a model and an adapter of it.   no_base: why no base is named.
-    """
+    """Base and experts of a merged model as a file names them: paths, or owner/name@revision."""
 
     file: Path
     base: str | None
-    experts: Mapping[str, Sequence[str]]
+    experts: Mapping[str, Sequence[str]]  # by name a model, or a model and an adapter of it
     method: str = ""
-    no_base: str = ""
+    no_base: str = ""  # why no base is named
 
 
 def recipe_in(folder: Path) -> Path | None:

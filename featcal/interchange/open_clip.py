@@ -33,8 +33,7 @@ from featcal.models.load import (
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 # files that open_clip looks for, in its order
 WEIGHT_FILES = (WEIGHTS, "open_clip_pytorch_model.safetensors", "model.safetensors")
-# parts of names: open_clip's, transformers'
-NAMES = {
+NAMES = {  # parts of names: open_clip's, transformers'
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
     "visual.conv1": "vision_model.embeddings.patch_embedding",
     "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",

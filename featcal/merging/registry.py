@@ -35,23 +35,17 @@ NEEDS = {"batches": "calibration data (--data)", "head": "zero-shot heads (--hea
 
 @dataclass
 class MergeJob:
-    """One merge as its method sees it; the method yields every tensor of `names` once.
-
-    experts:   sorted by task.
-    structure: makes a new module like the base.
-    n_jobs:    batches that are answered at the same time.
-    record:    content of merge.json.
-    """
+    """One merge as its method sees it; the method yields every tensor of `names` once."""
 
     base: Tensors
-    experts: dict[str, Tensors]
-    structure: Callable[[], nn.Module]
+    experts: dict[str, Tensors]  # sorted by task
+    structure: Callable[[], nn.Module]  # makes a new module like the base
     batches: TaskBatches = field(default_factory=dict)
     head: Mapping[str, Tensor] = field(default_factory=dict)
     device: torch.device | str = "cpu"
     progress: Callable[[str], None] = lambda line: None
-    n_jobs: int = 1
-    record: dict[str, Any] = field(default_factory=dict)
+    n_jobs: int = 1  # batches that are answered at the same time
+    record: dict[str, Any] = field(default_factory=dict)  # content of merge.json
 
     @property
     def names(self) -> list[str]:
@@ -66,20 +60,15 @@ class MergeJob:
 
 @dataclass(frozen=True)
 class Method:
-    """One merging method.
-
-    run:    yields the merged tensors; if `scaled`, task vectors τ in float64 for θ₀ + scale · τ.
-    needs:  arguments of `merge` that it requires: batches, head.
-    note:   a remark that belongs to its results.
-    """
+    """One merging method."""
 
     name: str
-    run: MergeFunction
+    run: MergeFunction  # yields the merged tensors
     settings: type[Settings]
     source: str
-    needs: tuple[str, ...] = ()
-    scaled: bool = False
-    note: str = ""
+    needs: tuple[str, ...] = ()  # arguments of `merge` that it requires: batches, head
+    scaled: bool = False  # `run` yields task vectors τ in float64 for θ₀ + scale · τ
+    note: str = ""  # a remark that belongs to its results
 
     def check_needs(self, given: Mapping[str, object]) -> None:
         """Raise FeatCalError unless batches and head are given exactly where the method uses them."""
@@ -89,8 +78,7 @@ class Method:
                 expected = f"must be given: {self.name} needs {what} of every task"
                 raise BadSetting(f"merge.{key}", None, expected)
             if not needed and given[key] is not None:
-                problem = f"{self.name} uses no {what}"
-                raise FeatCalError(f"merge.{key}", problem, "leave it out")
+                raise FeatCalError(f"merge.{key}", f"{self.name} uses no {what}", "leave it out")
 
 
 METHODS: dict[str, Method] = {}  # the methods loaded so far

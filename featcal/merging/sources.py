@@ -95,9 +95,6 @@ def expert_sources(
     }
 
 
-# Alignment with the base
-
-
 def require_alike(base: Tensors, experts: Mapping[str, Tensors]) -> None:
     """Require the same tensor names, shapes and dtypes. Raises: MissingTensor, TensorsDiffer."""
     for expert in experts.values():
@@ -125,8 +122,7 @@ def in_one_precision(
             wide[name] = reduce(torch.promote_types, kinds)
 
     def widened(tensors: Tensors) -> Tensors:
-        own = {name: tensors[name] for name in wide if name in tensors}
-        return {**tensors, **{name: in_precision(each, wide[name]) for name, each in own.items()}}
+        return {n: in_precision(t, wide[n]) if n in wide else t for n, t in tensors.items()}
 
     if wide:
         written = " and ".join(sorted({str(kind).removeprefix("torch.") for kind in wide.values()}))
@@ -260,9 +256,6 @@ def tower_prefix(kind: type, tensors: Tensors) -> str:
     """Return the prefix of the tower in a model with a head, such as "bert."; empty for a tower."""
     prefix = f"{getattr(kind, 'base_model_prefix', '')}."
     return prefix if prefix != "." and any(n.startswith(prefix) for n in tensors) else ""
-
-
-# Rows of words
 
 
 def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTensor:

@@ -1,6 +1,7 @@
 """Arithmetic on tensors of a base and its experts: task vectors, exact order statistics, matrices.
 
-Sums run in float64: the mean of equal experts is that expert, bit for bit.
+Sums run in float64: the mean of equal experts is that expert, bit for bit. Names and shapes show
+which tensors are matrices: no module is made for it.
 """
 
 import math
@@ -37,9 +38,6 @@ def average_tensor(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
 def add_task_vector(base: Tensor, vector: Tensor, scale: float) -> Tensor:
     """Return θ₀ + s τ, rounded once to the base's dtype."""
     return (base.double() + scale * vector).to(base.dtype)
-
-
-# Entries of the whole model, a bounded number at a time
 
 
 def vector_pieces(job: MergeJob, name: str) -> Iterator[list[Tensor]]:
@@ -92,9 +90,6 @@ def kth_smallest(
             ranks[i] = rank - int(reached[i, bucket] - counts[i, bucket])
             prefixes[i] = prefixes[i] << 16 | bucket
     return torch.tensor(prefixes, dtype=torch.int64).view(torch.float64).tolist()
-
-
-# Matrices, recognised by names and shapes: no module is made for it
 
 
 def matrix_names(job: MergeJob, exclude: tuple[str, ...]) -> list[str]:

@@ -25,9 +25,15 @@ Model = nn.Module | str | Path  # a module or a checkpoint folder
 Batch = Mapping[str, Any]  # keyword arguments of a model's forward
 Batches = Iterable[Batch]  # of one task
 TaskBatches = Mapping[str, Batches]  # by task
+Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
 
 PROVING = 2  # samples for checking a plan; the result does not depend on their number
 IGNORED = -100  # transformers' label of a token without a target
+# parts of a SentenceTransformer after its transformer
+PICKLED = (".bin", ".pt", ".pth")
+MODES = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len", "weightedmean")
+ACTIVATIONS: Any = {"Tanh": torch.tanh, "Identity": nn.Identity(), "ReLU": torch.relu}
+USE_LIBRARY = "encode with sentence-transformers itself"
 
 
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
@@ -109,29 +115,27 @@ def naming(task: str, number: int) -> Iterator[None]:
 
 
 def padding_mask(
-    batch: Batch, hidden: Tensor, keyword: str = "attention_mask", pad: int | None = None
+    batch: Batch, hidden: Tensor, keyword: str = "attention_mask", model: nn.Module | None = None
 ) -> Tensor | None:
     """Return the padding mask (batch, tokens) of `hidden` (batch, tokens, d), None without padding.
 
-    "labels" masks tokens without a label; a decoder's missing mask is derived from its tokens.
+    "labels" masks tokens without a label; a decoder's missing mask is derived from its tokens and
+    the padding token of `model`.
     """
     mask, labels = batch.get(keyword), batch.get("labels")
+    pad = getattr(getattr(model, "config", None), "pad_token_id", None)
+    pad = IGNORED if pad is None else pad
     if isinstance(mask, Tensor) and keyword == "labels":
         mask = mask != IGNORED
     elif mask is None and keyword == "decoder_attention_mask":
         if isinstance(inputs := batch.get("decoder_input_ids"), Tensor):
-            mask = inputs != (IGNORED if pad is None else pad)
+            mask = inputs != pad
             mask[:, 0] = True  # many decoders start with the padding token
         elif isinstance(labels, Tensor):
-            mask = (labels != IGNORED) & (labels != (IGNORED if pad is None else pad))
+            mask = (labels != IGNORED) & (labels != pad)
     if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:
         return mask.to(hidden.device)
     return None
-
-
-def pad_token(model: nn.Module) -> int | None:
-    """Return the padding token of a transformers model, or None."""
-    return getattr(getattr(model, "config", None), "pad_token_id", None)
 
 
 def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:
@@ -160,9 +164,6 @@ def unit_length(features: Tensor) -> Tensor:
     return features / torch.linalg.vector_norm(features, dim=-1, keepdim=True)
 
 
-Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
-
-
 def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor, Tensor]:
     """Return the rows (rows, d) of one batch without padding, and each sample's count (n,)."""
     language_head = output_embeddings(model)
@@ -178,7 +179,7 @@ def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor
     hidden = inputs[name]  # (n, tokens, d)
     config: Any = model.config
     keyword = "decoder_attention_mask" if config.is_encoder_decoder else "attention_mask"
-    mask = padding_mask(batch, hidden, keyword, pad_token(model))
+    mask = padding_mask(batch, hidden, keyword, model)
     used = hidden.new_ones(hidden.shape[:2]).bool() if mask is None else mask.bool()
     return hidden[used], used.sum(1).cpu()
 
@@ -208,14 +209,6 @@ def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
         wanted = f"must have shape (p, {vectors.shape[1]}), as the weight of visual_projection"
         raise BadSetting("head", tuple(weight.shape), wanted)
     return vectors @ weight.to(vectors).T
-
-
-# The parts of a SentenceTransformer after its transformer
-
-PICKLED = (".bin", ".pt", ".pth")
-MODES = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len", "weightedmean")
-ACTIVATIONS: Any = {"Tanh": torch.tanh, "Identity": nn.Identity(), "ReLU": torch.relu}
-USE_LIBRARY = "encode with sentence-transformers itself"
 
 
 @dataclass(frozen=True)

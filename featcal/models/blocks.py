@@ -75,9 +75,6 @@ def out_of_memory(error: Exception) -> bool:
     return "memory" in f"{type(error).__name__} {error}".lower()
 
 
-# Run a model, or its blocks one by one
-
-
 def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch on the model's device, without a cache, which would change a second pass."""
     device, call = next(model.parameters()).device, dict(batch)
@@ -110,8 +107,7 @@ def first_inputs(
     The model's own forward stops at that block; with `mixed`, at the last one, while blocks pass
     their input on. `fed` replaces running `source`, which feeds this stack. Raises: BadPlan.
     """
-    calls: list[dict[str, Any]] = []
-    arrived: list[bool] = []
+    calls, arrived = list[dict[str, Any]](), list[bool]()
     blocks, name = blocks_of(model, stack), type(model).__name__
     wanted = len(blocks) if stack.mixed else 1
 
@@ -157,10 +153,7 @@ def new_gelu(x: Tensor) -> Tensor:
     return inner.tanh_().add_(1.0).mul_(0.5 * x)
 
 
-IN_PLACE: dict[type[nn.Module], Any] = {
-    QuickGELUActivation: quick_gelu,
-    NewGELUActivation: new_gelu,
-}
+IN_PLACE: Any = {QuickGELUActivation: quick_gelu, NewGELUActivation: new_gelu}
 
 
 @contextmanager
@@ -208,10 +201,8 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
     name = type(model).__name__
     with torch.no_grad():
         with ExitStack() as hooks:
-            features = {
-                stack.name: hooks.enter_context(block_outputs(model, blocks_of(model, stack)))
-                for stack in plan.stacks
-            }
+            outputs = ((s.name, block_outputs(model, blocks_of(model, s))) for s in plan.stacks)
+            features = {name: hooks.enter_context(of_stack) for name, of_stack in outputs}
             hooks.enter_context(same_unpacked(model))
             model(**model_call(model, batch))
         try:
@@ -228,9 +219,6 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
             by = f"the model's own forward by {difference:.3g}"
             way_out = f"the blocks exchange something a block plan cannot express; {CHOOSE_BLOCKS}"
             raise BadPlan(name, f"replaying {stack.blocks!r} differs from {by}", way_out)
-
-
-# Capture tensors inside a forward
 
 
 class Captured(dict[str, Tensor]):

@@ -142,11 +142,10 @@ class LazyCheckpoint(dict[str, LazyTensor]):
         """Raise BadFile if a weight is stored as integers; other tensors, e.g. counters, may be."""
         for name, each in self.items():
             if name.endswith("weight") and "float" not in each.kind:
+                problem = f"{name} is stored as {each.kind}, not floating-point"
+                way_out = "give the checkpoint that the quantised one was made from, or write its"
                 raise BadFile(
-                    each.file,
-                    f"{name} is stored as {each.kind}, not floating-point",
-                    "give the checkpoint that the quantised one was made from, or write its values "
-                    "as float32, float16 or bfloat16",
+                    each.file, problem, f"{way_out} values as float32, float16 or bfloat16"
                 )
 
     def _read(self, file: Path, name: str) -> "Tensor":

@@ -47,6 +47,16 @@ from featcal.models.checkpoint import (
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 VISION = "vision_model"  # a CLIPModel's vision tower
 CLIP_CLASSES = (CLIPModel, CLIPVisionModel)
+LIMIT = 5 * 10**9  # bytes per file, as transformers shards
+_KINDS = {getattr(torch, name): kind for kind, name in KINDS.items()}
+WEIGHTS = (  # files of weights and training states; an index lists shards
+    ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5",
+    ".msgpack", ".ot", ".gguf", ".onnx", ".onnx_data", ".pb", ".tflite",
+)  # fmt: skip
+OWN_FILES = (  # files that describe a folder's own model, and are written anew with every model
+    "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml",
+    "merge.json", "featcal.json",
+)  # fmt: skip
 
 
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -160,8 +170,7 @@ def torch_device(name: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError, ValueError):
         raise BadSetting("device", name, "must be cpu, cuda, auto or a device of torch") from None
     if device.type == "cuda" and not gpu:
-        expected = "needs a GPU that torch can use; auto or cpu run without"
-        raise BadSetting("device", name, expected)
+        raise BadSetting("device", name, "needs a GPU that torch can use; auto or cpu run without")
     return device
 
 
@@ -228,12 +237,9 @@ def refuse_code(folder: str | Path, name: str = CONFIG) -> list[str]:
         for code in classes if isinstance(classes, list) else [classes]:
             models += [str(code)] if auto.startswith("AutoModel") else []
             if code and not hasattr(transformers, str(code).rpartition(".")[2]):
-                raise BadFile(
-                    path,
-                    f"auto_map names {code}, and no code from a checkpoint is run",
-                    "if transformers' own class computes the same, remove auto_map; other models "
-                    "cannot be used",
-                )
+                problem = f"auto_map names {code}, and no code from a checkpoint is run"
+                way_out = "if transformers' own class computes the same, remove auto_map"
+                raise BadFile(path, problem, f"{way_out}; other models cannot be used")
     return models
 
 
@@ -246,22 +252,6 @@ def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool
     """Return whether two classes differ only in the head on their tower."""
     prefixes = {one.base_model_prefix, other.base_model_prefix}
     return one.config_class is other.config_class and len(prefixes) == 1 and "" not in prefixes
-
-
-# Writing
-
-LIMIT = 5 * 10**9  # bytes per file, as transformers shards
-_KINDS = {getattr(torch, name): kind for kind, name in KINDS.items()}
-# files of weights and training states; an index lists shards
-WEIGHTS = (
-    ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5",
-    ".msgpack", ".ot", ".gguf", ".onnx", ".onnx_data", ".pb", ".tflite",
-)  # fmt: skip
-# files that describe a folder's own model, and are written anew with every model
-OWN_FILES = (
-    "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml",
-    "merge.json", "featcal.json",
-)  # fmt: skip
 
 
 def require_replaceable(folder: Path) -> None:

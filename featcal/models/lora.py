@@ -27,8 +27,7 @@ from featcal.models.modules import tied_names
 WEIGHTS = "adapter_model.safetensors"
 # what peft adds to the names of a model's own parameters
 PEFT_NAMES = re.compile(r"^base_model\.model\.|\b(base_layer|original_module|token_adapter)\.")
-# settings of adapters that are no change of the base's weights
-NO_WEIGHTS = {
+NO_WEIGHTS = {  # settings of adapters that are no change of the base's weights
     "layer_replication": "repeats layers of the base",
     "alora_invocation_tokens": "acts only after certain tokens",
     "arrow_config": "chooses between adapters at every token",
@@ -214,6 +213,5 @@ def peft_package() -> ModuleType:
         import peft
     except ImportError:
         problem = "the package that reads adapters is not installed"
-        way_out = "install it: pip install 'featcal[lora]'"
-        raise BadEnvironment("peft", problem, way_out) from None
+        raise BadEnvironment("peft", problem, "install it: pip install 'featcal[lora]'") from None
     return peft

@@ -17,6 +17,9 @@ from featcal.errors import BadPlan, UnknownKey
 from featcal.models.plan import CHOOSE_BLOCKS, BlockPlan, blocks_of, parameter_count
 
 PARTS = ("gate_up_proj", "down_proj")
+LEAST_COVERAGE = 0.5  # share of the blocks' parameters
+# of a norm's output: bfloat16 keeps 8 bits, while another kind of norm is off by far more
+NORM_TOLERANCE = 0.02
 ROUNDING = 1e-5  # relative difference of products that differ only in the order of their sums
 
 
@@ -40,10 +43,8 @@ class ExpertMLP(nn.Module):
 
     def forward(self, x: Tensor, hooks: bool = True) -> Tensor:
         """Return the output (tokens, d) for x (tokens, d); without hooks no hook of a linear runs."""
-        gate, up, down = (
-            linear if hooks else linear.forward
-            for linear in (self.gate_proj, self.up_proj, self.down_proj)
-        )
+        linears = (self.gate_proj, self.up_proj, self.down_proj)
+        gate, up, down = (each if hooks else each.forward for each in linears)
         return down(self.act_fn(gate(x)) * up(x))
 
 
@@ -162,11 +163,6 @@ def same_unpacked(model: nn.Module) -> Iterator[None]:
         yield
 
 
-LEAST_COVERAGE = 0.5  # share of the blocks' parameters
-# of a norm's output: bfloat16 keeps 8 bits, while another kind of norm is off by far more
-NORM_TOLERANCE = 0.02
-
-
 def is_linear(module: nn.Module) -> bool:
     """Return whether a module is a linear that can be solved."""
     return isinstance(module, nn.Linear | Conv1D)
@@ -282,9 +278,7 @@ def check_blocks(
     linears = set[str]()
     for stack in plan.stacks:
         blocks = blocks_of(model, stack)
-        others = {
-            f"{i}.{n}": p for i, each in enumerate(blocks) for n, p in uncovered(each).items()
-        }
+        others = {f"{i}.{n}": p for i, b in enumerate(blocks) for n, p in uncovered(b).items()}
         share = 1 - sum(p.numel() for p in others.values()) / max(1, parameter_count(blocks))
         if share < LEAST_COVERAGE:
             largest = sorted(others, key=lambda name: (-others[name].numel(), name))[:2]

@@ -44,13 +44,12 @@ def skeleton(
     folder: str | Path,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    like: type[PreTrainedModel] | None = None,
-    whole: bool = False,
+    like: type[PreTrainedModel] | None = None,  # the class to build if it has the same tower
+    whole: bool = False,  # with both towers of a CLIPModel
 ) -> PreTrainedModel:
     """Build the model of a folder in evaluation mode with parameters on meta and real buffers.
 
-    With `like`, the class to build if it has the same tower. A CLIPModel is built with both towers
-    only if `whole`. Raises: MissingPath; BadFile for a config.json that makes no model.
+    Raises: MissingPath; BadFile for a config.json that makes no model.
     """
     kind: Any = model_class(folder)
     if like is not None and same_tower(kind, like):
@@ -168,19 +167,14 @@ def _matches(
 
 
 class ModelFolder:
-    """The model of a folder, with parameters on meta, and the tensors of its files.
-
-    stored: every parameter and buffer that the files hold, a tied one by its first name.
-    forms: its name in the files, or how it is made of them.
-    ties: the names of each parameter; tied ones with different stored values are apart.
-    surplus: stored tensors that the model has no place for, such as a head.
-    """
+    """The model of a folder, with parameters on meta, and the tensors of its files."""
 
     def __init__(self, folder: str | Path, module: PreTrainedModel | None = None):
         self.module = module or skeleton(folder)
         part = VISION if type(self.module) is CLIPVisionModel else None
         self.files = LazyCheckpoint(folder, part)
         self.files.require_floating()
+        # the name of a tensor in the files, or how it is made of them
         self.forms: dict[str, str | Conversion] = {}
         state, present = self.module.state_dict(), dict[str, LazyTensor]()
         surplus: list[tuple[str, LazyTensor]] = []
@@ -191,8 +185,10 @@ class ModelFolder:
             else:
                 surplus.append((name, tensor))
         _, unexpected = self._reported(unexpected={name for name, _ in surplus})
+        # stored tensors that the model has no place for, such as a head
         self.surplus = [(name, tensor) for name, tensor in surplus if name in unexpected]
-        self.ties, self.stored = list[list[str]](), dict[str, LazyTensor]()
+        self.ties = list[list[str]]()  # names of each parameter; apart where stored values differ
+        self.stored = dict[str, LazyTensor]()  # a tied one by its first name
         for names in tied_names(self.module):
             own = {name: present.pop(name) for name in names if name in present}
             if own:
@@ -316,8 +312,7 @@ class ModelCheckpoint(ModelFolder):
             self._last = form, form.to_sources(made)
         if self._last[1].keys() != form.sources.keys():
             problem = f"{next(iter(form.made))} cannot be cut into the parts that the base stores"
-            way_out = "write all models again with save_pretrained(folder)"
-            raise BadFile(file, problem, way_out)
+            raise BadFile(file, problem, "write all models again with save_pretrained(folder)")
         return self._last[1][source].clone()
 
     def to_module(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

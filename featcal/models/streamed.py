@@ -25,6 +25,19 @@ from featcal.models.plan import part_of
 from featcal.models.stored import ModelFolder, skeleton
 
 Override = Callable[[str], Tensor | None]  # by name a tensor to load instead of the stored one
+# keys that change no feature: training, labels and heads, special tokens, and what shapes show
+HARMLESS = re.compile(
+    r"_.*|.*(drop|initiali[sz]er|init_|jitter|_loss|loss_|label|classifier|summary_).*"
+    r"|.*(_token_ids?|_token_index|_cache|vocab_size|_range|_std|_flash_attn)"
+    r"|max_position_embeddings|n_positions|image_size|projection_dim|encoder_stride|layerscale_value"
+    r"|tie_word_embeddings|pretraining_tp|gradient_checkpointing|output_.*|mask_.*|use_mask_token"
+    r"|stage_names|out_features|out_indices|reshape_hidden_states|apply_layernorm|reduction"
+    r"|slow_but_exact|sparse_pred.*|(hidden|intermediate|patch)_size|num_(hidden_|decoder_)?layers"
+    r"|d_model|d_ff|n_embd|n_layer|ffn_dim|num_channels"
+)
+DERIVED = ("head_dim", "n_inner")  # where they are None, shapes and other keys give them
+# names of one activation
+SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
 
 class InMemoryModel:
@@ -51,21 +64,17 @@ class InMemoryModel:
 
 
 class StreamedModel(ModelFolder):
-    """The model of a folder; parameters of `module` are on meta outside of `block` and `running`.
-
-    blocks: paths of the lists of blocks, as in a plan; other outermost lists are treated alike.
-    like: class to load the folder's tower into, whose own head may be missing.
-    """
+    """The model of a folder; parameters of `module` are on meta outside of `block` and `running`."""
 
     def __init__(
         self,
         folder: str | Path,
-        blocks: Sequence[str] = (),
+        blocks: Sequence[str] = (),  # paths of the lists of blocks; other outermost lists are alike
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         *,
         override: Override = lambda name: None,
-        like: type[PreTrainedModel] | None = None,
+        like: type[PreTrainedModel] | None = None,  # to load a tower into, its head may be missing
     ):
         super().__init__(folder, skeleton(folder, dtype, device, like))
         self.require_complete(heads=like is not None)
@@ -81,8 +90,7 @@ class StreamedModel(ModelFolder):
             for part in self.module.modules()
         }
         self._loaded: set[str] = set()
-        # tensors of the block that is read ahead
-        self._ahead: Future[dict[str, Tensor]] | None = None
+        self._ahead: Future[dict[str, Tensor]] | None = None  # tensors of the next block
         self._lists = [f"{path}." for path in blocks]
         for path, each in self.module.named_modules():
             dotted = f"{path}."
@@ -216,9 +224,6 @@ def in_turn(models: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str,
                 each.cancel()
 
 
-# Comparing models
-
-
 def require_same_tensors(
     models: Mapping[str, ModelHandle], blocks: Sequence[str] | None = None
 ) -> None:
@@ -241,22 +246,6 @@ def require_same_tensors(
                 raise TensorsDiffer(name, here, shape, there, shapes[name])
         for name in shapes.keys() - reference.keys():
             raise MissingTensor(here, name, reference)
-
-
-# keys that change no feature: training, labels and heads, special tokens, and what shapes show
-HARMLESS = re.compile(
-    r"_.*|.*(drop|initiali[sz]er|init_|jitter|_loss|loss_|label|classifier|summary_).*"
-    r"|.*(_token_ids?|_token_index|_cache|vocab_size|_range|_std|_flash_attn)"
-    r"|max_position_embeddings|n_positions|image_size|projection_dim|encoder_stride|layerscale_value"
-    r"|tie_word_embeddings|pretraining_tp|gradient_checkpointing|output_.*|mask_.*|use_mask_token"
-    r"|stage_names|out_features|out_indices|reshape_hidden_states|apply_layernorm|reduction"
-    r"|slow_but_exact|sparse_pred.*|(hidden|intermediate|patch)_size|num_(hidden_|decoder_)?layers"
-    r"|d_model|d_ff|n_embd|n_layer|ffn_dim|num_channels"
-)
-DERIVED = ("head_dim", "n_inner")  # where they are None, shapes and other keys give them
-
-# names of one activation
-SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
 
 def require_one_family(kinds: Mapping[str, type]) -> None:

@@ -125,14 +125,14 @@ def model_drift(model: "nn.Module", expert: "nn.Module", batches: "Batches") -> 
     first (class) token; in forward order, "embeddings" first. `count` is samples.
     """
     from featcal.core.moments import Drift
-    from featcal.models.batch import pad_token, padding_mask
+    from featcal.models.batch import padding_mask
     from featcal.models.plan import plan_for
 
     tokens, first, plan = dict[str, Drift](), dict[str, Drift](), plan_for(model)
     for batch in batches:
         features, theirs = (features_by_stack(m, batch, plan) for m in (model, expert))
         for block, (stack, h) in features.items():
-            h_exp, mask = theirs[block][1], padding_mask(batch, h, stack.mask, pad_token(model))
+            h_exp, mask = theirs[block][1], padding_mask(batch, h, stack.mask, model)
             tokens.setdefault(block, Drift()).add(h, h_exp, mask)
             first.setdefault(block, Drift()).add(h[:, 0], h_exp[:, 0])
     return [drift_row(block, tokens[block], first[block]) for block in tokens]

@@ -103,7 +103,7 @@ def test_losses_and_weights_that_are_not_finite_name_task_and_step():
     own = steps[4]["dtd"]
     steps[4]["dtd"] = Pair(torch.full_like(own.merged, float("nan")), own.expert, own.sizes)
     with pytest.raises(Diverged, match="surgery 'dtd': the loss is not finite at step 4"):
-        train(SETTINGS, steps, 42)
+        train(SETTINGS, steps, 42, progress=None, audit=None)
     broken_by_the_last_step = Surgery(rank=2, steps=1, lr=1e39, features="raw")
     with pytest.raises(Diverged, match="step 0"):
         broken_by_the_last_step.fit({"a": pair(0, 9, dtype=torch.float32)})

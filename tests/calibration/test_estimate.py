@@ -30,7 +30,6 @@ LEFT_OUT = {  # of torch's own counter
     ATEN._grouped_mm: lambda left, right, *_, **__: 2 * left[0] * left[1] * right[-1],
     ATEN._scaled_dot_product_flash_attention_for_cpu: lambda *qkv, **__: sdpa_flop_count(*qkv[:3]),
 }
-MODELS = ("clip", "t5", "llama", "gpt2", "bert")
 
 
 def real_run(name):
@@ -50,7 +49,7 @@ def on_meta(model):
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [(name, settings) for settings in (PAPER, STREAM) for name in MODELS] + [("bert", "auto")],
+    [("clip", PAPER), ("clip", STREAM), ("t5", PAPER), ("llama", STREAM), ("bert", "auto")],
     ids=lambda value: value if isinstance(value, str) else str(value.ridge),
 )
 def test_operations_are_within_20_percent_of_those_that_torch_counts_in_a_run(name, settings):

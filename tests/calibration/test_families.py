@@ -7,7 +7,17 @@ import pytest
 import tiny
 import torch
 import transformers as tf
-from families import FAMILIES, SHORT, Family, experiment, family, text, tokens, without_float32
+from families import (
+    FAMILIES,
+    KINDS,
+    SHORT,
+    Family,
+    experiment,
+    family,
+    text,
+    tokens,
+    without_float32,
+)
 from test_mixtures import KINDS as MIXTURE_KINDS
 from test_mixtures import mixture
 from test_resume import deep, finished, killed_after
@@ -119,7 +129,7 @@ NORMLESS = {  # its norms are of a kind that cannot be solved
 }
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *MIXTURES, *NORMLESS])
+@pytest.mark.parametrize("name", [*KINDS, *MIXTURES, *NORMLESS])
 def test_a_check_ends_as_the_calibration_does(name):
     given = experiment((FAMILIES | MIXTURES | NORMLESS)[name], torch.float32)
     ended = []

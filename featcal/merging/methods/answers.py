@@ -39,6 +39,7 @@ from featcal.models.batch import (
     single_samples,
 )
 
+State = Mapping[str, Tensor]  # a model's tensors, or something about each, by name
 REPORTS = 20  # lines of progress, whatever the number of steps
 
 
@@ -54,11 +55,7 @@ def encoder(job: MergeJob, method: str) -> nn.Module:
 
 
 def zero_shot_logits(
-    head: Mapping[str, Tensor],
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    task: str,
-    batch: Batch,
+    head: State, model: nn.Module, tensors: State, task: str, batch: Batch
 ) -> Tensor:
     """Return exp(logit_scale) f Wᵀ, (n, K), of unit features f (n, p) and the task's head W (K, p)."""
     weight, call = next(iter(tensors.values())), dict(batch)
@@ -116,7 +113,7 @@ class Mixture:
             mixed[name] = (self.base[name] + change).requires_grad_()
         return mixed
 
-    def pull_back(self, mixed: Mapping[str, Tensor]) -> None:
+    def pull_back(self, mixed: State) -> None:
         """Set the coefficients' gradient ∂L/∂λᵢ = ⟨∂L/∂θ, τᵢ⟩ from the gradients of θ."""
         columns = []
         for name in self.names:
@@ -209,7 +206,7 @@ def learn(
 
 
 def entropy_gradients(
-    job: MergeJob, mixed: Mapping[str, Tensor], model: nn.Module, item: tuple[str, int, Batch]
+    job: MergeJob, mixed: State, model: nn.Module, item: tuple[str, int, Batch]
 ) -> tuple[float, Sequence[Tensor | None]]:
     """Return the entropy of the answers to a numbered batch, and its gradient for every tensor."""
     task, number, batch = item
@@ -221,18 +218,13 @@ def entropy_gradients(
 
 @torch.enable_grad()  # even under a caller's no_grad
 def squared_gradients(
-    job: MergeJob,
-    model: nn.Module,
-    model_tensors: Tensors,
-    task: str,
-    seed: int,
-    purpose: str = "fisher",
+    job: MergeJob, model: nn.Module, source: Tensors, task: str, seed: int, purpose: str = "fisher"
 ) -> tuple[dict[str, Tensor], int]:
     """Return Σ (∂ log p(y | x) / ∂θ)² over the n samples of a task by tensor in float64, and n.
 
-    Each label y is drawn from the model's own p(· | x), with `model_tensors` as θ.
+    Each label y is drawn from the model's own p(· | x), with the tensors of `source` as θ.
     """
-    own = {name: model_tensors[name].finite() for name in job.names}
+    own = {name: source[name].finite() for name in job.names}
     tensors = {name: tensor.to(job.device).requires_grad_() for name, tensor in own.items()}
     sums = {name: torch.zeros_like(tensor, dtype=SUM_DTYPE) for name, tensor in tensors.items()}
     draws, count = generator(task, purpose, seed), 0
@@ -265,9 +257,7 @@ def _add_squares(total: Tensor, gradient: Tensor) -> None:
         total.addcmul_(wide, wide)
 
 
-def fisher_weights(
-    fishers: Sequence[Mapping[str, Tensor]], floor: float, normalize: bool
-) -> list[float]:
+def fisher_weights(fishers: Sequence[State], floor: float, normalize: bool) -> list[float]:
     """Return cᵢ = 1 / (‖Fᵢ‖ + floor) over the whole model; 1 without `normalize`."""
     if not normalize:
         return [1.0] * len(fishers)

@@ -33,6 +33,10 @@ from featcal.merging.tensors import (
 )
 from featcal.settings import Fraction, PositiveFraction, require
 
+OUTLIERS = 1e-4  # share of an expert's entries at either end whose magnitudes are clamped
+Range = tuple[float, float]  # lowest and highest value
+DropRate = Annotated[float, Field(ge=0, lt=1)]
+
 
 @method(source="Wortsman et al., 2022")
 def average(job: MergeJob) -> NamedTensors:
@@ -153,9 +157,6 @@ def ties(
     yield from in_pieces(job, lambda vectors: ties_tensor(vectors, cuts, combine, majority))
 
 
-DropRate = Annotated[float, Field(ge=0, lt=1)]
-
-
 def drop_entries(vector: Tensor, share: float, draws: torch.Generator) -> Tensor:
     """Return m ∘ τ / (1 − p), where each entry of m is 0 with probability p, so its mean is τ."""
     kept = torch.rand(vector.shape, generator=draws) >= share  # on the CPU: alike on every device
@@ -193,10 +194,6 @@ def dare_ties(
 ) -> NamedTensors:
     """Yield the task vector of every tensor by TIES on DARE's experts."""
     yield from ties(with_sparse_experts(job, drop, seed), density, combine)
-
-
-OUTLIERS = 1e-4  # share of an expert's entries at either end whose magnitudes are clamped
-Range = tuple[float, float]  # lowest and highest value
 
 
 def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:

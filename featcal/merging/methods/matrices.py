@@ -153,10 +153,6 @@ class Interference:
                 G, R, c = G + gram, R + vector @ gram, c + float(gram.square().sum() * size)
         return cls(G, R, c, tensor_sum(vectors))
 
-    def to(self, dtype: torch.dtype) -> "Interference":
-        """Return the sums in another dtype."""
-        return Interference(self.G.to(dtype), self.R.to(dtype), self.c, self.start.to(dtype))
-
     def loss(self, tau: Tensor) -> float:
         """Return L(τ) in float64, at least 0."""
         tau = tau.double()
@@ -230,7 +226,9 @@ def wudi(
             losses = [problem.loss(problem.start), problem.loss(tau)]
         else:  # in float32 unless the model has more precision
             wide = job.base[names[0]].dtype == torch.float64
-            problem = problem if wide else problem.to(torch.float32)
+            if not wide:
+                G, R, start = problem.G.float(), problem.R.float(), problem.start.float()
+                problem = Interference(G, R, problem.c, start)
             tau, losses = minimize(problem, count, rate, names[0])
         curve = [a + b for a, b in zip(curve, losses, strict=True)] if curve else losses
         ends[" + ".join(names)] = {"start": losses[0], "end": min(losses[0], losses[-1])}

@@ -10,7 +10,7 @@ dividing by their number, and average biases, shifts and embeddings."""
 
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from featcal.calibration.features import (
     StudentTeacherFeatures,
+    TaskFeatures,
     advance,
     first_features,
     leave_stack,
@@ -69,12 +70,11 @@ class ForwardOrder:
 
     One module takes the tensors of the model to run, so at most one block of the experts is in
     memory. A site is a group of linears that read the same tensor (q, k, v).
-    own: carry every expert's own features (True) or those of the merge so far.
     """
 
     job: MergeJob
     solve: SolveSite
-    own: bool
+    own: bool  # carry every expert's own features, or those of the merge so far
     solve_norm: SolveNorm | None = None
 
     def __post_init__(self) -> None:
@@ -89,10 +89,8 @@ class ForwardOrder:
             )
         self.plan = plan_for(self.worker)
         several = len(self.plan.stacks) > 1  # then batches are read once per stack
-        self.batches = {
-            task: list(self.job.batches[task]) if several else self.job.batches[task]
-            for task in self.job.experts
-        }
+        given = ((task, self.job.batches[task]) for task in self.job.experts)
+        self.batches = {task: list(own) if several else own for task, own in given}
         # without a limit: all features stay on their device
         self.spool = Spool(sys.maxsize, sys.maxsize, tempfile.gettempdir())
         self.tokens: dict[str, int] = {}
@@ -125,12 +123,7 @@ class ForwardOrder:
             yield name, average_tensor(base, experts) if average else base
 
     def _merge_block(
-        self,
-        path: str,
-        block: nn.Module,
-        feeder: Stack | None,
-        stack: Stack,
-        tasks: Mapping[str, StudentTeacherFeatures],
+        self, path: str, block: nn.Module, feeder: Stack | None, stack: Stack, tasks: TaskFeatures
     ) -> dict[str, Tensor]:
         """Sum over one block, merge it, and move every task's features past it."""
         sums = []
@@ -193,22 +186,18 @@ class ForwardOrder:
 
 
 def sum_block(
-    block: nn.Module,
-    feeder: Stack | None,
-    stack: Stack,
-    features: StudentTeacherFeatures,
-    move: bool,
+    block: nn.Module, feeder: Stack | None, stack: Stack, task: StudentTeacherFeatures, move: bool
 ) -> BlockSums:
     """Return the sums of one block over a task's batches, and `move` the features past it."""
     grams, squares = dict[Site, Gram](), dict[str, Tensor]()
     linears, norms = solved_modules(block)
     spec = BlockSpec(type(block).__name__, stack, (*linears,), (*norms,), every_token, last=False)
-    for number, mask in enumerate(features.masks):
-        hidden, arguments = features.teacher[number]
+    for number, mask in enumerate(task.masks):
+        hidden, arguments = task.teacher[number]
         with module_inputs(block, [*linears, *norms]) as inputs:
             output = step(block, stack, hidden, arguments)
         fed = arguments[0].get(feeder.feeds) if feeder else None
-        tokens = (hidden, mask), (fed, features.encoder_masks[number])
+        tokens = (hidden, mask), (fed, task.encoder_masks[number])
         weigh = partial(row_weights, spec, tokens, {})
         for site, weights in shared_sites(inputs, linears, weigh).items():
             rows = wide(inputs[site[0]][weights > 0])  # (n, d)
@@ -221,7 +210,7 @@ def sum_block(
             z = wide(normalised(block.get_submodule(name), x)[weigh(name, x) > 0])
             squares[name] = squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
         if move:
-            features.teacher[number] = output
+            task.teacher[number] = output
     for gram in grams.values():
         mirror(gram.total)
     return grams, squares
