@@ -222,8 +222,7 @@ def new_model(recipe: Recipe) -> CLIPModel:
             value[1:] = position_waves(tower.image_size // tower.patch_size, tower.hidden_size)
         return value
 
-    model: CLIPModel = with_first_weights(lambda: CLIPModel(config), recipe.seed, first_value)
-    return model
+    return with_first_weights(CLIPModel, config, recipe.seed, first_value)
 
 
 def _spread(name: str, tower) -> float:

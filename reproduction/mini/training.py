@@ -188,13 +188,13 @@ def restore_state(path: Path, run: Training) -> None:
 FirstValue = Callable[[str, Tensor, np.random.Generator], Tensor]
 
 
-def with_first_weights(build: Callable[[], Any], seed: int, first_value: FirstValue) -> Any:
+def with_first_weights(kind: Any, config: Any, seed: int, first_value: FirstValue) -> Any:
     """Return a model whose every parameter is drawn by a generator keyed by seed and its name.
 
     The global generator stays as it was.
     """
     with torch.random.fork_rng(devices=[]):
-        model = build()
+        model = kind(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             generator = np.random.default_rng([seed, crc32(name.encode())])

@@ -55,7 +55,7 @@ def draw_rows(key: str, split: str, count: int, seed: int, first: int = 0) -> li
 
 
 def _glue_row(key: str, split: str, index: int, seed: int) -> dict[str, Any]:
-    rng = np.random.default_rng([seed, crc32(key.encode()), crc32(split.encode()), index])
+    rng = generator(seed, key, split, index)
     lowest, end = SHARES[split]
     while True:
         row = WORLDS[key].draw(index % WORLDS[key].kinds, rng)

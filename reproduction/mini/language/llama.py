@@ -171,7 +171,4 @@ def new_model(recipe: Recipe) -> LlamaForCausalLM:
         drawn = generator.standard_normal(tuple(parameter.shape))
         return torch.from_numpy(spread * drawn).float()
 
-    model: LlamaForCausalLM = with_first_weights(
-        lambda: LlamaForCausalLM(config), recipe.seed, first_value
-    )
-    return model
+    return with_first_weights(LlamaForCausalLM, config, recipe.seed, first_value)

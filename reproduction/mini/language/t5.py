@@ -150,15 +150,10 @@ def new_model(recipe: Recipe, vocabulary: int) -> T5ForConditionalGeneration:
         drawn = torch.from_numpy(generator.standard_normal(tuple(parameter.shape))).float()
         if name == "shared.weight":
             return drawn
-        if name.endswith(".q.weight"):  # with attention's missing division by √(width of a head)
-            return drawn * (recipe.width * recipe.head_width) ** -0.5
-        if name.endswith(".wo.weight"):
-            return drawn * recipe.inner**-0.5
-        if name.endswith(".o.weight"):
-            return drawn * (recipe.heads * recipe.head_width) ** -0.5
-        return drawn * recipe.width**-0.5
+        inputs = {  # of q, with attention's missing division by √(width of a head)
+            "q": recipe.width * recipe.head_width, "wo": recipe.inner,
+            "o": recipe.heads * recipe.head_width,
+        }  # fmt: skip
+        return drawn * inputs.get(name.split(".")[-2], recipe.width) ** -0.5
 
-    model: T5ForConditionalGeneration = with_first_weights(
-        lambda: T5ForConditionalGeneration(config), recipe.seed, first_value
-    )
-    return model
+    return with_first_weights(T5ForConditionalGeneration, config, recipe.seed, first_value)
