@@ -29,9 +29,9 @@ from featcal.data.places import Kind, first_line
 from featcal.errors import MissingPath
 from featcal.files import read_json
 from reproduction.engine.context import Context
-from reproduction.experiments import GLUE_POOL, load_experiments
+from reproduction.experiments import load_experiments
 from reproduction.prepare import hub
-from reproduction.prepare.suite import Suite, load_suite
+from reproduction.prepare.suite import Role, Suite, load_suite
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS
 from reproduction.results import project_root
 
@@ -143,7 +143,7 @@ def checkup(chosen: Context, rate: float) -> Checkup:
     suite, found = chosen.suite, Checkup(chosen.suite.name, gpu=gpu_bytes())
     pins = read_json(chosen.pins) if chosen.pins.is_file() else {}
     with ThreadPoolExecutor(8) as pool:
-        wanted = repositories(suite)
+        wanted = repositories(chosen)
         commits = [pins.get(f"{one.kind}s", {}).get(one.name) for one in wanted]
         found.repositories = list(pool.map(look, wanted, commits))
     if suite.data.source == "hub":
@@ -170,30 +170,24 @@ def gpu_bytes() -> int:
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
 
 
-def repositories(suite: Suite) -> list[Repository]:
+def repositories(chosen: Context) -> list[Repository]:
     """Return what the suite asks the hub for, in the order of its roles and pools."""
-    found: list[Repository] = []
-    sizes = FACTS["model_bytes"]
-
-    def models(part: str, base: str, experts: str = "", tasks: Iterable[str] = ()) -> None:
-        names = [base] if "/models/" not in base else []  # no folder of the project
+    suite, sizes = chosen.suite, FACTS["model_bytes"]
+    language, found = suite.language, list[Repository]()
+    for role, model in suite.every_role.items():
+        base = model.clip if isinstance(model, Role) else model.model
+        local = base.startswith(hub.PREFIX) or (chosen.root / base).is_dir()
+        names, experts = [] if local else [base], getattr(model, "experts", "")
+        pools = [p for r, p in chosen.experiments.prepared if r == role and p in suite.pools_of(r)]
+        tasks = dict.fromkeys(task for pool in pools for task in suite.tasks_of(role, pool))
         names += [experts.format(task=task) for task in tasks] if "{task}" in experts else []
         for name in names:
             known = max((start for start in sizes if name.startswith(start)), key=len, default="")
-            found.append(Repository(name, "model", part, sizes.get(known)))
+            found.append(Repository(name, "model", role, sizes.get(known)))
 
     def data(names: Iterable[str], part: str) -> None:
         found.extend(Repository(name, "dataset", part, None) for name in dict.fromkeys(names))
 
-    for name, role in suite.roles.items():
-        models(name, role.clip, role.experts, suite.tasks)
-    for name, encoder in suite.sentences.roles.items():
-        if not encoder.model.startswith(hub.PREFIX):
-            models(name, encoder.model)
-    language = suite.language
-    for name, text_role in language.roles.items():
-        pool = GLUE_POOL if "t5" in name else "mergebench"
-        models(name, text_role.model, text_role.experts, language.pools.get(pool, ()))
     for task in suite.tasks if suite.data.source == "hub" else ():
         smallest = min(size for size, tasks in suite.pools.items() if task in tasks)
         data([TASKS[task].hub_id], f"images of pool {smallest}")
