@@ -17,15 +17,8 @@ import yaml
 from huggingface_hub import constants
 
 from featcal.errors import BadEnvironment, UnknownKey
-from reproduction.language.harness import (
-    ALLOW_PROGRAMS,
-    INSTALL,
-    Loaded,
-    local_test,
-    prepared,
-    require_harness,
-    silent,
-)
+from reproduction.language import harness
+from reproduction.language.harness import Loaded
 from reproduction.prepare.suite import Language
 from reproduction.prepare.tasks import PUBLIC, PublicTest
 from reproduction.prepare.texts import open_rows, read_text_sources
@@ -58,7 +51,7 @@ def load_tests(texts: Path, language: Language, split: str = "test") -> Mapping[
     found = {}
     for key in language.tests:
         rows = open_rows(texts, key, split)[0].to_list()
-        found[key] = local_test(key, rows, TESTS[key].check, TESTS[key].new_tokens)
+        found[key] = harness.local_test(key, rows, TESTS[key].check, TESTS[key].new_tokens)
     return found
 
 
@@ -73,7 +66,7 @@ def load_public(
     for name in tests.values():
         if name not in PUBLIC:
             raise UnknownKey("public tests", name, list(PUBLIC))
-    require_harness()
+    harness.require_harness()
     loaded, problems, ways_out = {}, [], [FETCHED]
     for key, name in tests.items():
         test = PUBLIC[name]
@@ -108,11 +101,11 @@ def _load(test: PublicTest, revision: str | None) -> Any:
     included: dict[str, Any] = {"include": str(file), "task": test.task}
     if revision:
         included["dataset_kwargs"] = {"revision": revision}
-    with silent(), TemporaryDirectory() as folder:
+    with harness.silent(), TemporaryDirectory() as folder:
         file = Path(folder, "pinned.yaml")
         file.write_text(yaml.safe_dump(included), "utf-8")
         manager = TaskManager(include_defaults=False)  # indexing all tasks takes ten seconds
-        task = prepared(manager.load([str(file)])["tasks"][test.task])
+        task = harness.prepared(manager.load([str(file)])["tasks"][test.task])
     if "nltk" in test.needs and not punkt_is_here():  # the harness has asked for it
         raise LookupError("nltk's punkt_tab could not be fetched")
     return task
@@ -121,14 +114,14 @@ def _load(test: PublicTest, revision: str | None) -> Any:
 def lacking(test: PublicTest) -> list[tuple[str, str]]:
     """Return what a test needs and this machine lacks, each with how to get it; fetch nothing."""
     missing = [name for name in test.needs if name != "antlr4" and find_spec(name) is None]
-    found = [(f"{', '.join(missing)} not installed", INSTALL)] if missing else []
+    found = [(f"{', '.join(missing)} not installed", harness.INSTALL)] if missing else []
     if "antlr4" in test.needs and not (version := antlr_version()).startswith(ANTLR):
         found.append((f"antlr4 {ANTLR} is needed, {version or 'none'} is installed", ANTLR_WAY_OUT))
     reads_sentences = "nltk" in test.needs and "nltk" not in missing
     if reads_sentences and constants.HF_HUB_OFFLINE and not punkt_is_here():
         found.append(("nltk's punkt_tab is not here", PUNKT_WAY_OUT))
-    if test.runs and os.environ.get(ALLOW_PROGRAMS) != "1":
-        way_out = f"{ALLOW_PROGRAMS}=1 lets the harness run generated programs by its own metric, without limits"
+    if test.runs and os.environ.get(harness.ALLOW_PROGRAMS) != "1":
+        way_out = f"{harness.ALLOW_PROGRAMS}=1 lets the harness run generated programs by its own metric, without limits"
         found.append(("runs generated programs, which is not allowed here", way_out))
     return found
 

@@ -19,7 +19,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTo
 from reproduction.mini.canvas import SIDE
 from reproduction.mini.images import WEB, draw_split
 from reproduction.mini.tasks import TASKS
-from reproduction.mini.training import Training, with_first_weights, write_base
+from reproduction.mini.training import CARDS, Training, with_first_weights, write_base
 
 PAD, UNK, BOS, EOS = SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # CLIP's legacy end is id 2
 LONGEST = 16  # tokens; the longest caption has 10
@@ -32,11 +32,6 @@ LARGEST_LOG_SCALE = 4.0
 STRENGTH = 0.4  # of augmentation
 BLOCKS = "vision_model.encoder"
 STEP, EPOCH, SHUFFLE = 1, 2, 3  # what a keyed draw is for
-ABOUT = """\
-A small CLIP model ({layers} vision layers of width {hidden}, {side}x{side} pictures in patches of {patch}) that plays the part of
-{role} in the mini suite of `featcal`. Pre-trained from a seed on pictures drawn by `reproduction.mini`, without any download:
-`featcal stage pretrain {role}`. Its captions name the classes of twenty drawn tasks, and its tokenizer knows
-only their words. Weights are stored in float16 and load in float32. Of no use outside the suite."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +93,9 @@ class Run(Training):
 
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and image processor."""
-        about = ABOUT.format(role=role, side=SIDE, patch=PATCH, **vars(self.recipe))
+        card = CARDS["clip"].format(role=role, side=SIDE, patch=PATCH, **vars(self.recipe))
         # a new tokenizer: the one in use keeps its last padding
-        parts, tag = (make_tokenizer(), image_processor()), "zero-shot-image-classification"
-        write_base(self.model, out, role, tag, about, *parts)
+        write_base(self.model, out, card, make_tokenizer(), image_processor())
 
 
 def web_pictures(count: int, seed: int) -> tuple[np.ndarray, Tensor]:

@@ -17,19 +17,8 @@ import numpy as np
 from featcal.data.texts import Sample
 from featcal.errors import BadSetting, UnknownKey
 from featcal.files import atomic_path
-from reproduction.mini.language.exercises import (
-    DrawItem,
-    Item,
-    draw_item,
-    expression,
-    generator,
-    instruction,
-    list_function,
-    question,
-    statement,
-    story,
-    string_function,
-)
+from reproduction.mini.language import exercises
+from reproduction.mini.language.exercises import DrawItem, Item, draw_item, generator
 from reproduction.mini.language.worlds import WORLDS, chance
 from reproduction.prepare.tasks import GLUE, prompted
 
@@ -108,19 +97,19 @@ class Test:
 TESTS: dict[str, Test] = {
     test.key: test
     for test in (
-        Test("math500", "MATH-500", expression, "arithmetic", 16, "Expressions of three digits, answered with their working."),
-        Test("gsm8k", "GSM8K", story, "arithmetic", 24, "Stories of one to two changes, answered with their working."),
-        Test("humaneval_plus", "HumanEval+", string_function, "program", 48, "String functions to be completed."),
-        Test("mbpp_plus", "MBPP+", list_function, "program", 40, "List functions to be written from one line."),
-        Test("ifeval", "IFEval", instruction, "instructions", 32, "Words to be said in an order, joined and wrapped as told."),
-        Test("arc_challenge", "ARC-C", question, "letter", 6, "Facts that only the bases have read, four options."),
+        Test("math500", "MATH-500", exercises.expression, "arithmetic", 16, "Expressions of three digits, answered with their working."),
+        Test("gsm8k", "GSM8K", exercises.story, "arithmetic", 24, "Stories of one to two changes, answered with their working."),
+        Test("humaneval_plus", "HumanEval+", exercises.string_function, "program", 48, "String functions to be completed."),
+        Test("mbpp_plus", "MBPP+", exercises.list_function, "program", 40, "List functions to be written from one line."),
+        Test("ifeval", "IFEval", exercises.instruction, "instructions", 32, "Words to say in a given order, joined and wrapped as asked."),
+        Test("arc_challenge", "ARC-C", exercises.question, "letter", 6, "Facts that only the bases have read, four options."),
     )
 }  # fmt: skip
 DOMAINS: dict[str, tuple[str, ...]] = {
     "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),
 }  # fmt: skip
 KINDS: dict[str, DrawItem] = {key: test.draw for key, test in TESTS.items()} | {
-    "statement": statement
+    "statement": exercises.statement
 }
 TRAINING = {"train": 6000, "validation": 300}  # of each domain
 

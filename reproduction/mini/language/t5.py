@@ -23,15 +23,9 @@ from transformers import (
 
 from featcal.data.batches import collate
 from featcal.data.texts import Reader, input_of
+from reproduction.mini import training
 from reproduction.mini.language.domains import WEB, draw_rows, draw_samples
 from reproduction.mini.language.worlds import WORLDS
-from reproduction.mini.training import (
-    STATE,
-    Training,
-    byte_level_bpe,
-    with_first_weights,
-    write_base,
-)
 from reproduction.prepare.tasks import GLUE, prompted
 
 BLOCKS = ("encoder.block", "decoder.block")
@@ -41,11 +35,6 @@ LARGEST = 1400  # so that every word of the drawn texts is one token
 ROWS = 400  # per task; after so many no new word comes
 LONGEST = 512  # of FLAN-T5
 PIECES = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
-ABOUT = """\
-A small T5 ({layers} blocks of width {width} in encoder and decoder) that plays the part of {role} in the mini suite of
-`featcal`. Pre-trained from a seed on texts drawn by `reproduction.mini.language`, without any download:
-`featcal stage pretrain {role}`. It answers the prompts of eight drawn tasks in the columns and wordings of GLUE. Weights are
-stored in float16 and load in float32. Of no use outside the suite."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +62,14 @@ RECIPES = {
 }
 
 
-class Run(Training):
+class Run(training.Training):
     """A base in training. Loss: teacher-forced cross-entropy of the answers."""
 
     def __init__(self, recipe: Recipe):
         tokenizer = make_tokenizer(recipe.seed)
         super().__init__(recipe, new_model(recipe, len(tokenizer)), BLOCKS)
         longest = tokenizer.model_max_length
-        self.reader = Reader(tokenizer, input_of(self.model), longest, Path(STATE))
+        self.reader = Reader(tokenizer, input_of(self.model), longest, Path(training.STATE))
 
     def step(self) -> float:
         """Compute the gradients of one batch, and return its loss."""
@@ -95,10 +84,10 @@ class Run(Training):
 
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and generation settings."""
-        about = ABOUT.format(role=role, **vars(self.recipe))
+        card = training.CARDS["t5"].format(role=role, **vars(self.recipe))
         # a new tokenizer: the one in use keeps its last padding
-        parts = make_tokenizer(self.recipe.seed), GenerationConfig(**IDS)
-        write_base(self.model, out, role, "text-generation", about, *parts)
+        tokenizer = make_tokenizer(self.recipe.seed)
+        training.write_base(self.model, out, card, tokenizer, GenerationConfig(**IDS))
 
 
 def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
@@ -107,7 +96,7 @@ def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     Words, numbers and punctuation are never merged with each other. The unchanging parts of the
     eight prompts are tokens of their own, which more than halves every sequence.
     """
-    inner = byte_level_bpe(_texts(seed), Regex(PIECES), LARGEST, SPECIAL)
+    inner = training.byte_level_bpe(_texts(seed), Regex(PIECES), LARGEST, SPECIAL)
     inner.add_tokens([AddedToken(part, normalized=False) for part in prompt_parts()])
     inner.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
@@ -156,4 +145,4 @@ def new_model(recipe: Recipe, vocabulary: int) -> T5ForConditionalGeneration:
         }  # fmt: skip
         return drawn * inputs.get(name.split(".")[-2], recipe.width) ** -0.5
 
-    return with_first_weights(T5ForConditionalGeneration, config, recipe.seed, first_value)
+    return training.with_first_weights(T5ForConditionalGeneration, config, recipe.seed, first_value)
