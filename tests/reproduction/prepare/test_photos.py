@@ -137,7 +137,7 @@ def test_features_are_those_of_onnxruntime(tmp_path):
 
 def last_feature(model: bytes) -> str:
     """Return the name of what the backbone's last norm gives."""
-    graph = next(value for number, value in photos._fields(memoryview(model)) if number == 7)
+    graph = next(value for number, value in photos._fields(model) if number == 7)
     outputs = []
     for number, node in photos._fields(graph):
         parts = [(part, bytes(v)) for part, v in photos._fields(node)] if number == 1 else []
