@@ -101,9 +101,8 @@ def fine_tune(
         head = head.to(device).float().T
         if isinstance(recipe, FineTuneSentences) and "attention_mask" in batch:
             hidden = learner(**batch).last_hidden_state
-            return (
-                unit_length(token_mean(hidden, batch["attention_mask"])) @ head / recipe.temperature
-            )
+            features = unit_length(token_mean(hidden, batch["attention_mask"]))
+            return features @ head / recipe.temperature
         pooled = learner(**batch).pooler_output
         if projection is not None:
             pooled = pooled @ projection.to(device).float().T
@@ -115,10 +114,7 @@ def fine_tune(
         rows, key = samples[task], f"multitask {task}" if shared else task
         order_of = similar_lengths if isinstance(rows, SentenceSet) else batch_indices
         chosen = order_of(key, len(rows), recipe.batch, turn, seed)
-        if isinstance(rows, SentenceSet):
-            batch = rows.batch(chosen)
-        else:
-            batch = {"pixel_values": rows.preprocess.normalised(rows.pixels[chosen])}
+        (batch,) = rows.batches(chosen, len(chosen))
         batch = {name: value.to(device) for name, value in batch.items()}
         labels = torch.from_numpy(rows.labels[chosen]).to(device)
         return task, F.cross_entropy(scores(batch, heads[f"head/{task}"]), labels)

@@ -53,7 +53,7 @@ Present = BeforeValidator(present)
 
 
 class CosineRate(Settings):
-    """A learning rate with linear warm-up and cosine decay to zero."""
+    """A learning rate with linear warm-up and, unless overridden, cosine decay to zero."""
 
     section = "fine_tune"
     steps: PositiveInt = 100
@@ -106,15 +106,13 @@ class FineTuneText(CosineRate):
     tokens: PositiveInt | None = None
 
 
-class FineTuneSentences(Settings):
+class FineTuneSentences(CosineRate):
     """How an expert of sentences or real images is trained: AdamW, linear warm-up and linear decay
     to zero.
 
     The loss is the cross-entropy of head · feature / temperature; of images, at CLIP's scale.
     """
 
-    section = "fine_tune"
-    steps: PositiveInt = 100
     lr: NonNegativeFloat = 2.0e-4
     batch: PositiveInt = 32
     warm_up: PositiveInt = 20

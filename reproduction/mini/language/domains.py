@@ -16,7 +16,7 @@ import numpy as np
 
 from featcal.data.texts import Sample
 from featcal.errors import BadSetting, UnknownKey
-from featcal.files import atomic_path
+from featcal.files import atomic_path, read_json
 from reproduction.mini.language import exercises
 from reproduction.mini.language.exercises import DrawItem, Item, draw_item, generator
 from reproduction.mini.language.worlds import WORLDS, chance
@@ -184,19 +184,15 @@ def test_row(key: str, item: Item) -> dict[str, Any]:
     return row
 
 
-MEASURED = ("choice_t5.json", "choice_llama.json")
-
-
-def measured(folder: Path = Path(__file__).parent) -> dict[str, dict[str, dict[str, float]]]:
+def measured() -> dict[str, dict[str, dict[str, float]]]:
     """Return validation scores by role, model and column, as measured when the models were chosen.
 
     The models are base, experts, their average and task arithmetic at several scales.
     scripts/choose_language.py and choose_llama.py write them without calibration or adapters.
     """
     found = {}
-    for file in (folder / name for name in MEASURED):
-        records: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-        for role, record in records.items():
+    for file in ("choice_t5.json", "choice_llama.json"):
+        for role, record in read_json(Path(__file__).with_name(file)).items():
             found[role] = {
                 model: {task: value for task, value in values.items() if task != "average"}
                 for model, values in record.get("validation", record).items()
