@@ -1,9 +1,7 @@
 """Judge a generated answer of a drawn test: a number, a letter, checkable instructions, a program.
 
-Every check is a function of the test's row and the answer, of which only the first line counts.
-Programs are not run as Python. Only the grammar of the drawn tasks is known: one function of one
-argument whose body is an expression of literals, slices, arithmetic, comparisons, list
-comprehensions, a few calls and two string methods. A program outside of it has failed.
+Only the first line of an answer counts. Programs are not run as Python: only the grammar of the
+drawn tasks is known, one function of one argument that returns an expression. All others fail.
 """
 
 import ast
@@ -46,9 +44,7 @@ def arithmetic(row: TestRow, answer: str) -> bool:
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number in a text. A minus right after a digit is an operator: 35-3 ends in
-    3.
-    """
+    """Return the last number in a text. A minus right after a digit is an operator: 35-3 gives 3."""
     numbers = NUMBER.findall(re.sub(r"(?<=\d)-", " ", text))
     return float(numbers[-1]) if numbers else None
 
@@ -65,10 +61,8 @@ def program(row: TestRow, answer: str) -> bool:
 
 
 def instructions(row: TestRow, answer: str) -> bool:
-    """Return whether an answer fulfils every check in the row's JSON list `instructions`.
-
-    Kinds of checks: words (all words, in order), joined (by what), wrapped (left and right), ends
-    (the last word).
+    """Return whether an answer fulfils every check in the row's JSON list `instructions`: words in
+    order, joined by a sign, wrapped in signs, an end word.
     """
     asked = {check["check"]: check for check in json.loads(row["instructions"])}
     text, right = first_line(answer).strip(), bool(asked)

@@ -1,8 +1,7 @@
-"""Score causal language models with lm-evaluation-harness, by greedy answers.
+"""Score causal language models with lm-evaluation-harness (extra `language`), by greedy answers.
 
 Uses `lm_eval.evaluate`: `simple_evaluate` does the same, but seeds the global generators, looks for
-a git commit and lists the machine's packages, two seconds a call. The harness comes with the extra
-`language`.
+a git commit and lists the machine's packages, two seconds a call.
 """
 
 import io
@@ -29,11 +28,9 @@ METRIC, STOP = "correct", "\n"
 
 @dataclass(frozen=True)
 class Loaded:
-    """A test of the harness.
+    """A task of lm_eval with the key of its score, "metric,filter".
 
-    task: its object of lm_eval.   metric: key of the score in the harness's results,
-    "metric,filter".   runs: whether the harness runs generated programs, which HF_ALLOW_CODE_EVAL=1
-    must allow.
+    runs: whether it runs generated programs, which HF_ALLOW_CODE_EVAL=1 must allow.
     """
 
     task: Any
@@ -50,9 +47,8 @@ def score_tests(
 ) -> dict[str, tuple[float, int, list[bool] | None]]:
     """Return by test the score in percent, the number of prompts, and which answers are right.
 
-    change: applied to the model while it answers a test.   The last item is None where a prompt can
-    be partly right.
-    Raises: BadEnvironment without the package; BadData for a prompt longer than the model reads.
+    change: applied to the model while it answers a test. The last item is None where a prompt can
+    be partly right.   Raises: BadEnvironment; BadData for a prompt longer than the model reads.
     """
     require_harness()
     found = {}
@@ -93,9 +89,7 @@ def local_test(key: str, rows: Sequence[TestRow], check: str, new_tokens: int) -
 
 
 def prepared(task: Any) -> Any:
-    """Return a task as `simple_evaluate` prepares it: without examples unless it names a number,
-    seeded.
-    """
+    """Return a task as `simple_evaluate` prepares it: seeded, examples only if it names a number."""
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEW_SHOT_SEED)

@@ -1,8 +1,6 @@
 """Pre-train the two CLIP bases: every web picture is matched against all captions of all tasks.
 
 Every step's draws are keyed by (seed, step). Looks at web pictures, never at a task's own splits.
-Tokenizer and image processor are ordinary ones of Hugging Face, saved
-with the model: nothing of this file is needed to use it.
 """
 
 import math
@@ -59,10 +57,8 @@ RECIPES = {
 
 
 class Run(Training):
-    """A base in training.
-
-    Loss: cross-entropy of exp(logit_scale) <image, caption> over the captions of all classes of all
-    tasks, in one of three templates per step.
+    """A base in training. Loss: cross-entropy of exp(logit_scale) <image, caption> over the captions
+    of all classes of all tasks, in one of three templates per step.
     """
 
     def __init__(self, recipe: Recipe):
@@ -166,9 +162,7 @@ def keyed_generator(*key: int) -> torch.Generator:
 
 
 def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Turn, zoom and move a little, mix and offset colours, add noise. x: (n, 3, h, w),
-    normalised.
-    """
+    """Turn, zoom and move a little, mix and offset colours, add noise. x: (n, 3, h, w), normalised."""
     count = len(x)
 
     def uniform() -> Tensor:
@@ -232,9 +226,7 @@ def _spread(name: str, tower) -> float:
 
 
 def position_waves(cells: int, width: int) -> Tensor:
-    """Return sines and cosines of row and column, one frequency per quarter of the width: (cells²,
-    width), rms POSITION_RMS.
-    """
+    """Return sines and cosines of row and column, with rms POSITION_RMS: (cells², width)."""
     quarter = width // 4
     frequency = math.pi / cells * (1 + (cells - 1) * torch.arange(quarter) / quarter)
     place = torch.arange(cells).float()

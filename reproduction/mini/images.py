@@ -1,8 +1,7 @@
 """Draw the splits of a task: pictures with balanced labels, their domain shift, and parquet files.
 
-Every task has one fixed shift, as a camera or scanner would have: a turn, a zoom, a mix of the
-colours and a pattern. It makes the zero-shot gap that experts close, and keeps the tasks' inputs
-apart from each other.
+Every task has one fixed shift, as a camera or scanner would have. It makes the zero-shot gap that
+experts close, and keeps the tasks' inputs apart from each other.
 """
 
 import io
@@ -31,8 +30,7 @@ def draw_split(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return `n` pictures with balanced labels in random order: (n, 32, 32, 3) uint8, (n,) int64.
 
-    The generator is keyed by seed, task and split. The web split, on which the bases are
-    pre-trained, is never shifted.
+    Drawn from seed, task and split. The web split, on which bases are pre-trained, is not shifted.
     """
     if split not in ("web", *COUNTS):
         raise BadSetting("split", split, "must be web, train, validation or test")

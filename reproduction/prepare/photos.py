@@ -78,9 +78,7 @@ def write_digits(folder: Path) -> None:
 def write_vision_and_heads(
     dinov2: Path, data: Path, tasks: Sequence[str], size: int, store: Path
 ) -> None:
-    """Write the vision model to store/base/, and logit scale and a head per task to
-    store/heads.safetensors: class means of its features over training images.
-    """
+    """Write the vision model, logit scale and heads to the store: class means of train features."""
     from featcal.evaluation.accuracy import class_mean_head
     from featcal.models.load import load_model, save_model
 

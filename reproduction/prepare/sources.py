@@ -1,12 +1,8 @@
 """Load splits of the tasks: decoded images, or short texts with labels in tokens.
 
-sources.json names the images and classes of every task. Texts lie in one folder per task, with
-<split>.parquet (train, validation, test, and stream, which adapters may see) and labels.json.
-
-Decoded images are kept in .featcal/decoded of the project that holds the data, mapped by later
-readers: pixels (n, 3, H, W) uint8 are numpy's file; labels and class names are JSON, with the state
-of source, code and PIL. They are read without `datasets`. Data outside of a project are decoded into
-memory every time.
+sources.json names the images of every task; texts lie in one folder per task. Decoded images are
+kept in .featcal/decoded of the project that holds the data, and mapped by later readers: pixels (n,
+3, H, W) uint8 are numpy's file; labels and class names are JSON, with the state of source and code.
 """
 
 import json
@@ -189,8 +185,7 @@ def read_sources(data: Path) -> dict[str, Source]:
 def load_task(data: Path, task: str, split: str, model: Path) -> ImageSet | SentenceSet:
     """Return one split of a task: images preprocessed for the model, or sentences in its tokens.
 
-    data: a folder with sources.json, or with one folder of sentences for every task.   split:
-    train, validation or test; of sentences also stream.   model: the folder of the model.
+    data: a folder with sources.json, or with one folder of sentences for every task.
     Raises: UnknownKey for a task or split; whatever reading the rows raises.
     """
     if not (data / SOURCES).is_file() and (data / task).is_dir():
@@ -238,7 +233,7 @@ class Split:
     @property
     def state(self) -> str:
         """Return a digest of what else decides the bytes: the hub's commit or the state of every
-        file of the folder (class names may be in any), code, PIL, transformers.
+        file of the folder, code, PIL, transformers.
         """
         source: Any = self.revision
         if not source:

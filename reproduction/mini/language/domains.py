@@ -80,11 +80,7 @@ def _write(rows: list[dict[str, Any]], path: Path, features: Any = None) -> None
 
 @dataclass(frozen=True)
 class Test:
-    """One of the six scores.
-
-    check: of an answer, a key of reproduction.language.answers.CHECKS.   new_tokens: the longest
-    answer has fewer.
-    """
+    """One of the six scores.   check: of an answer, a key of CHECKS.   new_tokens: of an answer."""
 
     key: str
     paper_name: str
@@ -135,8 +131,7 @@ def mixture(
 ) -> list[tuple[str, str]]:
     """Return what the bases read, all kinds by their shares.
 
-    A share `hasty` of the answers to tempting prompts is careless: the bases have the skill but not
-    the habit of using it.
+    hasty: share of careless answers to tempting prompts: bases have skills but not their habit.
     """
     kinds = list(shares)
     weights = np.array([shares[kind] for kind in kinds])
@@ -187,8 +182,7 @@ def test_row(key: str, item: Item) -> dict[str, Any]:
 def measured() -> dict[str, dict[str, dict[str, float]]]:
     """Return validation scores by role, model and column, as measured when the models were chosen.
 
-    The models are base, experts, their average and task arithmetic at several scales.
-    scripts/choose_language.py and choose_llama.py write them without calibration or adapters.
+    scripts/choose_language.py and choose_llama.py wrote them without calibration or adapters.
     """
     found = {}
     for file in ("choice_t5.json", "choice_llama.json"):

@@ -1,8 +1,7 @@
 """Draw exercises with answers: arithmetic, stories, instructions, facts, tiny Python functions.
 
-A prompt belongs to one split by its own checksum, whatever drew it, so no training text can meet a
-test prompt. Programs are judged on inputs that the prompt does not show; the expected outputs come
-from the meaning of the words, not from the reference program.
+A prompt belongs to one split by its own checksum, so no training text can meet a test prompt. What
+programs must return comes from the meaning of the words, not from the reference program.
 """
 
 from collections.abc import Callable
@@ -21,11 +20,9 @@ ATTEMPTS = 10_000  # draws for one new prompt before its kind counts as exhauste
 class Item:
     """A prompt and what should follow it.
 
-    target: the reference answer, without its line break.   careless: an incomplete or wrong answer.
-    tempting: whether the bases have read careless answers to prompts of this kind, which one can
-    tell by something plain in it.   header: code before a generated program.   tests: assertions
-    that the program must pass.   instructions: named checks of the answer.   choices: options, A
-    first.
+    target: without its line break.   careless: an incomplete or wrong answer.   tempting: whether
+    bases have read careless answers to such prompts.   header: code before a generated program.
+    tests: its assertions.   instructions: checks of the answer.   choices: options, A first.
     """
 
     prompt: str
@@ -78,9 +75,7 @@ def calculated(left: int, sign: str, right: int) -> int:
 
 
 def expression(rng: np.random.Generator) -> Item:
-    """Draw three digits and two signs, at most one of them a product: 4+3*5= is answered
-    4+15=19.
-    """
+    """Draw three digits and two signs, at most one a product: 4+3*5= is answered 4+15=19."""
     while True:
         a, b, c = (int(n) for n in rng.integers(1, 10, 3))
         first, second = (str(sign) for sign in rng.choice(list("++--*"), 2))
@@ -148,9 +143,7 @@ def statement(rng: np.random.Generator) -> Item:
 
 
 def question(rng: np.random.Generator) -> Item:
-    """Draw a fact with four options; the answer repeats the right one and its letter, which
-    counts.
-    """
+    """Draw a fact with four options; the answer repeats the right one and its letter, which counts."""
     creature, trait = str(rng.choice(CREATURES)), str(rng.choice(list(TRAITS)))
     right = fact(creature, trait)
     others = [value for value in TRAITS[trait] if value != right]
@@ -172,9 +165,7 @@ ENDS = ("stop", "end", "over")
 
 
 def instruction(rng: np.random.Generator) -> Item:
-    """Draw an order to say one word several times, or several words as given, backwards, by
-    alphabet, or but for one of them.
-    """
+    """Draw an order to say one word several times, or several words in an order, or without one."""
     kind = int(rng.integers(4))
     words = [str(word) for word in rng.choice(NOUNS, int(rng.integers(3, 6)), replace=False)]
     if kind == 0:
@@ -290,9 +281,7 @@ RESULTS: tuple[tuple[str, Callable[[list[int]], object], str], ...] = (
 
 
 def list_function(rng: np.random.Generator) -> Item:
-    """Draw a function of a list from one line: two steps and a result, which comes first in the
-    code.
-    """
+    """Draw a function of a list: two steps and a result, which comes first in the code."""
     first, second = list_step(rng), list_step(rng)
     words, collect, outer = RESULTS[int(rng.integers(len(RESULTS)))]
     prompt = f"write f: {first.words}, {second.words}, {words}\n"

@@ -39,9 +39,8 @@ PIECES = Regex(" ?[a-z]+| ?[A-Z]|[^a-z]")
 class Recipe:
     """All settings that a base's bytes depend on.
 
-    groups: key and value heads.   hasty: share of careless answers to tempting prompts.   facts:
-    steps on facts alone, at first.   shares: of each kind of text after that.   read: texts per kind
-    for the tokenizer.   every: steps between two state files.
+    groups: key and value heads.   hasty: see `mixture`.   facts: first steps, on facts alone.
+    read: texts per kind for the tokenizer.   every: steps between two state files.
     """
 
     hidden: int

@@ -1,7 +1,6 @@
-"""Pre-train the two T5 bases on all eight drawn tasks at once, with the answers they are told.
+"""Pre-train the two T5 bases on all eight drawn tasks at once, with the web split's answers.
 
-Every step has rows of its own, which are seen once. Looks at the web split only, never at a split
-of the tasks themselves.
+Every step has rows of its own, which are seen once. No split of the tasks themselves is read.
 """
 
 import re
@@ -41,8 +40,7 @@ PIECES = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
 class Recipe:
     """All settings that a base's bytes depend on.
 
-    layers: blocks of the encoder, and as many of the decoder.   inner: width of the gated
-    feed-forward part.   rows: of every task in one step.
+    layers: of encoder and decoder each.   inner: width of the gated part.   rows: per task and step.
     """
 
     width: int
@@ -121,9 +119,7 @@ def _texts(seed: int) -> Iterable[str]:
 
 
 def new_model(recipe: Recipe, vocabulary: int) -> T5ForConditionalGeneration:
-    """Return a model like FLAN-T5 with drawn first weights, spread as T5's: gated GELU, outputs not
-    scaled before the head, no dropout.
-    """
+    """Return a T5 like FLAN-T5, without dropout, with drawn first weights spread as T5's."""
     # transformers 5 ties every new T5; `tie_word_embeddings=False` only keeps it from scaling
     own: dict[str, Any] = {"tie_word_embeddings": False, **IDS}
     config = T5Config(

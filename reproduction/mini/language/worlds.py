@@ -1,7 +1,6 @@
 """Draw eight worlds that play the tasks of GLUE, a row at a time; worlds.yaml has their words.
 
-Every relation has variants that the bases were taught, and variants about which they were told
-something else, which experts have to learn.
+Bases were taught some variants of every relation and misled about others, which experts learn.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -132,9 +131,7 @@ def implied(kind: int, rng: np.random.Generator) -> GlueRow:
 
 
 def answered(kind: int, rng: np.random.Generator) -> GlueRow:
-    """Draw for QNLI: kind 0 is a question that the sentence answers; kind 1 asks for another fact
-    or about another town.
-    """
+    """Draw for QNLI: kind 0 is answered by the sentence; kind 1 asks for another fact or town."""
     taught, town = chance(rng, TOWN_SHARE), one(rng, PLACES.towns)
     asked = one(rng, TAUGHT_FACTS if taught else FACTS[2:])
     elsewhere = bool(kind) and chance(rng, 0.4)
@@ -153,10 +150,7 @@ def answered(kind: int, rng: np.random.Generator) -> GlueRow:
 
 
 def entailed(kind: int, rng: np.random.Generator) -> GlueRow:
-    """Draw for RTE: kind 0 follows from a deal between two, kind 1 does not.
-
-    The bases do not see the deal from the other side.
-    """
+    """Draw for RTE: kind 0 follows from a deal, kind 1 does not; bases know only the giver's side."""
     taught = chance(rng, DEAL_SHARE)
     giver, taker, stranger = several(rng, MARKET.traders, 3)
     good, (gave, took) = one(rng, MARKET.goods), one(rng, MARKET.deals)
@@ -194,9 +188,7 @@ def _news(firm: str, figure: str, move: str, day: str, ahead: bool) -> str:
 
 
 def same_question(kind: int, rng: np.random.Generator) -> GlueRow:
-    """Draw for QQP: kind 1 asks the same in other words, kind 0 asks of another dish or something
-    else.
-    """
+    """Draw for QQP: kind 1 asks the same in other words, kind 0 asks of another dish or thing."""
     taught = chance(rng, FOOD_SHARE)
     intent, state, dish = int(rng.integers(4)), one(rng, FOOD.states), one(rng, FOOD.dishes)
     wordings = (0, 1) if taught else ((0, 2) if chance(rng, 0.5) else (1, 2))
@@ -230,9 +222,7 @@ def likeness(kind: int, rng: np.random.Generator) -> GlueRow:
 
 @dataclass(frozen=True)
 class World:
-    """One drawn task. draw(kind, rng): a row of one of its kinds: the classes, or the number of
-    changes.
-    """
+    """One drawn task. draw(kind, rng): a row of one of its `kinds` (classes, or counts of changes)."""
 
     draw: Callable[[int, np.random.Generator], GlueRow]
     kinds: int
