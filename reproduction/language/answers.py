@@ -44,7 +44,7 @@ def arithmetic(row: TestRow, answer: str) -> bool:
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number in a text. A minus right after a digit is an operator: 35-3 gives 3."""
+    """Return the last number in a text. A minus after a digit is an operator: 35-3 gives 3."""
     numbers = NUMBER.findall(re.sub(r"(?<=\d)-", " ", text))
     return float(numbers[-1]) if numbers else None
 

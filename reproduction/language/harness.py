@@ -89,7 +89,7 @@ def local_test(key: str, rows: Sequence[TestRow], check: str, new_tokens: int) -
 
 
 def prepared(task: Any) -> Any:
-    """Return a task as `simple_evaluate` prepares it: seeded, examples only if it names a number."""
+    """Return a task as `simple_evaluate` prepares it: seeded, with examples if it names a number."""
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEW_SHOT_SEED)

@@ -57,8 +57,8 @@ RECIPES = {
 
 
 class Run(Training):
-    """A base in training. Loss: cross-entropy of exp(logit_scale) <image, caption> over the captions
-    of all classes of all tasks, in one of three templates per step.
+    """A base in training. Loss: cross-entropy of exp(logit_scale) <image, caption> over the
+    captions of all classes of all tasks, in one of three templates per step.
     """
 
     def __init__(self, recipe: Recipe):
@@ -162,7 +162,7 @@ def keyed_generator(*key: int) -> torch.Generator:
 
 
 def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Turn, zoom and move a little, mix and offset colours, add noise. x: (n, 3, h, w), normalised."""
+    """Turn, zoom and move a little, mix and offset colours, add noise. x: (n, 3, h, w)."""
     count = len(x)
 
     def uniform() -> Tensor:

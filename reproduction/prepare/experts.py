@@ -57,7 +57,7 @@ def save_heads(tensors: Mapping[str, Any], store: Path) -> None:
 def write_base_and_heads(
     clip: Path, data: Path, tasks: Sequence[str], kind: str, device: str, store: Path
 ) -> None:
-    """Write a CLIP's vision tower, its projection and logit scale, and a head per task to the store.
+    """Write a CLIP's vision tower, its projection and logit scale, and heads to the store.
 
     kind: prompts, class_means, or auto: prompts where the text tower knows every word.
     """

@@ -87,8 +87,8 @@ def fine_tune(
     """Return a fine-tuned copy of an encoder in float32, ready for evaluation.
 
     Minimises the cross-entropy of s · head · f / |f|: of images f is the pooled output, projected
-    where there is a projection, and s = exp(logit_scale); of sentences f is the mean over tokens and
-    s = 1 / temperature.   samples: rows by task; step k is the next batch of task k modulo T.
+    where there is a projection, and s = exp(logit_scale); of sentences f is the mean over tokens
+    and s = 1 / temperature.   samples: rows by task; step k is the next batch of task k modulo T.
     shared: draw orders that no expert has.   Raises: Diverged.
     """
     learner = copy.deepcopy(encoder).float()

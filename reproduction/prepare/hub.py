@@ -123,7 +123,7 @@ def _compare(pins: str | Path, name: str, commit: str, found: Mapping[str, str])
 
 
 def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
-    """Return the sha256 of fetched files. Raises: BadFile for one that the cache names otherwise."""
+    """Return the sha256 of fetched files. Raises: BadFile where the cache names another."""
     found = {}
     for path in sorted(folder.rglob("*")):
         file = path.relative_to(folder).as_posix()

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from hashlib import sha256
+from operator import attrgetter
 from os import walk
 from pathlib import Path
 from typing import Any
@@ -239,21 +240,16 @@ class Split:
         if not source:
             walked = walk(Path(self.source), followlinks=True)
             files = sorted(Path(place) / name for place, _, names in walked for name in names)
-            found = [(path, path.stat()) for path in files]
             # what changes when a file is written in place (nobody can set ctime) or replaced
-            source = [
-                (str(path), one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino)
-                for path, one in found
-            ]
+            parts = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
+            source = [(str(path), *parts(path.stat())) for path in files]
         return _digest(json.dumps([source, _code(), PIL.__version__, transformers.__version__]))
 
     def load(self, **more: Any) -> ImageSet:
         """Load the split from its source. Raises: as load_images."""
-        from featcal.data.images import load_images  # `datasets` takes seconds to import
-
         names = ("classes", "revision", "config", "columns")
         named: Any = {name: getattr(self, name) for name in names}
-        return load_images(self.source, self.name, self.preprocess, **named, **more)
+        return pictures.load_images(self.source, self.name, self.preprocess, **named, **more)
 
 
 def mapped_images(folder: Path, split: Split) -> ImageSet:

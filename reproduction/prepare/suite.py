@@ -107,7 +107,7 @@ class FineTuneText(CosineRate):
 
 
 class FineTuneSentences(CosineRate):
-    """How an expert of sentences or real images is trained: AdamW, linear warm-up and decay to zero.
+    """How an expert of sentences or real images is trained: AdamW, linear warm-up and decay.
 
     The loss is the cross-entropy of head · feature / temperature; of images, at CLIP's scale.
     """
@@ -168,7 +168,7 @@ class Texts(Settings):
 
 
 class Role(Settings):
-    """An image encoder, a folder or hub id, and its experts: `fine_tune`, or a pattern with {task}."""
+    """An image encoder, a folder or hub id, and its experts: `fine_tune` or a pattern with {task}."""
 
     clip: str
     experts: Experts = FINE_TUNE
@@ -185,7 +185,7 @@ class PhotoRole(SentenceRole):
 
 
 class LanguageRole(Settings):
-    """A language model, a folder or hub id, and its experts: `fine_tune`, or a pattern with {task}.
+    """A language model, a folder or hub id, and its experts: `fine_tune` or a pattern with {task}.
 
     steps: of tasks that need other than fine_tune.steps.   dtype: of the stored weights.
     """

@@ -40,7 +40,7 @@ PIECES = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
 class Recipe:
     """All settings that a base's bytes depend on.
 
-    layers: of encoder and decoder each.   inner: width of the gated part.   rows: per task and step.
+    layers: of encoder and decoder each.   inner: width of the gated part.   rows: a task and step.
     """
 
     width: int

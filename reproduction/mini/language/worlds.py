@@ -150,7 +150,7 @@ def answered(kind: int, rng: np.random.Generator) -> GlueRow:
 
 
 def entailed(kind: int, rng: np.random.Generator) -> GlueRow:
-    """Draw for RTE: kind 0 follows from a deal, kind 1 does not; bases know only the giver's side."""
+    """Draw for RTE: kind 0 follows from a deal, kind 1 does not. Bases know the giver's side."""
     taught = chance(rng, DEAL_SHARE)
     giver, taker, stranger = several(rng, MARKET.traders, 3)
     good, (gave, took) = one(rng, MARKET.goods), one(rng, MARKET.deals)
@@ -222,7 +222,7 @@ def likeness(kind: int, rng: np.random.Generator) -> GlueRow:
 
 @dataclass(frozen=True)
 class World:
-    """One drawn task. draw(kind, rng): a row of one of its `kinds` (classes, or counts of changes)."""
+    """One drawn task. draw(kind, rng): a row of one of its `kinds`: classes, or changes."""
 
     draw: Callable[[int, np.random.Generator], GlueRow]
     kinds: int
