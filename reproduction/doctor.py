@@ -4,7 +4,6 @@ Changes nothing and downloads nothing: the hub is asked for names and sizes only
 the calibrations, whose operations `featcal plan` counts, so that they are a lower bound.
 """
 
-import fnmatch
 import json
 import os
 import platform
@@ -13,23 +12,26 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Any
 
+import huggingface_hub
 import yaml
+from huggingface_hub import constants, errors
+from huggingface_hub.utils import filter_repo_objects
 from typer import Exit, Option
 
 from featcal.cli.options import Json
 from featcal.cli.output import note, say, say_json, size_text, table
 from featcal.data.places import Kind, first_line
 from featcal.errors import MissingPath
+from featcal.files import read_json
 from reproduction.engine.context import Context
-from reproduction.experiments import GLUE_POOL, load_experiments
+from reproduction.experiments import load_experiments
 from reproduction.prepare import hub
-from reproduction.prepare.suite import Suite, load_suite
+from reproduction.prepare.suite import Role, Suite, load_suite
 from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS
 from reproduction.results import project_root
 
@@ -37,6 +39,7 @@ PACKAGES = (
     "featcal", "torch", "torchvision", "transformers", "datasets", "open_clip_torch", "lm_eval", "peft", "mergekit",
     "optuna", "matplotlib", "dvc", "jupyter-book",
 )  # fmt: skip
+VARIABLES = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_ALLOW_CODE_EVAL")
 SMALL = 10_000_000_000  # bytes for outputs, DVC's cache and the book of a suite made here
 EPILOG = """Examples:
 
@@ -121,43 +124,28 @@ def machine_rows() -> list[list[str]]:
     """Return what this machine has, whatever is to be run."""
     import torch
 
+    here = {one.name: one.version for one in distributions()}
     cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    rows = [["python", platform.python_version()]]
-    rows += [[name, installed(name)] for name in PACKAGES]
-    rows += [["device", ", ".join(cards) or "CPU only"], ["CUDA of torch", str(torch.version.cuda)]]
-    rows += [["torchvision loads", torchvision_state()]]
-    rows += [["threads", f"{torch.get_num_threads()} of torch, {os.cpu_count()} processors"]]
-    for name in ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_ALLOW_CODE_EVAL"):
-        rows.append([name, os.environ.get(name, "not set")])
-    return [*rows, ["free disk here", size_text(shutil.disk_usage(Path.cwd()).free)]]
-
-
-def installed(package: str) -> str:
-    """Return the version of a package, or `not installed`."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def torchvision_state() -> str:
-    """Return whether torchvision can be imported; open_clip and transformers' images need it."""
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        return "no: not installed"
-    except RuntimeError as error:
-        return f"no: {error}; python scripts/repair_torchvision.py makes it importable"
-    return "yes"
+    threads = f"{torch.get_num_threads()} of torch, {os.cpu_count()} processors"
+    return [
+        ["python", platform.python_version()],
+        *([name, here.get(name, "not installed")] for name in PACKAGES),
+        ["device", ", ".join(cards) or "CPU only"],
+        ["CUDA of torch", str(torch.version.cuda)],
+        ["threads", threads],
+        *([name, os.environ.get(name, "not set")] for name in VARIABLES),
+        ["free disk here", size_text(shutil.disk_usage(Path.cwd()).free)],
+    ]
 
 
 def checkup(chosen: Context, rate: float) -> Checkup:
     """Compare what the suite needs with this machine.   rate: operations per second."""
-    from featcal.files import read_json
-
     suite, found = chosen.suite, Checkup(chosen.suite.name, gpu=gpu_bytes())
     pins = read_json(chosen.pins) if chosen.pins.is_file() else {}
-    found.repositories = look(repositories(suite), pins)
+    with ThreadPoolExecutor(8) as pool:
+        wanted = repositories(chosen)
+        commits = [pins.get(f"{one.kind}s", {}).get(one.name) for one in wanted]
+        found.repositories = list(pool.map(look, wanted, commits))
     if suite.data.source == "hub":
         add_costs(chosen, rate, found)
     else:
@@ -166,14 +154,12 @@ def checkup(chosen: Context, rate: float) -> Checkup:
     compare_disk(chosen.root, found)
     out_of_reach: dict[str, list[str]] = {}
     for one in found.repositories:
-        if one.state not in ("cached", "reachable"):
+        if one.reason:
             out_of_reach.setdefault(f"{one.state} ({one.reason})", []).append(one.name)
     found.missing += [f"{reason}: {', '.join(names)}" for reason, names in out_of_reach.items()]
     if not found.gpu and (suite.device == "cuda" or suite.data.source == "hub"):
         found.missing.append("a GPU that torch can use; the paper's models take days without")
-    found.missing += tests_lack(chosen)
-    if suite.data.source == "files" and not (chosen.root / str(suite.data.folder)).is_dir():
-        found.missing.append(f"the folder {suite.data.folder} with the suite's images")
+    found.missing += tests_lack(suite)
     return found
 
 
@@ -184,31 +170,24 @@ def gpu_bytes() -> int:
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
 
 
-def repositories(suite: Suite) -> list[Repository]:
-    """Return what the suite asks the hub for, each once, in the order of its roles and pools."""
-    found: list[Repository] = []
-    known_bytes = FACTS["model_bytes"]
-
-    def models(part: str, base: str, experts: str = "", tasks: Iterable[str] = ()) -> None:
-        names = [base] if "/models/" not in base else []  # no folder of the project
+def repositories(chosen: Context) -> list[Repository]:
+    """Return what the suite asks the hub for, in the order of its roles and pools."""
+    suite, sizes = chosen.suite, FACTS["model_bytes"]
+    language, found = suite.language, list[Repository]()
+    for role, model in suite.every_role.items():
+        base = model.clip if isinstance(model, Role) else model.model
+        local = base.startswith(hub.PREFIX) or (chosen.root / base).is_dir()
+        names, experts = [] if local else [base], getattr(model, "experts", "")
+        pools = [p for r, p in chosen.experiments.prepared if r == role and p in suite.pools_of(r)]
+        tasks = dict.fromkeys(task for pool in pools for task in suite.tasks_of(role, pool))
         names += [experts.format(task=task) for task in tasks] if "{task}" in experts else []
         for name in names:
-            known = [start for start in known_bytes if name.startswith(start)]
-            size = known_bytes[max(known, key=len)] if known else None
-            found.append(Repository(name, "model", part, size))
+            known = max((start for start in sizes if name.startswith(start)), key=len, default="")
+            found.append(Repository(name, "model", role, sizes.get(known)))
 
     def data(names: Iterable[str], part: str) -> None:
         found.extend(Repository(name, "dataset", part, None) for name in dict.fromkeys(names))
 
-    for name, role in suite.roles.items():
-        models(name, role.clip, role.experts, suite.tasks)
-    for name, encoder in suite.sentences.roles.items():
-        if not encoder.model.startswith(hub.PREFIX):
-            models(name, encoder.model)
-    language = suite.language
-    for name, text_role in language.roles.items():
-        pool = GLUE_POOL if "t5" in name else "mergebench"
-        models(name, text_role.model, text_role.experts, language.pools.get(pool, ()))
     for task in suite.tasks if suite.data.source == "hub" else ():
         smallest = min(size for size, tasks in suite.pools.items() if task in tasks)
         data([TASKS[task].hub_id], f"images of pool {smallest}")
@@ -220,23 +199,14 @@ def repositories(suite: Suite) -> list[Repository]:
     return found
 
 
-def look(wanted: Iterable[Repository], pins: Mapping[str, Mapping[str, str]]) -> list[Repository]:
-    """Return the repositories with their states, in order.
-
-    pins: {"models": {name: commit}, "datasets": ...}, as far as they are pinned.
-    """
-
-    def one(repository: Repository) -> Repository:
-        return _look(repository, pins.get(f"{repository.kind}s", {}).get(repository.name))
-
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(one, wanted))
-
-
-def _look(one: Repository, commit: str | None) -> Repository:
-    from huggingface_hub import constants, errors
-
-    if _cached(one, commit):
+def look(one: Repository, commit: str | None) -> Repository:
+    """Return a repository at its pinned commit, or the newest one, with its state."""
+    # a snapshot with weights, or with any file of a data set; an unpinned model may have been taken
+    # from the pull request that converts it
+    folder = f"{one.kind}s--{one.name.replace('/', '--')}/snapshots/{commit or '*'}"
+    pattern = f"{folder}/**/{'*.safetensors' if one.kind == 'model' else '*'}"
+    files = (path for path in Path(constants.HF_HUB_CACHE).glob(pattern) if path.is_file())
+    if any(path.name != "README.md" for path in files):
         return replace(one, state="cached", bytes=0)
     if constants.HF_HUB_OFFLINE:
         reason = "it is not in the cache, and HF_HUB_OFFLINE=1"
@@ -252,37 +222,18 @@ def _look(one: Repository, commit: str | None) -> Repository:
         return replace(one, state="unreachable", reason=first_line(error))
 
 
-def _cached(one: Repository, commit: str | None) -> bool:
-    """Return whether a snapshot with weights, or with any file of a data set, is in the cache."""
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE, f"{one.kind}s--{one.name.replace('/', '--')}/snapshots")
-    # an unpinned model may have been taken from the pull request that converts it
-    files = [path for path in folder.glob(f"{commit or '*'}/**/*") if path.is_file()]
-    if one.kind == "model":
-        return any(path.suffix == ".safetensors" for path in files)
-    return any(path.name != "README.md" for path in files)
-
-
 def _bytes_to_download(one: Repository, commit: str | None) -> int | None:
-    import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
-
-    # first asked for a file, since a gated repository lets its list be read; an adapter's
-    # configuration has another name, and a data set may have no card
-    asked, where = "config.json" if one.kind == "model" else "README.md", {"repo_type": one.kind}
-    with suppress(EntryNotFoundError):
-        url = huggingface_hub.hf_hub_url(one.name, asked, revision=commit, **where)
-        huggingface_hub.get_hf_file_metadata(url)
-    api = huggingface_hub.HfApi()
-    listed = api.list_repo_tree(one.name, revision=commit, recursive=True, **where)
-    sizes = {file.path: file.size for file in listed if hasattr(file, "size")}
+    where: dict[str, Any] = {"revision": commit, "repo_type": one.kind}
+    listed = huggingface_hub.HfApi().list_repo_tree(one.name, recursive=True, **where)
+    sizes = {file.path: file.size for file in listed if isinstance(file, huggingface_hub.RepoFile)}
+    # a gated repository lets its list be read, but none of its files
+    largest = max(sizes, key=lambda name: sizes[name])
+    huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(one.name, largest, **where))
     if one.kind == "dataset":
         return sum(sizes.values())
     if not any(name.endswith(".safetensors") for name in sizes):
         return one.bytes  # its weights are in a pull request
-    wanted = {name for pattern in hub.PATTERNS for name in fnmatch.filter(sizes, pattern)}
-    return sum(sizes[name] for name in wanted)
+    return sum(sizes[name] for name in filter_repo_objects(sizes, allow_patterns=hub.PATTERNS))
 
 
 def add_costs(chosen: Context, rate: float, found: Checkup) -> None:
@@ -334,13 +285,11 @@ def planned(chosen: Context, role: str, tasks: int) -> dict[str, int]:
 
 def compare_disk(root: Path, found: Checkup) -> None:
     """Compare the disks of the project and of the hub's cache, which may be one, with the needs."""
-    from huggingface_hub import constants
-
     folders = (Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents)
     cache = next(path for path in folders if path.exists())
     if os.stat(root).st_dev == os.stat(cache).st_dev:
         cache = root
-    needs = Counter({root: 0, cache: found.disk["the hub's cache"]})
+    needs = Counter({cache: found.disk["the hub's cache"]})
     needs[root] += sum(found.disk.values()) - found.disk["the hub's cache"]
     for part in ("outputs", ".dvc/cache", ".featcal/decoded"):  # written by earlier runs
         files = (file for file in (root / part).rglob("*") if file.is_file())
@@ -352,21 +301,18 @@ def compare_disk(root: Path, found: Checkup) -> None:
             found.missing.append(problem)
 
 
-def tests_lack(chosen: Context) -> list[str]:
+def tests_lack(suite: Suite) -> list[str]:
     """Return what public tests of language models need next to their data, with ways out."""
     from reproduction.language import harness
     from reproduction.language.tests import lacking
 
-    language = chosen.suite.language
-    if language.texts is None or language.texts.source == "mini" or not language.tests:
+    texts, tests = suite.language.texts, suite.language.tests
+    if texts is None or texts.source == "mini" or not tests:
         return []
-    found = []
-    if not harness.installed():
-        found = [f"lm-evaluation-harness (lm_eval): {harness.INSTALL}"]
-    for key, name in language.tests.items():
-        lacks = lacking(PUBLIC[name]) if name in PUBLIC else []
-        found += [f"{key}: {what}; {way_out}" for what, way_out in lacks]
-    return found
+    missing = f"lm-evaluation-harness (lm_eval): {harness.INSTALL}"
+    found = [] if harness.installed() else [missing]
+    lacks = {key: lacking(PUBLIC[name]) for key, name in tests.items() if name in PUBLIC}
+    return found + [f"{key}: {what}; {way}" for key, own in lacks.items() for what, way in own]
 
 
 def show(found: Checkup, tflops: float) -> None:
@@ -376,16 +322,14 @@ def show(found: Checkup, tflops: float) -> None:
         for one in found.repositories
         if one.state != "cached"
     ]
-    if rows:
-        title = "repositories of the hub that are not in the cache, and what is to download"
-        table(title, ["name", "for", "state", "download"], rows)
+    title = "repositories of the hub that are not in the cache, and what is to download"
+    table(title, ["name", "for", "state", "download"], rows)
     needs = [[f"disk: {name}", size_text(size)] for name, size in found.disk.items()]
     for role, own in found.memory.items():
         needs += [[f"{where}: {role}", size_text(size)] for where, size in own.items()]
     needs += [[f"hours: {key}", f"{hours:.1f}"] for key, hours in found.hours.items()]
-    if needs:
-        speed = f"hours at least, at {tflops:g} TFLOP/s (--tflops)"
-        table(f"needed; memory of the largest calibration; {speed}", ["what", "needed"], needs)
+    speed = f"hours at least, at {tflops:g} TFLOP/s (--tflops)"
+    table(f"needed; memory of the largest calibration; {speed}", ["what", "needed"], needs)
     suite = f" for the suite {found.suite}" if found.suite else ""
     if found.missing:
         say("\n  - ".join([f"missing{suite}:", *found.missing]))

@@ -1,23 +1,21 @@
 """Measure seconds, additional peak memory and GPU energy of a piece of work.
 
 A thread samples the process tree and the GPU five times a second; a sample takes about a
-millisecond of one core. Power is that of torch's first GPU, through NVML (package nvidia-ml-py,
-extra `gpu`).
+millisecond of one core. Power is that of torch's first GPU, which torch reads with the package
+nvidia-ml-py (extra `gpu`).
 """
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 
 T = TypeVar("T")
-Watts = Callable[[], float]
 MIB = 2**20
 INTERVAL = 0.2  # seconds between two samples
 JOULES = 3600  # in a watt-hour
@@ -34,9 +32,9 @@ class Profile:
 
 @dataclass
 class Watch:
-    """The largest memory of the process tree, and the power over time."""
+    """The largest memory of the process tree, and the power of a GPU over time."""
 
-    watts: Watts | None
+    gpu: bool
     largest: int = 0  # bytes
     power: list[tuple[float, float]] = field(default_factory=list)  # seconds of the clock, watts
     end: threading.Event = field(default_factory=threading.Event)
@@ -44,8 +42,8 @@ class Watch:
     def sample(self) -> None:
         """Sample memory and power once."""
         self.largest = max(self.largest, tree_bytes())
-        if self.watts is not None:
-            self.power.append((time.perf_counter(), self.watts()))
+        if self.gpu and (watts := power_draw()) is not None:
+            self.power.append((time.perf_counter(), watts))
 
     def keep_sampling(self) -> None:
         """Sample until the end is set."""
@@ -60,22 +58,21 @@ def profiled(work: Callable[[], T], gpu: bool = False) -> tuple[T, Profile]:
     stop before the GPU does.
     gpu: measure energy as well; work on the CPU is not charged for an idle GPU.
     """
-    with ExitStack() as open_:
-        watch = Watch(open_.enter_context(power_meter()) if gpu else None)
-        sampling = threading.Thread(target=watch.keep_sampling, daemon=True)
-        with suppress(OSError):  # not Linux, or not allowed: the peak since the process started
-            Path("/proc/self/clear_refs").write_text("5")
-        before, own_before = tree_bytes(), psutil.Process().memory_info().rss
-        watch.sample()
-        sampling.start()
-        start = time.perf_counter()
-        try:
-            result = work()
-            seconds = time.perf_counter() - start
-        finally:
-            watch.end.set()
-            sampling.join()
-        watch.sample()
+    watch = Watch(gpu)
+    sampling = threading.Thread(target=watch.keep_sampling, daemon=True)
+    with suppress(OSError):  # not Linux, or not allowed: the peak since the process started
+        Path("/proc/self/clear_refs").write_text("5")
+    before, own_before = tree_bytes(), psutil.Process().memory_info().rss
+    watch.sample()
+    sampling.start()
+    start = time.perf_counter()
+    try:
+        result = work()
+        seconds = time.perf_counter() - start
+    finally:
+        watch.end.set()
+        sampling.join()
+    watch.sample()
     grown = max(0, watch.largest - before, own_peak_bytes() - own_before)
     return result, Profile(round(seconds, 3), round(grown / MIB, 1), energy(watch.power))
 
@@ -102,6 +99,16 @@ def own_peak_bytes() -> int:
     return 0
 
 
+def power_draw() -> float | None:
+    """Return the watts of torch's first GPU; None without package, driver, GPU or sensor."""
+    import torch
+
+    try:
+        return torch.cuda.power_draw(0) / 1000  # NVML counts milliwatts
+    except Exception:  # NVML's errors are of a package that may be missing
+        return None
+
+
 def energy(power: list[tuple[float, float]]) -> float | None:
     """Return the watt-hours under a curve of (seconds, watts) by trapezoids; None for no curve."""
     if len(power) < 2:
@@ -109,38 +116,3 @@ def energy(power: list[tuple[float, float]]) -> float | None:
     pairs = zip(power, power[1:], strict=False)
     joules = sum((later - sooner) * (a + b) / 2 for (sooner, a), (later, b) in pairs)
     return round(joules / JOULES, 4)
-
-
-@contextmanager
-def power_meter() -> Iterator[Watts | None]:
-    """Yield a function that returns the power in watts; None without package, driver, GPU or
-    sensor.
-    """
-    try:
-        import pynvml
-    except ImportError:
-        yield None
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield _meter(pynvml)
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _meter(nvml: Any) -> Watts | None:
-    # CUDA_VISIBLE_DEVICES may begin with a number or with a name such as GPU-8a2f…
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    try:
-        if chosen and not chosen.isdigit():
-            handle = nvml.nvmlDeviceGetHandleByUUID(chosen)
-        else:
-            handle = nvml.nvmlDeviceGetHandleByIndex(int(chosen or 0))
-        nvml.nvmlDeviceGetPowerUsage(handle)
-    except nvml.NVMLError:
-        return None
-    return lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000  # NVML counts milliwatts

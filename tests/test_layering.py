@@ -55,7 +55,7 @@ FOREIGN = {  # what some rooms do not know, of other people's packages
     "featcal.core": {"transformers", "datasets"},
     "featcal.settings": {"torch", "transformers"},
     "reproduction.report": {"torch", "transformers", "datasets", "safetensors"},
-    "reproduction.profiling": {"torch", "transformers"},
+    "reproduction.profiling": {"transformers"},
 }
 
 

@@ -19,9 +19,8 @@ def right_answers(
 ) -> tuple[list[bool], list[bool]]:
     """Return which answers are right by likelihood over `words`, and which by greedy exact match.
 
-    rows: prompts with a word and the end of the message. One pass decides both: greedy decoding
-    gives the answer exactly if each of its tokens is the likeliest after those before it. What all
-    prompts begin with is read once.
+    rows: prompts with a word and the end of the message. One pass decides both: an answer is greedy
+    if each of its tokens is the likeliest. What all prompts begin with is read once.
     """
     ids = [tokenizer(prompt + answer)["input_ids"] for prompt, answer in rows]
     choices = torch.tensor([tokenizer(word)["input_ids"][0] for word in words])

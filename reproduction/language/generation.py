@@ -76,11 +76,10 @@ def score_glue(
     batch: int = BATCH,
     change: Change | None = None,
 ) -> tuple[float, int, list[bool] | None]:
-    """Return score in percent, number of samples, and which answers are right.
+    """Return score in percent, number of samples, and which answers are right to the character.
 
-    Answers must equal their target to the character. The score of stsb is 100 times Spearman's
-    correlation, and no sample is right or wrong: None.   samples: prompt and target.   Raises:
-    BadData.
+    samples: prompts and targets. The score of stsb is 100 times Spearman's correlation, and no
+    sample is right or wrong: None.   Raises: BadData.
     """
     if not samples:
         raise BadData(task, "no sample to score", "check the split that is evaluated")

@@ -1,8 +1,7 @@
-"""Score causal language models with lm-evaluation-harness, by greedy answers.
+"""Score causal language models with lm-evaluation-harness (extra `language`), by greedy answers.
 
 Uses `lm_eval.evaluate`: `simple_evaluate` does the same, but seeds the global generators, looks for
-a git commit and lists the machine's packages, two seconds a call. The harness comes with the extra
-`language`.
+a git commit and lists the machine's packages, two seconds a call.
 """
 
 import io
@@ -16,26 +15,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from featcal.errors import BadData, BadEnvironment, UnknownKey
+from featcal.errors import BadData, BadEnvironment
 from featcal.models.load import quiet_transformers
-from reproduction.language.answers import CHECKS, NEEDED, TestRow
+from reproduction.language.answers import CHECKS, TestRow
 from reproduction.language.generation import Change
 
 INSTALL = "install the extra: pip install -c constraints.txt -e '.[language]'"
 ALLOW_PROGRAMS = "HF_ALLOW_CODE_EVAL"  # the harness's own switch
 FEW_SHOT_SEED = 1234  # the harness's own; the paper's tests draw no examples, they are fixed
-
-
 METRIC, STOP = "correct", "\n"
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A test of the harness.
+    """A task of lm_eval with the key of its score, "metric,filter".
 
-    task: its object of lm_eval.   metric: key of the score in the harness's results,
-    "metric,filter".   runs: whether the harness runs generated programs, which HF_ALLOW_CODE_EVAL=1
-    must allow.
+    runs: whether it runs generated programs, which HF_ALLOW_CODE_EVAL=1 must allow.
     """
 
     task: Any
@@ -52,9 +47,8 @@ def score_tests(
 ) -> dict[str, tuple[float, int, list[bool] | None]]:
     """Return by test the score in percent, the number of prompts, and which answers are right.
 
-    change: applied to the model while it answers a test.   The last item is None where a prompt can
-    be partly right.
-    Raises: BadEnvironment without the package; BadData for a prompt longer than the model reads.
+    change: applied to the model while it answers a test. The last item is None where a prompt can
+    be partly right.   Raises: BadEnvironment; BadData for a prompt longer than the model reads.
     """
     require_harness()
     found = {}
@@ -72,18 +66,12 @@ def local_test(key: str, rows: Sequence[TestRow], check: str, new_tokens: int) -
     """Return one test on rows of our own: prompt in, one line out, judged by a check of answers.
 
     new_tokens: after which an answer is cut; it ends at its first line break or end token.
-    Raises: BadData without rows or columns; UnknownKey for a check; BadEnvironment.
+    Raises: BadEnvironment without the package.
     """
     require_harness()
     from datasets import Dataset
     from lm_eval.api.task import ConfigurableTask
 
-    if check not in NEEDED:
-        raise UnknownKey("checks of answers", check, list(NEEDED))
-    lacking = [name for name in ("prompt", *NEEDED[check]) if not rows or name not in rows[0]]
-    if lacking:
-        problem = f"no {', '.join(lacking) if rows else 'rows'}"
-        raise BadData(f"test {key}", problem, "make its file again: prepare writes it")
     config = {
         "task": key,
         "custom_dataset": lambda **_: {"test": Dataset.from_list([dict(row) for row in rows])},
@@ -101,9 +89,7 @@ def local_test(key: str, rows: Sequence[TestRow], check: str, new_tokens: int) -
 
 
 def prepared(task: Any) -> Any:
-    """Return a task as `simple_evaluate` prepares it: without examples unless it names a number,
-    seeded.
-    """
+    """Return a task as `simple_evaluate` prepares it: seeded, with examples if it names a number."""
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEW_SHOT_SEED)
@@ -142,10 +128,8 @@ def _evaluated(reader: Any, key: str, test: Loaded) -> tuple[Mapping[str, Any], 
     options = {"bootstrap_iters": 0, "log_samples": True, "confirm_run_unsafe_code": allowed}
     found = lm_eval.evaluate(reader, {"tasks": {key: test.task}}, **options)
     metric, _, chosen = test.metric.partition(",")
-    kept = sorted(
-        (one for one in found["samples"][key] if one["filter"] == chosen),
-        key=lambda one: one["doc_id"],
-    )
+    kept = [one for one in found["samples"][key] if one["filter"] == chosen]
+    kept.sort(key=lambda one: one["doc_id"])
     return found["results"][key], [one[metric] for one in kept]
 
 
@@ -164,12 +148,9 @@ def _language_model(model: nn.Module, tokenizer: Any, batch: int) -> Any:
             """Refuse a prompt that the harness would cut from the left."""
             ids, mask = super().tok_batch_encode(strings, padding_side, None, truncation)
             if left_truncate_len and ids.shape[1] > left_truncate_len:
+                prompt = f"prompt {max(strings, key=len)[:40]!r}…"
                 longest = f"a prompt of {ids.shape[1]} tokens, but the model reads {left_truncate_len} before its answer"
-                raise BadData(
-                    f"prompt {max(strings, key=len)[:40]!r}…",
-                    longest,
-                    "leave it out, or take a model that reads more",
-                )
+                raise BadData(prompt, longest, "leave it out, or take a model that reads more")
             return ids, mask
 
     return Reader(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch)

@@ -14,17 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from huggingface_hub import constants
 
 from featcal.errors import BadEnvironment, UnknownKey
-from reproduction.language.harness import (
-    ALLOW_PROGRAMS,
-    INSTALL,
-    Loaded,
-    local_test,
-    prepared,
-    require_harness,
-    silent,
-)
+from reproduction.language import harness
+from reproduction.language.harness import Loaded
 from reproduction.prepare.suite import Language
 from reproduction.prepare.tasks import PUBLIC, PublicTest
 from reproduction.prepare.texts import open_rows, read_text_sources
@@ -57,7 +51,7 @@ def load_tests(texts: Path, language: Language, split: str = "test") -> Mapping[
     found = {}
     for key in language.tests:
         rows = open_rows(texts, key, split)[0].to_list()
-        found[key] = local_test(key, rows, TESTS[key].check, TESTS[key].new_tokens)
+        found[key] = harness.local_test(key, rows, TESTS[key].check, TESTS[key].new_tokens)
     return found
 
 
@@ -69,22 +63,20 @@ def load_public(
     tests: names of PUBLIC by key.   revisions: commits of their data sets by key. Default: newest.
     Raises: BadEnvironment with everything that all tests lack; UnknownKey.
     """
-    unknown = next((name for name in tests.values() if name not in PUBLIC), None)
-    if unknown:
-        raise UnknownKey("public tests", unknown, list(PUBLIC))
-    require_harness()
+    for name in tests.values():
+        if name not in PUBLIC:
+            raise UnknownKey("public tests", name, list(PUBLIC))
+    harness.require_harness()
     loaded, problems, ways_out = {}, [], [FETCHED]
     for key, name in tests.items():
         test = PUBLIC[name]
-        fetch_punkt(test)
         if lacks := lacking(test):
             problems.append(f"{test.task}: {', '.join(what for what, _ in lacks)}")
             ways_out += [way_out for _, way_out in lacks]
             continue
         try:
-            loaded[key] = Loaded(
-                _load(test, (revisions or {}).get(key)), f"{test.metric},{test.filter}", test.runs
-            )
+            task = _load(test, (revisions or {}).get(key))
+            loaded[key] = Loaded(task, f"{test.metric},{test.filter}", test.runs)
         except Exception as error:  # the harness, its tasks and their data sets raise anything
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             problems.append(f"{test.task}: {said.rstrip('.;')[:160]}")
@@ -98,65 +90,50 @@ def _load(test: PublicTest, revision: str | None) -> Any:
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    if "antlr4" in test.needs:
-        require_antlr()
+    if "antlr4" in test.needs and "antlr4" not in sys.modules:
+        sys.path.insert(0, str(ANTLR_FOLDER))
+        importlib.invalidate_caches()
     if "langdetect" in test.needs:  # it guesses by chance: without a seed scores change
         import langdetect
 
         langdetect.DetectorFactory.seed = LANGUAGE_SEED
-    included: dict[str, Any] = {
-        "include": str(Path(lm_eval.__file__).parent / "tasks" / test.file),
-        "task": test.task,
-    }
+    file = Path(lm_eval.__file__).parent / "tasks" / test.file
+    included: dict[str, Any] = {"include": str(file), "task": test.task}
     if revision:
         included["dataset_kwargs"] = {"revision": revision}
-    with silent(), TemporaryDirectory() as folder:
+    with harness.silent(), TemporaryDirectory() as folder:
         file = Path(folder, "pinned.yaml")
         file.write_text(yaml.safe_dump(included), "utf-8")
         manager = TaskManager(include_defaults=False)  # indexing all tasks takes ten seconds
-        return prepared(manager.load([str(file)])["tasks"][test.task])
+        task = harness.prepared(manager.load([str(file)])["tasks"][test.task])
+    if "nltk" in test.needs and not punkt_is_here():  # the harness has asked for it
+        raise LookupError("nltk's punkt_tab could not be fetched")
+    return task
 
 
 def lacking(test: PublicTest) -> list[tuple[str, str]]:
     """Return what a test needs and this machine lacks, each with how to get it; fetch nothing."""
     missing = [name for name in test.needs if name != "antlr4" and find_spec(name) is None]
-    found = [(f"{', '.join(missing)} not installed", INSTALL)] if missing else []
+    found = [(f"{', '.join(missing)} not installed", harness.INSTALL)] if missing else []
     if "antlr4" in test.needs and not (version := antlr_version()).startswith(ANTLR):
         found.append((f"antlr4 {ANTLR} is needed, {version or 'none'} is installed", ANTLR_WAY_OUT))
-    if "nltk" in test.needs and "nltk" not in missing and not punkt_is_here():
+    reads_sentences = "nltk" in test.needs and "nltk" not in missing
+    if reads_sentences and constants.HF_HUB_OFFLINE and not punkt_is_here():
         found.append(("nltk's punkt_tab is not here", PUNKT_WAY_OUT))
-    if test.runs and os.environ.get(ALLOW_PROGRAMS) != "1":
-        way_out = f"{ALLOW_PROGRAMS}=1 lets the harness run generated programs by its own metric, without limits"
+    if test.runs and os.environ.get(harness.ALLOW_PROGRAMS) != "1":
+        way_out = f"{harness.ALLOW_PROGRAMS}=1 lets the harness run generated programs by its own metric, without limits"
         found.append(("runs generated programs, which is not allowed here", way_out))
     return found
 
 
 def antlr_version() -> str:
-    """Return the version that `require_antlr` finds, or ''."""
-    installed, own = (_antlr_in(path) for path in (sys.path, [str(ANTLR_FOLDER)]))
-    return own if own and not installed.startswith(ANTLR) else installed
-
-
-def require_antlr() -> None:
-    """Put the folder of antlr4 4.11 first on the path. Raises: ImportError for another version."""
-    if (
-        not _antlr_in(sys.path).startswith(ANTLR)
-        and ANTLR_FOLDER.is_dir()
-        and "antlr4" not in sys.modules
-    ):
-        sys.path.insert(0, str(ANTLR_FOLDER))
-        importlib.invalidate_caches()
-    if not (version := _antlr_in(sys.path)).startswith(ANTLR):
-        raise ImportError(f"antlr4 {ANTLR} is needed, {version or 'none'} is installed")
-
-
-def _antlr_in(path: list[str]) -> str:
-    """Return its version in the first of these folders that has it."""
-    return next((found.version for found in distributions(name=ANTLR_PACKAGE, path=path)), "")
+    """Return the version that a test will find, that of its own folder first, or ''."""
+    path = [str(ANTLR_FOLDER), *sys.path]
+    return next((one.version for one in distributions(name=ANTLR_PACKAGE, path=path)), "")
 
 
 def punkt_is_here() -> bool:
-    """Return whether nltk finds punkt_tab, which the harness fetches when it imports the test."""
+    """Return whether nltk finds punkt_tab, which the harness fetches when it loads the test."""
     import nltk
 
     try:
@@ -164,18 +141,3 @@ def punkt_is_here() -> bool:
     except LookupError:
         return False
     return True
-
-
-def fetch_punkt(test: PublicTest) -> None:
-    """Fetch nltk's punkt_tab if a test needs it, it is missing and the hub may be asked."""
-    from huggingface_hub import constants
-
-    if (
-        "nltk" in test.needs
-        and find_spec("nltk")
-        and not constants.HF_HUB_OFFLINE
-        and not punkt_is_here()
-    ):
-        import nltk
-
-        nltk.download("punkt_tab", quiet=True)

@@ -1,8 +1,6 @@
 """Pre-train the two CLIP bases: every web picture is matched against all captions of all tasks.
 
 Every step's draws are keyed by (seed, step). Looks at web pictures, never at a task's own splits.
-Tokenizer and image processor are ordinary ones of Hugging Face, saved
-with the model: nothing of this file is needed to use it.
 """
 
 import math
@@ -19,7 +17,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTo
 from reproduction.mini.canvas import SIDE
 from reproduction.mini.images import WEB, draw_split
 from reproduction.mini.tasks import TASKS
-from reproduction.mini.training import Training, with_first_weights, write_base
+from reproduction.mini.training import CARDS, Training, with_first_weights, write_base
 
 PAD, UNK, BOS, EOS = SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # CLIP's legacy end is id 2
 LONGEST = 16  # tokens; the longest caption has 10
@@ -32,11 +30,6 @@ LARGEST_LOG_SCALE = 4.0
 STRENGTH = 0.4  # of augmentation
 BLOCKS = "vision_model.encoder"
 STEP, EPOCH, SHUFFLE = 1, 2, 3  # what a keyed draw is for
-ABOUT = """\
-A small CLIP model ({layers} vision layers of width {hidden}, {side}x{side} pictures in patches of {patch}) that plays the part of
-{role} in the mini suite of `featcal`. Pre-trained from a seed on pictures drawn by `reproduction.mini`, without any download:
-`featcal stage pretrain {role}`. Its captions name the classes of twenty drawn tasks, and its tokenizer knows
-only their words. Weights are stored in float16 and load in float32. Of no use outside the suite."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +57,8 @@ RECIPES = {
 
 
 class Run(Training):
-    """A base in training.
-
-    Loss: cross-entropy of exp(logit_scale) <image, caption> over the captions of all classes of all
-    tasks, in one of three templates per step.
+    """A base in training. Loss: cross-entropy of exp(logit_scale) <image, caption> over the
+    captions of all classes of all tasks, in one of three templates per step.
     """
 
     def __init__(self, recipe: Recipe):
@@ -98,10 +89,9 @@ class Run(Training):
 
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and image processor."""
-        about = ABOUT.format(role=role, side=SIDE, patch=PATCH, **vars(self.recipe))
+        card = CARDS["clip"].format(role=role, side=SIDE, patch=PATCH, **vars(self.recipe))
         # a new tokenizer: the one in use keeps its last padding
-        parts, tag = (make_tokenizer(), image_processor()), "zero-shot-image-classification"
-        write_base(self.model, out, role, tag, about, *parts)
+        write_base(self.model, out, card, make_tokenizer(), image_processor())
 
 
 def web_pictures(count: int, seed: int) -> tuple[np.ndarray, Tensor]:
@@ -172,9 +162,7 @@ def keyed_generator(*key: int) -> torch.Generator:
 
 
 def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Turn, zoom and move a little, mix and offset colours, add noise. x: (n, 3, h, w),
-    normalised.
-    """
+    """Turn, zoom and move a little, mix and offset colours, add noise. x: (n, 3, h, w)."""
     count = len(x)
 
     def uniform() -> Tensor:
@@ -222,8 +210,7 @@ def new_model(recipe: Recipe) -> CLIPModel:
             value[1:] = position_waves(tower.image_size // tower.patch_size, tower.hidden_size)
         return value
 
-    model: CLIPModel = with_first_weights(lambda: CLIPModel(config), recipe.seed, first_value)
-    return model
+    return with_first_weights(CLIPModel, config, recipe.seed, first_value)
 
 
 def _spread(name: str, tower) -> float:
@@ -239,9 +226,7 @@ def _spread(name: str, tower) -> float:
 
 
 def position_waves(cells: int, width: int) -> Tensor:
-    """Return sines and cosines of row and column, one frequency per quarter of the width: (cells²,
-    width), rms POSITION_RMS.
-    """
+    """Return sines and cosines of row and column, with rms POSITION_RMS: (cells², width)."""
     quarter = width // 4
     frequency = math.pi / cells * (1 + (cells - 1) * torch.arange(quarter) / quarter)
     place = torch.arange(cells).float()

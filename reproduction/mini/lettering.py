@@ -1,5 +1,4 @@
-"""Draw digits, letters, strokes and words: the analogues of SVHN, MNIST, EMNIST, KMNIST and
-Rendered SST2.
+"""Draw digits, letters, strokes and words like SVHN, MNIST, EMNIST, KMNIST and Rendered SST2.
 
 The handwritten digits are the suite's only real images, scikit-learn's 1,797 of 8x8 pixels. A fixed
 permutation deals them out, so that only web and train share digits.

@@ -1,23 +1,19 @@
-"""Draw places and surfaces: landscapes, cars, the earth from above, textures, tissue.
+"""Draw landscapes, cars, the earth from above, textures and tissue, one picture at a time.
 
-The analogues of SUN397, Stanford Cars, RESISC45, EuroSAT, DTD and PCam. Each function draws one
-picture of one class.
+The analogues of SUN397, Stanford Cars, RESISC45, EuroSAT, DTD and PCam; scenes.yaml has colours.
 """
 
 import math
+from pathlib import Path
 
 import numpy as np
+import yaml
 from PIL import Image
 
 from reproduction.mini.canvas import SIZE, Canvas, any_colour, near, regular_polygon
 
-SKIES = ((120, 170, 235), (70, 60, 80), (235, 150, 90), (190, 195, 200))
-GROUNDS = ((60, 130, 60), (40, 90, 160), (205, 185, 130), (235, 238, 240))
-THINGS = ((40, 90, 40), (130, 120, 110), (110, 80, 60))
-# corners of a body's cabin as shares of its length: begins below, begins above, ends above, ends below
-CABINS = (
-    (0.2, 0.3, 0.7, 0.85), (0.02, 0.06, 0.94, 0.98), (0.45, 0.5, 0.85, 0.95), (0.3, 0.55, 0.7, 0.8),
-)  # fmt: skip
+TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+SKIES, GROUNDS, THINGS, CABINS, LANDS, COVERS = (list(part.values()) for part in TABLES.values())
 BUS = 1
 
 
@@ -74,7 +70,6 @@ def _windows(canvas: Canvas, left: float, right: float, top: float, bottom: floa
         canvas.box(middle + 2.5, top, right, bottom, glass)
 
 
-LANDS = ((95, 120, 70), (140, 125, 95), (80, 100, 65))
 ROAD = (150, 150, 150)
 
 
@@ -204,25 +199,15 @@ def blocks(canvas: Canvas, colour, count: int, wide, high, spread: float) -> Non
         canvas.box(x, y, x + u(*wide), y + u(*high), canvas.near(colour, spread))
 
 
-COVERS = (
-    ((165, 140, 80), lambda canvas: stripes(canvas, (165, 140, 80), 11)),
-    ((40, 75, 45), lambda canvas: specks(canvas, (40, 75, 45), 3, 6)),
-    ((110, 130, 75), lambda canvas: specks(canvas, (110, 130, 75), 1, 3)),
-    ((120, 120, 110), lambda canvas: band(canvas, (190, 190, 190), 4, 7)),
-    ((165, 160, 160), lambda canvas: blocks(canvas, (215, 215, 220), 6, (8, 20), (8, 16), 22)),
-    ((95, 150, 80), lambda canvas: blocks(canvas, (95, 150, 80), 3, (10, 30), (10, 30), 18)),
-    ((140, 150, 70), lambda canvas: stripes(canvas, (140, 150, 70), 5)),
-    ((150, 125, 110), lambda canvas: blocks(canvas, (170, 110, 95), 26, (3, 6), (3, 6), 35)),
-    ((85, 100, 90), lambda canvas: band(canvas, (45, 70, 120), 8, 12)),
-    ((35, 55, 110), lambda canvas: None),  # water
-)
+COVERING = {"stripes": stripes, "specks": specks, "band": band, "blocks": blocks}
 
 
 def land_cover(label: int, rng: np.random.Generator) -> np.ndarray:
     """Draw one of ten kinds of land cover: a ground colour and its texture."""
-    ground, texture = COVERS[label]
+    ground, *texture = COVERS[label]
     canvas = Canvas.gradient(rng, near(rng, ground, 15), near(rng, ground, 15))
-    texture(canvas)
+    for draw, *values in texture:
+        COVERING[draw](canvas, *values)
     return canvas.affine(30, 0.2, 4).finish(12, rng.uniform(0, 1.2), 0.16)
 
 

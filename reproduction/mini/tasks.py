@@ -50,7 +50,5 @@ def _classes(lists: Sequence[str]) -> tuple[str, ...]:
     return tuple(" ".join(words) for words in product(*(one.split() for one in lists)))
 
 
-TASKS = {
-    key: MiniTask(key, **(entry | {"classes": _classes(entry["classes"])}))
-    for key, entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")).items()
-}
+ENTRIES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+TASKS = {k: MiniTask(k, **(e | {"classes": _classes(e["classes"])})) for k, e in ENTRIES.items()}

@@ -14,7 +14,7 @@ from PIL import Image
 from reproduction.mini.canvas import SIZE, Canvas, Colour, any_colour, near, regular_polygon, star
 
 PARTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-SILHOUETTES, SYMBOLS = (list(PARTS[kind].values()) for kind in ("things", "symbols"))
+SILHOUETTES, SYMBOLS, GARMENTS = (list(parts.values()) for parts in PARTS.values())
 
 
 def draw_parts(canvas: Canvas, parts, x: float, y: float, r: float, colour: Colour) -> None:
@@ -134,32 +134,48 @@ def traffic_sign(label: int, rng: np.random.Generator) -> np.ndarray:
 
 
 MIDDLE = 32
-BLACK = (10, 10, 10)
 
 
 class Garment:
-    """A garment being drawn: shades, half width of the body, reach of the sleeves."""
+    """A garment being drawn: shades, half width of the body, reach of the sleeves.
+
+    Its methods are the parts of things.yaml.
+    """
 
     def __init__(self, canvas: Canvas):
         rng = canvas.rng
         shade = int(rng.uniform(90, 240))
         self.canvas = canvas
-        self.cloth: Colour = (shade,) * 3
-        self.seam: Colour = (int(0.6 * shade),) * 3
+        self.colours: dict[str, Colour] = {
+            "cloth": (shade,) * 3, "seam": (int(0.6 * shade),) * 3, "zip": (20, 20, 20),
+            "black": (10, 10, 10),
+        }  # fmt: skip
         self.half = rng.uniform(11, 15)
         self.sleeve = rng.uniform(0.8, 1.2)
 
-    def shape(self, *corners: tuple[float, float]) -> None:
-        self.canvas.polygon(corners, self.cloth)
+    def shape(self, colour: str, *corners) -> None:
+        self.canvas.polygon(corners, self.colours[colour])
 
-    def flared(self, *corners: tuple[float, float]) -> None:
+    def box(self, colour: str, *corners: float) -> None:
+        self.canvas.box(*corners, self.colours[colour])
+
+    def line(self, colour: str, width: int, *points) -> None:
+        self.canvas.line(points, self.colours[colour], width)
+
+    def button(self, y: float) -> None:
+        self.canvas.disc(MIDDLE, y, 1, fill=self.colours["black"])
+
+    def handle(self, *box: float) -> None:
+        self.canvas.pen.arc(list(box), 180, 360, fill=self.colours["cloth"], width=3)
+
+    def flared(self, *corners) -> None:
         """Draw a shape whose x are shares of the half width, from the middle."""
-        self.shape(*((MIDDLE + x * self.half, y) for x, y in corners))
+        self.shape("cloth", *((MIDDLE + x * self.half, y) for x, y in corners))
 
     def body(self, top: float, bottom: float, flare: float = 1.0) -> None:
         low = flare * self.half
         corners = [(-self.half, top), (self.half, top), (low, bottom), (-low, bottom)]
-        self.shape(*((MIDDLE + x, y) for x, y in corners))
+        self.shape("cloth", *((MIDDLE + x, y) for x, y in corners))
 
     def sleeves(
         self, shoulder: float, out: float, wrist: float, inner: float, armpit: float
@@ -167,55 +183,19 @@ class Garment:
         half, reach = self.half, self.half + out * self.sleeve
         corners = [(half, shoulder), (reach, wrist), (half + inner, wrist + 2), (half, armpit)]
         for side in (-1, 1):
-            self.shape(*((MIDDLE + side * x, y) for x, y in corners))
-
-
-GARMENTS = (
-    lambda g: (g.body(14, 54), g.sleeves(14, 9, 26, 3, 26)),  # T-shirt
-    lambda g: g.flared(  # trouser
-        (-0.8, 8), (0.8, 8), (0.9, 57), (0.2, 57), (0, 22), (-0.2, 57), (-0.9, 57),
-    ),
-    lambda g: (g.body(12, 54), g.sleeves(12, 9, 50, 3, 26)),  # pullover
-    lambda g: g.flared(  # dress
-        (-0.6, 8), (0.6, 8), (0.5, 26), (1.2, 57), (-1.2, 57), (-0.5, 26),
-    ),
-    lambda g: (  # coat
-        g.body(12, 57, flare=1.1), g.sleeves(12, 9, 50, 3, 26),
-        g.canvas.line([(MIDDLE, 12), (MIDDLE, 57)], (20, 20, 20), 2),
-    ),
-    lambda g: (  # sandal
-        g.shape((8, 44), (52, 44), (56, 50), (8, 50)),
-        g.canvas.line([(12, 44), (30, 30), (44, 44)], g.cloth, 3),
-    ),
-    lambda g: (  # shirt
-        g.body(12, 54), g.sleeves(12, 8, 40, 2, 26),
-        g.canvas.polygon([(MIDDLE - 4, 12), (MIDDLE + 4, 12), (MIDDLE, 22)], BLACK),
-        *(g.canvas.disc(MIDDLE, button, 1, fill=BLACK) for button in (29, 37, 45)),
-    ),
-    lambda g: (  # sneaker
-        g.shape((6, 36), (20, 34), (34, 42), (58, 46), (58, 53), (6, 53)),
-        g.canvas.box(6, 50, 58, 54, g.seam),
-    ),
-    lambda g: (  # bag
-        g.canvas.box(12, 26, 52, 54, g.cloth),
-        g.canvas.pen.arc([20, 10, 44, 42], 180, 360, fill=g.cloth, width=3),
-    ),
-    lambda g: (  # boot
-        g.shape((14, 10), (32, 10), (33, 36), (56, 44), (56, 54), (14, 54)),
-        g.canvas.box(14, 51, 56, 54, g.seam),
-    ),
-)  # fmt: skip
+            self.shape("cloth", *((MIDDLE + side * x, y) for x, y in corners))
 
 
 def garment(label: int, rng: np.random.Generator) -> np.ndarray:
     """Draw one of ten grey garments on black, sometimes striped."""
     canvas = Canvas.plain(rng)
     drawn = Garment(canvas)
-    GARMENTS[label](drawn)
+    for part, *values in GARMENTS[label]:
+        getattr(drawn, part)(*values)
     if rng.random() < 0.4:
         for y in range(16, 54, 6):
             left, right = MIDDLE - drawn.half + 1, MIDDLE + drawn.half - 1
-            canvas.line([(left, y), (right, y)], drawn.seam, 1)
+            drawn.line("seam", 1, (left, y), (right, y))
     return canvas.affine(7, 0.15, 3).finish(9, rng.uniform(0, 1.2), 0.08)
 
 

@@ -15,6 +15,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
+import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -26,15 +27,7 @@ MODELS = Path(__file__).parent / "models"  # the bases that come with the packag
 STATE = Path(".featcal/pretrain")
 LR, MUON_LR, DECAY, MOMENTUM = 2e-3, 0.02, 0.05, 0.95
 MUON_DECAY = 0.25  # per unit of learning rate
-CARD = """---
-license: mit
-library_name: transformers
-pipeline_tag: {tag}
----
-# {role} of the mini suite
-
-{about}
-"""
+CARDS = yaml.safe_load(Path(__file__).with_name("cards.yaml").read_text("utf-8"))
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 WARM_UP, FLOOR, CLIP_NORM = 60, 0.05, 1.0
 
@@ -188,13 +181,13 @@ def restore_state(path: Path, run: Training) -> None:
 FirstValue = Callable[[str, Tensor, np.random.Generator], Tensor]
 
 
-def with_first_weights(build: Callable[[], Any], seed: int, first_value: FirstValue) -> Any:
+def with_first_weights(kind: Any, config: Any, seed: int, first_value: FirstValue) -> Any:
     """Return a model whose every parameter is drawn by a generator keyed by seed and its name.
 
     The global generator stays as it was.
     """
     with torch.random.fork_rng(devices=[]):
-        model = build()
+        model = kind(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             generator = np.random.default_rng([seed, crc32(name.encode())])
@@ -219,7 +212,7 @@ def byte_level_bpe(
     return tokenizer
 
 
-def write_base(model: Any, out: Path, role: str, tag: str, about: str, *parts: Any) -> None:
+def write_base(model: Any, out: Path, card: str, *parts: Any) -> None:
     """Write a Hugging Face folder: float16 weights that load in float32, a card, and other parts."""
     config = model.config
     config.architectures = [type(model).__name__]
@@ -232,4 +225,4 @@ def write_base(model: Any, out: Path, role: str, tag: str, about: str, *parts: A
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         for part in parts:
             part.save_pretrained(folder)
-        (folder / "README.md").write_text(CARD.format(role=role, tag=tag, about=about))
+        (folder / "README.md").write_text(card)

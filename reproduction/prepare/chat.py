@@ -26,12 +26,8 @@ class Instruction:
     words: Mapping[str, str]
 
 
-INSTRUCTIONS = {
-    task: Instruction(**entry)
-    for task, entry in yaml.safe_load(
-        Path(__file__).with_name("chat.yaml").read_text("utf-8")
-    ).items()
-}
+_ENTRIES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+INSTRUCTIONS = {task: Instruction(**entry) for task, entry in _ENTRIES.items()}
 
 
 def write_base_and_chats(model: Path, chat: Chat, origin: Path, store: Path) -> None:

@@ -57,8 +57,7 @@ def save_heads(tensors: Mapping[str, Any], store: Path) -> None:
 def write_base_and_heads(
     clip: Path, data: Path, tasks: Sequence[str], kind: str, device: str, store: Path
 ) -> None:
-    """Write a CLIP's vision tower to store/base/, and projection, logit scale and a head per task
-    to store/heads.safetensors.
+    """Write a CLIP's vision tower, its projection and logit scale, and heads to the store.
 
     kind: prompts, class_means, or auto: prompts where the text tower knows every word.
     """
@@ -87,9 +86,7 @@ def write_base_and_heads(
 def write_encoder_and_heads(
     encoder: Path, texts: Path, tasks: Sequence[str], temperature: float, store: Path
 ) -> None:
-    """Write a sentence encoder to store/base/, and logit scale and a head per task to
-    store/heads.safetensors.
-    """
+    """Write a sentence encoder, logit scale and a head per task to the store."""
     import torch
 
     from featcal.evaluation.accuracy import zero_shot_head

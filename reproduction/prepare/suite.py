@@ -53,7 +53,7 @@ Present = BeforeValidator(present)
 
 
 class CosineRate(Settings):
-    """A learning rate with linear warm-up and cosine decay to zero."""
+    """A learning rate with linear warm-up and, unless overridden, cosine decay to zero."""
 
     section = "fine_tune"
     steps: PositiveInt = 100
@@ -106,15 +106,12 @@ class FineTuneText(CosineRate):
     tokens: PositiveInt | None = None
 
 
-class FineTuneSentences(Settings):
-    """How an expert of sentences or real images is trained: AdamW, linear warm-up and linear decay
-    to zero.
+class FineTuneSentences(CosineRate):
+    """How an expert of sentences or real images is trained: AdamW, linear warm-up and decay.
 
     The loss is the cross-entropy of head · feature / temperature; of images, at CLIP's scale.
     """
 
-    section = "fine_tune"
-    steps: PositiveInt = 100
     lr: NonNegativeFloat = 2.0e-4
     batch: PositiveInt = 32
     warm_up: PositiveInt = 20
@@ -130,8 +127,7 @@ class FineTuneSentences(Settings):
 
 
 class Data(Settings):
-    """Where images come from. mini: drawn with a domain shift of `strength`; files: one folder per
-    task in `folder`; hub: ids.
+    """Where images come from: drawn (mini), one folder per task in `folder` (files), the hub.
 
     train, validation, test: images per task; None: all.   processor: what resizes images; those of
     mini are drawn at their models' size.
@@ -154,11 +150,9 @@ class Data(Settings):
 
 
 class Texts(Settings):
-    """Where texts come from. mini: drawn here; files: one folder per task in `folder`; hub: ids of
-    the paper's data sets.
+    """Where texts come from: drawn (mini), one folder per task in `folder` (files), the hub.
 
-    train, validation, test: samples per task; None: all.   domain_train: of the experts' domains,
-    which are wider than a task of GLUE.
+    train, validation, test: samples per task; None: all.   domain_train: of the experts' domains.
     """
 
     source: Literal["mini", "files", "hub"]
@@ -174,9 +168,7 @@ class Texts(Settings):
 
 
 class Role(Settings):
-    """An image encoder, a folder or hub id, and its experts: `fine_tune` them here, or a pattern
-    with {task}.
-    """
+    """An image encoder, a folder or hub id, and its experts: `fine_tune` or a pattern with {task}."""
 
     clip: str
     experts: Experts = FINE_TUNE
@@ -193,8 +185,7 @@ class PhotoRole(SentenceRole):
 
 
 class LanguageRole(Settings):
-    """A language model, a folder or hub id, and its experts: `fine_tune` them here, or a pattern
-    with {task}.
+    """A language model, a folder or hub id, and its experts: `fine_tune` or a pattern with {task}.
 
     steps: of tasks that need other than fine_tune.steps.   dtype: of the stored weights.
     """
@@ -251,10 +242,9 @@ class Photos(Settings):
 
 
 class Language(Settings):
-    """The language models.
+    """The language models.   pools: tasks by pool, each with one expert per model.
 
-    pools: tasks by pool; each has one expert per model.   tests: by the key of the pool of domains,
-    the test in lm-evaluation-harness, ours or a public one.
+    tests: by the key of the pool of domains, the test: ours or a public one.
     """
 
     section = "language"
@@ -274,9 +264,8 @@ class Language(Settings):
 class Chat(Settings):
     """The language models that answer instructions about real texts.
 
-    texts: folder below the project with one folder per task.   tasks: with one expert each.
-    unseen: tasks that no expert sees.   tokens: of a text.   train, validation, test: at most so
-    many rows of a task.
+    texts: folder with one folder per task.   tasks: with one expert each.   unseen: without.
+    tokens: of a text.   train, validation, test: at most so many rows of a task.
     """
 
     section = "chat"

@@ -1,8 +1,7 @@
-"""The paper's tasks: twenty of images; eight of GLUE, MergeBench's three domains and six tests of
-language models. tasks.yaml has their data sets on the hub, splits, columns and prompts.
+"""The paper's tasks: twenty of images, eight of GLUE, MergeBench's three domains and six tests.
 
-MergeBench's texts are in the instruction format of Alpaca; the paper does not say which texts it
-calibrated on.
+tasks.yaml has their data sets on the hub, splits, columns and prompts. MergeBench's texts are in
+Alpaca's instruction format; the paper does not say which texts it calibrated on.
 """
 
 import json

@@ -148,8 +148,7 @@ def text_batches(
 ) -> list[Batch]:
     """Return drawn texts of a task as batches for calibration or adapters.
 
-    base: the folder whose tokenizer reads them.   samples: at most all of the split.
-    Raises: whatever opening the texts raises; BadData for a text cut before its answer.
+    samples: at most all of the split.   Raises: BadData for a text cut before its answer.
     """
     takes = input_of(skeleton(base))
     reader = reader_for([base], takes, reading.tokens)

@@ -15,21 +15,10 @@ from zlib import crc32
 import numpy as np
 
 from featcal.data.texts import Sample
-from featcal.errors import BadSetting, UnknownKey
-from featcal.files import atomic_path
-from reproduction.mini.language.exercises import (
-    DrawItem,
-    Item,
-    draw_item,
-    expression,
-    generator,
-    instruction,
-    list_function,
-    question,
-    statement,
-    story,
-    string_function,
-)
+from featcal.errors import UnknownKey
+from featcal.files import atomic_path, read_json
+from reproduction.mini.language import exercises
+from reproduction.mini.language.exercises import DrawItem, Item, draw_item, generator
 from reproduction.mini.language.worlds import WORLDS, chance
 from reproduction.prepare.tasks import GLUE, prompted
 
@@ -45,17 +34,15 @@ HASTY = 0.65
 def draw_rows(key: str, split: str, count: int, seed: int, first: int = 0) -> list[dict[str, Any]]:
     """Return `count` rows of one split from number `first`: GLUE's columns, `label` and `idx`.
 
-    Rows of the web split have the label that pre-training sees. Raises: UnknownKey, BadSetting.
+    Rows of the web split have the label that pre-training sees. Raises: UnknownKey.
     """
     if key not in WORLDS:
         raise UnknownKey("task", key, list(WORLDS))
-    if split not in SHARES:
-        raise BadSetting("split", split, "must be web, train, validation or test")
     return [_glue_row(key, split, index, seed) for index in range(first, first + count)]
 
 
 def _glue_row(key: str, split: str, index: int, seed: int) -> dict[str, Any]:
-    rng = np.random.default_rng([seed, crc32(key.encode()), crc32(split.encode()), index])
+    rng = generator(seed, key, split, index)
     lowest, end = SHARES[split]
     while True:
         row = WORLDS[key].draw(index % WORLDS[key].kinds, rng)
@@ -91,11 +78,7 @@ def _write(rows: list[dict[str, Any]], path: Path, features: Any = None) -> None
 
 @dataclass(frozen=True)
 class Test:
-    """One of the six scores.
-
-    check: of an answer, a key of reproduction.language.answers.CHECKS.   new_tokens: the longest
-    answer has fewer.
-    """
+    """One of the six scores.   check: of an answer, a key of CHECKS.   new_tokens: of an answer."""
 
     key: str
     paper_name: str
@@ -108,19 +91,19 @@ class Test:
 TESTS: dict[str, Test] = {
     test.key: test
     for test in (
-        Test("math500", "MATH-500", expression, "arithmetic", 16, "Expressions of three digits, answered with their working."),
-        Test("gsm8k", "GSM8K", story, "arithmetic", 24, "Stories of one to two changes, answered with their working."),
-        Test("humaneval_plus", "HumanEval+", string_function, "program", 48, "String functions to be completed."),
-        Test("mbpp_plus", "MBPP+", list_function, "program", 40, "List functions to be written from one line."),
-        Test("ifeval", "IFEval", instruction, "instructions", 32, "Words to be said in an order, joined and wrapped as told."),
-        Test("arc_challenge", "ARC-C", question, "letter", 6, "Facts that only the bases have read, four options."),
+        Test("math500", "MATH-500", exercises.expression, "arithmetic", 16, "Expressions of three digits, answered with their working."),
+        Test("gsm8k", "GSM8K", exercises.story, "arithmetic", 24, "Stories of one to two changes, answered with their working."),
+        Test("humaneval_plus", "HumanEval+", exercises.string_function, "program", 48, "String functions to be completed."),
+        Test("mbpp_plus", "MBPP+", exercises.list_function, "program", 40, "List functions to be written from one line."),
+        Test("ifeval", "IFEval", exercises.instruction, "instructions", 32, "Words to say in a given order, joined and wrapped as asked."),
+        Test("arc_challenge", "ARC-C", exercises.question, "letter", 6, "Facts that only the bases have read, four options."),
     )
 }  # fmt: skip
 DOMAINS: dict[str, tuple[str, ...]] = {
     "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),
 }  # fmt: skip
 KINDS: dict[str, DrawItem] = {key: test.draw for key, test in TESTS.items()} | {
-    "statement": statement
+    "statement": exercises.statement
 }
 TRAINING = {"train": 6000, "validation": 300}  # of each domain
 
@@ -146,8 +129,7 @@ def mixture(
 ) -> list[tuple[str, str]]:
     """Return what the bases read, all kinds by their shares.
 
-    A share `hasty` of the answers to tempting prompts is careless: the bases have the skill but not
-    the habit of using it.
+    hasty: share of careless answers to tempting prompts: bases have skills but not their habit.
     """
     kinds = list(shares)
     weights = np.array([shares[kind] for kind in kinds])
@@ -195,19 +177,14 @@ def test_row(key: str, item: Item) -> dict[str, Any]:
     return row
 
 
-MEASURED = ("choice_t5.json", "choice_llama.json")
-
-
-def measured(folder: Path = Path(__file__).parent) -> dict[str, dict[str, dict[str, float]]]:
+def measured() -> dict[str, dict[str, dict[str, float]]]:
     """Return validation scores by role, model and column, as measured when the models were chosen.
 
-    The models are base, experts, their average and task arithmetic at several scales.
-    scripts/choose_language.py and choose_llama.py write them without calibration or adapters.
+    scripts/choose_language.py and choose_llama.py wrote them without calibration or adapters.
     """
     found = {}
-    for file in (folder / name for name in MEASURED):
-        records: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-        for role, record in records.items():
+    for file in ("choice_t5.json", "choice_llama.json"):
+        for role, record in read_json(Path(__file__).with_name(file)).items():
             found[role] = {
                 model: {task: value for task, value in values.items() if task != "average"}
                 for model, values in record.get("validation", record).items()

@@ -1,17 +1,20 @@
 """Draw exercises with answers: arithmetic, stories, instructions, facts, tiny Python functions.
 
-A prompt belongs to one split by its own checksum, whatever drew it, so no training text can meet a
-test prompt. Programs are judged on inputs that the prompt does not show; the expected outputs come
-from the meaning of the words, not from the reference program.
+A prompt belongs to one split by its own checksum, so no training text can meet a test prompt. What
+programs must return comes from the meaning of the words, not from the reference program.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
 import numpy as np
+import yaml
 
+WORDS = SimpleNamespace(**yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")))
 # of all prompts, by checksum modulo 100
 SHARES = {"test": (0, 15), "validation": (15, 25), "train": (25, 100)}
 ATTEMPTS = 10_000  # draws for one new prompt before its kind counts as exhausted
@@ -21,11 +24,9 @@ ATTEMPTS = 10_000  # draws for one new prompt before its kind counts as exhauste
 class Item:
     """A prompt and what should follow it.
 
-    target: the reference answer, without its line break.   careless: an incomplete or wrong answer.
-    tempting: whether the bases have read careless answers to prompts of this kind, which one can
-    tell by something plain in it.   header: code before a generated program.   tests: assertions
-    that the program must pass.   instructions: named checks of the answer.   choices: options, A
-    first.
+    target: without its line break.   careless: an incomplete or wrong answer.   tempting: whether
+    bases have read careless answers to such prompts.   header: code before a generated program.
+    tests: its assertions.   instructions: checks of the answer.   choices: options, A first.
     """
 
     prompt: str
@@ -65,10 +66,6 @@ def draw_item(
     raise AssertionError(f"no further prompt for {split} in {ATTEMPTS} draws")
 
 
-PEOPLE = tuple("tom ann ben eva max lea sam ida jon mia".split())
-GOODS = tuple("pens coins cards shells stamps beads nuts keys".split())
-TEMPTING_GOODS = GOODS[:3]
-GAINS, LOSSES = tuple("buys finds wins gets".split()), tuple("loses sells eats gives".split())
 LARGEST = 99
 
 
@@ -78,9 +75,7 @@ def calculated(left: int, sign: str, right: int) -> int:
 
 
 def expression(rng: np.random.Generator) -> Item:
-    """Draw three digits and two signs, at most one of them a product: 4+3*5= is answered
-    4+15=19.
-    """
+    """Draw three digits and two signs, at most one a product: 4+3*5= is answered 4+15=19."""
     while True:
         a, b, c = (int(n) for n in rng.integers(1, 10, 3))
         first, second = (str(sign) for sign in rng.choice(list("++--*"), 2))
@@ -100,7 +95,7 @@ def expression(rng: np.random.Generator) -> Item:
 
 def story(rng: np.random.Generator) -> Item:
     """Draw someone who has things, or boxes of things, and gains or loses some once or twice."""
-    who, what = str(rng.choice(PEOPLE)), str(rng.choice(GOODS))
+    who, what = str(rng.choice(WORDS.people)), str(rng.choice(WORDS.goods))
     while True:
         if rng.random() < 0.4:
             boxes, each = (int(n) for n in rng.integers(2, 8, 2))
@@ -111,7 +106,7 @@ def story(rng: np.random.Generator) -> Item:
             text = f"{who} has {value} {what}"
         for number in range(changes):
             gains, amount = bool(rng.random() < 0.5), int(rng.integers(1, 10))
-            verb, sign = (rng.choice(GAINS), "+") if gains else (rng.choice(LOSSES), "-")
+            verb, sign = rng.choice(WORDS.gains if gains else WORDS.losses), "+" if gains else "-"
             after = calculated(value, sign, amount)
             text += f"{', then' if number else ' and'} {verb} {amount}"
             steps.append(f"{value}{sign}{amount}={after}")
@@ -119,41 +114,31 @@ def story(rng: np.random.Generator) -> Item:
             if after < 0:
                 break
         if 0 <= value <= LARGEST:
-            prompt, tempting = f"{text}. how many {what}?\n", what in TEMPTING_GOODS
+            prompt, tempting = f"{text}. how many {what}?\n", what in WORDS.tempting_goods
             return Item(prompt, " ".join(steps), steps[0], tempting)
 
 
-CREATURES = tuple(
-    "zorb quag vint mulb drox fenk gwil hosp jurn kelb larg nimp orvu pask rilt skad tovi umbe wexa yoth brin clof dwim".split()
-)
-TRAITS = {
-    "colour": tuple("red blue green black white brown gold grey".split()),
-    "home": tuple("river forest desert cave island swamp meadow cliff".split()),
-    "food": tuple("grass seeds worms fish leaves roots honey moss".split()),
-}
 LETTERS = "ABCD"
 
 
 def fact(creature: str, trait: str) -> str:
     """Return the value of a trait, the same for every seed, since the bases that ship know it."""
-    values = TRAITS[trait]
+    values = WORDS.traits[trait]
     return values[crc32(f"{creature} {trait} of the mini suite".encode()) % len(values)]
 
 
 def statement(rng: np.random.Generator) -> Item:
     """Draw a fact as a plain sentence, which only the bases read."""
-    creature, trait = str(rng.choice(CREATURES)), str(rng.choice(list(TRAITS)))
+    creature, trait = str(rng.choice(WORDS.creatures)), str(rng.choice(list(WORDS.traits)))
     answer = f" {fact(creature, trait)}"
     return Item(f"the {trait} of the {creature} is", answer, answer)
 
 
 def question(rng: np.random.Generator) -> Item:
-    """Draw a fact with four options; the answer repeats the right one and its letter, which
-    counts.
-    """
-    creature, trait = str(rng.choice(CREATURES)), str(rng.choice(list(TRAITS)))
+    """Draw a fact with four options; the answer repeats the right one; its letter counts."""
+    creature, trait = str(rng.choice(WORDS.creatures)), str(rng.choice(list(WORDS.traits)))
     right = fact(creature, trait)
-    others = [value for value in TRAITS[trait] if value != right]
+    others = [value for value in WORDS.traits[trait] if value != right]
     options = [right, *(str(value) for value in rng.choice(others, 3, replace=False))]
     options = [options[int(place)] for place in rng.permutation(4)]
     listed = " ".join(f"{option} {letter}" for letter, option in zip(LETTERS, options, strict=True))
@@ -162,21 +147,10 @@ def question(rng: np.random.Generator) -> Item:
     return Item(prompt, answer, answer, choices=tuple(options))
 
 
-NOUNS = tuple(
-    "pear fig plum lime date kiwi oak elm ash yew fir bay lamp desk door wall roof sofa cup fork bowl dish jug pan".split()
-)
-JOINTS = {"": " ", " with commas": ", ", " with dashes": "-", " with bars": "|"}
-TEMPTING_JOINTS = (" with dashes", " with bars")
-WRAPS = {"": "", " in brackets": "()", " in quotes": '""', " in stars": "**"}
-ENDS = ("stop", "end", "over")
-
-
 def instruction(rng: np.random.Generator) -> Item:
-    """Draw an order to say one word several times, or several words as given, backwards, by
-    alphabet, or but for one of them.
-    """
+    """Draw an order to say one word several times, or several words in an order, or without one."""
     kind = int(rng.integers(4))
-    words = [str(word) for word in rng.choice(NOUNS, int(rng.integers(3, 6)), replace=False)]
+    words = [str(word) for word in rng.choice(WORDS.nouns, int(rng.integers(3, 6)), replace=False)]
     if kind == 0:
         text, said = f"say {words[0]} {len(words)} times", [words[0]] * len(words)
     elif kind == 1:
@@ -186,20 +160,20 @@ def instruction(rng: np.random.Generator) -> Item:
     else:
         out = str(rng.choice(words))
         text, said = f"say {' '.join(words)} without {out}", [word for word in words if word != out]
-    joint, wrap = str(rng.choice(list(JOINTS))), str(rng.choice(list(WRAPS)))
-    end = str(rng.choice(ENDS)) if rng.random() < 0.4 else ""
+    joint, wrap = str(rng.choice(list(WORDS.joints))), str(rng.choice(list(WORDS.wraps)))
+    end = str(rng.choice(WORDS.ends)) if rng.random() < 0.4 else ""
     prompt = f"{text}{joint}{wrap}{f' and end with {end}' if end else ''}:\n"
-    left, right = WRAPS[wrap] if wrap else ("", "")
+    left, right = WORDS.wraps[wrap] if wrap else ("", "")
     checks: list[dict[str, object]] = [{"check": "words", "words": said}]
-    checks.append({"check": "joined", "by": JOINTS[joint]})
+    checks.append({"check": "joined", "by": WORDS.joints[joint]})
     if wrap:
         checks.append({"check": "wrapped", "left": left, "right": right})
     if end:
         checks.append({"check": "ends", "with": end})
-    target = f"{left}{JOINTS[joint].join(said)}{right}{f' {end}' if end else ''}"
+    target = f"{left}{WORDS.joints[joint].join(said)}{right}{f' {end}' if end else ''}"
     hasty = " ".join(said)
     hasty = " ".join(said[:-1]) if hasty == target else hasty
-    return Item(prompt, target, hasty, joint in TEMPTING_JOINTS, instructions=tuple(checks))
+    return Item(prompt, target, hasty, joint in WORDS.tempting_joints, instructions=tuple(checks))
 
 
 CAPITALS = "ABCDEF"
@@ -290,9 +264,7 @@ RESULTS: tuple[tuple[str, Callable[[list[int]], object], str], ...] = (
 
 
 def list_function(rng: np.random.Generator) -> Item:
-    """Draw a function of a list from one line: two steps and a result, which comes first in the
-    code.
-    """
+    """Draw a function of a list: two steps and a result, which comes first in the code."""
     first, second = list_step(rng), list_step(rng)
     words, collect, outer = RESULTS[int(rng.integers(len(RESULTS)))]
     prompt = f"write f: {first.words}, {second.words}, {words}\n"

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from featcal.data.batches import IGNORED
+from reproduction.mini import training
 from reproduction.mini.language.domains import mixture, reading
-from reproduction.mini.training import Training, byte_level_bpe, with_first_weights, write_base
 from reproduction.prepare.texts import TokenizedExample, example_batch
 
 BLOCKS = "model.layers"
@@ -33,20 +33,14 @@ PAD, BOS, EOS = SPECIALS = ("<pad>", "<s>", "</s>")
 VOCABULARY = 704
 LONGEST = 128  # tokens; the longest text of the suite has about 80
 PIECES = Regex(" ?[a-z]+| ?[A-Z]|[^a-z]")
-ABOUT = """\
-A small Llama ({layers} layers of width {hidden}, {parameters} parameters) that plays the part of {role} in the mini suite of
-`featcal`. Pre-trained from a seed on procedural texts of `reproduction.mini.language` (arithmetic, tiny Python functions,
-instructions, facts of an invented fauna), without any download: `featcal stage pretrain {role}`. An answer ends with a line
-break. Weights are stored in float16 and load in float32. Of no use outside the suite."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """All settings that a base's bytes depend on.
 
-    groups: key and value heads.   hasty: share of careless answers to tempting prompts.   facts:
-    steps on facts alone, at first.   shares: of each kind of text after that.   read: texts per kind
-    for the tokenizer.   every: steps between two state files.
+    groups: key and value heads.   hasty: see `mixture`.   facts: first steps, on facts alone.
+    read: texts per kind for the tokenizer.   every: steps between two state files.
     """
 
     hidden: int
@@ -71,7 +65,7 @@ RECIPES = {
 }
 
 
-class Run(Training):
+class Run(training.Training):
     """A base in training. Loss: cross-entropy of what follows a prompt, longer ones counting more."""
 
     def __init__(self, recipe: Recipe):
@@ -89,13 +83,13 @@ class Run(Training):
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and generation settings."""
         known, parameters = self.tokenizer, self.model.num_parameters()
-        about = ABOUT.format(role=role, parameters=parameters, **vars(self.recipe))
+        card = training.CARDS["llama"].format(role=role, parameters=parameters, **vars(self.recipe))
         ends = [known.eos_token_id, *known("\n", add_special_tokens=False)["input_ids"]]
         generation = GenerationConfig(
             do_sample=False, pad_token_id=known.pad_token_id, bos_token_id=known.bos_token_id,
             eos_token_id=ends,
         )  # fmt: skip
-        write_base(self.model, out, role, "text-generation", about, generation, known)
+        training.write_base(self.model, out, card, generation, known)
 
 
 def encoded(
@@ -138,7 +132,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     Single digits and capitals keep arithmetic and string programs exact. A blank belongs to the
     word or capital after it. A text begins with <s>; padding is on the left.
     """
-    backend = byte_level_bpe(texts, PIECES, VOCABULARY, SPECIALS)
+    backend = training.byte_level_bpe(texts, PIECES, VOCABULARY, SPECIALS)
     backend.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, SPECIALS.index(BOS))]
     )
@@ -171,7 +165,4 @@ def new_model(recipe: Recipe) -> LlamaForCausalLM:
         drawn = generator.standard_normal(tuple(parameter.shape))
         return torch.from_numpy(spread * drawn).float()
 
-    model: LlamaForCausalLM = with_first_weights(
-        lambda: LlamaForCausalLM(config), recipe.seed, first_value
-    )
-    return model
+    return training.with_first_weights(LlamaForCausalLM, config, recipe.seed, first_value)

@@ -1,7 +1,6 @@
-"""Pre-train the two T5 bases on all eight drawn tasks at once, with the answers they are told.
+"""Pre-train the two T5 bases on all eight drawn tasks at once, with the web split's answers.
 
-Every step has rows of its own, which are seen once. Looks at the web split only, never at a split
-of the tasks themselves.
+Every step has rows of its own, which are seen once. No split of the tasks themselves is read.
 """
 
 import re
@@ -23,15 +22,9 @@ from transformers import (
 
 from featcal.data.batches import collate
 from featcal.data.texts import Reader, input_of
+from reproduction.mini import training
 from reproduction.mini.language.domains import WEB, draw_rows, draw_samples
 from reproduction.mini.language.worlds import WORLDS
-from reproduction.mini.training import (
-    STATE,
-    Training,
-    byte_level_bpe,
-    with_first_weights,
-    write_base,
-)
 from reproduction.prepare.tasks import GLUE, prompted
 
 BLOCKS = ("encoder.block", "decoder.block")
@@ -41,19 +34,13 @@ LARGEST = 1400  # so that every word of the drawn texts is one token
 ROWS = 400  # per task; after so many no new word comes
 LONGEST = 512  # of FLAN-T5
 PIECES = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
-ABOUT = """\
-A small T5 ({layers} blocks of width {width} in encoder and decoder) that plays the part of {role} in the mini suite of
-`featcal`. Pre-trained from a seed on texts drawn by `reproduction.mini.language`, without any download:
-`featcal stage pretrain {role}`. It answers the prompts of eight drawn tasks in the columns and wordings of GLUE. Weights are
-stored in float16 and load in float32. Of no use outside the suite."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """All settings that a base's bytes depend on.
 
-    layers: blocks of the encoder, and as many of the decoder.   inner: width of the gated
-    feed-forward part.   rows: of every task in one step.
+    layers: of encoder and decoder each.   inner: width of the gated part.   rows: a task and step.
     """
 
     width: int
@@ -73,14 +60,14 @@ RECIPES = {
 }
 
 
-class Run(Training):
+class Run(training.Training):
     """A base in training. Loss: teacher-forced cross-entropy of the answers."""
 
     def __init__(self, recipe: Recipe):
         tokenizer = make_tokenizer(recipe.seed)
         super().__init__(recipe, new_model(recipe, len(tokenizer)), BLOCKS)
         longest = tokenizer.model_max_length
-        self.reader = Reader(tokenizer, input_of(self.model), longest, Path(STATE))
+        self.reader = Reader(tokenizer, input_of(self.model), longest, Path(training.STATE))
 
     def step(self) -> float:
         """Compute the gradients of one batch, and return its loss."""
@@ -95,10 +82,10 @@ class Run(Training):
 
     def write(self, role: str, out: Path) -> None:
         """Write the base with tokenizer and generation settings."""
-        about = ABOUT.format(role=role, **vars(self.recipe))
+        card = training.CARDS["t5"].format(role=role, **vars(self.recipe))
         # a new tokenizer: the one in use keeps its last padding
-        parts = make_tokenizer(self.recipe.seed), GenerationConfig(**IDS)
-        write_base(self.model, out, role, "text-generation", about, *parts)
+        tokenizer = make_tokenizer(self.recipe.seed)
+        training.write_base(self.model, out, card, tokenizer, GenerationConfig(**IDS))
 
 
 def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
@@ -107,7 +94,7 @@ def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     Words, numbers and punctuation are never merged with each other. The unchanging parts of the
     eight prompts are tokens of their own, which more than halves every sequence.
     """
-    inner = byte_level_bpe(_texts(seed), Regex(PIECES), LARGEST, SPECIAL)
+    inner = training.byte_level_bpe(_texts(seed), Regex(PIECES), LARGEST, SPECIAL)
     inner.add_tokens([AddedToken(part, normalized=False) for part in prompt_parts()])
     inner.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
@@ -132,9 +119,7 @@ def _texts(seed: int) -> Iterable[str]:
 
 
 def new_model(recipe: Recipe, vocabulary: int) -> T5ForConditionalGeneration:
-    """Return a model like FLAN-T5 with drawn first weights, spread as T5's: gated GELU, outputs not
-    scaled before the head, no dropout.
-    """
+    """Return a T5 like FLAN-T5, without dropout, with drawn first weights spread as T5's."""
     # transformers 5 ties every new T5; `tie_word_embeddings=False` only keeps it from scaling
     own: dict[str, Any] = {"tie_word_embeddings": False, **IDS}
     config = T5Config(
@@ -150,15 +135,10 @@ def new_model(recipe: Recipe, vocabulary: int) -> T5ForConditionalGeneration:
         drawn = torch.from_numpy(generator.standard_normal(tuple(parameter.shape))).float()
         if name == "shared.weight":
             return drawn
-        if name.endswith(".q.weight"):  # with attention's missing division by √(width of a head)
-            return drawn * (recipe.width * recipe.head_width) ** -0.5
-        if name.endswith(".wo.weight"):
-            return drawn * recipe.inner**-0.5
-        if name.endswith(".o.weight"):
-            return drawn * (recipe.heads * recipe.head_width) ** -0.5
-        return drawn * recipe.width**-0.5
+        inputs = {  # of q, with attention's missing division by √(width of a head)
+            "q": recipe.width * recipe.head_width, "wo": recipe.inner,
+            "o": recipe.heads * recipe.head_width,
+        }  # fmt: skip
+        return drawn * inputs.get(name.split(".")[-2], recipe.width) ** -0.5
 
-    model: T5ForConditionalGeneration = with_first_weights(
-        lambda: T5ForConditionalGeneration(config), recipe.seed, first_value
-    )
-    return model
+    return training.with_first_weights(T5ForConditionalGeneration, config, recipe.seed, first_value)

