@@ -1,8 +1,4 @@
-"""Make and measure FeatCal, Surgery and ProbSurgery, each in a process of its own.
-
-They see the samples of the stages `calibrate` and `adapt` and run the same code, so they give the
-same bytes.
-"""
+"""Make and measure FeatCal and adapters, one process each, with the same bytes as the stages."""
 
 import ctypes
 import sys
@@ -28,8 +24,7 @@ def step_folder(out: Path, step: int) -> Path:
 
 
 def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[str, Any]:
-    """Make one model and return its seconds, megabytes and watt-hours, with its samples in memory
-    before. audit: steps after which adapters are kept too.
+    """Make one model, its samples in memory, and return its seconds, megabytes and watt-hours.
 
     A run with one sample and one step comes first: what a process pays once is not measured.
     """

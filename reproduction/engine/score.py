@@ -1,12 +1,9 @@
-"""Rows of models, and the stage `evaluate`: scores of all models of a role and pool.
-
-Encoders are scored by their features, language models by what they generate.
-"""
+"""Rows of models, and the stage `evaluate`: scores of all models of a role and pool."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featcal.files import atomic_folder, read_json, write_json
 from reproduction.engine.context import Setup, load_setup
@@ -15,6 +12,9 @@ from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
 from reproduction.prepare.suite import DOMAINS
 from reproduction.results import CURVES, GREEDY, SCORES, SEEN, packed, write_rows, write_scores
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Samples at a time, on which scores do not depend. On a CPU so few that a block's output stays in
 # its cache: a sentence encoder then takes two thirds of the time that it takes with 250.
@@ -31,8 +31,7 @@ def score(
 ) -> dict[str, list[Row]]:
     """Return the rows of every model by its name: one per task, of the domains one per test.
 
-    evaluate: called as `evaluate_model`, which is the default.
-    Each model is a job with all adapters that correct it: it is loaded once.
+    A model with all adapters that correct it is one job of `evaluate` (default: `evaluate_model`).
     """
     alone = [model for model in models if not model.corrects]
     jobs = {m.name: (setup, m, [one for one in models if one.corrects == m.name]) for m in alone}
@@ -82,7 +81,7 @@ def answers(
 ) -> dict[str, Counts]:
     """Return what encoders get right, and what is right once the features of the first are changed.
 
-    models_of, read: return a task's models by name, and its samples.   tasks: Default: all.
+    models_of, read: return a task's models by name, and its samples.
     """
     from safetensors.torch import load_file
 
@@ -110,6 +109,20 @@ def averages(
     return {name: average(judged[str(name)]) for name in models}
 
 
+def divergence(ours: "Tensor", theirs: "Tensor", head: Any, models: Sequence[Any] = ()) -> "Tensor":
+    """Return KL(expert ‖ model) of rows of features, (n,), by unit class vectors times the logit
+    scale (K, p), or by the models' own language heads.
+    """
+    from featcal.calibration.choose import Scores, kl_and_top1
+    from featcal.core.precision import wide
+    from featcal.models.batch import output_embeddings, unit_length
+
+    if head is None:
+        return kl_and_top1(*map(Scores, (ours, theirs), map(output_embeddings, models)))[0]
+    scores = (Scores(unit_length(wide(rows)) @ head.to(rows.device).T) for rows in (ours, theirs))
+    return kl_and_top1(*scores)[0]
+
+
 def average(counts: Counts) -> float:
     return sum(one["value"] for one in counts.values()) / len(counts)
 
@@ -127,8 +140,7 @@ def generated(
 ) -> dict[str, Counts]:
     """Return the scores of a language model by task of GLUE, by test of the domains or by chat.
 
-    model_of: returns a task's model; one model answers all tests of the domains.
-    changes:  by name, what is done to the model, given it and the task; None: nothing.
+    changes: by name, what is done to the model, given it and the task; None: nothing.
     """
     from featcal.models.load import load_tokenizer
     from reproduction.language.generation import metric_of, score_glue
@@ -200,9 +212,7 @@ POINTS = 20  # of a loss curve
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/scores/<key>/: scores, correct samples, references, loss curves and
-    settings; for encoders also the test samples that mergers and adapters saw.
-    """
+    """Write outputs/<suite>/scores/<key>/: scores, curves, settings; of encoders also seen.csv."""
     setup = load_setup(key)
     models = specs(setup) if setup.plays else []
     with setup.context.recorded("evaluate", key), atomic_folder(setup.folder("scores")) as out:

@@ -18,9 +18,8 @@ from reproduction.results import write_rows, write_scores
 class StudyResult:
     """The results of a study.
 
-    scores: rows of models.   tables: rows of other tables, by their names.
-    facts:  for the settings file.   record: for the run record, which differs from run to run.
-    pictures: what the study's `finish` draws.
+    tables: rows of tables other than the scores.   facts: for the settings file.
+    record: for the run record.   pictures: what the study's `finish` draws.
     """
 
     scores: Sequence[Row] = ()
@@ -31,9 +30,7 @@ class StudyResult:
 
 
 def run_study(name: str, key: str) -> None:
-    """Write outputs/<suite>/<name>/<key>/: <name>.csv and .correct.csv, other tables, and
-    <name>.settings.json; no rows where the suite does not run the study.
-    """
+    """Write outputs/<suite>/<name>/<key>/: tables and settings, without rows if it is not run."""
     context, kind = load_context(), studies()[name]
     study, found, facts = pick(name, context.experiments.studies[name], key), StudyResult(), {}
     setup = Setup(context, *role_and_pool(key))

@@ -57,11 +57,7 @@ FILE = "adapters.safetensors"
 
 @dataclass(frozen=True)
 class InnerAdapters:
-    """Trained adapters of a method.
-
-    weights: by task, then by path of the module whose output is corrected, or "feature".
-    losses:  by task, one per step.
-    """
+    """Adapters by task, then by path of the module whose output is corrected, or "feature"."""
 
     method: str
     weights: Mapping[str, Mapping[str, Weights]]
@@ -128,9 +124,7 @@ def first_weights(
 
 @contextmanager
 def corrected(model: nn.Module, method: str, weights: Mapping[str, Weights]) -> Iterator[None]:
-    """Correct the outputs of the modules at these paths: every token, or the first by
-    IntervMerge.
-    """
+    """Correct the outputs of the modules at these paths: every token, or the first by IntervMerge."""
 
     def change(path: str, output: Any) -> Any:
         hidden = output if isinstance(output, Tensor) else output[0]
@@ -154,8 +148,7 @@ def inner_adapters(
     seed: int,
     device: str | torch.device | None,
 ) -> InnerAdapters:
-    """Train adapters inside the merged model, one task after the other. Parameters of a module
-    given as `merged` are frozen.
+    """Train adapters inside the merged model, one task after the other; its parameters are frozen.
 
     Raises: BadPlan for other models than encoders; BadSetting; BadBatches; Diverged.
     """
@@ -204,9 +197,7 @@ def attention_paths(model: nn.Module, stack: Stack, paths: list[str], batch: Bat
 
 
 def features(model: nn.Module, batch: Batch, head: Head, paths: Sequence[str]) -> dict[str, Tensor]:
-    """Return the modules' outputs as means over tokens without padding, (n, d), and the last
-    feature (n, p).
-    """
+    """Return the modules' outputs as means over tokens (n, d), and the last feature (n, p)."""
     means: dict[str, Tensor] = {}
 
     def note(path: str, out: Any) -> None:
@@ -232,9 +223,7 @@ def train(
     compared: Sequence[str],
     seed: int,
 ) -> list[float]:
-    """Run Adam on one task's weights; return the loss before every step: Σ over compared modules
-    and the last feature of the mean absolute difference to the expert's.
-    """
+    """Run Adam on one task's weights against the expert's features; return every step's loss."""
     with torch.no_grad(), naming(task, 0):  # the expert's features of every sample are kept
         parts = torch.arange(len(samples)).split(settings.batch)
         kept = [features(expert, samples.batch(part.tolist()), head, compared) for part in parts]

@@ -64,11 +64,7 @@ def linearised_expert(
     task: str,
     seed: int,
 ) -> nn.Module:
-    """Return a tower at a linearised expert's weights, trained on the usual expert's images in the
-    same order. Raises: Diverged.
-
-    tensors: of heads.safetensors.   images: the ImageSet of the task's training split.
-    """
+    """Return a tower at a linearised expert's weights, trained as experts are. Raises: Diverged."""
     settings = settings.but(frozen=("base.", *(f"moved.{name}" for name in settings.frozen)))
     moved: nn.Module = fine_tune(Linearised(base), tensors, {task: images}, settings, seed).moved
     return moved
@@ -77,9 +73,7 @@ def linearised_expert(
 def make(
     setup: Setup, study: Any, out: Path, timed: Callable[[str, Callable[[], Any]], Any]
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Write weights as folders like the base, out/merged/ and out/expert/<task>/. Return the chosen
-    scale, and all scales with their validation accuracies.
-    """
+    """Write out/merged/ and out/expert/<task>/; return the scale, and all with their accuracy."""
     suite, device, tensors = setup.context.suite, setup.context.device, load_file(setup.heads)
     base, experts = load_vision(setup.base).to(device), {}
     for task in setup.tasks:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from featcal.calibration.block import Student, add_task_systems, solve_systems, student_blocks
-from featcal.calibration.choose import Scores, kl_and_top1
 from featcal.calibration.features import (
     Models,
     StudentTeacherFeatures,
@@ -33,23 +32,16 @@ from featcal.calibration.features import (
 )
 from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks
-from featcal.core.precision import SUM_DTYPE, wide
+from featcal.core.precision import SUM_DTYPE
 from featcal.core.ridge import RidgeSystem, anchor
 from featcal.errors import NotFinite, SingularGram
-from featcal.models.batch import (
-    Head,
-    Model,
-    TaskBatches,
-    naming,
-    output_embeddings,
-    rows_before_head,
-    unit_length,
-)
+from featcal.models.batch import Head, Model, TaskBatches, naming, rows_before_head
 from featcal.models.load import evaluation_mode
 from featcal.models.modules import side_by_side
 from featcal.models.plan import BlockPlan
 from featcal.models.streamed import in_turn
 from featcal.settings import OFF, Calibration
+from reproduction.engine.score import divergence
 from reproduction.field.walk import opened
 
 # First, last and step. log₁₀ λ goes from where a Cholesky factor still exists in float64 to where
@@ -67,11 +59,7 @@ Trial = tuple[Calibration, float]  # settings and their divergence
 def proposal(
     seed: int, number: int, start: Calibration, path_ridge: float, trials: Sequence[Trial]
 ) -> Calibration:
-    """Return the settings of one trial: the start, then λ of the regularisation path, then the
-    sampler's (TPE; Bergstra et al., 2011).
-
-    start: settings other than λ, ρ and α stay as there.   trials: all earlier ones.
-    """
+    """Return the settings of a trial: the start, λ of the path, or TPE's (Bergstra et al., 2011)."""
     import optuna
 
     if number == 0:
@@ -88,8 +76,8 @@ def proposal(
         draw = np.random.SeedSequence([seed, number, attempt, crc32(b"tune")]).generate_state(1)[0]
         sampler = optuna.samplers.TPESampler(seed=int(draw), n_startup_trials=RANDOM_TRIALS)
         study = optuna.create_study(sampler=sampler)
-        for tried, divergence in trials:
-            point = {"params": grid_point(tried), "distributions": space, "value": divergence}
+        for tried, far in trials:
+            point = {"params": grid_point(tried), "distributions": space, "value": far}
             study.add_trial(optuna.trial.create_trial(**point))
         params = study.ask(space).params
         log_ridge, log_blend, interpolation = (params[name] for name in GRIDS)
@@ -125,11 +113,7 @@ def distance(
     head: Head,
     heads: Mapping[str, Tensor] | None,
 ) -> float:
-    """Return the divergence of a model from its experts, the mean over tasks.
-
-    head: for CLIP, the weight (p, h) of visual_projection.   heads: for encoders by task, the logit
-    scale times the unit vectors of the classes, (K, p).   Raises: NotFinite; BadBatches.
-    """
+    """Return the divergence of a model from its experts, the mean over tasks. Raises: NotFinite."""
     means = []
     for task, expert in sorted(experts.items()):
         total, count = torch.zeros((), dtype=SUM_DTYPE), 0
@@ -137,11 +121,7 @@ def distance(
             for number, batch in enumerate(held_out[task]):
                 with naming(task, number):
                     both = [rows_before_head(one, batch, head)[0] for one in (model, expert)]
-                if heads:
-                    scores = (Scores(unit_length(wide(x)) @ heads[task].T) for x in both)
-                else:
-                    scores = map(Scores, both, map(output_embeddings, (model, expert)))
-                rows, _ = kl_and_top1(*scores)
+                rows = divergence(*both, heads and heads[task], (model, expert))
                 total += rows.sum(dtype=SUM_DTYPE).cpu()
                 count += len(rows)
         if not torch.isfinite(total):
@@ -151,9 +131,7 @@ def distance(
 
 
 def ridge_of(gains: Gains) -> float:
-    """Return the λ with the largest sum over sites of gain(λ) / largest gain; the largest λ if no
-    site gains anything.
-    """
+    """Return the λ with the largest sum of gain(λ) / largest gain, or the largest λ."""
     shares = [gain / gain.max() for gain in gains.values() if gain.max() > 0]
     return RIDGES[int(torch.stack(shares).sum(0).argmax())] if shares else RIDGES[-1]
 
@@ -169,9 +147,7 @@ def path_gains(
     plan: BlockPlan | None,
     device: torch.device,
 ) -> Gains:
-    """Return the gains of every site at every λ of RIDGES, during a calibration in forward order
-    without settings beyond the paper. Blocks are solved on `kept`, gains measured on `held_out`.
-    """
+    """Return every site's gains at every λ; blocks are solved on `kept`, gains of `held_out`."""
     settings = settings.but(order="forward", **OFF)
     with opened(merged, base, experts, settings, device, plan) as (models, spool):
         encoded: tuple[Mapping[str, StudentTeacherFeatures], ...] = ({}, {})

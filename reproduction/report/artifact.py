@@ -63,10 +63,7 @@ def minutes(suite: str, stages: list[str]) -> str:
 
 @cache
 def upstream() -> dict[str, set[str]]:
-    """Return by stage of DVC itself and all that it needs, as run records name them: by verb and key.
-
-    Stages of the project's own dvc.yaml are named alone, others as DVC names them: by file and name.
-    """
+    """Return by stage, with its file but for dvc.yaml, the run records' names of what it needs."""
     import networkx
     from dvc.repo import Repo
 

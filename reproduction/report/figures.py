@@ -136,10 +136,7 @@ def named(
     points: Mapping[str, tuple[float, float]],
     others: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """Write a name next to each mark, in the nearest free place, or the least covered one.
-
-    Call it after the marks are drawn and the margins set.  others: marks without a name.
-    """
+    """Write a name next to each mark, in the nearest free place, once everything is drawn."""
     axes.autoscale_view()  # places are asked for before anything is drawn
     per_pixel = 72 / axes.figure.dpi  # points are the unit of offsets and letters
     place = axes.transData.transform

@@ -1,7 +1,4 @@
-"""HTML of the pages: tables, folds, chips; and the plain text a terminal shows instead.
-
-Colours and sizes are in book/_static/featcal.css; every sign is readable without them.
-"""
+"""HTML of the pages: tables, folds, chips; and the plain text a terminal shows instead."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

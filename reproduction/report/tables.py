@@ -103,10 +103,7 @@ def method_settings(ours: Evidence, study: str, method: str) -> str:
 
 
 def accuracy_rows(ours: Evidence) -> list[Row]:
-    """Return every row of the paper's table, what calibrates at each setting that was run.
-
-    Of the real image model: its own mergers and references, at its settings alone.
-    """
+    """Return every row of the paper's table, or of the real image model's own mergers."""
 
     def look(upstream: str, method: str, setting: str) -> Cells:
         return cells_of(by_task(ours, model_key(upstream, method, setting)))
@@ -177,7 +174,7 @@ def model_key(upstream: str, method: str, setting: str) -> Key:
 def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
     """Return estimates of one model by task that was run, and on average.
 
-    Of the Llamas' experts: the highest of base and experts on every test, which no model has.
+    Of the Llamas' experts: the highest of base and experts on every test.
     """
     if key != ("", "expert", "") or ours.pool != "mergebench":
         found = {task: estimate(rows_of(ours, key, task=task)) for task in ours.tasks}
@@ -273,10 +270,7 @@ def number(cell: Cell | None, marks: list[str], whole: bool = True) -> str:
 def accuracy_table(
     rows: Sequence[Row], titles: Mapping[str, str], caption: str, average: bool = True
 ) -> tuple[str, list[str]]:
-    """Return an accuracy table and the reasons of its marked cells, in the order of their marks.
-
-    titles: of the columns.  average: add that column, which then alone has changes and spreads.
-    """
+    """Return an accuracy table and the reasons of its marked cells. average: add that column."""
     columns = titles | {paper.AVERAGE: "Average"} if average else titles
     marks: list[str] = []
     body = []

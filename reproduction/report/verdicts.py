@@ -1,8 +1,4 @@
-"""Judge the paper's claims by the results: holds, does not hold, within noise, one run, not run.
-
-A theorem may also be vacuous. A margin decides only when it exceeds two standard errors
-(statistics.py). Our numbers are never compared with the paper's.
-"""
+"""Judge the paper's claims by the results: a margin decides when it exceeds two standard errors."""
 
 import math
 from collections import Counter
@@ -170,10 +166,7 @@ def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
 
 
 def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim]:
-    """Return a claim for each two mergers that are clearly unequal; none where one was not run.
-
-    order: the better merger stays the better one.  weaker: the worse merger gains more.
-    """
+    """Return a claim for each two mergers that are clearly unequal; none where one was not run."""
     found = {}
     for one, other in combinations(UPSTREAMS, 2):
         merged = replace(claim, kind="above", left=[one, "merged"], right=[other, "merged"])
@@ -207,10 +200,7 @@ def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> Difference |
 
 
 def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence) -> pd.DataFrame:
-    """Return the rows of one side, from the experiment and file that it names, or the claim's.
-
-    setting: of FeatCal and adapters, unless the side or the claim names one.
-    """
+    """Return the rows of one side, from the experiment and file that it names, or the claim's."""
     own = dict(side)
     place = (own.pop("role", evidence.role), own.pop("pool", evidence.pool))
     kind = own.pop("file", claim.file)
@@ -263,10 +253,7 @@ def _detail(claim: Claim, compared: Difference, machine: str) -> str:
 
 
 def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
-    """Return the verdict on a claim about several, with the numbers of the part that decides it.
-
-    It holds if it holds in every part, and does not hold as soon as one part clearly says so.
-    """
+    """Judge a claim about several: it holds if each part holds, and fails if one part fails."""
     words, count = Counter(part.word for part in parts.values()), len(parts)
     order = ("not run", "does not hold", "within noise", "one run", "holds")
     whole = next((word for word in order if words[word]), "not run")

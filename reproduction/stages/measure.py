@@ -1,5 +1,4 @@
-"""Stage `measure`: how far a merged model, its calibrated models and its adapters are from the
-experts, on test samples: by the drift of every block, by final features and by parameters.
+"""Stage `measure`: how far a merged model and what calibrates it are from the experts.
 
 n samples · p width of a feature. Features are of length one, as the classifier sees them.
 """
@@ -98,9 +97,7 @@ def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
 def features_by_stack(
     model: "nn.Module", batch: "Batch", plan: "BlockPlan"
 ) -> "dict[str, tuple[Stack, Tensor]]":
-    """Return the features (batch, tokens, d) of one batch, with their stacks, by block:
-    "embeddings", "00", "01", …; of several stacks the names begin with the stack's.
-    """
+    """Return the stacks and features (batch, tokens, d) by block: "embeddings", "00", "01", …"""
     from featcal.core.precision import exact_products
     from featcal.models.blocks import block_outputs, model_call
     from featcal.models.load import evaluation_mode
@@ -121,9 +118,7 @@ def features_by_stack(
 
 
 def model_drift(model: "nn.Module", expert: "nn.Module", batches: "Batches") -> list[Row]:
-    """Return the relative drift after every block over all tokens, and distance and cosine of the
-    first (class) token; in forward order, "embeddings" first. `count` is samples.
-    """
+    """Return drift after every block over all tokens, and distance and cosine of the first token."""
     from featcal.core.moments import Drift
     from featcal.models.batch import pad_token, padding_mask
     from featcal.models.plan import plan_for
@@ -198,11 +193,7 @@ def projection_rows(task: str, labels: Any, features: Mapping[str, "Tensor"]) ->
 def task_vector_alignment(
     model: "nn.Module", base: "nn.Module", expert: "nn.Module", names: Iterable[str]
 ) -> tuple[float, float]:
-    """Return direction and length of a model's change against its expert's, as one long vector.
-
-    With v = θ − θ_base and v_exp = θ_exp − θ_base: cos(v, v_exp) and ‖v‖ / ‖v_exp‖; nan where a
-    change is zero.
-    """
+    """Return cos(v, v_exp) and ‖v‖ / ‖v_exp‖ of v = θ − θ_base and v_exp = θ_exp − θ_base, or nan."""
     import torch
 
     from featcal.core.precision import SUM_DTYPE
@@ -220,9 +211,7 @@ def task_vector_alignment(
 
 
 def parameter_groups(model: "nn.Module") -> dict[str, list[str]]:
-    """Return the names of all parameters ("backbone"), and of the weights of the blocks' linears,
-    which calibration solves for ("linear").
-    """
+    """Return the names of all parameters, "backbone", and of blocks' linear weights, "linear"."""
     from featcal.models.modules import is_linear
     from featcal.models.plan import part_of, plan_for
 

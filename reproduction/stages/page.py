@@ -1,7 +1,6 @@
-"""Stages `page` and `summary`, made from results alone: executed notebooks, metrics, claims, ARTIFACT.md.
+"""Stages `page` and `summary`: executed notebooks, metrics, claims, ARTIFACT.md, from results alone.
 
-A page has the same bytes for the same results: papermill writes times into the notebook, which are
-taken out again.
+A page has the same bytes for the same results.
 """
 
 import sys
@@ -34,8 +33,7 @@ def execute_page(
 ) -> Path:
     """Run `source_folder/name.ipynb` there with these parameters; return the page in `out_folder`.
 
-    Raises: BadFile above LARGEST bytes; papermill's own error, naming the cell, when a cell fails.
-    Nothing is written in either case.
+    Raises: BadFile above LARGEST bytes; papermill's own error when a cell fails; nothing is written.
     """
     import papermill
 
@@ -92,9 +90,7 @@ def _is_warning(output: NotebookNode) -> bool:
 
 
 def summary(key: str) -> None:
-    """For `headline`: write results/<suite>/headline.json, .tasks.csv, .drift.csv; for `claims`:
-    claims.json; for `artifact`: ARTIFACT.md.
-    """
+    """Write results/<suite>/headline.*, claims.json or, for `artifact`, ARTIFACT.md."""
     from reproduction.report import artifact  # pandas, which other stages need not import
 
     root = project_root()

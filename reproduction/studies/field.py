@@ -1,9 +1,7 @@
-"""Every merger from the same experts and samples: alone and, of encoders, with FeatCal, adapters,
-REPAIR, SVC and what trains for minutes.
+"""Every merger from the same experts and samples: alone and, of encoders, with what follows it.
 
-FeatCal is run at the settings of the suite, and as the library does by default (auto). Settings that
-a method's source chooses on validation samples are chosen there, by the merged model's own scores
-alone. Nobody has seen what is scored. Seconds go to the run record.
+FeatCal runs at the suite's settings and as the library does by default (auto). Settings that a
+method's source chooses on validation samples are chosen there, by the merged model's own scores.
 """
 
 import time

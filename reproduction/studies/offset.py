@@ -30,11 +30,7 @@ Drift = dict[str, tuple[float, float]]  # by task: squared drift, and the part a
 
 
 class OffsetStudy(Study):
-    """Settings of the study.
-
-    strengths: s; 1 is an offset whose entries deviate as much as those of word embeddings.
-    scored:    test samples of each task.
-    """
+    """Settings. strengths: s; offsets of 1 deviate as much as entries of word embeddings."""
 
     section = "offset"
     scores = OFFSET
@@ -65,9 +61,7 @@ def placed(first: int, batch: Batch) -> Batch:
 def with_offsets(
     model: Path, out: Path, offsets: Mapping[int, "Tensor"], own: int | None, width: int
 ) -> Path:
-    """Write a model that repeats its first `width` positions from every number of `offsets` on,
-    plus that offset (d,) except at `own`.
-    """
+    """Write a model that repeats its positions from each number on, plus its offset if not own."""
     import torch
 
     from featcal.models.load import load_as_calibrated, save_model

@@ -1,7 +1,4 @@
-"""Tables 12 and 13, Figure 3: accuracy and cost of the rivals by the number of samples per task.
-
-No time and no memory includes an evaluation: test samples come once every calibration is done.
-"""
+"""Tables 12 and 13, Figure 3: accuracy and cost of the rivals by the number of samples per task."""
 
 from itertools import product
 from pathlib import Path

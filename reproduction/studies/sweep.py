@@ -1,8 +1,4 @@
-"""Figure 5: FeatCal with one of λ, ρ and α varied at a time, scored on test samples.
-
-The scores are for the report only: what is chosen was chosen on validation samples. Each model is
-calibrated anew: in forward order, λ decides what later blocks see.
-"""
+"""Figure 5: FeatCal with one of λ, ρ and α varied at a time, scored for the report alone."""
 
 from itertools import product
 from pathlib import Path

@@ -1,8 +1,5 @@
-"""The gap that FeatCal and adapters recover by the number of tasks: drawn parts of a pool, each
-merged anew, and how much of the drift is one shift.
+"""The gap that FeatCal and adapters recover by the number of tasks: parts of a pool, merged anew.
 
-Every sample is encoded once by each model. Scored are test samples that no adapter has seen: among
-the task's own classes, and among those of all tasks, where an adapter is still the known task's.
 n samples · p width of a feature · K classes of all tasks of a pool.
 """
 
@@ -44,10 +41,8 @@ UNSEEN = "unseen"  # test samples that are in no adapter's draw
 class TaskCountsStudy(Study):
     """Settings of the study.
 
-    counts:    of tasks that are merged.
-    shuffles:  how often the pool is shuffled and cut into parts of every count.
-    samples:   of each task; adapters see test samples and, separately, FeatCal's.
-    at_papers: FeatCal at the paper's settings too.
+    counts: of tasks that are merged.   shuffles: how often the pool is cut into parts of every count.
+    samples: of each task; adapters see test samples and, separately, FeatCal's.
     """
 
     section = "task_counts"
@@ -69,9 +64,7 @@ class TaskCountsStudy(Study):
         return tuple(dict.fromkeys((self.rivals.stream, "train")))
 
     def parts(self, tasks: Sequence[str]) -> dict[tuple[int, int], tuple[str, ...]]:
-        """Return the pool cut into parts of every count in each shuffle, the whole pool once; by
-        count and by the number of the part. Raises: BadSetting for a count that the pool lacks.
-        """
+        """Return the pool cut into parts, by count and number of the part. Raises: BadSetting."""
         import numpy as np
 
         found = {}
@@ -137,12 +130,10 @@ class TaskCountsStudy(Study):
 def agreement(
     task: str, features: "Tensor", expert: "Tensor", head: "Tensor", own: range, labels: "Tensor"
 ) -> Row:
-    """Return percent right among the task's own classes and among all, and the drift of unit-length
-    features (n, p) from the expert's.
+    """Return percent right among own classes and among all, and the drift of unit features.
 
-    drift: mean over samples of the squared difference.   mean_drift: squared length of the mean
-    difference, the part that one constant vector would undo.
-    head: class vectors of all tasks (K, p).   own: the task's rows of it.   labels: among those, (n,).
+    mean_drift: squared length of the mean difference, which one constant vector would undo.
+    head: class vectors of all tasks (K, p).   own: the task's rows of it.   labels: (n,).
     """
     from featcal.evaluation.accuracy import require_finite
     from featcal.models.batch import unit_length

@@ -90,11 +90,7 @@ class Mismatch:
 
 
 def mismatch(src: Source, dep: Source, linear: Linear, settings: Calibration) -> Mismatch:
-    """Compute both sides of Eqs. 48 and 49.
-
-    The supremum over all matrices is infinite unless the sources agree. The proof needs the segment
-    between the two minima, on which J_dep − J_src is a parabola.
-    """
+    """Compute both sides of Eqs. 48 and 49 on the segment between the minima."""
     W_src, W_dep = minimum(src, linear, settings), minimum(dep, linear, settings)
     at = [loss(W, dep) - loss(W, src) for W in (W_src, (W_src + W_dep) / 2, W_dep)]
     sides = [objective(W, dep, linear, settings.ridge) for W in (W_src, W_dep)]
@@ -113,9 +109,7 @@ def peak(start: float, middle: float, end: float) -> float:
 
 
 def steepness(src: Source, dep: Source, ends: tuple[Tensor, Tensor]) -> float:
-    """Return K of Eq. 49, 2 max ‖W u − y‖ √(1 + ‖W‖²) over both supports; convex in W, so the ends
-    of the segment decide.
-    """
+    """Return K of Eq. 49, 2 max ‖W u − y‖ √(1 + ‖W‖²); it is convex in W, so the ends decide."""
     farthest = max(
         float((u @ W.T - source.y[task]).norm(dim=1).max())
         for W in ends
@@ -127,9 +121,7 @@ def steepness(src: Source, dep: Source, ends: tuple[Tensor, Tensor]) -> float:
 
 
 def wasserstein(src: Source, dep: Source, task: str) -> float:
-    """Return the exact 1-Wasserstein distance of the pairs (u, y) of a task: tokens are matched one
-    to one at the least cost.
-    """
+    """Return the exact 1-Wasserstein distance of the pairs (u, y) of a task, by matching tokens."""
     from scipy.optimize import linear_sum_assignment
 
     ours, theirs = (torch.cat([s.u[task], s.y[task]], dim=1) for s in (src, dep))
@@ -143,9 +135,7 @@ Inputs = dict[str, dict[str, Tensor]]  # by task, by linear: rows (tokens, d)
 
 @dataclass(frozen=True)
 class Models:
-    """The models of Appendix F.   forward: calibrated on the calibrated model's own features.
-    stale: on the merged model's.
-    """
+    """The models of Appendix F; solved on own features (forward) or the merged model's (stale)."""
 
     base: nn.Module
     merged: nn.Module

@@ -1,9 +1,4 @@
-"""An encoder as the paper's Eq. 1 sees it, and what a check of a proposition records.
-
-A layer is a transformer block. What comes before the first one is the paper's x, which two models
-share only where fine-tuning left the embeddings alone. Features of padding are zero, and nothing
-reads them.
-"""
+"""An encoder as the paper's Eq. 1 sees it, with blocks as layers, and what a check records."""
 
 import math
 from collections.abc import Callable, Mapping
