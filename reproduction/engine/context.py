@@ -110,13 +110,13 @@ class Context:
 
 @dataclass(frozen=True)
 class Setup:
-    """One role and pool. only: some of its tasks.   made: a folder for models made from those."""
+    """One role and pool."""
 
     context: Context
     role: str
     pool: Pool
-    only: tuple[str, ...] = ()
-    made: Path | None = None
+    only: tuple[str, ...] = ()  # some of its tasks
+    made: Path | None = None  # a folder for models made from those
 
     @property
     def key(self) -> str:

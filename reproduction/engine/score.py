@@ -248,17 +248,9 @@ def _curves(setup: Setup, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any
 
 
 def _settings(setup: Setup) -> dict[str, Any]:
-    """Return the resolved settings of all scored models."""
-    experiments, suite = setup.context.experiments, setup.context.suite
-    words, merged = (setup.role, setup.pool), {}
-    for key, run in experiments.merged_in(*words).items():
-        merged[key] = {"method": run.method, **(run.options or {})}
-        merged[key] |= {"draw": run.draw.model_dump()} if run.draw else {}
-    shared = experiments.multitask.get(setup.key)
+    """Return the resolved settings of what calibrates."""
+    experiments, words = setup.context.experiments, (setup.role, setup.pool)
     return {
-        "suite": {"name": suite.name, "data": suite.data.model_dump(), "heads": suite.heads},
-        "multitask": {setup.key: shared.model_dump()} if shared else {},
-        "merge": merged,
         "calibrate": {k: c.model_dump() for k, c in experiments.calibrated_in(*words).items()},
         "adapt": {k: a.model_dump() for k, a in experiments.adapted_in(*words).items()},
     }

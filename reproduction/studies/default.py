@@ -121,13 +121,9 @@ class DefaultStudy(Study):
         dict(fan_out(f"default {self.key}", run, jobs, workers, fresh=True))
         cells = [read_json(own[-1]) for own in files.values()]
         rmtree(store)
-        facts = {"fixed": {name: one.model_dump() for name, one in self.fixed.items()}}
-        return StudyResult(
-            [row for cell in cells for row in cell["rows"]],
-            {"default.candidates": [row for cell in cells for row in cell["candidates"]]},
-            facts,
-            {"cost": [cell["cost"] for cell in cells]},
-        )
+        rows, candidates = ([r for one in cells for r in one[n]] for n in ("rows", "candidates"))
+        record = {"cost": [cell["cost"] for cell in cells]}
+        return StudyResult(rows, {"default.candidates": candidates}, record=record)
 
 
 @dataclass

@@ -81,8 +81,6 @@ class TaskCountsStudy(Study):
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        from safetensors.torch import load_file
-
         context, label = setup.context, f"task_counts {self.key}"
         merges = {u: context.experiments.merge[f"{self.key}-{u}"] for u in self.upstreams}
         expected = "must be mergers that look at no data"
@@ -103,13 +101,7 @@ class TaskCountsStudy(Study):
             models = [m.but(columns=columns) for m in (merged, *self.models(some, upstream))]
             rows += make_and_score(some, f"{label} {name} {upstream}", models, evaluate=evaluate)
             rmtree(some.folder(""))
-        heads = load_file(setup.heads)
-        facts = {
-            "parts": {f"{count}-{draw}": own for (count, draw), own in parts.items()},
-            "mergers": {upstream: run.options for upstream, run in merges.items()},
-            "classes": {task: len(heads[f"head/{task}"]) for task in setup.tasks},
-        }
-        return StudyResult(tables={"task_counts": rows}, facts=facts)
+        return StudyResult(tables={"task_counts": rows})
 
     def models(self, setup: Setup, upstream: str) -> Iterator[ModelSpec]:
         """Yield FeatCal at every setting, then adapters from every stream."""
