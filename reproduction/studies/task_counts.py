@@ -21,21 +21,11 @@ from reproduction.engine.samples import load_split
 from reproduction.engine.score import Counts, Row
 from reproduction.engine.spec import ModelSpec, rival
 from reproduction.engine.study import StudyResult, make_and_score, rows_of
-from reproduction.experiments import (
-    ADAPTER_BATCH,
-    SPLITS,
-    Each,
-    Rivals,
-    Study,
-    at_papers_once,
-)
+from reproduction.experiments import ADAPTER_BATCH, SPLITS, Each, Rivals, Study, at_papers_once
 from reproduction.results import TASK_COUNTS
-from reproduction.stages.measure import projected
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-UNSEEN = "unseen"  # test samples that are in no adapter's draw
 
 
 class TaskCountsStudy(Study):
@@ -86,10 +76,7 @@ class TaskCountsStudy(Study):
         expected = "must be mergers that look at no data"
         for upstream, run in merges.items():
             require(run.draw is None, f"{label}.upstreams", upstream, expected)
-        jobs = {task: (setup, self, task, folder) for task in setup.tasks}
-        parts, rows = self.parts(setup.tasks), list[Row]()
-        context.run(f"{label} experts", encode_expert, jobs)
-        evaluate = partial(judged, study=self, folder=folder)
+        parts, rows, evaluate = self.parts(setup.tasks), list[Row](), partial(judged, study=self)
         for (count, draw), tasks in parts.items():
             expert = ModelSpec("expert", None, "expert", columns={"tasks": count, "draw": draw})
             some = replace(setup, only=tasks)
@@ -159,27 +146,15 @@ def unseen(setup: Setup, study: TaskCountsStudy, task: str) -> Any:
     return test.take(left)
 
 
-def encode_expert(setup: Setup, study: TaskCountsStudy, task: str, folder: Path) -> None:
-    """Write the expert's features of the unseen samples of its task, as they leave the projection."""
-    from safetensors.torch import save_file
-
-    expert, samples = setup.load(setup.expert(task)), unseen(setup, study, task)
-    given = (setup.projection(), samples, ADAPTER_BATCH, f"expert of {task}, samples of {task}")
-    save_file({UNSEEN: projected(expert, *given).contiguous()}, folder / f"{task}.safetensors")
-
-
 def judged(
-    setup: Setup,
-    model: ModelSpec,
-    corrected: Sequence[ModelSpec],
-    study: TaskCountsStudy,
-    folder: Path,
+    setup: Setup, model: ModelSpec, corrected: Sequence[ModelSpec], study: TaskCountsStudy
 ) -> dict[str, Counts]:
     """Return the scores of one model, or of each task's own expert, and of the same with adapters."""
     import torch
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Adapters
+    from reproduction.stages.measure import projected
 
     heads, every = load_file(setup.heads), replace(setup, only=()).tasks
     ours = setup.load(model.folder) if model.folder else None
@@ -190,10 +165,11 @@ def judged(
         samples = unseen(setup, study, task)
         start = sum(len(heads[f"head/{name}"]) for name in every[: every.index(task)])
         own = range(start, start + len(heads[f"head/{task}"]))
-        features = expert = load_file(folder / f"{task}.safetensors")[UNSEEN]
+        shown, theirs = (setup.projection(), samples, ADAPTER_BATCH), setup.load(setup.expert(task))
+        features = expert = projected(theirs, *shown, f"expert of {task}, samples of {task}")
         if ours:
             place = f"{model.upstream} of {', '.join(setup.tasks)}, on {task}"
-            features = projected(ours, setup.projection(), samples, ADAPTER_BATCH, place)
+            features = projected(ours, *shown, place)
         given = (expert, head, own, torch.as_tensor(samples.labels))
         found[model.name][task] = agreement(task, features, *given)
         for name, adapter in adapters.items():
