@@ -33,9 +33,8 @@ Names = Each[str]
 Seeds = Each[NonNegativeInt]
 Stream = Literal["train", "test_unlabelled", "unlabelled"]
 Setting = Literal["suite", "paper", "paper_8b"]  # paper_8b: of the larger of two models
-# `suite` keeps the published code's ratio of adapter size to feature width, `paper` its absolute
-# size. Image adapters see test images, as in their own sources; text adapters see unlabelled texts
-# that are not scored. `_train`: the samples that FeatCal sees; `_scored`: the test texts themselves.
+# `suite` keeps the published code's ratio of adapter size to feature width, `paper` its own size.
+# `_train`: trained on the samples that FeatCal sees; `_scored`: on the test texts themselves.
 AdapterWord = Literal[
     "suite", "paper", "suite_train", "paper_train", "suite_scored", "paper_scored"
 ]
@@ -51,9 +50,8 @@ ADAPTER_BATCH = 250  # samples encoded at a time: another number moves the last 
 SPLITS = {"train": "train", "test_unlabelled": "test", "unlabelled": "stream"}  # by stream
 UNLABELLED = ("test_unlabelled", "unlabelled")
 # The stream of a method where params.yaml names none: the one of the paper's comparison.
-STREAMS = dict.fromkeys(
-    ("adamerging", "surgery", "prob_surgery", "mean_shift"), "test_unlabelled"
-) | dict.fromkeys(("regmean", "regmean_plus_plus", "lot", "mats", "fisher"), "train")
+STREAMS = dict.fromkeys(("adamerging", *ADAPTERS), "test_unlabelled")
+STREAMS |= dict.fromkeys(("regmean", "regmean_plus_plus", "lot", "mats", "fisher"), "train")
 
 MORE = ("pipeline/models.yaml", "pipeline/studies.yaml")  # settings that few edit
 METHODS = "methods"  # settings with names, for entries to share; not experiments

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from reproduction.engine.context import Setup
-from reproduction.engine.measured import METHODS, costs
 from reproduction.engine.samples import seen_rows
 from reproduction.engine.spec import merged_model, rival
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.experiments import Counts, Rivals, Seeds, Study
 from reproduction.results import SAMPLES, SEEN
+from reproduction.studies.cost import METHODS, costs
 
 
 class SamplesStudy(Study):
