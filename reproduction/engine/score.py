@@ -21,28 +21,23 @@ if TYPE_CHECKING:
 BATCH, CACHED, TEXTS = 250, 64, 64
 Row = dict[str, Any]  # of a results file
 Counts = dict[str, Row]  # by task: value, count, correct (packed); metric unless accuracy
+Evaluate = Callable[..., dict[str, Counts]]  # called as `evaluate_model`
 
 
 def score(
-    label: str,
-    setup: Setup,
-    models: Sequence[ModelSpec],
-    evaluate: Callable[..., dict[str, Counts]] | None = None,
+    label: str, setup: Setup, models: Sequence[ModelSpec], evaluate: Evaluate | None = None
 ) -> dict[str, list[Row]]:
-    """Return the rows of every model by its name: one per task, of the domains one per test.
-
-    A model with all adapters that correct it is one job of `evaluate` (default: `evaluate_model`).
-    """
+    """Return the rows of every model by its name; a job has a model and what corrects it."""
     alone = [model for model in models if not model.corrects]
     jobs = {m.name: (setup, m, [one for one in models if one.corrects == m.name]) for m in alone}
     found: dict[str, Counts] = {}
     for counts in setup.context.run(label, evaluate or evaluate_model, jobs).values():
         found |= counts
-    common = {**setup.words, "metric": "accuracy"}
-    return {
-        m.name: [{**common, **m.words, "task": task, **own} for task, own in found[m.name].items()]
-        for m in models
-    }
+    rows: dict[str, list[Row]] = {}
+    for model in models:
+        words = {**setup.words, "metric": "accuracy", **model.words}
+        rows[model.name] = [{**words, "task": t, **own} for t, own in found[model.name].items()]
+    return rows
 
 
 def evaluate_model(
@@ -133,10 +128,7 @@ def highest(values: Mapping[float, float]) -> float:
 
 
 def generated(
-    setup: Setup,
-    model_of: Callable[[str], Any],
-    changes: Mapping[str, Any],
-    split: str = "test",
+    setup: Setup, model_of: Callable[[str], Any], changes: Mapping[str, Any], split: str = "test"
 ) -> dict[str, Counts]:
     """Return the scores of a language model by task of GLUE, by test of the domains or by chat.
 

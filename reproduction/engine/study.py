@@ -1,13 +1,13 @@
 """A study: settings that make models, keep none of them, and record small tables."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from featcal.files import atomic_folder, write_json
 from reproduction.engine.context import Setup, load_context, pick
 from reproduction.engine.make import make
-from reproduction.engine.score import Row, score
+from reproduction.engine.score import Evaluate, Row, score
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.workers import console
 from reproduction.experiments import role_and_pool, studies
@@ -62,7 +62,7 @@ def rows_of(
     label: str,
     models: Sequence[ModelSpec],
     others: Sequence[ModelSpec] = (),
-    evaluate: Callable[..., Any] | None = None,
+    evaluate: Evaluate | None = None,
 ) -> list[Row]:
     """Return the rows of models. others: those that adapters correct.   evaluate: as of `score`."""
     scores = score(f"{label} score", setup, [*others, *models], evaluate)

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from typing import Any
@@ -91,12 +91,10 @@ def fan_out(
             yield name, result
         return
     size, tasks = min(workers, len(jobs) or 1), 1 if fresh else None
-    given = (_context(), _start_worker, (threads, fresh))
-    pool = ProcessPoolExecutor(size, *given, max_tasks_per_child=tasks)
+    start = (_context(), _start_worker, (threads, fresh))
+    pool = ProcessPoolExecutor(size, *start, max_tasks_per_child=tasks)
     try:
-        futures: dict[Future[Any], str] = {
-            pool.submit(function, *arguments): name for name, arguments in jobs.items()
-        }
+        futures = {pool.submit(function, *given): name for name, given in jobs.items()}
         for done, future in enumerate(as_completed(futures), start=1):
             result = future.result()
             console.print(f"{label} {done}/{len(jobs)}  {futures[future]}")

@@ -155,9 +155,7 @@ def inner_adapters(
     model = as_module(merged, device).requires_grad_(False)
     stack, *others = plan_for(model).stacks
     if others or output_embeddings(model) is not None:
-        problem = (
-            "is no encoder of images or texts with one list of blocks, which these adapters need"
-        )
+        problem = "is no encoder with one list of blocks, which these adapters need"
         raise BadPlan(type(model).__name__, problem)
     samples = {task: samples_of(task, batches[task]) for task in sorted(experts)}
     blocks = [f"{stack.blocks}.{number}" for number in range(len(blocks_of(model, stack)))]
@@ -166,7 +164,7 @@ def inner_adapters(
         first_batch = next(iter(samples.values())).batch([0])
         paths = adapted = attention_paths(model, stack, blocks, first_batch)
         compared = []
-    weights: dict[str, Mapping[str, Weights]] = {}
+    weights: dict[str, dict[str, Weights]] = {}
     losses: dict[str, list[float]] = {}
     for task, drawn in samples.items():
         expert = as_module(experts[task], device)
@@ -174,10 +172,9 @@ def inner_adapters(
             first = features(model, drawn.batch([0]), head, paths)
             own = {path: first_weights(settings, first[path], task, path, seed) for path in adapted}
             losses[task] = train(settings, model, expert, task, drawn, head, own, compared, seed)
-        weights[task] = {
-            path: {name: weight.detach().cpu() for name, weight in named.items()}
-            for path, named in own.items()
-        }
+        for path, named in own.items():
+            trained = {name: weight.detach().cpu() for name, weight in named.items()}
+            weights.setdefault(task, {})[path] = trained
     return InnerAdapters(settings.name, weights, losses)
 
 

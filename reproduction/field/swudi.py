@@ -21,9 +21,8 @@ def filtered_minimum(problem: Interference, eta: float) -> Tensor:
     """
     sigma, V = torch.linalg.eigh(problem.G)
     factors = -torch.expm1(-eta * sigma) / sigma
-    factors = torch.where(
-        sigma * eta > torch.finfo(sigma.dtype).eps, factors, eta
-    )  # the limit at 0
+    enough = sigma * eta > torch.finfo(sigma.dtype).eps
+    factors = torch.where(enough, factors, eta)  # the limit at 0
     return (problem.R @ V * factors) @ V.T
 
 

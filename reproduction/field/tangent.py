@@ -1,7 +1,7 @@
 """Task arithmetic in the tangent space: experts that are trained and run linearised.
 
-The merged model is a tower and its directional derivative, no network of the base's form. Nothing
-that solves or changes layers can be applied to it, so it is a row of the table by itself.
+The merged model is a tower and its directional derivative, so nothing that solves or changes layers
+can be applied to it.
 
 Source: Ortiz-Jimenez et al., Task Arithmetic in the Tangent Space, NeurIPS 2023 (arXiv 2305.12827,
 Eq. 3); gortizji/tangent_task_arithmetic, src/linearize.py, which trains the experts by the recipe
@@ -47,10 +47,9 @@ class Linearised(nn.Module):
 
         def pooled(parameters: dict[str, Tensor]) -> Tensor:
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward derivative
-                output: Tensor = functional_call(
-                    self.base, parameters, (pixel_values,)
-                ).pooler_output
-            return output
+                output: Any = functional_call(self.base, parameters, (pixel_values,))
+            pooler_output: Tensor = output.pooler_output
+            return pooler_output
 
         value, along = jvp(pooled, (start,), (change,))
         return BaseModelOutputWithPooling(pooler_output=value + along)

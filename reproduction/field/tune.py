@@ -67,10 +67,8 @@ def proposal(
     if number == 1:
         return rounded(start, path_ridge, start.anchor_blend, start.interpolation)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    space = {
-        name: optuna.distributions.FloatDistribution(low, high, step=step)
-        for name, (low, high, step) in GRIDS.items()
-    }
+    uniform = optuna.distributions.FloatDistribution
+    space = {n: uniform(low, high, step=step) for n, (low, high, step) in GRIDS.items()}
     settings = start
     for attempt in range(ATTEMPTS):
         draw = np.random.SeedSequence([seed, number, attempt, crc32(b"tune")]).generate_state(1)[0]
@@ -95,15 +93,11 @@ def rounded(settings: Calibration, ridge: float, blend: float, interpolation: fl
 
 def grid_point(settings: Calibration) -> dict[str, float]:
     """Return the nearest point of the search space; the start need not lie on its grid."""
-    values = {
-        "log_ridge": math.log10(settings.ridge),
-        "log_blend": math.log2(1 + max(settings.anchor_blend, 0)),
-        "interpolation": settings.interpolation,
-    }
-    return {
-        name: min(max(low + round((values[name] - low) / step) * step, low), high)
-        for name, (low, high, step) in GRIDS.items()
-    }
+    log_blend = math.log2(1 + max(settings.anchor_blend, 0))
+    values, point = (math.log10(settings.ridge), log_blend, settings.interpolation), {}
+    for value, (name, (low, high, step)) in zip(values, GRIDS.items(), strict=True):
+        point[name] = min(max(low + round((value - low) / step) * step, low), high)
+    return point
 
 
 def distance(
@@ -154,10 +148,9 @@ def path_gains(
         gains: Gains = {}
         handles, students = [models.student], [Student(models.student, settings)]
         for source, stack in models.plan.in_order:
-            parts = [
-                features_by_task(models, handles, stack, batches, spool, source, encoder)
-                for batches, encoder in zip((kept, held_out), encoded, strict=True)
-            ]
+            pairs = zip((kept, held_out), encoded, strict=True)
+            ends = (models, handles, stack)
+            parts = [features_by_task(*ends, own, spool, source, other) for own, other in pairs]
             for path, [(block, spec)] in student_blocks(models, students, stack, source):
                 with models.base.block(path) as base_block:
                     gains |= block_gains(models, path, block, base_block, spec, *parts)
@@ -181,10 +174,7 @@ def block_gains(
             moments = observe([block], teacher, features[task], {0: spec})[0]
             add_task_systems(systems, moments, teacher, spec.settings)
     for site, [system] in ours.sites.items():  # the block still has the merged weights
-        W, W_base = (
-            side_by_side(module.get_submodule(linear) for linear in site)[0]
-            for module in (block, base)
-        )
+        W, W_base = (side_by_side(map(b.get_submodule, site))[0] for b in (block, base))
         label = f"{spec.name}.{'+'.join(site)}"
         A = anchor(W, W_base, spec.settings.anchor_blend)
         gains[label] = site_gains(system, A, others.sites[site][0], label)

@@ -1,7 +1,6 @@
 """The style of all drawings: readable in grey and on a phone, the same bytes for the same data.
 
-One figure per panel, because three side by side cannot be read at 390 pixels. Figures read by
-hovering are plotly's; they replace the static drawing where scripts run.
+Figures read by hovering are plotly's; they replace the static drawing where scripts run.
 """
 
 import io

@@ -230,10 +230,8 @@ def paired_variances(
     """
     found: dict[Hashable, list[tuple[float, str, float]]] = {task: [] for task in tasks}
     for weight, rows in parts:  # lists: pandas takes ten times as long
-        seeds, texts = (
-            rows[name].tolist() if name in rows else [""] * len(rows)
-            for name in ("seed", "correct")
-        )
+        none = [""] * len(rows)
+        seeds, texts = (rows[n].tolist() if n in rows else none for n in ("seed", "correct"))
         drawn = Counter(seeds)
         for row in zip(rows["task"].tolist(), seeds, texts, rows["count"].tolist(), strict=True):
             task, seed, text, count = row

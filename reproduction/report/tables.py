@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from itertools import product
 
@@ -131,10 +132,9 @@ def paper_rows(number: str, model: str = "") -> tuple[list[str], list[Row]]:
     frame = paper.paper_table(number, model)
 
     def look(upstream: str, method: str, setting: str) -> Cells:
-        printed = paper.paper_row(number, upstream, method, model).items()
-        return {
-            t: Cell(v, doubt=paper.reason(number, upstream, method, t, model)) for t, v in printed
-        }
+        row, doubt = (number, upstream, method), partial(paper.reason, model=model)
+        printed = paper.paper_row(*row, model).items()
+        return {task: Cell(value, doubt=doubt(*row, task)) for task, value in printed}
 
     upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
     listed = dict.fromkeys(frame["task"])
@@ -248,9 +248,8 @@ def paper_recovered(
     """Return the same share from the paper's averages, as printed or corrected where possible."""
     read = paper.corrected_table if corrected else paper.paper_table
     keys = ((upstream, "merged"), (upstream, method), ("", "expert"))
-    return share(
-        *(paper.paper_row(number, *key, model, read=read).get(paper.AVERAGE) for key in keys)
-    )
+    rows = (paper.paper_row(number, *key, model, read=read) for key in keys)
+    return share(*(row.get(paper.AVERAGE) for row in rows))
 
 
 def number(cell: Cell | None, marks: list[str], whole: bool = True) -> str:
@@ -272,13 +271,11 @@ def accuracy_table(
 ) -> tuple[str, list[str]]:
     """Return an accuracy table and the reasons of its marked cells. average: add that column."""
     columns = titles | {paper.AVERAGE: "Average"} if average else titles
-    marks: list[str] = []
-    body = []
+    whole = {column: not average or column == paper.AVERAGE for column in columns}
+    marks, body = list[str](), []
     for row in rows:
         label, wide = escape(row.label), f'colspan="{len(columns)}"'
-        cells = [
-            number(row.cells.get(c), marks, not average or c == paper.AVERAGE) for c in columns
-        ]
+        cells = [number(row.cells.get(column), marks, one) for column, one in whole.items()]
         if row.kind == "heading":
             body.append(("fc-merger", [label, f"<td {wide}></td>"]))
         else:

@@ -78,9 +78,7 @@ class Source:
     title: str
     suite: str
     settings: tuple[str, ...]  # at which it was run, the printed ones first
-    counterpart: Callable[[Claim], Claim | None] = lambda claim: (
-        claim
-    )  # about these models, or None
+    counterpart: Callable[[Claim], Claim | None] = lambda claim: claim  # about these models
 
     def judged(self, chosen: Iterable[Claim]) -> list[list[Verdict | None]]:
         """Return verdicts at each setting, the printed one first; None for a claim without a counterpart."""
@@ -112,9 +110,8 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     if claim.kind == "spreads":
         return _spreads(claim, rows_of(claim, named(claim.left), setting, evidence))
     if claim.kind in ("together", "apart"):
-        found = evidence.gains(
-            *(named(s) | {"setting": setting} for s in (claim.left, claim.right))
-        )
+        sides = (named(side) | {"setting": setting} for side in (claim.left, claim.right))
+        found = evidence.gains(*sides)
         if found.empty:
             return Verdict(claim, "not run")
         both = together(found) if claim.kind == "together" else apart(found, evidence.title)

@@ -100,17 +100,14 @@ def features_by_stack(
 ) -> dict[str, tuple[Stack, Tensor]]:
     """Return the stacks and features (batch, tokens, d) by block: "embeddings", "00", "01", …"""
     with evaluation_mode([model]), exact_products(), ExitStack() as hooks:
-        outputs = [
-            (stack, hooks.enter_context(block_outputs(model, blocks_of(model, stack))))
-            for stack in plan.stacks
-        ]
+        hooked = [block_outputs(model, blocks_of(model, stack)) for stack in plan.stacks]
+        outputs = [hooks.enter_context(one) for one in hooked]
         model(**model_call(model, batch))
-    several = len(plan.stacks) > 1
-    return {
-        f"{stack.name}.{block}" if several else block: (stack, h)
-        for stack, features in outputs
-        for block, h in features.items()
-    }
+    found = {}
+    for stack, features in zip(plan.stacks, outputs, strict=True):
+        start = f"{stack.name}." if len(outputs) > 1 else ""
+        found |= {f"{start}{block}": (stack, h) for block, h in features.items()}
+    return found
 
 
 def model_drift(model: nn.Module, expert: nn.Module, batches: Batches) -> list[Row]:

@@ -134,10 +134,10 @@ def made(setup: Setup, role: Any, name: str) -> Path:
         workers = min(suite.workers, 1)
         dict(fan_out("prepare", write, {first: (model, *given, store)}, workers))
     kind, dtype = getattr(role, "experts", FINE_TUNE), getattr(role, "dtype", "float32")
-    jobs = {
-        task: (ExpertJob(task, kind, recipe, seed, suite.device, dtype), store / "experts" / task)
-        for task, recipe in recipes.items()
-    }
+    jobs = {}
+    for task, recipe in recipes.items():
+        job = ExpertJob(task, kind, recipe, seed, suite.device, dtype)
+        jobs[task] = (job, store / "experts" / task)
     texts = setup.texts if isinstance(role, LanguageRole) else data
     make_experts(setup, store, store / TEXTS if first == TEXTS else texts, jobs)
     return store

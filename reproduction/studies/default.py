@@ -44,14 +44,9 @@ if TYPE_CHECKING:
     from featcal.baselines.adapters import Adapters, Pair
 
 # a preset of featcal until auto replaced it: what did best on validation samples of synthetic images
-BEST: dict[str, Any] = {
-    "ridge": 1e-4,
-    "anchor_blend": 1.0,
-    "interpolation": 1.0,
-    "residual": 1.0,
-    "order": "sites",
-    "affine": "joint",
-}
+BEST = Calibration(
+    ridge=1e-4, anchor_blend=1.0, interpolation=1.0, residual=1.0, order="sites", affine="joint"
+)
 MERGED, AUTO, SEARCH, NO_ADAPTER = "merged", "auto", "search", "none"
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # by adapter, the name of its size
 
@@ -99,7 +94,7 @@ class DefaultStudy(Study):
         from featcal.calibration.choose import CANDIDATES as CHOICES
 
         own = {"paper": self.paper, "suite": self.suite}
-        named = own | {"large anchor": CHOICES["large anchor"], "best": Calibration(**BEST)}
+        named = own | {"large anchor": CHOICES["large anchor"], "best": BEST}
         found: dict[str, Calibration] = {}
         for name, settings in named.items():
             if settings not in found.values():
@@ -112,14 +107,14 @@ class DefaultStudy(Study):
         weights = [path / "model.safetensors" for path in setup.experts.values()]
         digest = fingerprint(settings, [path for path in weights if path.is_file()])
         store = setup.context.unfinished(f"default-{self.key}-{digest}")
-        files = {
-            f"{name}, {n} samples, seed {seed}": (name, n, seed, store / f"{name}-{n}-{seed}.json")
-            for (n, seed), name in product(self.draws, self.mergers)
-        }
-        jobs = {key: (setup, self, *own) for key, own in files.items() if not own[-1].is_file()}
+        files, jobs = [], {}
+        for (n, seed), name in product(self.draws, self.mergers):
+            files.append(file := store / f"{name}-{n}-{seed}.json")
+            if not file.is_file():
+                jobs[f"{name}, {n} samples, seed {seed}"] = (setup, self, name, n, seed, file)
         workers = setup.context.suite.workers or 1
         dict(fan_out(f"default {self.key}", run, jobs, workers, fresh=True))
-        cells = [read_json(own[-1]) for own in files.values()]
+        cells = [read_json(file) for file in files]
         rmtree(store)
         rows, candidates = ([r for one in cells for r in one[n]] for n in ("rows", "candidates"))
         record = {"cost": [cell["cost"] for cell in cells]}
@@ -145,16 +140,10 @@ class Cell:
         """Return the result of a calibration, its seconds noted."""
         import featcal
 
-        start = process_time()
-        result = featcal.calibrate(
-            self.merged,
-            base=self.base,
-            experts=self.experts,
-            batches=batches,
-            settings=settings,
-            plan=plan_of(self.setup, self.study.reading),
-            block_drift=False,
-        )
+        start, plan = process_time(), plan_of(self.setup, self.study.reading)
+        given: dict[str, Any] = {"base": self.base, "experts": self.experts, "batches": batches}
+        given |= {"settings": settings, "plan": plan, "block_drift": False}
+        result = featcal.calibrate(self.merged, **given)
         self.seconds[name] = self.seconds.get(name, 0.0) + process_time() - start
         return result
 
@@ -259,9 +248,8 @@ def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
         models[name] = cell.calibrated(name, settings, cell.batches).model
     result = cell.calibrated(AUTO, AUTO, cell.batches)
     models[AUTO], chosen[AUTO] = result.model, result.choice.chosen
-    candidates[AUTO] = {
-        name: sum(own.values()) / len(own) for name, own in result.choice.divergence.items()
-    }
+    own = result.choice.divergence
+    candidates[AUTO] = {name: sum(far.values()) / len(far) for name, far in own.items()}
     if merger in study.searched and n == study.draws[0][0]:
         models[SEARCH], candidates[SEARCH] = cell.searched()
     adapted = {}
@@ -272,27 +260,18 @@ def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
     start = process_time()
     counts = scored(cell, models, adapted)
     cell.seconds["scores"] = process_time() - start
-    words: Row = {**cell.setup.words, "upstream": merger}
-
-    def row(name: str, task: str, own: Row) -> Row:
-        method, setting = ("featcal", name) if name not in (MERGED, *SIZES) else (name, "")
-        keys = {"method": method, "setting": setting, "samples": n, "seed": cell.seed}
-        keys |= {"candidate": chosen.get(name, ""), "task": task}
-        return {"metric": "accuracy", **words, **keys, **own}
-
-    rows = [
-        row(name, task, own)
-        for name, by_task in counts.items()
-        for task, own in by_task.items()
-        if not task.endswith(GREEDY)
-    ]
-    drawn = {**words, "samples": n, "seed": cell.seed}
-    listed = [
-        {**drawn, "method": name, "candidate": one, "divergence": value}
-        | {"chosen": int(one == chosen[name])}
-        for name, own in candidates.items()
-        for one, value in own.items()
-    ]
+    drawn: Row = {**cell.setup.words, "upstream": merger, "samples": n, "seed": cell.seed}
+    rows, listed = list[Row](), list[Row]()
+    for name, by_task in counts.items():
+        method, setting = (name, "") if name in (MERGED, *SIZES) else ("featcal", name)
+        words = {"method": method, "setting": setting, "candidate": chosen.get(name, "")}
+        words = {"metric": "accuracy", **drawn, **words}
+        own = {task: one for task, one in by_task.items() if not task.endswith(GREEDY)}
+        rows += [{**words, "task": task, **one} for task, one in own.items()]
+    for name, tried in candidates.items():
+        for one, value in tried.items():
+            words = {"method": name, "candidate": one, "chosen": int(one == chosen[name])}
+            listed.append({**drawn, **words, "divergence": value})
     cost = {name: round(value, 2) for name, value in cell.seconds.items()}
     cost = {"upstream": merger, "samples": n, "seed": cell.seed, "seconds": cost}
     return {"rows": rows, "candidates": listed, "cost": cost}

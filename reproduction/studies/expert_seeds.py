@@ -8,7 +8,7 @@ from shutil import rmtree
 from typing import Any
 
 from reproduction.engine.context import Setup
-from reproduction.engine.score import Row
+from reproduction.engine.score import Evaluate, Row
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import CHAT_POOL, AdapterWord, Counts, Setting, Study
@@ -62,7 +62,7 @@ def compared(
     aside: Path,
     parts: Mapping[str, Path],
     models: Callable[[Setup], Iterable[ModelSpec]],
-    evaluate: Callable[..., Any] | None = None,
+    evaluate: Evaluate | None = None,
 ) -> list[Row]:
     """Make models whose outputs lie aside, from these parts of the role; return their rows."""
     here = replace(setup, context=replace(setup.context, aside=aside))

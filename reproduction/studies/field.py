@@ -205,10 +205,8 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) 
     for method, settings in {"featcal": rivals.featcal, "featcal_auto": AUTO}.items():
         own = {"settings": settings, "out": out / method}
         clock(method, partial(featcal.calibrate, merged, **given, **own))
-    seen, projection = (
-        streams(setup, rivals.draw("surgery", study.samples, seed)),
-        setup.projection(),
-    )
+    projection, draw = setup.projection(), rivals.draw("surgery", study.samples, seed)
+    seen = streams(setup, draw)
     pairs = clock("features", partial(pool_features, merged, experts, seen, projection, device))
     for method in OUTER:
         adapters = clock(method, partial(getattr(rivals, method).fit, pairs, seed))

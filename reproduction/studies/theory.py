@@ -77,11 +77,9 @@ def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
     device, tensors = setup.context.device, load_file(setup.heads)
     samples, batch = drawn(setup, study, task, study.images)
     single = list(drawn(setup, study, task, study.traced)[0].batches(None, 1))
-    projection, classes = (
-        tensors[name].double().to(device) if name in tensors else None
-        for name in ("visual_projection", f"head/{task}")
-    )
-    head = scores.Head(projection, classes, float(tensors["logit_scale"].double().exp()))
+    tensors = {name: tensor.double().to(device) for name, tensor in tensors.items()}
+    given = (tensors.get("visual_projection"), tensors[f"head/{task}"])
+    head = scores.Head(*given, float(tensors["logit_scale"].exp()))
     labels = torch.as_tensor(samples.labels).to(device)
     expert = setup.load(setup.expert(task), torch.float64)
     theirs, traced = tower(expert, batch), [tower(expert, one) for one in single]

@@ -157,9 +157,8 @@ def check_propagation(
     cases = [(merged, expert, decomposed(merged, expert)) for merged, expert in pairs]
     finals = [drifts[-1].after for _, _, drifts in cases]
     for count in sorted(nodes):
-        errors, parts = zip(
-            *(carry(*case, count, split=count == max(nodes)) for case in cases), strict=True
-        )
+        carried = (carry(*case, count, split=count == max(nodes)) for case in cases)
+        errors, parts = zip(*carried, strict=True)
         recursion = torch.cat(errors)
         ends = zip(parts, finals, strict=True)
         unrolled = torch.cat([relative(part.sum(0) - final, final) for part, final in ends])

@@ -110,12 +110,8 @@ def peak(start: float, middle: float, end: float) -> float:
 
 def steepness(src: Source, dep: Source, ends: tuple[Tensor, Tensor]) -> float:
     """Return K of Eq. 49, 2 max ‖W u − y‖ √(1 + ‖W‖²); it is convex in W, so the ends decide."""
-    farthest = max(
-        float((u @ W.T - source.y[task]).norm(dim=1).max())
-        for W in ends
-        for source in (src, dep)
-        for task, u in source.u.items()
-    )
+    seen = [(u, source.y[task]) for source in (src, dep) for task, u in source.u.items()]
+    farthest = max(float((u @ W.T - y).norm(dim=1).max()) for W in ends for u, y in seen)
     widest = max(float(torch.linalg.matrix_norm(W, 2)) for W in ends)
     return 2 * farthest * (1 + widest**2) ** 0.5
 
@@ -149,10 +145,8 @@ def check_sources(
     models: Models, batches: Mapping[str, Batch], settings: Calibration, found: Checks
 ) -> None:
     """Check Proposition 8 and Eq. 45 for every linear of every block."""
-    merged, forward, stale = (
-        {t: tower(m, x) for t, x in batches.items()}
-        for m in (models.merged, models.forward, models.stale)
-    )
+    several = (models.merged, models.forward, models.stale)
+    merged, forward, stale = ({t: tower(m, x) for t, x in batches.items()} for m in several)
     experts = {task: tower(models.experts[task], x) for task, x in batches.items()}
     check_prefix(models, batches, forward, found)
     sides: dict[str, Mismatch] = {}
@@ -187,11 +181,8 @@ def check_sources(
             sources = {kind: source(used[kind]) for kind in used}
             for kind in used:
                 W, deployed = weight(weights[kind], index, name), source(given[kind])
-                for where, one in (
-                    (f"{kind}_on_source", sources[kind]),
-                    (f"{kind}_deployed", deployed),
-                ):
-                    fits.setdefault(where, []).append(relative_loss(W, one))
+                for where, one in (("on_source", sources[kind]), ("deployed", deployed)):
+                    fits.setdefault(f"{kind}_{where}", []).append(relative_loss(W, one))
             if index:  # the first block's source is the same for both
                 side = mismatch(sources["stale"], sources["forward"], linear, settings)
                 sides[f"{index:02d}.{name}"] = side
