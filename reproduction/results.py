@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def write_scores(
 def run_record(seconds: Mapping[str, float], gpu: str = "", **more: Any) -> dict[str, Any]:
     """Return what varies between two runs: seconds per step, host, versions, commit, and `more`."""
     host = {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()}
-    versions = {name: _version(name) for name in _VERSIONED}
+    versions = {name: version(name) for name in _VERSIONED}
     return {
         "seconds": {step: round(value, 2) for step, value in seconds.items()},
         "host": host | ({"gpu": gpu} if gpu else {}),
@@ -143,13 +143,6 @@ def _cpu_name() -> str:
     text = info.read_text() if info.is_file() else ""
     named = re.search(r"^model name\s*: *(.*\S)", text, re.M)
     return named[1] if named else platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _git(*words: str) -> str | None:

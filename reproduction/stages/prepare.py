@@ -14,7 +14,7 @@ from reproduction.engine.context import Setup, fingerprint, load_context, load_s
 from reproduction.engine.workers import console, fan_out
 from reproduction.prepare import experts
 from reproduction.prepare.chat import PLAIN_TEXTS, write_base_and_chats
-from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, model_folder
+from reproduction.prepare.experts import HEADS, ExpertJob, model_folder
 from reproduction.prepare.hub import WEIGHTS
 from reproduction.prepare.photos import write_photos, write_vision_and_heads
 from reproduction.prepare.suite import (
@@ -50,11 +50,7 @@ def run(key: str) -> None:
             return
         with atomic_folder(out) as folder:
             (store / "experts").mkdir(exist_ok=True)  # a pool may need no further expert
-            for part in ("base", "experts", ADAPTERS, TEXTS):
-                if (store / part).is_dir():
-                    shutil.copytree(store / part, folder / part)
-            if (store / HEADS).is_file():
-                shutil.copyfile(store / HEADS, folder / HEADS)
+            shutil.copytree(store, folder, dirs_exist_ok=True)
     for old in store.parent.glob(f"{key}-*"):  # interrupted runs with other settings too
         shutil.rmtree(old)
 

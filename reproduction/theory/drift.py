@@ -7,16 +7,12 @@ are never formed: Gauss-Legendre nodes and Jacobian-vector products at each give
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.func import jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import linear
-from torch.overrides import TorchFunctionMode
 
 from reproduction.theory.tower import Checks, Tower, dots, norms, relative
 
@@ -130,21 +126,9 @@ def path_average(
 
 def directional(function: Map, place: Tensor, vector: Tensor) -> Tensor:
     """Return J(place) vector, by forward differentiation, which only plain attention has."""
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _FixedWeights():
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         moved: Tensor = jvp(function, (place,), (vector,))[1]
     return moved
-
-
-class _FixedWeights(TorchFunctionMode):
-    """Inside, a linear's derivative is W v; torch also multiplies by the weight's derivative, zero."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if function is not linear or kwargs:
-            return function(*args, **(kwargs or {}))
-        (x, v), (W, *b) = unpack_dual(args[0]), args[1:]
-        return linear(x, W, *b) if v is None else make_dual(linear(x, W, *b), linear(v, W))
 
 
 def check_propagation(
