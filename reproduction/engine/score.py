@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from featcal.files import atomic_folder, read_json, write_json
 from reproduction.engine.context import Setup, load_setup
@@ -12,9 +12,6 @@ from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
 from reproduction.prepare.suite import DOMAINS
 from reproduction.results import CURVES, GREEDY, SCORES, SEEN, packed, write_rows, write_scores
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Samples at a time, on which scores do not depend. On a CPU so few that a block's output stays in
 # its cache: a sentence encoder then takes two thirds of the time that it takes with 250.
@@ -102,20 +99,6 @@ def averages(
     named = {str(name): model for name, model in models.items()}
     judged = answers(setup, lambda _: named, read)
     return {name: average(judged[str(name)]) for name in models}
-
-
-def divergence(ours: "Tensor", theirs: "Tensor", head: Any, models: Sequence[Any] = ()) -> "Tensor":
-    """Return KL(expert ‖ model) of rows of features, (n,), by unit class vectors times the logit
-    scale (K, p), or by the models' own language heads.
-    """
-    from featcal.calibration.choose import Scores, kl_and_top1
-    from featcal.core.precision import wide
-    from featcal.models.batch import output_embeddings, unit_length
-
-    if head is None:
-        return kl_and_top1(*map(Scores, (ours, theirs), map(output_embeddings, models)))[0]
-    scores = (Scores(unit_length(wide(rows)) @ head.to(rows.device).T) for rows in (ours, theirs))
-    return kl_and_top1(*scores)[0]
 
 
 def average(counts: Counts) -> float:

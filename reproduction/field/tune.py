@@ -16,6 +16,7 @@ Legend: T tasks · n_t rows of task t · K scores · p width of a feature · d i
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.calibration.block import Student, add_task_systems, solve_systems, student_blocks
+from featcal.calibration.choose import Scores, kl_and_top1
 from featcal.calibration.features import (
     Models,
     StudentTeacherFeatures,
@@ -32,16 +34,23 @@ from featcal.calibration.features import (
 )
 from featcal.calibration.observe import BlockSpec, Systems, observe
 from featcal.calibration.ranks import Ranks
-from featcal.core.precision import SUM_DTYPE
+from featcal.core.precision import SUM_DTYPE, wide
 from featcal.core.ridge import RidgeSystem, anchor
 from featcal.errors import NotFinite, SingularGram
-from featcal.models.batch import Head, Model, TaskBatches, naming, rows_before_head
+from featcal.models.batch import (
+    Head,
+    Model,
+    TaskBatches,
+    naming,
+    output_embeddings,
+    rows_before_head,
+    unit_length,
+)
 from featcal.models.load import evaluation_mode
 from featcal.models.modules import side_by_side
 from featcal.models.plan import BlockPlan
 from featcal.models.streamed import in_turn
 from featcal.settings import OFF, Calibration
-from reproduction.engine.score import divergence
 from reproduction.field.walk import opened
 
 # First, last and step. log₁₀ λ goes from where a Cholesky factor still exists in float64 to where
@@ -98,6 +107,16 @@ def grid_point(settings: Calibration) -> dict[str, float]:
     for value, (name, (low, high, step)) in zip(values, GRIDS.items(), strict=True):
         point[name] = min(max(low + round((value - low) / step) * step, low), high)
     return point
+
+
+def divergence(ours: Tensor, theirs: Tensor, head: Any, models: Sequence[nn.Module] = ()) -> Tensor:
+    """Return KL(expert ‖ model) of rows of features, (n,), by unit class vectors times the logit
+    scale (K, p), or by the models' own language heads.
+    """
+    if head is None:
+        return kl_and_top1(*map(Scores, (ours, theirs), map(output_embeddings, models)))[0]
+    scores = (Scores(unit_length(wide(rows)) @ head.to(rows.device).T) for rows in (ours, theirs))
+    return kl_and_top1(*scores)[0]
 
 
 def distance(

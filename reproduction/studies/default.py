@@ -32,7 +32,7 @@ from featcal.merging.registry import method_named, settings_of
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup, fingerprint
 from reproduction.engine.samples import Selection, plan_of, streams
-from reproduction.engine.score import Counts, Row, answers, divergence, generated
+from reproduction.engine.score import Counts, Row, answers, generated
 from reproduction.engine.study import StudyResult
 from reproduction.engine.workers import fan_out, keep_freed_memory
 from reproduction.experiments import ADAPTERS, Each, Reading, Study
@@ -180,6 +180,8 @@ class Cell:
     def divergence(self, adapters: "Adapters | None") -> float:
         """Return KL(expert ‖ adapted) on held-out samples, the mean over tasks and samples."""
         import torch
+
+        from reproduction.field.tune import divergence
 
         total = 0.0
         for task, pair in self.pairs.items():
