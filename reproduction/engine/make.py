@@ -118,10 +118,8 @@ def rescale(setup: Setup, upstream: str, factor: float, out: Path | None = None)
 def run_adapt(key: str) -> None:
     """Write outputs/<suite>/adapted/<role>-<pool>/<merger>-<adapter>/<setting>/seed<NN>/."""
     setup = load_setup(key)
-    with (
-        setup.context.recorded("adapt", key),
-        replacing(setup, "adapt", "adapted", adapted(setup)) as models,
-    ):
+    replaced = replacing(setup, "adapt", "adapted", adapted(setup))
+    with setup.context.recorded("adapt", key), replaced as models:
         adapt_all(key, setup, models)
 
 

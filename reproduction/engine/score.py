@@ -13,8 +13,7 @@ from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
 from reproduction.prepare.suite import DOMAINS
 from reproduction.results import CURVES, GREEDY, SCORES, SEEN, packed, write_rows, write_scores
 
-# Samples at a time, on which scores do not depend. On a CPU so few that a block's output stays in
-# its cache: a sentence encoder then takes two thirds of the time that it takes with 250.
+# Samples at a time, on which scores do not depend: few on a CPU, whose cache then holds the outputs.
 BATCH, CACHED, TEXTS = 250, 64, 64
 Row = dict[str, Any]  # of a results file
 Counts = dict[str, Row]  # by task: value, count, correct (packed); metric unless accuracy

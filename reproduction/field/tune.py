@@ -54,8 +54,7 @@ from featcal.settings import OFF, Calibration
 from reproduction.field.walk import opened
 
 # First, last and step. log₁₀ λ goes from where a Cholesky factor still exists in float64 to where
-# the anchor alone is left; log₂(1 + ρ) from the base (0) to fifteen times the merged change (4),
-# where ratios matter more than differences. All values that the paper uses and sweeps lie inside.
+# the anchor alone is left, log₂(1 + ρ) from the base (0) to fifteen times the merged change (4).
 LOWEST, HIGHEST, STEP = LOG_RIDGE = (-6.0, 1.0, 0.25)
 GRIDS = {"log_ridge": LOG_RIDGE, "log_blend": (0.0, 4.0, 0.1), "interpolation": (0.0, 1.0, 0.05)}
 RANDOM_TRIALS = 6  # before the sampler draws conclusions from earlier trials

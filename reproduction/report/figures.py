@@ -35,8 +35,7 @@ COLOURS = {  # Okabe and Ito
     "prob_surgery": "#CC79A7",
 }  # fmt: skip
 MARKERS = {"expert": "o", "merged": "X", "featcal": "^", "surgery": "s", "prob_surgery": "D"}
-# Distinct in grey as well: light, hatched, solid, hollow; dotted hatches would make the file ten
-# times larger.
+# distinct in grey too: light, hatched, solid, hollow; dotted hatches make a file ten times larger
 BARS: dict[str, dict[str, Any]] = {
     "base": {"color": COLOURS["base"]}, "merged": {"color": COLOURS["merged"], "hatch": "////", "edgecolor": "white"},
     "featcal": {"color": COLOURS["featcal"]}, "expert": {"color": "white", "edgecolor": COLOURS["expert"], "lw": 1.2},

@@ -22,10 +22,16 @@ KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 def run(key: str) -> None:
     """Write book/pages/<key>.ipynb; the suite is given to a page that declares it."""
+    import papermill
+
     root, given = project_root(), dict[str, str]()
-    if "suite" in declared(key, root / "notebooks"):
+    source = root / "notebooks" / f"{key}.ipynb"
+    if not source.is_file():
+        way_out = "pages are named after the notebooks in notebooks/"
+        raise MissingPath(source, "the source of a page", way_out)
+    if "suite" in papermill.inspect_notebook(source):
         given["suite"] = chosen_suite(read_yaml(root / "params.yaml"))
-    execute_page(key, given, root / "notebooks", root / "book" / "pages")
+    execute_page(key, given, source.parent, root / "book" / "pages")
 
 
 def execute_page(
@@ -53,17 +59,6 @@ def execute_page(
     with atomic_path(target) as hidden:
         hidden.write_bytes(content + b"\n")
     return target
-
-
-def declared(name: str, source_folder: Path) -> list[str]:
-    """Return the parameters of a page. Raises: MissingPath for an unknown page."""
-    import papermill
-
-    source = Path(source_folder) / f"{name}.ipynb"
-    if not source.is_file():
-        way_out = "pages are named after the notebooks in notebooks/"
-        raise MissingPath(source, "the source of a page", way_out)
-    return list(papermill.inspect_notebook(source))
 
 
 def stable(page: NotebookNode) -> NotebookNode:

@@ -17,8 +17,7 @@ from reproduction.engine.study import StudyResult
 from reproduction.experiments import Counts, Setting, Study
 from reproduction.results import THEORY, THEORY_POINTS
 
-# Of an equation: float64 carries 16 digits, a wrong term shows in the first, a quadrature with few
-# nodes in between. Of an inequality: that it holds.
+# of an equation, of whose 16 digits a wrong term changes the first; of an inequality: that it holds
 REQUIRED = {"digits": 6.0, "room": 0.0}
 ORDERS = ("forward", "stale")  # of calibration: on deployed features, and on the merged model's
 SOURCES = "sources"  # the job that looks at all tasks together

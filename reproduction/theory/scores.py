@@ -90,9 +90,7 @@ def check_scores(drift: ScoreDrift, found: Checks) -> None:
     found.bounded_and_shown("proposition_6", drift.by_feature, change)
 
 
-# nodes of the loss per node of a Jacobian: scaled cosines make softmax turn sharply, and a score
-# costs nothing
-FINER = 8
+FINER = 8  # nodes of the loss per node of a Jacobian: scaled cosines make softmax turn sharply
 
 
 def gradient(z: Tensor, u: Tensor) -> Tensor:
