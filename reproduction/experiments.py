@@ -1,8 +1,7 @@
 """The schema of params.yaml, pipeline/models.yaml and pipeline/studies.yaml.
 
-An entry is called <role>-<pool> and carries one group of settings per suite; null means that the
-suite does not run it. What starts from merged models names under `from` what differs there. Knows
-nothing of torch, models or where results go.
+An entry is called <role>-<pool> and has one group of settings per suite; null: not run there.
+What starts from merged models names under `from` what differs there.
 """
 
 from abc import abstractmethod
@@ -34,9 +33,8 @@ Names = Each[str]
 Seeds = Each[NonNegativeInt]
 Stream = Literal["train", "test_unlabelled", "unlabelled"]
 Setting = Literal["suite", "paper", "paper_8b"]  # paper_8b: of the larger of two models
-# `suite` keeps the published code's ratio of adapter size to feature width, `paper` its absolute
-# size. Image adapters see test images, as in their own sources; text adapters see unlabelled texts
-# that are not scored. `_train`: the samples that FeatCal sees; `_scored`: the test texts themselves.
+# `suite` keeps the published code's ratio of adapter size to feature width, `paper` its own size.
+# `_train`: trained on the samples that FeatCal sees; `_scored`: on the test texts themselves.
 AdapterWord = Literal[
     "suite", "paper", "suite_train", "paper_train", "suite_scored", "paper_scored"
 ]
@@ -52,9 +50,8 @@ ADAPTER_BATCH = 250  # samples encoded at a time: another number moves the last 
 SPLITS = {"train": "train", "test_unlabelled": "test", "unlabelled": "stream"}  # by stream
 UNLABELLED = ("test_unlabelled", "unlabelled")
 # The stream of a method where params.yaml names none: the one of the paper's comparison.
-STREAMS = dict.fromkeys(
-    ("adamerging", "surgery", "prob_surgery", "mean_shift"), "test_unlabelled"
-) | dict.fromkeys(("regmean", "regmean_plus_plus", "lot", "mats", "fisher"), "train")
+STREAMS = dict.fromkeys(("adamerging", *ADAPTERS), "test_unlabelled")
+STREAMS |= dict.fromkeys(("regmean", "regmean_plus_plus", "lot", "mats", "fisher"), "train")
 
 MORE = ("pipeline/models.yaml", "pipeline/studies.yaml")  # settings that few edit
 METHODS = "methods"  # settings with names, for entries to share; not experiments
@@ -80,11 +77,7 @@ def role_and_pool(key: str, place: str = "role and pool") -> tuple[str, Pool]:
 
 
 class Draw(Settings):
-    """The samples a method sees, labels unused.
-
-    samples: of each task; None is the whole split, shuffled anew in every round.
-    batch:   samples at a time.
-    """
+    """The samples of each task that a method sees. samples: None is the whole split, shuffled."""
 
     section = "draw"
     stream: Stream
@@ -189,10 +182,7 @@ class MultitaskRun(Run):
 
 
 class MeasureRun(Run):
-    """One merged model, its calibrated models and adapters against the experts on test samples.
-
-    task: whose samples are shown one by one, of the calibrated model at the first setting.
-    """
+    """A merged model and what calibrates it against the experts; `task` is shown sample by sample."""
 
     section = "measure"
     upstream: str
@@ -270,10 +260,7 @@ def studies() -> dict[str, type[Study]]:
 
 @dataclass(frozen=True)
 class Experiments:
-    """The experiments of params.yaml in one suite, by key; None: not run in this suite.
-
-    tasks: that are run; None: all of the suite's.
-    """
+    """The experiments of params.yaml in one suite, by key; None: not run in this suite."""
 
     suite: str
     tasks: tuple[str, ...] | None
@@ -322,7 +309,7 @@ def read_all(path: Path) -> dict[str, Any]:
 
 
 def load_experiments(path: Path, suite: str | None = None) -> Experiments:
-    """Return every experiment of params.yaml, checked, in the suite it chooses or in another one.
+    """Return every experiment in the suite that params.yaml chooses, or in another one.
 
     Raises: MissingPath; BadSetting for a value out of range; UnknownKey for a misspelt key.
     """
@@ -422,10 +409,7 @@ def _merge_runs(
 def _group_and_rows(
     section: str, key: str, entry: Any, suite: str, merged: Mapping[str, Mapping[str, MergeRun]]
 ) -> tuple[Entry | None, dict[str, Any]]:
-    """Return the settings of the suite, and the row of every merged model under `from`.
-
-    A row is None where nothing is made from the merged model, or the model itself is not made.
-    """
+    """Return the suite's settings, and by merged model what differs there; None: not made."""
     require_known(section, key, merged)
     place, made = f"{section}.{key}", merged[key]
     groups = _mapping(place, entry, "must be a mapping")
@@ -443,10 +427,7 @@ def _group_and_rows(
 def _differing(
     group: tuple[str, Entry], row: tuple[str, Entry], words: tuple[str, ...]
 ) -> dict[str, tuple[str, Entry]]:
-    """Return settings with their place by word: those of the group with the row's changes.
-
-    A word that is null in either is not run; one that the group lacks is the row's alone.
-    """
+    """Return the group's settings with the row's changes, and their place, by word."""
     for place, held in (group, row):
         for word, settings in held.items():
             require_known(place, word, words)
@@ -463,10 +444,7 @@ def _differing(
 def _calibrate_runs(
     key: str, entry: Any, suite: str, merged: Mapping[str, Mapping[str, MergeRun]], main: Main
 ) -> dict[str, CalibrateRun]:
-    """Return FeatCal of one role and pool: each merged model at each setting that is run.
-
-    main: settings by role and setting, of which a group changes some.
-    """
+    """Return FeatCal of one role and pool: each merged model at each setting that is run."""
     group, rows = _group_and_rows("calibrate", key, entry, suite, merged)
     role, pool = role_and_pool(key, "calibrate")
     place, found, role_main = f"calibrate.{key}", {}, main.get(role, {})
@@ -522,10 +500,7 @@ def _adapt_runs(
 def _adapter_setting(
     method: str, word: str, place: str, group: Entry, texts: bool
 ) -> AdapterSetting:
-    """Return one training of a method's adapters.
-
-    texts: of language models, whose adapters are trained where an answer is read.
-    """
+    """Return one training of a method's adapters. texts: those of language models."""
     own: dict[str, Any] = {"stream": "train" if texts else STREAMS[method], **group}
     for key in ("samples", "seeds"):
         require(key in own, place, list(group), f"lacks {key}")
@@ -566,10 +541,7 @@ def shared_settings(key: str, entry: Any, suite: str, main: Main) -> Entry:
 def study_run(
     kind: str, key: str, entry: Any, suite: str, studied: Mapping[str, Entry] | None = None
 ) -> Any:
-    """Return one study with the settings that studies share, of which its own replace some.
-
-    studied: what `shared_settings` returns, by role and pool.   Returns: None: not run.
-    """
+    """Return one study, or None, with the settings that studies share and those of its own."""
     role, pool = role_and_pool(key, kind)
     place, own = f"{kind}.{key}.{suite}", for_suite(f"{kind}.{key}", entry, suite)
     if own is None:

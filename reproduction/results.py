@@ -1,7 +1,6 @@
 """Result files: the columns of every table, CSV with the same bytes on every run, and run records.
 
-What varies between two runs (seconds, host, versions, commit) goes to a run record next to them.
-Pure Python: the report reads results without torch, and the stage `gather` copies them from outputs/.
+Pure Python: the report reads results without torch.
 """
 
 import csv
@@ -12,7 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +43,9 @@ OFFSET = _scored("strength")
 SWEEP = _scored("parameter", "at", "chosen")
 CHOICES = _scored("choice", "option", "default")
 DEFAULT = _scored("samples", "candidate")
-# divergence: mean over tasks of that of held-out samples from the expert
-CANDIDATES = tuple(
-    "suite role pool upstream method samples seed candidate divergence chosen".split()
-)
+# divergence: from the experts on held-out samples, the mean over tasks
+CANDIDATES = ("suite", "role", "pool", "upstream", "method", "samples", "seed", "candidate")
+CANDIDATES += ("divergence", "chosen")
 _CANDIDATE = tuple("choice variant interpolation anchor_blend ridge divergence".split())
 EXTRAPOLATION = _scored(*_CANDIDATE)
 EXTRAPOLATION_CANDIDATES = ("suite", "role", "pool", "upstream", *_CANDIDATE, "chosen")
@@ -75,19 +73,19 @@ _VERSIONED = ("featcal", "torch", "transformers", "datasets", "safetensors", "nu
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Write a CSV file with exactly these columns; floats with a fixed number of decimals, None as
-    an empty cell. Raises: BadFile when a row has other keys or holds NaN or infinity.
-    """
-    ordered = (_ordered(path, row, columns) for row in rows)
-    lines = [[_text(path, column, value) for column, value in row] for row in ordered]
+    """Write a CSV of exactly these columns, floats rounded, None empty. Raises: BadFile."""
+    lines = [list(columns)]
+    for row in rows:
+        if odd := sorted(set(row) ^ set(columns)):
+            problem = f"a row lacks or adds the columns {', '.join(odd)}"
+            raise BadFile(path, problem, f"the columns are {', '.join(columns)}")
+        lines.append([_text(path, column, row[column]) for column in columns])
     with atomic_path(path) as hidden, hidden.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([list(columns), *lines])
+        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 def packed(flags: Iterable[Any] | None) -> str:
-    """Return flags as hexadecimal text, eight to a byte, the first one highest, padded with zeros;
-    empty for None.
-    """
+    """Return flags as hexadecimal text, eight to a byte, padded with zeros; empty for None."""
     if flags is None:
         return ""
     import numpy as np
@@ -102,9 +100,7 @@ def correct_columns(columns: Sequence[str] = SCORES) -> tuple[str, ...]:
 def write_scores(
     path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = SCORES
 ) -> None:
-    """Write a CSV file of scores, and next to it which samples are right, from the rows' `correct`
-    (as `packed`). Raises: BadFile as write_rows.
-    """
+    """Write a CSV of scores, and one of the rows' `correct` (as `packed`). Raises: BadFile."""
     rows = list(rows)
 
     def without(*names: str) -> list[dict[str, Any]]:
@@ -116,12 +112,9 @@ def write_scores(
 
 
 def run_record(seconds: Mapping[str, float], gpu: str = "", **more: Any) -> dict[str, Any]:
-    """Return what varies between two runs: seconds per step, host, versions, commit, and `more`.
-
-    gpu: its name, where it computed.
-    """
+    """Return what varies between two runs: seconds per step, host, versions, commit, and `more`."""
     host = {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()}
-    versions = {name: _version(name) for name in _VERSIONED}
+    versions = {name: version(name) for name in _VERSIONED}
     return {
         "seconds": {step: round(value, 2) for step, value in seconds.items()},
         "host": host | ({"gpu": gpu} if gpu else {}),
@@ -130,13 +123,6 @@ def run_record(seconds: Mapping[str, float], gpu: str = "", **more: Any) -> dict
         "dirty": bool(_git("status", "--porcelain", "--", *_SOURCES)),
         **more,
     }
-
-
-def _ordered(path: object, row: Mapping[str, Any], columns: Sequence[str]) -> list[tuple[str, Any]]:
-    if odd := sorted(set(row) ^ set(columns)):
-        problem = f"a row lacks or adds the columns {', '.join(odd)}"
-        raise BadFile(path, problem, f"the columns are {', '.join(columns)}")
-    return [(column, row[column]) for column in columns]
 
 
 def _text(path: object, column: str, value: Any) -> str:
@@ -154,17 +140,9 @@ def _text(path: object, column: str, value: Any) -> str:
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    named = (
-        re.search(r"^model name\s*: *(.*\S)", info.read_text(), re.M) if info.is_file() else None
-    )
+    text = info.read_text() if info.is_file() else ""
+    named = re.search(r"^model name\s*: *(.*\S)", text, re.M)
     return named[1] if named else platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _git(*words: str) -> str | None:
@@ -177,9 +155,7 @@ def _git(*words: str) -> str | None:
 
 
 def project_root(start: Path | None = None) -> Path:
-    """Return the nearest folder with a params.yaml, at or above `start` (default: the current
-    folder). Raises: MissingPath.
-    """
+    """Return the nearest folder with a params.yaml, at or above `start`. Raises: MissingPath."""
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents):
         if (folder / "params.yaml").is_file():
@@ -215,9 +191,7 @@ CHAIN = ("prepare", "multitask", "merge", "calibrate", "adapt", "evaluate")
 
 
 def gather(name: str) -> None:
-    """Copy outputs/<suite>/<name>/, such as samples/clip_b32-8, to results/<suite>/, and write the
-    run's record as run.json next to the files.
-    """
+    """Copy outputs/<suite>/<name>/ to results/<suite>/, with the run's record."""
     root = project_root()
     suite = chosen_suite(read_yaml(root / "params.yaml"))
     outputs, (kind, _, key) = root / "outputs" / suite, name.partition("/")
@@ -234,9 +208,7 @@ def gather(name: str) -> None:
 
 
 def _chain(runs: Path, key: str) -> dict[str, Any]:
-    """Return seconds of every stage before scores and what each calibration cost, as recorded;
-    machine and versions of this one.
-    """
+    """Return the record of every stage before scores, and what each calibration cost."""
     merged = sorted(path.stem for path in runs.glob(f"merge-{key}-*.json"))
     texts = not key.rpartition("-")[2].isdigit()  # pools of texts have names
     names = ["prepare_texts" if texts else "prepare_data", *(f"{verb}-{key}" for verb in CHAIN)]

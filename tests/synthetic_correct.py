@@ -98,9 +98,8 @@ def write_seen(
 
 
 def adapted(role: str, pool: int) -> Row:
-    """Return what settings.json says of the adapters' draws and of AdaMerging's."""
+    """Return what settings.json says of the adapters' draws."""
     draw = {"stream": "test_unlabelled", "samples": 256, "batch": 250, "seed": 42}
     own = {"settings": {name: {"draw": draw} for name in ("suite", "paper")}}
-    merged = {"method": "adamerging", "draw": draw | {"samples": None}}
     keys = [f"{role}-{pool}-{u}-{m}" for u in UPSTREAMS for m in ("surgery", "prob_surgery")]
-    return {"merge": {f"{role}-{pool}-adamerging": merged}, "adapt": dict.fromkeys(keys, own)}
+    return {"adapt": dict.fromkeys(keys, own)}

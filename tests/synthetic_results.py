@@ -124,8 +124,7 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     write_studies(folder, suite, role, tasks)
     run = dict(role=role, pool=8, upstream=TA, samples=256, batch=128, seeds=[42, 43, 44])
     used = {f"{role}-8-{TA}-suite": run | {"setting": "suite", "calibration": VALUES}}
-    used = {"suite": {"name": suite}, "calibrate": used} | adapted(role, 8)
-    write_json(scored / "settings.json", used)
+    write_json(scored / "settings.json", {"calibrate": used} | adapted(role, 8))
     record = {"seconds": {"prepare": 60.0, "calibrate": 4.0}} | RECORD
     write_json(scored / "run.json", record)
     samples, cost = folder / f"samples/{role}-8", folder / f"cost/{role}-8"
@@ -151,8 +150,7 @@ def write_larger_pool(folder: Path, suite: str, role: str, pool: int, tasks: lis
     write_seen(scored / "seen.csv", shared, tasks, [(None, 42), (256, 42)])
     run = dict(role=role, pool=pool, upstream="wudi", samples=256, batch=128, seeds=[42])
     used = {f"{role}-{pool}-wudi": run | {"setting": "suite", "calibration": VALUES}}
-    used = {"suite": {"name": suite}, "calibrate": used} | adapted(role, pool)
-    write_json(scored / "settings.json", used)
+    write_json(scored / "settings.json", {"calibrate": used} | adapted(role, pool))
     record = {"seconds": {"evaluate": 9.0}, "host": {"cpu": "invented"}, "commit": "0" * 40}
     write_json(scored / "run.json", record)
 

@@ -9,15 +9,8 @@ from PIL import Image
 from synthetic_correct import COUNT, grid, model, write_answers, write_seen
 
 from featcal.files import write_json
-from reproduction.results import (
-    CHOICES,
-    CORRUPTED,
-    EXAMPLES,
-    SCORES,
-    SWEEP,
-    TASK_COUNTS,
-    write_rows,
-)
+from reproduction import results
+from reproduction.results import EXAMPLES, SCORES, write_rows
 
 DAMAGE = ("gaussian_noise", "motion_blur", "fog")
 SWEPT = dict(
@@ -58,7 +51,7 @@ def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None
     write_corrupted(folder / f"corrupted/{role}-8", shared, tasks)
     write_task_counts(folder / f"task_counts/{role}-8", shared, tasks)
     write_field(folder / f"field/{role}-8", shared, tasks)
-    write_answers(folder / f"sweep/{role}-8/sweep.csv", list(_sweep(shared, tasks)), SWEEP)
+    write_answers(folder / f"sweep/{role}-8/sweep.csv", list(_sweep(shared, tasks)), results.SWEEP)
     featcal = {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9}
     study = {"samples": 256, "seed": 42, "around": [{"setting": "suite", "featcal": featcal}]}
     write_json(folder / f"sweep/{role}-8/sweep.settings.json", {"study": study})
@@ -74,7 +67,7 @@ def write_corrupted(folder: Path, shared: dict, tasks: list[str]) -> None:
     for ((method, setting), level), kind, i in product(levels.items(), DAMAGE, range(len(tasks))):
         words = {"method": method, "setting": setting, "corruption": kind, "seed": "42"}
         rows.append(one | words | {"task": tasks[i], "value": level + 0.5 * i})
-    write_answers(folder / "corrupted.csv", rows, CORRUPTED)
+    write_answers(folder / "corrupted.csv", rows, results.CORRUPTED)
     write_seen(folder / "corrupted.seen.csv", shared, tasks, [(256, 42)])
     shown = [
         {"task": tasks[1], "index": 7, "corruption": kind, "row": 0, "column": i}
@@ -103,10 +96,8 @@ def write_task_counts(folder: Path, shared: dict, tasks: list[str]) -> None:
                 own |= dict(tasks=count, draw=draw, value=value, drift=drift, mean_drift=mean)
                 lost = 0 if method in ("surgery", "prob_surgery") else 20
                 rows += grid(**one, **own, union=value - lost, task=part)
-    write_rows(folder / "task_counts.csv", rows, TASK_COUNTS)
-    classes = {task: 10 + 2 * i for i, task in enumerate(tasks)}
-    told = {"study": {"samples": 256, "seed": 42}, "classes": classes}
-    write_json(folder / "task_counts.settings.json", told)
+    write_rows(folder / "task_counts.csv", rows, results.TASK_COUNTS)
+    write_json(folder / "task_counts.settings.json", {"study": {"samples": 256, "seed": 42}})
     seconds = {f"task_counts@{shared['role']}-8": 90.0}
     write_json(folder / "run.json", {"seconds": seconds, "host": INVENTED})
 
@@ -154,7 +145,7 @@ def write_choices(folder: Path, suite: str) -> None:
             shared | {"choice": c, "option": o, "default": int(not c), "seed": seed, "value": value}
             for (c, o), seed, value in CHOSEN
         ]
-        write_answers(folder / f"choices/{key}/choices.csv", rows, CHOICES)
+        write_answers(folder / f"choices/{key}/choices.csv", rows, results.CHOICES)
         write_json(folder / f"choices/{key}/choices.settings.json", {"study": used | named})
         record = {"seconds": {f"choices@{key}": 30.0}, "host": INVENTED}
         write_json(folder / f"choices/{key}/run.json", record)

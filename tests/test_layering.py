@@ -42,9 +42,10 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "language": {"prepare", "mini"},
     "mini": {"experiments", "prepare.tasks", "prepare.texts"},
     "prepare": KNOWN | {"mini.tasks"},
-    "engine": KNOWN | {"language", "prepare", "profiling"},
+    "engine": KNOWN | {"language", "prepare"},
     "field": KNOWN | {"prepare", "engine"},
-    "studies": KNOWN | {"engine", "field", "prepare", "stages.measure", "stages.prepare"},
+    "studies": KNOWN
+    | {"engine", "field", "prepare", "profiling", "stages.measure", "stages.prepare"},
     "doctor": KNOWN | {"engine.context", "language", "report.paper", "prepare"},
     "stages": KNOWN | {"engine", "mini", "prepare", "report.artifact"},
 }

@@ -35,15 +35,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """Experiments in the chosen suite, and the paths of their files.
-
-    aside: replaces outputs/<suite>/ while a study makes models that it does not keep.
-    """
+    """Experiments in the chosen suite, and the paths of their files."""
 
     root: Path
     experiments: Experiments
     suite: Suite
-    aside: Path | None = None
+    aside: Path | None = None  # in place of outputs/<suite>/, for models that a study does not keep
 
     @property
     def outputs(self) -> Path:
@@ -87,9 +84,9 @@ class Context:
         results = dict(fan_out(label, function, jobs, self.suite.workers))
         return {name: results[name] for name in jobs}
 
-    def not_run(self, place: str, out: Path, reason: str = "") -> None:
+    def not_run(self, stage: str, out: Path, reason: str = "") -> None:
         """Print that nothing is made, and write it into the folder: DVC warns of empty ones."""
-        line = reason or f"{place}: not run in suite {self.suite.name}"
+        line = reason or f"{stage}: not run in suite {self.suite.name}"
         with atomic_folder(out) as folder:
             (folder / "not_run.txt").write_text(f"{line}\n", "utf-8")
         console.print(line)
@@ -106,21 +103,20 @@ class Context:
         """Write a stage's run record when the body succeeds, with what the body adds to it."""
         start, more = time.perf_counter(), dict[str, Any]()
         yield more
-        names = [verb, key] if key else [verb]
-        seconds = {"@".join(names): time.perf_counter() - start}
-        record = run_record(seconds, self.gpu, **more)
-        write_json(self.outputs / "run" / f"{'-'.join(names)}.json", record)
+        name = f"{verb}@{key}" if key else verb
+        record = run_record({name: time.perf_counter() - start}, self.gpu, **more)
+        write_json(self.outputs / "run" / f"{name.replace('@', '-')}.json", record)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One role and pool. only: some of its tasks.   made: a folder for models made from those."""
+    """One role and pool."""
 
     context: Context
     role: str
     pool: Pool
-    only: tuple[str, ...] = ()
-    made: Path | None = None
+    only: tuple[str, ...] = ()  # some of its tasks
+    made: Path | None = None  # a folder for models made from those
 
     @property
     def key(self) -> str:
@@ -176,6 +172,14 @@ class Setup:
     def heads(self) -> Path:
         return self.prepared / HEADS
 
+    def scaled_heads(self) -> "dict[str, torch.Tensor]":
+        """Return the class vectors of every task times the logit scale, (classes, p)."""
+        from safetensors.torch import load_file
+
+        tensors = load_file(self.heads)
+        scale = tensors["logit_scale"].exp()
+        return {t: (scale * tensors[f"head/{t}"]).to(self.context.device) for t in self.tasks}
+
     @property
     def experts(self) -> dict[str, Path]:
         return {task: self.expert(task) for task in self.tasks}
@@ -192,8 +196,8 @@ class Setup:
 
     def folder(self, kind: str, *parts: str) -> Path:
         """Return a folder of its outputs of one kind, such as `merged`."""
-        found = self.made / kind if self.made else self.context.outputs / kind / self.key
-        return found.joinpath(*parts)
+        own = self.made / kind if self.made else self.context.outputs / kind / self.key
+        return own.joinpath(*parts)
 
     def merged(self, upstream: str) -> Path:
         return self.folder("merged", upstream)

@@ -1,7 +1,4 @@
-"""Make models and adapters: the stages `merge`, `calibrate` and `adapt`, and what studies make.
-
-For adapters samples are encoded once; every training then reads their features.
-"""
+"""Make models and adapters: the stages `merge`, `calibrate` and `adapt`, and what studies make."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -108,10 +105,7 @@ def calibrate(label: str, setup: Setup, model: ModelSpec) -> float:
 
 
 def rescale(setup: Setup, upstream: str, factor: float, out: Path | None = None) -> Any:
-    """Return base + factor · (merged − base), or write it to the folder `out`.
-
-    It is task arithmetic of one expert, the merged model.
-    """
+    """Return base + factor · (merged − base), task arithmetic of one expert, or write it to `out`."""
     import featcal
     from featcal.models.load import load_as_calibrated
 
@@ -124,10 +118,8 @@ def rescale(setup: Setup, upstream: str, factor: float, out: Path | None = None)
 def run_adapt(key: str) -> None:
     """Write outputs/<suite>/adapted/<role>-<pool>/<merger>-<adapter>/<setting>/seed<NN>/."""
     setup = load_setup(key)
-    with (
-        setup.context.recorded("adapt", key),
-        replacing(setup, "adapt", "adapted", adapted(setup)) as models,
-    ):
+    replaced = replacing(setup, "adapt", "adapted", adapted(setup))
+    with setup.context.recorded("adapt", key), replaced as models:
         adapt_all(key, setup, models)
 
 

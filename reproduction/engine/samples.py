@@ -33,10 +33,7 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Stream:
-    """Images or texts in batches, which become tensors when a batch of them is asked for.
-
-    shuffle: every iteration continues this generator, so orders differ. Default: as they are.
-    """
+    """Batches of images or texts. shuffle: a generator that every iteration continues."""
 
     samples: Any
     size: int
@@ -119,10 +116,7 @@ def at_most(most: int | None, task: str, count: int, seed: int) -> "np.ndarray[A
 
 @dataclass(frozen=True)
 class Selection:
-    """Which samples of an encoder's tasks are scored.
-
-    most, seed: a draw of at most so many of each task, in their order.   None: all.
-    """
+    """Which samples of an encoder's tasks are scored. most, seed: a draw of some, in their order."""
 
     split: str = "test"
     most: int | None = None

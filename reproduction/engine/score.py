@@ -1,7 +1,4 @@
-"""Rows of models, and the stage `evaluate`: scores of all models of a role and pool.
-
-Encoders are scored by their features, language models by what they generate.
-"""
+"""Rows of models, and the stage `evaluate`: scores of all models of a role and pool."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,34 +13,27 @@ from reproduction.experiments import CHAT_POOL, DOMAIN_POOL
 from reproduction.prepare.suite import DOMAINS
 from reproduction.results import CURVES, GREEDY, SCORES, SEEN, packed, write_rows, write_scores
 
-# Samples at a time, on which scores do not depend. On a CPU so few that a block's output stays in
-# its cache: a sentence encoder then takes two thirds of the time that it takes with 250.
+# Samples at a time, on which scores do not depend: few on a CPU, whose cache then holds the outputs.
 BATCH, CACHED, TEXTS = 250, 64, 64
 Row = dict[str, Any]  # of a results file
 Counts = dict[str, Row]  # by task: value, count, correct (packed); metric unless accuracy
+Evaluate = Callable[..., dict[str, Counts]]  # called as `evaluate_model`
 
 
 def score(
-    label: str,
-    setup: Setup,
-    models: Sequence[ModelSpec],
-    evaluate: Callable[..., dict[str, Counts]] | None = None,
+    label: str, setup: Setup, models: Sequence[ModelSpec], evaluate: Evaluate | None = None
 ) -> dict[str, list[Row]]:
-    """Return the rows of every model by its name: one per task, of the domains one per test.
-
-    evaluate: called as `evaluate_model`, which is the default.
-    Each model is a job with all adapters that correct it: it is loaded once.
-    """
+    """Return the rows of every model by its name; a job has a model and what corrects it."""
     alone = [model for model in models if not model.corrects]
     jobs = {m.name: (setup, m, [one for one in models if one.corrects == m.name]) for m in alone}
     found: dict[str, Counts] = {}
     for counts in setup.context.run(label, evaluate or evaluate_model, jobs).values():
         found |= counts
-    common = {**setup.words, "metric": "accuracy"}
-    return {
-        m.name: [{**common, **m.words, "task": task, **own} for task, own in found[m.name].items()]
-        for m in models
-    }
+    rows: dict[str, list[Row]] = {}
+    for model in models:
+        words = {**setup.words, "metric": "accuracy", **model.words}
+        rows[model.name] = [{**words, "task": t, **own} for t, own in found[model.name].items()]
+    return rows
 
 
 def evaluate_model(
@@ -82,7 +72,7 @@ def answers(
 ) -> dict[str, Counts]:
     """Return what encoders get right, and what is right once the features of the first are changed.
 
-    models_of, read: return a task's models by name, and its samples.   tasks: Default: all.
+    models_of, read: return a task's models by name, and its samples.
     """
     from safetensors.torch import load_file
 
@@ -120,15 +110,11 @@ def highest(values: Mapping[float, float]) -> float:
 
 
 def generated(
-    setup: Setup,
-    model_of: Callable[[str], Any],
-    changes: Mapping[str, Any],
-    split: str = "test",
+    setup: Setup, model_of: Callable[[str], Any], changes: Mapping[str, Any], split: str = "test"
 ) -> dict[str, Counts]:
     """Return the scores of a language model by task of GLUE, by test of the domains or by chat.
 
-    model_of: returns a task's model; one model answers all tests of the domains.
-    changes:  by name, what is done to the model, given it and the task; None: nothing.
+    changes: by name, what is done to the model, given it and the task; None: nothing.
     """
     from featcal.models.load import load_tokenizer
     from reproduction.language.generation import metric_of, score_glue
@@ -200,9 +186,7 @@ POINTS = 20  # of a loss curve
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/scores/<key>/: scores, correct samples, references, loss curves and
-    settings; for encoders also the test samples that mergers and adapters saw.
-    """
+    """Write outputs/<suite>/scores/<key>/: scores, curves, settings; of encoders also seen.csv."""
     setup = load_setup(key)
     models = specs(setup) if setup.plays else []
     with setup.context.recorded("evaluate", key), atomic_folder(setup.folder("scores")) as out:
@@ -238,17 +222,9 @@ def _curves(setup: Setup, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any
 
 
 def _settings(setup: Setup) -> dict[str, Any]:
-    """Return the resolved settings of all scored models."""
-    experiments, suite = setup.context.experiments, setup.context.suite
-    words, merged = (setup.role, setup.pool), {}
-    for key, run in experiments.merged_in(*words).items():
-        merged[key] = {"method": run.method, **(run.options or {})}
-        merged[key] |= {"draw": run.draw.model_dump()} if run.draw else {}
-    shared = experiments.multitask.get(setup.key)
+    """Return the resolved settings of what calibrates."""
+    experiments, words = setup.context.experiments, (setup.role, setup.pool)
     return {
-        "suite": {"name": suite.name, "data": suite.data.model_dump(), "heads": suite.heads},
-        "multitask": {setup.key: shared.model_dump()} if shared else {},
-        "merge": merged,
         "calibrate": {k: c.model_dump() for k, c in experiments.calibrated_in(*words).items()},
         "adapt": {k: a.model_dump() for k, a in experiments.adapted_in(*words).items()},
     }

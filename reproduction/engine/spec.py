@@ -53,10 +53,7 @@ def specs(setup: Setup) -> list[ModelSpec]:
 
 
 def references(setup: Setup) -> Iterator[ModelSpec]:
-    """Yield base, experts and multi-task model.
-
-    Experts are one row; of domains every expert answers all tests, and its domain is its setting.
-    """
+    """Yield base, experts and multi-task model; experts are one row, or one each of domains."""
     yield ModelSpec("base", setup.base, "base")
     if setup.pool == DOMAIN_POOL:
         for domain, folder in setup.experts.items():
@@ -125,10 +122,7 @@ def merged_model(setup: Setup, upstream: str) -> ModelSpec:
 
 
 def rival(study: Any, method: str, folder: Path, **more: Any) -> ModelSpec:
-    """Return a model of FeatCal, or adapters, with the settings and samples that a study compares.
-
-    folder: its name there is the model's.   more: other parts of it, in place of the study's own.
-    """
+    """Return FeatCal or adapters as a study compares them. more: what replaces its own parts."""
     names = ("upstream", "samples", "seed")
     upstream, samples, seed = (more.pop(n) if n in more else getattr(study, n) for n in names)
     rivals = more.pop("rivals", study.rivals)

@@ -1,13 +1,13 @@
 """A study: settings that make models, keep none of them, and record small tables."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from featcal.files import atomic_folder, write_json
 from reproduction.engine.context import Setup, load_context, pick
 from reproduction.engine.make import make
-from reproduction.engine.score import Row, score
+from reproduction.engine.score import Evaluate, Row, score
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.workers import console
 from reproduction.experiments import role_and_pool, studies
@@ -18,9 +18,8 @@ from reproduction.results import write_rows, write_scores
 class StudyResult:
     """The results of a study.
 
-    scores: rows of models.   tables: rows of other tables, by their names.
-    facts:  for the settings file.   record: for the run record, which differs from run to run.
-    pictures: what the study's `finish` draws.
+    tables: rows of tables other than the scores.   facts: for the settings file.
+    record: for the run record.   pictures: what the study's `finish` draws.
     """
 
     scores: Sequence[Row] = ()
@@ -31,9 +30,7 @@ class StudyResult:
 
 
 def run_study(name: str, key: str) -> None:
-    """Write outputs/<suite>/<name>/<key>/: <name>.csv and .correct.csv, other tables, and
-    <name>.settings.json; no rows where the suite does not run the study.
-    """
+    """Write outputs/<suite>/<name>/<key>/: tables and settings, without rows if it is not run."""
     context, kind = load_context(), studies()[name]
     study, found, facts = pick(name, context.experiments.studies[name], key), StudyResult(), {}
     setup = Setup(context, *role_and_pool(key))
@@ -65,7 +62,7 @@ def rows_of(
     label: str,
     models: Sequence[ModelSpec],
     others: Sequence[ModelSpec] = (),
-    evaluate: Callable[..., Any] | None = None,
+    evaluate: Evaluate | None = None,
 ) -> list[Row]:
     """Return the rows of models. others: those that adapters correct.   evaluate: as of `score`."""
     scores = score(f"{label} score", setup, [*others, *models], evaluate)

@@ -1,8 +1,7 @@
-"""Run independent jobs of one stage in worker processes.
+"""Run independent jobs of one stage in worker processes of one thread each.
 
-They have one thread each: with two threads in each of two busy processes a step took ten times as long, and a
-fixed thread count makes the same seed give the same bytes. Workers are forked from Python's own
-fork server, which imports torch once; torch may be forked as long as it has computed nothing.
+The same seed then gives the same bytes, and threads of busy processes do not wait for each other.
+Python's fork server imports torch once; it may be forked as long as it has computed nothing.
 """
 
 import ctypes
@@ -12,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from typing import Any
@@ -50,10 +49,7 @@ def start_early() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed blocks below 32 MiB, unless the environment configures malloc.
-
-    Otherwise it returns them after many an activation, which costs a third of an evaluation's time.
-    """
+    """Make glibc keep freed blocks below 32 MiB: returning them costs a third of an evaluation."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
         mallopt(TRIM_THRESHOLD, 1 << 30)
@@ -84,11 +80,9 @@ def fan_out(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the results of `function(*jobs[name])` by name, as they come; jobs start in their order.
 
-    workers: processes; 0 runs the jobs here, one after the other.
-    threads: of torch in each; None: torch's own number.
-    fresh: every job has a process of its own, so that none reuses memory of another.
-    On an exception, Ctrl-C included, running jobs are terminated and the others dropped.
-    Raises: what a job raises; FeatCalError for a process that ends without a result.
+    workers: processes; 0 runs the jobs here.   threads: of torch in each; None: torch's own number.
+    fresh: every job has a process of its own.
+    Raises: what a job raises, the others ended; FeatCalError for a process without a result.
     """
     if not workers:
         for done, (name, arguments) in enumerate(jobs.items(), start=1):
@@ -97,12 +91,10 @@ def fan_out(
             yield name, result
         return
     size, tasks = min(workers, len(jobs) or 1), 1 if fresh else None
-    given = (_context(), _start_worker, (threads, fresh))
-    pool = ProcessPoolExecutor(size, *given, max_tasks_per_child=tasks)
+    start = (_context(), _start_worker, (threads, fresh))
+    pool = ProcessPoolExecutor(size, *start, max_tasks_per_child=tasks)
     try:
-        futures: dict[Future[Any], str] = {
-            pool.submit(function, *arguments): name for name, arguments in jobs.items()
-        }
+        futures = {pool.submit(function, *given): name for name, given in jobs.items()}
         for done, future in enumerate(as_completed(futures), start=1):
             result = future.result()
             console.print(f"{label} {done}/{len(jobs)}  {futures[future]}")

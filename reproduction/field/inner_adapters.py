@@ -57,11 +57,7 @@ FILE = "adapters.safetensors"
 
 @dataclass(frozen=True)
 class InnerAdapters:
-    """Trained adapters of a method.
-
-    weights: by task, then by path of the module whose output is corrected, or "feature".
-    losses:  by task, one per step.
-    """
+    """Adapters by task, then by path of the module whose output is corrected, or "feature"."""
 
     method: str
     weights: Mapping[str, Mapping[str, Weights]]
@@ -128,9 +124,7 @@ def first_weights(
 
 @contextmanager
 def corrected(model: nn.Module, method: str, weights: Mapping[str, Weights]) -> Iterator[None]:
-    """Correct the outputs of the modules at these paths: every token, or the first by
-    IntervMerge.
-    """
+    """Correct the outputs of the modules at these paths: every token, or the first by IntervMerge."""
 
     def change(path: str, output: Any) -> Any:
         hidden = output if isinstance(output, Tensor) else output[0]
@@ -154,17 +148,14 @@ def inner_adapters(
     seed: int,
     device: str | torch.device | None,
 ) -> InnerAdapters:
-    """Train adapters inside the merged model, one task after the other. Parameters of a module
-    given as `merged` are frozen.
+    """Train adapters inside the merged model, one task after the other; its parameters are frozen.
 
     Raises: BadPlan for other models than encoders; BadSetting; BadBatches; Diverged.
     """
     model = as_module(merged, device).requires_grad_(False)
     stack, *others = plan_for(model).stacks
     if others or output_embeddings(model) is not None:
-        problem = (
-            "is no encoder of images or texts with one list of blocks, which these adapters need"
-        )
+        problem = "is no encoder with one list of blocks, which these adapters need"
         raise BadPlan(type(model).__name__, problem)
     samples = {task: samples_of(task, batches[task]) for task in sorted(experts)}
     blocks = [f"{stack.blocks}.{number}" for number in range(len(blocks_of(model, stack)))]
@@ -173,7 +164,7 @@ def inner_adapters(
         first_batch = next(iter(samples.values())).batch([0])
         paths = adapted = attention_paths(model, stack, blocks, first_batch)
         compared = []
-    weights: dict[str, Mapping[str, Weights]] = {}
+    weights: dict[str, dict[str, Weights]] = {}
     losses: dict[str, list[float]] = {}
     for task, drawn in samples.items():
         expert = as_module(experts[task], device)
@@ -181,10 +172,9 @@ def inner_adapters(
             first = features(model, drawn.batch([0]), head, paths)
             own = {path: first_weights(settings, first[path], task, path, seed) for path in adapted}
             losses[task] = train(settings, model, expert, task, drawn, head, own, compared, seed)
-        weights[task] = {
-            path: {name: weight.detach().cpu() for name, weight in named.items()}
-            for path, named in own.items()
-        }
+        for path, named in own.items():
+            trained = {name: weight.detach().cpu() for name, weight in named.items()}
+            weights.setdefault(task, {})[path] = trained
     return InnerAdapters(settings.name, weights, losses)
 
 
@@ -204,9 +194,7 @@ def attention_paths(model: nn.Module, stack: Stack, paths: list[str], batch: Bat
 
 
 def features(model: nn.Module, batch: Batch, head: Head, paths: Sequence[str]) -> dict[str, Tensor]:
-    """Return the modules' outputs as means over tokens without padding, (n, d), and the last
-    feature (n, p).
-    """
+    """Return the modules' outputs as means over tokens (n, d), and the last feature (n, p)."""
     means: dict[str, Tensor] = {}
 
     def note(path: str, out: Any) -> None:
@@ -232,9 +220,7 @@ def train(
     compared: Sequence[str],
     seed: int,
 ) -> list[float]:
-    """Run Adam on one task's weights; return the loss before every step: Σ over compared modules
-    and the last feature of the mean absolute difference to the expert's.
-    """
+    """Run Adam on one task's weights against the expert's features; return every step's loss."""
     with torch.no_grad(), naming(task, 0):  # the expert's features of every sample are kept
         parts = torch.arange(len(samples)).split(settings.batch)
         kept = [features(expert, samples.batch(part.tolist()), head, compared) for part in parts]

@@ -50,14 +50,7 @@ def prodistill(
     In each block θ = θ_m + Σ cₜ ∘ τₜ, where cₜ starts at 0 and Adam lowers Σₜ Σ_z ‖block(z; θ) −
     block(zₜ; θₜ)‖²: z reaches the block in the model fitted so far, zₜ reaches it in expert t.
     After task arithmetic with a scale of 0.3 this is the source's method, whose coefficients are
-    these + 0.3. Tensors outside the blocks stay the merged model's.
-
-    merged, base, experts: modules or checkpoint folders.   rate: of Adam.   seed: of the order.
-    batches: by task, read once per stack; a step sees one of every task, in a new order in every
-    epoch.
-
-    Returns: the module, or the folder `out`.
-    Raises: as open_models; BadBatches; Diverged; DiskFull.
+    these + 0.3. A step sees one batch of every task. Returns: the module, or the folder `out`.
     """
     with opened(merged, base, experts, Calibration(), device) as (models, spool):
         student, encoded = models.student.module, dict[str, StudentTeacherFeatures]()

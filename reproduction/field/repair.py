@@ -43,9 +43,7 @@ def output_moments(models: Iterable[Model], batch: Batch, device: Any) -> Moment
 def renormalised(
     merged: Model, wanted: Moments, batch: Batch, *, out: Path | None = None, device: Any = "cpu"
 ) -> nn.Module:
-    """Rescale and shift every linear, each after those before it: y' = (y − μ) s / σ + m, with μ and
-    σ of the merged model and m and s wanted. One without bias is only rescaled.
-    """
+    """Rescale and shift every linear in turn: y' = (y − μ) s / σ + m, with m and s wanted."""
     module = as_module(merged, device)
 
     def change(name: str, output: Tensor) -> Tensor:

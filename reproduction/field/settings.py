@@ -14,10 +14,7 @@ WITHOUT_SVC = ("regmean", "regmean_plus_plus", "mats", "lot")  # no source appli
 
 
 class SurgeryV2(Surgery):
-    """Surgery after every block and of the last feature, trained together.
-
-    rank: the authors take 16 for ViT-B, 4 for ViT-L.
-    """
+    """Surgery after every block and of the last feature; the authors' rank: 16 of B, 4 of L."""
 
     name: ClassVar[str] = "surgery_v2"
     section = name

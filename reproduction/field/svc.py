@@ -47,11 +47,7 @@ def svc(
     out: Path | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module | Path:
-    """Apply SVC to every matrix but word embeddings, without data; models are modules or folders.
-
-    Returns: the module, or the folder `out`.
-    Raises: MissingTensor, TensorsDiffer where the models do not fit; NotFinite; DiskFull.
-    """
+    """Apply SVC to every matrix but word embeddings; return the module, or the folder `out`."""
     form, ours = Form.of(base, experts), source(merged, "merged").tensors
     start = form.source.tensors
     theirs = {task: source(experts[task], f"expert {task!r}").tensors for task in sorted(experts)}

@@ -15,15 +15,14 @@ from featcal.merging.tensors import average_tensor, conv1d_names, matrix_names, 
 
 
 def filtered_minimum(problem: Interference, eta: float) -> Tensor:
-    """Return τ = Σ (1 − e^(−ησ))/σ · R v vᵀ over eigenvalues σ and eigenvectors v of G, (o, d).
+    """Return where gradient flow from 0 on L(τ)/2 has come after time η, (o, d):
 
-    It is where gradient flow from 0 on L(τ)/2 has come after time η; η → ∞ gives R G⁺.
+    τ = Σ (1 − e^(−ησ))/σ · R v vᵀ over eigenvalues σ and eigenvectors v of G; η → ∞ gives R G⁺.
     """
     sigma, V = torch.linalg.eigh(problem.G)
     factors = -torch.expm1(-eta * sigma) / sigma
-    factors = torch.where(
-        sigma * eta > torch.finfo(sigma.dtype).eps, factors, eta
-    )  # the limit at 0
+    enough = sigma * eta > torch.finfo(sigma.dtype).eps
+    factors = torch.where(enough, factors, eta)  # the limit at 0
     return (problem.R @ V * factors) @ V.T
 
 

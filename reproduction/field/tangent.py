@@ -1,7 +1,7 @@
 """Task arithmetic in the tangent space: experts that are trained and run linearised.
 
-The merged model is a tower and its directional derivative, no network of the base's form. Nothing
-that solves or changes layers can be applied to it, so it is a row of the table by itself.
+The merged model is a tower and its directional derivative, so nothing that solves or changes layers
+can be applied to it.
 
 Source: Ortiz-Jimenez et al., Task Arithmetic in the Tangent Space, NeurIPS 2023 (arXiv 2305.12827,
 Eq. 3); gortizji/tangent_task_arithmetic, src/linearize.py, which trains the experts by the recipe
@@ -47,10 +47,9 @@ class Linearised(nn.Module):
 
         def pooled(parameters: dict[str, Tensor]) -> Tensor:
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward derivative
-                output: Tensor = functional_call(
-                    self.base, parameters, (pixel_values,)
-                ).pooler_output
-            return output
+                output: Any = functional_call(self.base, parameters, (pixel_values,))
+            pooler_output: Tensor = output.pooler_output
+            return pooler_output
 
         value, along = jvp(pooled, (start,), (change,))
         return BaseModelOutputWithPooling(pooler_output=value + along)
@@ -64,11 +63,7 @@ def linearised_expert(
     task: str,
     seed: int,
 ) -> nn.Module:
-    """Return a tower at a linearised expert's weights, trained on the usual expert's images in the
-    same order. Raises: Diverged.
-
-    tensors: of heads.safetensors.   images: the ImageSet of the task's training split.
-    """
+    """Return a tower at a linearised expert's weights, trained as experts are. Raises: Diverged."""
     settings = settings.but(frozen=("base.", *(f"moved.{name}" for name in settings.frozen)))
     moved: nn.Module = fine_tune(Linearised(base), tensors, {task: images}, settings, seed).moved
     return moved
@@ -77,9 +72,7 @@ def linearised_expert(
 def make(
     setup: Setup, study: Any, out: Path, timed: Callable[[str, Callable[[], Any]], Any]
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Write weights as folders like the base, out/merged/ and out/expert/<task>/. Return the chosen
-    scale, and all scales with their validation accuracies.
-    """
+    """Write out/merged/ and out/expert/<task>/; return the scale, and all with their accuracy."""
     suite, device, tensors = setup.context.suite, setup.context.device, load_file(setup.heads)
     base, experts = load_vision(setup.base).to(device), {}
     for task in setup.tasks:

@@ -16,6 +16,7 @@ Legend: T tasks · n_t rows of task t · K scores · p width of a feature · d i
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -53,8 +54,7 @@ from featcal.settings import OFF, Calibration
 from reproduction.field.walk import opened
 
 # First, last and step. log₁₀ λ goes from where a Cholesky factor still exists in float64 to where
-# the anchor alone is left; log₂(1 + ρ) from the base (0) to fifteen times the merged change (4),
-# where ratios matter more than differences. All values that the paper uses and sweeps lie inside.
+# the anchor alone is left, log₂(1 + ρ) from the base (0) to fifteen times the merged change (4).
 LOWEST, HIGHEST, STEP = LOG_RIDGE = (-6.0, 1.0, 0.25)
 GRIDS = {"log_ridge": LOG_RIDGE, "log_blend": (0.0, 4.0, 0.1), "interpolation": (0.0, 1.0, 0.05)}
 RANDOM_TRIALS = 6  # before the sampler draws conclusions from earlier trials
@@ -67,11 +67,7 @@ Trial = tuple[Calibration, float]  # settings and their divergence
 def proposal(
     seed: int, number: int, start: Calibration, path_ridge: float, trials: Sequence[Trial]
 ) -> Calibration:
-    """Return the settings of one trial: the start, then λ of the regularisation path, then the
-    sampler's (TPE; Bergstra et al., 2011).
-
-    start: settings other than λ, ρ and α stay as there.   trials: all earlier ones.
-    """
+    """Return the settings of a trial: the start, λ of the path, or TPE's (Bergstra et al., 2011)."""
     import optuna
 
     if number == 0:
@@ -79,17 +75,15 @@ def proposal(
     if number == 1:
         return rounded(start, path_ridge, start.anchor_blend, start.interpolation)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    space = {
-        name: optuna.distributions.FloatDistribution(low, high, step=step)
-        for name, (low, high, step) in GRIDS.items()
-    }
+    uniform = optuna.distributions.FloatDistribution
+    space = {n: uniform(low, high, step=step) for n, (low, high, step) in GRIDS.items()}
     settings = start
     for attempt in range(ATTEMPTS):
         draw = np.random.SeedSequence([seed, number, attempt, crc32(b"tune")]).generate_state(1)[0]
         sampler = optuna.samplers.TPESampler(seed=int(draw), n_startup_trials=RANDOM_TRIALS)
         study = optuna.create_study(sampler=sampler)
-        for tried, divergence in trials:
-            point = {"params": grid_point(tried), "distributions": space, "value": divergence}
+        for tried, far in trials:
+            point = {"params": grid_point(tried), "distributions": space, "value": far}
             study.add_trial(optuna.trial.create_trial(**point))
         params = study.ask(space).params
         log_ridge, log_blend, interpolation = (params[name] for name in GRIDS)
@@ -107,15 +101,21 @@ def rounded(settings: Calibration, ridge: float, blend: float, interpolation: fl
 
 def grid_point(settings: Calibration) -> dict[str, float]:
     """Return the nearest point of the search space; the start need not lie on its grid."""
-    values = {
-        "log_ridge": math.log10(settings.ridge),
-        "log_blend": math.log2(1 + max(settings.anchor_blend, 0)),
-        "interpolation": settings.interpolation,
-    }
-    return {
-        name: min(max(low + round((values[name] - low) / step) * step, low), high)
-        for name, (low, high, step) in GRIDS.items()
-    }
+    log_blend = math.log2(1 + max(settings.anchor_blend, 0))
+    values, point = (math.log10(settings.ridge), log_blend, settings.interpolation), {}
+    for value, (name, (low, high, step)) in zip(values, GRIDS.items(), strict=True):
+        point[name] = min(max(low + round((value - low) / step) * step, low), high)
+    return point
+
+
+def divergence(ours: Tensor, theirs: Tensor, head: Any, models: Sequence[nn.Module] = ()) -> Tensor:
+    """Return KL(expert ‖ model) of rows of features, (n,), by unit class vectors times the logit
+    scale (K, p), or by the models' own language heads.
+    """
+    if head is None:
+        return kl_and_top1(*map(Scores, (ours, theirs), map(output_embeddings, models)))[0]
+    scores = (Scores(unit_length(wide(rows)) @ head.to(rows.device).T) for rows in (ours, theirs))
+    return kl_and_top1(*scores)[0]
 
 
 def distance(
@@ -125,11 +125,7 @@ def distance(
     head: Head,
     heads: Mapping[str, Tensor] | None,
 ) -> float:
-    """Return the divergence of a model from its experts, the mean over tasks.
-
-    head: for CLIP, the weight (p, h) of visual_projection.   heads: for encoders by task, the logit
-    scale times the unit vectors of the classes, (K, p).   Raises: NotFinite; BadBatches.
-    """
+    """Return the divergence of a model from its experts, the mean over tasks. Raises: NotFinite."""
     means = []
     for task, expert in sorted(experts.items()):
         total, count = torch.zeros((), dtype=SUM_DTYPE), 0
@@ -137,11 +133,7 @@ def distance(
             for number, batch in enumerate(held_out[task]):
                 with naming(task, number):
                     both = [rows_before_head(one, batch, head)[0] for one in (model, expert)]
-                if heads:
-                    scores = (Scores(unit_length(wide(x)) @ heads[task].T) for x in both)
-                else:
-                    scores = map(Scores, both, map(output_embeddings, (model, expert)))
-                rows, _ = kl_and_top1(*scores)
+                rows = divergence(*both, heads and heads[task], (model, expert))
                 total += rows.sum(dtype=SUM_DTYPE).cpu()
                 count += len(rows)
         if not torch.isfinite(total):
@@ -151,9 +143,7 @@ def distance(
 
 
 def ridge_of(gains: Gains) -> float:
-    """Return the λ with the largest sum over sites of gain(λ) / largest gain; the largest λ if no
-    site gains anything.
-    """
+    """Return the λ with the largest sum of gain(λ) / largest gain, or the largest λ."""
     shares = [gain / gain.max() for gain in gains.values() if gain.max() > 0]
     return RIDGES[int(torch.stack(shares).sum(0).argmax())] if shares else RIDGES[-1]
 
@@ -169,19 +159,16 @@ def path_gains(
     plan: BlockPlan | None,
     device: torch.device,
 ) -> Gains:
-    """Return the gains of every site at every λ of RIDGES, during a calibration in forward order
-    without settings beyond the paper. Blocks are solved on `kept`, gains measured on `held_out`.
-    """
+    """Return every site's gains at every λ; blocks are solved on `kept`, gains of `held_out`."""
     settings = settings.but(order="forward", **OFF)
     with opened(merged, base, experts, settings, device, plan) as (models, spool):
         encoded: tuple[Mapping[str, StudentTeacherFeatures], ...] = ({}, {})
         gains: Gains = {}
         handles, students = [models.student], [Student(models.student, settings)]
         for source, stack in models.plan.in_order:
-            parts = [
-                features_by_task(models, handles, stack, batches, spool, source, encoder)
-                for batches, encoder in zip((kept, held_out), encoded, strict=True)
-            ]
+            pairs = zip((kept, held_out), encoded, strict=True)
+            ends = (models, handles, stack)
+            parts = [features_by_task(*ends, own, spool, source, other) for own, other in pairs]
             for path, [(block, spec)] in student_blocks(models, students, stack, source):
                 with models.base.block(path) as base_block:
                     gains |= block_gains(models, path, block, base_block, spec, *parts)
@@ -205,10 +192,7 @@ def block_gains(
             moments = observe([block], teacher, features[task], {0: spec})[0]
             add_task_systems(systems, moments, teacher, spec.settings)
     for site, [system] in ours.sites.items():  # the block still has the merged weights
-        W, W_base = (
-            side_by_side(module.get_submodule(linear) for linear in site)[0]
-            for module in (block, base)
-        )
+        W, W_base = (side_by_side(map(b.get_submodule, site))[0] for b in (block, base))
         label = f"{spec.name}.{'+'.join(site)}"
         A = anchor(W, W_base, spec.settings.anchor_blend)
         gains[label] = site_gains(system, A, others.sites[site][0], label)

@@ -1,1 +1,1 @@
-"""What the book's pages are made of: results, printed values, claims, figures; knows no torch."""
+"""Make the book's pages from results, printed values, claims and figures, without torch."""

@@ -8,19 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from reproduction.report import tables
 from reproduction.report.claims import INSIDE, Claim, claims, studied_setting
 from reproduction.report.evidence import LIES_WITH, Evidence, project_root
 from reproduction.report.pages import cost
 from reproduction.report.paper import packaged
-from reproduction.report.tables import (
-    SETTING_LABELS,
-    SHORT,
-    UPSTREAMS,
-    average,
-    model_key,
-    rows_of,
-    settings_shown,
-)
 from reproduction.report.verdicts import Source, Verdict, sources
 
 REQUEST = "pipeline/request/dvc.yaml"  # what `dvc repro` leaves as it is in git
@@ -36,10 +28,8 @@ def text(suite: str) -> str:
     """Return the whole page: artifact.md of this folder with verdicts, minutes and licences."""
     own = [name for name in upstream() if ":" not in name]
     asked = [name for name in upstream() if name.startswith(REQUEST)]
-    rows = [
-        f"| {name.partition('@')[2]} | `dvc repro {name}` | {minutes(suite, [name])} |\n"
-        for name in asked
-    ]
+    row = "| {} | `dvc repro {}` | {} |\n".format
+    rows = [row(name.partition("@")[2], name, minutes(suite, [name])) for name in asked]
     page = files("reproduction.report").joinpath("artifact.md").read_text(encoding="utf-8")
     return page.format(
         suite=suite,
@@ -63,10 +53,7 @@ def minutes(suite: str, stages: list[str]) -> str:
 
 @cache
 def upstream() -> dict[str, set[str]]:
-    """Return by stage of DVC itself and all that it needs, as run records name them: by verb and key.
-
-    Stages of the project's own dvc.yaml are named alone, others as DVC names them: by file and name.
-    """
+    """Return by stage, with its file but for dvc.yaml, the run records' names of what it needs."""
     import networkx
     from dvc.repo import Repo
 
@@ -135,14 +122,14 @@ TASKS, BLOCKS = ("task", "merged", "featcal", "expert"), ("block", "merged", "fe
 
 def metrics(ours: Evidence) -> dict[str, Any]:
     """Return averages by merger, merged and calibrated at each setting, and the experts'."""
-    settings, found = settings_shown(ours.suite), {}
-    for upstream in UPSTREAMS:
+    settings, found = tables.settings_shown(ours.suite), {}
+    for upstream in tables.UPSTREAMS:
         keys = {"merged": (upstream, "merged", "")}
-        keys |= {f"featcal_{SHORT[name]}": (upstream, "featcal", name) for name in settings}
-        means = {name: average(ours, key) for name, key in keys.items()}
+        keys |= {f"featcal_{tables.SHORT[name]}": (upstream, "featcal", name) for name in settings}
+        means = {name: tables.average(ours, key) for name, key in keys.items()}
         if known := {name: round(one.mean, 4) for name, one in means.items() if one}:
             found[upstream] = known
-    if expert := average(ours, ("", "expert", "")):
+    if expert := tables.average(ours, ("", "expert", "")):
         found["expert"] = round(expert.mean, 4)
     return found
 
@@ -165,8 +152,8 @@ def _means(
 ) -> pd.DataFrame:
     """Return the mean of a measure by task or block, a column for each method at its main setting."""
     main = studied_setting(ours.suite)
-    keys = {m: model_key("" if m == "expert" else MERGER, m, main) for m in methods}
-    rows = {method: rows_of(ours, key, file) for method, key in keys.items()}
+    keys = {m: tables.model_key("" if m == "expert" else MERGER, m, main) for m in methods}
+    rows = {method: tables.rows_of(ours, key, file) for method, key in keys.items()}
     return pd.DataFrame({m: own.groupby(column)[measure].mean() for m, own in rows.items()})
 
 
@@ -185,7 +172,7 @@ def claims_as_data(suite: str) -> dict[str, Any]:
             "place": c.place, "sentence": " ".join(c.sentence.split()), "source": c.source, "headline": c.headline,
             "group": c.group, "verdicts": verdicts[c.id],
         }  # fmt: skip
-    return {"suite": suite, "settings": SETTING_LABELS, "claims": entries}
+    return {"suite": suite, "settings": tables.SETTING_LABELS, "claims": entries}
 
 
 def _entry(verdict: Verdict) -> dict[str, Any]:

@@ -9,15 +9,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from reproduction.report.paper import (
-    IMAGES,
-    LANGUAGE,
-    REAL,
-    TEXT_SIZES,
-    TEXT_TASKS,
-    packaged,
-    place_name,
-)
+from reproduction.report import paper
 from reproduction.report.tables import NAMES, UPSTREAMS
 
 # [upstream, method], or a mapping with these and more columns, role, pool, file and task among them
@@ -107,17 +99,17 @@ class Claim:
     def unit(self) -> str:
         """Return what a claim about several counts, in the plural."""
         if set(self.over) == {"place"}:
-            return "models" if self.pool in TEXT_TASKS else "columns"
+            return "models" if self.pool in paper.TEXT_TASKS else "columns"
         return "comparisons" if self.over else UNITS[self.each]
 
     @property
     def parts(self) -> dict[str, "Claim"]:
         """Return one claim per combination of `over`, by name; none where there is no `over`."""
-        llamas = {setting: f"{TEXT_SIZES[role]}’s settings" for role, setting in LLAMAS.items()}
+        llamas = {word: f"{paper.TEXT_SIZES[role]}’s settings" for role, word in LLAMAS.items()}
         titles, found = UPSTREAMS | NAMES | llamas, {}
         for values in product(*self.over.values()) if self.over else ():
             choice = dict(zip(self.over, values, strict=True))
-            place = [place_name(*choice["place"])] if "place" in choice else []
+            place = [paper.place_name(*choice["place"])] if "place" in choice else []
             names = place + [titles[value] for word, value in choice.items() if word != "place"]
             found[", ".join(names)] = self._one(choice)
         return found
@@ -127,10 +119,10 @@ class Claim:
         lists = dict(self.over)
         roles = {side.get("role", self.role) for side in self.sides}
         if "place" in lists:
-            roles = {IMAGES} & {role for role, _ in lists["place"]}
-            lists["place"] = [[real, pool] for role, pool in lists["place"] if role == IMAGES]
+            roles = {paper.IMAGES} & {role for role, _ in lists["place"]}
+            lists["place"] = [[real, pool] for role, pool in lists["place"] if role == paper.IMAGES]
         damage = {side.get("corruption", "clean") for side in (self.where, *self.sides)}
-        if roles != {IMAGES} or (damage != {"clean"} and real == REAL):
+        if roles != {paper.IMAGES} or (damage != {"clean"} and real == paper.REAL):
             return None
         sides = {"left": self.left, "right": self.right, "than": self.than}
         for name, side in sides.items():
@@ -140,7 +132,7 @@ class Claim:
 
     def on_second_encoder(self) -> "Claim | None":
         """Return the claim about the second encoder: scores of 8 tasks, three mergers; else None."""
-        one, known = self.on(REAL), {"", *SECOND_MERGERS}
+        one, known = self.on(paper.REAL), {"", *SECOND_MERGERS}
         kinds = ("above", "level", "gain", "closer")
         if one is None or one.file != "scores" or one.kind not in kinds:
             return None
@@ -164,7 +156,7 @@ class Claim:
         columns = {column for side in (*self.sides, self.where) for column in side}
         if not set(roles) <= set(LLAMAS) or self.each or not columns <= {"upstream", "method"}:
             return None
-        one = replace(self, role=LANGUAGE[0], pool=LANGUAGE[1], over=lists)
+        one = replace(self, role=paper.LANGUAGE[0], pool=paper.LANGUAGE[1], over=lists)
         if not self.has_settings:
             return one
         settings = [LLAMAS[role] for role in roles]
@@ -199,7 +191,7 @@ class Claim:
 def claims() -> tuple[Claim, ...]:
     """Return every claim of claims.yaml, in its order."""
     found = []
-    for place, section in packaged("claims.yaml").items():
+    for place, section in paper.packaged("claims.yaml").items():
         shared = {name: section[name] for name in ("role", "table") if name in section}
         shared |= {"place": place, "pool": str(section["pool"])}
         for entry in section["claims"]:

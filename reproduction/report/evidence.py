@@ -1,7 +1,4 @@
-"""The results folder of a suite: a missing file is an empty table, never an error.
-
-Knows file names and columns; knows nothing of claims, tables or pages.
-"""
+"""The results folder of a suite: a missing file is an empty table, never an error."""
 
 import json
 from functools import cached_property
@@ -151,10 +148,7 @@ class Evidence:
         return "" if tasks.empty else str(tasks.iloc[0])
 
     def gains(self, left: dict[str, Any], right: dict[str, Any]) -> pd.DataFrame:
-        """Return cosine and accuracy of `left` minus those of `right` by task, with two SE each.
-
-        Accuracies are of the models, named by columns, whose features were measured: of one seed each.
-        """
+        """Return cosine and accuracy of `left` minus `right`, one seed each, with two SE."""
         rows = []
         for task in self.tasks:
             cosines, accuracies = [], []

@@ -1,7 +1,6 @@
 """The style of all drawings: readable in grey and on a phone, the same bytes for the same data.
 
-One figure per panel, because three side by side cannot be read at 390 pixels. Figures read by
-hovering are plotly's; they replace the static drawing where scripts run.
+Figures read by hovering are plotly's; they replace the static drawing where scripts run.
 """
 
 import io
@@ -36,8 +35,7 @@ COLOURS = {  # Okabe and Ito
     "prob_surgery": "#CC79A7",
 }  # fmt: skip
 MARKERS = {"expert": "o", "merged": "X", "featcal": "^", "surgery": "s", "prob_surgery": "D"}
-# Distinct in grey as well: light, hatched, solid, hollow; dotted hatches would make the file ten
-# times larger.
+# distinct in grey too: light, hatched, solid, hollow; dotted hatches make a file ten times larger
 BARS: dict[str, dict[str, Any]] = {
     "base": {"color": COLOURS["base"]}, "merged": {"color": COLOURS["merged"], "hatch": "////", "edgecolor": "white"},
     "featcal": {"color": COLOURS["featcal"]}, "expert": {"color": "white", "edgecolor": COLOURS["expert"], "lw": 1.2},
@@ -136,10 +134,7 @@ def named(
     points: Mapping[str, tuple[float, float]],
     others: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """Write a name next to each mark, in the nearest free place, or the least covered one.
-
-    Call it after the marks are drawn and the margins set.  others: marks without a name.
-    """
+    """Write a name next to each mark, in the nearest free place, once everything is drawn."""
     axes.autoscale_view()  # places are asked for before anything is drawn
     per_pixel = 72 / axes.figure.dpi  # points are the unit of offsets and letters
     place = axes.transData.transform

@@ -1,7 +1,4 @@
-"""HTML of the pages: tables, folds, chips; and the plain text a terminal shows instead.
-
-Colours and sizes are in book/_static/featcal.css; every sign is readable without them.
-"""
+"""HTML of the pages: tables, folds, chips; and the plain text a terminal shows instead."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,11 +52,9 @@ def _row(row: Row, names: Sequence[str]) -> str:
     """Return a row; its cells have the names of their columns where rows are stacked."""
     look, (first, *cells) = row if isinstance(row, tuple) else ("", row)
     named = [f' data-name="{name}"' for name in names] if any(names) else [""] * len(cells)
-    tds = "".join(
-        cell if cell.startswith("<td") else f"<td{name}>{cell}</td>"
-        for name, cell in zip(named, cells, strict=True)
-    )
-    return f'<tr class="{look}"><th scope="row">{first}</th>{tds}</tr>'
+    pairs = zip(named, cells, strict=True)
+    tds = (cell if cell.startswith("<td") else f"<td{name}>{cell}</td>" for name, cell in pairs)
+    return f'<tr class="{look}"><th scope="row">{first}</th>{"".join(tds)}</tr>'
 
 
 def listed(

@@ -102,10 +102,7 @@ def place_link(place: str) -> str:
 def verdict_table(
     chosen: list[Claim], suite: str, caption: str, kind: str = "fc-claims", places: bool = False
 ) -> str:
-    """List claims with the paper's numbers, and verdicts and what was measured by source, if any.
-
-    places: link each claim to its page; of a claim about several show only how many hold.
-    """
+    """List claims with the paper's numbers, and verdicts and what was measured by source, if any."""
     columns, head = [], ["Claim", "The paper’s numbers"]
     for source in sources(suite):
         found = source.judged(chosen)

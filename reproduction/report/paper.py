@@ -1,7 +1,4 @@
-"""The paper's own numbers, exactly as printed, and what cannot be right in them.
-
-The only module that reads the paper's tables; errata.yaml and passages.yaml hold the doubts.
-"""
+"""The paper's own numbers, exactly as printed, and what cannot be right in them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,10 +71,7 @@ def photos() -> dict[str, dict[str, Any]]:
 
 @cache
 def paper_table(table: str, model: str = "") -> pd.DataFrame:
-    """Return one table of the paper with our names of methods, mergers and tasks.
-
-    model: whose rows, by its printed name, where the table has two.   setting: an expert's domain.
-    """
+    """Return one table of the paper with our names. model: whose rows, where it has two."""
     path = files("reproduction.report").joinpath("paper_tables", f"{table}.csv")
     words = {"model": str, "upstream": str, "method": str}
     with path.open(encoding="utf-8") as text:

@@ -1,7 +1,4 @@
-"""How sure a measured mean is: sampling of the test samples, paired where possible, and seeds.
-
-Knows result rows and statistics; knows nothing of claims, tables or the paper.
-"""
+"""How sure a measured mean is: sampling of the test samples, paired where possible, and seeds."""
 
 import math
 from collections import Counter
@@ -97,11 +94,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def image_variances(rows: pd.DataFrame, measure: str) -> dict[Hashable, float]:
-    """Return what every task adds to the variance of a mean by its choice of test samples.
-
-    Known for an accuracy and a rank correlation, from their own size, and for a measure with its
-    deviation from sample to sample in a column next to it; else no tasks.
-    """
+    """Return what every task adds to the variance of a mean by its test samples; else no tasks."""
     if "count" not in rows or "task" not in rows:
         return {}
     tasks = rows["task"].tolist()
@@ -120,10 +113,9 @@ def image_variances(rows: pd.DataFrame, measure: str) -> dict[Hashable, float]:
 
 
 def of_correlation(value: float, count: int) -> float:
-    """Return the variance of Spearman's ρ of n pairs: (1 − ρ²)² (1 + ρ²/2) / (n − 3).
+    """Return the variance of Spearman's ρ of n pairs, in squared percent; 0 for n ≤ 3.
 
-    Bonett and Wright, Psychometrika 65 (2000): Fisher's z of ρ has the variance (1 + ρ²/2) / (n − 3),
-    and dρ/dz = 1 − ρ². In squared percent; 0 for three pairs or fewer, where it is unknown.
+    (1 − ρ²)² (1 + ρ²/2) / (n − 3), as dρ/dz = 1 − ρ² (Bonett and Wright, Psychometrika 65, 2000).
     """
     squared = (value / 100) ** 2
     return 100**2 * (1 - squared) ** 2 * (1 + squared / 2) / (count - 3) if count > 3 else 0.0
@@ -238,10 +230,8 @@ def paired_variances(
     """
     found: dict[Hashable, list[tuple[float, str, float]]] = {task: [] for task in tasks}
     for weight, rows in parts:  # lists: pandas takes ten times as long
-        seeds, texts = (
-            rows[name].tolist() if name in rows else [""] * len(rows)
-            for name in ("seed", "correct")
-        )
+        none = [""] * len(rows)
+        seeds, texts = (rows[n].tolist() if n in rows else none for n in ("seed", "correct"))
         drawn = Counter(seeds)
         for row in zip(rows["task"].tolist(), seeds, texts, rows["count"].tolist(), strict=True):
             task, seed, text, count = row

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from itertools import product
 
@@ -103,10 +104,7 @@ def method_settings(ours: Evidence, study: str, method: str) -> str:
 
 
 def accuracy_rows(ours: Evidence) -> list[Row]:
-    """Return every row of the paper's table, what calibrates at each setting that was run.
-
-    Of the real image model: its own mergers and references, at its settings alone.
-    """
+    """Return every row of the paper's table, or of the real image model's own mergers."""
 
     def look(upstream: str, method: str, setting: str) -> Cells:
         return cells_of(by_task(ours, model_key(upstream, method, setting)))
@@ -134,10 +132,9 @@ def paper_rows(number: str, model: str = "") -> tuple[list[str], list[Row]]:
     frame = paper.paper_table(number, model)
 
     def look(upstream: str, method: str, setting: str) -> Cells:
-        printed = paper.paper_row(number, upstream, method, model).items()
-        return {
-            t: Cell(v, doubt=paper.reason(number, upstream, method, t, model)) for t, v in printed
-        }
+        row, doubt = (number, upstream, method), partial(paper.reason, model=model)
+        printed = paper.paper_row(*row, model).items()
+        return {task: Cell(value, doubt=doubt(*row, task)) for task, value in printed}
 
     upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
     listed = dict.fromkeys(frame["task"])
@@ -177,7 +174,7 @@ def model_key(upstream: str, method: str, setting: str) -> Key:
 def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
     """Return estimates of one model by task that was run, and on average.
 
-    Of the Llamas' experts: the highest of base and experts on every test, which no model has.
+    Of the Llamas' experts: the highest of base and experts on every test.
     """
     if key != ("", "expert", "") or ours.pool != "mergebench":
         found = {task: estimate(rows_of(ours, key, task=task)) for task in ours.tasks}
@@ -251,9 +248,8 @@ def paper_recovered(
     """Return the same share from the paper's averages, as printed or corrected where possible."""
     read = paper.corrected_table if corrected else paper.paper_table
     keys = ((upstream, "merged"), (upstream, method), ("", "expert"))
-    return share(
-        *(paper.paper_row(number, *key, model, read=read).get(paper.AVERAGE) for key in keys)
-    )
+    rows = (paper.paper_row(number, *key, model, read=read) for key in keys)
+    return share(*(row.get(paper.AVERAGE) for row in rows))
 
 
 def number(cell: Cell | None, marks: list[str], whole: bool = True) -> str:
@@ -273,18 +269,13 @@ def number(cell: Cell | None, marks: list[str], whole: bool = True) -> str:
 def accuracy_table(
     rows: Sequence[Row], titles: Mapping[str, str], caption: str, average: bool = True
 ) -> tuple[str, list[str]]:
-    """Return an accuracy table and the reasons of its marked cells, in the order of their marks.
-
-    titles: of the columns.  average: add that column, which then alone has changes and spreads.
-    """
+    """Return an accuracy table and the reasons of its marked cells. average: add that column."""
     columns = titles | {paper.AVERAGE: "Average"} if average else titles
-    marks: list[str] = []
-    body = []
+    whole = {column: not average or column == paper.AVERAGE for column in columns}
+    marks, body = list[str](), []
     for row in rows:
         label, wide = escape(row.label), f'colspan="{len(columns)}"'
-        cells = [
-            number(row.cells.get(c), marks, not average or c == paper.AVERAGE) for c in columns
-        ]
+        cells = [number(row.cells.get(column), marks, one) for column, one in whole.items()]
         if row.kind == "heading":
             body.append(("fc-merger", [label, f"<td {wide}></td>"]))
         else:

@@ -1,8 +1,4 @@
-"""Judge the paper's claims by the results: holds, does not hold, within noise, one run, not run.
-
-A theorem may also be vacuous. A margin decides only when it exceeds two standard errors
-(statistics.py). Our numbers are never compared with the paper's.
-"""
+"""Judge the paper's claims by the results: a margin decides when it exceeds two standard errors."""
 
 import math
 from collections import Counter
@@ -82,9 +78,7 @@ class Source:
     title: str
     suite: str
     settings: tuple[str, ...]  # at which it was run, the printed ones first
-    counterpart: Callable[[Claim], Claim | None] = lambda claim: (
-        claim
-    )  # about these models, or None
+    counterpart: Callable[[Claim], Claim | None] = lambda claim: claim  # about these models
 
     def judged(self, chosen: Iterable[Claim]) -> list[list[Verdict | None]]:
         """Return verdicts at each setting, the printed one first; None for a claim without a counterpart."""
@@ -116,9 +110,8 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     if claim.kind == "spreads":
         return _spreads(claim, rows_of(claim, named(claim.left), setting, evidence))
     if claim.kind in ("together", "apart"):
-        found = evidence.gains(
-            *(named(s) | {"setting": setting} for s in (claim.left, claim.right))
-        )
+        sides = (named(side) | {"setting": setting} for side in (claim.left, claim.right))
+        found = evidence.gains(*sides)
         if found.empty:
             return Verdict(claim, "not run")
         both = together(found) if claim.kind == "together" else apart(found, evidence.title)
@@ -170,10 +163,7 @@ def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
 
 
 def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim]:
-    """Return a claim for each two mergers that are clearly unequal; none where one was not run.
-
-    order: the better merger stays the better one.  weaker: the worse merger gains more.
-    """
+    """Return a claim for each two mergers that are clearly unequal; none where one was not run."""
     found = {}
     for one, other in combinations(UPSTREAMS, 2):
         merged = replace(claim, kind="above", left=[one, "merged"], right=[other, "merged"])
@@ -207,10 +197,7 @@ def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> Difference |
 
 
 def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence) -> pd.DataFrame:
-    """Return the rows of one side, from the experiment and file that it names, or the claim's.
-
-    setting: of FeatCal and adapters, unless the side or the claim names one.
-    """
+    """Return the rows of one side, from the experiment and file that it names, or the claim's."""
     own = dict(side)
     place = (own.pop("role", evidence.role), own.pop("pool", evidence.pool))
     kind = own.pop("file", claim.file)
@@ -263,10 +250,7 @@ def _detail(claim: Claim, compared: Difference, machine: str) -> str:
 
 
 def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
-    """Return the verdict on a claim about several, with the numbers of the part that decides it.
-
-    It holds if it holds in every part, and does not hold as soon as one part clearly says so.
-    """
+    """Judge a claim about several: it holds if each part holds, and fails if one part fails."""
     words, count = Counter(part.word for part in parts.values()), len(parts)
     order = ("not run", "does not hold", "within noise", "one run", "holds")
     whole = next((word for word in order if words[word]), "not run")

@@ -1,6 +1,4 @@
-"""`featcal stage`, a command of the reproduction: one stage of dvc.yaml, for DVC rather than for
-people.
-"""
+"""`featcal stage`: one stage of dvc.yaml, for DVC rather than for people."""
 
 from importlib import import_module
 from pkgutil import resolve_name
@@ -51,10 +49,7 @@ def stage(
 
 
 def run_stage(verb: str, key: str | None) -> None:
-    """Run one stage of dvc.yaml in the project that holds the current folder.
-
-    Raises: UnknownKey for an unknown verb or key; whatever the stage itself raises.
-    """
+    """Run one stage of dvc.yaml in the current project. Raises: UnknownKey; what the stage raises."""
     fine = (key is None) == (verb in WITHOUT_KEY)
     expected = "takes no key" if verb in WITHOUT_KEY else "needs a key, for example clip_b32-8"
     require(fine, f"stage {verb}", key, expected)
@@ -69,9 +64,7 @@ def run_stage(verb: str, key: str | None) -> None:
 
 
 def pretrain(key: str) -> None:
-    """Write reproduction/mini/models/<role>/, which ships with the package; an interrupted run
-    continues.
-    """
+    """Write reproduction/mini/models/<role>/, which ships; an interrupted run continues."""
     from reproduction.experiments import require_known
     from reproduction.mini.training import run_to_end
     from reproduction.results import project_root

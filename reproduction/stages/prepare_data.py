@@ -1,19 +1,23 @@
-"""Stages `prepare_data` and `prepare_texts`: the images and texts of every task, which are drawn,
-copied from the user's folders, or named on the hub by id, pinned revision and split.
-"""
+"""Stages `prepare_data` and `prepare_texts`: images and texts, drawn, copied, or named on the hub."""
 
 import operator
 import shutil
 from pathlib import Path
 from typing import Any
 
+from featcal.data.images import class_names, require_torchvision
 from featcal.errors import MissingPath
 from featcal.files import atomic_folder, read_json, write_json
 from reproduction.engine.context import Context, load_context, pick
 from reproduction.engine.workers import console
 from reproduction.experiments import DOMAIN_POOL, GLUE_POOL
+from reproduction.mini import tasks as mini
+from reproduction.mini.images import draw_split, write_contact_sheet, write_notice, write_parquet
+from reproduction.mini.language import domains
+from reproduction.prepare.hub import pinned_data
 from reproduction.prepare.sources import Source, write_sources
 from reproduction.prepare.suite import Data, Texts
+from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC, TASKS, glue_task, load_prompts
 from reproduction.prepare.texts import TextSource, described_task, write_text_sources
 
 SHOWN = 40  # pictures drawn for the contact sheet, enough that every class has one
@@ -22,14 +26,10 @@ TRAIN, VALIDATION, TEST = SPLITS = ("train", "validation", "test")
 
 
 def images() -> None:
-    """Write outputs/<suite>/data/ and, for the report, results/<suite>/suite.json, choice.json and
-    contact_sheet.png.
-    """
+    """Write outputs/<suite>/data/ and the report's suite.json, choice.json, contact_sheet.png."""
     context = load_context()
     data = context.suite.data
     if data.processor == "torchvision":
-        from featcal.data.images import require_torchvision
-
         require_torchvision()
     makers = {"mini": _drawn_images, "files": _copied_images, "hub": _named_images}
     with context.recorded("prepare_data", None):
@@ -40,9 +40,7 @@ def images() -> None:
 
 
 def texts() -> None:
-    """Write outputs/<suite>/texts/ and, for the report, language.json and language_choice.json of
-    results/<suite>/.
-    """
+    """Write outputs/<suite>/texts/ and, for the report, language.json and language_choice.json."""
     context = load_context()
     texts = context.suite.language.texts
     makers = {"mini": _drawn_texts, "files": _copied_texts, "hub": _named_texts}
@@ -70,23 +68,18 @@ def _counts(given: Data | Texts | None) -> dict[str, Any]:
 
 
 def _drawn_images(context: Context, folder: Path) -> dict[str, Source]:
-    from reproduction.mini.images import write_parquet
-    from reproduction.mini.tasks import TASKS
-
     data, tasks = context.suite.data, context.suite.tasks
     given, sources = (data.seed, data.strength, _counts(data)), {}
     context.run("draw", write_parquet, {task: (task, folder / task, *given) for task in tasks})
     for task in tasks:
         names = ("paper_name", "description", "classes", "templates")
-        about = {name: getattr(TASKS[task], name) for name in names}
+        about = {name: getattr(mini.TASKS[task], name) for name in names}
         splits = {split: split for split in SPLITS}
         sources[task] = Source(location=task, kind="folder", splits=splits, **about)
     return sources
 
 
 def _copied_images(context: Context, folder: Path) -> dict[str, Source]:
-    from featcal.data.images import class_names
-
     data, sources = context.suite.data, {}
     for task in context.suite.tasks:
         _copied(context, data.folder, task, "images", folder)
@@ -98,9 +91,6 @@ def _copied_images(context: Context, folder: Path) -> dict[str, Source]:
 
 
 def _named_images(context: Context, folder: Path) -> dict[str, Source]:
-    from reproduction.prepare.hub import pinned_data
-    from reproduction.prepare.tasks import TASKS, load_prompts
-
     sources = {}
     for task in context.suite.tasks:
         entry, prompts = TASKS[task], load_prompts(task)
@@ -116,8 +106,6 @@ def _named_images(context: Context, folder: Path) -> dict[str, Source]:
 
 def _describe_images(context: Context, sources: dict[str, Source]) -> None:
     """Write what the report needs to know of the suite without opening an image."""
-    from reproduction.mini.images import draw_split, write_contact_sheet, write_notice
-
     suite, results, counts = context.suite, context.results, _counts(context.suite.data)
     data, drawn = suite.data, suite.data.source == "mini"
     described = {
@@ -143,9 +131,6 @@ def _describe_images(context: Context, sources: dict[str, Source]) -> None:
 
 
 def _drawn_texts(context: Context, folder: Path) -> dict[str, TextSource]:
-    from reproduction.mini.language import domains
-    from reproduction.prepare.tasks import GLUE
-
     language, tests = context.suite.language, domains.TESTS
     texts, jobs, sources = language.texts, dict[str, tuple[Any, ...]](), {}
     assert texts is not None
@@ -173,8 +158,6 @@ def _drawn_texts(context: Context, folder: Path) -> dict[str, TextSource]:
 
 
 def _copied_texts(context: Context, folder: Path) -> dict[str, TextSource]:
-    from reproduction.prepare.tasks import glue_task
-
     language, sources = context.suite.language, {}
     assert language.texts is not None
     for task in language.pools.get(GLUE_POOL, ()):
@@ -185,9 +168,6 @@ def _copied_texts(context: Context, folder: Path) -> dict[str, TextSource]:
 
 
 def _named_texts(context: Context, folder: Path) -> dict[str, TextSource]:
-    from reproduction.prepare.hub import pinned_data
-    from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, PUBLIC
-
     language, pins, sources = context.suite.language, context.pins, {}
 
     def add(task: str, hub_id: str, paper_name: str, splits: dict[str, str], config: Any) -> None:
@@ -208,8 +188,6 @@ def _named_texts(context: Context, folder: Path) -> dict[str, TextSource]:
 
 def _describe_texts(context: Context, sources: dict[str, TextSource]) -> None:
     """Write what the report needs to know of the language models without opening a text."""
-    from reproduction.mini.language.domains import measured
-
     language, texts = context.suite.language, context.outputs / "texts"
     described = {
         "suite": context.suite.name,
@@ -221,4 +199,4 @@ def _describe_texts(context: Context, sources: dict[str, TextSource]) -> None:
     }
     write_json(context.results / "language.json", described)
     drawn = language.texts is not None and language.texts.source == "mini"
-    write_json(context.results / "language_choice.json", measured() if drawn else {})
+    write_json(context.results / "language_choice.json", domains.measured() if drawn else {})

@@ -28,10 +28,7 @@ class Rescaling(Settings):
 
 
 class AblateStudy(Study):
-    """Settings of the study.
-
-    without: by name, the changes of `featcal`; once checked, the settings with those changes.
-    """
+    """Settings of the study. without: by name, the changes of `featcal`, checked into settings."""
 
     section = "ablate"
     scores = SCORES

@@ -1,7 +1,4 @@
-"""What the paper leaves open for language models: one choice changed at a time, on test texts.
-
-The scores are for the report only: no default was chosen by them.
-"""
+"""What the paper leaves open for language models: one choice changed at a time, for the report."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,11 +19,7 @@ ONLY_IN = {"decoder": GLUE_POOL, "counted": DOMAIN_POOL}  # choices of the model
 
 
 class ChoicesStudy(Study):
-    """Settings of the study: the default at every seed, and every option at the first.
-
-    seeds: at least two, as their spread is the noise.
-    vary:  by choice, the options that are not the default; of `modules`, lists by their name.
-    """
+    """The default at every seed, which is the noise, and each option of `vary` at the first."""
 
     section = "choices"
     scores = CHOICES

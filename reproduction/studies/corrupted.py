@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import damaged, load_split, seen_rows
+from reproduction.engine.score import Row
 from reproduction.engine.spec import ModelSpec, merged_model, rival
 from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import Each, Rivals, Seeds, Study, at_papers_once
@@ -22,8 +23,7 @@ LARGEST = 96  # pixels of an example: enough to see the damage, small enough for
 class CorruptedStudy(Study):
     """Settings of the study.
 
-    severity:  3 of images; one or more of 1, 2 and 3 of texts.
-    clean:     as many clean samples too. Default: clean scores are those of `scores`.
+    severity: 3 of images; one or more of 1, 2 and 3 of texts.   clean: as many clean samples too.
     at_papers: FeatCal at the paper's settings too.
     """
 
@@ -72,12 +72,18 @@ class CorruptedStudy(Study):
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
+        from reproduction.prepare.damage import corruption_strengths, damage_strengths
+
         models, merged = self.models(folder), merged_model(setup, self.upstream)
         rows = make_and_score(setup, f"corrupted {self.key}", models, others=[merged])
         draws = [self.rivals.draw("surgery", self.samples, seed) for seed in self.seeds]
-        pictures, shown, facts = examples(setup, self)
+        if self.of_texts:
+            pictures, shown, strengths = [], [], damage_strengths()
+        else:
+            pictures, shown = examples(setup, self)
+            strengths = corruption_strengths(pictures[0][0].shape[-1])
         tables = {"corrupted.seen": seen_rows(setup, draws, rows), "corrupted.examples": shown}
-        return StudyResult(rows, tables, facts, pictures=pictures)
+        return StudyResult(rows, tables, {"strengths": strengths}, pictures=pictures)
 
     @staticmethod
     def finish(folder: Path, found: StudyResult) -> None:
@@ -98,28 +104,17 @@ class CorruptedStudy(Study):
         image.save(path, optimize=True)
 
 
-def examples(setup: Setup, study: CorruptedStudy) -> tuple[list[Any], list[Any], dict[str, Any]]:
-    """Return of every second task the first sample that FeatCal sees, clean and damaged.
-
-    Returns: pictures, which of them is where, and the strengths; examples of texts with those.
-    """
+def examples(setup: Setup, study: CorruptedStudy) -> tuple[list[Any], list[Row]]:
+    """Return pictures of some tasks' first samples, clean and damaged, and a row for each."""
     from featcal.data.batches import draw_indices
-    from reproduction.prepare import damage
 
-    seed, pictures, shown, texts = study.seeds[0], [], [], {}
+    seed, pictures, shown = study.seeds[0], [], list[Row]()
     for row, task in enumerate(setup.tasks[1::2]):
         samples = load_split(setup, task, "train")
         first = draw_indices(task, len(samples.labels), study.samples, seed)[:1]
-        if study.of_texts:  # what happens to a picture depends on its index
-            samples = samples.take(first)
         versions = {"clean": samples}
         versions |= {name: damaged(samples, task, name, seed) for name in study.damages}
-        if study.of_texts:
-            texts[task] = {name: version.texts[0] for name, version in versions.items()}
-            continue
         pictures.append([version.pixels[first][0] for version in versions.values()])
         words = {"task": task, "index": int(first[0]), "row": row}
         shown += [{**words, "corruption": n, "column": column} for column, n in enumerate(versions)]
-    if study.of_texts:
-        return [], [], {"strengths": damage.damage_strengths(), "examples": texts}
-    return pictures, shown, {"strengths": damage.corruption_strengths(pictures[0][0].shape[-1])}
+    return pictures, shown

@@ -1,27 +1,32 @@
-"""Table 5: time, memory and energy of each rival, alone on the machine, and adapters scored while
-they train. What was measured varies from run to run and goes to the run record.
-"""
+"""Table 5: time, memory and energy of each rival, alone on the machine; adapters as they train."""
 
+import ctypes
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Distinct, require
 from reproduction.engine.context import Setup
-from reproduction.engine.measured import METHODS, costs, step_folder
-from reproduction.engine.spec import merged_model, rival
+from reproduction.engine.samples import at_most, load_split
+from reproduction.engine.spec import ModelSpec, merged_model, rival
 from reproduction.engine.study import StudyResult, rows_of
-from reproduction.experiments import Rivals, Study
+from reproduction.engine.workers import Jobs, fan_out
+from reproduction.experiments import Draw, Rivals, Study
 from reproduction.results import AUDIT
+
+METHODS = ("featcal", "surgery", "prob_surgery")
+Batches = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
 
 
 class CostStudy(Study):
-    """Settings of the study.
-
-    audit: steps after which adapters as published are scored; without any they are not trained.
-    """
+    """Settings. audit: steps after which adapters as published are scored; none: not trained."""
 
     section = "cost"
     scores = AUDIT
@@ -54,3 +59,69 @@ class CostStudy(Study):
             audited.append(model.but(name=name, folder=out, columns=columns))
         others = [merged_model(setup, self.upstream)]
         return StudyResult(rows_of(setup, f"cost {self.key}", audited, others), record=record)
+
+
+def step_folder(out: Path, step: int) -> Path:
+    return out.with_name(f"{out.name}-step{step}")
+
+
+def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[str, Any]:
+    """Make one model, its samples in memory, and return its seconds, megabytes and watt-hours.
+
+    A brief run comes first: what a process pays once is not measured. Models get the stages' bytes.
+    """
+    from reproduction.profiling import profiled
+
+    batches = in_memory(setup, model.draw)
+    first = {t: [{n: value[:1] for n, value in own[0].items()}] for t, own in batches.items()}
+    with TemporaryDirectory(dir=model.folder.parent) as folder:
+        briefly = model.settings.but(steps=1) if model.corrects else model.settings
+        make(setup, model.but(settings=briefly, folder=Path(folder, "warm_up")), first)
+    give_back_freed_memory()
+    on_gpu = setup.context.device.type == "cuda"
+    _, profile = profiled(partial(make, setup, model, batches, audit), on_gpu)
+    counts = (sum(len(next(iter(b.values()))) for b in own) for own in batches.values())
+    words = {**model.words, "samples": model.draw.samples, "images": min(counts)}
+    return {**words, "encode": getattr(model.settings, "encode", "once"), **asdict(profile)}
+
+
+def costs(study: Study, jobs: Jobs, at_once: int, threads: int | None) -> dict[str, Any]:
+    """Return the costs of jobs of `measure` for the run record; those with most samples start first."""
+    label = f"{study.section} {study.key}"
+    longest_first = dict(sorted(jobs.items(), key=lambda job: -job[1][1].draw.samples))
+    found = dict(fan_out(label, measure, longest_first, at_once, threads, fresh=True))
+    record = {"cost": [found[name] for name in jobs], "at_once": at_once, "threads": threads}
+    return record | {"settings": study.model_dump()}
+
+
+def in_memory(setup: Setup, draw: Draw) -> Batches:
+    """Return the batches of a draw; all samples of a task that has fewer."""
+    found = {}
+    for task in setup.tasks:
+        samples = load_split(setup, task, draw.split)
+        drawn = at_most(draw.samples, task, len(samples.labels), draw.seed)
+        found[task] = list(samples.batches(drawn, draw.batch))
+    return found
+
+
+def make(setup: Setup, model: ModelSpec, batches: Batches, audit: Iterable[int] = ()) -> None:
+    import featcal
+    from featcal.baselines.adapters import Adapters
+    from featcal.baselines.training import adapters_for
+
+    merged, device, out = setup.merged(model.upstream), setup.context.device, model.folder
+    if not model.corrects:
+        given: dict[str, Any] = {"settings": model.settings, "device": device, "out": out}
+        given |= {"base": setup.base, "experts": setup.experts, "batches": batches}
+        featcal.calibrate(merged, **given, resume=False)
+        return
+    start = (model.settings, merged, setup.experts, batches, setup.projection())
+    kept = {step: partial(Adapters.save, folder=step_folder(out, step)) for step in audit}
+    adapters_for(*start, model.seed, device, None, kept).save(out)
+
+
+def give_back_freed_memory() -> None:
+    """Make glibc return freed memory; a run that is served from it would seem to need none."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

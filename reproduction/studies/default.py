@@ -1,25 +1,19 @@
 """What `featcal.calibrate` does by default, compared with fixed settings and with tuned adapters.
 
-Protocol, fixed before any score existed. After each merger and on the same draw of n training
-samples a task, labels unused, these are scored on the same test samples:
+Protocol, fixed before any score existed. After each merger, on one draw of n training samples a
+task without labels, these are scored on the same test samples:
 
-- the merged model;
-- fixed settings: the paper's, the tuned ones of the role, the large anchor (λ .01, ρ 8, α .3), and
-  BEST. The comparison is with the one that has the highest test average after this merger with
-  this n, which favours it: nobody knows it beforehand;
-- `auto`, the library's default;
-- Surgery and ProbSurgery. They are trained on the samples that auto does not hold out, in every
-  combination of size, rate and steps, which are more trials than auto has candidates. The trial, or
-  no adapter, of least KL to the experts on the samples that auto holds out is trained again on the
-  samples of auto's last calibration, and scored. For encoders that KL is taken through the tasks'
-  heads, which auto does not see;
-- after one merger and with the first n, the search for λ, ρ and α that auto replaced
-  (reproduction/field/tune.py): the same samples to calibrate on, to hold out and to calibrate on at
-  the end, KL through the tasks' heads, more trials than auto has candidates.
+- the merged model, and `auto`, the library's default;
+- fixed settings: the paper's, the tuned ones, the large anchor and BEST; the best is the one of
+  highest test average after this merger with this n, which favours it;
+- adapters, in more trials of size, rate and steps than auto has candidates. The trial, or no
+  adapter, of least KL through the tasks' heads on the samples that auto holds out is trained again
+  on the samples of auto's last calibration;
+- after one merger and with the first n, the search for λ, ρ and α that auto replaced (field/tune.py),
+  on the same three parts of the samples.
 
-No test sample and no label chooses anything but the best of the fixed settings. The draws in
-pipeline/studies.yaml are run in their order, all mergers with one before the next; every draw that
-was finished is reported. Errors are paired over test samples.
+Nothing else is chosen by test samples or labels. Draws are run in their order, all mergers with one
+before the next; every finished draw is reported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,14 +44,9 @@ if TYPE_CHECKING:
     from featcal.baselines.adapters import Adapters, Pair
 
 # a preset of featcal until auto replaced it: what did best on validation samples of synthetic images
-BEST: dict[str, Any] = {
-    "ridge": 1e-4,
-    "anchor_blend": 1.0,
-    "interpolation": 1.0,
-    "residual": 1.0,
-    "order": "sites",
-    "affine": "joint",
-}
+BEST = Calibration(
+    ridge=1e-4, anchor_blend=1.0, interpolation=1.0, residual=1.0, order="sites", affine="joint"
+)
 MERGED, AUTO, SEARCH, NO_ADAPTER = "merged", "auto", "search", "none"
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # by adapter, the name of its size
 
@@ -105,7 +94,7 @@ class DefaultStudy(Study):
         from featcal.calibration.choose import CANDIDATES as CHOICES
 
         own = {"paper": self.paper, "suite": self.suite}
-        named = own | {"large anchor": CHOICES["large anchor"], "best": Calibration(**BEST)}
+        named = own | {"large anchor": CHOICES["large anchor"], "best": BEST}
         found: dict[str, Calibration] = {}
         for name, settings in named.items():
             if settings not in found.values():
@@ -118,31 +107,23 @@ class DefaultStudy(Study):
         weights = [path / "model.safetensors" for path in setup.experts.values()]
         digest = fingerprint(settings, [path for path in weights if path.is_file()])
         store = setup.context.unfinished(f"default-{self.key}-{digest}")
-        files = {
-            f"{name}, {n} samples, seed {seed}": (name, n, seed, store / f"{name}-{n}-{seed}.json")
-            for (n, seed), name in product(self.draws, self.mergers)
-        }
-        jobs = {key: (setup, self, *own) for key, own in files.items() if not own[-1].is_file()}
+        files, jobs = [], {}
+        for (n, seed), name in product(self.draws, self.mergers):
+            files.append(file := store / f"{name}-{n}-{seed}.json")
+            if not file.is_file():
+                jobs[f"{name}, {n} samples, seed {seed}"] = (setup, self, name, n, seed, file)
         workers = setup.context.suite.workers or 1
         dict(fan_out(f"default {self.key}", run, jobs, workers, fresh=True))
-        cells = [read_json(own[-1]) for own in files.values()]
+        cells = [read_json(file) for file in files]
         rmtree(store)
-        facts = {"fixed": {name: one.model_dump() for name, one in self.fixed.items()}}
-        return StudyResult(
-            [row for cell in cells for row in cell["rows"]],
-            {"default.candidates": [row for cell in cells for row in cell["candidates"]]},
-            facts,
-            {"cost": [cell["cost"] for cell in cells]},
-        )
+        rows, candidates = ([r for one in cells for r in one[n]] for n in ("rows", "candidates"))
+        record = {"cost": [cell["cost"] for cell in cells]}
+        return StudyResult(rows, {"default.candidates": candidates}, record=record)
 
 
 @dataclass
 class Cell:
-    """One merger and draw: its models, and what was chosen.
-
-    batches: of every task.   pairs: features of the merged model and the expert, by task.
-    heads:   of encoders, the class vectors times the logit scale, by task.
-    """
+    """One merger and draw: models, and batches and features (`pairs`) by task; heads: encoders'."""
 
     setup: Setup
     study: DefaultStudy
@@ -159,16 +140,10 @@ class Cell:
         """Return the result of a calibration, its seconds noted."""
         import featcal
 
-        start = process_time()
-        result = featcal.calibrate(
-            self.merged,
-            base=self.base,
-            experts=self.experts,
-            batches=batches,
-            settings=settings,
-            plan=plan_of(self.setup, self.study.reading),
-            block_drift=False,
-        )
+        start, plan = process_time(), plan_of(self.setup, self.study.reading)
+        given: dict[str, Any] = {"base": self.base, "experts": self.experts, "batches": batches}
+        given |= {"settings": settings, "plan": plan, "block_drift": False}
+        result = featcal.calibrate(self.merged, **given)
         self.seconds[name] = self.seconds.get(name, 0.0) + process_time() - start
         return result
 
@@ -179,10 +154,8 @@ class Cell:
         return parts_of(len(self.pairs[task].sizes))[1:]
 
     def tuned(self, method: str) -> "tuple[Adapters | None, dict[str, float]]":
-        """Return the adapters of the best trial, trained once more on the samples of auto's last
-        calibration, and the divergence of every trial.
-
-        A training of the most steps also gives the trials with fewer.
+        """Return the best trial's adapters, trained on what auto calibrates on at the end, and the
+        divergences of all trials; a training of the most steps gives those with fewer.
         """
         start, study, trials = process_time(), self.study, dict[str, Any]({NO_ADAPTER: None})
         settings, kept, last = dict[str, Any](), dict[str, Any](), dict[str, Any]()
@@ -205,34 +178,24 @@ class Cell:
         return adapters, divergence
 
     def divergence(self, adapters: "Adapters | None") -> float:
-        """Return KL(expert ‖ adapted) on held-out samples, the mean over tasks of the mean over
-        samples; a text has the mean over its tokens.
-        """
+        """Return KL(expert ‖ adapted) on held-out samples, the mean over tasks and samples."""
         import torch
 
-        from featcal.calibration.choose import Scores, kl_and_top1
-        from featcal.models.batch import output_embeddings, unit_length
+        from reproduction.field.tune import divergence
 
         total = 0.0
         for task, pair in self.pairs.items():
             own = pair.of(self.last_and_held_out(task)[1].nonzero()[:, 0])
             rows = adapters.apply(task, own.merged) if adapters else own.merged
-            if self.heads:
-                head = self.heads[task].T
-                ours, theirs = (Scores(unit_length(r) @ head) for r in (rows, own.expert))
-            else:
-                ours = Scores(rows, output_embeddings(self.merged))
-                theirs = Scores(own.expert, output_embeddings(self.experts[task]))
+            head = self.heads and self.heads[task]
             with torch.no_grad():
-                kl, _ = kl_and_top1(ours, theirs)
+                kl = divergence(rows, own.expert, head, (self.merged, self.experts[task]))
             samples = [sample.mean() for sample in kl.split(own.sizes.tolist()) if len(sample)]
             total += float(torch.stack(samples).mean())
         return total / len(self.pairs)
 
     def searched(self) -> tuple[Any, dict[str, float]]:
-        """Return the model with the λ, ρ and α that the search chooses, calibrated on the samples of
-        auto's last calibration, and every trial's divergence.
-        """
+        """Return the model of the search's best trial, calibrated anew, and all divergences."""
         from featcal.calibration.choose import Part
         from reproduction.field.tune import distance, path_gains, proposal, ridge_of
 
@@ -274,18 +237,9 @@ def run(setup: Setup, study: DefaultStudy, merger: str, n: int, seed: int, file:
     draw = study.drawn(samples=n, seed=seed)
     batches = {t: list(own) for t, own in streams(setup, draw, study.reading).items()}
     pairs = pool_features(merged, experts, batches, setup.projection())
-    heads = None if setup.of_texts else scaled_heads(setup)
+    heads = None if setup.of_texts else setup.scaled_heads()
     cell = Cell(setup, study, base, experts, merged, batches, pairs, heads, seed)
     write_json(file, results_of(cell, merger, n))
-
-
-def scaled_heads(setup: Setup) -> "dict[str, Tensor]":
-    """Return the class vectors of every task times the logit scale."""
-    from safetensors.torch import load_file
-
-    tensors = load_file(setup.heads)
-    scale, device = tensors["logit_scale"].exp(), setup.context.device
-    return {task: (scale * tensors[f"head/{task}"]).to(device) for task in setup.tasks}
 
 
 def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
@@ -296,9 +250,8 @@ def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
         models[name] = cell.calibrated(name, settings, cell.batches).model
     result = cell.calibrated(AUTO, AUTO, cell.batches)
     models[AUTO], chosen[AUTO] = result.model, result.choice.chosen
-    candidates[AUTO] = {
-        name: sum(own.values()) / len(own) for name, own in result.choice.divergence.items()
-    }
+    own = result.choice.divergence
+    candidates[AUTO] = {name: sum(far.values()) / len(far) for name, far in own.items()}
     if merger in study.searched and n == study.draws[0][0]:
         models[SEARCH], candidates[SEARCH] = cell.searched()
     adapted = {}
@@ -309,27 +262,18 @@ def results_of(cell: Cell, merger: str, n: int) -> dict[str, Any]:
     start = process_time()
     counts = scored(cell, models, adapted)
     cell.seconds["scores"] = process_time() - start
-    words: Row = {**cell.setup.words, "upstream": merger}
-
-    def row(name: str, task: str, own: Row) -> Row:
-        method, setting = ("featcal", name) if name not in (MERGED, *SIZES) else (name, "")
-        keys = {"method": method, "setting": setting, "samples": n, "seed": cell.seed}
-        keys |= {"candidate": chosen.get(name, ""), "task": task}
-        return {"metric": "accuracy", **words, **keys, **own}
-
-    rows = [
-        row(name, task, own)
-        for name, by_task in counts.items()
-        for task, own in by_task.items()
-        if not task.endswith(GREEDY)
-    ]
-    drawn = {**words, "samples": n, "seed": cell.seed}
-    listed = [
-        {**drawn, "method": name, "candidate": one, "divergence": value}
-        | {"chosen": int(one == chosen[name])}
-        for name, own in candidates.items()
-        for one, value in own.items()
-    ]
+    drawn: Row = {**cell.setup.words, "upstream": merger, "samples": n, "seed": cell.seed}
+    rows, listed = list[Row](), list[Row]()
+    for name, by_task in counts.items():
+        method, setting = (name, "") if name in (MERGED, *SIZES) else ("featcal", name)
+        words = {"method": method, "setting": setting, "candidate": chosen.get(name, "")}
+        words = {"metric": "accuracy", **drawn, **words}
+        own = {task: one for task, one in by_task.items() if not task.endswith(GREEDY)}
+        rows += [{**words, "task": task, **one} for task, one in own.items()]
+    for name, tried in candidates.items():
+        for one, value in tried.items():
+            words = {"method": name, "candidate": one, "chosen": int(one == chosen[name])}
+            listed.append({**drawn, **words, "divergence": value})
     cost = {name: round(value, 2) for name, value in cell.seconds.items()}
     cost = {"upstream": merger, "samples": n, "seed": cell.seed, "seconds": cost}
     return {"rows": rows, "candidates": listed, "cost": cost}

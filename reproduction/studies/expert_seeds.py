@@ -1,8 +1,4 @@
-"""The main comparison of a real model with experts of other training seeds.
-
-The stage `evaluate` scores experts of the first seed. Those of others are trained here and stay
-with the parts of unfinished stages; what is made from them is deleted once it is scored.
-"""
+"""The main comparison of a real model with experts of other training seeds, trained here."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -12,7 +8,7 @@ from shutil import rmtree
 from typing import Any
 
 from reproduction.engine.context import Setup
-from reproduction.engine.score import Row
+from reproduction.engine.score import Evaluate, Row
 from reproduction.engine.spec import ModelSpec, specs
 from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import CHAT_POOL, AdapterWord, Counts, Setting, Study
@@ -24,10 +20,7 @@ from reproduction.stages.prepare import TEXTS, digest, make_experts, recipes_of
 
 
 class ExpertSeedsStudy(Study):
-    """Settings of the study.
-
-    settings: of FeatCal and of adapters.   seeds: of the experts' trainings.
-    """
+    """Settings; `settings` are FeatCal's and the adapters', `seeds` the experts'."""
 
     section = "expert_seeds"
     scores = EXPERT_SEEDS
@@ -69,12 +62,9 @@ def compared(
     aside: Path,
     parts: Mapping[str, Path],
     models: Callable[[Setup], Iterable[ModelSpec]],
-    evaluate: Callable[..., Any] | None = None,
+    evaluate: Evaluate | None = None,
 ) -> list[Row]:
-    """Make models whose outputs lie aside, and return their rows.
-
-    parts: the base, experts, and heads or texts of the role and pool, by name.
-    """
+    """Make models whose outputs lie aside, from these parts of the role; return their rows."""
     here = replace(setup, context=replace(setup.context, aside=aside))
     here.prepared.mkdir(parents=True)
     for name, target in parts.items():

@@ -1,18 +1,14 @@
 """Calibration or extrapolation: what ρ, the order and α are worth when λ is chosen again for each.
 
 Protocol, fixed before any score was seen. After one merger, FeatCal is calibrated at every order, α
-and ρ with several λ; of each such cell, the λ with the least divergence is scored. The divergence is
-the mean over tasks of KL(expert's answers ‖ model's) on training samples that no calibration sees;
-labels play no part. Next to the cells: the anchor alone at each ρ (λ so large that nothing is
-solved), the paper's settings with one part of `stream` added, and `stream` with one part left out. Of
-`stream`, the ρ with the least divergence is used.
+and ρ with several λ; of each such cell, and of `stream` over ρ, the one of least KL to the experts on
+training samples that no calibration sees is scored. Next to them: the anchor alone at each ρ, the
+paper's settings with one part of `stream` added, and `stream` with one part left out.
 
-Last, ρ at the cell of forward order, the first α and the last ρ acts on some weights only. With
-S = Σ ωG of a site, its eigenvectors v with eigenvalues g, and the anchors A at ρ and A₁ at ρ = 1,
-the anchor is A₁ + (A − A₁) Σ vvᵀ over those with g < λ, those with g ≥ λ, none, or all; biases and
-norms keep ρ = 1. λ is that of the cell. Added once the cells of the synthetic images were seen, where
-the least λ was chosen everywhere and ρ has no effect: the same at the paper's λ. Time alone limits
-what is run.
+Last, ρ acts on some weights only, at the cell of forward order, the first α and the last ρ. With the
+eigenvectors v and eigenvalues g of a site's Σ ωG, and the anchors A at ρ and A₁ at ρ = 1, the anchor
+is A₁ + (A − A₁) Σ vvᵀ over g < λ, g ≥ λ, none, or all; biases and norms keep ρ = 1. Added once the
+cells of the synthetic images were seen, where ρ has no effect: the same at the paper's λ.
 """
 
 from collections.abc import Sequence
@@ -56,9 +52,8 @@ NOWHERE, BELOW, ABOVE, _, EVERYTHING = PLACES
 class ExtrapolationStudy(Study):
     """Settings of the study.
 
-    stream:   settings of the library's default, whose ρ is chosen among `blends`.
-    samples:  of each task to calibrate on.   held_out: further ones, for the divergence.
-    scored:   test samples of each task. Default: all.
+    stream: the library's default, whose ρ is chosen among `blends`.   held_out: samples of each task
+    that no calibration sees, for the divergence.   scored: test samples of each task; None: all.
     """
 
     section = "extrapolation"
@@ -140,7 +135,7 @@ class ExtrapolationStudy(Study):
     def measured(self, setup: Setup, models: Sequence[ModelSpec]) -> list[ModelSpec]:
         """Return models with their divergence among their columns."""
         jobs = {model.name: (setup, self, model) for model in models}
-        far = setup.context.run(f"extrapolation {self.key} divergence", divergence, jobs)
+        far = setup.context.run(f"extrapolation {self.key} divergence", mean_divergence, jobs)
         return [m.but(columns={**m.columns, "divergence": far[m.name]}) for m in models]
 
 
@@ -157,26 +152,21 @@ def best_of(models: Sequence[ModelSpec]) -> list[ModelSpec]:
     return [model for model in models if model in best.values()]
 
 
-def divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> float:
+def mean_divergence(setup: Setup, study: ExtrapolationStudy, model: ModelSpec) -> float:
     """Return the mean over tasks of KL(expert's answers ‖ model's) on held-out samples."""
-    from safetensors.torch import load_file
-
-    from featcal.calibration.choose import Scores, kl_and_top1
     from featcal.data.batches import draw_indices
-    from featcal.models.batch import unit_length
+    from reproduction.field.tune import divergence
     from reproduction.stages.measure import projected
 
-    tensors, projection, total = load_file(setup.heads), setup.projection(), 0.0
-    scale, ours = tensors["logit_scale"].exp(), setup.load(model.folder)
-    for task in setup.tasks:
-        samples, head = load_split(setup, task, "train"), scale * tensors[f"head/{task}"]  # (K, p)
-        count, theirs = study.samples + study.held_out, setup.load(setup.expert(task))
+    projection, ours, total = setup.projection(), setup.load(model.folder), 0.0
+    for task, head in setup.scaled_heads().items():
+        samples, theirs = load_split(setup, task, "train"), setup.load(setup.expert(task))
+        count = study.samples + study.held_out
         drawn = draw_indices(task, len(samples.labels), count, study.seed)
-        held_out, answers = samples.take(drawn[study.samples :]), []
-        for module, place in ((ours, f"{model.name}, task {task}"), (theirs, f"expert of {task}")):
-            features = projected(module, projection, held_out, study.batch, place)
-            answers.append(Scores(unit_length(features) @ head.T))
-        total += float(kl_and_top1(*answers)[0].mean()) / len(setup.tasks)
+        given = (projection, samples.take(drawn[study.samples :]), study.batch)
+        features = projected(ours, *given, f"{model.name}, task {task}")
+        expert = projected(theirs, *given, f"expert of {task}")
+        total += float(divergence(features, expert, head).mean()) / len(setup.tasks)
     return total
 
 
@@ -209,9 +199,8 @@ def calibrate_by_spectrum(
 ) -> dict[str, dict[str, float]]:
     """Calibrate students in forward order, each with ρ on its variant's part of the weights.
 
-    A solution with ρ = 1 is pulled to the student's own weights, so once a block is observed those
-    become the variant's anchor. Returns: by λ the shares below it, means over sites: of the
-    directions, of the inputs' energy tr S, and of the squared change ‖A − A₁‖².
+    A solution with ρ = 1 is pulled to the student's own weights, so those become the anchor.
+    Returns: by λ the means over sites of the shares below it: of directions, tr S and ‖A − A₁‖².
     """
     import torch
 

@@ -1,14 +1,11 @@
-"""Every merger from the same experts and samples: alone and, of encoders, with FeatCal, adapters,
-REPAIR, SVC and what trains for minutes.
+"""Every merger from the same experts and samples: alone and, of encoders, with what follows it.
 
-FeatCal is run at the settings of the suite, and as the library does by default (auto). Settings that
-a method's source chooses on validation samples are chosen there, by the merged model's own scores
-alone. Nobody has seen what is scored. Seconds go to the run record.
+FeatCal runs at the suite's settings and as the library does by default (auto). Settings that a
+method's source chooses on validation samples are chosen there, by the merged model's own scores.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,7 +41,6 @@ MEANS = "task_means.safetensors"  # next to a merged model: its mean feature of 
 CHOSEN = ("scale", "eta")  # settings that may be a list
 TRAINED_BATCH = 16  # samples of each task in a step of ProDistill: the source's 128 of eight tasks
 ADAPTED_BATCH = 16  # samples in a step of a merger that adapts without labels
-KEPT: dict[tuple[Any, ...], Any] = {}  # what a process has read or computed for every merger
 
 
 class FieldStudy(Study):
@@ -110,7 +106,6 @@ class FieldStudy(Study):
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        KEPT.clear()  # where the jobs run in this process, it may hold another study's
         names = [*self.mergers, *([TANGENT] if self.tangent else [])]
         longest_first = sorted(names, key=lambda name: (name not in self.trained, name != TANGENT))
         jobs = {name: (setup, self, name, folder / name) for name in longest_first}
@@ -121,13 +116,6 @@ class FieldStudy(Study):
         tried = {name: made[name][1] for name in self.mergers if made[name][1]}
         cost = {name: made[name][2] for name in names}
         return StudyResult(rows, {}, {"chosen": chosen, "tried": tried}, {"cost": cost})
-
-
-def kept(key: tuple[Any, ...], found: Callable[[], Any]) -> Any:
-    """Return what is in KEPT by that name, computed where it is not."""
-    if key not in KEPT:
-        KEPT[key] = found()
-    return KEPT[key]
 
 
 class Clock(dict[str, float]):
@@ -163,7 +151,6 @@ def merge(
     """Write the merged model; return its settings, and those tried with their validation accuracy."""
     import featcal
     import reproduction.field.swudi  # noqa: F401 - registers a merger
-    from featcal.merging.merge import open_merge
     from featcal.merging.registry import method_named
 
     key, needs, first = study.chosen_key(name), method_named(name).needs, study.candidates(name)[0]
@@ -172,40 +159,32 @@ def merge(
         every = {"stream": study.rivals.stream, "samples": None, "batch": ADAPTED_BATCH}
         given["batches"] = streams(setup, Draw(**every, seed=study.seed))
     elif needs:
-        given["batches"] = drawn(setup, study.drawn())
+        given["batches"] = streams(setup, study.drawn())
     if "head" in needs:
         given["head"] = setup.heads
-    models = (name, setup.base, setup.experts)
+    merged = partial(featcal.merge, name, setup.base, setup.experts, **given)
     if not key:
-        clock("merged", lambda: featcal.merge(*models, out=out, **given, **first))
+        clock("merged", partial(merged, out=out, **first))
         return first, []
     candidates = {own[key]: own for own in study.candidates(name)}
-    if key == "scale":  # merged once, whatever the number of scales
-        opened = open_merge(*models, **given, **first)
-        vectors = clock("merged", lambda: dict(opened.run()))
-
-    def at_value(value: float, out: Path | None = None) -> Any:
-        if key != "scale":
-            return featcal.merge(*models, **given, **candidates[value], out=out)
-        scaled = replace(opened, settings={**opened.settings, key: value})
-        return scaled.finish(iter(vectors.items()), out)
 
     def validated() -> dict[float, float]:
         if not setup.of_texts:
-            tried = {value: at_value(value) for value in candidates}
-            return averages(setup, tried, partial(read, setup, study, "validation"))
+            tried = {value: merged(**own) for value, own in candidates.items()}
+            selection = Selection("validation", study.rows, study.seed)
+            return averages(setup, tried, partial(selection.read, setup))
         found = {}
-        for value in candidates:
+        for value, own in candidates.items():
             model = ModelSpec("", out.parent / f"{key}-{value:g}", "merged")
-            at_value(value, model.folder)
+            merged(**own, out=model.folder)
             [counts] = scoring.evaluate_model(setup, model, (), Selection("validation")).values()
             found[value] = average(counts)
         return found
 
     values = clock("choosing", validated)
-    best = highest(values)
-    clock("merged", lambda: at_value(best, out))
-    return candidates[best], [{**candidates[v], "value": round(values[v], 4)} for v in candidates]
+    best = candidates[highest(values)]
+    clock("merged", partial(merged, out=out, **best))
+    return best, [{**candidates[v], "value": round(values[v], 4)} for v in candidates]
 
 
 def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) -> None:
@@ -222,58 +201,30 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) 
     base, experts, device = setup.base, setup.experts, setup.context.device
     merged, rivals, seed = out / "merged", study.rivals, study.seed
     given: dict[str, Any] = {"base": base, "experts": experts, "device": device, "resume": False}
-    given["batches"] = drawn(setup, study.drawn(batch=rivals.batch))
+    given["batches"] = streams(setup, study.drawn(batch=rivals.batch))
     for method, settings in {"featcal": rivals.featcal, "featcal_auto": AUTO}.items():
         own = {"settings": settings, "out": out / method}
         clock(method, partial(featcal.calibrate, merged, **given, **own))
-    projection, seen = setup.projection(), drawn(setup, rivals.draw("surgery", study.samples, seed))
-    encoded = partial(expert_features, experts, seen, projection, device)
-    theirs, clock["features"] = kept(("features",), encoded)
-    pairs = clock("features", partial(pool_features, merged, theirs, seen, projection, device))
+    projection, draw = setup.projection(), rivals.draw("surgery", study.samples, seed)
+    seen = streams(setup, draw)
+    pairs = clock("features", partial(pool_features, merged, experts, seen, projection, device))
     for method in OUTER:
         adapters = clock(method, partial(getattr(rivals, method).fit, pairs, seed))
         adapters.save(out / method)
     save_file({task: pair.merged.mean(0) for task, pair in pairs.items()}, out / MEANS)
-    one = kept(("one batch",), lambda: all_samples(drawn(setup, study.drawn())))
-    wanted = kept(("moments",), lambda: output_moments(experts.values(), one, device))
+    one = all_samples(streams(setup, study.drawn()))
+    wanted = output_moments(experts.values(), one, device)
     clock("repair", lambda: renormalised(merged, wanted, one, out=out / "repair", device=device))
     if name not in WITHOUT_SVC:
         more: dict[str, Any] = {"least": SVC_AFTER.get(name, SVC_LEAST), "out": out / "svc"}
         clock("svc", partial(svc, merged, base, experts, **more, device=device))
     if name in study.trained:
-        pieces = drawn(setup, study.drawn(batch=TRAINED_BATCH))
+        pieces = streams(setup, study.drawn(batch=TRAINED_BATCH))
         more = {"epochs": study.epochs, "seed": seed, "device": device, "out": out / "prodistill"}
         clock("prodistill", partial(prodistill, merged, base, experts, pieces, **more))
         for method in DEEP:
             start = (getattr(study, method), merged, experts, seen, projection, seed, device)
             clock(method, partial(inner_adapters, *start)).save(out / method)
-
-
-def expert_features(
-    experts: Mapping[str, Path], seen: Mapping[str, Iterable[Any]], projection: Any, device: Any
-) -> tuple[dict[str, Any], float]:
-    """Return features that every merger's adapters are fitted to, and seconds."""
-    import torch
-
-    from featcal.baselines.training import as_module, pairs_of_several
-
-    start, found = time.perf_counter(), {}
-    for task, expert in experts.items():  # of a pair only one side is needed
-        own = ({"": as_module(expert, device)}, torch.empty(0), seen[task], projection)
-        found[task] = pairs_of_several(task, *own)[""].merged
-    return found, time.perf_counter() - start
-
-
-def drawn(setup: Setup, draw: Draw) -> dict[str, Any]:
-    """Return batches of every task for a draw, whose samples are read once in a process."""
-    samples = kept(("drawn", draw.but(batch=1)), partial(streams, setup, draw))
-    return {task: replace(stream, size=draw.batch) for task, stream in samples.items()}
-
-
-def read(setup: Setup, study: FieldStudy, split: str, task: str) -> Any:
-    """Return samples that are scored, or that validate, read once in a process."""
-    selection = Selection(split, study.scored if split == "test" else study.rows, study.seed)
-    return kept((split, task), partial(selection.read, setup, task))
 
 
 def evaluate(
@@ -287,7 +238,7 @@ def evaluate(
     from featcal.baselines.adapters import Adapters
     from reproduction.field.inner_adapters import InnerAdapters
 
-    test = partial(read, setup, study, "test")
+    test = partial(Selection("test", study.scored, study.seed).read, setup)
     if model.upstream == TANGENT:
         from reproduction.field import tangent
 

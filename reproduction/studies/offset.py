@@ -1,9 +1,8 @@
 """An intervention: a fixed offset per task in the inputs of a sentence encoder, which its experts undo.
 
 Texts of task t are read at positions of their own, where the base has its usual position embeddings
-plus s·δₜ and expert t has its own without it. So every expert answers as before, the inputs of one task
-share a constant that the merged model does not undo, and nothing is trained. Synthetic images have
-such a constant, the fixed change of each task's images; public texts do not.
+plus s·δₜ and expert t has its own without it. So every expert answers as before, the inputs of one
+task share a constant that the merged model does not undo, and nothing is trained.
 """
 
 from collections.abc import Mapping
@@ -26,15 +25,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TABLE = "embeddings.position_embeddings.weight"
-Drift = dict[str, tuple[float, float]]  # by task: squared drift, and the part all samples share
 
 
 class OffsetStudy(Study):
-    """Settings of the study.
-
-    strengths: s; 1 is an offset whose entries deviate as much as those of word embeddings.
-    scored:    test samples of each task.
-    """
+    """Settings. strengths: s; offsets of 1 deviate as much as entries of word embeddings."""
 
     section = "offset"
     scores = OFFSET
@@ -48,10 +42,8 @@ class OffsetStudy(Study):
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         jobs = {f"{s:g}": (setup, self, s, folder / f"{s:g}") for s in self.strengths}
-        results = setup.context.run(f"offset {self.key}", measured, jobs)
-        rows = [row for rows, _ in results.values() for row in rows]
-        drift = {name: own for name, (_, own) in results.items()}
-        return StudyResult(rows, facts={"drift": drift})
+        found = setup.context.run(f"offset {self.key}", rows_at, jobs)
+        return StudyResult([row for rows in found.values() for row in rows])
 
 
 def placed(first: int, batch: Batch) -> Batch:
@@ -65,9 +57,7 @@ def placed(first: int, batch: Batch) -> Batch:
 def with_offsets(
     model: Path, out: Path, offsets: Mapping[int, "Tensor"], own: int | None, width: int
 ) -> Path:
-    """Write a model that repeats its first `width` positions from every number of `offsets` on,
-    plus that offset (d,) except at `own`.
-    """
+    """Write a model that repeats its positions from each number on, plus its offset if not own."""
     import torch
 
     from featcal.models.load import load_as_calibrated, save_model
@@ -83,10 +73,8 @@ def with_offsets(
     return save_model(module, out, like=model)
 
 
-def measured(
-    setup: Setup, study: OffsetStudy, strength: float, out: Path
-) -> tuple[list[Row], Drift]:
-    """Return rows at one strength, and the merged model's drift from the experts."""
+def rows_at(setup: Setup, study: OffsetStudy, strength: float, out: Path) -> list[Row]:
+    """Return the rows at one strength."""
     import torch
 
     import featcal
@@ -134,13 +122,9 @@ def measured(
 
     counts: Any = answers(setup, encoders, read, changes)
     common = {**setup.words, "strength": f"{strength:g}", "metric": "accuracy", "seed": seed}
-    rows, drift = [], Drift()
+    rows = []
     for (method, setting), found in counts.items():
         upstream = "" if method == "expert" else study.upstream
         own = {**common, "upstream": upstream, "method": method, "setting": setting}
         rows += [{**own, "task": task, **one} for task, one in found.items()]
-    for task, pair in pairs.items():
-        difference = (pair.expert - pair.merged).double()  # (n, p)
-        parts = difference.square().sum(1).mean(), difference.mean(0).square().sum()
-        drift[task] = (round(float(parts[0]), 6), round(float(parts[1]), 6))
-    return rows, drift
+    return rows

@@ -1,19 +1,16 @@
-"""Tables 12 and 13, Figure 3: accuracy and cost of the rivals by the number of samples per task.
-
-No time and no memory includes an evaluation: test samples come once every calibration is done.
-"""
+"""Tables 12 and 13, Figure 3: accuracy and cost of the rivals by the number of samples per task."""
 
 from itertools import product
 from pathlib import Path
 from typing import ClassVar
 
 from reproduction.engine.context import Setup
-from reproduction.engine.measured import METHODS, costs
 from reproduction.engine.samples import seen_rows
 from reproduction.engine.spec import merged_model, rival
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.experiments import Counts, Rivals, Seeds, Study
 from reproduction.results import SAMPLES, SEEN
+from reproduction.studies.cost import METHODS, costs
 
 
 class SamplesStudy(Study):

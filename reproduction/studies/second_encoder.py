@@ -1,8 +1,4 @@
-"""The main comparison of a sentence encoder with another encoder on the same texts.
-
-Its experts stay with the parts of unfinished stages, so that an interrupted run goes on; what is
-made from them is deleted once it is scored.
-"""
+"""The main comparison of a sentence encoder with another encoder on the same texts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -27,12 +23,7 @@ from reproduction.studies.expert_seeds import compared
 
 
 class SecondEncoderStudy(Study):
-    """Settings of the study.
-
-    model:     as a role of the suite names it.
-    fine_tune: settings of its experts (FineTuneSentences).
-    scored:    test samples of each task.
-    """
+    """Settings; `fine_tune` is of the experts, `scored` the test samples of each task."""
 
     section = "second_encoder"
     scores = SCORES

@@ -1,8 +1,4 @@
-"""Figure 5: FeatCal with one of λ, ρ and α varied at a time, scored on test samples.
-
-The scores are for the report only: what is chosen was chosen on validation samples. Each model is
-calibrated anew: in forward order, λ decides what later blocks see.
-"""
+"""Figure 5: FeatCal with one of λ, ρ and α varied at a time, scored for the report alone."""
 
 from itertools import product
 from pathlib import Path
@@ -63,21 +59,16 @@ class SweepStudy(Study):
         require(once, "sweep.around", words, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        models, curves, label = [], dict[str, list[Row]](), f"sweep {self.key}"
+        models, curves, label = [], list[tuple[str, Row]](), f"sweep {self.key}"
         for upstream, sweep in product(self.upstreams, self.around):
             for number, (settings, points) in enumerate(sweep.points().items()):
                 name = f"{upstream}-{sweep.setting}-{number}"
                 words = ("featcal", upstream, sweep.setting, self.seed, settings, self.drawn())
                 models.append(ModelSpec(name, folder / name, *words))
-                curves[name] = [
-                    {
-                        "parameter": p,
-                        "at": f"{at:g}",
-                        "chosen": int(at == getattr(sweep.featcal, p)),
-                    }
-                    for p, at in points
-                ]
+                for parameter, at in points:
+                    point: Row = {"parameter": parameter, "at": f"{at:g}"}
+                    point["chosen"] = int(at == getattr(sweep.featcal, parameter))
+                    curves.append((name, point))
         make(label, setup, models)
         scores = score(f"{label} score", setup, models)
-        curved = ((point, name) for name, points in curves.items() for point in points)
-        return StudyResult([row | point for point, name in curved for row in scores[name]])
+        return StudyResult([row | point for name, point in curves for row in scores[name]])

@@ -1,8 +1,5 @@
-"""The gap that FeatCal and adapters recover by the number of tasks: drawn parts of a pool, each
-merged anew, and how much of the drift is one shift.
+"""The gap that FeatCal and adapters recover by the number of tasks: parts of a pool, merged anew.
 
-Every sample is encoded once by each model. Scored are test samples that no adapter has seen: among
-the task's own classes, and among those of all tasks, where an adapter is still the known task's.
 n samples · p width of a feature · K classes of all tasks of a pool.
 """
 
@@ -24,30 +21,18 @@ from reproduction.engine.samples import load_split
 from reproduction.engine.score import Counts, Row
 from reproduction.engine.spec import ModelSpec, rival
 from reproduction.engine.study import StudyResult, make_and_score, rows_of
-from reproduction.experiments import (
-    ADAPTER_BATCH,
-    SPLITS,
-    Each,
-    Rivals,
-    Study,
-    at_papers_once,
-)
+from reproduction.experiments import ADAPTER_BATCH, SPLITS, Each, Rivals, Study, at_papers_once
 from reproduction.results import TASK_COUNTS
-from reproduction.stages.measure import projected
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-UNSEEN = "unseen"  # test samples that are in no adapter's draw
 
 
 class TaskCountsStudy(Study):
     """Settings of the study.
 
-    counts:    of tasks that are merged.
-    shuffles:  how often the pool is shuffled and cut into parts of every count.
-    samples:   of each task; adapters see test samples and, separately, FeatCal's.
-    at_papers: FeatCal at the paper's settings too.
+    counts: of tasks that are merged.   shuffles: how often the pool is cut into parts of every count.
+    samples: of each task; adapters see test samples and, separately, FeatCal's.
     """
 
     section = "task_counts"
@@ -69,9 +54,7 @@ class TaskCountsStudy(Study):
         return tuple(dict.fromkeys((self.rivals.stream, "train")))
 
     def parts(self, tasks: Sequence[str]) -> dict[tuple[int, int], tuple[str, ...]]:
-        """Return the pool cut into parts of every count in each shuffle, the whole pool once; by
-        count and by the number of the part. Raises: BadSetting for a count that the pool lacks.
-        """
+        """Return the pool cut into parts, by count and number of the part. Raises: BadSetting."""
         import numpy as np
 
         found = {}
@@ -88,17 +71,12 @@ class TaskCountsStudy(Study):
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        from safetensors.torch import load_file
-
         context, label = setup.context, f"task_counts {self.key}"
         merges = {u: context.experiments.merge[f"{self.key}-{u}"] for u in self.upstreams}
         expected = "must be mergers that look at no data"
         for upstream, run in merges.items():
             require(run.draw is None, f"{label}.upstreams", upstream, expected)
-        jobs = {task: (setup, self, task, folder) for task in setup.tasks}
-        parts, rows = self.parts(setup.tasks), list[Row]()
-        context.run(f"{label} experts", encode_expert, jobs)
-        evaluate = partial(judged, study=self, folder=folder)
+        parts, rows, evaluate = self.parts(setup.tasks), list[Row](), partial(judged, study=self)
         for (count, draw), tasks in parts.items():
             expert = ModelSpec("expert", None, "expert", columns={"tasks": count, "draw": draw})
             some = replace(setup, only=tasks)
@@ -110,13 +88,7 @@ class TaskCountsStudy(Study):
             models = [m.but(columns=columns) for m in (merged, *self.models(some, upstream))]
             rows += make_and_score(some, f"{label} {name} {upstream}", models, evaluate=evaluate)
             rmtree(some.folder(""))
-        heads = load_file(setup.heads)
-        facts = {
-            "parts": {f"{count}-{draw}": own for (count, draw), own in parts.items()},
-            "mergers": {upstream: run.options for upstream, run in merges.items()},
-            "classes": {task: len(heads[f"head/{task}"]) for task in setup.tasks},
-        }
-        return StudyResult(tables={"task_counts": rows}, facts=facts)
+        return StudyResult(tables={"task_counts": rows})
 
     def models(self, setup: Setup, upstream: str) -> Iterator[ModelSpec]:
         """Yield FeatCal at every setting, then adapters from every stream."""
@@ -137,12 +109,10 @@ class TaskCountsStudy(Study):
 def agreement(
     task: str, features: "Tensor", expert: "Tensor", head: "Tensor", own: range, labels: "Tensor"
 ) -> Row:
-    """Return percent right among the task's own classes and among all, and the drift of unit-length
-    features (n, p) from the expert's.
+    """Return percent right among own classes and among all, and the drift of unit features.
 
-    drift: mean over samples of the squared difference.   mean_drift: squared length of the mean
-    difference, the part that one constant vector would undo.
-    head: class vectors of all tasks (K, p).   own: the task's rows of it.   labels: among those, (n,).
+    mean_drift: squared length of the mean difference, which one constant vector would undo.
+    head: class vectors of all tasks (K, p).   own: the task's rows of it.   labels: (n,).
     """
     from featcal.evaluation.accuracy import require_finite
     from featcal.models.batch import unit_length
@@ -176,27 +146,15 @@ def unseen(setup: Setup, study: TaskCountsStudy, task: str) -> Any:
     return test.take(left)
 
 
-def encode_expert(setup: Setup, study: TaskCountsStudy, task: str, folder: Path) -> None:
-    """Write the expert's features of the unseen samples of its task, as they leave the projection."""
-    from safetensors.torch import save_file
-
-    expert, samples = setup.load(setup.expert(task)), unseen(setup, study, task)
-    given = (setup.projection(), samples, ADAPTER_BATCH, f"expert of {task}, samples of {task}")
-    save_file({UNSEEN: projected(expert, *given).contiguous()}, folder / f"{task}.safetensors")
-
-
 def judged(
-    setup: Setup,
-    model: ModelSpec,
-    corrected: Sequence[ModelSpec],
-    study: TaskCountsStudy,
-    folder: Path,
+    setup: Setup, model: ModelSpec, corrected: Sequence[ModelSpec], study: TaskCountsStudy
 ) -> dict[str, Counts]:
     """Return the scores of one model, or of each task's own expert, and of the same with adapters."""
     import torch
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Adapters
+    from reproduction.stages.measure import projected
 
     heads, every = load_file(setup.heads), replace(setup, only=()).tasks
     ours = setup.load(model.folder) if model.folder else None
@@ -207,10 +165,11 @@ def judged(
         samples = unseen(setup, study, task)
         start = sum(len(heads[f"head/{name}"]) for name in every[: every.index(task)])
         own = range(start, start + len(heads[f"head/{task}"]))
-        features = expert = load_file(folder / f"{task}.safetensors")[UNSEEN]
+        shown, theirs = (setup.projection(), samples, ADAPTER_BATCH), setup.load(setup.expert(task))
+        features = expert = projected(theirs, *shown, f"expert of {task}, samples of {task}")
         if ours:
             place = f"{model.upstream} of {', '.join(setup.tasks)}, on {task}"
-            features = projected(ours, setup.projection(), samples, ADAPTER_BATCH, place)
+            features = projected(ours, *shown, place)
         given = (expert, head, own, torch.as_tensor(samples.labels))
         found[model.name][task] = agreement(task, features, *given)
         for name, adapter in adapters.items():

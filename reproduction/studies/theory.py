@@ -17,8 +17,7 @@ from reproduction.engine.study import StudyResult
 from reproduction.experiments import Counts, Setting, Study
 from reproduction.results import THEORY, THEORY_POINTS
 
-# Of an equation: float64 carries 16 digits, a wrong term shows in the first, a quadrature with few
-# nodes in between. Of an inequality: that it holds.
+# of an equation, of whose 16 digits a wrong term changes the first; of an inequality: that it holds
 REQUIRED = {"digits": 6.0, "room": 0.0}
 ORDERS = ("forward", "stale")  # of calibration: on deployed features, and on the merged model's
 SOURCES = "sources"  # the job that looks at all tasks together
@@ -77,11 +76,9 @@ def check(setup: Setup, study: TheoryStudy, task: str, folder: Path) -> Lines:
     device, tensors = setup.context.device, load_file(setup.heads)
     samples, batch = drawn(setup, study, task, study.images)
     single = list(drawn(setup, study, task, study.traced)[0].batches(None, 1))
-    projection, classes = (
-        tensors[name].double().to(device) if name in tensors else None
-        for name in ("visual_projection", f"head/{task}")
-    )
-    head = scores.Head(projection, classes, float(tensors["logit_scale"].double().exp()))
+    tensors = {name: tensor.double().to(device) for name, tensor in tensors.items()}
+    given = (tensors.get("visual_projection"), tensors[f"head/{task}"])
+    head = scores.Head(*given, float(tensors["logit_scale"].exp()))
     labels = torch.as_tensor(samples.labels).to(device)
     expert = setup.load(setup.expert(task), torch.float64)
     theirs, traced = tower(expert, batch), [tower(expert, one) for one in single]

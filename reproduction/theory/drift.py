@@ -7,16 +7,12 @@ are never formed: Gauss-Legendre nodes and Jacobian-vector products at each give
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.func import jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import linear
-from torch.overrides import TorchFunctionMode
 
 from reproduction.theory.tower import Checks, Tower, dots, norms, relative
 
@@ -35,9 +31,7 @@ class BlockDrift:
 
 @torch.no_grad()
 def decomposed(merged: Tower, expert: Tower) -> list[BlockDrift]:
-    """Return every block's drift. Each map runs by itself, so that e = m + p compares two
-    computations.
-    """
+    """Return every block's drift; maps run by themselves, so m + p is computed apart from e."""
     found = []
     for i, (f_mer, f_exp) in enumerate(zip(merged.maps, expert.maps, strict=True)):
         h_mer, h_exp = merged.features[i], expert.features[i]
@@ -71,9 +65,7 @@ def check_decomposition(drifts: list[BlockDrift], found: Checks) -> None:
 
 
 def check_residual(drifts: list[BlockDrift], found: Checks) -> None:
-    """Check Proposition 4, p = e_before + r, and how much of the skip's drift the branch adds or
-    (below 0) removes.
-    """
+    """Check Proposition 4, p = e_before + r, and how much of the skip's drift the branch adds."""
     errors, shares = [], {}
     for i, d in enumerate(drifts):
         if d.branch is not None and norms(d.before).any():
@@ -87,11 +79,7 @@ def check_residual(drifts: list[BlockDrift], found: Checks) -> None:
 
 
 def check_growth(drifts: list[BlockDrift], found: Checks) -> None:
-    """Check Proposition 5 and Corollary 1.
-
-    Eq. 36 and its product follow from the triangle inequality wherever 1 + γ − η is not negative,
-    so both are checked on all such cases, not only where the condition promises growth.
-    """
+    """Check Proposition 5 and Corollary 1 on all cases, not only where growth is promised."""
     grown = {i: d for i, d in enumerate(drifts) if bool((norms(d.before) > 0).all())}
     if not grown:
         return
@@ -126,10 +114,7 @@ def nodes_and_weights(count: int) -> list[tuple[float, float]]:
 def path_average(
     function: Map, start: Tensor, change: Tensor, vectors: Tensor, nodes: int
 ) -> Tensor:
-    """Return ∫₀¹ J(start + t·change) v dt for several v at once, (k, n, …).
-
-    function: maps (n, …) to (n, …), every case on its own.   start, change: (n, …).
-    """
+    """Return ∫₀¹ J(start + t·change) v dt of a map of (n, …) for several v at once, (k, n, …)."""
     places, weights = start.new_tensor(nodes_and_weights(nodes)).T
 
     def moved(t: Tensor, v: Tensor) -> Tensor:
@@ -141,37 +126,23 @@ def path_average(
 
 def directional(function: Map, place: Tensor, vector: Tensor) -> Tensor:
     """Return J(place) vector, by forward differentiation, which only plain attention has."""
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _FixedWeights():
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         moved: Tensor = jvp(function, (place,), (vector,))[1]
     return moved
-
-
-class _FixedWeights(TorchFunctionMode):
-    """Inside, a linear's derivative is W v; torch also multiplies by the weight's derivative, zero."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if function is not linear or kwargs:
-            return function(*args, **(kwargs or {}))
-        (x, v), (W, *b) = unpack_dual(args[0]), args[1:]
-        return linear(x, W, *b) if v is None else make_dual(linear(x, W, *b), linear(v, W))
 
 
 def check_propagation(
     pairs: Sequence[tuple[Tower, Tower]], nodes: Sequence[int], found: Checks
 ) -> None:
-    """Check Proposition 2 for every number of nodes: p = A e_before, and the unrolled sum against
-    the final drift; with the most nodes also each mismatch's share of that, ⟨P m, e_L⟩ / ‖e_L‖².
+    """Check Proposition 2, p = A e_before and the unrolled sum, for every number of nodes.
 
-    pairs: merged model and expert on some samples each; a text by itself has no padding.
+    With the most nodes, also each mismatch's share of the final drift, ⟨P m, e_L⟩ / ‖e_L‖².
     """
     cases = [(merged, expert, decomposed(merged, expert)) for merged, expert in pairs]
     finals = [drifts[-1].after for _, _, drifts in cases]
     for count in sorted(nodes):
-        errors, parts = zip(
-            *(carry(*case, count, split=count == max(nodes)) for case in cases), strict=True
-        )
+        carried = (carry(*case, count, split=count == max(nodes)) for case in cases)
+        errors, parts = zip(*carried, strict=True)
         recursion = torch.cat(errors)
         ends = zip(parts, finals, strict=True)
         unrolled = torch.cat([relative(part.sum(0) - final, final) for part, final in ends])
@@ -188,10 +159,7 @@ def check_propagation(
 def carry(
     merged: Tower, expert: Tower, drifts: Sequence[BlockDrift], nodes: int, split: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the errors of A e_before against p, and every mismatch as later blocks carry it on.
-
-    split: each by itself, first that of the embeddings; otherwise their sum and the last one.
-    """
+    """Return the errors of A e_before against p, and every mismatch as later blocks carry it."""
     errors, carried = [], drifts[0].before[None]  # (k, n, …)
     for i, (function, drift) in enumerate(zip(merged.maps, drifts, strict=True)):
         sent = carried if split else carried.sum(0, keepdim=True)

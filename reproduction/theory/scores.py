@@ -19,9 +19,7 @@ PLACES = 33  # even steps along a segment at which a local Lipschitz constant is
 
 @dataclass(frozen=True)
 class Head:
-    """What all models of a task share after the last norm: projection (p, h) or None, unit class
-    vectors (K, p), logit scale.
-    """
+    """Projection (p, h) or None, unit class vectors (K, p) and logit scale of a task's models."""
 
     projection: Tensor | None
     classes: Tensor
@@ -69,9 +67,7 @@ def score_drift(merged: Tower, expert: Tower, head: Head) -> ScoreDrift:
 
 
 def along_segment(function: Callable[[Tensor], Tensor], start: Tensor, change: Tensor) -> Tensor:
-    """Return the Lipschitz constant on the segment, (n,): the largest ‖J(start + t·change) change‖
-    / ‖change‖ of PLACES.
-    """
+    """Return the largest ‖J(start + t·change) change‖ / ‖change‖ of PLACES, (n,)."""
     length = change.norm(dim=-1).clamp_min(1e-300)
     places = (start + i / (PLACES - 1) * change for i in range(PLACES))
     steps = [directional(function, place, change) for place in places]
@@ -79,9 +75,7 @@ def along_segment(function: Callable[[Tensor], Tensor], start: Tensor, change: T
 
 
 def cosine_constant(head: Head, start: Tensor, end: Tensor) -> Tensor:
-    """Return a Lipschitz constant of scaled cosines in every direction, (n,): s ‖T‖₂ / (distance of
-    the segment from the origin), as the Jacobian of s T f/‖f‖ is s T (I − f̂ f̂ᵀ)/‖f‖.
-    """
+    """Return s ‖T‖₂ / (least ‖f‖ on the segment), (n,): s T f/‖f‖ changes by s T (I − f̂ f̂ᵀ)/‖f‖."""
     change = end - start
     t = -(start * change).sum(-1) / (change**2).sum(-1).clamp_min(1e-300)
     t = t.clamp(0, 1)  # where the segment is nearest
@@ -96,9 +90,7 @@ def check_scores(drift: ScoreDrift, found: Checks) -> None:
     found.bounded_and_shown("proposition_6", drift.by_feature, change)
 
 
-# nodes of the loss per node of a Jacobian: scaled cosines make softmax turn sharply, and a score
-# costs nothing
-FINER = 8
+FINER = 8  # nodes of the loss per node of a Jacobian: scaled cosines make softmax turn sharply
 
 
 def gradient(z: Tensor, u: Tensor) -> Tensor:
@@ -113,10 +105,7 @@ def averaged(function: Callable[[Tensor], Tensor], z: Tensor, change: Tensor, no
 
 
 def check_loss(drift: ScoreDrift, labels: Tensor, nodes: Sequence[int], found: Checks) -> None:
-    """Check Proposition 7, the softmax bridge before it, and Corollary 2.
-
-    Errors are relative to ‖ḡ‖ ‖Δz‖, because a loss may well not change at all.
-    """
+    """Check Proposition 7, the softmax bridge and Corollary 2; errors are relative to ‖ḡ‖ ‖Δz‖."""
     z, change = drift.expert, drift.change
     u = torch.nn.functional.one_hot(labels, z.shape[-1]).to(z)
 
@@ -145,9 +134,7 @@ def check_loss(drift: ScoreDrift, labels: Tensor, nodes: Sequence[int], found: C
 
 
 def check_margins(drift: ScoreDrift, found: Checks) -> None:
-    """Check Eq. 44 and three other conditions: weaker ones by the bounds of Propositions 3 and 6,
-    and max Δz − min Δz < μ, which leaves out a shift of all scores, as it changes no answer.
-    """
+    """Check Eq. 44, weaker conditions by Propositions 3 and 6, and max Δz − min Δz < μ."""
     best = drift.expert.topk(2, dim=-1)
     margin = best.values[:, 0] - best.values[:, 1]  # μ
     kept = drift.merged.argmax(-1) == best.indices[:, 0]

@@ -90,11 +90,7 @@ class Mismatch:
 
 
 def mismatch(src: Source, dep: Source, linear: Linear, settings: Calibration) -> Mismatch:
-    """Compute both sides of Eqs. 48 and 49.
-
-    The supremum over all matrices is infinite unless the sources agree. The proof needs the segment
-    between the two minima, on which J_dep − J_src is a parabola.
-    """
+    """Compute both sides of Eqs. 48 and 49 on the segment between the minima."""
     W_src, W_dep = minimum(src, linear, settings), minimum(dep, linear, settings)
     at = [loss(W, dep) - loss(W, src) for W in (W_src, (W_src + W_dep) / 2, W_dep)]
     sides = [objective(W, dep, linear, settings.ridge) for W in (W_src, W_dep)]
@@ -113,23 +109,15 @@ def peak(start: float, middle: float, end: float) -> float:
 
 
 def steepness(src: Source, dep: Source, ends: tuple[Tensor, Tensor]) -> float:
-    """Return K of Eq. 49, 2 max ‖W u − y‖ √(1 + ‖W‖²) over both supports; convex in W, so the ends
-    of the segment decide.
-    """
-    farthest = max(
-        float((u @ W.T - source.y[task]).norm(dim=1).max())
-        for W in ends
-        for source in (src, dep)
-        for task, u in source.u.items()
-    )
+    """Return K of Eq. 49, 2 max ‖W u − y‖ √(1 + ‖W‖²); it is convex in W, so the ends decide."""
+    seen = [(u, source.y[task]) for source in (src, dep) for task, u in source.u.items()]
+    farthest = max(float((u @ W.T - y).norm(dim=1).max()) for W in ends for u, y in seen)
     widest = max(float(torch.linalg.matrix_norm(W, 2)) for W in ends)
     return 2 * farthest * (1 + widest**2) ** 0.5
 
 
 def wasserstein(src: Source, dep: Source, task: str) -> float:
-    """Return the exact 1-Wasserstein distance of the pairs (u, y) of a task: tokens are matched one
-    to one at the least cost.
-    """
+    """Return the exact 1-Wasserstein distance of the pairs (u, y) of a task, by matching tokens."""
     from scipy.optimize import linear_sum_assignment
 
     ours, theirs = (torch.cat([s.u[task], s.y[task]], dim=1) for s in (src, dep))
@@ -143,9 +131,7 @@ Inputs = dict[str, dict[str, Tensor]]  # by task, by linear: rows (tokens, d)
 
 @dataclass(frozen=True)
 class Models:
-    """The models of Appendix F.   forward: calibrated on the calibrated model's own features.
-    stale: on the merged model's.
-    """
+    """The models of Appendix F; solved on own features (forward) or the merged model's (stale)."""
 
     base: nn.Module
     merged: nn.Module
@@ -159,10 +145,8 @@ def check_sources(
     models: Models, batches: Mapping[str, Batch], settings: Calibration, found: Checks
 ) -> None:
     """Check Proposition 8 and Eq. 45 for every linear of every block."""
-    merged, forward, stale = (
-        {t: tower(m, x) for t, x in batches.items()}
-        for m in (models.merged, models.forward, models.stale)
-    )
+    several = (models.merged, models.forward, models.stale)
+    merged, forward, stale = ({t: tower(m, x) for t, x in batches.items()} for m in several)
     experts = {task: tower(models.experts[task], x) for task, x in batches.items()}
     check_prefix(models, batches, forward, found)
     sides: dict[str, Mismatch] = {}
@@ -197,11 +181,8 @@ def check_sources(
             sources = {kind: source(used[kind]) for kind in used}
             for kind in used:
                 W, deployed = weight(weights[kind], index, name), source(given[kind])
-                for where, one in (
-                    (f"{kind}_on_source", sources[kind]),
-                    (f"{kind}_deployed", deployed),
-                ):
-                    fits.setdefault(where, []).append(relative_loss(W, one))
+                for where, one in (("on_source", sources[kind]), ("deployed", deployed)):
+                    fits.setdefault(f"{kind}_{where}", []).append(relative_loss(W, one))
             if index:  # the first block's source is the same for both
                 side = mismatch(sources["stale"], sources["forward"], linear, settings)
                 sides[f"{index:02d}.{name}"] = side

@@ -1,9 +1,4 @@
-"""An encoder as the paper's Eq. 1 sees it, and what a check of a proposition records.
-
-A layer is a transformer block. What comes before the first one is the paper's x, which two models
-share only where fine-tuning left the embeddings alone. Features of padding are zero, and nothing
-reads them.
-"""
+"""An encoder as the paper's Eq. 1 sees it, with blocks as layers, and what a check records."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -42,17 +37,10 @@ class Checks:
     lines: list[dict[str, Any]] = field(default_factory=list)
     points: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(
-        self,
-        statement: str,
-        quantity: str,
-        value: float,
-        count: int,
-        block: str = "",
-        nodes: int | str = "",
-    ) -> None:
-        line = {"statement": statement, "quantity": quantity, "block": block, "nodes": nodes}
-        self.lines.append(line | {"value": float(value), "count": count})
+    def add(self, statement: str, quantity: str, value: float, count: int, **where: Any) -> None:
+        """Add a line. where: its block, or the number of nodes."""
+        line = {"statement": statement, "quantity": quantity, "block": "", "nodes": ""}
+        self.lines.append({**line, **where, "value": float(value), "count": count})
 
     def exact(self, statement: str, quantity: str, error: Tensor, **where: Any) -> None:
         """Add an equation's relative errors, one per case."""
@@ -156,10 +144,8 @@ class Tower:
         """Return the inputs of named modules of a block for its input `hidden`, as rows (tokens, d)."""
         with module_inputs(self.blocks[index], names) as seen:
             self._map(self.blocks[index], hidden)
-        return {
-            name: x.flatten(0, -2) if self.mask is None else x[self.mask.bool()]
-            for name, x in seen.items()
-        }
+        counts = None if self.mask is None else self.mask.bool()
+        return {n: x.flatten(0, -2) if counts is None else x[counts] for n, x in seen.items()}
 
 
 @torch.no_grad()
@@ -167,10 +153,8 @@ def tower(model: nn.Module, batch: Batch) -> Tower:
     """Run an encoder on one batch of images or texts, in the precision of its weights."""
     stack = plan_for(model).stacks[0]
     blocks, weight = blocks_of(model, stack), next(model.parameters())
-    batch = {
-        name: x.to(weight.device, weight.dtype if x.is_floating_point() else None)
-        for name, x in batch.items()
-    }
+    batch = {name: x.to(weight.device) for name, x in batch.items()}
+    batch = {name: x.to(weight) if x.is_floating_point() else x for name, x in batch.items()}
     mask = batch.get("attention_mask")
     with exact_products():
         with block_outputs(model, blocks) as seen:

@@ -204,4 +204,4 @@ def test_a_failing_cell_or_a_page_that_is_too_large_leaves_the_old_one_alone(
 
 def test_an_unknown_page_is_refused_by_name():
     with pytest.raises(MissingPath, match="table99.ipynb"):
-        execute.declared("table99", ROOT / "notebooks")
+        execute.run("table99")

@@ -35,8 +35,7 @@ def test_every_job_gives_its_result_under_its_name(workers):
     assert dict(fan_out("double", doubled, jobs, workers)) == {str(n): 2 * n for n in range(5)}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(("workers", "fresh"), [(0, False), (1, False), (1, True)])
 def test_a_mistake_found_in_a_worker_keeps_its_message(workers, fresh):
     with pytest.raises(FeatCalError) as found:
         dict(fan_out("train", diverged, {"mnist": ("mnist",)}, workers, fresh=fresh))
