@@ -3,15 +3,13 @@
 import csv
 import itertools
 from argparse import Namespace
-from functools import partial
 
 import plain
 import pytest
 import torch
-from processes import run_program
 from tiny import PAPER, difference, experiment, shifted
 
-from benchmarks import growth, measure, published, speed
+from benchmarks import growth, published, speed
 
 TINY = speed.Row(tasks=2, samples=6, layers=2, seconds=0)
 ARGS = Namespace(width=64, batch=4, device="cpu", commit="abc")
@@ -92,13 +90,6 @@ def test_a_new_measurement_replaces_the_old_one_of_its_kind(monkeypatch, tmp_pat
     assert (rows[0]["low"], rows[0]["high"], rows[0]["pairs"]) == ("1.50", "3.00", "3")
 
 
-def test_growth_measures_memory_next_to_the_plan(tmp_path, monkeypatch):
-    run = partial(run_program, printed=tmp_path / "printed")
-    monkeypatch.setattr(growth.subprocess, "run", run)  # forked where everything is imported
-    sizes = dict(tasks=2, samples=8, layers=2, width=128, batch=4)
-    args = Namespace(**sizes, threads=1, clock=0, device="cpu")
-    point = growth.measured(args, tmp_path)
-    assert point["took"].keys() == point["planned"].keys() == {"host_bytes"}
-    assert min(point["took"]["host_bytes"], point["planned"]["host_bytes"]) > 0
+def test_growth_is_the_slope_between_measured_sizes():
     squares = [{"size": n, "took": {"host_bytes": 3 * n**2}} for n in (1, 2, 4)]
     assert growth.exponents(squares) == {"host_bytes": 2.0}

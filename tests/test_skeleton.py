@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import yaml
@@ -72,23 +71,3 @@ def test_tracked_files_name_neither_this_machine_nor_a_registry():
             lines = enumerate(path.read_text(errors="replace").splitlines(), start=1)
             found += [f"{path.relative_to(ROOT)}:{n}" for n, line in lines if names_local(line)]
     assert not found
-
-
-def test_importing_featcal_changes_no_global_state():
-    state = "[list(sys.meta_path), list(sys.path_hooks), list(warnings.filters), dict(os.environ), signal.getsignal(2), logging.root.handlers[:]]"
-    code = f"""
-import logging, os, signal, sys, warnings
-before, loaded = {state}, set(sys.modules)
-import featcal
-assert {state} == before
-assert not {{"torch", "torchvision", "transformers", "numpy"}} & (set(sys.modules) - loaded)
-import torch
-kept = lambda: [torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled(), torch.initial_seed(),
-                torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled()]
-torch.manual_seed(7)
-before = kept()
-featcal.merge, featcal.calibrate, featcal.surgery
-assert kept() == before
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
