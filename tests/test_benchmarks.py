@@ -1,6 +1,5 @@
 """The benchmarks' opponent is the method; a ratio is stated only of a machine at rest."""
 
-import csv
 import itertools
 from argparse import Namespace
 
@@ -76,18 +75,6 @@ def test_nothing_is_stated_of_a_machine_that_does_other_work(monkeypatch, tmp_pa
     with pytest.raises(SystemExit, match="No ratio is stated"):
         speed.main()
     assert not any(tmp_path.iterdir())
-
-
-def test_a_new_measurement_replaces_the_old_one_of_its_kind(monkeypatch, tmp_path):
-    out = tmp_path / "speed.csv"
-    others = ("2 x 32", "2.00", "AVX512"), ("2 x 32", "3.00", "AVX2")
-    last = ("2 x 256", "4.00", "AVX2")
-    for name, ratio, kind in (("2 x 256", "1.00", "AVX2"), *others, last):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda kind=kind: kind)
-        speed.written(name, [float(ratio) - 0.5, float(ratio), float(ratio) + 1], ARGS, out)
-    rows = list(csv.DictReader(out.open()))
-    assert [(r["row"], r["ratio"], r["instruction set"]) for r in rows] == [*others, last]
-    assert (rows[0]["low"], rows[0]["high"], rows[0]["pairs"]) == ("1.50", "3.00", "3")
 
 
 def test_growth_is_the_slope_between_measured_sizes():

@@ -1,11 +1,15 @@
-"""Makefile, versions, citation and links agree with the package."""
+"""Makefile, versions, locks, citation and links agree with the package."""
 
 import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = {  # where the version is written, for whom
@@ -44,6 +48,23 @@ def test_every_target_of_the_makefile_installs_first_what_it_needs():
 def test_a_version_is_the_same_wherever_it_is_written_and_the_changelog_begins_with_it():
     found = {name: re.search(pattern, text(name), re.M)[1] for name, pattern in VERSIONS.items()}
     assert len(set(found.values())) == 1, found
+
+
+def pinned(*files: str) -> dict[str, str]:
+    """Return the versions by name that these files pin."""
+    pins = re.findall(r"^([\w.-]+)==([\w.]+)", "\n".join(map(text, files)), re.M)
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda"])
+def test_a_lock_has_the_pinned_version_of_all_that_the_project_asks_for(build):
+    project, pins = tomllib.loads(text("pyproject.toml"))["project"], pinned("constraints.txt")
+    lock = pinned("requirements/linux.txt", f"requirements/linux-{build}.txt")
+    assert not [name for name, version in lock.items() if pins.get(name, version) != version]
+    extras = re.search(r"^EXTRAS := (\S+)", text("Makefile"), re.M)[1].split(",")
+    lines = sum((project["optional-dependencies"][e] for e in extras), project["dependencies"])
+    versions = [(one := Requirement(line), lock.get(canonicalize_name(one.name))) for line in lines]
+    assert not [str(one) for one, version in versions if (version or "0") not in one.specifier]
 
 
 def test_zenodo_and_the_citation_agree():

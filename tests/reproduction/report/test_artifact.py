@@ -9,7 +9,7 @@ from functools import cache
 
 import pandas as pd
 import pytest
-from resolved import resolved, stages_of_dvc_repro
+from resolved import resolved
 from synthetic_results import write_project
 
 from pipeline import ROOT
@@ -46,15 +46,6 @@ def test_minutes_of_a_page_are_those_of_the_stages_that_it_needs():
     assert "prepare@clip_b32-8" in artifact.upstream()["page@table10"], (
         "experts of smaller pools are in the larger ones"
     )
-
-
-def test_minutes_of_dvc_repro_are_those_of_what_it_looks_at():
-    commands = {resolved().nodes[name]["cmd"] for name in stages_of_dvc_repro()}
-    seconds = cost.quickest("mini").items()
-    spent = [s for stage, s in seconds if f"featcal stage {stage.replace('@', ' ')}" in commands]
-    text = re.search(r"`dvc repro` \| .* \| (\d+) \|", text_of("mini"))
-    assert spent and text and text[1] == f"{sum(spent) / 60:.0f}"
-    assert "evaluate@minilm-8" in artifact.upstream()[artifact.REAL[0]]
 
 
 def test_it_counts_the_minutes_of_what_make_runs():

@@ -115,13 +115,6 @@ def test_the_highest_of_base_and_experts_is_held_against_the_llamas_fine_tuned_r
         assert found[key].as_printed
 
 
-def test_averages_of_table_2_are_those_of_the_other_experiments(project):
-    for place in (("clip_l14", "8"), ("clip_b32", "14")):
-        write_as_printed(project, *place, PRINTED[place])
-    text = accuracies.extended("paper", "clip_b32").text
-    assert "Table 2: " in text and "corrected 89.3" in text
-
-
 def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkeypatch):
     folder = write_project(tmp_path, "paper")
     for kind in ("samples", "samples.correct", "corrupted", "corrupted.correct"):

@@ -9,17 +9,14 @@ import matplotlib
 import pandas as pd
 import pytest
 import torch
-from synthetic_correct import forget_answers
-from synthetic_results import TASKS, write_project
+from synthetic_results import TASKS
 from tiny import seeded
 from torch import nn
 
-from pipeline import read_rows
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import cost, drift, samples, sweeps
 from reproduction.report.verdicts import judge
-from reproduction.results import SCORES, write_rows
 from reproduction.stages.measure import (
     alignment_row,
     projection_rows,
@@ -31,18 +28,6 @@ RESULTS = Path(__file__).parents[3] / "results" / "mini"
 BOTH = ("clip_b32", "minilm")
 FEATCAL = {"upstream": "task_arithmetic", "method": "featcal", "setting": "suite"}
 SURGERY = FEATCAL | {"method": "surgery"}
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """Invented results, with ProbSurgery one point above Surgery everywhere."""
-    file = forget_answers(write_project(tmp_path)) / "scores/clip_b32-8/scores.csv"
-    scores = read_rows(file, SCORES)
-    surgery = [row for row in scores if row["method"] == "surgery"]
-    better = [r | {"method": "prob_surgery", "value": r["value"] + 1} for r in surgery]
-    write_rows(file, [*scores, *better], SCORES)
-    monkeypatch.chdir(tmp_path)
-    return Evidence("mini", "clip_b32", "8")
 
 
 def judged(name, folder):
@@ -156,25 +141,13 @@ def test_all_models_of_a_task_share_their_plane():
 FIGURE1 = (drift.features, drift.distance, drift.drift, drift.accuracies)
 
 
-def test_every_axis_is_labelled_and_a_panel_without_results_says_so(project, monkeypatch):
-    empty = Evidence("paper", "clip_b32", "8")
-    assert "not run" in drift.drift(empty).text
-    assert "not run" in drift.images(empty, "surgery").text
+def test_panels_show_the_numbers_of_the_tables(ours, monkeypatch):
     monkeypatch.setattr(drift, "shown", lambda figure, name: figure)
-    drawn = [*(draw(project) for draw in FIGURE1), drift.vectors(project)]
-    for adapter in ("surgery", "prob_surgery"):
-        against = (drift.alignment, drift.images, drift.gains)
-        drawn += [draw(project, adapter) for draw in against]
-    assert all(axes.get_xlabel() for figure in drawn for axes in figure.axes)
-
-
-def test_panels_show_the_numbers_of_the_tables(project, monkeypatch):
-    monkeypatch.setattr(drift, "shown", lambda figure, name: figure)
-    axes = drift.alignment(project, "surgery").axes[0]
+    axes = drift.alignment(ours, "surgery").axes[0]
     dots = {d.get_label(): list(map(float, d.get_offsets()[:, 0])) for d in axes.collections}
     values = [0.71] * len(TASKS)  # at the printed settings
     assert dots["Surgery"] == pytest.approx([*values, sum(values) / len(values)])
-    bars = drift.accuracies(project).axes[0].containers[1]
+    bars = drift.accuracies(ours).axes[0].containers[1]
     assert [bar.get_width() for bar in bars] == pytest.approx([64 + 0.5 * i for i in range(8)])
 
 

@@ -180,15 +180,3 @@ def test_rows_that_were_picked_before_are_picked_anew_from_a_changed_file(
     assert found().empty
     path.write_text("".join([head, *lines]))
     assert found().equals(before)
-
-
-def test_controls_and_correctness_that_come_and_go_are_seen(results):
-    def found(column):
-        return set(Evidence("mini", "clip_b32", "8").table("scores")[column])
-
-    ablate, correct = (results / f"{kind}/clip_b32-8/{kind}" for kind in ("ablate", "scores"))
-    assert "anchor" in found("method")
-    ablate.with_suffix(".csv").unlink()
-    assert "anchor" not in found("method") and "" not in found("correct")
-    correct.with_suffix(".correct.csv").unlink()
-    assert "correct" not in Evidence("mini", "clip_b32", "8").table("scores")
