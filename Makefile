@@ -15,10 +15,10 @@ REAL     := $(addprefix pipeline/request/dvc.yaml:request@,scores-minilm-8 drift
 # Base models of the synthetic suite, which are in git.
 BASES    := clip_b32 clip_l14 flan_t5_base flan_t5_large llama_3b llama_8b
 
-# Parts of the tests, the slowest first, each without the parts in folders below it. nbval executes the page that computes in a kernel;
-# the tests execute all other pages.
-PARTS   := tests tests/reproduction tests/reproduction/stages/test_smoke.py tests/calibration tests/reproduction/report tests/cli \
-           tests/reproduction/report/test_book.py tests/test_container.py
+# Parts of the tests, each without the parts in folders below it: the slowest first, but the one that waits for a browser not last.
+# nbval executes the page that computes in a kernel; the tests execute all other pages.
+PARTS   := tests/reproduction/stages/test_smoke.py tests tests/reproduction tests/reproduction/report/test_book.py tests/calibration \
+           tests/reproduction/report tests/cli tests/test_container.py
 KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,method))
 # Parts that run at the same time: one more than processors, because a part waits for browser, kernels and downloads.
 JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)

@@ -1,8 +1,4 @@
-"""A headless Chromium for tests of the book: what a page asked for, printed to the console, and
-looks like.
-
-Knows nothing of the project; without Chromium a test fails; make test installs it where it may.
-"""
+"""A headless Chromium for tests of the book; without one a test fails (make test installs it)."""
 
 import json
 import shutil
@@ -26,40 +22,33 @@ const failed = all('mjx-merror, [data-mml-node="merror"]').map(start);
 const words = document.querySelector('main, body').innerText.match(/\\\\\\(|\\\\\\[|\\$\\$|\\{cite|\\{eq\\}/g) || [];
 return [...bare, ...failed, ...words];
 """
-FOUND = """
-const done = arguments[arguments.length - 1], end = performance.now() + 8000;
-const look = () => { const found = [...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'));
-                     found.length || performance.now() > end ? done(found) : setTimeout(look, 50) };
-look();
-"""
 REPAINTED = """
 const done = arguments[arguments.length - 1], wanted = arguments[0], end = performance.now() + 2000;
 const look = () => { const theme = document.documentElement.dataset.theme;
                      theme === wanted || performance.now() > end ? setTimeout(() => done(theme), 20) : setTimeout(look, 10) };
 look();
 """
-# Text is marked once of each kind, as cells of a table have the same colours: how it and all around
-# it are named and styled, and
-# whether it stands in an even row. Contrast is the rule that takes a browser long, and looks at
-# what is marked.
+# Contrast is the rule that takes a browser long. It looks at one text of each kind on all pages: a
+# kind is how the text and all around it are named and styled, and whether it is in an even row.
 KINDS = """
-const seen = new Set(), all = [...document.body.querySelectorAll('*')];
+const kinds = new Map(), all = [...document.body.querySelectorAll('*')];
 const parity = e => e.tagName === 'TR' ? [...e.parentElement.children].indexOf(e) % 2 : '';
 const name = e => [e.tagName, parity(e), e.getAttribute('class'), e.getAttribute('style')].join();
 const kind = e => e === document.body ? '' : kind(e.parentElement) + '>' + name(e);
 const told = e => e.matches('input, select, textarea') || [...e.childNodes].some(c => c.nodeType === 3 && c.data.trim());
 for (const e of all.filter(e => e.checkVisibility() && told(e))) {
   const own = kind(e);
-  e.toggleAttribute('data-audited', !seen.has(own));
-  seen.add(own);
+  if (!kinds.has(own)) kinds.set(own, e);
 }
+window.kinds = [...kinds.values()];
+return [...kinds.keys()];
 """
+MARK = "kinds.forEach((e, i) => e.toggleAttribute('data-audited', arguments[0].includes(i)))"
 AUDIT = """
 axe.configure({rules: [{id: 'color-contrast', selector: '[data-audited]'}]});
 axe.run(document, arguments[0]).then(found => arguments[1](found.violations));
 """
-# Rules of axe that count whatever their impact is said to be: a page is read by its headings, and a
-# picture by its words.
+# Rules of axe that count whatever their impact is said to be.
 READ_BY = ("heading-order", "page-has-heading-one", "image-alt", "empty-heading")
 SETTLED = """
 const done = arguments[arguments.length - 1];
@@ -81,7 +70,7 @@ class Browser:
     """One window; `look` opens a page at a width and colour scheme."""
 
     def __init__(self, driver):
-        self.driver = driver
+        self.driver, self.audited = driver, {"light": set(), "dark": set()}
 
     def look(self, page: Path, width: int, query: str = "") -> None:
         """Open a page, with what follows its address, and wait until its formulas are drawn."""
@@ -111,19 +100,23 @@ class Browser:
             time.sleep(0.1)
         return got
 
-    def found(self) -> list[str]:
-        """Where the results of the search page lead, once there are any."""
-        return self.driver.execute_async_script(FOUND)
+    def audit(self, scheme: str = "light") -> list[str]:
+        """Serious and critical findings of axe-core, and all on headings and pictures.
 
-    def audit(self, only_colours: bool = False) -> list[str]:
-        """Serious and critical findings of axe-core, and all on headings and pictures."""
+        What is no colour is the same in both schemes, and is looked at in the light one.
+        """
         from axe_core_python.base import AXE_SCRIPT
 
         if not self.run("return 'axe' in window"):
             self.run(AXE_SCRIPT)
-        self.run(KINDS)
+        kinds, known = self.run(KINDS), self.audited[scheme]
+        new = [i for i, kind in enumerate(kinds) if kind not in known]
+        known.update(kinds)
+        if scheme == "dark" and not new:
+            return []
+        self.driver.execute_script(MARK, new)
         options = {"resultTypes": ["violations"]}
-        options |= {"runOnly": ["color-contrast"]} if only_colours else {}
+        options |= {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
         found = []
         for one in self.driver.execute_async_script(AUDIT, options):
             if one["impact"] in ("serious", "critical") or one["id"] in READ_BY:

@@ -1,17 +1,14 @@
 """The benchmarks' opponent is the method; a ratio is stated only of a machine at rest."""
 
-import csv
 import itertools
 from argparse import Namespace
-from functools import partial
 
 import plain
 import pytest
 import torch
-from processes import run_program
 from tiny import PAPER, difference, experiment, shifted
 
-from benchmarks import growth, measure, published, speed
+from benchmarks import growth, published, speed
 
 TINY = speed.Row(tasks=2, samples=6, layers=2, seconds=0)
 ARGS = Namespace(width=64, batch=4, device="cpu", commit="abc")
@@ -80,25 +77,6 @@ def test_nothing_is_stated_of_a_machine_that_does_other_work(monkeypatch, tmp_pa
     assert not any(tmp_path.iterdir())
 
 
-def test_a_new_measurement_replaces_the_old_one_of_its_kind(monkeypatch, tmp_path):
-    out = tmp_path / "speed.csv"
-    others = ("2 x 32", "2.00", "AVX512"), ("2 x 32", "3.00", "AVX2")
-    last = ("2 x 256", "4.00", "AVX2")
-    for name, ratio, kind in (("2 x 256", "1.00", "AVX2"), *others, last):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda kind=kind: kind)
-        speed.written(name, [float(ratio) - 0.5, float(ratio), float(ratio) + 1], ARGS, out)
-    rows = list(csv.DictReader(out.open()))
-    assert [(r["row"], r["ratio"], r["instruction set"]) for r in rows] == [*others, last]
-    assert (rows[0]["low"], rows[0]["high"], rows[0]["pairs"]) == ("1.50", "3.00", "3")
-
-
-def test_growth_measures_memory_next_to_the_plan(tmp_path, monkeypatch):
-    run = partial(run_program, printed=tmp_path / "printed")
-    monkeypatch.setattr(growth.subprocess, "run", run)  # forked where everything is imported
-    sizes = dict(tasks=2, samples=8, layers=2, width=128, batch=4)
-    args = Namespace(**sizes, threads=1, clock=0, device="cpu")
-    point = growth.measured(args, tmp_path)
-    assert point["took"].keys() == point["planned"].keys() == {"host_bytes"}
-    assert min(point["took"]["host_bytes"], point["planned"]["host_bytes"]) > 0
+def test_growth_is_the_slope_between_measured_sizes():
     squares = [{"size": n, "took": {"host_bytes": 3 * n**2}} for n in (1, 2, 4)]
     assert growth.exponents(squares) == {"host_bytes": 2.0}

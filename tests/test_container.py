@@ -40,7 +40,7 @@ def test_the_containers_steps_install_an_environment_that_starts(tmp_path):
     env |= values(steps_of_file, "ARG") | values(steps_of_file, "ENV") | {"HOME": str(home)}
     env |= {"VENV": str(venv), "PYTHON": sys.executable, "PATH": f"{venv}/bin:{os.environ['PATH']}"}
     how = {"cwd": work, "env": env, "capture_output": True, "text": True}
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     (lent,) = venv.glob("lib/python*/site-packages")
     (lent / "lent.pth").write_text(sysconfig.get_path("purelib"))
     steps = [text for word, text in steps_of_file if word == "RUN" and "apt-get" not in text]

@@ -119,12 +119,6 @@ def within(name: str, allowed: set[str]) -> bool:
     return any(name == entry or name.startswith(f"{entry}.") for entry in allowed)
 
 
-def test_the_library_does_not_name_the_reproduction():
-    """Its commands come by entry points, which its own pyproject.toml names."""
-    library = {name: path for name, path in modules().items() if name.startswith("featcal")}
-    assert not [name for name, path in library.items() if "reproduction" in path.read_text("utf-8")]
-
-
 def test_every_room_imports_only_what_its_floor_may():
     wrong = []
     for module, there, place in edges():

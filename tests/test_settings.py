@@ -63,13 +63,7 @@ def test_a_mistake_in_nested_settings_is_named_with_its_place(given, said):
     assert said in str(refused.value)
 
 
-def test_lists_become_tuples_whole_numbers_are_numbers_and_a_class_stays_itself():
-    settings = Calibration(ridge=1, modules=["q"], residual=1)
-    assert settings == Calibration(ridge=1.0, modules=("q",), residual=1.0)
-    assert settings.but(norm=False).modules == ("q",) and hash(settings)
-    with pytest.raises(ValueError, match="frozen"):
-        settings.ridge = 2
+def test_lists_and_whole_numbers_are_taken_and_an_adapter_stays_of_its_class():
+    assert Calibration(ridge=1, modules=["q"]) == Calibration(ridge=1.0, modules=("q",))
     for adapter in (Surgery(rank=2), ProbSurgery(hidden=2)):
-        held = Outer(inner={}, adapter=adapter)
-        assert type(held.adapter) is type(adapter)
-        assert held.model_dump()["adapter"] == dict(adapter)
+        assert type(Outer(inner={}, adapter=adapter).adapter) is type(adapter)

@@ -1,12 +1,15 @@
-"""Makefile, versions, citation and links agree with the package."""
+"""Makefile, versions, locks, citation and links agree with the package."""
 
 import json
 import re
 import subprocess
-import sys
+import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = {  # where the version is written, for whom
@@ -47,6 +50,23 @@ def test_a_version_is_the_same_wherever_it_is_written_and_the_changelog_begins_w
     assert len(set(found.values())) == 1, found
 
 
+def pinned(*files: str) -> dict[str, str]:
+    """Return the versions by name that these files pin."""
+    pins = re.findall(r"^([\w.-]+)==([\w.]+)", "\n".join(map(text, files)), re.M)
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda"])
+def test_a_lock_has_the_pinned_version_of_all_that_the_project_asks_for(build):
+    project, pins = tomllib.loads(text("pyproject.toml"))["project"], pinned("constraints.txt")
+    lock = pinned("requirements/linux.txt", f"requirements/linux-{build}.txt")
+    assert not [name for name, version in lock.items() if pins.get(name, version) != version]
+    extras = re.search(r"^EXTRAS := (\S+)", text("Makefile"), re.M)[1].split(",")
+    lines = sum((project["optional-dependencies"][e] for e in extras), project["dependencies"])
+    versions = [(one := Requirement(line), lock.get(canonicalize_name(one.name))) for line in lines]
+    assert not [str(one) for one, version in versions if (version or "0") not in one.specifier]
+
+
 def test_zenodo_and_the_citation_agree():
     zenodo, cited = json.loads(text(".zenodo.json")), yaml.safe_load(text("CITATION.cff"))
     assert zenodo["description"] == cited["abstract"]
@@ -72,23 +92,3 @@ def test_tracked_files_name_neither_this_machine_nor_a_registry():
             lines = enumerate(path.read_text(errors="replace").splitlines(), start=1)
             found += [f"{path.relative_to(ROOT)}:{n}" for n, line in lines if names_local(line)]
     assert not found
-
-
-def test_importing_featcal_changes_no_global_state():
-    state = "[list(sys.meta_path), list(sys.path_hooks), list(warnings.filters), dict(os.environ), signal.getsignal(2), logging.root.handlers[:]]"
-    code = f"""
-import logging, os, signal, sys, warnings
-before, loaded = {state}, set(sys.modules)
-import featcal
-assert {state} == before
-assert not {{"torch", "torchvision", "transformers", "numpy"}} & (set(sys.modules) - loaded)
-import torch
-kept = lambda: [torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled(), torch.initial_seed(),
-                torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled()]
-torch.manual_seed(7)
-before = kept()
-featcal.merge, featcal.calibrate, featcal.surgery
-assert kept() == before
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

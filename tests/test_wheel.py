@@ -1,4 +1,6 @@
-"""`pip install .` installs the library alone, which calibrates without the reproduction's needs."""
+"""`pip install .` installs the library alone, which calibrates without the reproduction's needs and
+changes no global state when it is imported.
+"""
 
 import os
 import shutil
@@ -16,17 +18,34 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 NOT_NEEDED = ("dvc", "papermill", "matplotlib", "scipy", "sklearn", "optuna", "reproduction")
 CALIBRATES = f"""
-import sys
+import logging, os, signal, sys, warnings
 from importlib.util import find_spec
 
 sys.path.insert(0, sys.argv[1])
 there = [name for name in {(*NOT_NEEDED, "pandas")} if find_spec(name)]
 assert not there, there
 
+def python_state():
+    lists = sys.meta_path, sys.path_hooks, warnings.filters, logging.root.handlers
+    return [*map(list, lists), dict(os.environ), signal.getsignal(2)]
+
+def torch_state():
+    products = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    kept = torch.get_num_threads, torch.get_default_dtype, torch.is_grad_enabled, torch.initial_seed
+    return [*products, *(ask() for ask in kept), torch.are_deterministic_algorithms_enabled()]
+
+before = python_state()
 import featcal
+assert python_state() == before
+assert not {{"torch", "torchvision", "transformers", "numpy"}} & sys.modules.keys()
 assert featcal.__file__.startswith(sys.argv[1]), featcal.__file__
 
 import torch
+torch.manual_seed(7)
+before = torch_state()
+featcal.merge, featcal.calibrate, featcal.surgery
+assert torch_state() == before
+
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 sizes = dict(hidden_size=8, intermediate_size=16, num_attention_heads=2, num_hidden_layers=2)

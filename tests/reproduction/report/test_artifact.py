@@ -9,7 +9,7 @@ from functools import cache
 
 import pandas as pd
 import pytest
-from resolved import resolved, stages_of_dvc_repro
+from resolved import resolved
 from synthetic_results import write_project
 
 from pipeline import ROOT
@@ -46,15 +46,6 @@ def test_minutes_of_a_page_are_those_of_the_stages_that_it_needs():
     assert "prepare@clip_b32-8" in artifact.upstream()["page@table10"], (
         "experts of smaller pools are in the larger ones"
     )
-
-
-def test_minutes_of_dvc_repro_are_those_of_what_it_looks_at():
-    commands = {resolved().nodes[name]["cmd"] for name in stages_of_dvc_repro()}
-    seconds = cost.quickest("mini").items()
-    spent = [s for stage, s in seconds if f"featcal stage {stage.replace('@', ' ')}" in commands]
-    text = re.search(r"`dvc repro` \| .* \| (\d+) \|", text_of("mini"))
-    assert spent and text and text[1] == f"{sum(spent) / 60:.0f}"
-    assert "evaluate@minilm-8" in artifact.upstream()[artifact.REAL[0]]
 
 
 def test_it_counts_the_minutes_of_what_make_runs():
@@ -125,13 +116,6 @@ def test_claims_as_data_hold_every_claim_and_the_squares_of_noise_by_source_add_
         assert (margin > total) == (entry["verdict"] == "holds")
         if abs(abs(margin) - 1.5 * total) > 1e-4:
             assert entry["fragile"] == (0 < abs(margin) < 1.5 * total)
-
-
-def test_every_source_of_the_results_in_git_is_in_the_data():
-    found = entries(json.loads((RESULTS / "claims.json").read_text()))
-    decided = {source for source, _, entry in found if entry["verdict"] in DECIDED}
-    real = {"real_images", "real_encoder", "second_encoder", "real_language"}
-    assert decided == real | {"mini"}
 
 
 def test_a_suite_without_results_has_no_metric_and_claims_that_were_not_run(tmp_path, monkeypatch):

@@ -4,8 +4,6 @@
 
 import json
 import re
-from collections import Counter
-from functools import cache
 
 import pytest
 from recomputed_verdicts import Results, all_claims
@@ -14,9 +12,8 @@ from synthetic_results import write_project
 
 from pipeline import ROOT
 from reproduction.report.claims import claims
-from reproduction.report.page import tally
 from reproduction.report.paper import IMAGES, REAL, texts
-from reproduction.report.verdicts import WORDS, judge, sources
+from reproduction.report.verdicts import judge, sources
 
 MINI = ROOT / "results" / "mini"
 ENTRIES = all_claims(ROOT / "reproduction" / "report" / "claims.yaml")
@@ -26,11 +23,6 @@ def recomputed(folder, setting):
     """Return word, margin and noise of every claim by the second computation."""
     again = Results(folder, setting)
     return {entry["id"]: again.verdict(entry) for entry in ENTRIES}
-
-
-@cache
-def on_git(setting):
-    return recomputed(MINI, setting)
 
 
 def agreed(folder, setting, expected):
@@ -46,7 +38,7 @@ def agreed(folder, setting, expected):
 
 @pytest.mark.parametrize("setting", ["suite", "paper"])
 def test_every_verdict_on_the_results_in_git_is_what_other_code_computes(setting):
-    verdicts = agreed(MINI, setting, on_git(setting))
+    verdicts = agreed(MINI, setting, recomputed(MINI, setting))
     if setting == "suite":  # energy needs a GPU; everything else was run
         assert [one.word for one in verdicts.values()].count("not run") <= 7
 
@@ -65,21 +57,6 @@ def test_every_verdict_is_the_same_where_correctness_is_kept(tmp_path):
     assert not any(after[name].pairing for name in scored if name[:2] == "t7")
     texts = [name for name in scored if name[:2] == "t3" and "gain" not in name]
     assert {after[name].pairing for name in texts} <= {"", "partly unpaired"}
-
-
-def test_the_counts_on_the_page_of_claims_are_those_of_the_other_code():
-    """The last column is that of the suite's own models, the printed settings before the tuned."""
-    lines = {one.split("  ")[0]: one for one in tally("mini").text.splitlines()}
-    for place, setting in enumerate(("paper", "suite")):
-        counted = {}
-        for entry in ENTRIES:
-            if entry.get("group"):
-                words = counted.setdefault(entry["group"], Counter())
-                words[on_git(setting)[entry["id"]][0]] += 1
-        for group, words in counted.items():
-            cell = lines[group].split("tuned: ")[-2 + place].rstrip().rsplit("  ", 1)[-1]
-            shown = {w: int(one[1]) for w in WORDS if (one := re.search(rf"{w} (\d+)", cell))}
-            assert shown == dict(words), (group, setting)
 
 
 @pytest.mark.parametrize("setting", ["paper", "suite"])

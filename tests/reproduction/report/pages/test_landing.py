@@ -54,11 +54,6 @@ def test_every_average_is_that_of_the_files():
         assert shown == [value and pytest.approx(value, abs=0.0501) for value in expected], line
 
 
-@pytest.mark.parametrize("pairs", [[], [(None, landing.exactly(1.0))]])
-def test_columns_that_no_result_fills_say_not_run(pairs):
-    assert "not run" in landing.verdict(pairs)
-
-
 @pytest.mark.parametrize(
     ("gaps", "word", "counts"),
     [

@@ -68,11 +68,6 @@ def test_the_field_counts_what_each_way_raises(ours):
     assert line(field.summary("mini"), "FeatCal's default  synthetic")[4] == "+22.5 to +22.5"
 
 
-def test_only_a_chosen_scale_is_marked_and_an_end_of_its_range_is_told(ours):
-    assert field._marks(ours, "iso_c") == "<sup>V</sup>" and field._marks(ours, "average") == " [1]"
-    assert "end of range" in field._scale(ours, "iso_c") and field._scale(ours, "average") == ""
-
-
 def test_mergers_of_the_language_model_are_means_over_its_tasks_best_first():
     rows = pd.read_csv(RESULTS / "field/flan_t5_base-glue/field.csv")
     means = rows.groupby("upstream")["value"].mean().sort_values(ascending=False)
@@ -154,19 +149,7 @@ def test_a_choice_is_compared_with_what_another_draw_and_other_test_texts_may_do
     assert cost.moved(Evidence("mini", "llama_3b", "mergebench")) == [], "one draw has no deviation"
 
 
-def test_seconds_are_those_on_record():
-    records = [json.loads(path.read_text())["seconds"] for path in RESULTS.glob("*/*/run.json")]
-    found = cost.quickest("mini")
-    assert set(found) == {stage for one in records for stage in one}
-    spent = [one["prepare_data"] for one in records if "prepare_data" in one]
-    assert found["prepare_data"] == min(spent)
-
-
 # what the gain is made of, real models
-
-
-def test_equal_values_share_a_rank_and_the_next_one_is_left_out():
-    assert gain._ranks([70.04, 80.0, None, 69.96, 60.0]) == ["2", "1", "–", "2", "4"]
 
 
 def test_shares_and_drift_are_counted_by_hand(results):
@@ -322,29 +305,6 @@ def test_a_model_without_the_study_shows_the_sweep_of_rho_at_the_tuned_settings(
     shown = lines["forward order, λ and α fixed"]
     assert {rho: shown[rho]["value"].mean() for rho in means.index} == dict(means)
     assert {name: set(by_rho) for name, by_rho in lines.items()}["anchor alone"] == {1.0, 2.0}
-
-
-def test_a_study_that_was_not_run_is_said_to_be_so(results):
-    shutil.rmtree(results / "sweep")
-    for show in (sweeps.by_order, sweeps.parts, sweeps.spectrum):
-        assert sweeps.MISSING in show("mini").text
-    assert "not run" in sweeps.by_blend("mini").text
-
-
-def test_what_the_pages_say_of_synthetic_images_is_in_the_rows():
-    """Five of six rows with the least λ and a ρ that changes nothing; directions above λ gain more."""
-    study = Evidence("mini", "clip_b32", "8", ROOT / "results" / "mini")
-    lines = sweeps.lines(study)
-    anchor = {rho: rows["value"].mean() for rho, rows in lines.pop(sweeps.ALONE).items()}
-    assert anchor[2] < anchor[1] and anchor[8] < anchor[1] - 40
-    *most, other = lines.values()
-    assert all(set(rows["ridge"]) == {1e-6} for by_rho in most for rows in by_rho.values())
-    assert all(set(rows["ridge"]) != {1e-6} for rows in other.values())
-    below, above = (
-        sweeps.rows_of(study, "spectrum", p, ridge=0.05)["value"].mean() for p in ("below", "above")
-    )
-    assert above > below > sweeps.rows_of(study, "spectrum", "nowhere", ridge=0.05)["value"].mean()
-    assert set(sweeps.rows_of(study, "spectrum", "everything", ridge=1e-6)["anchor_blend"]) == {8}
 
 
 # the real language model
