@@ -117,6 +117,7 @@ def _pairs(main: str) -> list[tuple[str, Key, Key]]:
         ("FeatCal, FeatCal with ρ = 1", featcal, ("", "featcal", "without_extrapolation")),
         ("FeatCal, FeatCal on the merger’s features", featcal, ("", "featcal", "without_forward_order")),
         ("FeatCal, FeatCal with α = 1", featcal, ("", "featcal", "without_interpolation")),
+        ("FeatCal, FeatCal without weights of tasks", featcal, ("", "featcal", "without_task_weights")),
         ("FeatCal with ρ = 1, the merger", ("", "featcal", "without_extrapolation"), ("", "merged", "")),
         ("FeatCal, RegMean on the same samples", featcal, ("regmean", "merged", "")),
         ("FeatCal, RegMean++ on the same samples", featcal, ("regmean_plus_plus", "merged", "")),
