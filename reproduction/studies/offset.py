@@ -57,7 +57,7 @@ def placed(first: int, batch: Batch) -> Batch:
 def with_offsets(
     model: Path, out: Path, offsets: Mapping[int, "Tensor"], own: int | None, width: int
 ) -> Path:
-    """Write a model that repeats its positions from each number on, plus its offset if not own."""
+    """Write a model whose first positions repeat from every number on, plus offsets but at `own`."""
     import torch
 
     from featcal.models.load import load_as_calibrated, save_model

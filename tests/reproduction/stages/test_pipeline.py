@@ -47,8 +47,8 @@ def module_file(name: str) -> str | None:
 @cache
 def imported(file: str) -> frozenset[str]:
     """Return the files of this project that a file imports."""
-    found = set()
-    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+    found, text = set(), (ROOT / file).read_text()
+    for node in ast.walk(ast.parse(text)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -56,7 +56,6 @@ def imported(file: str) -> frozenset[str]:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         found |= {module_file(name) for name in names}
     # `featcal.calibrate(` and the like are loaded by name in the package's own file
-    text = (ROOT / file).read_text()
     loaded = (module for name, module in _MODULES.items() if f"featcal.{name}(" in text)
     found |= {module_file(module) for module in loaded}
     if file == "featcal/merging/registry.py":  # loads methods by name
@@ -65,6 +64,7 @@ def imported(file: str) -> frozenset[str]:
     return frozenset(f for f in found if f and not only_a_docstring(f))
 
 
+@cache
 def only_a_docstring(file: str) -> bool:
     """Return whether a file has no code."""
     body = ast.parse((ROOT / file).read_text()).body
