@@ -14,12 +14,11 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def nodes():
-    for name, path in modules().items():
-        if name.startswith("featcal"):
-            tree = parsed(path)
-            for node in ast.walk(tree):
-                where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
-                yield node, node in tree.body, where
+    """Every node of the library's sources, whether it is at the top of its file, and where."""
+    for path in (path for name, path in modules().items() if name.startswith("featcal")):
+        top = set(parsed(path).body)
+        for node in ast.walk(parsed(path)):
+            yield node, node in top, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
 
 def test_docstrings_begin_with_a_verb():

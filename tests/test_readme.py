@@ -2,12 +2,15 @@
 
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+import featcal
 from featcal.cli import main as cli
+from featcal.errors import BadSetting, MissingPath
 from featcal.models.load import load_vision
 from tests.cli.test_cli import models, ready
 
@@ -95,3 +98,14 @@ def test_commands_and_python_run_and_calibrate_alike(project, capsys):
     written = load_vision("models/merged-calibrated").state_dict()
     for name, value in names["result"].model.state_dict().items():
         assert value.equal(written[name]), name
+
+
+def test_batches_can_be_read_again_and_what_is_missing_is_named(project):
+    load = partial(featcal.load_batches, model="models/base")
+    batches = load({"mnist": "images/mnist"}, samples=5, batch=2)
+    for _ in range(2):
+        assert [len(one["pixel_values"]) for one in batches["mnist"]] == [2, 2, 1]
+    with pytest.raises(BadSetting, match="at most 12"):
+        load({"mnist": "images/mnist"}, samples=13)
+    with pytest.raises(MissingPath, match="nowhere"):
+        load({"mnist": "nowhere"})

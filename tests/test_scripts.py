@@ -36,7 +36,6 @@ SCORED = {"mnist": 90.0, "dtd": 50.0, "svhn": 70.0}
         (SCORED | {"mnist": 93.1, "dtd": 49.9}, 500, 1),  # one task by more than 3
         ({task: value + 1.1 for task, value in SCORED.items()}, 500, 1),  # the average by more
         ({"mnist": 90.0, "dtd": 50.0}, 500, 1),  # a task is missing
-        (SCORED | {"sun397": 60.0}, 500, 1),  # one too many
         (SCORED | {"mnist": 95.9}, 125, 0),  # a quarter of the answers: twice as much
         (SCORED | {"mnist": 96.1}, 125, 1),
     ],
@@ -49,23 +48,16 @@ def test_recomputed_scores_pass_within_one_point_of_the_average_and_three_of_a_t
     assert compare_results.main([committed, other]) == code
 
 
-@pytest.mark.parametrize(("drift", "code"), [(1.6, 0), (1.4, 0), (1.7, 1), (1.3, 1)])
-def test_columns_of_other_files_pass_within_a_tenth(tmp_path, drift, code):
+def test_columns_of_other_files_pass_within_a_tenth_and_every_file_is_on_both_sides(tmp_path):
     committed = results(tmp_path / "committed", mnist=90.0)
-    recomputed = results(tmp_path / "recomputed", drift=drift, mnist=90.0)
-    assert compare_results.main([committed, recomputed]) == code
-
-
-def test_a_file_that_only_one_side_has_is_named(tmp_path, capsys):
-    committed = results(tmp_path / "committed", mnist=90.0)
+    for drift, code in ((1.6, 0), (1.4, 0), (1.7, 1), (1.3, 1)):
+        recomputed = results(tmp_path / "recomputed", drift=drift, mnist=90.0)
+        assert compare_results.main([committed, recomputed]) == code
     recomputed = results(tmp_path / "recomputed", mnist=90.0)
     (Path(recomputed) / "mini/drift/clip_b32-8/drift.csv").unlink()
     assert compare_results.main([committed, recomputed]) == 1
-    assert "mini/drift/clip_b32-8/drift.csv\n  TOO DIFFERENT" in capsys.readouterr().out
-
-
-def test_empty_results_do_not_pass_as_equal(tmp_path):
-    assert compare_results.main([str(tmp_path), str(tmp_path)]) == 1
+    (tmp_path / "empty").mkdir()
+    assert compare_results.main([str(tmp_path / "empty")] * 2) == 1
 
 
 def test_a_part_of_the_tests_ends_with_what_failed_and_pytest_s_exit_code(tmp_path):
@@ -106,9 +98,10 @@ def test_a_stage_that_differs_by_more_than_its_code_is_refused_by_name(entry):
 
 
 def test_other_bytes_of_the_smoke_graph_stop_the_acceptance():
-    for after in ({"a": "1", "b": "3"}, {"a": "1"}, {"a": "1", "b": "2", "c": "4"}):
+    before = {"a": "1", "b": "2"}
+    for after in (before | {"b": "3"}, {"a": "1"}, before | {"c": "4"}):
         with pytest.raises(accept.Refused, match="  [bc]"):
-            accept.require_same({"a": "1", "b": "2"}, after)
+            accept.require_same(before, after)
     with pytest.raises(accept.Refused):  # a graph that wrote nothing proves nothing
         accept.require_same({}, {})
 

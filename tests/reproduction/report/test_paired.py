@@ -58,18 +58,6 @@ def test_discordant_rows_alone_count():
     assert (same.value, same.variance, same.known) == (0, 0, True)
 
 
-def test_studies_have_their_own_files_and_the_clean_column_that_of_the_scores(results, ours):
-    for kind in ("samples", "sweep", "corrupted"):
-        frame = ours.table(kind)
-        assert (frame["correct"] != "").all() and frame["correct"].notna().all(), kind
-        pairs = zip(frame["correct"], frame["count"], strict=True)
-        right = [100 * bits(text, int(n)).mean() for text, n in pairs]
-        assert right == pytest.approx(frame["value"], abs=1e-3)
-    texts = Evidence("mini", "flan_t5_base", "glue", results).table("scores")
-    unknown, ranked = texts[texts["correct"] == ""], texts[texts["metric"] == "spearman"]
-    assert set(unknown["task"]) == set(ranked["task"])
-
-
 def test_answers_of_another_run_are_refused(results):
     path = results / "scores/clip_b32-8/scores.csv"
     frame = pd.read_csv(path, dtype=str, keep_default_na=False)

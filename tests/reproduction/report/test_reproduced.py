@@ -106,15 +106,6 @@ def test_every_page_of_values_says_what_is_reproduced_and_how_many(project, plac
     assert f"of {len(found)} values reproduced as printed" in shown
 
 
-def test_the_highest_of_base_and_experts_is_held_against_the_llamas_fine_tuned_row(project):
-    write_as_printed(project, "llama_3b", "mergebench", "table14")
-    found = cells("llama_3b", "mergebench", "table14")
-    for name in ("Fine-tuned (STL)", "Pre-trained"):
-        assert found[name, "arc_challenge"].ours.mean == 73.1
-    for key in (("Fine-tuned (STL)", AVERAGE), ("Math expert", "gsm8k")):
-        assert found[key].as_printed
-
-
 def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkeypatch):
     folder = write_project(tmp_path, "paper")
     for kind in ("samples", "samples.correct", "corrupted", "corrupted.correct"):

@@ -26,8 +26,6 @@ from reproduction.stages.measure import (
 
 RESULTS = Path(__file__).parents[3] / "results" / "mini"
 BOTH = ("clip_b32", "minilm")
-FEATCAL = {"upstream": "task_arithmetic", "method": "featcal", "setting": "suite"}
-SURGERY = FEATCAL | {"method": "surgery"}
 
 
 def judged(name, folder):

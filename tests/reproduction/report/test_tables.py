@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synthetic_correct import changed
 from synthetic_results import write_project
 
 from featcal.errors import MissingPath
@@ -130,19 +129,6 @@ def test_the_highest_of_base_and_experts_is_taken_test_by_test(results):
         for test, cell in last.cells.items():
             if test != AVERAGE:
                 assert cell.value == max(row.cells[test].value for row in models)
-
-
-def test_experts_win_on_their_own_tests_and_lose_on_the_others(results):
-    lines = language.won_and_lost("mini").text.splitlines()
-    line = next(line for line in lines if line.startswith("Math expert"))
-    cells = [cell.strip() for cell in line.split("  ")[2:]]
-    assert cells == ["+3.3", "-4.7", "+10.0", "above", "-10.0", "below"]
-
-
-def test_the_anchor_alone_is_compared_with_featcal_and_the_merger(results):
-    changed(results, "llama_8b-mergebench", lambda f: f["method"] == "anchor", 79.0)
-    line = next(x for x in language.anchors("table04", "mini").text.splitlines() if "λ 3" in x)
-    assert "within 2 SE" in line and "+5.8" in line, "from 73.25 to 79, and FeatCal at 79.25"
 
 
 # html, and files that come and go

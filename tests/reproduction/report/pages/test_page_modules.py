@@ -54,13 +54,6 @@ def test_every_method_of_the_field_has_its_facts():
         assert (looks, "H" in known[name].marks) == ("batches" in needs, "head" in needs), name
 
 
-def test_mergers_are_sorted_by_what_featcal_makes_of_them_and_the_control_is_last(ours):
-    assert field.mergers(ours) == ["wudi_closed_form", "iso_c", "average"]
-    names = [one.split("  ")[0] for one in field.values("clip_b32", "mini").text.splitlines()[2:]]
-    assert "tangent" in names[-1] and len(names) == 4
-    assert field.seconds(ours, "average", "prob_surgery") == 7.0
-
-
 def test_the_field_counts_what_each_way_raises(ours):
     assert line(field.summary("mini"), "FeatCal  synthetic")[2] == "3 of 3"
     surgery = line(field.summary("mini"), "Surgery  synthetic")
@@ -121,18 +114,6 @@ def test_the_default_is_compared_with_the_best_fixed_setting_and_the_better_adap
     assert line(default.costs("mini"), "Synthetic")[2:9] == ["–", "–", "–", "2", "6", "–", "7"]
 
 
-def test_dropped_ideas_are_compared_with_the_same_settings_without_them():
-    kept = pd.read_csv(default.DROPPED, dtype={"pool": str})
-    assert kept["variant"].str.endswith(default.IDEAS).sum() == 322
-    one = kept[(kept["role"] == "clip_b32") & (kept["upstream"] == "wudi_closed_form")]
-    means = one.groupby("variant")["value"].mean()
-    together, plain = means["residual, sites, joint, α 1"], means["suite"]
-    shown = {row.split("  ")[0]: row for row in default.dropped().text.splitlines()}
-    assert f"{means['two sweeps']:.1f}  {means['two sweeps'] - plain:+.1f} ±" in shown["two sweeps"]
-    name = "residual, sites, joint, α 1, no harm"
-    assert f"{means[name]:.1f}  {round(means[name] - together, 1) + 0.0:+.1f} ±" in shown[name]
-
-
 # cost
 
 
@@ -156,12 +137,6 @@ def test_shares_and_drift_are_counted_by_hand(results):
     cells = line(gain.shares("mini"), "FeatCal  Task Arithmetic, tuned")
     assert cells[5] == "62"  # (80 − 64) / (90 − 64), of equal steps from task to task
     assert line(gain.drift_parts("mini"), "FeatCal  synthetic")[2:] == ["0.200", "0.150", "0.050"]
-
-
-def test_experts_of_other_seeds_are_averaged_with_the_first(results):
-    cells = line(real_models.seeds("mini"), "Fine-tuned")
-    first, one, two = map(float, cells[2:5])
-    assert float(cells[5]) == pytest.approx((first + one + two) / 3, abs=0.1) and len(cells) == 7
 
 
 def test_margins_over_expert_seeds_have_the_error_of_test_texts_and_of_seeds():
@@ -241,11 +216,7 @@ def study(results):
     models = [("anchor", "", 0.3, 1, 1e9, 60.0), ("anchor", "", 0.3, 8, 1e9, 40.0)]
     for (order, value), alpha, (rho, more) in product(ORDERS.items(), (0.3, 1), BLENDS.items()):
         models.append(("cell", order, alpha, rho, 0.01, value + more))
-    models += [("stream", "", 1, 8, "", 72.0), ("alone", "", 0.3, 2, 0.05, 66.0)]
-    for name in sweeps.PARTS:
-        models += [("alone", name, 0.3, 2, 0.05, 67.0), ("left out", name, 1, 8, 0.05, 69.0)]
-    for place, value in zip(sweeps.PLACES, (64, 69, 65, 69.5, 70), strict=True):
-        models.append(("spectrum", place, 0.3, 8, 0.01, float(value)))
+    models.append(("stream", "", 1, 8, "", 72.0))
     shared = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "task_arithmetic"}
     shared |= {"method": "featcal", "setting": "", "metric": "accuracy", "seed": 42, "count": 400}
     names = ("choice", "variant", "interpolation", "anchor_blend", "ridge", "value")
@@ -256,8 +227,7 @@ def study(results):
     ]
     write_answers(folder / "extrapolation.csv", rows, EXTRAPOLATION)
     settings = {"orders": list(ORDERS), "interpolations": [0.3, 1.0], "blends": list(BLENDS)}
-    below = {"0.01": {"directions": 0.9, "energy": 0.05, "change": 0.6}}
-    facts = {"study": settings, "below": below, "stream_blend": 8.0}
+    facts = {"study": settings, "stream_blend": 8.0}
     write_json(folder / "extrapolation.settings.json", facts)
     return folder
 
@@ -280,21 +250,6 @@ def test_gains_of_rho_and_over_the_merged_model_are_paired_over_samples(study):
     assert cells[6] == f"+5.0 ± {noise((*cell, 1), ('anchor', '', '0.300000', 1)):.1f}"
     assert cells[7] == f"+6.0 ± {noise((*cell, 8), (*cell, 1)):.1f}"
     assert line(page, "anchor alone")[-1].startswith("-20.0 ±")
-
-
-def test_parts_are_compared_with_the_settings_they_are_added_to_or_left_out_of(study):
-    page = sweeps.parts("mini")
-    assert line(page, "start")[1:] == ["66.0", "λ 0.05, KL 0.25", "72.0", "λ by halves, KL 0.25"]
-    for name in sweeps.PARTS:
-        added, left_out = line(page, name)[1:]
-        assert added.startswith("+1.0 ±") and left_out.startswith("-3.0 ±")
-
-
-def test_rho_on_a_part_of_the_weights_is_compared_with_rho_1(study):
-    page = sweeps.spectrum("mini")
-    assert line(page, "weights, directions below λ")[2:4] == ["69.0", "0.250"]
-    assert line(page, "weights, directions below λ")[4].startswith("+5.0 ±")
-    assert "λ 0.01: directions 90 %" in page.text
 
 
 def test_a_model_without_the_study_shows_the_sweep_of_rho_at_the_tuned_settings(ours):
@@ -323,19 +278,3 @@ def test_the_table_shows_the_means_of_the_rows_in_git():
     shown = line(real_models.answers("mini"), "Task Arithmetic")[1:]
     for cell, part, digits in zip(shown, parts, (1, 1, 1, 2), strict=True):
         assert cell.startswith(f"{means[part].mean():.{digits}f}")
-
-
-def test_the_example_shows_every_answer_with_its_model(tmp_path, monkeypatch):
-    merged = {"upstream": "task_arithmetic", "method": "merged", "setting": "", "answer": "before"}
-    answers = [merged | {"upstream": "", "method": "base", "answer": "of the <base>"}, merged]
-    answers.append(merged | {"method": "featcal", "setting": "paper", "answer": "after"})
-    found = {"suite": "mini", "seed": 7, "new_tokens": 5, "question": "a < b?", "answers": answers}
-    write_json(tmp_path / real_models.EXAMPLE, found)
-    monkeypatch.setattr(real_models, "project_root", lambda: tmp_path)
-    page = real_models.example("mini")
-    assert [line.split("  ") for line in page.text.splitlines()[2:]] == [
-        ["Pre-trained", "of the <base>"], ["Task Arithmetic", "before"],
-        ["w/ FeatCal, as printed for the smaller Llama", "after"],
-    ]  # fmt: skip
-    assert "seed 7: “a < b?”" in page.text and "a &lt; b?" in page.html
-    assert "not run" in real_models.example("paper").text
