@@ -98,7 +98,7 @@ def questions(suite: str) -> PageOutput:
         for (role, merger), (_, *sides) in zip(columns, same, strict=True):
             found = []
             for upstream, method, name in sides:
-                setting = name if role == REAL else name.removesuffix(SCORED)
+                setting = name.removesuffix(SCORED) if role == IMAGES else name
                 key = (upstream or merger, method, setting)
                 found.append(average(Evidence(suite, role, "8"), key))
             cells.append(margin(*found))
