@@ -13,13 +13,12 @@ from typing import Any
 
 import pandas as pd
 
-from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.figures import shown, stacked
 from reproduction.report.html import PageOutput, Row, fold, listed, note, table
 from reproduction.report.paper import model_name, model_title, paper_table
 from reproduction.report.statistics import difference, estimate
-from reproduction.report.tables import NAMES, method_settings
+from reproduction.report.tables import NAMES, method_settings, settings_of
 
 ORDER = ("surgery", "prob_surgery", "featcal")  # of the paper's rows
 HEAD = ["Time (s)", "Times FeatCal’s", "GPU energy (Wh)", "Peak host memory (MiB)"]
@@ -73,13 +72,13 @@ def single(ours: Evidence) -> PageOutput:
 
 
 def _single(ours: Evidence) -> dict[tuple[str, str], Costs]:
-    runs = select(ours.table("cost.run"), {"setting": studied_setting(ours.suite)})
+    runs = select(ours.table("cost.run"), {"setting": settings_of(ours)[-1]})
     return {(m, e): _means(select(runs, {"method": m, "encode": e})) for m, e in ROWS}
 
 
 def averages(ours: Evidence) -> PageOutput:
     """Return Table 13: means over all numbers of samples and seeds."""
-    runs = select(ours.table("samples.run"), {"setting": studied_setting(ours.suite)})
+    runs = select(ours.table("samples.run"), {"setting": settings_of(ours)[-1]})
     labels = {m: ROWS[m, "once"] + method_settings(ours, "samples", m) for m in ORDER}
     found = {labels[m]: _means(select(runs, {"method": m})) for m in ORDER}
     about = f"Means over all numbers of {ours.inputs} and seeds"
