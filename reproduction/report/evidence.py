@@ -90,7 +90,7 @@ class Evidence:
             return pd.DataFrame(columns=[*KEYS, *NUMBERS])
         return _numeric(frame.astype({key: str for key in KEYS if key in frame}))
 
-    @property
+    @cached_property
     def every_score(self) -> pd.DataFrame:
         """Return all rows of the scores: also greedy answers, tasks without an expert and plain text."""
         return self._read("scores")
