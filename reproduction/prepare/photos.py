@@ -22,8 +22,7 @@ from torch import nn
 
 from featcal.data.images import class_names
 from featcal.errors import BadFile, MissingPath
-from featcal.files import write_json
-from reproduction.prepare.experts import save_heads
+from featcal.files import atomic_path, write_json
 from reproduction.prepare.sources import Source, load_task, write_sources
 
 SPLITS = {"train": 400, "validation": 80, "stream": 256, "test": 200}  # rows of each task
@@ -79,6 +78,8 @@ def write_vision_and_heads(
     dinov2: Path, data: Path, tasks: Sequence[str], size: int, store: Path
 ) -> None:
     """Write the vision model, logit scale and heads to the store: class means of train features."""
+    from safetensors.torch import save_file
+
     from featcal.evaluation.accuracy import class_mean_head
     from featcal.models.load import load_model, save_model
 
@@ -88,7 +89,8 @@ def write_vision_and_heads(
     tensors = {"logit_scale": torch.tensor(math.log(SCALE))}
     for task in tasks:
         tensors[f"head/{task}"] = class_mean_head(model, None, load_task(data, task, "train", base))
-    save_heads(tensors, store)
+    with atomic_path(store / "heads.safetensors") as hidden:
+        save_file(tensors, hidden)
 
 
 @torch.no_grad()

@@ -134,18 +134,17 @@ def test_the_rate_rises_to_its_peak_and_falls_to_nothing():
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """Base and heads of one task of sentences, and its expert from two trainings."""
+    """Base and heads of one task of sentences, and its expert."""
     place = tmp_path_factory.mktemp("store")
     texts = task(place / "texts" / "colours").parent
     folder = encoder(place / "encoder")
     experts.write_encoder_and_heads(folder, texts, ("colours",), QUICK.temperature, place)
     job = ExpertJob("colours", FINE_TUNE, QUICK, 0, "cpu")
-    for name in ("experts", "again"):
-        write_expert(job, texts, place, place / "pins.json", place / name)
+    write_expert(job, texts, place, place / "pins.json", place / "experts")
     return place
 
 
-def test_an_expert_of_sentences_learns_and_a_second_training_gives_its_bytes(store):
+def test_an_expert_of_sentences_learns(store):
     before, expert = load_model(store / "base"), load_model(store / "experts")
     tensors = load_file(store / experts.HEADS)
     assert set(tensors) == {"logit_scale", "head/colours"}
@@ -154,8 +153,6 @@ def test_an_expert_of_sentences_learns_and_a_second_training_gives_its_bytes(sto
     models = {"base": before, "expert": expert}
     judged = evaluate_pool(models, sets, {"colours": tensors["head/colours"]}, None)
     assert percent(judged["expert"]["colours"]) > 90 > percent(judged["base"]["colours"])
-    files = [store / name / "model.safetensors" for name in ("experts", "again")]
-    assert files[0].read_bytes() == files[1].read_bytes()
     for (name, old), new in zip(before.named_parameters(), expert.parameters(), strict=True):
         # no gradient reaches the pooling layer of the class token
         assert torch.equal(old, new) == name.startswith(("embeddings", "pooler")), name
