@@ -1,7 +1,4 @@
-"""The style of all drawings: readable in grey and on a phone, the same bytes for the same data.
-
-Figures read by hovering are plotly's; they replace the static drawing where scripts run.
-"""
+"""The style of all drawings: readable in grey and on a phone, the same bytes for the same data."""
 
 import io
 import re

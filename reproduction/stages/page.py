@@ -1,7 +1,4 @@
-"""Stages `page` and `summary`: executed notebooks, metrics, claims, ARTIFACT.md, from results alone.
-
-A page has the same bytes for the same results.
-"""
+"""Stages `page` and `summary`, made from results alone; the same results give the same bytes."""
 
 import sys
 import tempfile
