@@ -45,7 +45,15 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "engine": KNOWN | {"language", "prepare"},
     "field": KNOWN | {"prepare", "engine"},
     "studies": KNOWN
-    | {"engine", "field", "prepare", "profiling", "stages.measure", "stages.prepare"},
+    | {
+        "engine",
+        "field",
+        "mini.images",
+        "prepare",
+        "profiling",
+        "stages.measure",
+        "stages.prepare",
+    },
     "doctor": KNOWN | {"engine.context", "language", "report.paper", "prepare"},
     "stages": KNOWN | {"engine", "mini", "prepare", "report.artifact"},
 }
