@@ -23,7 +23,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OWN = {  # generated programs are let run, since the hub's metric runs none
+OWN = {  # generated programs are let run, since the hub's metric only reads them
     "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "0", "HF_ALLOW_CODE_EVAL": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }  # fmt: skip

@@ -15,7 +15,7 @@ TRAINED, SCORED, ASKED = (24, 8, 3)
 WORDS = "a the old red ship cat dog sees two ships and sails away from here while no one knows why it is so".split()
 SPLITS = ("train", "validation", "test")
 OF_MNLI = ("train", *(f"{split}_{of}" for split in SPLITS[1:] for of in ("matched", "mismatched")))
-METRIC = '''"""Runs no program. Plays evaluate's metric of the same name in the rehearsal."""
+METRIC = '''"""Counts programs that Python can read; runs none. Plays evaluate's metric of the same name in the rehearsal."""
 
 import datasets
 import evaluate
@@ -27,7 +27,15 @@ class CodeEval(evaluate.Metric):
         return evaluate.MetricInfo(description="", citation="", inputs_description="", features=datasets.Features(asked))
 
     def _compute(self, predictions, references, k=(1,)):
-        return {f"pass@{n}": 0.5 for n in k}, {}
+        readable = [self._readable(program) for programs in predictions for program in programs]
+        return {f"pass@{n}": sum(readable) / len(readable) for n in k}, {}
+
+    def _readable(self, program):
+        try:
+            compile(program, "<program>", "exec")
+        except (SyntaxError, ValueError):
+            return False
+        return True
 '''
 
 
