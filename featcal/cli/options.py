@@ -33,8 +33,8 @@ COLUMN = "Column to read a key from, e.g. text=question or image=picture. Repeat
 Column = Annotated[list[str] | None, Option("--column", metavar="KEY=COLUMN", help=COLUMN)]
 Out = Annotated[Path, Option(help="Folder to write.")]
 PRESET = (
-    "auto chooses settings by answers to held-out samples; paper uses the paper's for CLIP. "
-    "Default: auto, or paper if you set one of them."
+    "auto chooses settings by the answers to held-out samples; paper uses the paper's for CLIP. "
+    "Default: auto; paper if a setting is given."
 )
 Preset = Annotated[Literal["auto", "paper"] | None, Option(help=PRESET)]
 Seed = Annotated[int, Option(min=0, help="Random seed for drawing samples.")]
