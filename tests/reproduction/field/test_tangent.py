@@ -52,7 +52,7 @@ def test_fine_tuning_moves_what_learns_and_lowers_the_loss():
     recipe = FineTune(steps=30, batch=12, warm_up=3, frozen=("base.", "moved.embeddings"))
     heads = {"visual_projection": projection, "head/x": head}
     heads["logit_scale"] = torch.tensor(10.0).log()
-    as_is = SimpleNamespace(normalised=torch.from_numpy)
+    as_is = SimpleNamespace(normalised=lambda pixels, device: torch.from_numpy(pixels))
     images = ImageSet(pixels.numpy(), as_is, labels.numpy())
     expert = fine_tune(Linearised(base), heads, {"x": images}, recipe, 0)
     assert loss(expert) < 0.8 * loss(base)

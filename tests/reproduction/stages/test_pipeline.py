@@ -20,7 +20,7 @@ from reproduction.stages import command
 ROOT = Path(__file__).parents[3]
 STAGES = (
     "prepare_data", "prepare_texts", "prepare_photos", "prepare", "prepare_role", "merge", "merge_role", "merge_pool",
-    "calibrate", "adapt", "multitask", "evaluate", "measure", "study", "task_counts", "offset", "expert_seeds",
+    "calibrate", "adapt", "multitask", "evaluate", "measure", "study", "task_counts", "offset", "pattern", "expert_seeds",
     "second_encoder", "gather", "request", "headline", "claims", "artifact", "page",
 )  # fmt: skip
 
