@@ -28,6 +28,9 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}."
 
 
+# Settings and arguments
+
+
 class BadSetting(FeatCalError):
     """Reject the value of a setting, argument or option, or its absence."""
 
@@ -53,6 +56,9 @@ class BadBatches(FeatCalError):
 
 class BadEnvironment(FeatCalError):
     """Report a package or device that this machine lacks, before any model runs."""
+
+
+# Files, folders and the hub
 
 
 class MissingPath(FeatCalError):
@@ -98,6 +104,9 @@ class NotOnHub(FeatCalError):
 
 class NoRevision(NotOnHub):
     """Report a hub repository without the branch, tag or commit asked for."""
+
+
+# Models and checkpoints that do not fit: each other, their configuration, a block plan
 
 
 class MissingTensor(FeatCalError):
@@ -159,6 +168,9 @@ class BadCapture(FeatCalError):
             " with its input as first positional argument."
         )
         super().__init__(", ".join(modules), problem, way_out)
+
+
+# While it runs
 
 
 class SingularGram(FeatCalError):
