@@ -28,6 +28,11 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}."
 
 
+def one_line(error: BaseException) -> str:
+    """Return the message of another library's error on one line, cut off after 300 characters."""
+    return " ".join(str(error).split())[:300]
+
+
 # Settings and arguments
 
 

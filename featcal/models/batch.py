@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from featcal.errors import BadBatches, BadFile, BadPlan, BadSetting, nearest
+from featcal.errors import BadBatches, BadFile, BadPlan, BadSetting, nearest, one_line
 from featcal.files import read_json
 from featcal.models.blocks import model_call, module_inputs, out_of_memory
 from featcal.models.checkpoint import MODULES, modules_of
@@ -110,8 +110,8 @@ def naming(task: str, number: int) -> Iterator[None]:
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         if out_of_memory(error):
             raise
-        reason = " ".join(str(error).split())[:300]
-        raise BadBatches(task, f"batch {number} is refused by the model ({reason})") from error
+        problem = f"batch {number} is refused by the model ({one_line(error)})"
+        raise BadBatches(task, problem) from error
 
 
 def padding_mask(

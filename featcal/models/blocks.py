@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 from transformers.activations import NewGELUActivation, QuickGELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 
-from featcal.errors import BadCapture, BadPlan
+from featcal.errors import BadCapture, BadPlan, one_line
 from featcal.models.modules import ROUNDING, same_unpacked
 from featcal.models.plan import CHOOSE_BLOCKS, BlockPlan, Stack, blocks_of, part_of
 
@@ -68,6 +69,12 @@ def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) 
             del vars(module)["forward"]
             if before is not None:
                 vars(module)["forward"] = before
+
+
+def nbytes(nest: object) -> int:
+    """Return the bytes of all tensors in a nest of containers, shared memory counted once."""
+    storages = [leaf.untyped_storage() for leaf in tree_leaves(nest) if isinstance(leaf, Tensor)]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def out_of_memory(error: Exception) -> bool:
@@ -210,7 +217,7 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if out_of_memory(error):
                 raise
-            problem = f"its blocks cannot be run one by one ({' '.join(str(error).split())[:200]})"
+            problem = f"its blocks cannot be run one by one ({one_line(error)})"
             raise BadPlan(name, problem, CHOOSE_BLOCKS) from error
     for stack in plan.stacks:
         own = list(features[stack.name].values())[-1]

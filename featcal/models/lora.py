@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featcal.errors import BadEnvironment, BadFile
+from featcal.errors import BadEnvironment, BadFile, one_line
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
 from featcal.models.checkpoint import LazyCheckpoint, folder_path, no_safetensors, read_safetensors
@@ -130,8 +130,7 @@ def _as_bad_file(file: str | Path, problem: str, way_out: str) -> Iterator[None]
         with warnings.catch_warnings(action="ignore"):
             yield
     except Exception as error:  # peft raises many kinds for what it cannot add or merge
-        reason = " ".join(str(error).split())[:300]
-        raise BadFile(file, f"{problem} ({reason})", way_out) from None
+        raise BadFile(file, f"{problem} ({one_line(error)})", way_out) from None
 
 
 def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | None = None) -> Any:

@@ -24,7 +24,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from featcal.errors import BadFile, MissingTensor, WrongKeys
+from featcal.errors import BadFile, MissingTensor, WrongKeys, one_line
 from featcal.models.checkpoint import LazyCheckpoint, LazyTensor
 from featcal.models.load import (
     CONFIG,
@@ -67,7 +67,7 @@ def skeleton(
             _map_buffers(module, lambda buffer: torch.empty_like(buffer, device="cpu"))
             module.init_weights()  # fills the buffers and ties parameters
     except Exception as error:  # transformers raises many kinds for a config it cannot use
-        problem = f"transformers makes no {kind.__name__} of it ({' '.join(str(error).split())})"
+        problem = f"transformers makes no {kind.__name__} of it ({one_line(error)})"
         way_out = "give the config.json that was saved with these weights"
         raise BadFile(Path(folder) / CONFIG, problem, way_out) from None
     wide = module._get_dtype_plan(dtype)  # what transformers keeps in float32, such as T5's wo
@@ -100,8 +100,8 @@ class Conversion:
         try:
             made = self.convert(lambda name: torch.empty(self.files[name].shape, device="meta"))
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
-            source, reason = next(iter(self.sources)), " ".join(str(error).split())
-            problem = f"{source} and its other parts make no {self.first} ({reason})"
+            source = next(iter(self.sources))
+            problem = f"{source} and its other parts make no {self.first} ({one_line(error)})"
             way_out = "write the model again with save_pretrained(folder)"
             raise BadFile(self.files[source].file, problem, way_out) from None
         self.made = {name: tuple(tensor.shape) for name, tensor in made.items()}
