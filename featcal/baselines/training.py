@@ -91,7 +91,7 @@ def adapters_for(
 
 def pool_features(
     merged: Model,
-    experts: Mapping[str, Model | Tensor],
+    experts: Mapping[str, Model],
     batches: Mapping[str, Batches],
     head: Head = None,
     device: str | torch.device | None = None,
@@ -99,36 +99,33 @@ def pool_features(
     """Compute features of every task by the merged model and its expert, one expert at a time."""
     module, pairs = as_module(merged, device), {}
     for task in sorted(experts):
-        expert = experts[task]
-        theirs = expert if isinstance(expert, Tensor) else as_module(expert, device)
-        pairs[task] = pairs_of_several(task, {"": module}, theirs, batches[task], head)[""]
+        expert = as_module(experts[task], device)
+        pairs[task] = pairs_of_several(task, {"": module}, expert, batches[task], head)[""]
     return pairs
 
 
 def pairs_of_several(
     task: str,
     merged: Mapping[str, nn.Module],
-    expert: nn.Module | Tensor,
+    expert: nn.Module,
     batches: Batches,
     head: Head,
 ) -> dict[str, Pair]:
-    """Compute features of one task by each merged model and the expert (or take the expert's)."""
+    """Compute features of one task by each merged model and the expert."""
     ours: dict[str, list[Tensor]] = {name: [] for name in merged}
     theirs, sizes = [], []
-    teachers = [expert] if isinstance(expert, nn.Module) else []
-    with evaluation_mode([*merged.values(), *teachers]):
+    with evaluation_mode([*merged.values(), expert]):
         for number, batch in enumerate(batches):
             with naming(task, number):
                 for name, model in merged.items():
                     rows, counts = rows_before_head(model, batch, head)
                     ours[name].append(rows)
-                theirs += [rows_before_head(t, batch, head)[0].to(rows.device) for t in teachers]
+                theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
                 sizes.append(counts)  # tokens without padding, the same for every model
     if not sizes:
         raise BadBatches(task, "is empty; an adapter needs at least one batch")
-    shared = torch.cat(theirs) if teachers else expert.to(rows.device)
-    all_sizes = torch.cat(sizes)
-    return {name: Pair(torch.cat(own), shared, all_sizes) for name, own in ours.items()}
+    shared = torch.cat(theirs), torch.cat(sizes)
+    return {name: Pair(torch.cat(own), *shared) for name, own in ours.items()}
 
 
 def as_module(model: Model, device: str | torch.device | None) -> nn.Module:

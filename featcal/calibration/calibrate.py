@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from featcal.calibration import choose
 from featcal.calibration.block import Run, Student, sweep
-from featcal.calibration.features import NO_SAMPLES, Models, check_plan, on_device, open_models
+from featcal.calibration.features import NO_SAMPLES, Models, check_plan, open_models
 from featcal.calibration.ranks import current
 from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_calibrated
 from featcal.card import BlockRecord, DriftRecord, Result, calibration_card, round_digits
@@ -247,9 +247,8 @@ def measure_drift(
         for task, expert in models.experts.items():
             own = held_out.get(task, () if isinstance(batches[task], Iterator) else batches[task])
             drift, samples = {stack.name: (Drift(), Drift()) for stack in stacks}, 0
-            for number, given in enumerate(own):
-                check_batch(task, number, given, expert.module)
-                batch = on_device(given, models.device)
+            for number, batch in enumerate(own):
+                check_batch(task, number, batch, expert.module)
                 with naming(task, number):
                     theirs = features(expert, batch)
                     for which, handle in enumerate(pair):

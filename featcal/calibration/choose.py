@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, normalize
 
-from featcal.calibration.features import Models, on_device
+from featcal.calibration.features import Models
 from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.precision import SUM_DTYPE, wide
@@ -153,8 +153,7 @@ def divergences(
         kl: dict[str, list[float]] = {name: [] for name in students}
         features: dict[str, list[Tensor]] = {name: [] for name in (task, *students)}
         with evaluation_mode([handle.module for handle in students.values()]):
-            for number, given in enumerate(samples):
-                batch = on_device(given, models.device)
+            for number, batch in enumerate(samples):
                 with naming(task, number), expert.running() as teacher:
                     theirs = answers(teacher, batch, models.plan, pooling)
                     features[task].append(theirs.pooled)
@@ -168,8 +167,7 @@ def divergences(
                         features[name].append(ours.pooled)
             if not all(kl.values()):
                 with expert.running() as teacher:
-                    for given in seen[task]:
-                        batch = on_device(given, models.device)
+                    for batch in seen[task]:
                         features[task].append(answers(teacher, batch, models.plan, pooling).pooled)
         for name in students:
             if not kl[name]:

@@ -167,7 +167,7 @@ def open_models(
 def check_plan(models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]) -> Batch:
     """Return two samples, on which all models replay. Raises: BadBatches, BadPlan."""
     check_batch(task, 0, batch, models.student.module)
-    samples = on_device(some_samples(batch, slice(PROVING)), models.device)
+    samples = some_samples(batch, slice(PROVING))
     for handle in handles:
         with naming(task, 0), handle.running() as model:
             check_replay(model, models.plan, samples)
@@ -279,8 +279,7 @@ def features_by_task(
     """Return the features of every task before the first block of a stack, which `source` feeds."""
     features = {}
     for task, (*ours, teacher) in running(models, students):
-        moved = (on_device(batch, models.device) for batch in batches[task])
-        given = moved, spool, source, encoder.get(task)
+        given = batches[task], spool, source, encoder.get(task)
         features[task] = first_features(task, ours, teacher, stack, *given)
     return features
 
@@ -319,10 +318,3 @@ def encoder_outputs(
         for model, track in zip(opened, features[task].tracks, strict=True):
             leave_stack(model, stack, track)
     return features
-
-
-def on_device(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch with its tensors on a device; `check_batch` refuses what is not a mapping."""
-    if not isinstance(batch, Mapping):
-        return batch
-    return {key: x.to(device) if isinstance(x, Tensor) else x for key, x in batch.items()}

@@ -4,6 +4,7 @@ Texts have the vectors of a SentenceTransformer, with its prompt, pooling and de
 folder has them. n samples · d width of a feature · p width of a projected one.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -151,6 +152,13 @@ def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:
     if mask is not None and kind != "clip_text_model":
         return token_mean(hidden, mask)
     return getattr(output, "pooler_output", None)
+
+
+def is_encoder(model: nn.Module) -> bool:
+    """Return whether a transformers model gives features of images or texts: it has no head."""
+    encodes = getattr(model, "main_input_name", None) in ("pixel_values", "input_ids")
+    headed = re.search(r"For[A-Z]", type(model).__name__)  # such as ViTForImageClassification
+    return encodes and not headed and output_embeddings(model) is None
 
 
 def token_mean(hidden: Tensor, mask: Tensor) -> Tensor:

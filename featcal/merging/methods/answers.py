@@ -34,6 +34,7 @@ from featcal.models.batch import (
     Batches,
     check_batch,
     check_tasks,
+    is_encoder,
     naming,
     pooled_output,
     single_samples,
@@ -46,9 +47,7 @@ REPORTS = 20  # lines of progress, whatever the number of steps
 def encoder(job: MergeJob, method: str) -> nn.Module:
     """Make a module like the base that answers by zero-shot heads, on the job's device."""
     model = job.structure().to(job.device).eval()
-    encodes = getattr(model, "main_input_name", None) in ("pixel_values", "input_ids")
-    language_head = getattr(model, "get_output_embeddings", lambda: None)()
-    if not encodes or language_head is not None or hasattr(model, "classifier"):
+    if not is_encoder(model):
         expected = "requires an encoder of images or texts without classifier or language head, and"
         raise BadSetting("merge.method", method, f"{expected} the base is a {type(model).__name__}")
     return model
