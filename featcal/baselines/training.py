@@ -1,7 +1,7 @@
 """Training of adapters: from models and batches, or from features computed before.
 
 The adapters of all tasks train together: their weights are stacked, and no task affects another.
-T tasks · n rows of a batch, an image's one or a text's one per token · d width of a feature.
+T tasks · n rows of a batch, one per image or per token of a text · d width of a feature.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -151,7 +151,7 @@ class InMemorySamples:
 
 
 def samples_of(task: str, batches: Batches) -> Any:
-    """Return the samples that batches offer `by_number`, or read them all. Raises: BadBatches."""
+    """Return `batches.by_number()`, or else all samples, read into memory. Raises: BadBatches."""
     by_number = getattr(batches, "by_number", None)
     samples = by_number() if by_number else InMemorySamples(task, single_samples(batches))
     if not len(samples):
@@ -160,7 +160,7 @@ def samples_of(task: str, batches: Batches) -> Any:
 
 
 def together(task: str, samples: Sequence[Batch]) -> Batch:
-    """Return one batch of several samples of one; shorter texts are padded at the end."""
+    """Return samples, each a batch of one, as one batch; shorter texts are padded at the end."""
     batch = {}
     for name, first in samples[0].items():
         batch[name] = first
@@ -180,7 +180,7 @@ def together(task: str, samples: Sequence[Batch]) -> Batch:
 
 
 def batch_order(task: str, count: int, settings: Any, seed: int) -> Iterator[Tensor]:
-    """Yield the indices (n,) of each step's samples; a shuffle's last step may have fewer."""
+    """Yield the indices (n,) of each step's samples; the last step of a shuffle may have fewer."""
     draws = generator(task, "batches", seed)
     while True:
         shuffled = torch.randperm(count, generator=draws)
@@ -202,7 +202,7 @@ def encoded_steps(
     settings: Training,
     seed: int,
 ) -> Iterator[Pairs]:
-    """Yield the same batches, running both models for each, as published; experts stay in memory."""
+    """Yield the same batches, running both models for each, as published, all in memory."""
     samples = {task: samples_of(task, batches[task]) for task in experts}
     orders = {task: batch_order(task, len(samples[task]), settings, seed) for task in experts}
     while True:
@@ -221,7 +221,8 @@ def train(
 ) -> Adapters:
     """Train adapters of all tasks, one optimiser step per item of `steps`. Raises: Diverged.
 
-    Every task has its own generators, Adam moments and loss: alone it gets the same adapter.
+    Every task has its own generators, Adam moments and loss: trained alone it gets the same
+    adapter.
     `audit` receives the result of a training with that many steps.
     """
     steps = iter(steps)

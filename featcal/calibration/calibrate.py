@@ -66,8 +66,7 @@ def calibrate(
     closed form (Algorithm 1).
 
     Models given as folders are streamed: only the current block is in memory, and the next expert's
-    block is read ahead. Of a whole CLIP the vision tower is calibrated. Given modules are not
-    modified.
+    block is read ahead. Modules are not modified. Of a whole CLIP the vision tower is calibrated.
 
     Args:
         merged, base, experts: modules or checkpoint folders of one architecture.
@@ -75,24 +74,26 @@ def calibrate(
             {"pixel_values": x} (T5: {"input_ids": i, "attention_mask": m, "labels": l}). Read once;
             kept for models with several stacks.
         settings: λ, ρ, α and the switches of the method; `Calibration()` has the paper's for CLIP.
-            Default: "auto" calibrates a few candidates (`calibration/choose.py`) on up to 32
-            samples of each task. Of those worse than the merged model on no task beyond two paired
-            standard errors, the one whose answers are nearest to the experts' is calibrated again
-            with all samples but a quarter of each task (4 to 64), which is held out to choose, and
-            to check the result: where it is not better, the merged model is kept. Of a task with up
-            to 42 samples the held-out ones serve the last calibration as well, and check nothing;
-            with fewer than 8 the merged model is kept. Norms of a kind that cannot be solved stay
-            as they are. `Result.choice` says what was chosen.
+            Default: "auto" holds out a quarter of each task's samples (4 to 64) and calibrates a
+            few candidates (`calibration/choose.py`) on up to 32 of the others. A candidate is
+            rejected if its answers to held-out samples are worse than the merged model's on any
+            task, beyond two paired standard errors. The remaining one whose answers are nearest to
+            the experts' is calibrated again on all other samples, and kept if it is still better
+            than the merged model. A task with up to 42 samples uses all of them in this last step,
+            which it then cannot check; with fewer than 8 the merged model is kept. Norms that
+            cannot be solved stay as they are. `Result.choice` says what was chosen.
         out: folder to write instead of returning the model, in the merged folder's precision. Other
             files, such as the tokenizer, come from there, or from the base folder for a module.
-        held_out: batches of further samples, on which to measure how far the merged and the
-            calibrated model are from each expert; a task without any is measured on its own
+        held_out: batches of further samples, on which the distance of the merged and the
+            calibrated model to each expert is measured; a task without any is measured on its
             `batches` if they can be read twice. Default: no measurement.
         plan: the model's blocks. Default: looked up or inferred.
         token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape.
             Default: the family's rule.
-        device: of models given as folders. Default: CPU. Batches follow the models.
-        dtype: in which folders are calibrated. Default: of `merged` if it is a module, else float32.
+        device: for models given as folders. Default: that of `merged` if it is a module, else the
+            CPU. Batches are moved to it.
+        dtype: precision of models given as folders. Default: that of `merged` if it is a module,
+            else float32.
         host_memory: cap on cached activations in RAM, in bytes; the rest goes to disk. Default: no
             cap. With a cap, freed memory is returned to the system at once, which can take a
             quarter more time.
@@ -196,7 +197,7 @@ def calibrate(
 def best_candidate(
     run: Run, folder: RunFolder | None, few: choose.Parts, unseen: choose.Parts
 ) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
-    """Calibrate the candidates on few samples; return the choice, and the merged model's divergence."""
+    """Calibrate the candidates on few samples; return choice and merged model's divergence."""
     run, models, ranks = replace(run, block_drift=False), run.models, run.ranks
     with ExitStack() as opened:
         students = {}
@@ -230,7 +231,7 @@ def measure_drift(
 ) -> dict[str, list[DriftRecord]]:
     """Measure how far the merged and the calibrated model are from every expert, by task.
 
-    A task without held-out batches is measured on those to calibrate on, if they can be read again.
+    A task without held-out batches is measured on its calibration batches, if they can be reread.
     """
     records: dict[str, list[DriftRecord]] = {}
     pair, stacks = (models.merged, calibrated), models.plan.stacks
@@ -277,7 +278,7 @@ def check(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Check models and batches as `calibrate` does, on two samples of each task, without solving."""
+    """Check models and batches as `calibrate` does, on two samples per task, without solving."""
     check_tasks(experts, batches)
     models = open_models(
         merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype

@@ -88,7 +88,7 @@ class ModelShape:
 
 
 def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
-    """Return bytes of one process on "device" (a GPU), "host" and "disk", and all "operations"."""
+    """Return a process's bytes by use on "device" (GPU), "host" and "disk"; all "operations"."""
     passes = 0  # of single samples, for answers
     stages = [((PAPER if job.settings == "auto" else job.settings,), job)]
     if job.settings == "auto" and job.samples >= choose.FEWEST:
@@ -113,7 +113,7 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
 
 
 def _memory(shape: ModelShape, students: Students, job: Job) -> dict[str, dict[str, int]]:
-    """Return the parts of memory at the moment when they need most, and the features on disk."""
+    """Return the bytes of each use of memory at the peak, and of the features on disk."""
     tasks = -(-job.tasks // job.processes)  # of the process that has most
     count, features = len(students), max(block.features for block in shape.blocks)
     halves = Counter[bool]()  # systems of a site: of students that solve it alone, and of others
@@ -181,7 +181,7 @@ def _operations(shape: ModelShape, students: Students, job: Job) -> dict[str, in
 
 
 class _Meta(TorchDispatchMode):
-    """Answer whether all tokens count; note the largest tensor where attention keeps its scores."""
+    """Answer a model's test for padding; note the largest tensor if attention keeps its scores."""
 
     def __init__(self, padded: bool, eager: bool):
         super().__init__()
@@ -198,7 +198,7 @@ class _Meta(TorchDispatchMode):
 def model_shape(
     model: nn.Module, plan: BlockPlan, batch: Batch, method: choose.CalibrationOrAuto = PAPER
 ) -> ModelShape:
-    """Return the shapes of a batch's run through a model, both on meta; BadPlan if it needs values."""
+    """Return the shapes of one batch's pass through a model, both on meta. Raises: BadPlan."""
     how = PAPER if method == "auto" else method
     entry, result, shapes = 0, None, list[BlockShape]()
     eager = getattr(getattr(model, "config", None), "_attn_implementation", "eager") == "eager"

@@ -210,7 +210,7 @@ def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") ->
 
 
 def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: bool) -> None:
-    """Check all inputs; print the drawn samples of every task and the estimate of `featcal plan`."""
+    """Check all inputs; print each task's drawn samples and the estimate of `featcal plan`."""
     from featcal.calibration.estimate import Job
     from featcal.cli.plan import estimated, needs_as_mapping, show_needs
     from featcal.models.load import torch_device

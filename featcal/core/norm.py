@@ -48,7 +48,7 @@ def norm_system(
     Args:
         moments: of the task.
         gain, shift: γ and β (d,) of its expert; shift is None for RMSNorm.
-        whole: n of the task, where `moments` are of a part of its samples.
+        whole: n of the task, if `moments` cover only some of its samples.
 
     Returns: the task's system, zero if the task has no tokens.
     """
@@ -67,7 +67,7 @@ def solve_norm(
 ) -> tuple[Tensor, Tensor | None]:
     """Solve for scale and shift nearest the experts' affine maps, pulled to the anchors (Eq. 59).
 
-    It is solved for the step away from the anchors, which is exactly zero without data.
+    The unknown is the step from the anchors, which is exactly zero without data.
 
     Args:
         system: summed over tasks.
@@ -89,7 +89,7 @@ def solve_norm(
 
 
 def norm_ridge_by_halves(halves: Sequence[NormSystem], gain: Tensor, shift: Tensor | None) -> float:
-    """Choose λ of a LayerNorm likewise: E(λ) is summed over its features' 2×2 systems.
+    """Choose λ of a norm as `ridge_by_halves` does: E(λ) is summed over its features' 2×2 systems.
 
     Args:
         halves: systems of both halves, summed over tasks.

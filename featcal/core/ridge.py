@@ -88,7 +88,7 @@ def task_system(
             norm; "uniform" is ω = 1.
         affine: with "joint" the right side keeps the expert's bias, Σ ω (C Wᵀ + μ bᵀ), for
             `eliminate_bias`.
-        whole: n and ω of the task, where `moments` are of a part of its samples.
+        whole: n and ω of the task, if `moments` cover only some of its samples.
 
     Returns: the task's system, zero if the task has no tokens.
     """
@@ -150,7 +150,7 @@ def solve_ridge(
     system: RidgeSystem, A: Tensor, a: Tensor, ridge: float, *, site: str = "linear"
 ) -> Solution:
     """Solve for the weight nearest the experts' outputs, pulled to the anchor, then for the bias
-    (Eqs. 17 and 55); without data that is the anchor.
+    (Eqs. 17 and 55); without data both are the anchors.
 
     Eq. 17 is W (Σ ωG + λI) = Σ ω W C + λA: one Cholesky factorisation in float64. Each ωG has unit
     Frobenius norm, so the condition number is at most (T + λ)/λ for T tasks: 161 for CLIP
@@ -256,7 +256,7 @@ def lowest(error: Callable[[float], float]) -> float:
     """Return the λ of least error by pattern search over log₁₀ λ, or infinity if none is below 0.
 
     The error falls towards its minimum from both sides, so one lower neighbour is enough to move
-    there. First comes the side whose farther neighbour was lower.
+    there. The side whose farther neighbour was lower is tried first.
     """
     known: dict[float, float] = {}
 

@@ -85,7 +85,7 @@ def compare(
 
     Returns: one record for each expert and model, sorted by the expert's name.
     Raises: BadSetting; BadBatches; NotFinite; MissingTensor, TensorsDiffer for models of another
-    shape; as opening folders.
+        shape; BadFile and others for folders that cannot be opened.
     """
     check_tasks(experts, batches)
     if not (isinstance(models, Mapping) and models):
@@ -178,7 +178,7 @@ def task_agreements(
 ) -> list[Agreement]:
     """Return the records of one task. Raises: BadBatches; NotFinite."""
     totals = {name: Totals() for name in models}
-    # a SentenceTransformer's own pooling and layers; of a module none are known
+    # a SentenceTransformer's own pooling and layers; for a module there is none
     folders = {id(h): h.folder for h in (expert, *models.values()) if isinstance(h, StreamedModel)}
     sentences = {key: Sentences.of_folder(folder) for key, folder in folders.items()}
     for number, batch in enumerate(batches):

@@ -39,7 +39,7 @@ def recipe_in(folder: Path) -> Path | None:
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Return the whole models that a recipe merges. Raises: BadEnvironment, MissingPath, BadFile."""
+    """Return the models that a recipe merges. Raises: BadEnvironment, MissingPath, BadFile."""
     if file.is_dir():
         raise BadFile(file, "a folder, not a recipe", f"give the YAML file, such as {WRITTEN}")
     if not file.is_file():

@@ -141,7 +141,7 @@ def model_config(config: Any) -> dict[str, Any]:
 
 
 def counterpart(cfg: Any, clip: CLIPModel | None, source: object) -> tuple[Any, CLIPModel]:
-    """Return open_clip's model of a configuration, without weights, and the CLIPModel it matches."""
+    """Return open_clip's model of a configuration, without weights, and the matching CLIPModel."""
     try:
         from open_clip.model import CLIP
     except ImportError:
@@ -283,7 +283,7 @@ def to_transformers(source: Path, out: Path) -> Path:
 
 
 def to_open_clip(source: Path, out: Path, clip: Path | None = None) -> Path:
-    """Convert a CLIPModel to an open_clip folder; a CLIPVisionModel replaces the tower of `clip`."""
+    """Convert a CLIPModel to an open_clip folder; a CLIPVisionModel replaces `clip`'s tower."""
     if clip is None:
         return write_open_clip(load_clip(source), out, like=source)
     whole, vision = load_clip(clip), load_vision(source)

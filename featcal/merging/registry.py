@@ -71,7 +71,7 @@ class Method:
     note: str = ""  # a remark that belongs to its results
 
     def check_needs(self, given: Mapping[str, object]) -> None:
-        """Raise FeatCalError unless batches and head are given exactly where the method uses them."""
+        """Raise FeatCalError unless batches and head are given exactly if the method uses them."""
         for key, what in NEEDS.items():
             needed = key in self.needs
             if needed and given[key] is None:
@@ -87,7 +87,7 @@ METHODS: dict[str, Method] = {}  # the methods loaded so far
 def method(
     *, source: str, needs: tuple[str, ...] = (), scale: float | None = None, note: str = ""
 ) -> Callable[[MergeFunction], MergeFunction]:
-    """Register a function (job, **settings) as a merging method; `scale` is for task vectors."""
+    """Register a function (job, **settings) as a method; scale: default factor of task vectors."""
 
     def register(run: MergeFunction) -> MergeFunction:
         parameters = list(inspect.signature(run, eval_str=True).parameters.values())[1:]

@@ -151,7 +151,7 @@ def unshared_heads(base: Source, experts: Mapping[str, Source]) -> dict[str, set
 def part_ties(base: Source, experts: Mapping[str, Tensors]) -> dict[str, str]:
     """Return the tensors that the base ties and an expert does not, each with its name in the base.
 
-    Only a language model's table and head: others cannot be apart by tie_word_embeddings.
+    Only a language model's table and head: tie_word_embeddings unties no others.
     """
     untied = {}
     for names in base.ties:
@@ -259,7 +259,7 @@ def tower_prefix(kind: type, tensors: Tensors) -> str:
 
 
 def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTensor:
-    """Return an expert's token table with the base's rows; rows: the expert's for each, or -1."""
+    """Return an expert's token table in the base's rows; rows: the expert's row of each, or -1."""
 
     def read() -> Tensor:
         tensor = expert.finite()
@@ -275,8 +275,8 @@ def vocabularies(
 ) -> dict[str, dict[str, int]]:
     """Return token -> row of every model with its own tokenizer, the base's under ""; {} if alike.
 
-    The base's has spare rows for tokens that it lacks; one that experts use for different tokens
-    belongs to none of them.   rows: of the base's tables.
+    A row that the base's tokenizer lacks gets the experts' token, or none if they use it for
+    different tokens.   rows: number of rows of the base's tables.
     """
     if not rows:
         return {}

@@ -255,7 +255,7 @@ class Sentences:
 
     modes: tuple[str, ...] = ("mean",)  # of pooling over tokens; several are concatenated
     layers: tuple[Callable[[Tensor], Tensor], ...] = ()  # applied to the pooled vectors, in turn
-    unpooled: int = 0  # number of first tokens, of the prompt, that pooling leaves out
+    unpooled: int = 0  # number of tokens of the prompt, which pooling leaves out
     given: bool = False  # whether the folder defines all this
 
     @classmethod

@@ -143,7 +143,7 @@ class Conversion:
 def _matches(
     module: PreTrainedModel, files: LazyCheckpoint, state: dict[str, Tensor]
 ) -> Iterator[tuple[str, LazyTensor, str | Conversion]]:
-    """Yield every stored tensor by the model's name for it, with its name there or conversion."""
+    """Yield every stored tensor with the model's name for it, and its stored name or conversion."""
     transforms = get_model_conversion_mapping(module)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
@@ -187,7 +187,9 @@ class ModelFolder:
         _, unexpected = self._reported(unexpected={name for name, _ in surplus})
         # stored tensors that the model has no place for, such as a head
         self.surplus = [(name, tensor) for name, tensor in surplus if name in unexpected]
-        self.ties = list[list[str]]()  # names of each parameter; apart where stored values differ
+        self.ties = list[
+            list[str]
+        ]()  # names of each parameter; separate where stored values differ
         self.stored = dict[str, LazyTensor]()  # a tied one by its first name
         for names in tied_names(self.module):
             own = {name: present.pop(name) for name in names if name in present}
@@ -220,7 +222,7 @@ class ModelFolder:
     def require_complete(self, heads: bool = False) -> None:
         """Raise WrongKeys or MissingTensor unless the files hold the model's tensors and no others.
 
-        A head that the model lacks is ignored; with `heads` its own may be missing.
+        A head that the model lacks is ignored; with `heads` the model's own may be missing.
         """
         module, state, stored = self.module, self.module.state_dict(), self.stored
         misshapen = sorted(n for n, each in stored.items() if each.shape != tuple(state[n].shape))
@@ -237,7 +239,7 @@ class ModelFolder:
             raise MissingTensor(self.files.folder, missing[0], self.files)
 
     def sources(self, name: str) -> tuple[str, ...]:
-        """Return the names in the files of what a tensor of the model is read from."""
+        """Return the stored names from which a tensor of the model is read."""
         form = self.forms[name]
         return (form,) if isinstance(form, str) else tuple(form.sources)
 

@@ -1,4 +1,4 @@
-"""Mergers that learn from a model's zero-shot answers: AdaMerging, Fisher merging and gradient matching.
+"""Mergers that use a model's zero-shot answers: AdaMerging, Fisher merging, gradient matching.
 
 AdaMerging learns coefficients of the task vectors by lowering the entropy of answers to unlabelled
 samples. Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in the
@@ -45,7 +45,7 @@ REPORTS = 20  # lines of progress, whatever the number of steps
 
 
 def encoder(job: MergeJob, method: str) -> nn.Module:
-    """Make a module like the base that answers by zero-shot heads, on the job's device."""
+    """Return a module like the base on the job's device. Raises: BadSetting if it has a head."""
     model = job.structure().to(job.device).eval()
     if not is_encoder(model):
         expected = "requires an encoder of images or texts without classifier or language head, and"
@@ -56,7 +56,7 @@ def encoder(job: MergeJob, method: str) -> nn.Module:
 def zero_shot_logits(
     head: State, model: nn.Module, tensors: State, task: str, batch: Batch
 ) -> Tensor:
-    """Return exp(logit_scale) f Wᵀ, (n, K), of unit features f (n, p) and the task's head W (K, p)."""
+    """Return exp(logit_scale) f Wᵀ, (n, K), for unit features f (n, p) and a head W (K, p)."""
     weight, call = next(iter(tensors.values())), dict(batch)
     for name, value in batch.items():
         if isinstance(value, Tensor):
@@ -301,7 +301,7 @@ def fisher(
 def matched_tensor(
     base: Tensor, experts: Sequence[Tensor], H0: Tensor, curvatures: Sequence[Tensor], scale: float
 ) -> Tensor:
-    """Return θ = θ₀ + α Σ (H₀ + Hᵢ) τᵢ / (H₀ + α Σ Hᵢ), entry by entry, in the base's shape and dtype.
+    """Return θ = θ₀ + α Σ (H₀ + Hᵢ) τᵢ / (H₀ + α Σ Hᵢ), entry by entry, in the base's dtype.
 
     A large H₀ gives task arithmetic of scale α; H₀ = 0 with α = 1 gives Fisher merging.
     """

@@ -74,7 +74,7 @@ def consensus(
 
 
 def mask_row_entries(vector: Tensor, keep: float, remove: float) -> Tensor:
-    """Return m ∘ τ of τ (..., n): the ⌊keep · n⌋ largest of each row after ⌊remove · n⌋ larger ones."""
+    """Return m ∘ τ (..., n): of each row ⌊keep · n⌋ entries after its ⌊remove · n⌋ largest."""
     if vector.dim() == 0:
         return vector
     n = vector.shape[-1]
@@ -164,7 +164,7 @@ def drop_entries(vector: Tensor, share: float, draws: torch.Generator) -> Tensor
 
 
 def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
-    """Return the job with experts θ₀ + DARE(θᵢ − θ₀) in float64, the same whenever they are read."""
+    """Return the job with experts θ₀ + DARE(θᵢ − θ₀) in float64, equal at every reading."""
 
     def sparse(task: str, name: str) -> Tensor:
         base = job.base[name].finite().double()

@@ -1,4 +1,4 @@
-"""Mergers that treat a matrix as a whole: its singular vectors, or its interference with every expert.
+"""Mergers that treat a matrix as a whole: its singular vectors, or interference with experts.
 
 TSV-Merge makes each expert's leading singular vectors orthogonal to the others'; Iso-C makes all
 singular values of the sum equal, and Iso-CTS reserves some directions for each task. WUDI finds the

@@ -66,7 +66,7 @@ SolveNorm = Callable[[list[Tensor], list[Tensor]], Tensor]
 
 @dataclass
 class ForwardOrder:
-    """One merge, block by block; all that `solve` and `solve_norm` leave becomes the mean.
+    """One merge, block by block; tensors that `solve` and `solve_norm` leave out become the mean.
 
     One module takes the tensors of the model to run, so at most one block of the experts is in
     memory. A site is a group of linears that read the same tensor (q, k, v).
@@ -145,7 +145,7 @@ class ForwardOrder:
         return merged
 
     def _solve_block(self, path: str, block: nn.Module, sums: Sequence[BlockSums]) -> NamedTensors:
-        """Yield the weights of a block's linears and, with `solve_norm`, the scales of its norms."""
+        """Yield the weights of a block's linears and, with `solve_norm`, scales of its norms."""
         grams, squares = zip(*sums, strict=True)
         for site in grams[0]:
             names = [f"{path}{linear}.weight" for linear in site]
@@ -268,7 +268,7 @@ def regmean(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors
 
 @method(source="Nguyen et al., 2025", needs=("batches",))
 def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors:
-    """Yield every tensor by RegMean++, on the features of the merge so far; `off_diagonal` as there.
+    """Yield every tensor by RegMean++: RegMean on the features of the merge so far.
 
     Tensors after the last block stay the base's.
     """
