@@ -11,13 +11,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from featcal.errors import BadEnvironment, BadFile, one_line
+from featcal.errors import BadFile, one_line, optional_package
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
 from featcal.models.checkpoint import LazyCheckpoint, folder_path, no_safetensors, read_safetensors
@@ -206,11 +205,6 @@ def is_peft(model: object) -> bool:
     return isinstance(model, nn.Module) and type(model).__module__.startswith("peft.")
 
 
-def peft_package() -> ModuleType:
+def peft_package() -> Any:
     """Return the package peft. Raises: BadEnvironment if it is not installed."""
-    try:
-        import peft
-    except ImportError:
-        problem = "the package that reads adapters is not installed"
-        raise BadEnvironment("peft", problem, "install it: pip install 'featcal[lora]'") from None
-    return peft
+    return optional_package("peft", "lora", "adapters")
