@@ -124,11 +124,11 @@ def _memory(shape: ModelShape, students: Students, job: Job) -> dict[str, dict[s
     for block in shape.blocks:
         turns = [[(site, halves[True])] for site in block.sites if halves[True]] or [[]]
         turns[-1] += [(site, halves[False]) for site in block.sites if halves[False]]
-        for held in filter(None, turns):
-            sums = SUM * sum(n * s.d * (s.d + s.width) for s, n in held)
-            systems = SUM * sum(n * s.d * (s.d + s.o) for s, n in held)
-            W = max(s.d * s.o for s, _ in held)  # values of the largest weight
-            added = max(s.d * max(s.d // 16, s.width) for s, _ in held)
+        for group in filter(None, turns):
+            sums = SUM * sum(n * s.d * (s.d + s.width) for s, n in group)
+            systems = SUM * sum(n * s.d * (s.d + s.o) for s, n in group)
+            W = max(s.d * s.o for s, _ in group)  # values of the largest weight
+            added = max(s.d * max(s.d // 16, s.width) for s, _ in group)
             added *= PRODUCT if job.on_gpu else PRODUCT + SUM
             seeing = 2 * block.inputs + max(2 * block.widest, block.features + added)
             adding = (PRODUCT + 2 * SUM) * W  # the expert's weight, twice, and the right side
@@ -138,7 +138,7 @@ def _memory(shape: ModelShape, students: Students, job: Job) -> dict[str, dict[s
                 moments.append({"weights": weights, "moments": sums} | own)
             solving = (2 * PRODUCT + 4 * SUM) * W  # weight and anchor; the step, twice
             if halves.total() > count:  # λ by halves: a factor of one half
-                solving += 2 * SUM * max(s.d * s.d for s, _ in held)
+                solving += 2 * SUM * max(s.d * s.d for s, _ in group)
             own = {"systems": systems, "solve": solving}
             moments.append({"weights": (count + 1) * block.weights} | own)
     work = max(moments, key=lambda parts: sum(parts.values()))

@@ -105,13 +105,13 @@ def method(
 @cache
 def _definitions() -> dict[str, tuple[str, ast.FunctionDef]]:
     """Return file and function of each of the library's own methods, without loading any."""
-    found = {}
+    definitions = {}
     for file in Path(methods.__path__[0]).glob("*.py"):
         for node in ast.parse(file.read_text("utf-8")).body:
             decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else ()
             if any(ast.unparse(each).startswith("method(") for each in decorators):
-                found[node.name] = file.stem, node
-    return found
+                definitions[node.name] = file.stem, node
+    return definitions
 
 
 def method_names() -> list[str]:

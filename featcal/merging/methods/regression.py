@@ -80,11 +80,11 @@ class ForwardOrder:
     def __post_init__(self) -> None:
         check_tasks(self.job.experts, self.job.batches)
         self.worker = self.job.structure().to(self.job.device).eval()
-        joined = sorted(set(self.job.names) - self.worker.state_dict().keys())
-        if joined:  # experts of an MoE
+        separate = sorted(set(self.job.names) - self.worker.state_dict().keys())
+        if separate:  # experts of an MoE
             raise BadFile(
-                self.job.base[joined[0]].file,
-                f"{joined[0]} is stored separately, but this method runs blocks that hold it joined",
+                self.job.base[separate[0]].file,
+                f"{separate[0]} is stored separately, but this method runs blocks that hold it joined",
                 "save all models with model.save_pretrained(folder, save_original_format=False)",
             )
         self.plan = plan_for(self.worker)
