@@ -1,8 +1,9 @@
 """The records of a run, its model card (README.md) and its record file (featcal.json).
 
 Two equal runs give equal files, without a path of the machine. A card names a folder by the last
-part of its path, a cached hub checkpoint by its name on the hub. A record file names models relative
-to its folder, or by name and commit on the hub, so that later commands find base and experts.
+part of its path, a cached hub checkpoint by its name on the hub. A record file names models
+relative to its folder, or by name and commit on the hub, so that later commands find base and
+experts.
 """
 
 import os

@@ -128,7 +128,7 @@ def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Part]] | None:
-    """Return each task's parts, or None if a task has too few. Iterators are read into the spool."""
+    """Return each task's parts, or None if one has too few. Iterators are read into the spool."""
     parts = {}
     for task, given in batches.items():
         own = given if isinstance(given, Sequence) else SpooledList(spool, given)

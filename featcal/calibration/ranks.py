@@ -51,7 +51,7 @@ class Ranks:
         return sorted(tasks)[self.rank :: self.world]
 
     def summed(self, systems: Systems) -> Systems:
-        """Return the sums over all tasks of the sites solved by this process. Raises: BadCapture."""
+        """Return sums over all tasks of the sites solved by this process. Raises: BadCapture."""
         if self.world == 1:
             return systems
         widths = {site: len(parts[0].left) for site, parts in systems.sites.items()}

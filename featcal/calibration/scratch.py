@@ -227,7 +227,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             files.write_json(stamp, dict(fingerprints))
 
     def solved(self, block: str) -> tuple[dict[str, Tensor], BlockRecord] | None:
-        """Return a block's parameters by name and its record; None if the file is lost or damaged."""
+        """Return a block's parameters by name and its record; None if its file is damaged."""
         path = self._blocks / f"{block}.safetensors"
         if not path.is_file():
             return None

@@ -71,8 +71,8 @@ def kth_smallest(
 ) -> list[float]:
     """Return the exact k-th smallest value (from 1; 0 for k = 0) of a stream for each (stream, k).
 
-    The bits of positive doubles sort as their values do. Each of four readings counts the values that
-    share the known leading bits by their next 16 bits.
+    The bits of positive doubles sort as their values do. Each of four readings counts the values
+    that share the known leading bits by their next 16 bits.
     read: yields the next values of every stream: flat, float64, finite, ≥ 0.
     """
     ranks, prefixes = [k for _, k in wanted], [0] * len(wanted)

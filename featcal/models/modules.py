@@ -1,7 +1,7 @@
 """Read and write the linears and norms of a block, and check that they make up most of it.
 
 Every weight is (o, d) here, also GPT-2's Conv1D. transformers 5 packs the experts of a mixture as
-gate_up_proj (E, 2i, d) and down_proj (E, d, i); they are shown as linears whose weights are views."""
+gate_up_proj (E, 2i, d) and down_proj (E, d, i); they are shown as linears with views of these."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

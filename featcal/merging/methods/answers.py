@@ -1,14 +1,15 @@
 """Mergers that use a model's zero-shot answers: AdaMerging, Fisher merging, gradient matching.
 
 AdaMerging learns coefficients of the task vectors by lowering the entropy of answers to unlabelled
-samples. Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in the
-batches of a step. Fisher merging weights entries by how much the answers depend on them. Source:
-Matena and Raffel, 2022 (arXiv 2111.09832), with a label drawn from each answer; normalised as in
-FusionBench (fusion_bench/method/fisher_merging/fisher_merging.py), which squares one gradient per
-batch, where the definition has one per sample. Gradient matching: Daheim et al., ICLR 2024 (arXiv
-2310.12808); in the authors' code (UKPLab/iclr2024-model-merging,
-code/uncertainty_based_gradient_matching.py) H₀ comes from pretraining samples; here, where these are
-not available, from the base's answers to the experts' samples. All models and diagonals are in memory.
+samples. Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in
+the batches of a step. Fisher merging weights entries by how much the answers depend on them.
+Source: Matena and Raffel, 2022 (arXiv 2111.09832), with a label drawn from each answer; normalised
+as in FusionBench (fusion_bench/method/fisher_merging/fisher_merging.py), which squares one gradient
+per batch, where the definition has one per sample. Gradient matching: Daheim et al., ICLR 2024
+(arXiv 2310.12808); in the authors' code (UKPLab/iclr2024-model-merging,
+code/uncertainty_based_gradient_matching.py) H₀ comes from pretraining samples, which are not
+available here: it comes from the base's answers to the experts' samples. All models and diagonals
+are in memory.
 
 n samples · h width of the encoder · p width of a feature · K classes of a task."""
 

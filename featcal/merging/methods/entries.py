@@ -1,13 +1,14 @@
 """Mergers that treat every entry of the task vectors alike: sums, masks and signs.
 
 Sources: TIES, Yadav et al., 2023, with FusionBench's choices as defaults. Consensus, Wang et al.,
-2024 (arXiv 2405.07813) and the authors' code (nik-dim/tall_masks, src/utils/tallmask_utils.py), which
+2024 (arXiv 2405.07813) and the authors' code (nik-dim/tall_masks, src/utils/tallmask_utils.py): it
 chooses λ of every task on validation data; here all tasks share one. Breadcrumbs, Davari and
-Belilovsky, 2024 (arXiv 2312.06795) and the authors' code (rezazzr/breadcrumbs, src/task_vectors.py:
-TaskVectorMiddleKeep, its first setting to try in find_best_hyperparam.py), which works on rows where
-the paper says layers; a row has the weights of one output. DARE, Yu et al., 2024 (arXiv 2311.03099)
-and FusionBench, fusion_bench/method/dare. PCB, Du et al., 2024 (arXiv 2410.02396) and the authors'
-code (duguodong7/pcb-merging, pcb-merging.py; ratio and scale of vision_source_code/pcb.py)."""
+Belilovsky, 2024 (arXiv 2312.06795) and the authors' code (rezazzr/breadcrumbs,
+src/task_vectors.py: TaskVectorMiddleKeep, first setting to try in find_best_hyperparam.py), which
+works on rows where the paper says layers; a row has the weights of one output. DARE, Yu et al.,
+2024 (arXiv 2311.03099) and FusionBench, fusion_bench/method/dare. PCB, Du et al., 2024 (arXiv
+2410.02396) and the authors' code (duguodong7/pcb-merging, pcb-merging.py; ratio and scale of
+vision_source_code/pcb.py)."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -197,7 +198,7 @@ def dare_ties(
 
 
 def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
-    """Return βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ) in float64, m̂ᵢ being |τᵢ| clamped and scaled to [0, 1]."""
+    """Return βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ), float64; m̂ᵢ is |τᵢ| clamped and scaled to [0, 1]."""
     low, high = span
     size = (vector.abs().clamp(low, high) - low) / (high - low or 1.0)
     return torch.exp(experts * size.square()) * torch.tanh(vector * total)

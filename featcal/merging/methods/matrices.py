@@ -1,12 +1,11 @@
 """Mergers that treat a matrix as a whole: its singular vectors, or interference with experts.
 
 TSV-Merge makes each expert's leading singular vectors orthogonal to the others'; Iso-C makes all
-singular values of the sum equal, and Iso-CTS reserves some directions for each task. WUDI finds the
-task vector that interferes least with every expert's own.
-Sources: Gargiulo et al., Task Singular Vectors, 2025 (arXiv 2412.00081); Marczak et al., No Task Left
-Behind, 2025 (arXiv 2502.04959); FusionBench, fusion_bench/method/{task_singular_vector,
-isotropic_merging}. WUDI: Cheng et al., 2025; FusionBench's and the official code differ in which
-matrices they take."""
+singular values of the sum equal, and Iso-CTS reserves some directions for each task. WUDI finds
+the task vector that interferes least with every expert's own. Sources: Gargiulo et al., Task
+Singular Vectors, 2025 (arXiv 2412.00081); Marczak et al., No Task Left Behind, 2025 (arXiv
+2502.04959); FusionBench, fusion_bench/method/{task_singular_vector, isotropic_merging}. WUDI:
+Cheng et al., 2025; FusionBench's and the official code differ in which matrices they take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ def orthogonal(columns: Tensor) -> Tensor:
 def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
     """Return τ = U⊥ Σ V⊥ᵀ, (o, d), or the mean of the τᵢ where r < N leaves no expert a rank.
 
-    U, Σ and V join each τᵢ's ⌊r/N⌋ leading singular triples within its numerical rank, r = min(o, d).
+    U, Σ and V join each τᵢ's ⌊r/N⌋ leading singular triples within its rank, r = min(o, d).
 
     Args: vectors τᵢ (o, d) of N experts in float64.
     """

@@ -2,11 +2,11 @@
 
 Sources: RegMean, Jin et al., 2023 (bloomberg/dataless-model-merging, src/configs/exps: 0.1 off the
 diagonal for T5 and DeBERTa); FusionBench's code for CLIP, 0.95. MaTS, Tam et al., 2024 (arXiv
-2312.04339) and the authors' code (r-three/mats, src/merging/conjugateGradient_fisherMerging.py, 100
-steps from task arithmetic at 0.3, scipy's tolerance); here each Gram matrix is divided by its number
-of tokens. LOT, restated from the published formula (Sun et al., 2025, arXiv 2505.23859, Eqs. 9 and
-12); its authors' code could not be consulted. Where the formula is silent we sum over tokens, without
-dividing by their number, and average biases, shifts and embeddings."""
+2312.04339) and the authors' code (r-three/mats, src/merging/conjugateGradient_fisherMerging.py,
+100 steps from task arithmetic at 0.3, scipy's tolerance); here each Gram matrix is divided by its
+number of tokens. LOT, restated from the published formula (Sun et al., 2025, arXiv 2505.23859,
+Eqs. 9 and 12); its authors' code could not be consulted. Where the formula is silent we sum over
+tokens, without dividing by their number, and average biases, shifts and embeddings."""
 
 import sys
 import tempfile
