@@ -145,10 +145,8 @@ class Adapters:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Adapters":
-        """Read a folder that `save` wrote, on the CPU.
-
-        Raises: MissingPath, BadFile, BadSetting, UnknownKey; for the weights TruncatedFile,
-        MissingTensor, BadFile for another shape, NotFinite, naming file and tensor.
+        """Read a folder that `save` wrote, on the CPU. Raises: MissingPath, BadFile, BadSetting,
+        UnknownKey; TruncatedFile, MissingTensor, NotFinite for the weights.
         """
         path = Path(folder) / RECORD
         if not Path(folder).is_dir():

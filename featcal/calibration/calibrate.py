@@ -74,14 +74,12 @@ def calibrate(
             {"pixel_values": x} (T5: {"input_ids": i, "attention_mask": m, "labels": l}). Read once;
             kept for models with several stacks.
         settings: λ, ρ, α and the switches of the method; `Calibration()` has the paper's for CLIP.
-            Default: "auto" holds out a quarter of each task's samples (4 to 64) and calibrates a
-            few candidates (`calibration/choose.py`) on up to 32 of the others. A candidate is
-            rejected if its answers to held-out samples are worse than the merged model's on any
-            task, beyond two paired standard errors. The remaining one whose answers are nearest to
-            the experts' is calibrated again on all other samples, and kept if it is still better
-            than the merged model. A task with up to 42 samples uses all of them in this last step,
-            which it then cannot check; with fewer than 8 the merged model is kept. Norms that
-            cannot be solved stay as they are. `Result.choice` says what was chosen.
+            Default: "auto" holds out a quarter of each task's samples (4 to 64), calibrates a few
+            candidates on up to 32 of the others, and rejects those whose answers are worse than the
+            merged model's on any task, beyond two paired standard errors. The one nearest to the
+            experts' answers is calibrated on all other samples, and kept if it still passes. Up to
+            42 samples of a task are all used for that and check nothing; with fewer than 8 the
+            merged model is kept. Norms that cannot be solved stay. `Result.choice` has the choice.
         out: folder to write instead of returning the model, in the merged folder's precision. Other
             files, such as the tokenizer, come from there, or from the base folder for a module.
         held_out: batches of further samples, on which the distance of the merged and the

@@ -20,8 +20,7 @@ STRIPE_ON_GPU = 1024  # only wide products fill a GPU; not measured
 # (module, whether in the last block, (batch, tokens)) -> weights (batch, tokens)
 TokenRule = Callable[[str, bool, tuple[int, ...]], Tensor]
 PATCH_WEIGHT = 0.01  # of a patch token in CLIP's last block, from the paper's released code
-EXPECTED_RULE = "must be a function (module name, last block?, (batch, tokens)) -> weights, "
-EXPECTED_RULE += "a tensor of that shape"
+EXPECTED_RULE = "must be a function (module, last block?, (batch, tokens)) -> weights of that shape"
 
 
 def stripes(d: int, on_gpu: bool = False) -> Iterator[tuple[int, int]]:

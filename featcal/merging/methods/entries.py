@@ -206,9 +206,7 @@ def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
 
 def pcb_tensor(vectors: Sequence[Tensor], spans: Sequence[Range], cuts: Sequence[Range]) -> Tensor:
     """Return τ = Σ wᵢ τ̃ᵢ / Σ wᵢ, wᵢ = (max(βᵢ, cut) − cut) / (max βᵢ − cut), with τ̃ᵢ of clamped
-    magnitude; 0 where no entry competes.
-
-    Args: vectors τᵢ (...) in float64; cuts: each expert's smallest competing β, and its largest.
+    magnitude; 0 where no entry competes. cuts: each expert's smallest competing β, and largest.
     """
     merged, weight = torch.zeros_like(vectors[0]), torch.zeros_like(vectors[0])
     total = tensor_sum(vectors)

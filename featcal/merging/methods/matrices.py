@@ -52,8 +52,6 @@ def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
     """Return τ = U⊥ Σ V⊥ᵀ, (o, d), or the mean of the τᵢ where r < N leaves no expert a rank.
 
     U, Σ and V join each τᵢ's ⌊r/N⌋ leading singular triples within its rank, r = min(o, d).
-
-    Args: vectors τᵢ (o, d) of N experts in float64.
     """
     rank = min(vectors[0].shape) // len(vectors)
     if not rank:
@@ -98,10 +96,8 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
     """Return τ = σ̄ U⊥ V⊥ᵀ: leading directions of Σ τᵢ, then of every τᵢ − U_c U_cᵀ τᵢ.
 
     The first r − N k of r = min(o, d) directions are common and the others the tasks' own, with
-    k = round((r − ⌊common · r⌋)/N) for each task. σ̄ is the mean of all their singular values. As
-    for Iso-C, only directions of the numerical rank count.
-
-    Args: vectors τᵢ (o, d) of N experts in float64; common: share of directions that are common.
+    k = round((r − ⌊common · r⌋)/N) for each of N tasks. σ̄ is the mean of all their singular values.
+    As for Iso-C, only directions of the numerical rank count.
     """
     r, count = min(vectors[0].shape), len(vectors)
     own = round((r - int(r * common)) / count)

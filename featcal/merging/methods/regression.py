@@ -228,7 +228,7 @@ def copy_tensors(tensors: Tensors, module: nn.Module, path: str = "") -> None:
 def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], label: str = "linear") -> Tensor:
     """Return τ = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁻¹, (o, d) in float64: Wᵀ = (Σ Gᵢ)⁻¹ Σ Gᵢ Wᵢᵀ, W₀ subtracted.
 
-    Args: grams Gᵢ (d, d), off-diagonals already shrunk; vectors τᵢ = Wᵢ − W₀ (o, d).
+    grams: Gᵢ (d, d), off-diagonals already shrunk; vectors: τᵢ = Wᵢ − W₀ (o, d).
     """
     left = tensor_sum(grams)
     right = tensor_sum([G @ vector.T for G, vector in zip(grams, vectors, strict=True)])  # (d, o)
@@ -276,10 +276,7 @@ def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction | None = None) -> Na
 
 
 def conjugate_gradients(G: Tensor, R: Tensor, start: Tensor, steps: int) -> tuple[Tensor, int]:
-    """Solve X G = R by conjugate gradients, all of X as one vector. Returns: X and step count.
-
-    Args: G (d, d) symmetric, no negative eigenvalue; R, start (o, d).
-    """
+    """Solve X G = R, G (d, d) ≥ 0, R (o, d), by conjugate gradients. Returns: X and step count."""
     X, residual = start.clone(), R - start @ G
     direction, square = residual.clone(), residual.square().sum()
     for done in range(steps):
@@ -321,10 +318,7 @@ def mats(
 
 
 def lot_matrix(grams: list[Tensor], vectors: list[Tensor], rtol: float | None = None) -> Tensor:
-    """Return τ* = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁺, (o, d) in float64: Eq. 9; 0 without any features.
-
-    Args: grams Gᵢ = XᵢᵀXᵢ (d, d); vectors τᵢ (o, d); rtol as for lot.
-    """
+    """Return τ* = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁺, (o, d), with Gᵢ = XᵢᵀXᵢ (d, d): Eq. 9; 0 without features."""
     right = tensor_sum([vector @ G for G, vector in zip(grams, vectors, strict=True)])  # (o, d)
     return right @ torch.linalg.pinv(tensor_sum(grams), hermitian=True, rtol=rtol)
 
