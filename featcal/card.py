@@ -1,8 +1,9 @@
 """The records of a run, its model card (README.md) and its record file (featcal.json).
 
 Two equal runs give equal files, without a path of the machine. A card names a folder by the last
-part of its path, a cached hub checkpoint by its name on the hub. A record file names models relative
-to its folder, or by name and commit on the hub, so that later commands find base and experts.
+part of its path, a cached hub checkpoint by its name on the hub. A record file names models
+relative to its folder, or by name and commit on the hub, so that later commands find base and
+experts.
 """
 
 import os
@@ -95,10 +96,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Result:
-    """The calibrated model and what was measured of it; `calibrate` returns it.
+    """The calibrated model and its measurements, as `calibrate` returns them.
 
-    settings: what it was calibrated with; None if the merged model was kept.   choice: how the
-    settings were chosen, if they were.
+    settings: used for the calibration; None if the merged model was kept.
+    choice:   how the settings were chosen; None if they were given.
     """
 
     model: "nn.Module | None"  # the calibrated module; None when a folder was written
@@ -110,7 +111,7 @@ class Result:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """Return settings, blocks, drift and choice for a JSON file, without what there is not."""
+        """Return settings, blocks and, if there are any, drift and choice for a JSON file."""
         drift = [asdict(one) for one in self.drift]
         return {
             "settings": self.settings.stated if self.settings else None,
@@ -222,7 +223,7 @@ def calibration_card(
     samples: Mapping[str, object] | None = None,
     datasets: Sequence[str] = (),
 ) -> str:
-    """Return the text of the model card; samples: rows of its section, datasets: names on the hub."""
+    """Return the model card's text; samples: rows of its section, datasets: names on the hub."""
     from featcal.models.checkpoint import modules_of
 
     models = {"base": base, "merged model": merged}
@@ -274,7 +275,7 @@ def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
 
 
 def worse(drift: Sequence[DriftRecord]) -> list[str]:
-    """Return a sentence naming the experts whose drift calibration increased, or []."""
+    """Return [a sentence naming the experts whose drift calibration increased], or []."""
     names = ", ".join(dict.fromkeys(one.expert for one in drift if one.worse))
     advice = "featcal compare shows whether their answers are worse too."
     return [f"Calibration increased the drift from these experts: {names}. {advice}"] * bool(names)

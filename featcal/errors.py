@@ -2,6 +2,8 @@
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
 
 
 class FeatCalError(Exception):
@@ -26,6 +28,21 @@ def nearest(word: str, known: Collection[str]) -> str:
     """Return a sentence that suggests the closest known word, or lists all if none is close."""
     near = get_close_matches(word, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}."
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of another library's error on one line, cut off after 300 characters."""
+    return " ".join(str(error).split())[:300]
+
+
+def optional_package(name: str, extra: str, files: object, or_else: str = "") -> Any:
+    """Import a package that reads certain files. Raises: BadEnvironment with its pip line."""
+    try:
+        return import_module(name)
+    except ImportError:
+        problem = f"the package that reads {files} is not installed"
+        install = f"install it: pip install 'featcal[{extra}]'{or_else}"
+        raise BadEnvironment(name.partition(".")[0], problem, install) from None
 
 
 # Settings and arguments

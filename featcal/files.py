@@ -30,7 +30,7 @@ def atomic_path(path: str | Path, needed: int | None = None) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `path`, or what this links to; remove it on failure.
+    """Yield a temporary folder that replaces `path` (of a link, its target) unless the body fails.
 
     Leftovers of killed processes are removed first. Raises: DiskFull with `needed` bytes if given.
     """
@@ -107,7 +107,7 @@ def claimed(path: str | Path) -> Iterator[None]:
 
 
 def locked(file: int | IO[Any], without: bool = True) -> bool:
-    """Lock an open file; return False if another process has, or `without` if there are no locks."""
+    """Lock an open file; return False if it is locked, `without` where locks do not exist."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -42,7 +42,7 @@ Distinct = AfterValidator(each_once)
 
 
 class Settings(BaseModel):
-    """Base class of all settings: frozen, no unknown keys, no conversion; `section` names it in messages."""
+    """Base class of settings: frozen, no unknown keys, no conversion; `section` is for messages."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     section: ClassVar[str] = ""
@@ -130,7 +130,7 @@ def _first_mistake(error: ValidationError, given: Any, section: str) -> BadSetti
 
 
 def _locate(location: Sequence[Any], value: Any) -> tuple[list[str], Any]:
-    """Return the keys of pydantic's location and the value there, without names of union options."""
+    """Return the keys of pydantic's location, without a union's options, and the value there."""
     path = []
     for part in location:
         value = dict(value) if isinstance(value, BaseModel) else value

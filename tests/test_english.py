@@ -14,30 +14,28 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def nodes():
-    """Every node of the library's sources, whether it is at the top of its file, and where."""
+    """Every node of the library's sources, and where it is."""
     for path in (path for name, path in modules().items() if name.startswith("featcal")):
-        top = set(parsed(path).body)
         for node in ast.walk(parsed(path)):
-            yield node, node in top, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+            yield node, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
 
 def test_docstrings_begin_with_a_verb():
     documented = (one for one in nodes() if isinstance(one[0], DOCUMENTED))
-    texts = {where: ast.get_docstring(node) for node, _, where in documented}
+    texts = {where: ast.get_docstring(node) for node, where in documented}
     wrong = [f"{w}: {t}" for w, t in texts.items() if t and t.split()[0] in NOT_A_BEGINNING]
     assert not wrong, "\n".join(wrong)
 
 
-def test_functions_classes_arguments_and_module_names_are_plain():
+def test_names_of_functions_classes_arguments_and_variables_are_plain():
     wrong = []
-    for node, top, where in nodes():
+    for node, where in nodes():
         names = []
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names = [node.name]
         elif isinstance(node, ast.arg):
             names = [node.arg]
-        elif top and isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = [n.id for one in targets for n in ast.walk(one) if isinstance(n, ast.Name)]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names = [node.id]
         wrong += [f"{where}: {name}" for name in names if name in NOT_A_NAME]
     assert not wrong, "\n".join(wrong)

@@ -59,13 +59,13 @@ class Pair:
 
 
 class Baseline(Settings):
-    """Settings and formula of one baseline: `features`, `shapes`, `correction` and `fit`."""
+    """Settings and formula of a baseline: `features`, `shapes`, `correction` and `fit`."""
 
     name: ClassVar[str]
     title: ClassVar[str]
 
     def prepared(self, features: Tensor) -> Tensor:
-        """Return features in float32, or float64 where they are float64; of unit length if asked."""
+        """Return features in float32 or wider, divided by their norm if `features` is "unit"."""
         exact = features if features.dtype == torch.float64 else features.float()
         return unit_length(exact) if self.features == "unit" else exact
 
@@ -145,10 +145,8 @@ class Adapters:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Adapters":
-        """Read a folder that `save` wrote, on the CPU.
-
-        Raises: MissingPath, BadFile, BadSetting, UnknownKey; for the weights TruncatedFile,
-        MissingTensor, BadFile for another shape, NotFinite, naming file and tensor.
+        """Read a folder that `save` wrote, on the CPU. Raises: MissingPath, BadFile, BadSetting,
+        UnknownKey; TruncatedFile, MissingTensor, NotFinite for the weights.
         """
         path = Path(folder) / RECORD
         if not Path(folder).is_dir():

@@ -1,4 +1,4 @@
-"""Corrections after merging, one per task: Representation Surgery, ProbSurgery and the mean shift."""
+"""Corrections after merging, one per task: Representation Surgery, ProbSurgery, mean shift."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
@@ -74,8 +74,8 @@ def surgery(
         batches: by task, mappings of the model's keyword arguments. Labels are used only to find a
             decoder's tokens.
         head: for CLIP, the weight (p, h) of visual_projection, or a function from pooled output to
-            features. Default: the model's own projection, or its language head, before which the
-            adapter then is.
+            features. Default: the model's own projection. A language model is corrected before
+            its language head.
         rank: r, at most d. Scale it with the model: the paper's 16 of 512 is 1/32.
         steps, lr, batch: optimiser steps per task, Adam's learning rate, samples per step.
         reshuffle: batches taken from one shuffle of the samples before the next. Default: all.
@@ -123,7 +123,7 @@ class ProbSurgery(Training):
         return (features @ weights["hidden"].mT).relu() @ weights["mean"].mT
 
     def row_losses(self, weights: Weights, merged: Tensor, expert: Tensor, noise: Tensor) -> Tensor:
-        """Return the loss of every row, (T, n); noise: ε of z = μ + σ ε, (T, n, d), 0 at padding."""
+        """Return the loss of each row, (T, n); noise (T, n, d) is ε of μ + σ ε, 0 at padding."""
         distance = getattr(functional, f"{self.loss}_loss")
         h = (merged @ weights["hidden"].mT).relu()  # (T, n, H)
         mu, log_variance = h @ weights["mean"].mT, h @ weights["log_variance"].mT  # (T, n, d)

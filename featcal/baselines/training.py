@@ -1,7 +1,7 @@
 """Training of adapters: from models and batches, or from features computed before.
 
 The adapters of all tasks train together: their weights are stacked, and no task affects another.
-T tasks · n rows of a batch, an image's one or a text's one per token · d width of a feature.
+T tasks · n rows of a batch, one per image or per token of a text · d width of a feature.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -91,7 +91,7 @@ def adapters_for(
 
 def pool_features(
     merged: Model,
-    experts: Mapping[str, Model | Tensor],
+    experts: Mapping[str, Model],
     batches: Mapping[str, Batches],
     head: Head = None,
     device: str | torch.device | None = None,
@@ -99,36 +99,33 @@ def pool_features(
     """Compute features of every task by the merged model and its expert, one expert at a time."""
     module, pairs = as_module(merged, device), {}
     for task in sorted(experts):
-        expert = experts[task]
-        theirs = expert if isinstance(expert, Tensor) else as_module(expert, device)
-        pairs[task] = pairs_of_several(task, {"": module}, theirs, batches[task], head)[""]
+        expert = as_module(experts[task], device)
+        pairs[task] = pairs_of_several(task, {"": module}, expert, batches[task], head)[""]
     return pairs
 
 
 def pairs_of_several(
     task: str,
     merged: Mapping[str, nn.Module],
-    expert: nn.Module | Tensor,
+    expert: nn.Module,
     batches: Batches,
     head: Head,
 ) -> dict[str, Pair]:
-    """Compute features of one task by each merged model and the expert (or take the expert's)."""
+    """Compute features of one task by each merged model and the expert."""
     ours: dict[str, list[Tensor]] = {name: [] for name in merged}
     theirs, sizes = [], []
-    teachers = [expert] if isinstance(expert, nn.Module) else []
-    with evaluation_mode([*merged.values(), *teachers]):
+    with evaluation_mode([*merged.values(), expert]):
         for number, batch in enumerate(batches):
             with naming(task, number):
                 for name, model in merged.items():
                     rows, counts = rows_before_head(model, batch, head)
                     ours[name].append(rows)
-                theirs += [rows_before_head(t, batch, head)[0].to(rows.device) for t in teachers]
+                theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
                 sizes.append(counts)  # tokens without padding, the same for every model
     if not sizes:
         raise BadBatches(task, "is empty; an adapter needs at least one batch")
-    shared = torch.cat(theirs) if teachers else expert.to(rows.device)
-    all_sizes = torch.cat(sizes)
-    return {name: Pair(torch.cat(own), shared, all_sizes) for name, own in ours.items()}
+    shared = torch.cat(theirs), torch.cat(sizes)
+    return {name: Pair(torch.cat(own), *shared) for name, own in ours.items()}
 
 
 def as_module(model: Model, device: str | torch.device | None) -> nn.Module:
@@ -154,7 +151,7 @@ class InMemorySamples:
 
 
 def samples_of(task: str, batches: Batches) -> Any:
-    """Return the samples that batches offer `by_number`, or read them all. Raises: BadBatches."""
+    """Return `batches.by_number()`, or else all samples, read into memory. Raises: BadBatches."""
     by_number = getattr(batches, "by_number", None)
     samples = by_number() if by_number else InMemorySamples(task, single_samples(batches))
     if not len(samples):
@@ -163,7 +160,7 @@ def samples_of(task: str, batches: Batches) -> Any:
 
 
 def together(task: str, samples: Sequence[Batch]) -> Batch:
-    """Return one batch of several samples of one; shorter texts are padded at the end."""
+    """Return samples, each a batch of one, as one batch; shorter texts are padded at the end."""
     batch = {}
     for name, first in samples[0].items():
         batch[name] = first
@@ -183,7 +180,7 @@ def together(task: str, samples: Sequence[Batch]) -> Batch:
 
 
 def batch_order(task: str, count: int, settings: Any, seed: int) -> Iterator[Tensor]:
-    """Yield the indices (n,) of each step's samples; a shuffle's last step may have fewer."""
+    """Yield the indices (n,) of each step's samples; the last step of a shuffle may have fewer."""
     draws = generator(task, "batches", seed)
     while True:
         shuffled = torch.randperm(count, generator=draws)
@@ -205,7 +202,7 @@ def encoded_steps(
     settings: Training,
     seed: int,
 ) -> Iterator[Pairs]:
-    """Yield the same batches, running both models for each, as published; experts stay in memory."""
+    """Yield the same batches, running both models for each, as published, all in memory."""
     samples = {task: samples_of(task, batches[task]) for task in experts}
     orders = {task: batch_order(task, len(samples[task]), settings, seed) for task in experts}
     while True:
@@ -224,7 +221,8 @@ def train(
 ) -> Adapters:
     """Train adapters of all tasks, one optimiser step per item of `steps`. Raises: Diverged.
 
-    Every task has its own generators, Adam moments and loss: alone it gets the same adapter.
+    Every task has its own generators, Adam moments and loss: trained alone it gets the same
+    adapter.
     `audit` receives the result of a training with that many steps.
     """
     steps = iter(steps)

@@ -1,1 +1,1 @@
-"""Algorithm 1: joins the mathematics of core with the blocks of a model; knows no data sets."""
+"""Algorithm 1: the mathematics of core applied to the blocks of a model."""

@@ -82,7 +82,7 @@ class Run:
     models: Models
     spool: Spool
     ranks: Ranks
-    block_drift: bool = True  # is measured after every block
+    block_drift: bool = True  # measure the drift after every block
     resume: bool = True
     solve: bool = True  # False only observes the blocks, as a check
     # called after each block: records, seconds, and whether an earlier run had solved it
@@ -92,7 +92,7 @@ class Run:
 def calibrate_block(
     run: Run, path: str, students: Sequence[StudentBlock], features: TaskFeatures
 ) -> list[BlockRecord]:
-    """Calibrate the students' block in place and move all features past it (Algorithm 1, 2-18)."""
+    """Calibrate the students' block in place and move all features past it (Alg. 1, lines 2-18)."""
     models, blocks = run.models, [block for block, _ in students]
     stale: dict[tuple[int, str], SpooledList] = {}  # the next block sees the merged features
     for number, (block, spec) in enumerate(students):
@@ -107,7 +107,7 @@ def calibrate_block(
     with ExitStack() as opened:
         base: nn.Module | None = None
         for index, turn in enumerate(max(parts_of, key=len)):
-            # a student that is observed as a whole is so while the teacher passes the block
+            # students that are not observed by site are observed while the teacher passes the block
             parts = {
                 number: own[index if by_site[number] else 0]
                 for number, own in enumerate(parts_of)
@@ -310,7 +310,7 @@ class BatchStream:
         self._kept = SpooledList(spool) if len(plan.stacks) > 1 else None
 
     def head(self) -> list[Batch]:
-        """Return a list of the first batch, or of none; it is still to be read."""
+        """Return the first batch in a list, empty if there is none, without consuming it."""
         head = list(islice(self._batches, 1))
         self._batches = chain(head, self._batches)
         return head
@@ -330,7 +330,7 @@ class BatchStream:
 def student_blocks(
     models: Models, students: Sequence[Student], stack: Stack, source: Stack | None
 ) -> Iterator[tuple[str, list[StudentBlock]]]:
-    """Yield path, and the students' block with its specification, one block of each at a time."""
+    """Yield each block's path with every student's block and its specification."""
     rule = models.plan.rule(stack)
     count = len(blocks_of(models.student.module, stack))
     for index in range(count):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from featcal.calibration import choose
 from featcal.calibration.block import Run, Student, sweep
-from featcal.calibration.features import NO_SAMPLES, Models, check_plan, on_device, open_models
+from featcal.calibration.features import NO_SAMPLES, Models, check_plan, open_models
 from featcal.calibration.ranks import current
 from featcal.calibration.scratch import RunFolder, Spool, scratch_folder, write_calibrated
 from featcal.card import BlockRecord, DriftRecord, Result, calibration_card, round_digits
@@ -66,8 +66,7 @@ def calibrate(
     closed form (Algorithm 1).
 
     Models given as folders are streamed: only the current block is in memory, and the next expert's
-    block is read ahead. Of a whole CLIP the vision tower is calibrated. Given modules are not
-    modified.
+    block is read ahead. Modules are not modified. Of a whole CLIP the vision tower is calibrated.
 
     Args:
         merged, base, experts: modules or checkpoint folders of one architecture.
@@ -75,24 +74,24 @@ def calibrate(
             {"pixel_values": x} (T5: {"input_ids": i, "attention_mask": m, "labels": l}). Read once;
             kept for models with several stacks.
         settings: λ, ρ, α and the switches of the method; `Calibration()` has the paper's for CLIP.
-            Default: "auto" calibrates a few candidates (`calibration/choose.py`) on up to 32
-            samples of each task. Of those worse than the merged model on no task beyond two paired
-            standard errors, the one whose answers are nearest to the experts' is calibrated again
-            with all samples but a quarter of each task (4 to 64), which is held out to choose, and
-            to check the result: where it is not better, the merged model is kept. Of a task with up
-            to 42 samples the held-out ones serve the last calibration as well, and check nothing;
-            with fewer than 8 the merged model is kept. Norms of a kind that cannot be solved stay
-            as they are. `Result.choice` says what was chosen.
+            Default: "auto" holds out a quarter of each task's samples (4 to 64), calibrates a few
+            candidates on up to 32 of the others, and rejects those whose answers are worse than the
+            merged model's on any task, beyond two paired standard errors. The one nearest to the
+            experts' answers is calibrated on all other samples, and kept if it still passes. Up to
+            42 samples of a task are all used for that and check nothing; with fewer than 8 the
+            merged model is kept. Norms that cannot be solved stay. `Result.choice` has the choice.
         out: folder to write instead of returning the model, in the merged folder's precision. Other
             files, such as the tokenizer, come from there, or from the base folder for a module.
-        held_out: batches of further samples, on which to measure how far the merged and the
-            calibrated model are from each expert; a task without any is measured on its own
+        held_out: batches of further samples, on which the distance of the merged and the
+            calibrated model to each expert is measured; a task without any is measured on its
             `batches` if they can be read twice. Default: no measurement.
         plan: the model's blocks. Default: looked up or inferred.
         token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape.
             Default: the family's rule.
-        device: of models given as folders. Default: CPU. Batches follow the models.
-        dtype: in which folders are calibrated. Default: of `merged` if it is a module, else float32.
+        device: for models given as folders. Default: that of `merged` if it is a module, else the
+            CPU. Batches are moved to it.
+        dtype: precision of models given as folders. Default: that of `merged` if it is a module,
+            else float32.
         host_memory: cap on cached activations in RAM, in bytes; the rest goes to disk. Default: no
             cap. With a cap, freed memory is returned to the system at once, which can take a
             quarter more time.
@@ -196,7 +195,7 @@ def calibrate(
 def best_candidate(
     run: Run, folder: RunFolder | None, few: choose.Parts, unseen: choose.Parts
 ) -> tuple[choose.Choice, dict[str, dict[str, list[float]]]]:
-    """Calibrate the candidates on few samples; return the choice, and the merged model's divergence."""
+    """Calibrate the candidates on few samples; return choice and merged model's divergence."""
     run, models, ranks = replace(run, block_drift=False), run.models, run.ranks
     with ExitStack() as opened:
         students = {}
@@ -230,7 +229,7 @@ def measure_drift(
 ) -> dict[str, list[DriftRecord]]:
     """Measure how far the merged and the calibrated model are from every expert, by task.
 
-    A task without held-out batches is measured on those to calibrate on, if they can be read again.
+    A task without held-out batches is measured on its calibration batches, if they can be reread.
     """
     records: dict[str, list[DriftRecord]] = {}
     pair, stacks = (models.merged, calibrated), models.plan.stacks
@@ -247,9 +246,8 @@ def measure_drift(
         for task, expert in models.experts.items():
             own = held_out.get(task, () if isinstance(batches[task], Iterator) else batches[task])
             drift, samples = {stack.name: (Drift(), Drift()) for stack in stacks}, 0
-            for number, given in enumerate(own):
-                check_batch(task, number, given, expert.module)
-                batch = on_device(given, models.device)
+            for number, batch in enumerate(own):
+                check_batch(task, number, batch, expert.module)
                 with naming(task, number):
                     theirs = features(expert, batch)
                     for which, handle in enumerate(pair):
@@ -278,7 +276,7 @@ def check(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Check models and batches as `calibrate` does, on two samples of each task, without solving."""
+    """Check models and batches as `calibrate` does, on two samples per task, without solving."""
     check_tasks(experts, batches)
     models = open_models(
         merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype

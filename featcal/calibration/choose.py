@@ -1,11 +1,11 @@
 """Choose the settings of a calibration, or none, by answers to samples that no calibration sees.
 
-The divergence of a model from the expert of task t on held-out sample i is KL(p_i^t ‖ p_i). p is the
-softmax of the model's own scores; a text has the mean over its tokens. Models without a head are
-compared by relations: p_i = softmax_{j≠i}(cos(f_i, g_j)/τ), where f_i is the model's feature of
-sample i, or the expert's, g_j the expert's features of all the task's samples, also of those that
-candidates are calibrated on, and τ the standard deviation of the expert's cosines. The feature of a
-text is the vector that the expert's folder makes of it, else the mean over its tokens.
+The divergence of a model from the expert of task t on held-out sample i is KL(p_i^t ‖ p_i). p is
+the softmax of the model's own scores; a text has the mean over its tokens. Models without a head
+are compared by relations: p_i = softmax_{j≠i}(cos(f_i, g_j)/τ). f_i is the model's feature of
+sample i, or the expert's; g_j are the expert's features of all samples of the task, including those
+on which candidates are calibrated; τ is the standard deviation of the expert's cosines. The feature
+of a text is the vector of the expert's SentenceTransformer, else the mean over its tokens.
 
 Legend: n samples · d width of a feature · K scores of a row. An image has one row of scores, a text
 one for every token.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, normalize
 
-from featcal.calibration.features import Models, on_device
+from featcal.calibration.features import Models
 from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
 from featcal.core.precision import SUM_DTYPE, wide
@@ -72,8 +72,8 @@ TOO_FEW = Choice(
 
 @dataclass(frozen=True)
 class Part:
-    """Some samples of a task's batches; those of consecutive batches are put together where they fit,
-    as a streamed model reads all its weights for each batch.
+    """Some samples of a task's batches. Those of consecutive batches are joined where they fit,
+    because a streamed model reads all its weights for each batch.
     """
 
     batches: Batches
@@ -103,7 +103,7 @@ Parts = Mapping[str, Part]  # by task
 
 
 def shapes(batch: Batch) -> list[Any]:
-    """Return each name with its tensor's shape without samples; None for what is no such tensor."""
+    """Return each name with its tensor's shape per sample; None for other values."""
     n = sample_count(batch)
     return [
         (name, x.shape[1:]) if isinstance(x, Tensor) and x.shape[:1] == (n,) else None
@@ -128,7 +128,7 @@ def parts_of(n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def split(batches: TaskBatches, spool: Spool) -> dict[str, tuple[Part, Part, Part]] | None:
-    """Return each task's parts, or None if a task has too few; one-time batches go to the spool."""
+    """Return each task's parts, or None if one has too few. Iterators are read into the spool."""
     parts = {}
     for task, given in batches.items():
         own = given if isinstance(given, Sequence) else SpooledList(spool, given)
@@ -153,8 +153,7 @@ def divergences(
         kl: dict[str, list[float]] = {name: [] for name in students}
         features: dict[str, list[Tensor]] = {name: [] for name in (task, *students)}
         with evaluation_mode([handle.module for handle in students.values()]):
-            for number, given in enumerate(samples):
-                batch = on_device(given, models.device)
+            for number, batch in enumerate(samples):
                 with naming(task, number), expert.running() as teacher:
                     theirs = answers(teacher, batch, models.plan, pooling)
                     features[task].append(theirs.pooled)
@@ -168,8 +167,7 @@ def divergences(
                         features[name].append(ours.pooled)
             if not all(kl.values()):
                 with expert.running() as teacher:
-                    for given in seen[task]:
-                        batch = on_device(given, models.device)
+                    for batch in seen[task]:
                         features[task].append(answers(teacher, batch, models.plan, pooling).pooled)
         for name in students:
             if not kl[name]:
@@ -182,7 +180,7 @@ def divergences(
 
 
 def relational_divergence(f: Tensor, f_exp: Tensor) -> Tensor:
-    """Return each sample's divergence of relations (n,), of features f (n, d) from f_exp (n or more, d)."""
+    """Return each sample's divergence of relations (n,); f (n, d), f_exp (n or more, d)."""
     unit, expert = (normalize(x.to(SUM_DTYPE), dim=1) for x in (f, f_exp))
     others = ~torch.eye(len(unit), len(expert), dtype=torch.bool, device=unit.device)
 
@@ -221,7 +219,7 @@ def choose(
 
 
 def confirmed(choice: Choice, by_task: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
-    """Return the choice, or the merged model if the last calibration is worse on a task or average."""
+    """Return the choice, or the merged model if the last calibration fails the same test."""
     last = choose(by_task, {FINAL: choice.settings or Calibration()})
     divergence = {**choice.divergence, FINAL: last.divergence[FINAL]}
     return replace(last if last.chosen == MERGED else choice, divergence=divergence)
@@ -246,7 +244,7 @@ def last_outputs(
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores (rows, K), or the rows that a language head makes them from, a few at a time."""
+    """Scores (rows, K), or rows from which a language head computes them, a few at a time."""
 
     rows: Tensor
     head: Any = None
@@ -263,7 +261,7 @@ class Scores:
 
 
 def kl_and_top1(ours: Scores, theirs: Scores) -> tuple[Tensor, Tensor]:
-    """Return KL(p_exp ‖ p) of every row and whether the largest scores agree, (rows,) in float64."""
+    """Return KL(p_exp ‖ p) of every row and whether largest scores agree, (rows,), float64."""
     kl, same = [], []
     size = max(1, SCORES_AT_ONCE // ours.width)
     for start in range(0, len(ours.rows), size):
@@ -288,7 +286,7 @@ class Answers:
 def answers(
     model: nn.Module, batch: Batch, plan: BlockPlan | None, sentences: Sentences | None = None
 ) -> Answers:
-    """Return one forward's answers; `sentences`: how an encoder's folder makes a vector of a text."""
+    """Return one forward's answers; sentences: how an encoder's folder makes vectors of texts."""
     plan, head = plan_for(model, plan), output_embeddings(model)
     stack, scores, pooled = plan.stacks[-1], None, None
     with last_outputs(model, plan) as outputs:

@@ -1,30 +1,30 @@
 """Estimate memory, disk and operations of a calibration from shapes, before a weight is read.
 
 One batch runs through the model on torch's meta device; the rest is arithmetic, for models given as
-folders. Tests hold operations to 20 % of those counted in real runs, and memory and disk on CPUs to
-25 %; peaks on GPUs are not measured. Runs with fewer tokens than a linear has inputs need less.
-Experts of a mixture are assumed to receive equally many tokens.
+folders. Tests compare with real runs: operations are within 20 %, memory and disk on CPUs within
+25 %; peaks on GPUs are not measured. Experts of a mixture are assumed to get equally many tokens.
 
 Legend: d inputs · o outputs · n rows (tokens of one batch) · work in operations, sizes in bytes.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from featcal.calibration import choose
 from featcal.calibration.observe import FOLDED_SHARE, PAPER, shared_sites
 from featcal.core.moments import TokenRule, stripes
 from featcal.core.ridge import PROJECTIONS
-from featcal.errors import BadPlan
-from featcal.models.batch import PROVING, Batch
-from featcal.models.blocks import Features, first_inputs, module_inputs, stack_output, step
+from featcal.errors import BadPlan, one_line
+from featcal.models.batch import Batch
+from featcal.models.blocks import Features, first_inputs, module_inputs, nbytes, stack_output, step
 from featcal.models.modules import solved_modules, unpacked, unpacked_experts, weight_of
 from featcal.models.plan import BlockPlan, Stack, blocks_of
 from featcal.settings import Calibration
@@ -83,16 +83,12 @@ class ModelShape:
 
     blocks: tuple[BlockShape, ...]
     entry: int  # work before the first block, of all stacks
-    features: int  # between blocks, where they are largest
     weights: int
-    outside: int  # weights outside of blocks
     largest: int  # weight tensor
 
 
 def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
-    """Estimate what a calibration needs: parts that add up to the bytes of one process on the
-    "device" (a GPU), the "host" and the "disk", and to the "operations" of all processes.
-    """
+    """Return a process's bytes by use on "device" (GPU), "host" and "disk"; all "operations"."""
     passes = 0  # of single samples, for answers
     stages = [((PAPER if job.settings == "auto" else job.settings,), job)]
     if job.settings == "auto" and job.samples >= choose.FEWEST:
@@ -100,74 +96,69 @@ def estimate(shape: ModelShape, job: Job) -> dict[str, dict[str, int]]:
         stages = [(tuple(choose.CANDIDATES.values()), replace(job, samples=few))]
         stages.append(((choose.STREAM,), replace(job, samples=last)))
         # the expert, the merged model and candidates; later the expert and the result. Without a
-        # head the expert sees also what candidates are calibrated on
+        # head the expert also sees the samples on which candidates are calibrated
         passes = (len(choose.CANDIDATES) + 2 + 2) * held_out + 2 * few
     memory = [_memory(shape, *stage) for stage in stages]
     needs = max(memory, key=lambda own: sum(own["device"].values()) + sum(own["host"].values()))
     solved = sum(block.weights for block in shape.blocks) * max(len(who) for who, _ in stages)
     needs["disk"] |= {"solved blocks": solved, "calibrated model": shape.weights}
     needs["disk"]["while joining"] = shape.largest
-    operations = [_operations(shape, *stage) for stage in stages]
-    needs["operations"] = {name: sum(one[name] for one in operations) for name in operations[0]}
+    operations = Counter[str]()
+    for stage in stages:
+        operations.update(_operations(shape, *stage))
     if passes:
         whole = shape.entry + sum(block.forward for block in shape.blocks)
-        needs["operations"]["answers"] = passes * job.tasks * whole // job.batch
-    return needs
+        operations["answers"] = passes * job.tasks * whole // job.batch
+    return needs | {"operations": dict(operations)}
 
 
 def _memory(shape: ModelShape, students: Students, job: Job) -> dict[str, dict[str, int]]:
-    """Return the bytes on the device and the host, and those of features that wait on disk."""
+    """Return the bytes of each use of memory at the peak, and of the features on disk."""
     tasks = -(-job.tasks // job.processes)  # of the process that has most
-    waiting = (len(students) + 1) * tasks * shape.features * job.samples // job.batch
+    count, features = len(students), max(block.features for block in shape.blocks)
+    halves = Counter[bool]()  # systems of a site: of students that solve it alone, and of others
+    for one in students:
+        halves[one.order == "sites"] += 1 + (one.ridge == "auto")
+    outside = shape.weights - sum(block.weights for block in shape.blocks)
+    moments = [{"weights": 2 * outside, "batch": 2 * features}]
+    for block in shape.blocks:
+        turns = [[(site, halves[True])] for site in block.sites if halves[True]] or [[]]
+        turns[-1] += [(site, halves[False]) for site in block.sites if halves[False]]
+        for group in filter(None, turns):
+            sums = SUM * sum(n * s.d * (s.d + s.width) for s, n in group)
+            systems = SUM * sum(n * s.d * (s.d + s.o) for s, n in group)
+            W = max(s.d * s.o for s, _ in group)  # values of the largest weight
+            added = max(s.d * max(s.d // 16, s.width) for s, _ in group)
+            added *= PRODUCT if job.on_gpu else PRODUCT + SUM
+            seeing = 2 * block.inputs + max(2 * block.widest, block.features + added)
+            adding = (PRODUCT + 2 * SUM) * W  # the expert's weight, twice, and the right side
+            for seen in {max(tasks - 2, 0), tasks - 1}:  # tasks before; one block is read ahead
+                weights = (count + 1 + (seen + 1 < tasks)) * block.weights
+                own = {"systems": systems * bool(seen), "batch": max(seeing, adding)}
+                moments.append({"weights": weights, "moments": sums} | own)
+            solving = (2 * PRODUCT + 4 * SUM) * W  # weight and anchor; the step, twice
+            if halves.total() > count:  # λ by halves: a factor of one half
+                solving += 2 * SUM * max(s.d * s.d for s, _ in group)
+            own = {"systems": systems, "solve": solving}
+            moments.append({"weights": (count + 1) * block.weights} | own)
+    work = max(moments, key=lambda parts: sum(parts.values()))
+    waiting = (count + 1) * tasks * features * job.samples // job.batch
     device = min(waiting, job.device_memory) if job.on_gpu else 0
-    host = waiting - device
-    if job.host_memory is not None:
-        host = min(host, job.host_memory)
-    disk, work = waiting - device - host, _peak(shape, students, job, tasks)
-    if job.on_gpu or disk:
-        work["batch of features"] = 2 * shape.features
+    host = min(waiting - device, waiting if job.host_memory is None else job.host_memory)
+    if job.on_gpu or device + host < waiting:
+        work["batch of features"] = 2 * features
     kept = {"waiting features": host, "samples": job.drawn, "libraries": LIBRARIES}
     return {
         "device": work | {"waiting features": device} if job.on_gpu else {},
         "host": kept if job.on_gpu else work | kept,
-        "disk": {"waiting features": disk},
+        "disk": {"waiting features": waiting - device - host},
     }
-
-
-def _peak(shape: ModelShape, students: Students, job: Job, tasks: int) -> dict[str, int]:
-    """Return the parts of the working memory at the moment when their sum is largest."""
-    value, count = PRODUCT if job.on_gpu else PRODUCT + SUM, len(students)
-    halves = [(1 + (one.ridge == "auto"), one.order == "sites") for one in students]
-    of_site = sum(n for n, by_site in halves if by_site)  # sums of one site at a time
-    of_block = sum(n for n, by_site in halves if not by_site)
-    moments = [{"weights": 2 * shape.outside, "batch": 2 * shape.features}]
-    for block in shape.blocks:
-        turns = [[(site, of_site)] for site in block.sites if of_site] or [[]]
-        turns[-1] += [(site, of_block) for site in block.sites if of_block]
-        for held in filter(None, turns):
-            sites = [site for site, _ in held]
-            systems = SUM * sum(n * s.d * (s.d + s.o) for s, n in held)
-            W = max(s.d * s.o for s in sites)  # values of the largest weight
-            product = max(value * s.d * max(s.d // 16, s.width) for s in sites)
-            seeing = 2 * block.inputs + max(2 * block.widest, block.features + product)
-            adding = (PRODUCT + 2 * SUM) * W  # the expert's weight, twice, and the right side
-            for seen in {max(tasks - 2, 0), tasks - 1}:  # tasks before; one block is read ahead
-                parts = {"weights": (count + 1 + (seen + 1 < tasks)) * block.weights}
-                parts["moments"] = SUM * sum(n * s.d * (s.d + s.width) for s, n in held)
-                parts |= {"systems": systems * bool(seen), "batch": max(seeing, adding)}
-                moments.append(parts)
-            solving = (2 * PRODUCT + 4 * SUM) * W  # weight and anchor; the step, twice
-            if any(settings.ridge == "auto" for settings in students):  # a factor of one half
-                solving += 2 * SUM * max(s.d * s.d for s in sites)
-            parts = {"weights": (count + 1) * block.weights, "systems": systems, "solve": solving}
-            moments.append(parts)
-    return max(moments, key=lambda parts: sum(parts.values()))
 
 
 def _operations(shape: ModelShape, students: Students, job: Job) -> dict[str, int]:
     """Count operations, 2 for one multiplication and addition."""
     passes = products = solves = 0.0
-    by_site = any(settings.order == "sites" for settings in students)
+    by_site = any(one.order == "sites" for one in students)
     for block in shape.blocks:
         reach = [site.reach for site in block.sites]
         whole, apart = max((*reach, *block.norms), default=0.0), sum((*reach, *block.norms))
@@ -176,24 +167,21 @@ def _operations(shape: ModelShape, students: Students, job: Job) -> dict[str, in
         for one in students:
             own += (apart if one.order == "sites" else whole) + 1 + (one.order == "stale")
         passes += own * block.forward + turns * block.routed
-        for d, o, n, width in ((s.d, s.o, s.n, s.width) for s in block.sites):
-            gram = sum((b - a) * (d - a) for a, b in stripes(d, job.on_gpu))
-            products += len(students) * 2 * n * (d * width + gram)
-            for settings in students:
-                solves += job.tasks * 2 * d * d * o  # right sides
-                solves += d**3 // 3 + 4 * d * d * o  # factor, anchor, two triangular solves
-                if settings.ridge == "auto":
-                    solves += 2 * EVALUATIONS * (d**3 // 3 + 4 * d * d * min(o, PROJECTIONS))
-    count, whole = job.tasks * job.samples / job.batch, sum(b.forward for b in shape.blocks)
-    replayed = 2 * min(PROVING, job.batch) / job.batch  # the check of the plan
-    entered = (len(students) + 1) * shape.entry
-    passes = count * (entered + passes) + replayed * (shape.entry + whole)
+        for s, one in product(block.sites, students):
+            gram = sum((b - a) * (s.d - a) for a, b in stripes(s.d, job.on_gpu))
+            products += 2 * s.n * (s.d * s.width + gram)
+            # right sides; a factor, the anchor and two triangular solves
+            solves += job.tasks * 2 * s.d**2 * s.o + s.d**3 // 3 + 4 * s.d**2 * s.o
+            if one.ridge == "auto":
+                solves += 2 * EVALUATIONS * (s.d**3 // 3 + 4 * s.d**2 * min(s.o, PROJECTIONS))
+    count = job.tasks * job.samples / job.batch
+    passes = count * ((len(students) + 1) * shape.entry + passes)
     parts = {"forward passes": passes, "products": count * products, "solves": solves}
     return {name: round(value) for name, value in parts.items()}
 
 
 class _Meta(TorchDispatchMode):
-    """Answer whether all tokens count; note the largest tensor where attention keeps its scores."""
+    """Answer a model's test for padding; note the largest tensor if attention keeps its scores."""
 
     def __init__(self, padded: bool, eager: bool):
         super().__init__()
@@ -210,52 +198,45 @@ class _Meta(TorchDispatchMode):
 def model_shape(
     model: nn.Module, plan: BlockPlan, batch: Batch, method: choose.CalibrationOrAuto = PAPER
 ) -> ModelShape:
-    """Run one batch through the model's blocks, both on the meta device, and read off the shapes.
-
-    Raises: BadPlan for a model whose forward depends on values.
-    """
-    settings = PAPER if method == "auto" else method
+    """Return the shapes of one batch's pass through a model, both on meta. Raises: BadPlan."""
+    how = PAPER if method == "auto" else method
     entry, result, shapes = 0, None, list[BlockShape]()
     eager = getattr(getattr(model, "config", None), "_attn_implementation", "eager") == "eager"
     try:
         with torch.no_grad(), unpacked(model), _Meta("attention_mask" in batch, eager) as meta:
             for source, stack in plan.in_order:
-                blocks, rule = list(blocks_of(model, stack)), plan.rule(stack)
+                blocks, rule = blocks_of(model, stack), plan.rule(stack)
                 with FlopCounterMode(display=False) as flops:
                     features = first_inputs(model, stack, batch, source, result)
                 entry += flops.get_total_flops()
                 for block in blocks:
                     meta.widest, last = 0, block is blocks[-1]
-                    shape, features = _block(block, stack, features, settings, rule, last)
+                    shape, features = _block(block, stack, features, how, rule, last)
                     shapes.append(replace(shape, widest=max(shape.widest, meta.widest)))
                 result = stack_output(model, stack, features[0]) if stack.feeds else None
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        reason = " ".join(str(error).split())[:200]
-        problem = f"its forward depends on values, or on other inputs ({reason})"
+        problem = f"its forward depends on values, or on other inputs ({one_line(error)})"
         way_out = "calibrate it on few samples and measure what that run takes"
         raise BadPlan(type(model).__name__, problem, way_out) from error
     sizes = [nbytes(p) for p in model.parameters()]
-    outside = sum(sizes) - sum(block.weights for block in shapes)
-    between = max(block.features for block in shapes)
-    return ModelShape(tuple(shapes), entry, between, sum(sizes), outside, max(sizes))
+    return ModelShape(tuple(shapes), entry, sum(sizes), max(sizes))
 
 
 def _block(
     block: nn.Module, stack: Stack, before: Features, how: Calibration, rule: TokenRule, last: bool
 ) -> tuple[BlockShape, Features]:
     """Return the shape of one block, and the features after it."""
-    tokens = tuple(before[0].shape[:2])
+    tokens, every = tuple(before[0].shape[:2]), solved_modules(block)[0]
     linears, norms = solved_modules(block, how.norm, how.modules)
-    every = solved_modules(block)[0]
     with FlopCounterMode(display=False) as flops, module_inputs(block, [*every, *norms]) as seen:
         out = step(block, stack, *before)
     outputs = {name: len(weight_of(block.get_submodule(name))) for name in every}
-    work, until, widest = 0, dict[str, int](), 0  # work of linears, until a module is reached
+    sites, until = list[SiteShape](), dict[str, int]()  # work of linears until a module is reached
+    work = widest = 0
     for name, x in seen.items():
         until[name], o = work, outputs.get(name, 0)
         work += x.numel() * o
         widest = max(widest, nbytes(x), nbytes(x) * o // x.shape[-1])
-    sites = []
     for names, w in shared_sites(seen, linears, lambda name, _: rule(name, last, tokens)).items():
         x, o = seen[names[0]], sum(outputs[name] for name in names)
         d, n = x.shape[-1], round(x.shape[:-1].numel() * float((w != 0).double().mean()))
@@ -263,14 +244,7 @@ def _block(
         sites.append(SiteShape(names, d, o, n, o if o < FOLDED_SHARE * d else d, reach))
     sites.sort(key=lambda site: site.reach)
     early = tuple(until[name] / max(work, 1) for name in norms)
-    weights, after, read = map(nbytes, (list(block.parameters()), out, list(seen.values())))
+    sizes = map(nbytes, (list(block.parameters()), out, list(seen.values())))
     routed = sum(part.work for part in unpacked_experts(block).values())
-    sizes = weights, after, read, widest
-    work = flops.get_total_flops()
-    return BlockShape(stack.name, tuple(sites), early, *sizes, work, routed), out
-
-
-def nbytes(nest: object) -> int:
-    """Return the bytes of all tensors in a nest of containers, shared memory counted once."""
-    storages = [leaf.untyped_storage() for leaf in tree_leaves(nest) if isinstance(leaf, Tensor)]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    forward = widest, flops.get_total_flops(), routed
+    return BlockShape(stack.name, tuple(sites), early, *sizes, *forward), out

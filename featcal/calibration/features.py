@@ -67,7 +67,7 @@ class Models:
     settings: Calibration  # as given; for "auto" the paper's, without norms that cannot be solved
 
     def student_copy(self, override: Override = lambda name: None) -> ModelHandle:
-        """Return one more student that starts at the merged model; `override` as for StreamedModel."""
+        """Return another student that starts from the merged model; override: of StreamedModel."""
         if isinstance(self.student, InMemoryModel):
             return InMemoryModel(copy.deepcopy(self.student.module))
         paths, how = [stack.blocks for stack in self.plan.stacks], (self.dtype, self.device)
@@ -100,7 +100,7 @@ def open_models(
 ) -> Models:
     """Open the merged model, the base and the experts, and check that they match.
 
-    Folders are streamed; a merged one is loaded `whole` to be returned. Given modules are copied.
+    Folders are streamed; the merged one is loaded `whole` to be returned. Modules are copied.
     """
     first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else torch.empty(0)
     if first is None:
@@ -165,9 +165,9 @@ def open_models(
 
 
 def check_plan(models: Models, task: str, batch: Batch, handles: Iterable[ModelHandle]) -> Batch:
-    """Return two samples, on which all models replay. Raises: BadBatches, BadPlan."""
+    """Check that all models replay on two samples; return these. Raises: BadBatches, BadPlan."""
     check_batch(task, 0, batch, models.student.module)
-    samples = on_device(some_samples(batch, slice(PROVING)), models.device)
+    samples = some_samples(batch, slice(PROVING))
     for handle in handles:
         with naming(task, 0), handle.running() as model:
             check_replay(model, models.plan, samples)
@@ -177,7 +177,7 @@ def check_plan(models: Models, task: str, batch: Batch, handles: Iterable[ModelH
 def fingerprint(
     models: Models, batches: Mapping[str, str], settings: Calibration, block_drift: bool
 ) -> str:
-    """Return a digest of models, digests of batches, settings, plan, this code and its versions."""
+    """Return a digest of models, batches, settings, plan, this code and its libraries."""
     digest = Digest(settings.model_dump(), sorted(batches.items()), models.device.type)
     digest.add(models.dtype, block_drift, torch.__version__, transformers.__version__)
     for stack in models.plan.stacks:
@@ -207,7 +207,7 @@ def fingerprint(
 
 @dataclass
 class StudentTeacherFeatures:
-    """Features of one task before the current block, in the end what a stack feeds to the next."""
+    """Features of one task before the current block; after a stack, what it feeds to the next."""
 
     students: list[SpooledList]  # in each model that is being calibrated
     teacher: SpooledList  # in the task's expert
@@ -234,7 +234,7 @@ def first_features(
     source: Stack | None = None,
     encoder: StudentTeacherFeatures | None = None,  # of `source`, which feeds this stack; consumed
 ) -> StudentTeacherFeatures:
-    """Return what reaches the first block of a stack in every student and in the teacher."""
+    """Return the inputs of a stack's first block in every student and in the teacher."""
     features = StudentTeacherFeatures([SpooledList(spool) for _ in students], SpooledList(spool))
     models = [*students, teacher]
     for number, batch in enumerate(batches):
@@ -279,8 +279,7 @@ def features_by_task(
     """Return the features of every task before the first block of a stack, which `source` feeds."""
     features = {}
     for task, (*ours, teacher) in running(models, students):
-        moved = (on_device(batch, models.device) for batch in batches[task])
-        given = moved, spool, source, encoder.get(task)
+        given = batches[task], spool, source, encoder.get(task)
         features[task] = first_features(task, ours, teacher, stack, *given)
     return features
 
@@ -319,10 +318,3 @@ def encoder_outputs(
         for model, track in zip(opened, features[task].tracks, strict=True):
             leave_stack(model, stack, track)
     return features
-
-
-def on_device(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch with its tensors on a device; `check_batch` refuses what is not a mapping."""
-    if not isinstance(batch, Mapping):
-        return batch
-    return {key: x.to(device) if isinstance(x, Tensor) else x for key, x in batch.items()}

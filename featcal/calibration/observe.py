@@ -35,7 +35,7 @@ from featcal.settings import Calibration
 
 Site = tuple[str, ...]  # names of the linears within their block, in the block's own order
 
-# take C against the expert's output where a site puts out less than this share of what it takes in
+# take C against the expert's output where a site has fewer outputs than this share of its inputs
 FOLDED_SHARE = 0.5
 # with fewer tokens of a task than this many times d, products with each token cost less than
 # float64 products with the sums
@@ -68,7 +68,7 @@ class BlockSpec:
 
 @dataclass
 class BlockMoments:
-    """Moments of one task in one block: of all samples, or of both halves if λ is chosen by them."""
+    """Moments of one task in one block: of all samples, or of two halves if λ is "auto"."""
 
     tokens: int  # of the task, without padding
     sites: dict[Site, list[Moments]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class BlockMoments:
 
 @dataclass
 class Systems:
-    """The normal equations of one block, of all samples or of halves, summed over the tasks so far."""
+    """Normal equations of one block, of all samples or of halves, summed over tasks so far."""
 
     sites: dict[Site, list[RidgeSystem]] = field(default_factory=dict)
     norms: dict[str, list[NormSystem]] = field(default_factory=dict)
@@ -90,10 +90,10 @@ def observe(
     features: StudentTeacherFeatures,
     specs: Mapping[int, BlockSpec],
 ) -> dict[int, BlockMoments]:
-    """Run the students' and the teacher's block on one task's features; return each student's moments.
+    """Run students' and teacher's block on one task's features; return each student's moments.
 
-    specs: of the students that do not wait; one has all modules of the others. Passes stop once all
-    is captured, unless the teacher's features move on. Raises: BadCapture.
+    specs: by number, of the students to observe; one has all modules of the others. A forward stops
+    once all is captured, unless the teacher's features move on. Raises: BadCapture.
     """
     moments, before = {number: BlockMoments(features.tokens) for number in specs}, 0
     spec = replace(  # what the teacher is asked for
@@ -148,7 +148,7 @@ def add_batch(
     tokens: Tokens,
     before: int,
 ) -> None:
-    """Add one batch to one student's moments, after `before` samples, which alternate between halves."""
+    """Add one batch to one student's moments; sample i, from `before` on, is in half i % 2."""
     (hidden, mask), _ = tokens
     x_cal = captured[0]
     expert_rows = routed(student)
@@ -184,8 +184,8 @@ def add_batch(
 def capture(
     block: nn.Module, spec: BlockSpec, features: Features, outputs: Sequence[str], whole: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Features | None]:
-    """Run a block; return inputs, outputs and residual streams by name, and what leaves the block if
-    the run is to be `whole`; else it stops once all are captured.
+    """Run a block; return inputs, outputs and residual streams by name, and the features after it.
+    Unless the run is to be `whole`, it stops once all are captured, and there are none.
     """
     inputs = spec.linears + spec.norms
     x, y, r, result = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor](), None
@@ -339,7 +339,7 @@ def block_parts(
 
 
 def solved_parameters(block: nn.Module, spec: BlockSpec) -> dict[str, nn.Parameter]:
-    """Return the parameters of the solved modules by name; of a mixture's experts the packed ones."""
+    """Return the parameters of the solved modules by name, a mixture's packed experts included."""
     linears, packed = spec.linears, unpacked_experts(block)
     owners = {path for path in packed if any(name.startswith(f"{path}.") for name in linears)}
     owners |= {*linears, *spec.norms}

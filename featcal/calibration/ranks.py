@@ -1,6 +1,6 @@
 """Run one calibration on several processes: each takes some tasks, and solves some sites for all.
 
-Before tensors, processes exchange objects: one that failed reports it there, and no other waits.
+Before tensors, processes exchange objects: a failed one reports its error there, and none waits.
 """
 
 import os
@@ -51,7 +51,7 @@ class Ranks:
         return sorted(tasks)[self.rank :: self.world]
 
     def summed(self, systems: Systems) -> Systems:
-        """Return the sums over all tasks, only of sites that this process solves. Raises: BadCapture."""
+        """Return sums over all tasks of the sites solved by this process. Raises: BadCapture."""
         if self.world == 1:
             return systems
         widths = {site: len(parts[0].left) for site, parts in systems.sites.items()}
@@ -124,7 +124,7 @@ class Ranks:
         return [theirs for _, theirs in gathered]
 
     def transfer(self, collective: Callable[..., object], tensor: Tensor, *root: int) -> Tensor:
-        """Return the tensor after a collective operation; column-major would arrive transposed."""
+        """Return the tensor after a collective operation, contiguous, as gloo copies raw memory."""
         tensor = tensor.contiguous()
         with self.reaching_others():
             collective(tensor, *root, group=self.tensor_group)
@@ -187,7 +187,7 @@ def process_group() -> Iterator[None]:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Return the device of this process; on GPUs each has its own, and tensors move through NCCL."""
+    """Return this process's device; on GPUs each has its own, and tensors move through NCCL."""
     if device.type != "cuda" or os.environ.get("WORLD_SIZE", "1") == "1":
         return device
     ranks, local, count = current(), int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()

@@ -34,7 +34,7 @@ PREFIX = "featcal-spool-"  # of the folders with features
 
 
 class Handle:
-    """One tensor that a spool keeps, for as long as the handle is referred to."""
+    """One tensor that a spool keeps for as long as this handle exists."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Spool(AbstractContextManager["Spool"]):
 
 
 class SpooledList:
-    """Keep values with tensors in them, such as features; one that is read and put back is kept once."""
+    """A list of values that hold tensors; a tensor that is read and put back is kept once."""
 
     def __init__(self, spool: Spool, values: Iterable[Any] = ()):
         self.spool = spool
@@ -204,7 +204,7 @@ def scratch_folder(out: Path) -> Path:
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
-    """Solved blocks in a folder, which stays if the body fails with blocks solved, until `remove`."""
+    """Solved blocks in a folder; with a block in it, it stays until `remove`, even on errors."""
 
     def __init__(self, path: Path, writes: bool = True):
         self.path, self._blocks, self._writes = path, path / "blocks", writes
@@ -227,7 +227,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             files.write_json(stamp, dict(fingerprints))
 
     def solved(self, block: str) -> tuple[dict[str, Tensor], BlockRecord] | None:
-        """Return parameters by name and record of a block; None if its file is missing or damaged."""
+        """Return a block's parameters by name and its record; None if its file is damaged."""
         path = self._blocks / f"{block}.safetensors"
         if not path.is_file():
             return None
@@ -257,7 +257,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def solved_values(self, plan: BlockPlan) -> Override:
-        """Return a function from a parameter's name to its solved value or None. Raises: BadFile."""
+        """Return a function of a parameter's name: its solved value, or None. Raises: BadFile."""
 
         @lru_cache(maxsize=1)
         def parameters(block: str) -> Mapping[str, Tensor]:

@@ -210,7 +210,7 @@ def check_inputs(request: Calibrating, batches: "Mapping[str, DrawnBatches]") ->
 
 
 def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: bool) -> None:
-    """Check all inputs; print the drawn samples of every task and the estimate of `featcal plan`."""
+    """Check all inputs; print each task's drawn samples and the estimate of `featcal plan`."""
     from featcal.calibration.estimate import Job
     from featcal.cli.plan import estimated, needs_as_mapping, show_needs
     from featcal.models.load import torch_device
@@ -230,8 +230,8 @@ def show_dry_run(request: Calibrating, draws: "Mapping[str, Draw]", as_json: boo
         return say(f"all inputs fit and the model replays; no estimate: {error.problem}")
     output.require_space("--out", request.out, sum(needs["disk"].values()))
     if as_json:
-        found = {t: {"samples": of.samples, "longest": of.longest} for t, of in batches.items()}
-        return say_json({"drawn": found, "needs": needs_as_mapping(needs)})
+        drawn = {t: {"samples": of.samples, "longest": of.longest} for t, of in batches.items()}
+        return say_json({"drawn": drawn, "needs": needs_as_mapping(needs)})
     columns = ["task", "samples", *(["longest text (tokens)"] if longest else [])]
     rows = [[task, str(of.samples), str(of.longest)] for task, of in batches.items()]
     title = "all inputs fit; each model replays one sample of its task"

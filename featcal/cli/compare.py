@@ -34,9 +34,9 @@ MEASURES = {  # by field of Agreement: column, number format, factor, and its na
     "top1": ("top-1", ".1f", 100, "top-1 agreement with the expert"),
 }
 EPILOG = """Drift and cosine compare the features after the last block. KL and top-1 agreement
-compare the answers of models with a head; relations compare how similar the samples are to the
-expert's features of the others, for models without one. With several models, ± is the standard error of the difference to the
-first one, paired by sample.
+compare the answers of models with a head. For models without one, relations compare how similar
+each sample is to the expert's features of the others. With several models, ± is the standard error
+of the difference to the first one, paired by sample.
 
 Examples:
 

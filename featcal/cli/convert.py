@@ -1,13 +1,15 @@
 """`featcal convert`: convert a CLIP model folder between transformers and open_clip."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from featcal.cli import options
 from featcal.cli.inputs import FOLDER
 from featcal.cli.output import new_folder, require_space, say, say_json, stored_bytes
+from featcal.errors import BadFile, TensorsDiffer
+from featcal.files import atomic_folder, read_json
 from featcal.settings import require
 
 MODEL = "Model folder of transformers or open_clip."
@@ -30,9 +32,14 @@ def convert(
     """Convert a CLIP model between transformers and open_clip. A round trip is bit-exact."""
     new_folder(out, force, [source] if clip is None else [source, clip])
     require_space("--out", out, stored_bytes(source))
-    from featcal.interchange.open_clip import is_open_clip, to_open_clip, to_transformers
+    from featcal.interchange.open_clip import CONFIG
 
-    form = "transformers" if is_open_clip(source) else "open_clip"
+    theirs, ours = ((source / name).is_file() for name in (CONFIG, "config.json"))
+    if theirs and ours:
+        way_out = f"use it as it is, or give a folder with only one of {CONFIG} and config.json"
+        problem = "already holds both open_clip's and transformers' form"
+        raise BadFile(source, problem, way_out)
+    form = "transformers" if theirs else "open_clip"
     if form == "open_clip":
         to_open_clip(source, out, clip)
         more = f'; load it: open_clip.create_model("local-dir:{out}")'
@@ -46,3 +53,31 @@ def convert(
         say_json({"folder": str(out), "form": form})
     else:
         say(f"{form} folder: {out}{more}")
+
+
+def to_transformers(source: Path, out: Path) -> None:
+    """Convert an open_clip folder to a CLIPModel folder with processor and, if any, tokenizer."""
+    from featcal.interchange.open_clip import CONFIG, processor_of, read_open_clip
+    from featcal.models.load import save_model
+
+    clip: Any = read_open_clip(source)
+    preprocess = read_json(source / CONFIG).get("preprocess_cfg") or {}
+    processor = processor_of(preprocess, clip.config.vision_config.image_size, source / CONFIG)
+    with atomic_folder(out) as folder:
+        save_model(clip, folder, like=source)
+        processor.save_pretrained(folder)
+
+
+def to_open_clip(source: Path, out: Path, clip: Path | None) -> None:
+    """Convert a CLIPModel to an open_clip folder; a CLIPVisionModel replaces `clip`'s tower."""
+    from featcal.interchange.open_clip import write_open_clip
+    from featcal.models.load import load_clip, load_vision
+
+    whole = load_clip(clip or source)
+    if clip is not None:
+        vision = load_vision(source)
+        ours, theirs = vision.config.hidden_size, whole.vision_model.config.hidden_size
+        if ours != theirs:
+            raise TensorsDiffer("vision width", source, ours, clip, theirs)
+        whole.vision_model, whole.config.vision_config = vision, vision.config
+    write_open_clip(whole, out, like=clip or source)

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 SETTINGS = (options.Sampling(batch=64, split="test"),)
 MODEL = "Model to evaluate."
 CLIP = "Whole CLIP, for images. Default: the model, or the base that its folder records."
-CLASS_MEANS = "Vision model whose mean features by class, over the split train, are the heads for images. Default: CLIP's text tower."
+CLASS_MEANS = (
+    "Vision model whose class means over the split train are the heads for images. "
+    "Default: CLIP's text tower."
+)
 LABELLED = "Labelled images or texts of a task. Repeatable."
 TEMPLATE = "Prompt with {} for the class. Repeatable."
 CLASSES = "Names of a text task's labels 0, 1, ... Repeatable."
@@ -128,8 +131,8 @@ def image_answers(
     device: Any,
     columns: Mapping[str, str],
 ) -> "Answers":
-    """Return the answers of a vision model by heads that the base makes: of prompts by a whole CLIP,
-    or, without templates, the mean features of every class by a vision model.
+    """Return the answers of a vision model by heads that the base makes: a whole CLIP's features of
+    prompts, or, without templates, a vision model's mean features of every class.
     """
     from featcal.data.images import Preprocess, load_images
     from featcal.evaluation import accuracy

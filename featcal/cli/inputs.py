@@ -303,7 +303,7 @@ class Request:
     ) -> "Draw":
         """Return the draw of a task's samples after the first `skip`, at most `most`.
 
-        Raises: BadSetting if fewer than `fewest` are left, besides those `spared` for another use.
+        Raises: BadSetting if fewer than `fewest` are left, not counting those `spared`.
         """
         count, out = self.counts[task], skip + spared
         expected = f"must hold more than the {out} samples that are left out; it has {count}"
@@ -312,7 +312,7 @@ class Request:
         return replace(self.draw, skip=skip, samples=min(most, count - out))
 
     def batches(self, draws: "Mapping[str, Draw]", *models: Path) -> "dict[str, DrawnBatches]":
-        """Return the batches of each draw; `models` may have the processor or tokenizer, too."""
+        """Return the batches of each draw; `models` may also have the processor or tokenizer."""
         from featcal.data.batches import drawn
 
         folders, made = (self.inputs.base, self.inputs.merged, *models), {}

@@ -82,7 +82,7 @@ def top(sizes: Mapping[str, int]) -> list[str]:
 
 
 def stored_blocks(shapes: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return by the path of every list its blocks, as shapes by tensor."""
+    """Return the blocks of every list by its path, each as shapes by tensor."""
     lists: dict[str, dict[int, dict[str, Any]]] = {}
     for name, shape in shapes.items():
         if parts := BLOCK.fullmatch(name):

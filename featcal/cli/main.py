@@ -121,7 +121,7 @@ class LazyCommands(TyperGroup):
     def __init__(self, **how: Any):
         super().__init__(**how)
         for name, point in commands().items():
-            foreign = f"Command of the package {getattr(point.dist, 'name', '')}."
+            foreign = f"Added by the package {getattr(point.dist, 'name', '')}."
             self.commands[name] = TyperCommand(name, help=COMMANDS.get(name, foreign))
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:  # noqa: D102

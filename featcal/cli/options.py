@@ -151,7 +151,7 @@ def read_set(pairs: Iterable[str] | None, command: str, *defaults: S) -> tuple[A
 def method_of(
     preset: str | None, settings: Calibration, pairs: Iterable[str] | None
 ) -> "CalibrationOrAuto":
-    """Return the settings of a calibration; "auto" unless pairs of --set or the preset differ."""
+    """Return the settings of a calibration: "auto" unless --set or --preset asks for others."""
     changed = any(pair.partition("=")[0] in Calibration.model_fields for pair in pairs or ())
     expected = "chooses every setting; leave it out, or use paper, to change some"
     require(not (preset == "auto" and changed), "--preset", preset, expected)

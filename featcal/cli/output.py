@@ -42,7 +42,7 @@ LOG = logging.getLogger("featcal")
 
 
 class Warnings(logging.Handler):
-    """Print the library's warnings; errors and notes of the log are printed by `complain` and `note`."""
+    """Print the library's warnings; `complain` and `note` print errors and notes themselves."""
 
     def emit(self, record: logging.LogRecord) -> None:  # noqa: D102
         if record.levelno == logging.WARNING:

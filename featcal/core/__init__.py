@@ -12,6 +12,6 @@ import torch
 
 
 def generator(task: str, purpose: str, seed: int) -> torch.Generator:
-    """Return a CPU generator of (seed, task, purpose), so that no draw depends on other ones."""
+    """Return a CPU generator of (seed, task, purpose), so that no draw depends on another."""
     key = np.random.SeedSequence([seed, crc32(task.encode()), crc32(purpose.encode())])
     return torch.Generator().manual_seed(int(key.generate_state(1, np.uint64)[0]))

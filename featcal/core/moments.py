@@ -1,4 +1,4 @@
-"""Sums over tokens, not divided yet: moments of one task at one site, and drift of features.
+"""Sums over tokens: the moments of one task at one site, and the drift of features.
 
 Sums add over batches, shards of a task and processes; means do not.
 Legend: n tokens · d inputs · o outputs · w token weights.
@@ -20,12 +20,11 @@ STRIPE_ON_GPU = 1024  # only wide products fill a GPU; not measured
 # (module, whether in the last block, (batch, tokens)) -> weights (batch, tokens)
 TokenRule = Callable[[str, bool, tuple[int, ...]], Tensor]
 PATCH_WEIGHT = 0.01  # of a patch token in CLIP's last block, from the paper's released code
-EXPECTED_RULE = "must be a function (module name, last block?, (batch, tokens)) -> weights, "
-EXPECTED_RULE += "a tensor of that shape"
+EXPECTED_RULE = "must be a function (module, last block?, (batch, tokens)) -> weights of that shape"
 
 
 def stripes(d: int, on_gpu: bool = False) -> Iterator[tuple[int, int]]:
-    """Return first and last row (excluded) of the stripes that a (d, d) matrix is cut into."""
+    """Return the first row of each stripe of a (d, d) matrix, and the row after its last."""
     count = max(1, min(MOST_STRIPES, d // (STRIPE_ON_GPU if on_gpu else STRIPE)))
     edges = [d * i // count for i in range(count + 1)]
     return zip(edges, edges[1:], strict=False)
@@ -113,7 +112,7 @@ class Moments:
 
 @dataclass
 class Drift:
-    """Sums over features of a model and its expert for the same inputs: drift is h − h_exp (Eq. 2)."""
+    """Sums over features h, h_exp of a model and its expert on the same inputs (Eq. 2)."""
 
     difference: float = 0.0  # Σ w ‖h − h_exp‖²
     reference: float = 0.0  # Σ w ‖h_exp‖²
@@ -156,7 +155,7 @@ def every_token(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
 
 def class_token_last(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
     """Return CLIP's weights: 0.01 for patch tokens of the last block, after which only the class
-    token is read, else 1; and 1 for its keys and values, which the class token reads at every patch.
+    token is read, but 1 for its keys and values, which the class token reads; 1 elsewhere.
     """
     w = torch.ones(shape, dtype=SUM_DTYPE)  # float32 would make 0.01 off by 2e-8 in float64 models
     if last and not module.endswith(("k_proj", "v_proj")):

@@ -43,14 +43,10 @@ class NormMoments:
 def norm_system(
     moments: NormMoments, gain: Tensor, shift: Tensor | None, whole: Tensor | None = None
 ) -> NormSystem:
-    """Return one task's share of Eq. 58; every task has weight 1, there is no ω.
+    """Return one task's share of Eq. 58, zero without tokens; every task has weight 1, no ω.
 
-    Args:
-        moments: of the task.
-        gain, shift: γ and β (d,) of its expert; shift is None for RMSNorm.
-        whole: n of the task, where `moments` are of a part of its samples.
-
-    Returns: the task's system, zero if the task has no tokens.
+    gain, shift: γ and β (d,) of the task's expert; shift is None for RMSNorm.
+    whole: n of the task, if `moments` cover only some of its samples.
     """
     n = moments.weight if whole is None else whole
     if n == 0:
@@ -67,13 +63,8 @@ def solve_norm(
 ) -> tuple[Tensor, Tensor | None]:
     """Solve for scale and shift nearest the experts' affine maps, pulled to the anchors (Eq. 59).
 
-    It is solved for the step away from the anchors, which is exactly zero without data.
-
-    Args:
-        system: summed over tasks.
-        gain, shift: anchors (d,); shift is None for RMSNorm.
-        ridge: λ > 0.
-
+    The unknown is the step from the anchors, which is exactly zero without data.
+    system: summed over tasks.   gain, shift: anchors (d,); shift is None for RMSNorm.
     Returns: γ* (d,) and β* (d,) or None, float64.
     """
     gain = gain.to(SUM_DTYPE)
@@ -89,15 +80,7 @@ def solve_norm(
 
 
 def norm_ridge_by_halves(halves: Sequence[NormSystem], gain: Tensor, shift: Tensor | None) -> float:
-    """Choose λ of a LayerNorm likewise: E(λ) is summed over its features' 2×2 systems.
-
-    Args:
-        halves: systems of both halves, summed over tasks.
-        gain, shift: anchors (d,); shift is None for RMSNorm.
-
-    Returns:
-        λ, or infinity where the anchors are to be kept.
-    """
+    """Choose λ of a norm as `ridge_by_halves` does, with E summed over features' 2×2 systems."""
     g, s = gain.to(SUM_DTYPE), 0.0 if shift is None else shift.to(SUM_DTYPE)
 
     def error(ridge: float) -> float:

@@ -74,7 +74,7 @@ def task_system(
     affine: str = "separate",
     whole: tuple[Tensor, Tensor] | None = None,
 ) -> RidgeSystem:
-    """Return one task's share of Eqs. 17 and 55.
+    """Return one task's share of Eqs. 17 and 55, zero without tokens.
 
     The target feature α x_exp + (1−α) x_cal (Eq. 10) is linear in both, so α enters once, after the
     sums over tokens: C_tgt = αC + (1−α)G, and μ_tgt = αμ_exp + (1−α)μ_cal likewise. Moments with a
@@ -82,15 +82,12 @@ def task_system(
 
     Args:
         moments: of the task, consumed: the system takes their memory.
-        W, b: weight (o, d) and bias (o,) of the task's expert.
-        alpha: α.
+        W, b, alpha: weight (o, d) and bias (o,) of the task's expert; α.
         task_weights: "gram" is ω of Eq. 14, which gives every task's Gram matrix unit Frobenius
             norm; "uniform" is ω = 1.
         affine: with "joint" the right side keeps the expert's bias, Σ ω (C Wᵀ + μ bᵀ), for
             `eliminate_bias`.
-        whole: n and ω of the task, where `moments` are of a part of its samples.
-
-    Returns: the task's system, zero if the task has no tokens.
+        whole: n and ω of the task, if `moments` cover only some of its samples.
     """
     W, b = W.to(SUM_DTYPE), b.to(SUM_DTYPE)
     n, omega = whole or (moments.weight, None)
@@ -150,7 +147,7 @@ def solve_ridge(
     system: RidgeSystem, A: Tensor, a: Tensor, ridge: float, *, site: str = "linear"
 ) -> Solution:
     """Solve for the weight nearest the experts' outputs, pulled to the anchor, then for the bias
-    (Eqs. 17 and 55); without data that is the anchor.
+    (Eqs. 17 and 55); without data both are the anchors.
 
     Eq. 17 is W (Σ ωG + λI) = Σ ω W C + λA: one Cholesky factorisation in float64. Each ωG has unit
     Frobenius norm, so the condition number is at most (T + λ)/λ for T tasks: 161 for CLIP
@@ -204,21 +201,15 @@ def ridge_by_halves(halves: Sequence[RidgeSystem], A: Tensor, a: Tensor, affine:
     those of the whole: S = S₁ + S₂ has twice a half's samples, and the same λ fits it. (With means
     in place of sums that is λ/2.) The weight at the end is A + (Y − AS)(S + λI)⁻¹.
 
-    Example: S₁ = S₂ = I (2 × 2), A = 0, Y₁ = (1, c), Y₂ = (1, −c). The halves agree on the first
-    input only. With u = 1/(1 + λ), E = 2(1 + c²)u² − 4(1 − c²)u is least at u = (1 − c²)/(1 + c²):
-    c² = 1/3 gives λ = 1, and W = (2, 0)(2I + I)⁻¹ = (2/3, 0). From c² = 1 on, no λ helps.
-
-    Each E costs two Cholesky factors, fewer operations than one eigendecomposition. log λ is found
-    by pattern search. Above 128 outputs E is estimated on 128 random projections of them: all
-    outputs share λ, so their sum is all that matters.
+    Each E costs two Cholesky factors, fewer operations than one eigendecomposition. Above 128
+    outputs E is estimated on 128 random projections of them: only their sum matters for λ.
 
     Args:
         halves: systems of both halves, summed over tasks and left unchanged.
         A, a: anchors (o, d) and (o,).
         affine: "joint" solves weight and bias as one system, else the weight alone.
 
-    Returns:
-        λ, or infinity where no λ has an error below the anchor's: the anchor is to be kept.
+    Returns: λ, or infinity where no λ has an error below that of the anchor, which is then kept.
     """
     A = torch.cat([A, a[:, None]], 1) if affine == "joint" else A  # (o, d)
     o = len(A)
@@ -256,7 +247,7 @@ def lowest(error: Callable[[float], float]) -> float:
     """Return the λ of least error by pattern search over log₁₀ λ, or infinity if none is below 0.
 
     The error falls towards its minimum from both sides, so one lower neighbour is enough to move
-    there. First comes the side whose farther neighbour was lower.
+    there. The side whose farther neighbour was lower is tried first.
     """
     known: dict[float, float] = {}
 

@@ -58,7 +58,7 @@ class Draw:
     split: str = "train"
     tokens: int | None = None  # maximum per text; None for the default
     dtype: torch.dtype = torch.float32  # of floating-point inputs
-    skip: int = 0  # so many of the drawn order are left out first
+    skip: int = 0  # samples to leave out at the start of the drawn order
     columns: Columns = None
 
     def indices(self, task: str, count: int) -> list[int]:
@@ -149,7 +149,7 @@ def picture_batches(pictures: ImageSet, draw: Draw) -> DrawnBatches:
 def token_batches(
     samples: Sequence[Sample], rows: Sequence[int], reader: Reader, size: int, most: float = PADDED
 ) -> DrawnBatches:
-    """Tokenise the samples in these rows; batch the longest first, to show a lack of memory at once.
+    """Tokenise the samples in these rows; batch the longest first, to show lack of memory at once.
 
     size: samples per batch, at most.   most: computed tokens per token that counts, at most.
     """

@@ -123,7 +123,7 @@ def require_torchvision() -> None:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Pictures of one split, with their labels where they are read; batches are made on `device`."""
+    """Pictures of one split, with their labels if they are read; batches are made on `device`."""
 
     pixels: Rows  # (n, 3, H, W) uint8
     preprocess: Preprocess

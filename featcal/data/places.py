@@ -248,7 +248,7 @@ def first_line(error: BaseException) -> str:
 
 
 def cut_off(text: str, most: int) -> str:
-    """Return a text of a message, its middle left out where it is long."""
+    """Return a text; if it is longer than `most`, its middle is left out."""
     half = most // 2
     return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
 

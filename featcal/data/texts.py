@@ -101,7 +101,7 @@ def load_text(location: Location, split: str, columns: Columns = None) -> TextRo
 
 @dataclass(frozen=True)
 class Labelled:
-    """Texts with the number of each one's class."""
+    """Texts with the numbers of their classes."""
 
     origin: str
     samples: Sequence[Sample]
@@ -191,7 +191,7 @@ class ModelInput:
 
 
 def input_of(model: nn.Module) -> ModelInput:
-    """Return what a transformers model is given, by its class; a vision-language model text alone.
+    """Return the inputs of a transformers model, by its class; of a vision-language model, text.
 
     Raises: BadData for audio, video or two inputs that are both required.
     """
@@ -223,7 +223,7 @@ def input_of(model: nn.Module) -> ModelInput:
 
 
 def _positions(model: nn.Module, config: Any) -> int | None:
-    """Return for how many tokens a model has positions; RoBERTa's table has rows for padding."""
+    """Return the number of a model's positions; RoBERTa's table has rows for padding."""
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int):
         return None
@@ -244,7 +244,7 @@ class TokenizedText:
 
 @dataclass(frozen=True)
 class Reader:
-    """A tokenizer of a folder, the model's input, and the maximum number of tokens per text."""
+    """A folder's tokenizer, the model's inputs, and the maximum number of tokens per text."""
 
     tokenizer: Any
     takes: ModelInput

@@ -88,7 +88,7 @@ def zero_shot_head(
 def class_mean_head(
     vision: nn.Module, projection: Tensor | None, images: Samples, batch: int = 250
 ) -> Tensor:
-    """Return the mean of the base model's unit features of every class, normalised again, (K, p)."""
+    """Return the mean of the base's unit features of every class, normalised again, (K, p)."""
     labels = torch.as_tensor(images.labels)
     counts = torch.bincount(labels, minlength=len(images.classes))
     if (counts == 0).any():
@@ -167,7 +167,7 @@ def percent(correct: Tensor) -> float:
 
 
 def way_of(model: nn.Module) -> str:
-    """Return how a model answers, a key of WAYS. Raises: BadSetting for a decoder without a head."""
+    """Return how a model answers, a key of WAYS. Raises: BadSetting for a decoder without head."""
     if type(model).__name__.endswith("ForSequenceClassification"):
         return "head"
     takes = input_of(model)
@@ -181,7 +181,7 @@ def way_of(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model, the reader of its texts, the number of texts per batch, and its vectors."""
+    """A model, the reader of its texts, texts per batch, and how it makes sentence vectors."""
 
     model: nn.Module
     reader: Reader

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from featcal.calibration.choose import Answers, answers, kl_and_top1, relational_divergence
-from featcal.calibration.features import on_device
 from featcal.core.moments import Drift
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
@@ -86,7 +85,7 @@ def compare(
 
     Returns: one record for each expert and model, sorted by the expert's name.
     Raises: BadSetting; BadBatches; NotFinite; MissingTensor, TensorsDiffer for models of another
-    shape; as opening folders.
+        shape; BadFile and others for folders that cannot be opened.
     """
     check_tasks(experts, batches)
     if not (isinstance(models, Mapping) and models):
@@ -115,7 +114,7 @@ def compare(
         require_same_configs({n: getattr(m.module, "config", None) for n, m in handles.items()})
         require_same_tensors({label: blocks_alone(handle) for label, handle in handles.items()})
         with evaluation_mode([handle.module for handle in handles.values()]), exact_products():
-            agreements += task_agreements(task, ours, expert, batches[task], plan, target)
+            agreements += task_agreements(task, ours, expert, batches[task], plan)
     return agreements
 
 
@@ -176,17 +175,15 @@ def task_agreements(
     expert: ModelHandle,
     batches: Batches,
     plan: BlockPlan | None,
-    device: torch.device,
 ) -> list[Agreement]:
     """Return the records of one task. Raises: BadBatches; NotFinite."""
     totals = {name: Totals() for name in models}
-    # a SentenceTransformer's own pooling and layers; of a module none are known
+    # a SentenceTransformer's own pooling and layers; for a module there is none
     folders = {id(h): h.folder for h in (expert, *models.values()) if isinstance(h, StreamedModel)}
     sentences = {key: Sentences.of_folder(folder) for key, folder in folders.items()}
-    for number, given in enumerate(batches):
-        check_batch(task, number, given, expert.module)
+    for number, batch in enumerate(batches):
+        check_batch(task, number, batch, expert.module)
         with naming(task, number), expert.running() as teacher:
-            batch = on_device(given, device)
             theirs = answers(teacher, batch, plan, sentences.get(id(expert)))
             for name, handle in models.items():
                 with handle.running() as model:

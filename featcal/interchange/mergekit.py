@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from featcal.errors import BadEnvironment, BadFile, MissingPath
+from featcal.errors import BadFile, MissingPath, one_line, optional_package
 
 WRITTEN = "mergekit_config.yml"  # the recipe that mergekit writes into the merged folder
 CARD = "README.md"  # mergekit shows the recipe there too, and some folders have only this
@@ -39,23 +39,20 @@ def recipe_in(folder: Path) -> Path | None:
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Return the whole models that a recipe merges. Raises: BadEnvironment, MissingPath, BadFile."""
+    """Return the models that a recipe merges. Raises: BadEnvironment, MissingPath, BadFile."""
     if file.is_dir():
         raise BadFile(file, "a folder, not a recipe", f"give the YAML file, such as {WRITTEN}")
     if not file.is_file():
         raise MissingPath(file, "mergekit's recipe", "check the path")
-    try:
-        from mergekit.config import MergeConfiguration
-    except ImportError:
-        problem = f"the package that reads {file} is not installed"
-        way_out = "install it: pip install 'featcal[mergekit]', or use --base and --expert"
-        raise BadEnvironment("mergekit", problem, way_out) from None
+    library = optional_package("mergekit.config", "mergekit", file, ", or use --base and --expert")
     try:
         text = file.read_text("utf-8")
         shown = SHOWN.search(text) if file.name == CARD else None
-        config = MergeConfiguration.model_validate(yaml.safe_load(shown[1] if shown else text))
+        config = library.MergeConfiguration.model_validate(
+            yaml.safe_load(shown[1] if shown else text)
+        )
     except (yaml.YAMLError, ValueError, RuntimeError, TypeError, AttributeError) as error:
-        problem = f"mergekit does not read it ({' '.join(str(error).split())[:300]})"
+        problem = f"mergekit does not read it ({one_line(error)})"
         raise BadFile(file, problem, "give the YAML file that mergekit-yaml was given") from None
     if config.merge_method == "passthrough":
         raise BadFile(file, "its merge_method, passthrough, merges nothing", OWN_BLOCKS)

@@ -19,16 +19,10 @@ from torch import Tensor
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
 from featcal.data.images import Preprocess
-from featcal.errors import BadEnvironment, BadFile, BadSetting, MissingPath, TensorsDiffer
+from featcal.errors import BadFile, BadSetting, one_line, optional_package
 from featcal.files import atomic_folder, read_json, write_json
 from featcal.models.checkpoint import no_safetensors, read_safetensors
-from featcal.models.load import (
-    copy_other_files,
-    load_clip,
-    load_vision,
-    quiet_transformers,
-    save_model,
-)
+from featcal.models.load import TOKENIZER, copy_other_files, quiet_transformers
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 # files that open_clip looks for, in its order
@@ -141,21 +135,19 @@ def model_config(config: Any) -> dict[str, Any]:
 
 
 def counterpart(cfg: Any, clip: CLIPModel | None, source: object) -> tuple[Any, CLIPModel]:
-    """Return open_clip's model of a configuration, without weights, and the CLIPModel it matches."""
-    try:
-        from open_clip.model import CLIP
-    except ImportError:
-        problem, way_out = "it is not installed", "install it: pip install 'featcal[openclip]'"
-        raise BadEnvironment("open_clip", problem, way_out) from None
+    """Return open_clip's model of a configuration, without weights, and the matching CLIPModel."""
+    library = optional_package("open_clip.model", "openclip", "open_clip models")
     try:
         if cfg["vision_cfg"].get("timm_model_name") or cfg["text_cfg"].get("hf_model_name"):
             raise ValueError("timm_model_name and hf_model_name name models of other libraries")
         with torch.device("meta"):
             clip = clip or CLIPModel(clip_config(cfg))
-            model = CLIP(**{key: value for key, value in cfg.items() if value is not False}).eval()
+            model = library.CLIP(
+                **{key: value for key, value in cfg.items() if value is not False}
+            ).eval()
             model.load_state_dict(to_their_names(clip), assign=True)  # compares names and shapes
     except Exception as error:  # open_clip checks little of a configuration itself
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        reason = f"{type(error).__name__}: {one_line(error)}"
         problem = f"open_clip and transformers do not build the same CLIP ({reason})"
         raise BadFile(source, problem, ONLY) from None
     if model.attn_mask is not None:  # the causal mask, which is not stored
@@ -229,7 +221,7 @@ def read_open_clip(folder: Path) -> CLIPModel:
     try:
         theirs.load_state_dict(state, assign=True)
     except RuntimeError as error:
-        problem = f"the weights do not fit {path} ({' '.join(str(error).split())[:300]})"
+        problem = f"the weights do not fit {path} ({one_line(error)})"
         raise BadFile(weights, problem, "check the configuration") from None
     ours = to_our_names(state, empty.state_dict())
     with quiet_transformers():  # given all tensors, it draws no random ones
@@ -247,8 +239,7 @@ def write_open_clip(clip: CLIPModel, folder: str | Path, like: str | Path | None
     preprocess = {}
     if like is not None:
         preprocess = preprocess_config(Path(like), cfg["vision_cfg"]["image_size"])
-        tokenizer = (Path(like) / "tokenizer_config.json").is_file()
-        if tokenizer and cfg["text_cfg"]["vocab_size"] != VOCABULARY:
+        if cfg["text_cfg"]["vocab_size"] != VOCABULARY and (Path(like) / TOKENIZER).is_file():
             cfg["text_cfg"]["hf_tokenizer_name"] = "."  # the one in this folder, not CLIP's own
     with atomic_folder(folder, needed=sum(tensor.nbytes for tensor in state.values())) as hidden:
         copy_other_files(like, hidden)
@@ -257,38 +248,3 @@ def write_open_clip(clip: CLIPModel, folder: str | Path, like: str | Path | None
         # safetensors writes files that only their owner can read
         shutil.copymode(hidden / CONFIG, hidden / WEIGHTS)
     return Path(folder)
-
-
-def is_open_clip(folder: Path) -> bool:
-    """Return whether a folder is in open_clip's form. Raises: MissingPath, BadFile for both."""
-    theirs, ours = (folder / CONFIG).is_file(), (folder / "config.json").is_file()
-    if theirs and ours:
-        way_out = f"use it as it is, or give a folder with only one of {CONFIG} and config.json"
-        raise BadFile(folder, "already holds both open_clip's and transformers' form", way_out)
-    if not (theirs or ours):
-        way_out = f"give a folder with config.json or {CONFIG}"
-        raise MissingPath(folder / "config.json", "the model's configuration", way_out)
-    return theirs
-
-
-def to_transformers(source: Path, out: Path) -> Path:
-    """Convert an open_clip folder to a CLIPModel folder with processor and, if any, tokenizer."""
-    clip: Any = read_open_clip(source)
-    preprocess = read_json(source / CONFIG).get("preprocess_cfg") or {}
-    processor = processor_of(preprocess, clip.config.vision_config.image_size, source / CONFIG)
-    with atomic_folder(out) as folder:
-        save_model(clip, folder, like=source)
-        processor.save_pretrained(folder)
-    return out
-
-
-def to_open_clip(source: Path, out: Path, clip: Path | None = None) -> Path:
-    """Convert a CLIPModel to an open_clip folder; a CLIPVisionModel replaces the tower of `clip`."""
-    if clip is None:
-        return write_open_clip(load_clip(source), out, like=source)
-    whole, vision = load_clip(clip), load_vision(source)
-    ours, theirs = vision.config.hidden_size, whole.vision_model.config.hidden_size
-    if ours != theirs:
-        raise TensorsDiffer("vision width", source, ours, clip, theirs)
-    whole.vision_model, whole.config.vision_config = vision, vision.config
-    return write_open_clip(whole, out, like=clip)

@@ -70,8 +70,8 @@ def merge(
             vocabularies.
         device: to compute on.
         progress: called with one line per finished piece.
-        n_jobs: for adamerging, how many batches are answered in parallel, by a thread and a model
-            each; the result is bit-identical.
+        n_jobs: for adamerging, the number of batches computed in parallel, each by its own thread
+            and model; the result is bit-identical.
         settings: the method's own, such as scale=0.3. Default: the paper's.
 
     Returns: the merged module, or the path `out`.
@@ -87,7 +87,7 @@ def merge(
 
 @dataclass(frozen=True)
 class Form:
-    """The base as the form of a merged model; `untied` are tables that an expert has apart."""
+    """The base as template of the merged model; `untied` are tables that an expert does not tie."""
 
     model: Model
     part: str | None
@@ -96,7 +96,7 @@ class Form:
 
     @classmethod
     def of(cls, base: Model, experts: Mapping[str, Model]) -> "Form":
-        """Open the base, of a CLIPModel the vision tower where the experts are CLIPVisionModels."""
+        """Open the base; of a CLIPModel the vision tower, if the experts are CLIPVisionModels."""
         whole, part = [expert for expert in experts.values() if not is_adapter(expert)], None
         if whole and class_of(whole[0]) is CLIPVisionModel and class_of(base) is CLIPModel:
             if isinstance(base, nn.Module):
@@ -158,7 +158,7 @@ class Form:
 
 @dataclass(frozen=True)
 class OpenedMerge:
-    """One merge, opened and checked, before anything is computed; `kept` tensors stay the base's."""
+    """One merge, opened and checked before anything is computed; `kept` tensors stay the base's."""
 
     method: Method
     settings: dict[str, Any]
@@ -175,7 +175,7 @@ class OpenedMerge:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the content of merge.json, once all tensors came; {} for a method without."""
+        """Return the content of merge.json, complete after the last tensor; {} if there is none."""
         if not self.job.record:
             return {}
         about = {"method": self.method.name, "source": self.method.source}
@@ -230,7 +230,7 @@ class OpenedMerge:
             yield name, each.finite()
 
     def _card(self, modules: Sequence[str], class_name: str) -> str:
-        """Return the model card; modules: what became of a sentence encoder's further modules."""
+        """Return the model card; modules: sentences on a sentence encoder's other modules."""
         name, experts, base = self.method.name, self.experts, self.form.model
         about = f"`{name}`, {self.method.source}. {self.method.note}"
         return card.render_card(

@@ -71,7 +71,7 @@ class Method:
     note: str = ""  # a remark that belongs to its results
 
     def check_needs(self, given: Mapping[str, object]) -> None:
-        """Raise FeatCalError unless batches and head are given exactly where the method uses them."""
+        """Raise FeatCalError unless batches and head are given exactly if the method uses them."""
         for key, what in NEEDS.items():
             needed = key in self.needs
             if needed and given[key] is None:
@@ -87,7 +87,7 @@ METHODS: dict[str, Method] = {}  # the methods loaded so far
 def method(
     *, source: str, needs: tuple[str, ...] = (), scale: float | None = None, note: str = ""
 ) -> Callable[[MergeFunction], MergeFunction]:
-    """Register a function (job, **settings) as a merging method; `scale` is for task vectors."""
+    """Register a function (job, **settings) as a method; scale: default factor of task vectors."""
 
     def register(run: MergeFunction) -> MergeFunction:
         parameters = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
@@ -105,13 +105,13 @@ def method(
 @cache
 def _definitions() -> dict[str, tuple[str, ast.FunctionDef]]:
     """Return file and function of each of the library's own methods, without loading any."""
-    found = {}
+    definitions = {}
     for file in Path(methods.__path__[0]).glob("*.py"):
         for node in ast.parse(file.read_text("utf-8")).body:
             decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else ()
             if any(ast.unparse(each).startswith("method(") for each in decorators):
-                found[node.name] = file.stem, node
-    return found
+                definitions[node.name] = file.stem, node
+    return definitions
 
 
 def method_names() -> list[str]:

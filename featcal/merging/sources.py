@@ -151,7 +151,7 @@ def unshared_heads(base: Source, experts: Mapping[str, Source]) -> dict[str, set
 def part_ties(base: Source, experts: Mapping[str, Tensors]) -> dict[str, str]:
     """Return the tensors that the base ties and an expert does not, each with its name in the base.
 
-    Only a language model's table and head: others cannot be apart by tie_word_embeddings.
+    Only a language model's table and head: tie_word_embeddings unties no others.
     """
     untied = {}
     for names in base.ties:
@@ -183,7 +183,7 @@ def align(
     aligned, kept = dict(experts), set[str]()
     tower, names = tower_prefix(ours, base), set(base)
     counts = {each.shape[0] for name, each in base.items() if is_vocabulary(name)}
-    words = vocabularies(base_model, models, max(counts, default=0), progress)
+    tokens = vocabularies(base_model, models, max(counts, default=0), progress)
     for task, expert in experts.items():
         prefix = tower_prefix(kinds[task], expert)
         known = match_names(base, expert, tower, prefix, kinds[task] is ours)
@@ -197,7 +197,7 @@ def align(
                 is_vocabulary(name)
                 or (here[0] in counts and "embed" not in name and "prediction" in name)
             ):
-                matched = match_rows(here[0], there[0], words.get("", {}), words.get(task, {}))
+                matched = match_rows(here[0], there[0], tokens.get("", {}), tokens.get(task, {}))
                 if here != there or not torch.equal(matched, torch.arange(here[0])):
                     rows[name] = matched
             elif here != there and is_outside(name, tower):
@@ -259,7 +259,7 @@ def tower_prefix(kind: type, tensors: Tensors) -> str:
 
 
 def with_base_rows(base: LazyTensor, expert: LazyTensor, rows: Tensor) -> LazyTensor:
-    """Return an expert's token table with the base's rows; rows: the expert's for each, or -1."""
+    """Return an expert's token table in the base's rows; rows: the expert's row of each, or -1."""
 
     def read() -> Tensor:
         tensor = expert.finite()
@@ -275,27 +275,27 @@ def vocabularies(
 ) -> dict[str, dict[str, int]]:
     """Return token -> row of every model with its own tokenizer, the base's under ""; {} if alike.
 
-    The base's has spare rows for tokens that it lacks; one that experts use for different tokens
-    belongs to none of them.   rows: of the base's tables.
+    A row that the base's tokenizer lacks gets the experts' token, or none if they use it for
+    different tokens.   rows: number of rows of the base's tables.
     """
     if not rows:
         return {}
     from featcal.data.texts import VOCABULARIES
 
-    words, contents = dict[str, dict[str, int]](), set()
+    tokens, contents = dict[str, dict[str, int]](), set()
     for name, folder in {"": base, **experts}.items():
         named = () if isinstance(folder, nn.Module) else (*VOCABULARIES, "added_tokens.json")
         files = [Path(folder) / file for file in named]  # type: ignore[arg-type]
         if content := tuple(file.read_bytes() for file in files if file.is_file()):
             contents.add(content)
             with suppress(FeatCalError):  # of a tokenizer that cannot be read
-                words[name] = load.load_tokenizer(folder).get_vocab()
+                tokens[name] = load.load_tokenizer(folder).get_vocab()
     if len(contents) < 2:
         return {}
-    ours = words.setdefault("", {})
+    ours = tokens.setdefault("", {})
     used, spare = set(ours.values()), dict[int, dict[str, str]]()  # by row: task by token
     for task in experts:
-        for token, row in words.get(task, {}).items():
+        for token, row in tokens.get(task, {}).items():
             if row < rows and row not in used and token not in ours:
                 spare.setdefault(row, {}).setdefault(token, task)
     lines = []
@@ -312,7 +312,7 @@ def vocabularies(
         progress(line)
     if len(lines) > LISTED:
         progress(f"the base's tokenizer lacks {len(lines) - LISTED} more rows of the experts'")
-    return words
+    return tokens
 
 
 def match_rows(here: int, there: int, ours: Mapping[str, int], theirs: Mapping[str, int]) -> Tensor:

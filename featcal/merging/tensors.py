@@ -71,8 +71,8 @@ def kth_smallest(
 ) -> list[float]:
     """Return the exact k-th smallest value (from 1; 0 for k = 0) of a stream for each (stream, k).
 
-    Bits of a positive double order as its value does. Each of four readings counts the values that
-    share the known leading bits by their next 16 bits.
+    The bits of positive doubles sort as their values do. Each of four readings counts the values
+    that share the known leading bits by their next 16 bits.
     read: yields the next values of every stream: flat, float64, finite, ≥ 0.
     """
     ranks, prefixes = [k for _, k in wanted], [0] * len(wanted)
@@ -127,7 +127,7 @@ def conv1d_names(model: Tensors) -> frozenset[str]:
 def stacked_vectors(
     job: MergeJob, names: Sequence[str], turned: Collection[str]
 ) -> tuple[Tensor, list[Tensor], list[int]]:
-    """Return W₀ (Σo, d) of matrices, each τ of them in float64, and each o; turn those of (d, o)."""
+    """Return stacked W₀ (Σo, d), each expert's τ in float64, and each o; `turned` are (d, o)."""
     stacked = []
     for name in names:
         base, experts = job.read(name)
@@ -139,7 +139,7 @@ def stacked_vectors(
 def matrix_by_matrix(
     job: MergeJob, exclude: tuple[str, ...], rule: Callable[[Sequence[Tensor]], Tensor]
 ) -> NamedTensors:
-    """Yield τ of every tensor: `rule` of a matrix's task vectors (o, d) in float64, else the mean."""
+    """Yield τ of every tensor: `rule` of a matrix's task vectors (o, d), float64; else the mean."""
     matrices, turned = set(matrix_names(job, exclude)), conv1d_names(job.base)
     for number, name in enumerate(job.names, start=1):
         if name in matrices:

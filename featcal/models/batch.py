@@ -4,6 +4,7 @@ Texts have the vectors of a SentenceTransformer, with its prompt, pooling and de
 folder has them. n samples · d width of a feature · p width of a projected one.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from featcal.errors import BadBatches, BadFile, BadPlan, BadSetting, nearest
+from featcal.errors import BadBatches, BadFile, BadPlan, BadSetting, nearest, one_line
 from featcal.files import read_json
 from featcal.models.blocks import model_call, module_inputs, out_of_memory
 from featcal.models.checkpoint import MODULES, modules_of
@@ -110,8 +111,8 @@ def naming(task: str, number: int) -> Iterator[None]:
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         if out_of_memory(error):
             raise
-        reason = " ".join(str(error).split())[:300]
-        raise BadBatches(task, f"batch {number} is refused by the model ({reason})") from error
+        problem = f"batch {number} is refused by the model ({one_line(error)})"
+        raise BadBatches(task, problem) from error
 
 
 def padding_mask(
@@ -151,6 +152,13 @@ def pooled_output(model: nn.Module, output: Any, batch: Batch) -> Tensor | None:
     if mask is not None and kind != "clip_text_model":
         return token_mean(hidden, mask)
     return getattr(output, "pooler_output", None)
+
+
+def is_encoder(model: nn.Module) -> bool:
+    """Return whether a transformers model gives features of images or texts: it has no head."""
+    encodes = getattr(model, "main_input_name", None) in ("pixel_values", "input_ids")
+    headed = re.search(r"For[A-Z]", type(model).__name__)  # such as ViTForImageClassification
+    return encodes and not headed and output_embeddings(model) is None
 
 
 def token_mean(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -247,7 +255,7 @@ class Sentences:
 
     modes: tuple[str, ...] = ("mean",)  # of pooling over tokens; several are concatenated
     layers: tuple[Callable[[Tensor], Tensor], ...] = ()  # applied to the pooled vectors, in turn
-    unpooled: int = 0  # number of first tokens, of the prompt, that pooling leaves out
+    unpooled: int = 0  # number of tokens of the prompt, which pooling leaves out
     given: bool = False  # whether the folder defines all this
 
     @classmethod

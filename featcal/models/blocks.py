@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 from transformers.activations import NewGELUActivation, QuickGELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 
-from featcal.errors import BadCapture, BadPlan
+from featcal.errors import BadCapture, BadPlan, one_line
 from featcal.models.modules import ROUNDING, same_unpacked
 from featcal.models.plan import CHOOSE_BLOCKS, BlockPlan, Stack, blocks_of, part_of
 
@@ -46,7 +47,7 @@ def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
 def output_hooks(
     module: nn.Module, names: Iterable[str], note: Callable[[str, Any], Any]
 ) -> Iterator[None]:
-    """Call `note` with the name and output of each named module; a result of it is put out."""
+    """Call `note` with name and output of each named module; a result replaces the output."""
     handles = [
         module.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: note(n, out))
         for n in names
@@ -68,6 +69,12 @@ def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) 
             del vars(module)["forward"]
             if before is not None:
                 vars(module)["forward"] = before
+
+
+def nbytes(nest: object) -> int:
+    """Return the bytes of all tensors in a nest of containers, shared memory counted once."""
+    storages = [leaf.untyped_storage() for leaf in tree_leaves(nest) if isinstance(leaf, Tensor)]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def out_of_memory(error: Exception) -> bool:
@@ -197,7 +204,7 @@ def replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> dict[
 
 
 def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> None:
-    """Raise BadPlan unless replaying every stack's blocks gives the result of the model's forward."""
+    """Raise BadPlan unless replaying every stack's blocks equals the model's own forward."""
     name = type(model).__name__
     with torch.no_grad():
         with ExitStack() as hooks:
@@ -210,7 +217,7 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if out_of_memory(error):
                 raise
-            problem = f"its blocks cannot be run one by one ({' '.join(str(error).split())[:200]})"
+            problem = f"its blocks cannot be run one by one ({one_line(error)})"
             raise BadPlan(name, problem, CHOOSE_BLOCKS) from error
     for stack in plan.stacks:
         own = list(features[stack.name].values())[-1]
@@ -248,7 +255,7 @@ def module_inputs(
 ) -> Iterator[dict[str, Tensor]]:
     """Capture the first positional input of each named module during the next forward of a block.
 
-    The `with` ends once `enough` agrees. Raises: BadCapture if one is unseen or not to be trusted.
+    The `with` ends once `enough` agrees. Raises: BadCapture for an input unseen or overwritten.
     """
     inputs = Captured(enough)
 
@@ -304,7 +311,7 @@ def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str,
 
 
 class Additions(TorchFunctionMode):
-    """Capture the tensors that outputs of linears by name, or these times a factor, are added to.
+    """Capture the tensors to which the outputs of named linears, scaled or not, are added.
 
     An addition counts if both tensors have the rows of `like` and only one is a named output.
     """
@@ -359,7 +366,7 @@ def residual_streams(
 ) -> Iterator[Captured]:
     """Capture the residual streams that outputs of named linears are added to in the next forward.
 
-    A linear is left out if its output is normed or added to another linear's first, or is never
+    A linear is left out if its output is first normed or added to another linear's, or is never
     added to something with the rows of `hidden`. With `scales` γ, a stream is the sum minus γ y.
     """
     additions = Additions(hidden, scales, enough)

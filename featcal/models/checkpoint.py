@@ -95,7 +95,7 @@ def folder_path(folder: object) -> Path:
 
 
 def is_adapter(model: object) -> bool:
-    """Return whether a model is the folder of an adapter, which has no model's weights of its own."""
+    """Return whether a model is the folder of an adapter, without weights of a model."""
     if not isinstance(model, str | Path):
         return False
     return (Path(model) / ADAPTER).is_file() and not any(Path(model).glob("model*.safetensors"))

@@ -110,7 +110,7 @@ def _load(kind: Any, folder: str | Path, dtype: torch.dtype) -> Any:
 
 
 def read_config(kind: Any, folder: str | Path) -> PretrainedConfig:
-    """Read a model class's configuration, with eager where an attention needs packages or a GPU."""
+    """Read a model class's configuration; attention that needs packages or a GPU becomes eager."""
     config: PretrainedConfig = kind.config_class.from_pretrained(folder, local_files_only=True)
     parts = [config]
     for each in parts:

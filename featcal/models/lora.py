@@ -11,13 +11,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from featcal.errors import BadEnvironment, BadFile
+from featcal.errors import BadFile, one_line, optional_package
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
 from featcal.models.checkpoint import LazyCheckpoint, folder_path, no_safetensors, read_safetensors
@@ -27,7 +26,7 @@ from featcal.models.modules import tied_names
 WEIGHTS = "adapter_model.safetensors"
 # what peft adds to the names of a model's own parameters
 PEFT_NAMES = re.compile(r"^base_model\.model\.|\b(base_layer|original_module|token_adapter)\.")
-NO_WEIGHTS = {  # settings of adapters that are no change of the base's weights
+NO_WEIGHTS = {  # settings of adapters that do more than change weights
     "layer_replication": "repeats layers of the base",
     "alora_invocation_tokens": "acts only after certain tokens",
     "arrow_config": "chooses between adapters at every token",
@@ -130,14 +129,13 @@ def _as_bad_file(file: str | Path, problem: str, way_out: str) -> Iterator[None]
         with warnings.catch_warnings(action="ignore"):
             yield
     except Exception as error:  # peft raises many kinds for what it cannot add or merge
-        reason = " ".join(str(error).split())[:300]
-        raise BadFile(file, f"{problem} ({reason})", way_out) from None
+        raise BadFile(file, f"{problem} ({one_line(error)})", way_out) from None
 
 
 def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | None = None) -> Any:
     """Return the plain model of a PeftModel, which is used up.
 
-    An adapter of one of two tied tables parts them, and the configuration then says so. Layers with
+    An adapter on one of two tied tables unties them, also in the configuration. Layers with
     an adapter are computed and returned in `precision`. Raises: BadFile.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -166,7 +164,7 @@ def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | No
 
 
 def _tie_or_part(dense: Any, names: list[str], source: str | Path) -> None:
-    """Tie equal tensors of these names again, or let the configuration part them. Raises: BadFile."""
+    """Tie equal tensors of these names again, else untie the configuration. Raises: BadFile."""
     first, *others = (dense.get_parameter(name) for name in names)
     if all(torch.equal(first, other.to(first.dtype)) for other in others):
         for name in names[1:]:
@@ -184,7 +182,7 @@ def _tie_or_part(dense: Any, names: list[str], source: str | Path) -> None:
 
 
 def untied_config(config: Any) -> Any:
-    """Return a copy of a configuration in which the table and head of a language model are apart."""
+    """Return a copy of a configuration that does not tie a language model's table and head."""
     config = copy.deepcopy(config)
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
     return config
@@ -207,11 +205,6 @@ def is_peft(model: object) -> bool:
     return isinstance(model, nn.Module) and type(model).__module__.startswith("peft.")
 
 
-def peft_package() -> ModuleType:
+def peft_package() -> Any:
     """Return the package peft. Raises: BadEnvironment if it is not installed."""
-    try:
-        import peft
-    except ImportError:
-        problem = "the package that reads adapters is not installed"
-        raise BadEnvironment("peft", problem, "install it: pip install 'featcal[lora]'") from None
-    return peft
+    return optional_package("peft", "lora", "adapters")

@@ -1,7 +1,7 @@
 """Read and write the linears and norms of a block, and check that they make up most of it.
 
 Every weight is (o, d) here, also GPT-2's Conv1D. transformers 5 packs the experts of a mixture as
-gate_up_proj (E, 2i, d) and down_proj (E, d, i); they are shown as linears whose weights are views."""
+gate_up_proj (E, 2i, d) and down_proj (E, d, i); they are shown as linears with views of these."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -42,7 +42,7 @@ class ExpertMLP(nn.Module):
         self.act_fn = act
 
     def forward(self, x: Tensor, hooks: bool = True) -> Tensor:
-        """Return the output (tokens, d) for x (tokens, d); without hooks no hook of a linear runs."""
+        """Return the output (tokens, d) for x (tokens, d); hooks=False skips the linears' hooks."""
         linears = (self.gate_proj, self.up_proj, self.down_proj)
         gate, up, down = (each if hooks else each.forward for each in linears)
         return down(self.act_fn(gate(x)) * up(x))
@@ -59,7 +59,9 @@ class Unpacked(nn.Module):
         for number, (gate_up, down) in enumerate(weights):
             self.add_module(str(number), ExpertMLP(gate_up, down, packed.act_fn))  # type: ignore[arg-type]
         self.rows: list[Tensor] = []  # tokens last routed to each, as rows of (batch · tokens, d)
-        self.lead: list[Tensor] | None = None  # of another model, on which hooks see these run
+        self.lead: list[Tensor] | None = (
+            None  # the leader's rows, on which hooks see the experts run
+        )
 
     @property
     def work(self) -> int:
@@ -271,7 +273,7 @@ def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
 def check_blocks(
     model: nn.Module, plan: BlockPlan, norm: bool = True, modules: Sequence[str] | None = None
 ) -> None:
-    """Raise BadPlan unless linears and norms have most parameters of every stack, each its own;
+    """Raise BadPlan unless linears and norms hold most parameters of every stack and share none;
     UnknownKey for a name in `modules` that selects no linear.
     """
     shared = {id(model.get_parameter(names[0])): names for names in tied_names(model) if names[1:]}

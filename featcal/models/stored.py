@@ -24,7 +24,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from featcal.errors import BadFile, MissingTensor, WrongKeys
+from featcal.errors import BadFile, MissingTensor, WrongKeys, one_line
 from featcal.models.checkpoint import LazyCheckpoint, LazyTensor
 from featcal.models.load import (
     CONFIG,
@@ -67,7 +67,7 @@ def skeleton(
             _map_buffers(module, lambda buffer: torch.empty_like(buffer, device="cpu"))
             module.init_weights()  # fills the buffers and ties parameters
     except Exception as error:  # transformers raises many kinds for a config it cannot use
-        problem = f"transformers makes no {kind.__name__} of it ({' '.join(str(error).split())})"
+        problem = f"transformers makes no {kind.__name__} of it ({one_line(error)})"
         way_out = "give the config.json that was saved with these weights"
         raise BadFile(Path(folder) / CONFIG, problem, way_out) from None
     wide = module._get_dtype_plan(dtype)  # what transformers keeps in float32, such as T5's wo
@@ -100,8 +100,8 @@ class Conversion:
         try:
             made = self.convert(lambda name: torch.empty(self.files[name].shape, device="meta"))
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
-            source, reason = next(iter(self.sources)), " ".join(str(error).split())
-            problem = f"{source} and its other parts make no {self.first} ({reason})"
+            source = next(iter(self.sources))
+            problem = f"{source} and its other parts make no {self.first} ({one_line(error)})"
             way_out = "write the model again with save_pretrained(folder)"
             raise BadFile(self.files[source].file, problem, way_out) from None
         self.made = {name: tuple(tensor.shape) for name, tensor in made.items()}
@@ -143,7 +143,7 @@ class Conversion:
 def _matches(
     module: PreTrainedModel, files: LazyCheckpoint, state: dict[str, Tensor]
 ) -> Iterator[tuple[str, LazyTensor, str | Conversion]]:
-    """Yield every stored tensor by the model's name for it, with its name there or conversion."""
+    """Yield every stored tensor with the model's name for it, and its stored name or conversion."""
     transforms = get_model_conversion_mapping(module)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
@@ -187,7 +187,9 @@ class ModelFolder:
         _, unexpected = self._reported(unexpected={name for name, _ in surplus})
         # stored tensors that the model has no place for, such as a head
         self.surplus = [(name, tensor) for name, tensor in surplus if name in unexpected]
-        self.ties = list[list[str]]()  # names of each parameter; apart where stored values differ
+        self.ties = list[
+            list[str]
+        ]()  # names of each parameter; separate where stored values differ
         self.stored = dict[str, LazyTensor]()  # a tied one by its first name
         for names in tied_names(self.module):
             own = {name: present.pop(name) for name in names if name in present}
@@ -220,7 +222,7 @@ class ModelFolder:
     def require_complete(self, heads: bool = False) -> None:
         """Raise WrongKeys or MissingTensor unless the files hold the model's tensors and no others.
 
-        A head that the model lacks is ignored; with `heads` its own may be missing.
+        A head that the model lacks is ignored; with `heads` the model's own may be missing.
         """
         module, state, stored = self.module, self.module.state_dict(), self.stored
         misshapen = sorted(n for n, each in stored.items() if each.shape != tuple(state[n].shape))
@@ -237,7 +239,7 @@ class ModelFolder:
             raise MissingTensor(self.files.folder, missing[0], self.files)
 
     def sources(self, name: str) -> tuple[str, ...]:
-        """Return the names in the files of what a tensor of the model is read from."""
+        """Return the stored names from which a tensor of the model is read."""
         form = self.forms[name]
         return (form,) if isinstance(form, str) else tuple(form.sources)
 

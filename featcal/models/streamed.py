@@ -64,12 +64,14 @@ class InMemoryModel:
 
 
 class StreamedModel(ModelFolder):
-    """The model of a folder; parameters of `module` are on meta outside of `block` and `running`."""
+    """The model of a folder; outside of `block` and `running` its parameters are on meta."""
 
     def __init__(
         self,
         folder: str | Path,
-        blocks: Sequence[str] = (),  # paths of the lists of blocks; other outermost lists are alike
+        blocks: Sequence[
+            str
+        ] = (),  # paths of the lists of blocks; other outermost lists are treated alike
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         *,
@@ -117,7 +119,7 @@ class StreamedModel(ModelFolder):
 
     @contextmanager
     def running(self) -> Iterator[nn.Module]:
-        """Let every forward load what it needs: a block's parameters while it computes, others once."""
+        """Let every forward load what it needs: blocks while they compute, other modules once."""
         kept: list[str] = []
 
         def loading(forward: Callable[..., Any], names: Sequence[str], inside: bool) -> Any:
@@ -148,7 +150,7 @@ class StreamedModel(ModelFolder):
                 inside = any(path.startswith(blocks) for blocks in self._lists)
                 forwards.append((module, loading(module.forward, names, inside)))
         try:
-            self._load([next(iter(self._meta))], kept)  # models tell their device by it
+            self._load([next(iter(self._meta))], kept)  # a model reports its device as its own
             with replaced_forwards(forwards):
                 yield self.module
         finally:
@@ -166,7 +168,7 @@ class StreamedModel(ModelFolder):
         self._ahead = thread.submit(lambda: {name: read(name) for name in names})
 
     def cancel(self) -> "Future[dict[str, Tensor]] | None":
-        """Return what was read ahead, if anything, and let go of it."""
+        """Return the block that is read ahead, if any, and forget it."""
         tensors, self._ahead = self._ahead, None
         return tensors
 
@@ -264,7 +266,7 @@ def require_one_family(kinds: Mapping[str, type]) -> None:
 
 
 def require_same_configs(configs: Mapping[str, Any]) -> None:
-    """Raise FeatCalError, naming keys, values and models, unless all configs, by label, are alike."""
+    """Raise FeatCalError with keys, values and models unless all configs, by label, are alike."""
     (here, reference), *others = configs.items()
     for there, config in others:
         if not all(isinstance(each, PretrainedConfig) for each in (reference, config)):
@@ -292,7 +294,7 @@ def require_same_configs(configs: Mapping[str, Any]) -> None:
 
 
 def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of a class that its blocks compute with, those of towers by path."""
+    """Yield the keys and values that a model's blocks compute with, those of towers by path."""
     known = type(config)().to_dict().keys() - PretrainedConfig().to_dict().keys()
     for key, value in config.to_dict().items():
         tower = getattr(config, key, None)

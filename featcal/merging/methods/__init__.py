@@ -1,1 +1,1 @@
-"""Merging methods: a file has those that share code, and is loaded when one of them is asked for."""
+"""Merging methods. A file holds methods that share code, and is loaded when one of them is used."""

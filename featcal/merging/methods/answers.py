@@ -1,14 +1,15 @@
-"""Mergers that learn from a model's zero-shot answers: AdaMerging, Fisher merging and gradient matching.
+"""Mergers that use a model's zero-shot answers: AdaMerging, Fisher merging, gradient matching.
 
 AdaMerging learns coefficients of the task vectors by lowering the entropy of answers to unlabelled
-samples. Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in the
-batches of a step. Fisher merging weights entries by how much the answers depend on them. Source:
-Matena and Raffel, 2022 (arXiv 2111.09832), with a label drawn from each answer; normalised as in
-FusionBench (fusion_bench/method/fisher_merging/fisher_merging.py), which squares one gradient per
-batch, where the definition has one per sample. Gradient matching: Daheim et al., ICLR 2024 (arXiv
-2310.12808); in the authors' code (UKPLab/iclr2024-model-merging,
-code/uncertainty_based_gradient_matching.py) H₀ comes from pretraining samples; here, where these are
-not available, from the base's answers to the experts' samples. All models and diagonals are in memory.
+samples. Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in
+the batches of a step. Fisher merging weights entries by how much the answers depend on them.
+Source: Matena and Raffel, 2022 (arXiv 2111.09832), with a label drawn from each answer; normalised
+as in FusionBench (fusion_bench/method/fisher_merging/fisher_merging.py), which squares one gradient
+per batch, where the definition has one per sample. Gradient matching: Daheim et al., ICLR 2024
+(arXiv 2310.12808); in the authors' code (UKPLab/iclr2024-model-merging,
+code/uncertainty_based_gradient_matching.py) H₀ comes from pretraining samples, which are not
+available here: it comes from the base's answers to the experts' samples. All models and diagonals
+are in memory.
 
 n samples · h width of the encoder · p width of a feature · K classes of a task."""
 
@@ -34,6 +35,7 @@ from featcal.models.batch import (
     Batches,
     check_batch,
     check_tasks,
+    is_encoder,
     naming,
     pooled_output,
     single_samples,
@@ -44,11 +46,9 @@ REPORTS = 20  # lines of progress, whatever the number of steps
 
 
 def encoder(job: MergeJob, method: str) -> nn.Module:
-    """Make a module like the base that answers by zero-shot heads, on the job's device."""
+    """Return a module like the base on the job's device. Raises: BadSetting if it has a head."""
     model = job.structure().to(job.device).eval()
-    encodes = getattr(model, "main_input_name", None) in ("pixel_values", "input_ids")
-    language_head = getattr(model, "get_output_embeddings", lambda: None)()
-    if not encodes or language_head is not None or hasattr(model, "classifier"):
+    if not is_encoder(model):
         expected = "requires an encoder of images or texts without classifier or language head, and"
         raise BadSetting("merge.method", method, f"{expected} the base is a {type(model).__name__}")
     return model
@@ -57,7 +57,7 @@ def encoder(job: MergeJob, method: str) -> nn.Module:
 def zero_shot_logits(
     head: State, model: nn.Module, tensors: State, task: str, batch: Batch
 ) -> Tensor:
-    """Return exp(logit_scale) f Wᵀ, (n, K), of unit features f (n, p) and the task's head W (K, p)."""
+    """Return exp(logit_scale) f Wᵀ, (n, K), for unit features f (n, p) and a head W (K, p)."""
     weight, call = next(iter(tensors.values())), dict(batch)
     for name, value in batch.items():
         if isinstance(value, Tensor):
@@ -302,7 +302,7 @@ def fisher(
 def matched_tensor(
     base: Tensor, experts: Sequence[Tensor], H0: Tensor, curvatures: Sequence[Tensor], scale: float
 ) -> Tensor:
-    """Return θ = θ₀ + α Σ (H₀ + Hᵢ) τᵢ / (H₀ + α Σ Hᵢ), entry by entry, in the base's shape and dtype.
+    """Return θ = θ₀ + α Σ (H₀ + Hᵢ) τᵢ / (H₀ + α Σ Hᵢ), entry by entry, in the base's dtype.
 
     A large H₀ gives task arithmetic of scale α; H₀ = 0 with α = 1 gives Fisher merging.
     """

@@ -1,13 +1,14 @@
 """Mergers that treat every entry of the task vectors alike: sums, masks and signs.
 
 Sources: TIES, Yadav et al., 2023, with FusionBench's choices as defaults. Consensus, Wang et al.,
-2024 (arXiv 2405.07813) and the authors' code (nik-dim/tall_masks, src/utils/tallmask_utils.py), which
+2024 (arXiv 2405.07813) and the authors' code (nik-dim/tall_masks, src/utils/tallmask_utils.py): it
 chooses λ of every task on validation data; here all tasks share one. Breadcrumbs, Davari and
-Belilovsky, 2024 (arXiv 2312.06795) and the authors' code (rezazzr/breadcrumbs, src/task_vectors.py:
-TaskVectorMiddleKeep, its first setting to try in find_best_hyperparam.py), which works on rows where
-the paper says layers; a row has the weights of one output. DARE, Yu et al., 2024 (arXiv 2311.03099)
-and FusionBench, fusion_bench/method/dare. PCB, Du et al., 2024 (arXiv 2410.02396) and the authors'
-code (duguodong7/pcb-merging, pcb-merging.py; ratio and scale of vision_source_code/pcb.py)."""
+Belilovsky, 2024 (arXiv 2312.06795) and the authors' code (rezazzr/breadcrumbs,
+src/task_vectors.py: TaskVectorMiddleKeep, first setting to try in find_best_hyperparam.py), which
+works on rows where the paper says layers; a row has the weights of one output. DARE, Yu et al.,
+2024 (arXiv 2311.03099) and FusionBench, fusion_bench/method/dare. PCB, Du et al., 2024 (arXiv
+2410.02396) and the authors' code (duguodong7/pcb-merging, pcb-merging.py; ratio and scale of
+vision_source_code/pcb.py)."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +75,7 @@ def consensus(
 
 
 def mask_row_entries(vector: Tensor, keep: float, remove: float) -> Tensor:
-    """Return m ∘ τ of τ (..., n): the ⌊keep · n⌋ largest of each row after ⌊remove · n⌋ larger ones."""
+    """Return m ∘ τ (..., n): of each row ⌊keep · n⌋ entries after its ⌊remove · n⌋ largest."""
     if vector.dim() == 0:
         return vector
     n = vector.shape[-1]
@@ -164,7 +165,7 @@ def drop_entries(vector: Tensor, share: float, draws: torch.Generator) -> Tensor
 
 
 def with_sparse_experts(job: MergeJob, drop: float, seed: int) -> MergeJob:
-    """Return the job with experts θ₀ + DARE(θᵢ − θ₀) in float64, the same whenever they are read."""
+    """Return the job with experts θ₀ + DARE(θᵢ − θ₀) in float64, equal at every reading."""
 
     def sparse(task: str, name: str) -> Tensor:
         base = job.base[name].finite().double()
@@ -197,7 +198,7 @@ def dare_ties(
 
 
 def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
-    """Return βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ) in float64, m̂ᵢ being |τᵢ| clamped and scaled to [0, 1]."""
+    """Return βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ), float64; m̂ᵢ is |τᵢ| clamped and scaled to [0, 1]."""
     low, high = span
     size = (vector.abs().clamp(low, high) - low) / (high - low or 1.0)
     return torch.exp(experts * size.square()) * torch.tanh(vector * total)
@@ -205,9 +206,7 @@ def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
 
 def pcb_tensor(vectors: Sequence[Tensor], spans: Sequence[Range], cuts: Sequence[Range]) -> Tensor:
     """Return τ = Σ wᵢ τ̃ᵢ / Σ wᵢ, wᵢ = (max(βᵢ, cut) − cut) / (max βᵢ − cut), with τ̃ᵢ of clamped
-    magnitude; 0 where no entry competes.
-
-    Args: vectors τᵢ (...) in float64; cuts: each expert's smallest competing β, and its largest.
+    magnitude; 0 where no entry competes. cuts: each expert's smallest competing β, and largest.
     """
     merged, weight = torch.zeros_like(vectors[0]), torch.zeros_like(vectors[0])
     total = tensor_sum(vectors)

@@ -1,12 +1,11 @@
-"""Mergers that treat a matrix as a whole: its singular vectors, or its interference with every expert.
+"""Mergers that treat a matrix as a whole: its singular vectors, or interference with experts.
 
 TSV-Merge makes each expert's leading singular vectors orthogonal to the others'; Iso-C makes all
-singular values of the sum equal, and Iso-CTS reserves some directions for each task. WUDI finds the
-task vector that interferes least with every expert's own.
-Sources: Gargiulo et al., Task Singular Vectors, 2025 (arXiv 2412.00081); Marczak et al., No Task Left
-Behind, 2025 (arXiv 2502.04959); FusionBench, fusion_bench/method/{task_singular_vector,
-isotropic_merging}. WUDI: Cheng et al., 2025; FusionBench's and the official code differ in which
-matrices they take."""
+singular values of the sum equal, and Iso-CTS reserves some directions for each task. WUDI finds
+the task vector that interferes least with every expert's own. Sources: Gargiulo et al., Task
+Singular Vectors, 2025 (arXiv 2412.00081); Marczak et al., No Task Left Behind, 2025 (arXiv
+2502.04959); FusionBench, fusion_bench/method/{task_singular_vector, isotropic_merging}. WUDI:
+Cheng et al., 2025; FusionBench's and the official code differ in which matrices they take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,9 +51,7 @@ def orthogonal(columns: Tensor) -> Tensor:
 def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
     """Return τ = U⊥ Σ V⊥ᵀ, (o, d), or the mean of the τᵢ where r < N leaves no expert a rank.
 
-    U, Σ and V join each τᵢ's ⌊r/N⌋ leading singular triples within its numerical rank, r = min(o, d).
-
-    Args: vectors τᵢ (o, d) of N experts in float64.
+    U, Σ and V join each τᵢ's ⌊r/N⌋ leading singular triples within its rank, r = min(o, d).
     """
     rank = min(vectors[0].shape) // len(vectors)
     if not rank:
@@ -99,10 +96,8 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
     """Return τ = σ̄ U⊥ V⊥ᵀ: leading directions of Σ τᵢ, then of every τᵢ − U_c U_cᵀ τᵢ.
 
     The first r − N k of r = min(o, d) directions are common and the others the tasks' own, with
-    k = round((r − ⌊common · r⌋)/N) for each task. σ̄ is the mean of all their singular values. As
-    for Iso-C, only directions of the numerical rank count.
-
-    Args: vectors τᵢ (o, d) of N experts in float64; common: share of directions that are common.
+    k = round((r − ⌊common · r⌋)/N) for each of N tasks. σ̄ is the mean of all their singular values.
+    As for Iso-C, only directions of the numerical rank count.
     """
     r, count = min(vectors[0].shape), len(vectors)
     own = round((r - int(r * common)) / count)

@@ -2,11 +2,11 @@
 
 Sources: RegMean, Jin et al., 2023 (bloomberg/dataless-model-merging, src/configs/exps: 0.1 off the
 diagonal for T5 and DeBERTa); FusionBench's code for CLIP, 0.95. MaTS, Tam et al., 2024 (arXiv
-2312.04339) and the authors' code (r-three/mats, src/merging/conjugateGradient_fisherMerging.py, 100
-steps from task arithmetic at 0.3, scipy's tolerance); here each Gram matrix is divided by its number
-of tokens. LOT, restated from the published formula (Sun et al., 2025, arXiv 2505.23859, Eqs. 9 and
-12); its authors' code could not be consulted. Where the formula is silent we sum over tokens, without
-dividing by their number, and average biases, shifts and embeddings."""
+2312.04339) and the authors' code (r-three/mats, src/merging/conjugateGradient_fisherMerging.py,
+100 steps from task arithmetic at 0.3, scipy's tolerance); here each Gram matrix is divided by its
+number of tokens. LOT, restated from the published formula (Sun et al., 2025, arXiv 2505.23859,
+Eqs. 9 and 12); its authors' code could not be consulted. Where the formula is silent we sum over
+tokens, without dividing by their number, and average biases, shifts and embeddings."""
 
 import sys
 import tempfile
@@ -66,7 +66,7 @@ SolveNorm = Callable[[list[Tensor], list[Tensor]], Tensor]
 
 @dataclass
 class ForwardOrder:
-    """One merge, block by block; all that `solve` and `solve_norm` leave becomes the mean.
+    """One merge, block by block; tensors that `solve` and `solve_norm` leave out become the mean.
 
     One module takes the tensors of the model to run, so at most one block of the experts is in
     memory. A site is a group of linears that read the same tensor (q, k, v).
@@ -80,11 +80,11 @@ class ForwardOrder:
     def __post_init__(self) -> None:
         check_tasks(self.job.experts, self.job.batches)
         self.worker = self.job.structure().to(self.job.device).eval()
-        joined = sorted(set(self.job.names) - self.worker.state_dict().keys())
-        if joined:  # experts of an MoE
+        separate = sorted(set(self.job.names) - self.worker.state_dict().keys())
+        if separate:  # experts of an MoE
             raise BadFile(
-                self.job.base[joined[0]].file,
-                f"{joined[0]} is stored separately, but this method runs blocks that hold it joined",
+                self.job.base[separate[0]].file,
+                f"{separate[0]} is stored separately, but this method runs blocks that hold it joined",
                 "save all models with model.save_pretrained(folder, save_original_format=False)",
             )
         self.plan = plan_for(self.worker)
@@ -145,7 +145,7 @@ class ForwardOrder:
         return merged
 
     def _solve_block(self, path: str, block: nn.Module, sums: Sequence[BlockSums]) -> NamedTensors:
-        """Yield the weights of a block's linears and, with `solve_norm`, the scales of its norms."""
+        """Yield the weights of a block's linears and, with `solve_norm`, scales of its norms."""
         grams, squares = zip(*sums, strict=True)
         for site in grams[0]:
             names = [f"{path}{linear}.weight" for linear in site]
@@ -228,7 +228,7 @@ def copy_tensors(tensors: Tensors, module: nn.Module, path: str = "") -> None:
 def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], label: str = "linear") -> Tensor:
     """Return τ = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁻¹, (o, d) in float64: Wᵀ = (Σ Gᵢ)⁻¹ Σ Gᵢ Wᵢᵀ, W₀ subtracted.
 
-    Args: grams Gᵢ (d, d), off-diagonals already shrunk; vectors τᵢ = Wᵢ − W₀ (o, d).
+    grams: Gᵢ (d, d), off-diagonals already shrunk; vectors: τᵢ = Wᵢ − W₀ (o, d).
     """
     left = tensor_sum(grams)
     right = tensor_sum([G @ vector.T for G, vector in zip(grams, vectors, strict=True)])  # (d, o)
@@ -268,7 +268,7 @@ def regmean(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors
 
 @method(source="Nguyen et al., 2025", needs=("batches",))
 def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction | None = None) -> NamedTensors:
-    """Yield every tensor by RegMean++, on the features of the merge so far; `off_diagonal` as there.
+    """Yield every tensor by RegMean++: RegMean on the features of the merge so far.
 
     Tensors after the last block stay the base's.
     """
@@ -276,10 +276,7 @@ def regmean_plus_plus(job: MergeJob, off_diagonal: Fraction | None = None) -> Na
 
 
 def conjugate_gradients(G: Tensor, R: Tensor, start: Tensor, steps: int) -> tuple[Tensor, int]:
-    """Solve X G = R by conjugate gradients, all of X as one vector. Returns: X and step count.
-
-    Args: G (d, d) symmetric, no negative eigenvalue; R, start (o, d).
-    """
+    """Solve X G = R, G (d, d) ≥ 0, R (o, d), by conjugate gradients. Returns: X and step count."""
     X, residual = start.clone(), R - start @ G
     direction, square = residual.clone(), residual.square().sum()
     for done in range(steps):
@@ -321,10 +318,7 @@ def mats(
 
 
 def lot_matrix(grams: list[Tensor], vectors: list[Tensor], rtol: float | None = None) -> Tensor:
-    """Return τ* = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁺, (o, d) in float64: Eq. 9; 0 without any features.
-
-    Args: grams Gᵢ = XᵢᵀXᵢ (d, d); vectors τᵢ (o, d); rtol as for lot.
-    """
+    """Return τ* = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁺, (o, d), with Gᵢ = XᵢᵀXᵢ (d, d): Eq. 9; 0 without features."""
     right = tensor_sum([vector @ G for G, vector in zip(grams, vectors, strict=True)])  # (o, d)
     return right @ torch.linalg.pinv(tensor_sum(grams), hermitian=True, rtol=rtol)
 
