@@ -106,18 +106,23 @@ def load_batches(
 
 
 def drawn(
-    model: nn.Module, folders: Sequence[Path], locations: Mapping[str, Location], draw: Draw
+    model: nn.Module,
+    folders: Sequence[Path],
+    locations: Mapping[str, Location],
+    draw: Draw,
+    expert: Path | None = None,
 ) -> dict[str, DrawnBatches]:
     """Return the batches of every task, sorted by name; drawn samples are read and checked now.
 
-    The model decides what is read. The first folder with a processor or tokenizer counts.
+    The model decides what is read. The first folder with a processor or tokenizer counts; `expert`
+    says how texts are prepared if no folder does.
     """
     takes, batches = input_of(model), {}
     if takes.kind == "pictures":
         having = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))
         preprocess = Preprocess.from_folder(next(having, folders[0]))
     else:
-        reader = text_data.reader_for(folders, takes, draw.tokens)
+        reader = text_data.reader_for(folders, takes, draw.tokens, expert)
     for task, location in sorted(locations.items()):
         samples = samples_at(location, takes, draw)
         chosen = draw.indices(task, len(samples))

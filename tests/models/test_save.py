@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers as tf
@@ -26,6 +27,7 @@ from featcal.models.load import (
     save_model,
     shard_writer,
 )
+from featcal.models.lora import dense_folder
 
 TENSORS = {
     "b.weight": torch.randn(5, 3, generator=torch.Generator().manual_seed(0)),
@@ -265,6 +267,34 @@ def test_weights_of_further_modules_are_averaged_or_refused(tmp_path):
     sentence_folder(base, {"pooling_mode_strange_tokens": True})
     with pytest.raises(BadFile, match="strange"):
         Sentences.of_folder(base)
+
+
+def test_what_becomes_of_experts_modules_is_said_where_no_folder_can_hold_them(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    make_folders()
+    for name in ("base", "a", "b"):
+        sentence_folder(Path(name), {"pooling_mode": "cls" if name == "b" else "mean"})
+    with pytest.warns(UserWarning, match=r"only in a folder \(out=\): Pooling .* differs in b"):
+        featcal.merge("average", "base", {"a": "a", "b": "b"})
+    Path("base/modules.json").unlink()
+    for name in "ab":
+        Path(name, "modules.json").write_text(json.dumps(SENTENCES["modules.json"][:2]))
+    assert cli.main(MERGE) == 0
+    assert "The base is no SentenceTransformer" in Path("merged/README.md").read_text()
+
+
+def test_modules_that_are_saved_with_an_adapter_are_the_expert_s(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_folders()
+    how = peft.LoraConfig(r=2, target_modules=["query"])
+    peft.get_peft_model(load_model("base"), how).save_pretrained("lora")
+    for name, mode in (("base", "mean"), ("lora", "cls")):
+        sentence_folder(Path(name), {"pooling_mode": mode})
+    assert Sentences.of_folder(dense_folder(Path("base"), Path("lora"), Path("new"))).modes == (
+        "cls",
+    )
 
 
 @pytest.mark.parametrize("lacking", ["2_Dense", "3_Normalize"])
