@@ -317,8 +317,8 @@ class Request:
 
         folders, made = (self.inputs.base, self.inputs.merged, *models), {}
         for task, draw in sorted(draws.items()):
-            where, expert = {task: self.inputs.data[task]}, self.inputs.experts[task]
-            made |= drawn(self.student, folders, where, draw, expert)
+            draw = replace(draw, expert=self.inputs.experts[task])
+            made |= drawn(self.student, folders, {task: self.inputs.data[task]}, draw)
         return made
 
 

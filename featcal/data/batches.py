@@ -60,6 +60,7 @@ class Draw:
     dtype: torch.dtype = torch.float32  # of floating-point inputs
     skip: int = 0  # so many of the drawn order are left out first
     columns: Columns = None
+    expert: Path | None = None  # says how texts are prepared if no other folder does
 
     def indices(self, task: str, count: int) -> list[int]:
         """Return the drawn samples of a task that has `count`. Raises: BadSetting for too few."""
@@ -106,23 +107,18 @@ def load_batches(
 
 
 def drawn(
-    model: nn.Module,
-    folders: Sequence[Path],
-    locations: Mapping[str, Location],
-    draw: Draw,
-    expert: Path | None = None,
+    model: nn.Module, folders: Sequence[Path], locations: Mapping[str, Location], draw: Draw
 ) -> dict[str, DrawnBatches]:
     """Return the batches of every task, sorted by name; drawn samples are read and checked now.
 
-    The model decides what is read. The first folder with a processor or tokenizer counts; `expert`
-    says how texts are prepared if no folder does.
+    The model decides what is read. The first folder with a processor or tokenizer counts.
     """
     takes, batches = input_of(model), {}
     if takes.kind == "pictures":
         having = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))
         preprocess = Preprocess.from_folder(next(having, folders[0]))
     else:
-        reader = text_data.reader_for(folders, takes, draw.tokens, expert)
+        reader = text_data.reader_for(folders, takes, draw.tokens, draw.expert)
     for task, location in sorted(locations.items()):
         samples = samples_at(location, takes, draw)
         chosen = draw.indices(task, len(samples))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from featcal.errors import BadBatches, BadFile, BadPlan, BadSetting, nearest
-from featcal.files import read_json
+from featcal.files import optional_json, read_json
 from featcal.models.blocks import model_call, module_inputs, out_of_memory
 from featcal.models.checkpoint import MODULES, modules_of
 from featcal.models.load import load_tokenizer
@@ -234,12 +234,6 @@ class Texts:
         return self.prompt + (text.lower() if self.lower else text)
 
 
-def optional_json(file: Path) -> dict[str, Any]:
-    """Return the mapping in a JSON file; an empty one if there is none."""
-    content = read_json(file) if file.is_file() else {}
-    return content if isinstance(content, dict) else {}
-
-
 @dataclass(frozen=True)
 class Sentences:
     """Settings that turn the features of texts into vectors."""
@@ -337,8 +331,7 @@ def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = No
     ours, sentences = modules_of(base), []
     own = {name: path for name, path in experts.items() if (path / MODULES).is_file()}
     if own and not (base / MODULES).is_file():
-        lost = "so the merged folder has none of the experts' pooling and prompts."
-        sentences.append(f"The base is no SentenceTransformer, {lost}")
+        sentences.append("The base is no SentenceTransformer: pooling and prompts are lost.")
     for name, folder in own.items():
         for path, kind in modules_of(folder).items():
             weights = any((folder / path).glob("*.safetensors"))

@@ -20,13 +20,7 @@ from torch import nn
 from featcal.errors import BadEnvironment, BadFile
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
-from featcal.models.checkpoint import (
-    MODULES,
-    LazyCheckpoint,
-    folder_path,
-    no_safetensors,
-    read_safetensors,
-)
+from featcal.models.checkpoint import LazyCheckpoint, folder_path, no_safetensors, read_safetensors
 from featcal.models.load import copy_other_files, load_as_calibrated, save_model
 from featcal.models.modules import tied_names
 
@@ -62,8 +56,7 @@ def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
     Its files get the date of the newest input, by which a resumed run recognises them.
     """
     save_model(dense_model(base, adapter), out, like=base)
-    if (adapter / MODULES).is_file():  # a SentenceTransformer was saved with its adapter
-        copy_other_files(adapter, out)
+    copy_other_files(adapter, out)  # such as a SentenceTransformer's modules
     inputs = [adapter / CONFIG, adapter / WEIGHTS, base / "config.json"]
     newest = max(file.stat().st_mtime_ns for file in (*inputs, *base.glob("*.safetensors")))
     for file in out.rglob("*"):

@@ -300,9 +300,9 @@ def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str
             yield from _computing(tower, f"{prefix}{key}.")
         elif key in known and HARMLESS.fullmatch(key) is None:
             if isinstance(value, Mapping):
-                # rope_parameters may repeat rope_type as type, its old name
-                own = ((name, each) for name, each in value.items() if name != "type")
-                yield from ((f"{prefix}{key}.{name}", each) for name, each in own)
+                # rope_parameters may have rope_type also by its old name
+                own = {f"{prefix}{key}.{n}": each for n, each in value.items() if n != "type"}
+                yield from own.items()
             else:
                 value = list(value) if isinstance(value, tuple) else value
                 yield prefix + key, SAME.get(value, value) if isinstance(value, str) else value

@@ -344,7 +344,10 @@ def test_all_files_but_weights_cards_and_records_are_copied(tmp_path):
     assert (out / "vocab.txt").read_text() == "words" and not (out / "vocab.txt").is_symlink()
 
 
-@pytest.mark.parametrize("content", ["{", '[{"idx": 0}]', '[{"path": 3}]', "3"])
+OLD = '[{"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]'
+
+
+@pytest.mark.parametrize("content", ["{", '[{"idx": 0}]', '[{"path": 3}]', "3", OLD])
 def test_an_unreadable_modules_json_is_an_error(tmp_path, content):
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(BadFile, match=r"modules\.json"):
