@@ -18,7 +18,7 @@ import yaml
 
 from featcal import __version__
 from featcal.errors import BadFile
-from featcal.files import atomic_path, read_json, write_json
+from featcal.files import atomic_path, optional_json, read_json, write_json
 from featcal.settings import Calibration
 
 if TYPE_CHECKING:
@@ -340,8 +340,7 @@ def models_record(base: object, experts: Mapping[str, Any], out: str | Path) -> 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's record; {} without one. Raises: BadFile if it is no JSON."""
-    record = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
-    return record if isinstance(record, dict) else {}
+    return optional_json(folder / RECORD)
 
 
 def add_to_record(folder: Path, **content: Any) -> None:

@@ -167,3 +167,9 @@ def read_json(path: str | Path) -> Any:
         raise MissingPath(path, "a JSON file", way_out) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadFile(path, f"not JSON ({error})", way_out) from None
+
+
+def optional_json(file: Path) -> dict[str, Any]:
+    """Return the mapping in a JSON file; an empty one if there is none."""
+    content = read_json(file) if file.is_file() else {}
+    return content if isinstance(content, dict) else {}

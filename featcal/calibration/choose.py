@@ -24,6 +24,7 @@ from torch.nn.functional import kl_div, log_softmax, normalize
 from featcal.calibration.features import Models
 from featcal.calibration.scratch import Spool, SpooledList
 from featcal.card import Choice, round_digits
+from featcal.core.moments import token_weights
 from featcal.core.precision import SUM_DTYPE, wide
 from featcal.errors import BadFile, NotFinite
 from featcal.models.batch import (
@@ -150,25 +151,29 @@ def divergences(
         with suppress(BadFile):  # the expert's way is not supported: take the mean over tokens
             if isinstance(expert, StreamedModel):  # for all models, so that features compare
                 pooling = Sentences.of_folder(expert.folder)
+        lacks_head = isinstance(expert, StreamedModel) and any(
+            names[0] not in expert.stored for names in expert.ties
+        )
+        how = models.plan, pooling, lacks_head
         kl: dict[str, list[float]] = {name: [] for name in students}
         features: dict[str, list[Tensor]] = {name: [] for name in (task, *students)}
         with evaluation_mode([handle.module for handle in students.values()]):
             for number, batch in enumerate(samples):
                 with naming(task, number), expert.running() as teacher:
-                    theirs = answers(teacher, batch, models.plan, pooling)
-                    features[task].append(theirs.pooled)
+                    theirs = answers(teacher, batch, *how)
                     for name, handle in students.items():
                         with handle.running() as student:  # scores are made when they are compared
-                            ours = answers(student, batch, models.plan, pooling)
+                            ours = answers(student, batch, *how)
                             scores = ours.scores, theirs.scores
                             if None not in scores and scores[0].width == scores[1].width:
                                 rows = kl_and_top1(*scores)[0].split(ours.sizes.tolist())
                                 kl[name] += [float(r.mean()) if len(r) else 0.0 for r in rows]
-                        features[name].append(ours.pooled)
+                        features[name].append(ours.features(theirs))
+                    features[task].append(theirs.features(ours))
             if not all(kl.values()):
                 with expert.running() as teacher:
                     for batch in seen[task]:
-                        features[task].append(answers(teacher, batch, models.plan, pooling).pooled)
+                        features[task].append(answers(teacher, batch, *how).features(ours))
         for name in students:
             if not kl[name]:
                 both = torch.cat(features[name]), torch.cat(features[task])
@@ -278,36 +283,45 @@ class Answers:
 
     hidden: Tensor  # (n, tokens, d), after the last block
     mask: Tensor | None  # (n, tokens)
-    pooled: Tensor  # (n, p)
+    weights: Tensor  # (n, tokens), by the plan's rule for the last block
+    pooled: Tensor | None  # (n, p), if the model pools
     scores: Scores | None  # if it has a head
     sizes: Tensor  # (n,)  rows of scores of each sample
 
+    def features(self, other: "Answers") -> Tensor:
+        """Return features (n, p) of the same kind as the other's: pooled, or means over tokens."""
+        if self.pooled is not None and other.pooled is not None:
+            return self.pooled
+        return token_mean(self.hidden, self.weights == self.weights.amax(1, keepdim=True))
+
 
 def answers(
-    model: nn.Module, batch: Batch, plan: BlockPlan | None, sentences: Sentences | None = None
+    model: nn.Module, batch: Batch, plan: BlockPlan | None, sentences: Sentences | None, bare: bool
 ) -> Answers:
-    """Return one forward's answers; sentences: how an encoder's folder makes vectors of texts."""
-    plan, head = plan_for(model, plan), output_embeddings(model)
-    stack, scores, pooled = plan.stacks[-1], None, None
-    with last_outputs(model, plan) as outputs:
+    """Return the answers of one forward.
+
+    sentences: how an encoder's folder makes a vector of a text.   bare: run the blocks only.
+    """
+    plan, head = plan_for(model, plan), None if bare else output_embeddings(model)
+    stack, scores, pooled, output = plan.stacks[-1], None, None, None
+    with last_outputs(model, plan, stop=bare) as outputs:
         if head is not None:
             rows, sizes = rows_before_head(model, batch, None)
             scores = Scores(rows, head)
         else:
-            output: Any = model(**model_call(model, batch))
-            logits = getattr(output, "logits", None)
-            if isinstance(logits, Tensor) and logits.dim() == 2:
-                scores = Scores(logits)
-            if sentences and sentences.given:
-                hidden = output.last_hidden_state
-                mask = padding_mask(batch, hidden)
-                every = hidden.new_ones(hidden.shape[:2], dtype=torch.long)
-                pooled = sentences.vectors(hidden, every if mask is None else mask)
-            else:
-                pooled = pooled_output(model, output, batch)
-            sizes = torch.ones(len(outputs[stack.name]), dtype=torch.long)
+            output = model(**model_call(model, batch))
     hidden = outputs[stack.name]
     mask = padding_mask(batch, hidden, stack.mask, model)
-    if pooled is None:
-        pooled = token_mean(hidden, hidden.new_ones(hidden.shape[:2]) if mask is None else mask)
-    return Answers(hidden, mask, pooled, scores, sizes)
+    weights = token_weights(plan.rule(stack), "", True, hidden, mask)
+    if head is None:
+        sizes = torch.ones(len(hidden), dtype=torch.long)
+        logits, last = (getattr(output, name, None) for name in ("logits", "last_hidden_state"))
+        if isinstance(logits, Tensor) and logits.dim() == 2:
+            scores = Scores(logits)
+        if sentences and sentences.given:
+            every = hidden.new_ones(hidden.shape[:2], dtype=torch.long)
+            last = hidden if last is None else last
+            pooled = sentences.vectors(last, every if mask is None else mask)
+        elif output is not None:
+            pooled = pooled_output(model, output, batch)
+    return Answers(hidden, mask, weights, pooled, scores, sizes)

@@ -317,6 +317,7 @@ class Request:
 
         folders, made = (self.inputs.base, self.inputs.merged, *models), {}
         for task, draw in sorted(draws.items()):
+            draw = replace(draw, expert=self.inputs.experts[task])
             made |= drawn(self.student, folders, {task: self.inputs.data[task]}, draw)
         return made
 
@@ -329,7 +330,8 @@ def whole_experts(inputs: Inputs, work: Path, mine: Names) -> Iterator[dict[str,
     """
     from featcal.models.lora import dense_folder
 
-    made = {name: work / "experts" / name for name in inputs.adapter_bases if name in mine}
+    numbered = enumerate(inputs.adapter_bases)  # a name may hold a slash
+    made = {name: work / "experts" / str(number) for number, name in numbered if name in mine}
     try:
         for name, folder in made.items():
             note(f"{name}: adding the adapter to {inputs.adapter_bases[name]}")

@@ -60,6 +60,7 @@ class Draw:
     dtype: torch.dtype = torch.float32  # of floating-point inputs
     skip: int = 0  # samples to leave out at the start of the drawn order
     columns: Columns = None
+    expert: Path | None = None  # says how texts are prepared if no other folder does
 
     def indices(self, task: str, count: int) -> list[int]:
         """Return the drawn samples of a task that has `count`. Raises: BadSetting for too few."""
@@ -117,7 +118,7 @@ def drawn(
         having = (f for f in folders if any((f / name).is_file() for name in PROCESSORS))
         preprocess = Preprocess.from_folder(next(having, folders[0]))
     else:
-        reader = text_data.reader_for(folders, takes, draw.tokens)
+        reader = text_data.reader_for(folders, takes, draw.tokens, draw.expert)
     for task, location in sorted(locations.items()):
         samples = samples_at(location, takes, draw)
         chosen = draw.indices(task, len(samples))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from huggingface_hub import constants
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from featcal.data.places import IMAGE, LABEL, SPLITS, Location, first_line, open_images, split_files
@@ -236,7 +236,9 @@ class EncodedRows:
                 encoded = {"bytes": None, "path": path}
             pixels = self._preprocess.pixels(datasets.Image().decode_example(encoded))
         except UNDECODABLE as error:
-            problem = f"the picture in row {row} cannot be decoded ({first_line(error)})"
+            unknown = isinstance(error, UnidentifiedImageError)  # its message is an address
+            reason = "no known format" if unknown else first_line(error)
+            problem = f"the picture in row {row} cannot be decoded ({reason})"
             right = "the bytes of a PNG or JPEG (no base64), or its path inside the folder"
             raise BadData(self._at, problem, f"store {right}, or drop the row") from None
         self._first = self._first or (row, pixels.shape)

@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import (
 from featcal.data.places import LABEL, Columns, Location, cut_off, open_table, split_files
 from featcal.errors import BadData, BadFile, BadSetting
 from featcal.models.batch import Texts
+from featcal.models.checkpoint import MODULES
 from featcal.models.load import load_tokenizer
 
 if TYPE_CHECKING:
@@ -307,11 +308,13 @@ class Reader:
         return text
 
 
-def reader_for(folders: Sequence[Path], takes: ModelInput, tokens: int | None) -> Reader:
+def reader_for(
+    folders: Sequence[Path], takes: ModelInput, tokens: int | None, expert: Path | None = None
+) -> Reader:
     """Load the tokenizer of the first folder that has one. Raises: BadFile, BadSetting.
 
     tokens: maximum per text. Default: what a sentence encoder's folder says, or 512, and at most
-        the model's limit.
+        the model's limit.   expert: says how texts are prepared if none of the folders does.
     """
     folder = next((f for f in folders if any((f / name).is_file() for name in VOCABULARIES)), None)
     if folder is None:
@@ -323,6 +326,7 @@ def reader_for(folders: Sequence[Path], takes: ModelInput, tokens: int | None) -
         if tokens is not None and tokens > limit:
             expected = f"must be at most {limit}, the positions that the model has"
             raise BadSetting("tokens", tokens, expected)
-    texts = Texts.of_folder(folder)
+    candidates = (*folders, expert or folder)
+    texts = Texts.of_folder(next((f for f in candidates if (f / MODULES).is_file()), folder))
     default = texts.longest or DEFAULT_TOKENS
     return Reader(tokenizer, takes, tokens or min(default, limit or default), folder, texts)

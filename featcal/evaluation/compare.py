@@ -102,7 +102,7 @@ def compare(
 
     def blocks_alone(handle: ModelHandle) -> ModelHandle:
         stacks = plan_for(handle.module, plan).stacks
-        parts = {s.name.replace(".", "_"): blocks_of(handle.module, s) for s in stacks}
+        parts = {f"stack{i}": blocks_of(handle.module, s) for i, s in enumerate(stacks)}
         return InMemoryModel(nn.ModuleDict(parts))
 
     ours = {name: opened(model) for name, model in models.items()}
@@ -138,7 +138,7 @@ class Totals:
             own.add(h, h_exp, mask)
             self.by_sample["relative_drift"].append(own.relative)
         if ours.scores is None or theirs.scores is None or ours.scores.width != theirs.scores.width:
-            self.pooled.append((ours.pooled, theirs.pooled))
+            self.pooled.append((ours.features(theirs), theirs.features(ours)))
             return
         measured = dict(zip(self.sums, kl_and_top1(ours.scores, theirs.scores), strict=True))
         for name, values in measured.items():
@@ -184,10 +184,10 @@ def task_agreements(
     for number, batch in enumerate(batches):
         check_batch(task, number, batch, expert.module)
         with naming(task, number), expert.running() as teacher:
-            theirs = answers(teacher, batch, plan, sentences.get(id(expert)))
+            theirs = answers(teacher, batch, plan, sentences.get(id(expert)), False)
             for name, handle in models.items():
                 with handle.running() as model:
-                    ours = answers(model, batch, plan, sentences.get(id(handle)))
+                    ours = answers(model, batch, plan, sentences.get(id(handle)), False)
                     totals[name].add(ours, theirs)  # while the model's head is loaded
     first = next(iter(totals.values()))
     if not first.by_sample["relative_drift"]:

@@ -1,6 +1,7 @@
 """The public function `merge`: modules or folders in, a module or a folder out."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -186,13 +187,15 @@ class OpenedMerge:
     def finish(self, merged: NamedTensors, out: str | Path | None) -> nn.Module | Path:
         """Return a module of what `run` yielded, or write it to the folder `out`."""
         tensors, base = self._all_tensors(merged), self.form.model
-        if out is None:
-            return self.form.result(tensors, None)
         folders = {n: Path(e) for n, e in self.experts.items() if not isinstance(e, nn.Module)}
         modules, class_name = list[str](), self.form.architecture
         if not isinstance(base, nn.Module):
             modules = merge_modules(Path(base), folders)  # of a sentence encoder
             class_name = card.SENTENCE_CLASS if modules_of(Path(base)) else class_name
+        if out is None:
+            if modules:
+                warnings.warn(f"only in a folder (out=): {' '.join(modules)}", stacklevel=3)
+            return self.form.result(tensors, None)
         for line in modules:
             self.job.progress(line)
         text = self._card(modules, class_name)

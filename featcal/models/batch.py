@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from featcal.errors import BadBatches, BadFile, BadPlan, BadSetting, nearest, one_line
-from featcal.files import read_json
+from featcal.files import optional_json, read_json
 from featcal.models.blocks import model_call, module_inputs, out_of_memory
 from featcal.models.checkpoint import MODULES, modules_of
 from featcal.models.load import load_tokenizer
@@ -33,7 +33,6 @@ IGNORED = -100  # transformers' label of a token without a target
 # parts of a SentenceTransformer after its transformer
 PICKLED = (".bin", ".pt", ".pth")
 MODES = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len", "weightedmean")
-ACTIVATIONS: Any = {"Tanh": torch.tanh, "Identity": nn.Identity(), "ReLU": torch.relu}
 USE_LIBRARY = "encode with sentence-transformers itself"
 
 
@@ -243,12 +242,6 @@ class Texts:
         return self.prompt + (text.lower() if self.lower else text)
 
 
-def optional_json(file: Path) -> dict[str, Any]:
-    """Return the mapping in a JSON file; an empty one if there is none."""
-    content = read_json(file) if file.is_file() else {}
-    return content if isinstance(content, dict) else {}
-
-
 @dataclass(frozen=True)
 class Sentences:
     """Settings that turn the features of texts into vectors."""
@@ -327,11 +320,11 @@ def pooling_modes(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
 def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
     """Return a Dense module: a linear layer and its activation. Raises: BadFile."""
     name = str(optional_json(folder / "config.json").get("activation_function", "Tanh"))
-    activation = ACTIVATIONS.get(name.rsplit(".", 1)[-1])
-    if not (folder / "model.safetensors").is_file() or activation is None:
+    kind = getattr(nn, name.rsplit(".", 1)[-1], None)
+    if not (folder / "model.safetensors").is_file() or kind is None:
         problem = f"a dense layer with {name}, or without safetensors, is not supported"
         raise BadFile(folder, problem, USE_LIBRARY)
-    tensors = load_file(folder / "model.safetensors")
+    tensors, activation = load_file(folder / "model.safetensors"), kind()
     W = tensors["linear.weight"]
     b = tensors.get("linear.bias", torch.zeros(len(W)))
     return lambda vectors: activation(vectors @ W.to(vectors).T + b.to(vectors))
@@ -345,6 +338,8 @@ def merge_modules(base: Path, experts: Mapping[str, Path], out: Path | None = No
     """
     ours, sentences = modules_of(base), []
     own = {name: path for name, path in experts.items() if (path / MODULES).is_file()}
+    if own and not (base / MODULES).is_file():
+        sentences.append("The base is no SentenceTransformer: pooling and prompts are lost.")
     for name, folder in own.items():
         for path, kind in modules_of(folder).items():
             weights = any((folder / path).glob("*.safetensors"))

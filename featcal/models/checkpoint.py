@@ -24,7 +24,7 @@ from featcal.errors import (
     NotFinite,
     TruncatedFile,
 )
-from featcal.files import read_json
+from featcal.files import optional_json, read_json
 
 if TYPE_CHECKING:
     import torch
@@ -108,10 +108,14 @@ def modules_of(folder: Path) -> dict[str, str]:
         return {}
     try:
         parts = {PurePosixPath(part["path"]).as_posix(): part["type"] for part in read_json(file)}
-        return {path: str(kind).rpartition(".")[2] for path, kind in parts.items() if path != "."}
     except (TypeError, KeyError, AttributeError):
         problem = "is not the list of a SentenceTransformer's parts"
         raise BadFile(file, problem, "copy or download it again, or remove it") from None
+    kinds = {path: str(kind).rpartition(".")[2] for path, kind in parts.items() if path != "."}
+    if old := [path for path, kind in kinds.items() if kind == "Transformer"]:
+        problem = f"has its transformer in the sub-folder {old[0]}, as only old versions do"
+        raise BadFile(file, problem, "load it with sentence-transformers and save it again")
+    return kinds
 
 
 class LazyCheckpoint(dict[str, LazyTensor]):
@@ -162,8 +166,7 @@ class LazyCheckpoint(dict[str, LazyTensor]):
     def _stored_tensors(self) -> dict[str, LazyTensor]:
         """Return the tensors by stored name, of the files that transformers would read."""
         config = self.folder / "config.json"
-        named = read_json(config) if config.is_file() else {}
-        chosen = named.get("transformers_weights") if isinstance(named, dict) else None
+        chosen = optional_json(config).get("transformers_weights")
         present = (name for name in (SINGLE, INDEX) if (self.folder / name).is_file())
         file = chosen or next(present, None)  # an index beside a single file is an older model's
         if file is None:

@@ -200,6 +200,7 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
         problem = "a LoRA adapter, not a model"
         raise BadFile(folder, problem, way_out, f"to make a model of it: {made}")
     refuse_code(folder)
+    modules_of(path)  # refuses old layouts, which have no config.json here
     config = read_json(path / CONFIG)
     if (path / MODULES).is_file():  # a sentence encoder is loaded without the head it may name
         try:

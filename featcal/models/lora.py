@@ -20,7 +20,7 @@ from featcal.errors import BadFile, one_line, optional_package
 from featcal.models.batch import Model
 from featcal.models.checkpoint import ADAPTER as CONFIG
 from featcal.models.checkpoint import LazyCheckpoint, folder_path, no_safetensors, read_safetensors
-from featcal.models.load import load_as_calibrated, save_model
+from featcal.models.load import copy_other_files, load_as_calibrated, save_model
 from featcal.models.modules import tied_names
 
 WEIGHTS = "adapter_model.safetensors"
@@ -55,6 +55,7 @@ def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
     Its files get the date of the newest input, by which a resumed run recognises them.
     """
     save_model(dense_model(base, adapter), out, like=base)
+    copy_other_files(adapter, out)  # such as a SentenceTransformer's modules
     inputs = [adapter / CONFIG, adapter / WEIGHTS, base / "config.json"]
     newest = max(file.stat().st_mtime_ns for file in (*inputs, *base.glob("*.safetensors")))
     for file in out.rglob("*"):

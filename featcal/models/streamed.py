@@ -31,8 +31,8 @@ HARMLESS = re.compile(
     r"|.*(_token_ids?|_token_index|_cache|vocab_size|_range|_std|_flash_attn)"
     r"|max_position_embeddings|n_positions|image_size|projection_dim|encoder_stride|layerscale_value"
     r"|tie_word_embeddings|pretraining_tp|gradient_checkpointing|output_.*|mask_.*|use_mask_token"
-    r"|stage_names|out_features|out_indices|reshape_hidden_states|apply_layernorm|reduction"
-    r"|slow_but_exact|sparse_pred.*|(hidden|intermediate|patch)_size|num_(hidden_|decoder_)?layers"
+    r"|max_window_layers|stage_names|out_features|out_indices|reshape_hidden_states|apply_layernorm"
+    r"|reduction|slow_but_exact|sparse_pred.*|(hidden|intermediate|patch)_size|num_(hidden_|decoder_)?layers"
     r"|d_model|d_ff|n_embd|n_layer|ffn_dim|num_channels"
 )
 DERIVED = ("head_dim", "n_inner")  # where they are None, shapes and other keys give them
@@ -302,7 +302,9 @@ def _computing(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str
             yield from _computing(tower, f"{prefix}{key}.")
         elif key in known and HARMLESS.fullmatch(key) is None:
             if isinstance(value, Mapping):
-                yield from ((f"{prefix}{key}.{name}", each) for name, each in value.items())
+                # rope_parameters may have rope_type also by its old name
+                own = {f"{prefix}{key}.{n}": each for n, each in value.items() if n != "type"}
+                yield from own.items()
             else:
                 value = list(value) if isinstance(value, tuple) else value
                 yield prefix + key, SAME.get(value, value) if isinstance(value, str) else value

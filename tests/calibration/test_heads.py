@@ -9,6 +9,8 @@ from families import FAMILIES, text
 from tiny import PAPER, TEXT, averaged, difference, make, same_bits, shifted
 
 from featcal import calibrate, compare, merge
+from featcal.calibration.choose import divergences
+from featcal.calibration.features import open_models
 from featcal.errors import FeatCalError
 from featcal.models.load import load_model, save_model
 
@@ -55,6 +57,20 @@ def test_towers_of_classifiers_are_merged_scored_and_calibrated(given, tmp_path)
         assert same_bits(load_model(tmp_path / out), expected)
     (near, *_) = compare({"out": tmp_path / "one"}, folders["experts"], given["batches"])
     assert near.kl is None and 0 < near.relative_drift < 1
+
+
+def test_experts_without_the_head_of_the_merged_model_are_compared_by_features(given, tmp_path):
+    masked = make(lambda: tf.BertForMaskedLM(BERT), 3, torch.float32)
+    tower = make(lambda: tf.BertModel(BERT), 0, torch.float32)
+    tower.load_state_dict(masked.bert.state_dict(), strict=False)
+    experts = {t: save_model(e, tmp_path / t) for t, e in given["experts"].items()}
+    batches, found = given["batches"], []
+    for number, merged in enumerate((masked, tower)):
+        folder, how = save_model(merged, tmp_path / str(number)), {"device": None, "dtype": None}
+        models = open_models(folder, folder, experts, None, "auto", whole=False, **how)
+        found.append(divergences(models, {"merged": models.merged}, batches, batches))
+        found.append([one.relations for one in compare({"m": folder}, experts, batches)])
+    assert found[:2] == found[2:]
 
 
 def test_merged_classifier_keeps_the_head_of_the_base(given):

@@ -295,7 +295,7 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
 
     monkeypatch.setattr(output.progress, "print", interrupted)
     assert calibrate(f"{experts} --out new") == cli.INTERRUPTED
-    assert Path(".new.unfinished/experts/math/config.json").is_file() and not Path("new").exists()
+    assert Path(".new.unfinished/experts/0/config.json").is_file() and not Path("new").exists()
     printed[:] = [""] * 9
     assert calibrate(f"{experts} --out new") == 0
     new, whole = (Path(name, "model.safetensors").read_bytes() for name in ("new", "whole"))

@@ -157,6 +157,9 @@ def test_a_sentence_encoder_s_folder_says_prompt_case_and_length(tmp_path):
     want = tokenizer()("find: a red box", truncation=True, max_length=10)["input_ids"]
     assert reader.tokens(Sample("row 0", "A red BOX")).ids == want
     assert reader_for([tmp_path], ModelInput("text", positions=64), 12).length == 12
+    tokenizer().save_pretrained(tmp_path / "base")  # of an expert where the base does not say
+    reader = reader_for([tmp_path / "base"], ModelInput("text", positions=64), None, tmp_path)
+    assert reader.tokens(Sample("row 0", "A red BOX")).ids == want
     (tmp_path / "modules.json").unlink()
     assert reader_for([tmp_path], ModelInput("text", positions=64), None).length == 64
 

@@ -54,6 +54,19 @@ def test_kl_and_top1_equal_those_of_whole_models(family):
         assert one.samples == len(ours)
 
 
+def test_heads_differ_where_only_one_class_has_a_plan_of_its_own():
+    given = experiment(FAMILIES["llama"])
+    experts = {}
+    for task, causal in given["experts"].items():
+        config = tf.LlamaConfig(**causal.config.to_dict() | {"pad_token_id": 0})
+        experts[task] = tf.LlamaForSequenceClassification(config).to(causal.dtype)
+        experts[task].model.load_state_dict(causal.model.state_dict())
+    own = featcal.compare({"m": given["merged"]}, given["experts"], given["batches"])
+    other = featcal.compare({"m": given["merged"]}, experts, given["batches"])
+    assert [one.relative_drift for one in own] == [one.relative_drift for one in other]
+    assert all(one.kl is None and one.relations for one in other)
+
+
 def test_paired_errors_are_those_of_the_differences_between_samples():
     given = experiment(FAMILIES["vit"])
     expert, batches = given["experts"]["a"], given["batches"]["a"]

@@ -46,6 +46,10 @@ def test_harmless_keys_pass():
     change |= {"max_position_embeddings": 4096, "attention_dropout": 0.1, "hidden_act": "swish"}
     change |= {"initializer_range": 0.5, "of_another_tool": 3, "_name_or_path": "there"}
     require_same_configs({"one": BASE["llama"](), "two": BASE["llama"](**change)})
+    windows = (tf.Qwen2Config(max_window_layers=n, sliding_window=n) for n in (21, 28))  # unused
+    require_same_configs(dict(zip("ab", windows, strict=True)))
+    ropes = ({"rope_scaling": {key: "linear", "factor": 2}} for key in ("type", "rope_type"))
+    require_same_configs({str(rope): BASE["llama"](**rope) for rope in ropes})
 
 
 def test_a_tower_is_compared_with_its_part_of_a_whole_model():

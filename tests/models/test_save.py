@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers as tf
@@ -26,6 +27,7 @@ from featcal.models.load import (
     save_model,
     shard_writer,
 )
+from featcal.models.lora import dense_folder
 
 TENSORS = {
     "b.weight": torch.randn(5, 3, generator=torch.Generator().manual_seed(0)),
@@ -267,6 +269,34 @@ def test_weights_of_further_modules_are_averaged_or_refused(tmp_path):
         Sentences.of_folder(base)
 
 
+def test_what_becomes_of_experts_modules_is_said_where_no_folder_can_hold_them(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    make_folders()
+    for name in ("base", "a", "b"):
+        sentence_folder(Path(name), {"pooling_mode": "cls" if name == "b" else "mean"})
+    with pytest.warns(UserWarning, match=r"only in a folder \(out=\): Pooling .* differs in b"):
+        featcal.merge("average", "base", {"a": "a", "b": "b"})
+    Path("base/modules.json").unlink()
+    for name in "ab":
+        Path(name, "modules.json").write_text(json.dumps(SENTENCES["modules.json"][:2]))
+    assert cli.main(MERGE) == 0
+    assert "The base is no SentenceTransformer" in Path("merged/README.md").read_text()
+
+
+def test_modules_that_are_saved_with_an_adapter_are_the_expert_s(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_folders()
+    how = peft.LoraConfig(r=2, target_modules=["query"])
+    peft.get_peft_model(load_model("base"), how).save_pretrained("lora")
+    for name, mode in (("base", "mean"), ("lora", "cls")):
+        sentence_folder(Path(name), {"pooling_mode": mode})
+    assert Sentences.of_folder(dense_folder(Path("base"), Path("lora"), Path("new"))).modes == (
+        "cls",
+    )
+
+
 @pytest.mark.parametrize("lacking", ["2_Dense", "3_Normalize"])
 def test_an_expert_that_lacks_a_module_of_the_base_is_refused_if_it_has_weights(
     tmp_path, lacking, monkeypatch, capsys
@@ -314,7 +344,10 @@ def test_all_files_but_weights_cards_and_records_are_copied(tmp_path):
     assert (out / "vocab.txt").read_text() == "words" and not (out / "vocab.txt").is_symlink()
 
 
-@pytest.mark.parametrize("content", ["{", '[{"idx": 0}]', '[{"path": 3}]', "3"])
+OLD = '[{"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]'
+
+
+@pytest.mark.parametrize("content", ["{", '[{"idx": 0}]', '[{"path": 3}]', "3", OLD])
 def test_an_unreadable_modules_json_is_an_error(tmp_path, content):
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(BadFile, match=r"modules\.json"):
