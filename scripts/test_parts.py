@@ -4,8 +4,8 @@ loaded torch.
     python -m scripts.test_parts [--jobs N] PART...
 
 A part is a folder or a file, without the parts below it, or a page of the book, which nbval executes
-in a kernel. Prints now and then how far each part is, and at its end the report without the tests
-that passed. Exit code 1: a part failed.
+in a kernel. The first begins while torch is loaded, so it should need none. Prints now and then how
+far each part is, and at its end the report without the tests that passed. Exit code 1: a part failed.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ENVIRONMENT = {  # as tests/conftest.py has it; and no plugins of dependencies, 
 }  # fmt: skip
 LOADED = (
     "datasets", "featcal.calibration.calibrate", "featcal.cli.main", "featcal.evaluation.compare", "featcal.merging.merge",
-    "peft", "pytest", "transformers.models.bert.modeling_bert", "transformers.models.clip.modeling_clip",
+    "peft", "pytest", "sentence_transformers", "transformers.models.bert.modeling_bert", "transformers.models.clip.modeling_clip",
     "transformers.models.llama.modeling_llama", "transformers.models.t5.modeling_t5",
 )  # fmt: skip
 REACHED = re.compile(r"\[ *\d+%\]$", re.MULTILINE)
@@ -86,12 +86,13 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("parts", nargs="+")
     chosen = parser.parse_args(given)
     os.environ |= ENVIRONMENT
-    for module in LOADED:
-        import_module(module)
-    gc.freeze()
-    waiting, running, code = list(chosen.parts), list[Part](), 0
+    waiting, code = list(chosen.parts), 0
     with tempfile.TemporaryDirectory() as folder:
+        running = [Part(waiting.pop(0), chosen.parts, Path(folder))]
         try:
+            for module in LOADED:
+                import_module(module)
+            gc.freeze()
             while waiting or running:
                 while waiting and len(running) < chosen.jobs:
                     running.append(Part(waiting.pop(0), chosen.parts, Path(folder)))

@@ -84,6 +84,7 @@ SHOWN = {"minilm-8": "banking77", "vit_s-8": "digits"}  # the task of the stage 
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
 RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "extrapolation"), ("clip_b32-8",)) | {
     "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "default": ("clip_b32-8", "flan_t5_base-glue", "smollm2-chat"),
+    "expert_seeds": ("minilm-8", "smollm2-chat"),
 }  # fmt: skip
 CHAIN = "prepare_data prepare merge calibrate adapt multitask evaluate gather".split()
 PAGES = ("table01", "table06")  # test_notebooks.py executes every page
@@ -138,7 +139,7 @@ def _merger(key: str, name: str, group: dict | None) -> dict | None:
 def _calibrations(key: str, group: dict) -> dict:
     """Return the smoke group of FeatCal; texts have one setting."""
     if key.endswith(("-8", "-14")):
-        few = FEW if key.endswith("-8") else {**FEW, "seeds": [42]}
+        few = FEW if key == "clip_b32-8" else {**FEW, "seeds": [42]}
         return {word: {**own, **few} for word, own in group.items()}
     return {"paper": {**group["paper"], "samples": 16, "seeds": [42], "batch": 8}}
 
