@@ -15,13 +15,13 @@ REAL     := $(addprefix pipeline/request/dvc.yaml:request@,scores-minilm-8 drift
 # Base models of the synthetic suite, which are in git.
 BASES    := clip_b32 clip_l14 flan_t5_base flan_t5_large llama_3b llama_8b
 
-# Parts of the tests, each without the parts in folders below it: the slowest first, but the one that waits for a browser not last.
-# nbval executes the page that computes in a kernel; the tests execute all other pages.
-PARTS   := tests/reproduction/stages/test_smoke.py tests tests/reproduction tests/reproduction/report/test_book.py tests/calibration \
-           tests/reproduction/report tests/cli tests/test_container.py
-KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,method))
+# Parts of the tests, each without the parts below it: first the one that loads no torch, then the slowest. nbval executes the page
+# that computes in a kernel; the tests execute all other pages.
+PARTS := $(addprefix tests/,reproduction/report/test_book.py reproduction/stages/test_smoke.py reproduction) tests \
+         $(addprefix tests/,calibration cli merging reproduction/report test_container.py reproduction/report/test_notebooks.py) \
+         book/pages/method.ipynb
 # Parts that run at the same time: one more than processors, because a part waits for browser, kernels and downloads.
-JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+JOBS  ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # Stages run `featcal` and `python`, which must be those of the environment.
 export PATH := $(BIN):$(PATH)
@@ -90,18 +90,10 @@ book: project  ## build the book from the results in git, computing no model
 
 test: project  ## run the tests, and execute the pages of the book and compare them with git
 	@bash scripts/system_packages.sh
-	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(PARTS:%=run/%) run/pages
+	@MAKEFLAGS= $(BIN)/python -m scripts.test_parts --jobs $(JOBS) $(PARTS)
 
 bench: project  ## time a calibration against the method's published form (15 minutes; end other work first)
 	$(BIN)/python -m benchmarks.speed
-
-# A part that fails makes the target fail.
-RUN = MAKEFLAGS= bash scripts/test_part.sh
-.PHONY: $(PARTS:%=run/%) run/pages
-$(PARTS:%=run/%): run/%:
-	@$(RUN) $* $(addprefix --ignore=,$(filter $*/%,$(PARTS)))
-run/pages:
-	@$(RUN) $(KERNELS) --nbval-lax --nbval-current-env
 
 # The kernels of torch, oneDNN and MKL for other processors: with AVX2, then the plainest. MKL_CBWR works on every processor,
 # MKL_ENABLE_INSTRUCTIONS only on Intel's.

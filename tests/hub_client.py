@@ -1,44 +1,59 @@
-"""Processes that use a hub: each with its own cache, its real clients asked one thing at a time."""
+"""Processes that use a hub: each with its own cache, its real clients asked one thing at a time.
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-CLIENT = """
-import contextlib, io, json, os, sys, time, types
-import huggingface_hub.file_download
-from featcal.cli import main as cli
-from featcal.errors import FeatCalError
-from featcal.data.places import location_of
-from featcal.data.places import open_table
-from reproduction.prepare import hub
-
-def opened(name, split):
-    open_table(location_of("--data", name), split)
-    return "opened"
-
-# as with a large file, what came before a connection broke off is kept; and no seconds of waiting between attempts
-huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 100
-for module in (huggingface_hub.file_download, huggingface_hub.utils._http):
-    module.time = types.SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
-for line in sys.stdin:
-    what, arguments = json.loads(line)
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        if what == "featcal":
-            code = cli.main(arguments)
-        elif what == "token":
-            code = os.environ["HF_TOKEN"] = arguments[0]
-        else:
-            try:
-                asked = {"fetch": hub.fetch, "data": lambda name, pins: hub.pinned_data(pins, name)}
-                code = str(asked.get(what, opened)(*arguments))
-            except FeatCalError as error:
-                code = f"{type(error).__name__}: {error}"
-    print(json.dumps([code, said.getvalue()]), flush=True)
+They are forked from a server that has loaded torch, and nothing that reads the hub's variables.
 """
+
+import contextlib
+import io
+import os
+import sys
+import time
+from multiprocessing import forkserver, get_context
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+SERVER, FORKS = forkserver.ForkServer(), get_context("forkserver")
+LOADED = ["torch._dynamo", "torch.distributed.tensor", "pandas", "scipy.stats", "sklearn.metrics"]
+
+
+def serve(environment, folder, log, pipe):
+    """Answer what a test asks, in an environment and folder of this process."""
+    assert "huggingface_hub" not in sys.modules
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    with log.open("w") as errors:
+        os.dup2(errors.fileno(), 2)
+    import huggingface_hub.file_download
+
+    from featcal.cli import main as cli
+    from featcal.data.places import location_of, open_table
+    from featcal.errors import FeatCalError
+    from reproduction.prepare import hub
+
+    def opened(name, split):
+        open_table(location_of("--data", name), split)
+        return "opened"
+
+    asked = {"fetch": hub.fetch, "data": lambda name, pins: hub.pinned_data(pins, name)}
+    asked |= {"featcal": lambda *arguments: cli.main(list(arguments)), "open": opened}
+    asked["token"] = lambda token: os.environ.update(HF_TOKEN=token)
+    # as with a large file, what came before a connection broke off is kept; and no seconds of
+    # waiting between attempts
+    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 100
+    for module in (huggingface_hub.file_download, huggingface_hub.utils._http):
+        module.time = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
+    while True:
+        what, arguments = pipe.recv()
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            try:
+                answer = asked[what](*arguments)
+            except FeatCalError as error:
+                answer = f"{type(error).__name__}: {error}"
+        pipe.send((answer if isinstance(answer, int) else str(answer), said.getvalue()))
 
 
 class Client:
@@ -47,21 +62,26 @@ class Client:
     def __init__(self, environment: dict[str, str], folder: Path):
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         self.log = folder / f"log-{id(self)}"
-        with self.log.open("w") as errors:
-            how = {"env": {**kept, **environment}, "cwd": folder, "stdin": -1, "stdout": -1}
-            command = [sys.executable, "-c", CLIENT]
-            self.process = subprocess.Popen(command, text=True, stderr=errors, **how)
+        self.pipe, theirs = FORKS.Pipe()
+        given = kept | environment, folder, self.log, theirs
+        self.process = FORKS.Process(target=serve, args=given)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+            patch.setattr(forkserver, "connect_to_new_process", SERVER.connect_to_new_process)
+            SERVER.set_forkserver_preload(LOADED)
+            self.process.start()
+        theirs.close()
 
     def ask(self, what: str, *arguments: str):
-        self.process.stdin.write(json.dumps([what, [str(a) for a in arguments]]) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        assert answer, self.log.read_text()
-        return json.loads(answer)
+        self.pipe.send((what, [str(a) for a in arguments]))
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            raise AssertionError(self.log.read_text()) from None
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.process.kill()
-        self.process.communicate(timeout=30)
+        self.process.join()

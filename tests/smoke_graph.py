@@ -18,8 +18,10 @@ from vision import dinov2
 
 import pipeline
 from reproduction.engine import context
+from reproduction.engine.workers import fan_out
 from reproduction.experiments import ADAPTER_SETTINGS, ADAPTERS, studies
 from reproduction.stages.command import run_stage
+from reproduction.studies import default
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "reproduction", "notebooks", "book", "suites")
@@ -66,8 +68,8 @@ STUDIED: dict[str, dict] = {
         "steps": [2, 3], "searched": ["average"], "trials": 2,
     },
     "field": {
-        "samples": 16, "batch": 8, "rows": 24, "mergers": {"average": {}, "iso_c": {"scale": [0.5, 1.0]}, "fisher": {}},
-        "trained": ["average"], "epochs": 2, "surgery_v2": {"rank": 2, "steps": 3}, "interv_merge": {"steps": 3},
+        "samples": 16, "batch": 8, "rows": 24, "mergers": {"iso_c": {"scale": [0.5, 1.0]}, "fisher": {}},
+        "trained": ["iso_c"], "epochs": 2, "surgery_v2": {"rank": 2, "steps": 3}, "interv_merge": {"steps": 3},
         "tangent": [0.3, 0.5], "scored": 40,
     },
     "offset": {"strengths": [0.0, 1.0], "samples": 16, "scored": 40},
@@ -82,10 +84,16 @@ SHOWN = {"minilm-8": "banking77", "vit_s-8": "digits"}  # the task of the stage 
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
 RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "extrapolation"), ("clip_b32-8",)) | {
     "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "default": ("clip_b32-8", "flan_t5_base-glue", "smollm2-chat"),
+    "expert_seeds": ("minilm-8", "smollm2-chat"),
 }  # fmt: skip
 CHAIN = "prepare_data prepare merge calibrate adapt multitask evaluate gather".split()
 PAGES = ("table01", "table06")  # test_notebooks.py executes every page
-OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}}
+# Of these values those that a role has of its own; the study by default calibrates six times a draw and merger.
+OWN = {
+    "minilm-8": {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}},
+    "flan_t5_base-glue": {"default": {"draws": [[16, 42]]}},
+    "smollm2-chat": {"default": {"draws": [[16, 42]], "mergers": {"average": {}}}},
+}
 UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}
 
@@ -108,7 +116,7 @@ def smoke_params(root: Path = ROOT) -> dict:
         entry["smoke"] = {**entry["mini"], "rivals": {**entry["mini"]["rivals"], **RIVALS}}
     for study in studies():
         for key, entry in params[study].items():
-            own = STUDIED[study] | (OF_TEXTS.get(study, {}) if key == "minilm-8" else {})
+            own = STUDIED[study] | OWN.get(key, {}).get(study, {})
             run = key in RUN_FOR.get(study, (key,))
             entry["smoke"] = {**(entry["mini"] or entry["paper"]), **own} if run else None
     for entry in params["multitask"].values():
@@ -131,7 +139,7 @@ def _merger(key: str, name: str, group: dict | None) -> dict | None:
 def _calibrations(key: str, group: dict) -> dict:
     """Return the smoke group of FeatCal; texts have one setting."""
     if key.endswith(("-8", "-14")):
-        few = FEW if key.endswith("-8") else {**FEW, "seeds": [42]}
+        few = FEW if key == "clip_b32-8" else {**FEW, "seeds": [42]}
         return {word: {**own, **few} for word, own in group.items()}
     return {"paper": {**group["paper"], "samples": 16, "seeds": [42], "batch": 8}}
 
@@ -241,7 +249,8 @@ def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:
     lay_out(work, root)
     # 250 stages would read the same settings
     once = patch.object(context, "load_experiments", cache(context.load_experiments))
-    with working_in(work), without_kernels(), once:
+    here = patch.object(default, "fan_out", lambda *given, **_: fan_out(*given[:3], workers=0))
+    with working_in(work), without_kernels(), once, here:
         for program, stage, verb, *key in commands(work):
             if (program, stage) == ("featcal", "stage") and (verb != "page" or key[0] in PAGES):
                 run_stage(verb, key[0] if key else None)

@@ -1,14 +1,11 @@
 """The scripts behind make test, verify and accept: what they let pass, and what they stop."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from reproduction.results import SCORES, write_rows
-from scripts import accept, campaign, compare_results
+from scripts import accept, campaign, compare_results, test_parts
 
 MODEL = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "average"}
 MODEL |= {"method": "merged", "setting": "", "seed": ""}
@@ -60,16 +57,22 @@ def test_columns_of_other_files_pass_within_a_tenth_and_every_file_is_on_both_si
     assert compare_results.main([str(tmp_path / "empty")] * 2) == 1
 
 
-def test_a_part_of_the_tests_ends_with_what_failed_and_pytest_s_exit_code(tmp_path):
-    part = tmp_path / "test_part.py"
-    part.write_text("def test_right():\n    pass\n\ndef test_wrong():\n    assert False\n")
-    script = Path(__file__).parents[1] / "scripts/test_part.sh"
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q\n")
-    command = ["bash", str(script), str(part), "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout and not done.stderr
-    assert "test_wrong" in done.stdout and "test_right" not in done.stdout
+def test_parts_of_the_tests_end_with_what_failed_and_pytest_s_exit_code(
+    tmp_path, monkeypatch, capfd
+):
+    for name in test_parts.ENVIRONMENT:
+        monkeypatch.setenv(name, "")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider\n")
+    (tmp_path / "below").mkdir()
+    for place, name, value in ((".", "right", True), ("below", "wrong", False)):
+        text = f"def test_{name}():\n    assert {value}\n"
+        (tmp_path / place / f"test_{name}.py").write_text(text)
+    parts = [str(tmp_path), str(tmp_path / "below")]
+    assert test_parts.main(["--jobs", "2", *parts]) == 1
+    printed = capfd.readouterr().out
+    assert "1 passed" in printed and "1 failed" in printed
+    assert "test_wrong" in printed and "test_right" not in printed
+    assert test_parts.main(parts[:1]) == 1 and test_parts.main([f"{tmp_path}/test_right.py"]) == 0
 
 
 def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be_made_again():

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -16,9 +15,10 @@ import families
 import pytest
 import tiny
 import torch
-from processes import environment, free_port, run, together
+from processes import environment, free_port, run, start_server, together
 from safetensors.torch import load_file, save_file
 from test_cli import CALIBRATE, models, ready, tree  # noqa: F401 - two fixtures
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from featcal import calibrate
 from featcal.calibration import choose
@@ -207,16 +207,19 @@ def test_missing_process_times_out(monkeypatch):
         pass
 
 
-def command(arguments, rank, world, port, folder):
-    """The command line in one process, what it prints in a file."""
-    os.environ.update(environment(rank, world, port))
+def printing(arguments, folder):
+    """Return the exit code of the command line in one process, what it prints in a file."""
     os.chdir(folder)
-    with (folder / f"{rank}.txt").open("w") as printed:
+    with (folder / f"{os.environ['RANK']}.txt").open("w") as printed:
         os.dup2(printed.fileno(), 1)
         os.dup2(printed.fileno(), 2)
         sys.stdout = sys.stderr = printed
-        code = cli.main(arguments)
-    os._exit(code)
+        return cli.main(arguments)
+
+
+def command(arguments, rank, world, port, folder):
+    os.environ.update(environment(rank, world, port))
+    os._exit(printing(arguments, folder))
 
 
 def test_command_line_error_is_printed_once_and_all_exit_with_2(models):  # noqa: F811
@@ -229,29 +232,28 @@ def test_command_line_error_is_printed_once_and_all_exit_with_2(models):  # noqa
     assert not (models / "new").exists()
 
 
-def slow_to_write(arguments, rank, world, port, folder):
+def slow_to_write(arguments, folder):
+    """The other process reads a solved block after the first has written it."""
     keep = RunFolder.keep
 
     def late(self, *solved):
         time.sleep(0.3)
         keep(self, *solved)
 
-    if rank == 0:
+    if os.environ["RANK"] == "0":
         RunFolder.keep = late
-    command(arguments, rank, world, port, folder)
+    return printing(arguments, folder)
 
 
-def test_a_solved_block_is_read_after_it_is_written(models):  # noqa: F811
-    assert run(slow_to_write, CALIBRATE, 2, models) == [0, 0]
-
-
-def test_torchrun_writes_the_folder_of_one_process(models, capsys):  # noqa: F811
-    """Two processes of torchrun's, as a user starts them."""
-    program = "-m torch.distributed.run --standalone --nproc-per-node 2 -m featcal".split()
-    command, how = [sys.executable, *program, *CALIBRATE], {"timeout": 240, "check": False}
-    done = subprocess.run(command, cwd=models, capture_output=True, text=True, **how)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("calibrated model: new") == 1 and done.stderr.count("vision.01") == 1
+def test_torchrun_writes_the_folder_of_one_process(models):  # noqa: F811
+    """Two processes of torch's launcher, in the environment that it makes for them."""
+    start_server()
+    how = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "max_restarts": 0}
+    launched = LaunchConfig(1, 1, 2, start_method="forkserver", **how)
+    assert elastic_launch(launched, slow_to_write)(CALIBRATE, models) == {0: 0, 1: 0}
+    first, second = ((models / f"{rank}.txt").read_text() for rank in range(2))
+    assert first.count("calibrated model: new") == first.count("vision.01  2 tasks") == 1
+    assert second == ""
     assert cli.main([*CALIBRATE[:-1], "alone"]) == 0
     assert tree(models / "new").keys() == tree(models / "alone").keys()
     folders = models / "new", models / "alone"

@@ -2,8 +2,8 @@
 
 import errno
 import os
-import subprocess
-import sys
+import signal
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -87,16 +87,18 @@ def test_nothing_is_left_on_disk_whatever_ends_the_run(tmp_path):
     assert os.listdir(tmp_path) == [] and spool.kept["disk"] == 0
 
 
+def killed_with_a_file(folder):
+    handle = Spool(0, DISK, folder).keep(random(10))
+    os.kill(os.getpid(), signal.SIGKILL)
+    return handle
+
+
 def test_files_of_a_killed_process_are_removed_and_those_of_a_live_one_kept(tmp_path):
-    code = """
-import os, signal, sys, torch
-from featcal.calibration.scratch import Spool
-handle = Spool(0, 0, sys.argv[1]).keep(torch.ones(10))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
     with Spool(0, DISK, tmp_path) as living:
         handle = living.keep(random(10))
-        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=240)
+        process = get_context("fork").Process(target=killed_with_a_file, args=(tmp_path,))
+        process.start()
+        process.join()
         assert len(files(tmp_path)) == 2
         with Spool(0, DISK, tmp_path):
             assert len(files(tmp_path)) == 1

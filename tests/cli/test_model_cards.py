@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import checkpoints
 import pytest
 from huggingface_hub import ModelCard
 from test_cli import CALIBRATE, DATA, EVALUATE, EXPERTS, MERGE, models, ready  # noqa: F401 - two fixtures

@@ -9,11 +9,8 @@ import torch
 from language import WORDS, jsonl, tokenizer
 from test_texts import PAIRS, batches
 
-from featcal.data.batches import Draw, collate, cut, draw_indices, drawn
-from featcal.data.places import Location
+from featcal.data.batches import collate, cut, draw_indices
 from featcal.data.texts import ModelInput, TokenizedText
-from featcal.errors import BadSetting
-from featcal.models.stored import skeleton
 
 TARGETS = ModelInput("pair", labels=False, start=0)
 MASKS = ("attention_mask", "decoder_attention_mask")

@@ -11,7 +11,7 @@ from test_images import PETS, parquet
 from featcal.data.images import load_images
 from featcal.data.places import Location, location_of, open_images, open_table
 from featcal.data.texts import load_text
-from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, MissingPath
+from featcal.errors import BadData, BadFile, BadSetting, MissingPath
 
 PLAIN = checkpoints.plain(crop=32)
 

@@ -1,23 +1,16 @@
 """Agreement with experts against the scores of whole models, in memory and in folders."""
 
-import json
-
 import language
 import numpy as np
 import pytest
 import torch
 import transformers as tf
 from families import FAMILIES, experiment
-from language import WORDS, jsonl
 from test_save import sentence_folder
 from tiny import TEXT, make, shifted
 
 import featcal
 from featcal.calibration.choose import relational_divergence
-from featcal.cli import main as cli
-from featcal.data.batches import Draw, drawn
-from featcal.data.places import Location
-from featcal.models.stored import skeleton
 
 
 def scores(model, batch):

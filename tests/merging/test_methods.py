@@ -17,7 +17,6 @@ from featcal.merging.methods.answers import (
 )
 from featcal.merging.methods.entries import mask_row_entries, tall_masks
 from featcal.merging.methods.matrices import iso_c_matrix, iso_cts_matrix, orthogonal, tsv_matrix
-from featcal.merging.methods.regression import conjugate_gradients
 from featcal.merging.registry import MergeJob, method_named, method_names
 from featcal.merging.sources import ModuleSource
 

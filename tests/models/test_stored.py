@@ -173,8 +173,10 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("whose", ["base", "a"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "whose"),
+    [*((kind, "a") for kind in KINDS), ("tied", "base"), ("t5", "base"), ("nomic", "base")],
+)
 def test_folders_of_any_form_are_merged_as_transformers_loads_them(tmp_path, kind, whose):
     paths = {name: tmp_path / name for name in ("base", "a", "b")}
     models = [make(KINDS[kind], seed, torch.float32) for seed in range(3)]
