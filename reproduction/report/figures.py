@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
-from matplotlib.transforms import Bbox
 
 from reproduction.report.claims import INSIDE
 from reproduction.report.html import PageOutput, note
@@ -106,6 +105,7 @@ def block_name(block: str) -> str:
     return {"embeddings": "input", "features": "final"}.get(block) or str(int(block) + 1)
 
 
+Box = tuple[float, float, float, float]  # left, bottom, right, top; points
 SIZE = 11.0  # of a letter, points
 LETTER = 0.66  # of a letter on average, in sizes
 MARK = 6.0  # half the side of a mark, points
@@ -135,39 +135,42 @@ def named(
     axes.autoscale_view()  # places are asked for before anything is drawn
     per_pixel = 72 / axes.figure.dpi  # points are the unit of offsets and letters
     place = axes.transData.transform
-    inside = Bbox(axes.transAxes.transform([(0, 0), (1, 1)]) * per_pixel)
-    marks = [place(point) * per_pixel for point in (*points.values(), *others)]
-    taken = [Bbox.from_extents(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in marks]
+    corners = axes.transAxes.transform([(0, 0), (1, 1)]) * per_pixel
+    inside: Box = tuple(corners.flatten().tolist())
+    marks = [(place(p) * per_pixel).tolist() for p in (*points.values(), *others)]
+    taken: list[Box] = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in marks]
     for (x, y), (name, point) in zip(marks, points.items(), strict=False):
         boxes = [(r, box) for r in REACHES for box in around(x, y, LETTER * SIZE * len(name), r)]
 
-        def cost(reached: tuple[float, Bbox]) -> tuple[float, float]:
+        def cost(reached: tuple[float, Box]) -> tuple[float, float]:
             reach, box = reached
-            outside = box.width * box.height - shared(box, inside)
-            aired = box.padded(AIR, 0)
+            left, bottom, right, top = box
+            outside = shared(box, box) - shared(box, inside)
+            aired = (left - AIR, bottom, right + AIR, top)
             return outside + sum(shared(aired, other) for other in taken), reach
 
         reach, box = min(boxes, key=cost)
         taken.append(box)
         line: dict[str, Any] = {"arrowprops": LEADER} if reach else {}
         look = {"textcoords": "offset points", "fontsize": SIZE, "va": "bottom"}
-        axes.annotate(name, point, (box.x0 - x, box.y0 - y), **look, **line)
+        axes.annotate(name, point, (box[0] - x, box[1] - y), **look, **line)
 
 
-def around(x: float, y: float, width: float, reach: float = 0.0) -> list[Bbox]:
+def around(x: float, y: float, width: float, reach: float = 0.0) -> list[Box]:
     """Return boxes of one line of text around a mark: corners, above, below, right and left."""
     side, middle = MARK + 2 + reach, -width / 2
     low, high = -MARK + 1 - SIZE - reach, MARK - 1 + reach
     corners = [(left, bottom) for left in (side, -side - width) for bottom in (high, low)]
     beside = [(middle, high), (middle, low), (side, -SIZE / 2), (-side - width, -SIZE / 2)]
-    places = corners + beside
-    return [Bbox.from_bounds(x + left, y + bottom, width, SIZE) for left, bottom in places]
+    places = ((x + left, y + bottom) for left, bottom in corners + beside)
+    return [(left, bottom, left + width, bottom + SIZE) for left, bottom in places]
 
 
-def shared(one: Bbox, other: Bbox) -> float:
+def shared(one: Box, other: Box) -> float:
     """Return the area that two boxes share."""
-    both = Bbox.intersection(one, other)
-    return both.width * both.height if both else 0.0
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return width * height if width > 0 and height > 0 else 0.0
 
 
 if TYPE_CHECKING:

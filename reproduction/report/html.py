@@ -12,6 +12,7 @@ from reproduction.report.statistics import Estimate, lead
 
 Row = list[str] | tuple[str, list[str]]  # cells; or how the row looks, and its cells
 STACKED = ("fc-claims", "fc-words")  # tables of words: a narrow screen shows a row as a card
+NOT_RUN = '<span class="fc-none">not run</span>'
 SIGNS = {
     "holds": "✓", "does not hold": "✗", "within noise": "≈", "one run": "◇", "vacuous": "∅", "not run": "○",
 }  # fmt: skip
@@ -71,6 +72,11 @@ def fold(summary: str, body: str) -> str:
     return f'<details class="fc-fold"><summary>{summary}</summary>{body}</details>'
 
 
+def printed(html: str) -> PageOutput:
+    """Return a table of the paper, one click away."""
+    return PageOutput(fold("The paper’s own values", html))
+
+
 def note(text: str, kind: str = "") -> str:
     """Return a short paragraph; text is HTML."""
     return f'<p class="fc-note {kind}">{text}</p>'
@@ -115,7 +121,7 @@ def estimated(value: Estimate | None) -> str:
 def margin(left: Estimate | None, right: Estimate | None) -> str:
     """Return left minus right, and the word for it with two standard errors of room."""
     if left is None or right is None:
-        return '<span class="fc-none">not run</span>'
+        return NOT_RUN
     gap, room = lead(left, right)
     word = "above" if gap > room else "below" if gap < -room else "within 2 SE"
     return f"{gap:+.1f} <small>{word}</small>"

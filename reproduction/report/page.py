@@ -1,6 +1,7 @@
 """Show the paper's claims on a page, and the line on where its numbers come from."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
@@ -12,19 +13,22 @@ import pandas as pd
 from reproduction.report import paper
 from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, in_words
 from reproduction.report.evidence import read_json, results_folder
-from reproduction.report.html import PageOutput, Row, chip, link, listed, note, table
-from reproduction.report.verdicts import DECIDED, WORDS, Verdict, sources
+from reproduction.report.html import PageOutput, Row, chip, link, listed, note, plain, table
+from reproduction.report.verdicts import DECIDED, WORDS, Judged, Verdict, judged
 
-BOTH = "At the printed settings; small: at settings tuned on validation rows, adapters not tuned."
+BOTH = (
+    "At the printed settings; tuned: at settings tuned on validation rows, adapters not tuned, where"
+    " that differs"
+)
+SHOWN = 3  # commits that provenance names
 PAGES = ("table", "figure", "theory")  # kinds of places that have a page each
-DOUBT = '<a href="differences.html">in doubt</a>'
 Read = Callable[..., pd.DataFrame]
 
 
 def verdicts(place: str, suite: str) -> PageOutput:
     """Return the paper's claims about one of its tables or figures, with verdicts by source."""
     chosen = [claim for claim in claims() if claim.place == place]
-    return PageOutput(verdict_table(chosen, suite, "The paper’s claims"))
+    return PageOutput(verdict_table(chosen, judged(suite, chosen), "The paper’s claims"))
 
 
 def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
@@ -41,7 +45,11 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
             commits.add(str(run.get("commit", ""))[:8] + "+" * bool(run.get("dirty")))
             machines.add(str(run.get("host", {}).get("cpu", "")))
     parts = [f"Results: {', '.join(named)}"]
-    parts += [f"commit {escape(', '.join(sorted(commits)))}"] if commits else ["not run"]
+    several = len(commits) > SHOWN
+    shown = sorted(one for one in commits if one.endswith("+") or not several)
+    made = [f"{len(commits)} commits, in the run records"] if several else []
+    made += [f"commit {escape(', '.join(shown))}"] if shown else []
+    parts += made or ["not run"]
     parts += [escape(", ".join(sorted(machines)))] if machines else []
     parts += [f"<code>dvc repro page@{page}</code>", link(f"../notebooks/{page}.ipynb", "source")]
     parts += ['<a href="differences.html">differences from the paper</a>']
@@ -56,12 +64,11 @@ def counts(found: list[Verdict | None]) -> str:
     return " ".join(chips) or "–"
 
 
-def tally(suite: str) -> PageOutput:
-    """Count verdicts by source: of headline claims by group, of theorems, and of all claims."""
-    judged = [source.judged(claims()) for source in sources(suite)]
+def tally(found: Judged) -> PageOutput:
+    """Count verdicts on all claims by source: of headline claims by group, of theorems, and of all."""
 
     def cells(chosen: list[bool], shown: Callable[[list[Verdict | None]], str]) -> list[str]:
-        own = ([[*compress(found, chosen)] for found in column] for column in judged)
+        own = ([[*compress(one, chosen)] for one in column] for column in found.values())
         return [_both([*map(shown, column)]) for column in own]
 
     headline, every = [claim.headline for claim in claims()], [True for _ in claims()]
@@ -71,13 +78,24 @@ def tally(suite: str) -> PageOutput:
     rows.append(("fc-total", [f"all claims, {len(every)}", *cells(every, counts)]))
     fragile = "decided by less than three standard errors"
     rows.append(("fc-total", [fragile, *cells(every, _fragile)]))
-    head = ["Claims", *(source.title for source in sources(suite))]
-    return listed(head, rows, f"Verdicts counted. {BOTH}", "fc-words")
+    head = ["Claims", *(source.title for source in found)]
+    return listed(head, rows, f"Verdicts counted. {BOTH}.", "fc-words")
+
+
+def agreement(found: Judged) -> PageOutput:
+    """Count the claims that MiniLM and the suite's own models decide alike, and differently."""
+    own = [words[0] for one, words in found.items() if one.key in ("real_encoder", one.suite)]
+    pairs = zip(*own[:2], strict=True)
+    words = Counter((real.word, other.word) for real, other in pairs if real and other)
+    rows = [[f"MiniLM: {one}", *(str(words[one, other]) for other in DECIDED)] for one in DECIDED]
+    head = ["Claims decided by both", *(f"synthetic: {word}" for word in DECIDED)]
+    return listed(head, rows, "Verdicts on the same claims by both sources")
 
 
 def _both(cells: list[str]) -> str:
-    """Return what is shown at the printed settings, and small what is at the tuned ones."""
-    return cells[0] + "".join(f"<small>tuned: {cell}</small>" for cell in cells[1:])
+    """Return what is shown at the printed settings, and small what differs at the tuned ones."""
+    tuned = [f"<small>tuned: {cell}</small>" for cell in cells[1:] if cell != cells[0]]
+    return "".join([cells[0], *tuned])
 
 
 def _fragile(found: list[Verdict | None]) -> str:
@@ -86,10 +104,9 @@ def _fragile(found: list[Verdict | None]) -> str:
     return f"{sum(verdict.fragile for verdict in decided)} of {len(decided)}"
 
 
-def board(suite: str) -> PageOutput:
+def board(found: Judged) -> PageOutput:
     """List all claims in the order of claims.yaml, for the filter of book/_static/filter.js."""
-    kind = "fc-claims fc-filtered"
-    return PageOutput(verdict_table(list(claims()), suite, "All claims", kind, True))
+    return PageOutput(verdict_table(claims(), found, "All claims", "fc-claims fc-filtered", True))
 
 
 def place_link(place: str) -> str:
@@ -100,43 +117,54 @@ def place_link(place: str) -> str:
 
 
 def verdict_table(
-    chosen: list[Claim], suite: str, caption: str, kind: str = "fc-claims", places: bool = False
+    chosen: Sequence[Claim],
+    found: Judged,
+    caption: str,
+    kind: str = "fc-claims",
+    whole: bool = False,
 ) -> str:
     """List claims with the paper's numbers, and verdicts and what was measured by source, if any."""
-    columns, head = [], ["Claim", "The paper’s numbers"]
-    for source in sources(suite):
-        found = source.judged(chosen)
-        if any(found[0]):
-            columns.append(list(zip(*found, strict=True)))
-            head.append(source.title)
+    run = {source: column for source, column in found.items() if any(column[0])}
+    head = ["Claim", "The paper’s numbers", *(source.title for source in run)]
+    columns = [zip(*column, strict=True) for column in run.values()]
     rows = []
-    for claim, *found in zip(chosen, *columns, strict=True):
-        where = f"{place_link(claim.place)} · " if places else ""
-        sentence = f"{escape(claim.sentence)}<small>{where}{escape(claim.source)}</small>"
-        printed = escape(paper_says(claim)) + (f" ({DOUBT})" if in_doubt(claim) else "")
-        words = dict.fromkeys(own[0].word for own in found if own[0])
+    for claim, *own in zip(chosen, *columns, strict=True):
+        where = linked_source(claim) if whole else escape(claim.source)
+        printed = escape(paper_says(claim)) + (f" ({paper.DOUBTS})" if in_doubt(claim) else "")
+        words = dict.fromkeys(one[0].word for one in own if one[0])
         look = " ".join(f"fc-is-{word.replace(' ', '-')}" for word in words)
-        cells = [_cell(claim, own, places) for own in found]
+        cells = [_cell(claim, one, whole) for one in own]
+        sentence = f"{escape(claim.sentence)}<small>{where}</small>"
         rows.append((look, [sentence, printed or "–", *cells]))
-    return table(head, rows, f"{caption}. {BOTH}", kind)
+    return table(head, rows, f"{caption}. {BOTH}; ¹ one seed.", kind)
+
+
+def linked_source(claim: Claim) -> str:
+    """Return where the paper says a claim, with a link to the page of its table or figure."""
+    named, source = place_link(claim.place), escape(claim.source)
+    linked, times = re.subn(rf"\b{plain(named)}\b", named, source, count=1)
+    return linked if times else f"{named} · {source}"
 
 
 def _cell(claim: Claim, found: Sequence[Verdict | None], short: bool) -> str:
-    """Show the verdict of one source at the printed settings, and small at the tuned ones."""
+    """Show the verdict of one source at the printed settings, and small another at the tuned ones."""
     first, *others = found
     if first is None:
         return '<span class="fc-none">–</span>'
     parts, whole = len(first.claim.parts), len(claim.parts)
-    only = f"<small>here: {parts} of {whole}</small>" if 0 < parts < whole else ""
-    also = [verdict_chip(verdict) for verdict in others if verdict and claim.has_settings]
-    return _both([f"{verdict_chip(first)}<br>{measured(first, short)}{only}", *also])
+    partly = 0 < parts < whole and first.word != "not run"
+    only = f"<small>here: {parts} of {whole}</small>" if partly else ""
+    shown = f"{verdict_chip(first)}<br>{measured(first, short)}{only}"
+    differ = [one for one in others if one and claim.has_settings and one.word != first.word]
+    return shown + "".join(f"<small>tuned: {verdict_chip(one)}</small>" for one in differ)
 
 
 def verdict_chip(verdict: Verdict) -> str:
-    """Return a verdict as a chip, with its direction if measured once, or a note on a single seed."""
+    """Return a verdict as a chip, with its direction if measured once, or a mark for a single seed."""
     if verdict.word == "one run":
         return chip(verdict.word, "as claimed" if verdict.met else "not as claimed")
-    return chip(verdict.word, "one seed" if verdict.one_run and verdict.word != "not run" else "")
+    once = verdict.one_run and verdict.word != "not run"
+    return chip(verdict.word) + '<sup title="one seed">¹</sup>' * once
 
 
 def measured(verdict: Verdict, short: bool = False) -> str:

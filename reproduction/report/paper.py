@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+DOUBTS = '<a href="differences.html#cells-of-the-paper-that-cannot-be-right">in doubt</a>'
 AVERAGE = "average"  # the column of a row's mean; a merger has the same name
 
 

@@ -10,7 +10,15 @@ import pandas as pd
 
 from reproduction.report import paper
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import arrow, compact, fold, margin, table
+from reproduction.report.html import (
+    PageOutput,
+    arrow,
+    compact,
+    margin,
+    note,
+    printed,
+    table,
+)
 from reproduction.report.statistics import Estimate, estimate, highest
 
 REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": "Multi-task (MTL)"}
@@ -252,15 +260,13 @@ def paper_recovered(
     return share(*(row.get(paper.AVERAGE) for row in rows))
 
 
-def number(cell: Cell | None, marks: list[str], whole: bool = True) -> str:
-    """Return a cell as HTML, if whole with change and spread; a doubt goes to the end of `marks`."""
+def number(cell: Cell | None, whole: bool = True) -> str:
+    """Return a cell as HTML, if whole with change and spread; the reason of a doubt by hovering."""
     if cell is None:
         return "<td>–</td>"
     value = f"<strong>{cell.value:.1f}</strong>" if cell.best else f"{cell.value:.1f}"
     if cell.doubt:
-        if cell.doubt not in marks:
-            marks.append(cell.doubt)
-        value += f'<sup class="fc-doubt" title="{escape(cell.doubt)}">{marks.index(cell.doubt) + 1}</sup>'
+        value += f'<sup class="fc-doubt" title="{escape(cell.doubt)}">?</sup>'
     below = [arrow(cell.change)] if whole and cell.change is not None else []
     below += [f"sd&nbsp;{cell.spread:.1f}"] if whole and cell.spread is not None else []
     return f"<td>{value}{''.join(f'<small>{line}</small>' for line in below)}</td>"
@@ -268,25 +274,26 @@ def number(cell: Cell | None, marks: list[str], whole: bool = True) -> str:
 
 def accuracy_table(
     rows: Sequence[Row], titles: Mapping[str, str], caption: str, average: bool = True
-) -> tuple[str, list[str]]:
-    """Return an accuracy table and the reasons of its marked cells. average: add that column."""
+) -> str:
+    """Return an accuracy table as HTML.   average: add that column."""
     columns = titles | {paper.AVERAGE: "Average"} if average else titles
     whole = {column: not average or column == paper.AVERAGE for column in columns}
-    marks, body = list[str](), []
+    body = []
     for row in rows:
         label, wide = escape(row.label), f'colspan="{len(columns)}"'
-        cells = [number(row.cells.get(column), marks, one) for column, one in whole.items()]
+        cells = [number(row.cells.get(column), one) for column, one in whole.items()]
         if row.kind == "heading":
             body.append(("fc-merger", [label, f"<td {wide}></td>"]))
         else:
             cells = cells if row.cells else [f'<td class="fc-none" {wide}>not run</td>']
             body.append((f"fc-{row.kind}", [label, *cells]))
     kind = "fc-accuracy fc-averaged" if average else "fc-accuracy"
-    return table(["Model", *map(escape, columns.values())], body, caption, kind), marks
+    return table(["Model", *map(escape, columns.values())], body, caption, kind)
 
 
-def printed_fold(html: str, marks: list[str]) -> str:
-    """Return a printed table one click away, the reasons of its marked cells below it."""
-    reasons = "".join(f"<li>{escape(mark)}</li>" for mark in marks)
-    doubts = f"<p>Cells in doubt:</p><ol>{reasons}</ol>" if marks else ""
-    return fold("The paper’s own values", html + doubts)
+def printed_table(rows: Sequence[Row], titles: Mapping[str, str], caption: str) -> PageOutput:
+    """Return a printed table of accuracies one click away, with a link from cells in doubt."""
+    average = any(paper.AVERAGE in row.cells for row in rows)
+    html = accuracy_table(rows, titles, caption, average)
+    doubts = any(cell.doubt for row in rows for cell in row.cells.values())
+    return printed(html + note(f"?: {paper.DOUBTS}") * doubts)

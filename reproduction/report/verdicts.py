@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -15,6 +15,7 @@ from reproduction.report.claims import (
     DIGITS,
     INSIDE,
     Claim,
+    claims,
     in_words,
     named,
     studied_setting,
@@ -84,6 +85,15 @@ class Source:
         """Return verdicts at each setting, the printed one first; None for a claim without a counterpart."""
         own = [self.counterpart(claim) for claim in chosen]
         return [[claim and judge(claim, self.suite, at) for claim in own] for at in self.settings]
+
+
+Judged = dict[Source, list[list[Verdict | None]]]  # by source and setting, the printed one first
+
+
+def judged(suite: str, chosen: Sequence[Claim] | None = None) -> Judged:
+    """Return the verdicts of every source on some claims, or on all."""
+    found = claims() if chosen is None else chosen
+    return {source: source.judged(found) for source in sources(suite)}
 
 
 def sources(suite: str) -> tuple[Source, ...]:
@@ -227,9 +237,10 @@ def _run_at(frame: pd.DataFrame, method: str, setting: str, kind: str, file: str
 
     λ, ρ and α change neither a time nor an exact statement; adapters then have their other size.
     """
+    if method == "featcal" and kind != "checked" and not file.endswith(MEASURED):
+        return setting
     run = set(select(frame, {"method": method})["setting"])
-    free = method != "featcal" or kind == "checked" or file.endswith(MEASURED)
-    return "suite" if free and setting not in run and "suite" in run else setting
+    return "suite" if setting not in run and "suite" in run else setting
 
 
 def _detail(claim: Claim, compared: Difference, machine: str) -> str:

@@ -1,16 +1,14 @@
 """Tables 1, 2 and 7 to 11: accuracies of image models, and of the encoder in their place."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from reproduction.report import tables
 from reproduction.report.claims import studied_setting
-from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import CURVES, DASHES, WIDTH, drawing, shown
-from reproduction.report.html import PageOutput, listed
+from reproduction.report.evidence import Evidence
+from reproduction.report.html import NOT_RUN, PageOutput, listed
 from reproduction.report.pages.reproduced import against_printed
 from reproduction.report.paper import (
     AVERAGE,
@@ -25,41 +23,40 @@ from reproduction.report.paper import (
     paper_row,
     paper_table,
 )
-from reproduction.report.statistics import lead
 
 LEGEND = (
     "Arrows: against the merger. sd: over seeds, where there are several. Bold: best of a block."
 )
 EXTENDED_MERGERS = ("task_arithmetic", "wudi")  # of Table 2
 POOLS = ("8", "14", "20")
-SIZES = {REAL: "MiniLM, texts", IMAGES: "in the role of B/32", "clip_l14": "in the role of L/14"}
 
 
 def answer(number: str, *experiments: Evidence) -> PageOutput:
-    """Return FeatCal minus its merger and minus the better adapter, printed and measured."""
+    """Return FeatCal minus its merger, with the share of the gap, and minus the better adapter."""
     head = ["FeatCal after", "The paper: − merger", "− better adapter"]
+    run: set[str] = set()
     for ours in experiments:
         head += [f"{model_title(ours.role, ours.suite)}: − merger", "− better adapter"]
+        run |= {*tables.settings_shown(ours.suite, ours.pool)}
     rows = []
-    for upstream, label, first, setting in _lines(experiments):
+    for (upstream, name), setting in product(tables.UPSTREAMS.items(), sorted(run)):
+        first = setting == min(run)
         cells = [printed_gain(number, upstream, own) for own in (("merged",), tables.ADAPTERS)]
+        cells[0] += f"<small>{printed_share(number, upstream)} %</small>"
         cells = cells if first else ["", ""]
         for ours in experiments:
-            cells += tables.gains(ours, upstream, setting)
+            over_merger, over_adapter = tables.gains(ours, upstream, setting)
+            went = share_of(ours, upstream, setting)
+            over_merger += "" if went == NOT_RUN else f"<small>{went} %</small>"
+            cells += [over_merger, over_adapter]
+        label = f"{name} <small>{tables.SETTING_LABELS[setting]}</small>"
         rows.append(("fc-merger" if first else "fc-calibrated", [label, *cells]))
     caption = (
         "Differences of the average accuracy, points. Above, below: by more than two standard"
-        " errors, samples paired. Better adapter: the higher average of Surgery and ProbSurgery."
+        " errors, samples paired. %: share of the gap between merger and experts. Better adapter:"
+        " the higher average of Surgery and ProbSurgery."
     )
     return listed(head, rows, caption, "fc-long")
-
-
-def _lines(experiments: Iterable[Evidence]) -> Iterator[tuple[str, str, bool, str]]:
-    """Yield merger, label, whether it is the merger's first line, and setting, for every setting run."""
-    run = {s for ours in experiments for s in tables.settings_shown(ours.suite, ours.pool)}
-    for (upstream, name), setting in product(tables.UPSTREAMS.items(), sorted(run)):
-        label = f"{name} <small>{tables.SETTING_LABELS[setting]}</small>"
-        yield upstream, label, setting == min(run), setting
 
 
 def printed_gain(number: str, upstream: str, others: Sequence[str], model: str = "") -> str:
@@ -78,7 +75,7 @@ def measured(ours: Evidence) -> PageOutput:
     """Return the accuracy table of one experiment in the paper's order of rows."""
     caption = f"Top-1 accuracy (%) on test {ours.inputs} — {model_name(ours.role, ours.suite)}.{tables.settings_note(ours)} {LEGEND}"
     titles = {task: ours.title(task) for task in ours.tasks}
-    html, _ = tables.accuracy_table(tables.accuracy_rows(ours), titles, caption)
+    html = tables.accuracy_table(tables.accuracy_rows(ours), titles, caption)
     number = PRINTED.get((ours.role, ours.pool), "")
     return PageOutput(html + against_printed(ours, number))
 
@@ -88,32 +85,20 @@ def printed(number: str) -> PageOutput:
     columns, rows = tables.paper_rows(number)
     caption = f"The paper’s Table {int(number[-2:])}, as printed: CLIP models on image data sets"
     titles = {column: TASKS.get(column, column) for column in columns}
-    found = tables.accuracy_table(rows, titles, caption, average=number != "table02")
-    return PageOutput(tables.printed_fold(*found))
-
-
-def recovered(number: str, *experiments: Evidence) -> PageOutput:
-    """Return the share of the way from each merger to the experts that FeatCal goes."""
-    rows = []
-    for upstream, label, first, setting in _lines(experiments):
-        cells = [share_of(ours, upstream, setting) for ours in experiments]
-        rows.append([label, printed_share(number, upstream) if first else "", *cells])
-    head = ["FeatCal after", "The paper", *(model_name(o.role, o.suite) for o in experiments)]
-    caption = "Share of the gap between merger and experts that FeatCal recovers (%)"
-    return listed(head, rows, caption)
+    return tables.printed_table(rows, titles, caption)
 
 
 def share_of(ours: Evidence, upstream: str, setting: str) -> str:
     """Return the measured share of one merger at one setting."""
     went = tables.recovered_share(ours, upstream, "featcal", setting)
-    return '<span class="fc-none">not run</span>' if went is None else f"{went:.0f}"
+    return NOT_RUN if went is None else f"{went:.0f}"
 
 
 def printed_share(number: str, upstream: str, model: str = "") -> str:
     """Return the paper's share; with corrected cells where that changes it."""
     shares = (tables.paper_recovered(number, upstream, mended, model) for mended in (False, True))
     said, mended = ("–" if one is None else f"{one:.0f}" for one in shares)
-    return said if said == mended else f"{said} <small>{mended} corrected</small>"
+    return said if said == mended else f"{said} ({mended} corrected)"
 
 
 def columns_of(suite: str, role: str) -> dict[str, Evidence]:
@@ -159,49 +144,5 @@ def extended(suite: str, role: str) -> PageOutput:
     kind = "synthetic, in the roles of both CLIP models" if suite == "mini" else "CLIP models"
     name = model_name(role, suite) if role == REAL else kind
     caption = f"Average top-1 accuracy (%), {tables.SETTING_LABELS[main]} — {name}. {LEGEND}"
-    html, _ = tables.accuracy_table(rows, {name: name for name in columns}, caption, average=False)
+    html = tables.accuracy_table(rows, {name: name for name in columns}, caption, average=False)
     return PageOutput(html + (against_printed(None, "table02", suite) if role != REAL else ""))
-
-
-def by_tasks(suite: str) -> pd.DataFrame:
-    """Return the gain of each method over its merger, and two standard errors of it."""
-    main, found = studied_setting(suite), []
-    for role, pool in (*((REAL, pool) for pool in POOLS), *PRINTED):
-        ours = Evidence(suite, role, pool)
-        for upstream, method in product(EXTENDED_MERGERS, tables.METHODS):
-            merged = tables.average(ours, (upstream, "merged", ""))
-            one = tables.average(ours, (upstream, method, main))
-            if merged and one:
-                found.append((role, int(pool), upstream, method, *lead(one, merged)))
-    return pd.DataFrame(found, columns=["role", "tasks", "upstream", "method", "gain", "room"])
-
-
-def gains_by_tasks(suite: str) -> PageOutput:
-    """Draw gains by number of tasks, a panel per merger and model; bars: two standard errors."""
-    what, rows = "averages to compare", by_tasks(suite)
-    if rows.empty:
-        return shown(None, what)
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 6.2))
-        sizes = {role: size for role, size in SIZES.items() if role in set(rows["role"])}
-        shape = {"sharex": True, "sharey": "row", "squeeze": False}
-        panels = figure.subplots(len(EXTENDED_MERGERS), len(sizes), **shape)
-        places = product(EXTENDED_MERGERS, sizes.items())
-        for axes, (upstream, (role, size)) in zip(panels.flat, places, strict=True):
-            own = select(rows, {"role": role, "upstream": upstream})
-            for method, dashes in DASHES.items():
-                curve = select(own, {"method": method}).sort_values("tasks")
-                look = CURVES[method] | {"linestyle": dashes, "lw": 2, "markersize": 7}
-                bars = {"yerr": curve["room"], "capsize": 3}
-                axes.errorbar(curve["tasks"], curve["gain"], **bars, **look)
-            axes.axhline(0, color="#333333", lw=1)
-            axes.set_title(f"{tables.UPSTREAMS[upstream]},\n{size}", fontsize=11)
-            axes.set_xticks(list(map(int, POOLS)))
-        for axes in panels[:, 0]:
-            axes.set_ylabel("gain (points)")
-        for axes in panels[-1]:
-            axes.set_xlabel("tasks")
-        handles = panels[0, 0].get_legend_handles_labels()
-        figure.legend(*handles, loc="upper center", ncols=3, bbox_to_anchor=(0.5, 1.06))
-        figure.tight_layout()
-        return shown(figure, what)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from reproduction.report.evidence import Evidence, read_json, results_folder, select
 from reproduction.report.figures import shown, stacked
-from reproduction.report.html import PageOutput, Row, fold, listed, note, table
+from reproduction.report.html import PageOutput, Row, listed, note, printed, table
 from reproduction.report.paper import model_name, model_title, paper_table
 from reproduction.report.statistics import difference, estimate
 from reproduction.report.tables import NAMES, method_settings, settings_of
@@ -129,7 +129,7 @@ def printed_costs(name: str) -> PageOutput:
         cells += [f"{row['gpu_energy_wh']:.1f}", f"{row['cpu_rss_gib'] * 1024:.0f}"]
         rows.append([NAMES[method], *cells])
     caption = f"The paper’s Table {int(name[-2:])}, as printed, memory from GiB: CLIP-ViT-B/32 on an A800 GPU"
-    return PageOutput(fold("The paper’s own values", table(["Method", *HEAD], rows, caption)))
+    return printed(table(["Method", *HEAD], rows, caption))
 
 
 def audit(*experiments: Evidence) -> PageOutput:

@@ -8,7 +8,7 @@ from html import escape
 from itertools import product
 from typing import Any
 
-from reproduction.report.evidence import Evidence, select
+from reproduction.report.evidence import Evidence
 from reproduction.report.figures import named, one_panel, shown
 from reproduction.report.html import PageOutput, compact, estimated, listed
 from reproduction.report.paper import packaged
@@ -39,16 +39,20 @@ COLOURS = {NOTHING: "#0072B2", TRAIN: "#D55E00", UNLABELLED: "#009E73"}  # Okabe
 MARKERS = {NOTHING: "o", TRAIN: "s", UNLABELLED: "D"}
 
 
-def average(ours: Evidence, merger: str, method: str) -> Estimate | None:
-    """Return the mean over tasks of a merger alone ("merged") or with something after it."""
-    return estimate(select(ours.table("field"), {"upstream": merger, "method": method}))
+Averages = dict[tuple[str, str], Estimate]  # by merger and what follows it, or "merged"
 
 
-def mergers(ours: Evidence, method: str = "featcal") -> list[str]:
+def averages(ours: Evidence) -> Averages:
+    """Return the means over tasks of all mergers, alone and with something after them."""
+    groups = ours.table("field").groupby(["upstream", "method"], sort=False)
+    return {key: one for key, rows in groups if (one := estimate(rows))}
+
+
+def mergers(found: Averages, method: str = "featcal") -> list[str]:
     """Return the mergers with scores, best with FeatCal first."""
-    names = [str(name) for name in ours.table("field")["upstream"].unique() if name != TANGENT]
-    found = {name: average(ours, name, method) for name in names}
-    return sorted(names, key=lambda name: -(one.mean if (one := found[name]) else 0.0))
+    names = [name for name in dict.fromkeys(name for name, _ in found) if name != TANGENT]
+    means = {name: one.mean for name in names if (one := found.get((name, method)))}
+    return sorted(names, key=lambda name: -means.get(name, 0.0))
 
 
 def seconds(ours: Evidence, merger: str, part: str) -> float | None:
@@ -61,9 +65,10 @@ def seconds(ours: Evidence, merger: str, part: str) -> float | None:
 def summary(suite: str) -> PageOutput:
     """Count what follows a merger: how many it raises and lowers by more than two standard errors."""
     rows = []
+    found = {role: averages(Evidence(suite, role, "8")) for role in ROLES}
     for (role, name), way in product(ROLES.items(), (*BEHIND, *INFERRED)):
-        ours = Evidence(suite, role, "8")
-        pairs = [(average(ours, m, way), average(ours, m, "merged")) for m in mergers(ours)]
+        own = found[role]
+        pairs = [(own.get((m, way)), own.get((m, "merged"))) for m in mergers(own)]
         known = [(after, before) for after, before in pairs if after and before]
         if known:
             leads = [lead(*pair) for pair in known]
@@ -80,12 +85,13 @@ def summary(suite: str) -> PageOutput:
 def values(role: str, suite: str) -> PageOutput:
     """List every merger with its marks, seconds and scale, its average, and the averages of what follows it."""
     ours, rows = Evidence(suite, role, "8"), []
-    run = set(ours.table("field")["method"])
+    found = averages(ours)
+    run = {method for _, method in found}
     ways = [way for way in BEHIND if way in run]
-    for merger in [*mergers(ours), *([TANGENT] if average(ours, TANGENT, "merged") else [])]:
+    for merger in [*mergers(found), *([TANGENT] if (TANGENT, "merged") in found else [])]:
         known, took = METHODS[merger], seconds(ours, merger, "merged")
         cost = "–" if took is None else f"{took:.1f}<small>{_scale(ours, merger)}</small>"
-        cells = [estimated(average(ours, merger, way)) for way in ("merged", *ways)]
+        cells = [estimated(found.get((merger, way))) for way in ("merged", *ways)]
         rows.append([f"{escape(known.name)} {_marks(ours, merger)}", known.sees, cost, *cells])
     head = ["Merger", "It looks at", "Seconds", "Alone", *(BEHIND[way] for way in ways)]
     samples = ours.settings("field").get("study", {}).get("samples")
@@ -124,10 +130,11 @@ def trained(suite: str) -> PageOutput:
     for role, name in ROLES.items():
         ours = Evidence(suite, role, "8")
         study = ours.settings("field").get("study", {})
-        for merger in mergers(ours):
+        known = averages(ours)
+        for merger in mergers(known):
             first = f"{escape(METHODS[merger].name)}<small>{name}</small>"
             ways = ("merged", *BEHIND, *INFERRED, *TRAINED)
-            found = {way: one for way in ways if (one := average(ours, merger, way))}
+            found = {way: one for way in ways if (one := known.get((merger, way)))}
             for way, one in found.items() if found.keys() & set(TRAINED) else ():
                 steps, spent = _training(study, way), seconds(ours, merger, way)
                 words = "nothing" if way == "merged" else METHODS[way].name
@@ -158,10 +165,11 @@ def legend() -> PageOutput:
 def language(suite: str) -> PageOutput:
     """List mergers of a language model, which nothing follows, best first, and every η that was tried."""
     ours, rows = Evidence(suite, "flan_t5_base", "glue"), []
-    for merger in mergers(ours, "merged"):
+    found = averages(ours)
+    for merger in mergers(found, "merged"):
         name = escape(METHODS[merger].name)
         first = f"{name} {_marks(ours, merger)}<small>{_scale(ours, merger)}</small>"
-        rows.append([first, estimated(average(ours, merger, "merged"))])
+        rows.append([first, estimated(found[merger, "merged"])])
         for one in ours.settings("field").get("tried", {}).get(merger, []):
             words = f"{name}, η = {one['eta']:,.0f}<small>validation texts</small>"
             rows.append([words, f"{one['value']:.1f}"])
@@ -173,7 +181,8 @@ def language(suite: str) -> PageOutput:
 def panel(role: str, suite: str) -> PageOutput:
     """Draw accuracy against seconds by what a merger looks at; hollow marks have FeatCal after it."""
     what, ours = "study of the field", Evidence(suite, role, "8")
-    costs = {m: took for m in mergers(ours) if (took := seconds(ours, m, "merged")) is not None}
+    found = averages(ours)
+    costs = {m: took for m in mergers(found) if (took := seconds(ours, m, "merged")) is not None}
     if not costs:
         return shown(None, what)
     with one_panel(6.0) as (figure, axes):
@@ -184,7 +193,7 @@ def panel(role: str, suite: str) -> PageOutput:
             points, alone = [], method == "merged"
             for merger in (m for m in costs if METHODS[m].sees == sees):
                 more = 0.0 if alone else seconds(ours, merger, method) or 0.0
-                if value := average(ours, merger, method):
+                if value := found.get((merger, method)):
                     points.append((max(costs[merger] + more, 0.01), value.mean))
                     if alone:
                         places[METHODS[merger].name] = points[-1]

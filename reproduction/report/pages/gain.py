@@ -1,4 +1,4 @@
-"""Build the page on what the gain is made of: controls, shares of the gap by number of tasks, drift, ranks."""
+"""Build the page on what the gain is made of: controls, shares of the gap by number of tasks, drift."""
 
 from html import escape
 from itertools import product
@@ -8,7 +8,7 @@ from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, one_panel, shown, stacked
 from reproduction.report.html import PageOutput, listed, margin
-from reproduction.report.paper import IMAGES, REAL, SIZES, VISION, paper_value
+from reproduction.report.paper import IMAGES, REAL, SIZES, VISION
 from reproduction.report.statistics import lead
 from reproduction.report.tables import (
     LARGER,
@@ -22,7 +22,6 @@ from reproduction.report.tables import (
     model_key,
     paper_recovered,
     recovered_share,
-    row_name,
     rows_of,
     settings_of,
     settings_shown,
@@ -40,7 +39,6 @@ ASKED = {  # mergers that the questions are asked of, by role
     REAL: ("task_arithmetic", "wudi", "wudi_closed_form"),
     IMAGES: ("task_arithmetic", "wudi", "wudi_closed_form"),
 }
-SCORED = "_scored"  # adapters trained on the scored rows, as at the main setting on images
 SHORT = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same samples",
     "regmean_plus_plus": "RegMean++, same samples", "without_bias": "biases unchanged", "without_norm": "norms unchanged",
@@ -54,7 +52,6 @@ LOOKS: dict[str, dict[str, Any]] = {
     REAL: {"color": "#009E73", "marker": "D"}, IMAGES: {"color": "#0072B2", "marker": "o"},
     "clip_l14": {"color": "#D55E00", "marker": "s", "markerfacecolor": "white"},
 }  # fmt: skip  # Okabe and Ito
-TABLES = {REAL: "table01", IMAGES: "table01", "clip_l14": "table07"}
 POOLS = ("8", *LARGER)
 SOURCES = {VISION: "ViT-S/14", REAL: "MiniLM", IMAGES: "synthetic images"}
 BOTH = (REAL, IMAGES)  # models of the studies of the number of tasks, and of the interventions
@@ -91,26 +88,25 @@ def controls_of(suite: str, upstream: str) -> dict[Key, str]:
 def questions(suite: str) -> PageOutput:
     """Show pairs of rows with their margins, per model and merger."""
     columns = [(role, merger) for role, mergers in ASKED.items() for merger in mergers]
-    asked = [_pairs(settings_of(Evidence(suite, role, "8"))[-1]) for role, _ in columns]
+    asked = [_pairs(Evidence(suite, role, "8")) for role, _ in columns]
     rows = []
     for same in zip(*asked, strict=True):
         cells = [escape(same[0][0])]
         for (role, merger), (_, *sides) in zip(columns, same, strict=True):
-            found = []
-            for upstream, method, name in sides:
-                setting = name.removesuffix(SCORED) if role == IMAGES else name
-                key = (upstream or merger, method, setting)
-                found.append(average(Evidence(suite, role, "8"), key))
-            cells.append(margin(*found))
+            keys = ((upstream or merger, *way) for upstream, *way in sides)
+            cells.append(margin(*(average(Evidence(suite, role, "8"), key) for key in keys)))
         rows.append(cells)
     head = (f"{MERGERS[merger]}, {SOURCES[role]}" for role, merger in columns)
     caption = "Margins of the average (points); within 2 SE: at most two standard errors"
     return listed(["First minus second", *head], rows, caption, "fc-long")
 
 
-def _pairs(main: str) -> list[tuple[str, Key, Key]]:
+def _pairs(ours: Evidence) -> list[tuple[str, Key, Key]]:
     """Return the questions with the two rows that answer them; an empty upstream is the block's merger."""
-    featcal, same, scored = ("", "featcal", main), f"{main}_train", f"{main}{SCORED}"
+    main = settings_of(ours)[-1]
+    # on synthetic images adapters are trained on scored ones at the main setting
+    scored = main if ours.role == IMAGES else f"{main}_scored"
+    featcal, same = ("", "featcal", main), f"{main}_train"
     return [
         ("FeatCal, its anchor alone", featcal, ("", "anchor", "")),
         ("FeatCal, the merger at its best scale", featcal, ("", "rescaled", "")),
@@ -245,26 +241,3 @@ def by_offset(suite: str) -> PageOutput:
         lines, words = spots[0].get_legend_handles_labels()
         figure.legend(lines, words, loc="outside upper center", ncols=3, fontsize="small")
         return shown(figure, what)
-
-
-def ranking(suite: str) -> PageOutput:
-    """Rank the sixteen rows of the paper's table here and there; ranks are compared, values are not."""
-    names, columns = list(product(UPSTREAMS, ("merged", *NAMES))), []
-    for role in SIZES:
-        keys = (model_key(*name, studied_setting(suite)) for name in names)
-        found = [average(Evidence(suite, role, "8"), key) for key in keys]
-        columns.append(_ranks([one and one.mean for one in found]))
-        if role != REAL:
-            columns.append(_ranks([paper_value(TABLES[role], *name) for name in names]))
-    rows = []
-    for name, *cells in zip(names, *columns, strict=True):
-        kind = "fc-merger" if name[1] == "merged" else ""
-        rows.append((kind, [escape(row_name(*name)), *cells]))
-    head = ["", "Real encoder", "Smaller model", "Paper, Table 1", "Larger model", "Paper, Table 7"]
-    return listed(head, rows, "Rank among the rows of the paper’s table; 1 is best")
-
-
-def _ranks(values: list[float | None]) -> list[str]:
-    """Return ranks, 1 for the highest; values equal to one decimal share a rank."""
-    known = sorted((round(value, 1) for value in values if value is not None), reverse=True)
-    return ["–" if v is None else str(1 + known.index(round(v, 1))) for v in values]

@@ -13,7 +13,7 @@ from itertools import product
 from reproduction.report import paper
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, one_panel, shown
-from reproduction.report.html import PageOutput, estimated, listed
+from reproduction.report.html import NOT_RUN, PageOutput, estimated, listed
 from reproduction.report.pages.default import Place, places, seconds
 from reproduction.report.statistics import Estimate, estimate, highest, lead
 from reproduction.report.tables import ADAPTERS, MERGERS, UPSTREAMS, average, share
@@ -206,7 +206,7 @@ def verdict(pairs: Iterable[Pair]) -> str:
     gaps = [lead(first, second) for first, second in pairs if first and second]
     above, below = sum(gap > room for gap, room in gaps), sum(-gap > room for gap, room in gaps)
     if not gaps:
-        return '<span class="fc-none">not run</span>'
+        return NOT_RUN
     word = "no" if below else "unclear"
     if above == len(gaps):
         word = "yes"

@@ -82,7 +82,7 @@ def _blocks(
     pool = found[0].pool
     run = {task for ours in found if ours.was_run for task in ours.tasks}
     titles = {t: found[0].title(t) for t in TEXT_TASKS[pool] if t in run or not run}
-    html, _ = tables.accuracy_table(rows, titles, f"{UNITS[pool]}. {legend}")
+    html = tables.accuracy_table(rows, titles, f"{UNITS[pool]}. {legend}")
     return PageOutput(html + "".join(against_printed(ours, number) for ours in found))
 
 
@@ -99,9 +99,7 @@ def printed(number: str) -> PageOutput:
         own = _printed_experts(model) if number == "table14" else own
         rows += [_heading(PAPER_NAMES[role]), *own]
     caption = f"The paper’s Table {int(number[-2:])}, as printed"
-    return PageOutput(
-        tables.printed_fold(*tables.accuracy_table(rows, TEXT_TASKS[MODELS[number][0][1]], caption))
-    )
+    return tables.printed_table(rows, TEXT_TASKS[MODELS[number][0][1]], caption)
 
 
 def anchors(number: str, suite: str) -> PageOutput:

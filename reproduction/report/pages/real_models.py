@@ -3,7 +3,6 @@ experts.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from html import escape
 from itertools import product
@@ -11,13 +10,19 @@ from statistics import fmean, stdev
 
 import pandas as pd
 
-from reproduction.report.claims import claims
 from reproduction.report.evidence import GREEDY, Evidence, read_json, select
 from reproduction.report.html import PageOutput, change, estimated, listed
 from reproduction.report.paper import LANGUAGE, REAL, VISION, paper_value, photos, texts
 from reproduction.report.statistics import Estimate, estimate, lead
-from reproduction.report.tables import MERGERS, REFERENCES, SHIFT, Key, average, rows_of
-from reproduction.report.verdicts import DECIDED, sources
+from reproduction.report.tables import (
+    MERGERS,
+    REFERENCES,
+    SHIFT,
+    Key,
+    average,
+    rows_of,
+    settings_of,
+)
 from reproduction.results import project_root
 
 WAYS = {
@@ -51,9 +56,9 @@ def lines(ways: dict[tuple[str, str], str]) -> Iterator[tuple[str, Key]]:
 
 
 def by_samples(ours: Evidence, key: Key) -> dict[str, pd.DataFrame]:
-    """Return the rows of one model in the study of the default, or of samples, by number of samples."""
-    rows = rows_of(ours, key, "default" if key[2] == "auto" else "samples")
-    return {f", {n} samples": own for n, own in rows.groupby("samples") if key[1] != "merged"}
+    """Return the rows of the default in its study, by number of samples."""
+    rows = rows_of(ours, key, "default")
+    return {f", {n} samples": own for n, own in rows.groupby("samples") if key[2] == "auto"}
 
 
 def averages(suite: str) -> PageOutput:
@@ -91,6 +96,7 @@ def seeds(suite: str) -> PageOutput:
     drawn = {s for ours in models.values() for s in ours.table("expert_seeds")["expert_seed"]}
     rows = []
     for (model, ours), (name, key) in product(models.items(), lines(WAYS)):
+        key = (*key[:2], settings_of(ours)[-1]) if key[1] == SHIFT else key
         means = _by_expert_seed(ours, key)
         if not means:
             continue
@@ -121,16 +127,6 @@ def _by_expert_seed(ours: Evidence, key: Key) -> dict[str, float]:
     if own.empty or first is None:
         return {}
     return {"": first.mean} | own.groupby("expert_seed")["value"].mean().to_dict()
-
-
-def agreement(suite: str) -> PageOutput:
-    """Count the claims that real encoder and synthetic models decide alike, and differently."""
-    own = [source for source in sources(suite) if source.key in ("real_encoder", suite)]
-    pairs = zip(*(source.judged(claims())[0] for source in own), strict=True)
-    words = Counter((real.word, other.word) for real, other in pairs if real and other)
-    rows = [[f"real: {one}", *(str(words[one, other]) for other in DECIDED)] for one in DECIDED]
-    head = ["Claims decided by both", *(f"synthetic: {word}" for word in DECIDED)]
-    return listed(head, rows, "Verdicts on the same claims by both sources")
 
 
 def sets(suite: str) -> PageOutput:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report import figures, tables
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.html import PageOutput, fold, listed, margin, note, table
+from reproduction.report.html import PageOutput, listed, margin, note, printed, table
 from reproduction.report.pages import reproduced
 from reproduction.report.paper import AVERAGE, REAL, model_name, model_title, paper_table
 from reproduction.report.statistics import Estimate, estimate, highest
@@ -83,7 +83,7 @@ def printed_means() -> PageOutput:
     """Return the paper's Table 12, one click away."""
     found = paper_table("table12").rename(columns={"samples_per_task": "samples", "std": "sd"})
     caption = "The paper’s Table 12, as printed: CLIP-ViT-B/32"
-    return PageOutput(fold("The paper’s own values", _means_table(found, tables.METHODS, caption)))
+    return printed(_means_table(found, tables.METHODS, caption))
 
 
 def _means_table(found: pd.DataFrame, labels: dict[str, str], caption: str) -> str:
@@ -92,7 +92,7 @@ def _means_table(found: pd.DataFrame, labels: dict[str, str], caption: str) -> s
     for one in found.itertuples():
         spread, top = one.sd if one.sd == one.sd else None, round(one.mean, 1) == best[one.samples]
         cells[one.method, one.samples] = tables.Cell(one.mean, spread, best=top)
-    rows = [[labels[m], *(tables.number(cells.get((m, n)), []) for n in best.index)] for m in ORDER]
+    rows = [[labels[m], *(tables.number(cells.get((m, n))) for n in best.index)] for m in ORDER]
     head = ["Task Arithmetic", *(f"n = {n}" for n in best.index)]
     return table(head, rows, caption, "fc-accuracy")
 
@@ -198,7 +198,7 @@ def damage(ours: Evidence) -> PageOutput:
 
 def _table(rows: list[tables.Row], named: dict[str, str], caption: str) -> str:
     columns = named | {AVERAGE: "Average"}
-    return tables.accuracy_table(tables.with_best(rows), columns, caption, average=False)[0]
+    return tables.accuracy_table(tables.with_best(rows), columns, caption, average=False)
 
 
 def _row(method: str, name: str, cells: dict[str, tables.Cell]) -> tables.Row:
@@ -220,7 +220,7 @@ def printed_damage() -> PageOutput:
         cells = {k: tables.Cell(float(values[k])) for k in (*KINDS, AVERAGE) if str(values[k])}
         rows.append(_row(method, label, cells))
     caption = "The paper’s Table 6, as printed: CLIP-ViT-B/32. Arrows: against clean."
-    return PageOutput(fold("The paper’s own values", _table(rows, KINDS, caption)))
+    return printed(_table(rows, KINDS, caption))
 
 
 def compared_damage(ours: Evidence) -> Iterator[reproduced.Compared]:

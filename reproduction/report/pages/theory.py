@@ -24,7 +24,7 @@ from reproduction.report.figures import (
 from reproduction.report.html import PageOutput, chip, listed
 from reproduction.report.page import verdict_table
 from reproduction.report.paper import IMAGES, REAL, packaged
-from reproduction.report.verdicts import sources
+from reproduction.report.verdicts import judged
 
 MODELS = ("merged", "featcal")
 HATCHED: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "lw": 0.4}
@@ -54,19 +54,18 @@ def rows(suite: str, role: str, file: str = "theory") -> pd.DataFrame:
 
 def checks(suite: str) -> PageOutput:
     """List every statement with its worst case, how tight it is, and the verdict, by source."""
-    chosen = {claim.id: claim for claim in claims() if claim.place == "theory"}
-    judged, body = {}, []
-    for one in sources(suite):
-        if one.key in ("real_encoder", suite):
-            judged[one.key] = dict(zip(chosen, one.judged(chosen.values())[0], strict=True))
+    chosen, body = [claim for claim in claims() if claim.place == "theory"], []
+    by_source = {source.key: words for source, (words, *_) in judged(suite, chosen).items()}
     for name, facts in packaged("statements.yaml").items():
         cells = [f"{facts['name']}<small>{facts['section']}</small>"]
         cells += [escape(facts["says"]), escape(facts["checked"])]
         for role, source in ((REAL, "real_encoder"), (IMAGES, suite)):
             own = select(rows(suite, role), {"statement": name})
             worst = (worst_case(own, method, facts["quantity"]) for method in MODELS)
-            verdict = judged[source].get(facts["claim"])
-            word = verdict.word if verdict else "not run"
+            found = (
+                one.word for one in by_source[source] if one and one.claim.id == facts["claim"]
+            )
+            word = next(found, "not run")
             cells.append(f"{chip(word)}<small>{' · '.join(worst)}</small>")
         body.append(cells)
     head = ["Statement", "In plain words", "Checked on", "Real encoder", "Synthetic images"]
@@ -91,7 +90,7 @@ def verdicts(suite: str) -> PageOutput:
     """List what the paper concludes from its statements, with verdicts."""
     stated = {facts["claim"] for facts in packaged("statements.yaml").values()}
     own = [claim for claim in claims() if claim.place == "theory" and claim.id not in stated]
-    return PageOutput(verdict_table(own, suite, "What the paper concludes from them"))
+    return PageOutput(verdict_table(own, judged(suite, own), "What the paper concludes from them"))
 
 
 def worst_case(own: pd.DataFrame, method: str, quantity: str) -> str:

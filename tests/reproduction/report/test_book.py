@@ -8,7 +8,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlparse
+from urllib.parse import quote, unquote, urlparse
 
 import browser as browsers
 import nbformat
@@ -159,13 +159,21 @@ def test_a_figure_tells_values_by_hovering_and_stands_still_without_scripts(site
 
 
 @pytest.mark.browser
-def test_search_works_without_a_network(site, window):
-    window.look(site / "search.html", 1280, "?q=ridge")
+@pytest.mark.parametrize(
+    ("words", "page", "first"),
+    [
+        ("ridge", "reference/commands", None), ("Table 10", "pages/table10", 1),
+        ("Table 1", "pages/table01", 1), ("Figure 5", "pages/figure5", 1),
+    ],
+)  # fmt: skip
+def test_search_works_without_a_network(site, window, words, page, first):
+    """Search leads to the page, for a table or figure with its first result."""
+    window.look(site / "search.html", 1280, f"?q={quote(words)}")
     links = (
         "[...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'))"
     )
     found = window.wait(f"const found = {links}; return found.length ? found : null") or []
-    assert any("reference/commands" in link for link in found)
+    assert any(page in link for link in found[:first])
     assert all(urlparse(url).scheme in ("file", "data") for url in window.requests())
 
 

@@ -108,10 +108,10 @@ def test_the_default_is_compared_with_the_best_fixed_setting_and_the_better_adap
     cells = line(default.answer("mini"), "Simple Averaging")
     shown = {cell.split(" sd")[0] for cell in cells}
     assert {"79.5", "60.0", "70.0", f"+19.5 ± {error:.1f}"} <= shown
-    assert one.fixed[0] == "tuned settings" and one.adapter[0] == "Surgery; rank 4"
-    assert line(default.expected("mini"), "Synthetic")[1:] == ["2", "1", "1", "1", "1"]
+    assert one.fixed[0] == "tuned settings" and one.adapter[0] == "Surgery"
+    assert line(default.expected("mini"), "CLIP")[1:] == ["2", "1", "1", "1", "1"]
     assert "image/svg+xml" in default.chosen("mini").bundle
-    assert line(default.costs("mini"), "Synthetic")[2:9] == ["–", "–", "–", "2", "6", "–", "7"]
+    assert line(default.costs("mini"), "CLIP")[2:9] == ["–", "–", "–", "2", "6", "–", "7"]
 
 
 # cost
