@@ -195,8 +195,7 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) 
     from featcal.baselines.training import pool_features
     from reproduction.field.inner_adapters import inner_adapters
     from reproduction.field.prodistill import prodistill
-    from reproduction.field.repair import all_samples, output_moments, renormalised
-    from reproduction.field.svc import svc
+    from reproduction.field.repair import all_samples, output_moments, renormalised, svc
 
     base, experts, device = setup.base, setup.experts, setup.context.device
     merged, rivals, seed = out / "merged", study.rivals, study.seed
