@@ -109,9 +109,9 @@ class FieldStudy(Study):
         names = [*self.mergers, *([TANGENT] if self.tangent else [])]
         longest_first = sorted(names, key=lambda name: (name not in self.trained, name != TANGENT))
         jobs = {name: (setup, self, name, folder / name) for name in longest_first}
-        made = setup.context.run(f"field {self.key}", make, jobs)
+        made = setup.context.run(self.label, make, jobs)
         models = [model for name in names for model in self.models(name, folder / name)]
-        rows = rows_of(setup, f"field {self.key}", models, evaluate=partial(evaluate, self))
+        rows = rows_of(setup, self.label, models, evaluate=partial(evaluate, self))
         chosen = {name: made[name][0] for name in self.mergers}
         tried = {name: made[name][1] for name in self.mergers if made[name][1]}
         cost = {name: made[name][2] for name in names}
