@@ -117,7 +117,7 @@ class Setup:
     pool: Pool
     only: tuple[str, ...] = ()  # some of its tasks
     made: Path | None = None  # a folder for models made from those
-    change: Callable[[str, Any], Any] | None = None  # given a task and its samples as they are
+    change: Callable[[str, Any], Any] | None = None  # of a task's samples when they are read
 
     @property
     def key(self) -> str:

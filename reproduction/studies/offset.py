@@ -46,8 +46,7 @@ class OffsetStudy(Study):
     def models(self, setup: Setup) -> Iterator[ModelSpec]:
         """Yield the merged model, FeatCal at both settings, the experts, and adapters."""
         run, folder = setup.context.experiments.merge[self.merged], setup.folder("studied")
-        own = {"settings": run, "seed": self.seed}
-        yield merged_model(setup, self.upstream).but(**own)
+        yield merged_model(setup, self.upstream).but(settings=run, seed=self.seed)
         yield from reversed(rivals(self, folder, "featcal"))
         yield ModelSpec("expert", None, "expert", seed=self.seed)
         yield from rivals(self, folder, *ADAPTERS)
