@@ -45,7 +45,7 @@ HEADLINE_POOL = 8  # of Tables 1 and 7, with every merger and all controls
 TEXT_POOLS = GLUE_POOL, DOMAIN_POOL, CHAT_POOL = "glue", "mergebench", "chat"
 ANCHOR, RESCALED = "anchor", "rescaled"  # methods of the controls in results
 ADAPTERS = {kind.name: kind for kind in (Surgery, ProbSurgery, MeanShift)}
-TEXT_ADAPTERS = ("surgery", "prob_surgery")  # those before a language head
+TRAINED_ADAPTERS = ("surgery", "prob_surgery")  # the only ones before a language head
 ADAPTER_BATCH = 250  # samples encoded at a time: another number moves the last bits of a feature
 SPLITS = {"train": "train", "test_unlabelled": "test", "unlabelled": "stream"}  # by stream
 UNLABELLED = ("test_unlabelled", "unlabelled")
@@ -207,10 +207,17 @@ class Rivals(Settings):
     stream: Stream = "test_unlabelled"
     batch: PositiveInt = 128
 
-    def draw(self, method: str, samples: int, seed: int) -> Draw:
-        if method == "featcal":
-            return Draw(stream="train", samples=samples, batch=self.batch, seed=seed)
-        return Draw(stream=self.stream, samples=samples, batch=ADAPTER_BATCH, seed=seed)
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """Return what adapters see, and FeatCal's samples where those are others."""
+        return (self.stream,) if self.stream == "train" else (self.stream, "train")
+
+    def draw(self, method: str, samples: int, seed: int, stream: str = "") -> Draw:
+        """Return the samples of a method. stream: of adapters that see others."""
+        own = {"stream": "train", "batch": self.batch}
+        if method != "featcal":
+            own = {"stream": stream or self.stream, "batch": ADAPTER_BATCH}
+        return Draw(**own, samples=samples, seed=seed)
 
 
 class Study(Run):
@@ -226,6 +233,11 @@ class Study(Run):
     described: ClassVar[bool] = True
     from_prepared: ClassVar[bool] = True
 
+    @property
+    def label(self) -> str:
+        """Return its name in messages, such as `sweep clip_b32-8`."""
+        return f"{self.section} {self.key}"
+
     @abstractmethod
     def run(self, setup: Any, folder: Path) -> Any:
         """Return what the study finds, its models made below `folder`."""
@@ -238,13 +250,6 @@ class Study(Run):
         """Return the training samples that FeatCal sees in the study."""
         names = {"samples", "batch", "seed"} - changes.keys()
         return Draw(stream="train", **{name: getattr(self, name) for name in names}, **changes)
-
-
-def at_papers_once(study: Any) -> None:
-    """Raise BadSetting where a study would run FeatCal at the paper's settings twice."""
-    twice = study.at_papers is not None and study.rivals.setting == "paper"
-    expected = "must be left out where the rivals' settings are the paper's"
-    require(not twice, f"{study.section}.at_papers", study.at_papers, expected)
 
 
 @cache
@@ -474,7 +479,7 @@ def _adapt_runs(
     group, rows = _group_and_rows("adapt", key, entry, suite, merged)
     role, pool = role_and_pool(key, "adapt")
     place, texts, found = f"adapt.{key}.{suite}", isinstance(pool, str), {}
-    methods = TEXT_ADAPTERS if texts else tuple(ADAPTERS)
+    methods = TRAINED_ADAPTERS if texts else tuple(ADAPTERS)
     named = {f"adapt.{key}.{FROM}.{upstream}": row for upstream, row in rows.items()}
     for where, mapping in ({place: group} | named).items():
         for method in mapping or ():
@@ -556,9 +561,18 @@ def study_run(
     if isinstance(own.get("rivals"), dict):
         found["rivals"] = {**rivals, **own["rivals"]}
     if isinstance(own.get("at_papers"), bool):
-        fine = not own["at_papers"] or paper is not None
-        require(fine, f"{place}.at_papers", True, "must be false without `paper` in studied")
+        fine = not own["at_papers"] or (paper is not None and setting != "paper")
+        expected = "must be left out where the suite has no settings but the paper's"
+        require(fine, f"{place}.at_papers", True, expected)
         found["at_papers"] = paper if own["at_papers"] else None
+    if isinstance(own.get("without"), dict):
+        for name, change in own["without"].items():
+            fine = isinstance(change, dict) and bool(change)
+            require(fine, f"{place}.without.{name}", change, "must be a mapping of settings")
+        changed = {
+            n: {**(found.get("featcal") or {}), **change} for n, change in own["without"].items()
+        }
+        found["without"] = changed
     if isinstance(own.get("around"), list):
         at = {"paper": {"featcal": paper}, setting: {"featcal": featcal}}
         found["around"] = [{**at.get(one.get("setting"), {}), **one} for one in own["around"]]

@@ -13,7 +13,7 @@ from featcal.files import write_json
 from featcal.models.load import load_tokenizer
 from reproduction.engine.context import load_setup
 from reproduction.engine.spec import specs
-from reproduction.language.chat import answer
+from reproduction.language.generation import answer
 from reproduction.prepare.chat import PLAIN
 from reproduction.prepare.texts import load_texts
 

@@ -37,8 +37,7 @@ from featcal.files import atomic_path
 from featcal.models.load import load_clip, load_tokenizer
 from reproduction.engine.workers import fan_out
 from reproduction.mini.clip import TEMPLATES, normalised
-from reproduction.mini.images import draw_split
-from reproduction.mini.tasks import TASKS
+from reproduction.mini.images import TASKS, draw_split
 from reproduction.mini.training import MODELS
 from reproduction.prepare.fine_tune import fine_tune
 from reproduction.prepare.suite import FineTune

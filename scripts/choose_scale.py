@@ -19,7 +19,7 @@ from featcal.models.load import load_tokenizer
 from reproduction.engine.context import Setup, load_setup
 from reproduction.engine.samples import Selection
 from reproduction.engine.score import answers
-from reproduction.language.chat import right_answers
+from reproduction.language.generation import right_answers
 from reproduction.prepare.chat import INSTRUCTIONS
 from reproduction.prepare.texts import load_texts
 

@@ -41,7 +41,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "results": set(),
     "language": {"prepare", "mini"},
     "mini": {"experiments", "prepare.tasks", "prepare.texts"},
-    "prepare": KNOWN | {"mini.tasks"},
+    "prepare": KNOWN,
     "engine": KNOWN | {"language", "prepare"},
     "field": KNOWN | {"prepare", "engine"},
     "studies": KNOWN

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -117,6 +117,7 @@ class Setup:
     pool: Pool
     only: tuple[str, ...] = ()  # some of its tasks
     made: Path | None = None  # a folder for models made from those
+    change: Callable[[str, Any], Any] | None = None  # of a task's samples when they are read
 
     @property
     def key(self) -> str:

@@ -55,7 +55,8 @@ class Stream:
 def load_split(setup: Setup, task: str, split: str) -> Any:
     from reproduction.prepare.sources import load_task
 
-    return load_task(setup.data, task, split, setup.base)
+    samples = load_task(setup.data, task, split, setup.base)
+    return setup.change(task, samples) if setup.change else samples
 
 
 def streams(

@@ -148,7 +148,7 @@ def chat_answers(
 ) -> Counts:
     """Return the answers by task, by likelihood and, under <task>-greedy, by greedy exact match."""
     from featcal.models.load import load_tokenizer
-    from reproduction.language.chat import right_answers
+    from reproduction.language.generation import right_answers
     from reproduction.prepare.chat import INSTRUCTIONS
     from reproduction.prepare.texts import load_texts
 
@@ -166,7 +166,7 @@ def chat_answers(
 def unseen_chats(setup: Setup, model: Any, split: str) -> Counts:
     """Return the answers to tasks that no expert saw, and the log-likelihood of plain texts."""
     from featcal.models.load import load_tokenizer
-    from reproduction.language.chat import log_likelihood
+    from reproduction.language.generation import log_likelihood
     from reproduction.prepare.chat import PLAIN
     from reproduction.prepare.texts import load_texts
 

@@ -3,12 +3,20 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from featcal.files import atomic_folder
 from reproduction.engine.context import Setup
-from reproduction.experiments import ANCHOR, DOMAIN_POOL, Draw, Reading
+from reproduction.experiments import (
+    ADAPTERS,
+    ANCHOR,
+    DOMAIN_POOL,
+    TRAINED_ADAPTERS,
+    Draw,
+    Reading,
+)
 
 
 @dataclass(frozen=True)
@@ -121,11 +129,58 @@ def merged_model(setup: Setup, upstream: str) -> ModelSpec:
     return ModelSpec("merged", setup.merged(upstream), "merged", upstream)
 
 
-def rival(study: Any, method: str, folder: Path, **more: Any) -> ModelSpec:
-    """Return FeatCal or adapters as a study compares them. more: what replaces its own parts."""
+def featcal_at(study: Any, folder: Path, name: str, settings: Any, **more: Any) -> ModelSpec:
+    """Return FeatCal at some settings. more: what replaces the study's own parts."""
+    names = ("upstream", "setting", "seed")
+    own = {n: more.pop(n) if n in more else getattr(study, n) for n in names}
+    own |= {"draw": more.pop("draw", None) or study.drawn(), **more}
+    return ModelSpec(name, folder / name, "featcal", settings=settings, **own)
+
+
+def rival(study: Any, folder: Path, method: str, **more: Any) -> ModelSpec:
+    """Return FeatCal or adapters as a study compares them, in a folder of their own below `folder`.
+
+    stream: of adapters that see other samples.   more: what replaces the study's own parts.
+    """
     names = ("upstream", "samples", "seed")
     upstream, samples, seed = (more.pop(n) if n in more else getattr(study, n) for n in names)
-    rivals = more.pop("rivals", study.rivals)
-    own = {"settings": getattr(rivals, method, None), "draw": rivals.draw(method, samples, seed)}
-    own |= {"setting": rivals.setting, "corrects": "" if method == "featcal" else "merged"}
-    return ModelSpec(folder.name, folder, method, upstream, seed=seed, **{**own, **more})
+    rivals, stream = study.rivals, more.pop("stream", "")
+    own = {"setting": rivals.setting + ("_train" if stream == "train" else "")}
+    own |= {"settings": getattr(rivals, method, None) or ADAPTERS[method]()}
+    own |= {"corrects": "" if method == "featcal" else "merged"}
+    own |= {"draw": rivals.draw(method, samples, seed, stream), **more}
+    parts = (upstream, method, own["setting"], samples, seed, own.get("damage"))
+    name = "-".join(str(part) for part in parts if part)
+    return ModelSpec(name, folder / name, method, upstream, seed=seed, **own)
+
+
+def rivals(
+    study: Any, folder: Path, *methods: str, streams: Iterable[str] = ("",), **more: Any
+) -> list[ModelSpec]:
+    """Return adapters by their methods, on each stream ("": the study's); FeatCal at its settings.
+
+    Those are the rivals' and, where the study has them, the paper's.
+    """
+    papers = getattr(study, "paper", None) or getattr(study, "at_papers", None)
+    settings = {study.rivals.setting: study.rivals.featcal} | ({"paper": papers} if papers else {})
+    found = []
+    for stream, method in product(streams, methods):
+        if method != "featcal":
+            found.append(rival(study, folder, method, stream=stream, **more))
+            continue
+        for setting, own in settings.items():
+            found.append(rival(study, folder, method, setting=setting, settings=own, **more))
+    return found
+
+
+def main_models(study: Any, setup: Setup) -> list[ModelSpec]:
+    """Return the references and a study's mergers, with FeatCal at both settings and adapters."""
+    mergers = [model for model in merged(setup) if model.upstream in study.upstreams]
+    found = [model for model in references(setup) if model.method != "multitask"] + mergers
+    folder = setup.folder("studied")
+    for model in mergers:
+        found += rivals(study, folder, "featcal", upstream=model.upstream)
+    for model in mergers:
+        own = {"upstream": model.upstream, "corrects": model.name}
+        found += rivals(study, folder, *TRAINED_ADAPTERS, **own)
+    return found

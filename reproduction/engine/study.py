@@ -1,7 +1,9 @@
 """A study: settings that make models, keep none of them, and record small tables."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from featcal.files import atomic_folder, write_json
@@ -67,3 +69,25 @@ def rows_of(
     """Return the rows of models. others: those that adapters correct.   evaluate: as of `score`."""
     scores = score(f"{label} score", setup, [*others, *models], evaluate)
     return [row for model in models for row in scores[model.name]]
+
+
+def compared(
+    label: str,
+    setup: Setup,
+    aside: Path,
+    parts: Mapping[str, Path],
+    models: Callable[[Setup], Iterable[ModelSpec]],
+    columns: Mapping[str, Any] | None = None,
+    evaluate: Evaluate | None = None,
+) -> list[Row]:
+    """Make models from these parts of the role, and return their rows with more columns.
+
+    aside: folder of the models, and of the parts that lie there; it is deleted at the end.
+    """
+    here = replace(setup, context=replace(setup.context, aside=aside))
+    here.prepared.mkdir(parents=True)
+    for name, target in parts.items():
+        (here.prepared / name).symlink_to(target)
+    rows = make_and_score(here, label, list(models(here)), evaluate=evaluate)
+    rmtree(aside)
+    return [row | dict(columns or {}) for row in rows]

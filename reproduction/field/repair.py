@@ -1,10 +1,18 @@
-"""REPAIR: give the outputs of a merged model's linears the mean and deviation of its experts'.
+"""What follows a merged model without training: REPAIR and SVC.
+
+REPAIR: give the outputs of a merged model's linears the mean and deviation of its experts'.
 
 Source: Jordan et al., REPAIR: REnormalizing Permuted Activations for Interpolation Repair, ICLR 2023
 (arXiv 2211.08403): two networks on the same samples. Here N experts, each on the samples of all tasks.
+
+SVC: shrink the singular values of a merged model's change where its experts share directions.
+
+Source: Li et al., When Shared Knowledge Hurts, 2026 (arXiv 2602.05536, Eqs. 4 and 8, Algorithm 1);
+FusionBench, fusion_bench/method/singular_value_calibration/utils.py. After Iso-C all singular values
+are equal, so the directions that SVC weighs are arbitrary and its result is not reproducible.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +21,19 @@ from torch import Tensor, nn
 
 from featcal.baselines.training import as_module, together
 from featcal.core.precision import exact_products
+from featcal.merging.merge import Form
+from featcal.merging.registry import NamedTensors
+from featcal.merging.sources import Tensors, is_vocabulary, require_alike, source
+from featcal.merging.tensors import conv1d_names, task_vectors
 from featcal.models.batch import Batch, Model, TaskBatches, single_samples
 from featcal.models.blocks import model_call, output_hooks
 from featcal.models.load import evaluation_mode, save_model
 from featcal.models.modules import solved_modules, weight_of
 from featcal.models.plan import blocks_of, plan_for
+from reproduction.field.settings import SVC_LEAST
 
 Moments = Mapping[str, Tensor]  # by linear: mean and standard deviation of its outputs, (2, o)
+TINY = 1e-12  # FusionBench's least squared length of an expert's response
 
 
 def all_samples(batches: TaskBatches) -> Batch:
@@ -87,3 +101,57 @@ def moments(output: Tensor, batch: Batch) -> Tensor:
         output = output[mask.flatten().bool()]
     rows = output.reshape(-1, output.shape[-1]).double()
     return torch.stack([rows.mean(0), rows.std(0, correction=0)])
+
+
+def svc_matrix(tau: Tensor, vectors: Sequence[Tensor], least: float = SVC_LEAST) -> Tensor:
+    """Return Σ γᵣ σᵣ uᵣ vᵣᵀ, where τ = Σ σᵣ uᵣ vᵣᵀ, aᵢ = uᵣᵀ τᵢ and
+    γᵣ = N / Σ max(least, ⟨uᵣᵀ τ, aᵢ⟩ / ‖aᵢ‖²), (o, d).
+
+    tau: of the merged model.   vectors: τᵢ of N experts.   All (o, d), float64.
+    """
+    U, S, Vt = torch.linalg.svd(tau, full_matrices=False)
+    coefficients = []
+    for vector in vectors:
+        response = U.T @ vector  # (r, d)
+        along = S * (Vt * response).sum(1)
+        coefficients.append((along / response.square().sum(1).clamp_min(TINY)).clamp_min(least))
+    factors = len(vectors) / torch.stack(coefficients).sum(0)  # (r,)
+    calibrated: Tensor = U * (factors * S) @ Vt
+    return calibrated
+
+
+def svc(
+    merged: Model,
+    base: Model,
+    experts: Mapping[str, Model],
+    *,
+    least: float = SVC_LEAST,
+    out: Path | None = None,
+    device: str | torch.device = "cpu",
+) -> nn.Module | Path:
+    """Apply SVC to every matrix but word embeddings; return the module, or the folder `out`."""
+    form, ours = Form.of(base, experts), source(merged, "merged").tensors
+    start = form.source.tensors
+    theirs = {task: source(experts[task], f"expert {task!r}").tensors for task in sorted(experts)}
+    require_alike(start, {**theirs, "merged": ours})
+    tensors = calibrated_tensors(ours, start, [*theirs.values()], least, torch.device(device))
+    return form.result(tensors, out)
+
+
+def calibrated_tensors(
+    merged: Tensors, base: Tensors, experts: Sequence[Tensors], least: float, device: torch.device
+) -> NamedTensors:
+    """Yield every tensor in the merged model's dtype."""
+    turned = conv1d_names(base)
+    for name, each in merged.items():
+        tensor = each.finite()
+        if tensor.dim() == 2 and tensor.is_floating_point() and not is_vocabulary(name):
+            start = base[name].finite().to(device)
+            own = [tensor.to(device), *(expert[name].finite().to(device) for expert in experts)]
+            vectors = task_vectors(start, own)
+            if name in turned:  # stored as (d, o)
+                vectors = [vector.T for vector in vectors]
+            change = svc_matrix(vectors[0], vectors[1:], least)
+            change = change.T if name in turned else change
+            tensor = (start.double() + change).to(tensor.dtype).cpu()
+        yield name, tensor

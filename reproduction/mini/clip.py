@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
 
 from reproduction.mini.canvas import SIDE
-from reproduction.mini.images import WEB, draw_split
-from reproduction.mini.tasks import TASKS
+from reproduction.mini.images import TASKS, WEB, draw_split
 from reproduction.mini.training import CARDS, Training, with_first_weights, write_base
 
 PAD, UNK, BOS, EOS = SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # CLIP's legacy end is id 2

@@ -1,26 +1,72 @@
-"""Draw the splits of a task: pictures with balanced labels, their domain shift, and parquet files.
+"""Draw the splits of the twenty tasks: pictures with balanced labels, their domain shift, parquet files.
 
-Every task has one fixed shift, as a camera or scanner would have. It makes the zero-shot gap that
+tasks.yaml has the tasks' names and classes. Every task has one fixed shift, as a camera or scanner would have. It makes the zero-shot gap that
 experts close, and keeps the tasks' inputs apart from each other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+import yaml
 from PIL import Image, ImageDraw
 
 from featcal.files import atomic_path
+from reproduction.mini import lettering, scenes, things
 from reproduction.mini.canvas import SIDE
-from reproduction.mini.tasks import TASKS
 
 COUNTS = {"train": 1200, "validation": 300, "test": 500}  # web pictures are for pre-training
 WEB = 800
 GREY = 0.42  # mean of the pictures; colours are mixed around it
 COLUMNS, ZOOM, COLOURS, GAP = 6, 2, 256, 6  # of a contact sheet; its palette keeps the file small
+
+DrawPicture = Callable[[int, np.random.Generator], np.ndarray]
+DRAW: dict[str, DrawPicture] = {
+    "sun397": scenes.landscape, "stanford-cars": scenes.automobile, "resisc45": scenes.sight,
+    "eurosat": scenes.land_cover, "svhn": lettering.house_number, "gtsrb": things.traffic_sign,
+    "dtd": scenes.texture, "oxford_flowers102": things.flower, "pcam": scenes.tissue,
+    "fer2013": things.face, "oxford-iiit-pet": things.pet, "stl10": things.thing,
+    "cifar100": things.coloured_shape, "cifar10": things.cluttered_thing, "food101": things.dish,
+    "fashion_mnist": things.garment, "emnist_letters": lettering.letter,
+    "kmnist": lettering.cursive_glyph, "rendered-sst2": lettering.review,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MiniTask:
+    """One task of the suite; tasks.yaml says what the fields are.   classes: names by label."""
+
+    key: str
+    paper_name: str
+    word: str
+    description: str
+    classes: tuple[str, ...]
+    hard: bool = False
+
+    @property
+    def templates(self) -> tuple[str, str, str]:
+        """Three sentences with one {} each for the class."""
+        word = self.word
+        return f"a {word} of {{}}", f"the {word} of {{}}", f"a photo of the {word} {{}}"
+
+    def draw(self, label: int, rng: np.random.Generator, split: str) -> np.ndarray:
+        """Draw one picture, (32, 32, 3) uint8."""
+        if self.key == "mnist":  # real digits, which splits share out
+            return lettering.handwritten_digit(label, rng, split)
+        return DRAW[self.key](label, rng)
+
+
+def _classes(lists: Sequence[str]) -> tuple[str, ...]:
+    return tuple(" ".join(words) for words in product(*(one.split() for one in lists)))
+
+
+ENTRIES = yaml.safe_load(Path(__file__).with_name("tasks.yaml").read_text("utf-8"))
+TASKS = {k: MiniTask(k, **(e | {"classes": _classes(e["classes"])})) for k, e in ENTRIES.items()}
 
 
 def draw_split(

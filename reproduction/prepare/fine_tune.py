@@ -157,7 +157,7 @@ def fine_tune_text(
 ) -> Any:
     """Return an expert of the language model in `folder`, dense, in float32 on the CPU.
 
-    samples: those with empty answers are left out.   adapters: a folder for recipe.lora's adapters.
+    samples: those with an empty answer are skipped.   adapters: a folder for recipe.lora's adapters.
     Raises: Diverged; BadData for a sample without a target; BadFile for a model of another kind.
     """
     base = load_model(folder)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import PIL
+import torch
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor
@@ -43,6 +44,7 @@ class SentenceSet:
     """Texts, shortest first, so that batches of neighbours hold little padding.
 
     ids: tokens of every text.   labels: (n,), int64.   rows: of the file, (n,).
+    first: position of every text's first token. Default: left to the model.
     """
 
     texts: tuple[str, ...]
@@ -51,16 +53,23 @@ class SentenceSet:
     classes: tuple[str, ...]
     rows: NDArray[np.int64]
     tokenizer: Any
+    first: int | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> dict[str, Tensor]:
-        """Return keywords of the model's forward: input_ids and attention_mask, (n, longest)."""
+        """Return keywords of the model's forward, (n, longest): input_ids and attention_mask, and
+        position_ids where texts have a first position.
+        """
         from featcal.data.batches import padded
 
         ids, mask = padded([self.ids[index] for index in indices], self.tokenizer.pad_token_id)
-        return {"input_ids": ids, "attention_mask": mask}
+        found = {"input_ids": ids, "attention_mask": mask}
+        if self.first is not None:
+            positions = torch.arange(self.first, self.first + ids.shape[1])
+            found["position_ids"] = positions.expand_as(ids)
+        return found
 
     def batches(
         self, indices: Sequence[int] | NDArray[np.int64] | None, size: int

@@ -5,6 +5,7 @@ Finished experts lie outside the stage's outputs until all are, so an interrupte
 
 import shutil
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -129,27 +130,35 @@ def made(setup: Setup, role: Any, name: str) -> Path:
     if not (store / first).exists():  # what every expert begins from, `first` written last
         workers = min(suite.workers, 1)
         dict(fan_out("prepare", write, {first: (model, *given, store)}, workers))
-    kind, dtype = getattr(role, "experts", FINE_TUNE), getattr(role, "dtype", "float32")
-    jobs = {}
-    for task, recipe in recipes.items():
-        job = ExpertJob(task, kind, recipe, seed, suite.device, dtype)
-        jobs[task] = (job, store / "experts" / task)
+    how = (getattr(role, "experts", FINE_TUNE), getattr(role, "dtype", "float32"))
     texts = setup.texts if isinstance(role, LanguageRole) else data
-    make_experts(setup, store, store / TEXTS if first == TEXTS else texts, jobs)
+    texts = store / TEXTS if first == TEXTS else texts
+    make_experts(setup, store, texts, recipes, {seed: store / "experts"}, *how)
     return store
 
 
 def make_experts(
-    setup: Setup, store: Path, data: Path, jobs: Mapping[str, tuple[ExpertJob, Path]]
+    setup: Setup,
+    store: Path,
+    data: Path,
+    recipes: Mapping[str, Any],
+    folders: Mapping[int, Path],
+    kind: str = FINE_TUNE,
+    dtype: str = "float32",
 ) -> None:
-    """Write the experts whose folders are missing, from base and heads in the store."""
-    missing = {}
-    for name, (job, out) in jobs.items():
+    """Write the experts that are missing, from base and heads in the store.
+
+    recipes: by task.   folders: of all experts with a seed, by seed.   kind, dtype: as of ExpertJob.
+    """
+    context, jobs = setup.context, {}
+    for (seed, folder), (task, recipe) in product(folders.items(), recipes.items()):
+        name, out = f"{task}, seed {seed}", folder / task
         if out.is_dir():
             console.print(f"expert {name}: already there")
         else:
-            missing[name] = (job, data, store, setup.context.pins, out)
-    setup.context.run("expert", experts.write_expert, missing)
+            job = ExpertJob(task, kind, recipe, seed, context.suite.device, dtype)
+            jobs[name] = (job, data, store, context.pins, out)
+    context.run("expert", experts.write_expert, jobs)
 
 
 def _files(data: Path, tasks: Iterable[str]) -> list[Path]:

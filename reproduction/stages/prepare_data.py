@@ -11,8 +11,7 @@ from featcal.files import atomic_folder, read_json, write_json
 from reproduction.engine.context import Context, load_context, pick
 from reproduction.engine.workers import console
 from reproduction.experiments import DOMAIN_POOL, GLUE_POOL
-from reproduction.mini import tasks as mini
-from reproduction.mini.images import draw_split, write_contact_sheet, write_notice, write_parquet
+from reproduction.mini import images as mini
 from reproduction.mini.language import domains
 from reproduction.prepare.hub import pinned_data
 from reproduction.prepare.sources import Source, write_sources
@@ -70,7 +69,7 @@ def _counts(given: Data | Texts | None) -> dict[str, Any]:
 def _drawn_images(context: Context, folder: Path) -> dict[str, Source]:
     data, tasks = context.suite.data, context.suite.tasks
     given, sources = (data.seed, data.strength, _counts(data)), {}
-    context.run("draw", write_parquet, {task: (task, folder / task, *given) for task in tasks})
+    context.run("draw", mini.write_parquet, {task: (task, folder / task, *given) for task in tasks})
     for task in tasks:
         names = ("paper_name", "description", "classes", "templates")
         about = {name: getattr(mini.TASKS[task], name) for name in names}
@@ -120,14 +119,14 @@ def _describe_images(context: Context, sources: dict[str, Source]) -> None:
     write_json(results / "choice.json", read_json(CHOICE) if drawn else {})
     sheet = results / "contact_sheet.png"
     if not drawn:
-        write_notice("Pictures of data from elsewhere are not kept with the results.", sheet)
+        mini.write_notice("Pictures of data from elsewhere are not kept with the results.", sheet)
         return
     rows = []
     for task in suite.tasks:
-        plain, labels = draw_split(task, TRAIN, SHOWN, data.seed, 0.0)
-        shifted, _ = draw_split(task, TRAIN, SHOWN, data.seed, data.strength)
+        plain, labels = mini.draw_split(task, TRAIN, SHOWN, data.seed, 0.0)
+        shifted, _ = mini.draw_split(task, TRAIN, SHOWN, data.seed, data.strength)
         rows.append((plain, shifted, labels))
-    write_contact_sheet(rows, sheet)
+    mini.write_contact_sheet(rows, sheet)
 
 
 def _drawn_texts(context: Context, folder: Path) -> dict[str, TextSource]:

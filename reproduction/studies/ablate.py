@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from featcal.settings import Calibration, Settings, require
+from featcal.settings import Calibration, Settings
 from reproduction.engine.context import Setup
 from reproduction.engine.make import rescale
 from reproduction.engine.samples import Selection
 from reproduction.engine.score import averages, highest
-from reproduction.engine.spec import ModelSpec
+from reproduction.engine.spec import ModelSpec, featcal_at
 from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import ANCHOR, RESCALED, Each, Setting, Study
 from reproduction.results import SCALES, SCORES
@@ -28,7 +28,7 @@ class Rescaling(Settings):
 
 
 class AblateStudy(Study):
-    """Settings of the study. without: by name, the changes of `featcal`, checked into settings."""
+    """Settings of the study. without: by name, `featcal` with what a group changes in it."""
 
     section = "ablate"
     scores = SCORES
@@ -39,22 +39,12 @@ class AblateStudy(Study):
     samples: PositiveInt
     batch: PositiveInt
     seed: NonNegativeInt
-    without: Mapping[str, Any]
+    without: Mapping[str, Calibration]
     rescale: Rescaling
-
-    def check(self) -> None:
-        changed = {}
-        for name, change in self.without.items():
-            place = f"ablate.without.{name}"
-            fine = isinstance(change, dict | Calibration) and bool(change)
-            require(fine, place, change, "must be a mapping of settings")
-            own = dict(self.featcal) | dict(change)
-            changed[str(name)] = Calibration.from_mapping(own, place)
-        object.__setattr__(self, "without", changed)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         jobs = {upstream: (setup, self, upstream) for upstream in self.upstreams}
-        tried = setup.context.run(f"ablate {self.key} factor", tried_factors, jobs)
+        tried = setup.context.run(f"{self.label} factor", tried_factors, jobs)
         models, scales = [], []
         for upstream, values in tried.items():
             best = highest(values)
@@ -66,9 +56,9 @@ class AblateStudy(Study):
                 model = ModelSpec(f"{upstream}/{name}", out / name, name, upstream, settings=factor)
                 models.append(model)
             for name, changed in self.without.items():
-                own = ("featcal", upstream, name, self.seed, changed, self.drawn())
-                models.append(ModelSpec(f"{upstream}/{name}", out / name, *own))
-        return StudyResult(make_and_score(setup, f"ablate {self.key}", models), {"scales": scales})
+                own = {"upstream": upstream, "setting": name}
+                models.append(featcal_at(self, folder, f"{upstream}/{name}", changed, **own))
+        return StudyResult(make_and_score(setup, self.label, models), {"scales": scales})
 
 
 def tried_factors(setup: Setup, study: AblateStudy, upstream: str) -> dict[float, float]:

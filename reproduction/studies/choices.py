@@ -1,4 +1,4 @@
-"""What the paper leaves open for language models: one choice changed at a time, for the report."""
+"""What the paper leaves open for language models: one choice changed at a time."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, Distinct, require
 from reproduction.engine.context import Setup
-from reproduction.engine.spec import ModelSpec
+from reproduction.engine.spec import ModelSpec, featcal_at
 from reproduction.engine.study import StudyResult, make_and_score
 from reproduction.experiments import DOMAIN_POOL, GLUE_POOL, Reading, Setting, Study
 from reproduction.results import CHOICES
@@ -64,10 +64,10 @@ class ChoicesStudy(Study):
         settings = self.featcal.but(**(change if choice == "modules" else {}))
         draw = self.drawn(seed=seed).but(**(change if choice == "samples" else {}))
         name = f"{choice or 'default'}-{option or seed}"
-        words = ("featcal", self.upstream, self.setting, seed, settings, draw, reading)
         columns = {"choice": choice, "option": option, "default": int(not choice)}
-        return ModelSpec(name, folder / name, *words, columns=columns)
+        own = {"seed": seed, "draw": draw, "reading": reading, "columns": columns}
+        return featcal_at(self, folder, name, settings, **own)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         models = list(self.models(folder))
-        return StudyResult(make_and_score(setup, f"choices {self.key}", models))
+        return StudyResult(make_and_score(setup, self.label, models))

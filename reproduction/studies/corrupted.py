@@ -10,9 +10,9 @@ from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import damaged, load_split, seen_rows
 from reproduction.engine.score import Row
-from reproduction.engine.spec import ModelSpec, merged_model, rival
+from reproduction.engine.spec import ModelSpec, merged_model, rivals
 from reproduction.engine.study import StudyResult, make_and_score
-from reproduction.experiments import Each, Rivals, Seeds, Study, at_papers_once
+from reproduction.experiments import Each, Rivals, Seeds, Study
 from reproduction.results import CORRUPTED, EXAMPLES, SEEN
 
 Corruption = Literal["gaussian_noise", "motion_blur", "fog"]
@@ -43,7 +43,6 @@ class CorruptedStudy(Study):
         fine = isinstance(self.severity, tuple) if self.of_texts else self.severity == 3
         expected = "must be 3, as the paper has it, or of texts a list of 1, 2 and 3"
         require(fine, "corrupted.severity", self.severity, expected)
-        at_papers_once(self)
 
     @property
     def of_texts(self) -> bool:
@@ -57,25 +56,20 @@ class CorruptedStudy(Study):
 
     def models(self, folder: Path) -> list[ModelSpec]:
         """Return FeatCal and adapters on every damage; adapters also on FeatCal's samples."""
-        rivals, adapters, found = self.rivals, ("prob_surgery", "surgery"), []
-        ways: list[tuple[str, dict[str, Any]]] = [(method, {}) for method in (*adapters, "featcal")]
-        if self.at_papers:
-            ways.append(("featcal", {"setting": "paper", "settings": self.at_papers}))
-        if rivals.stream != "train":
-            own = {"rivals": rivals.but(stream="train"), "setting": f"{rivals.setting}_train"}
-            ways += [(method, own) for method in adapters]
+        adapters, others, found = ("prob_surgery", "surgery"), self.rivals.streams[1:], []
         damages = [*([""] if self.clean else []), *self.damages]
-        for seed, damage, (method, changes) in product(self.seeds, damages, ways):
-            kind, setting = damage or "clean", changes.get("setting", rivals.setting)
-            more = {"damage": damage, "columns": {"corruption": kind}, "seed": seed, **changes}
-            found.append(rival(self, method, folder / f"{kind}-{method}-{setting}-{seed}", **more))
+        for seed, damage in product(self.seeds, damages):
+            columns = {"corruption": damage or "clean"}
+            shared: dict[str, Any] = {"seed": seed, "damage": damage, "columns": columns}
+            found += rivals(self, folder, *adapters, "featcal", **shared)
+            found += rivals(self, folder, *adapters, streams=others, **shared)
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         from reproduction.prepare.damage import corruption_strengths, damage_strengths
 
         models, merged = self.models(folder), merged_model(setup, self.upstream)
-        rows = make_and_score(setup, f"corrupted {self.key}", models, others=[merged])
+        rows = make_and_score(setup, self.label, models, others=[merged])
         draws = [self.rivals.draw("surgery", self.samples, seed) for seed in self.seeds]
         if self.of_texts:
             pictures, shown, strengths = [], [], damage_strengths()

@@ -18,10 +18,10 @@ from reproduction.engine.samples import at_most, load_split
 from reproduction.engine.spec import ModelSpec, merged_model, rival
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.engine.workers import Jobs, fan_out
-from reproduction.experiments import Draw, Rivals, Study
+from reproduction.experiments import TRAINED_ADAPTERS, Draw, Rivals, Study
 from reproduction.results import AUDIT
 
-METHODS = ("featcal", "surgery", "prob_surgery")
+METHODS = ("featcal", *TRAINED_ADAPTERS)
 Batches = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
 
 
@@ -43,7 +43,7 @@ class CostStudy(Study):
         require(max(self.audit, default=0) <= steps, "cost.audit", self.audit, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        models = [rival(self, method, folder / method) for method in METHODS]
+        models = [rival(self, folder, method) for method in METHODS]
         published = []
         for model in models[1:] if self.audit else ():
             name, settings = f"{model.name} each_step", model.settings.but(encode="each_step")
@@ -58,7 +58,7 @@ class CostStudy(Study):
             out, name = step_folder(model.folder, step), f"{model.name} {step}"
             audited.append(model.but(name=name, folder=out, columns=columns))
         others = [merged_model(setup, self.upstream)]
-        return StudyResult(rows_of(setup, f"cost {self.key}", audited, others), record=record)
+        return StudyResult(rows_of(setup, self.label, audited, others), record=record)
 
 
 def step_folder(out: Path, step: int) -> Path:
@@ -87,9 +87,8 @@ def measure(setup: Setup, model: ModelSpec, audit: Iterable[int] = ()) -> dict[s
 
 def costs(study: Study, jobs: Jobs, at_once: int, threads: int | None) -> dict[str, Any]:
     """Return the costs of jobs of `measure` for the run record; those with most samples start first."""
-    label = f"{study.section} {study.key}"
     longest_first = dict(sorted(jobs.items(), key=lambda job: -job[1][1].draw.samples))
-    found = dict(fan_out(label, measure, longest_first, at_once, threads, fresh=True))
+    found = dict(fan_out(study.label, measure, longest_first, at_once, threads, fresh=True))
     record = {"cost": [found[name] for name in jobs], "at_once": at_once, "threads": threads}
     return record | {"settings": study.model_dump()}
 

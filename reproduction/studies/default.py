@@ -113,7 +113,7 @@ class DefaultStudy(Study):
             if not file.is_file():
                 jobs[f"{name}, {n} samples, seed {seed}"] = (setup, self, name, n, seed, file)
         workers = setup.context.suite.workers or 1
-        dict(fan_out(f"default {self.key}", run, jobs, workers, fresh=True))
+        dict(fan_out(self.label, run, jobs, workers, fresh=True))
         cells = [read_json(file) for file in files]
         rmtree(store)
         rows, candidates = ([r for one in cells for r in one[n]] for n in ("rows", "candidates"))

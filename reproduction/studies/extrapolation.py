@@ -3,7 +3,7 @@
 Protocol, fixed before any score was seen. After one merger, FeatCal is calibrated at every order, α
 and ρ with several λ; of each such cell, and of `stream` over ρ, the one of least KL to the experts on
 training samples that no calibration sees is scored. Next to them: the anchor alone at each ρ, the
-paper's settings with one part of `stream` added, and `stream` with one part left out.
+paper's settings with one part of `stream` added to them, and `stream` without one of its parts.
 
 Last, ρ acts on some weights only, at the cell of forward order, the first α and the last ρ. With the
 eigenvectors v and eigenvalues g of a site's Σ ωG, and the anchors A at ρ and A₁ at ρ = 1, the anchor
@@ -25,7 +25,7 @@ from reproduction.engine.context import Setup
 from reproduction.engine.make import make
 from reproduction.engine.samples import Selection, load_split, streams
 from reproduction.engine.score import evaluate_model
-from reproduction.engine.spec import ModelSpec
+from reproduction.engine.spec import ModelSpec, featcal_at
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.experiments import Each, Study
 from reproduction.results import EXTRAPOLATION, EXTRAPOLATION_CANDIDATES
@@ -83,8 +83,7 @@ class ExtrapolationStudy(Study):
             value = getattr(settings, name)
             columns[name] = "" if value == "auto" else f"{value:g}"
         name = "-".join(columns.values())
-        words = ("featcal", self.upstream, "", self.seed, settings, self.drawn())
-        return ModelSpec(name, folder / name, *words, columns=columns)
+        return featcal_at(self, folder, name, settings, setting="", columns=columns)
 
     def first(self, folder: Path) -> list[ModelSpec]:
         """Return the cells, the anchors alone, and `stream` at every ρ."""
@@ -114,7 +113,7 @@ class ExtrapolationStudy(Study):
         return changed
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        label, first = f"extrapolation {self.key}", self.first(folder)
+        label, first = self.label, self.first(folder)
         make(label, setup, first)
         first = self.measured(setup, first)
         rho = min((m for m in first if m.columns["choice"] == STREAM), key=distance).settings
@@ -135,7 +134,7 @@ class ExtrapolationStudy(Study):
     def measured(self, setup: Setup, models: Sequence[ModelSpec]) -> list[ModelSpec]:
         """Return models with their divergence among their columns."""
         jobs = {model.name: (setup, self, model) for model in models}
-        far = setup.context.run(f"extrapolation {self.key} divergence", mean_divergence, jobs)
+        far = setup.context.run(f"{self.label} divergence", mean_divergence, jobs)
         return [m.but(columns={**m.columns, "divergence": far[m.name]}) for m in models]
 
 

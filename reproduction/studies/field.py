@@ -109,9 +109,9 @@ class FieldStudy(Study):
         names = [*self.mergers, *([TANGENT] if self.tangent else [])]
         longest_first = sorted(names, key=lambda name: (name not in self.trained, name != TANGENT))
         jobs = {name: (setup, self, name, folder / name) for name in longest_first}
-        made = setup.context.run(f"field {self.key}", make, jobs)
+        made = setup.context.run(self.label, make, jobs)
         models = [model for name in names for model in self.models(name, folder / name)]
-        rows = rows_of(setup, f"field {self.key}", models, evaluate=partial(evaluate, self))
+        rows = rows_of(setup, self.label, models, evaluate=partial(evaluate, self))
         chosen = {name: made[name][0] for name in self.mergers}
         tried = {name: made[name][1] for name in self.mergers if made[name][1]}
         cost = {name: made[name][2] for name in names}
@@ -195,8 +195,7 @@ def repair(setup: Setup, study: FieldStudy, name: str, out: Path, clock: Clock) 
     from featcal.baselines.training import pool_features
     from reproduction.field.inner_adapters import inner_adapters
     from reproduction.field.prodistill import prodistill
-    from reproduction.field.repair import all_samples, output_moments, renormalised
-    from reproduction.field.svc import svc
+    from reproduction.field.repair import all_samples, output_moments, renormalised, svc
 
     base, experts, device = setup.base, setup.experts, setup.context.device
     merged, rivals, seed = out / "merged", study.rivals, study.seed

@@ -5,24 +5,27 @@ plus s·δₜ and expert t has its own without it. So every expert answers as be
 task share a constant that the merged model does not undo, and nothing is trained.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration, require
-from reproduction.engine.context import Setup
-from reproduction.engine.samples import Batch, Selection, streams
-from reproduction.engine.score import Row, answers
-from reproduction.engine.study import StudyResult
-from reproduction.experiments import Draw, Each, Rivals, Study
+from reproduction.engine.context import HEADS, Setup
+from reproduction.engine.samples import Selection
+from reproduction.engine.score import Row, evaluate_model
+from reproduction.engine.spec import ModelSpec, merged_model, rivals
+from reproduction.engine.study import StudyResult, compared
+from reproduction.experiments import ADAPTERS, Each, Rivals, Study
 from reproduction.results import OFFSET
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from reproduction.prepare.sources import SentenceSet
 
 TABLE = "embeddings.position_embeddings.weight"
 
@@ -40,18 +43,54 @@ class OffsetStudy(Study):
     seed: NonNegativeInt
     scored: PositiveInt
 
+    def models(self, setup: Setup) -> Iterator[ModelSpec]:
+        """Yield the merged model, FeatCal at both settings, the experts, and adapters."""
+        run, folder = setup.context.experiments.merge[self.merged], setup.folder("studied")
+        yield merged_model(setup, self.upstream).but(settings=run, seed=self.seed)
+        yield from reversed(rivals(self, folder, "featcal"))
+        yield ModelSpec("expert", None, "expert", seed=self.seed)
+        yield from rivals(self, folder, *ADAPTERS)
+
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        jobs = {f"{s:g}": (setup, self, s, folder / f"{s:g}") for s in self.strengths}
-        found = setup.context.run(f"offset {self.key}", rows_at, jobs)
-        return StudyResult([row for rows in found.values() for row in rows])
+        firsts, rows = first_positions(setup), list[Row]()
+        moved = replace(setup, change=partial(placed, firsts))
+        evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
+        jobs = {f"{s:g}": (setup, s, self.seed, folder / f"{s:g}") for s in self.strengths}
+        made = setup.context.run(f"{self.label} models", offset_models, jobs)
+        for name, parts in made.items():
+            given, columns = (moved, folder / name, parts, self.models), {"strength": name}
+            rows += compared(f"{self.label} {name}", *given, columns=columns, evaluate=evaluate)
+        return StudyResult(rows)
 
 
-def placed(first: int, batch: Batch) -> Batch:
-    """Return a batch whose texts are read from a position on."""
+def first_positions(setup: Setup) -> dict[str, int]:
+    """Return the first position of every task's texts."""
+    from reproduction.prepare.sources import TOKENS
+
+    return {task: TOKENS * number for number, task in enumerate(setup.tasks)}
+
+
+def placed(firsts: Mapping[str, int], task: str, samples: "SentenceSet") -> "SentenceSet":
+    return replace(samples, first=firsts[task])
+
+
+def offset_models(setup: Setup, strength: float, seed: int, out: Path) -> dict[str, Path]:
+    """Write base and experts with offsets; return the folders of base, heads and experts."""
     import torch
 
-    ids = batch["input_ids"]
-    return {**batch, "position_ids": torch.arange(first, first + ids.shape[1]).expand_as(ids)}
+    from featcal.core import generator
+    from reproduction.prepare.sources import TOKENS
+
+    firsts, offsets = first_positions(setup), {}
+    words = setup.load(setup.base).get_input_embeddings().weight.detach().cpu()
+    size = float(words.std()) * strength
+    for task, first in firsts.items():
+        draws = generator(task, "offset", seed)
+        offsets[first] = size * torch.randn(words.shape[1], generator=draws)
+    for task, first in firsts.items():
+        with_offsets(setup.expert(task), out / "experts" / task, offsets, first, TOKENS)
+    base = with_offsets(setup.base, out / "base", offsets, None, TOKENS)
+    return {"base": base, "experts": out / "experts", HEADS: setup.heads}
 
 
 def with_offsets(
@@ -71,60 +110,3 @@ def with_offsets(
         for first, offset in offsets.items():
             table[first : first + width] = start if first == own else start + offset
     return save_model(module, out, like=model)
-
-
-def rows_at(setup: Setup, study: OffsetStudy, strength: float, out: Path) -> list[Row]:
-    """Return the rows at one strength."""
-    import torch
-
-    import featcal
-    from featcal.baselines.corrections import MeanShift
-    from featcal.baselines.training import pool_features
-    from featcal.core import generator
-    from reproduction.prepare.sources import TOKENS
-
-    firsts = {task: TOKENS * number for number, task in enumerate(setup.tasks)}
-    words = setup.load(setup.base).get_input_embeddings().weight.detach().cpu()
-    size, offsets = float(words.std()) * strength, {}
-    for task, first in firsts.items():
-        draws = generator(task, "offset", study.seed)
-        offsets[first] = size * torch.randn(words.shape[1], generator=draws)
-    base = with_offsets(setup.base, out / "base", offsets, None, TOKENS)
-    experts = {}
-    for task, first in firsts.items():
-        experts[task] = with_offsets(setup.expert(task), out / task, offsets, first, TOKENS)
-    run, merged = setup.context.experiments.merge[study.merged], out / "merged"
-    featcal.merge(run.method, base, experts, out=merged, **(run.options or {}))
-
-    def seen(draw: Draw) -> dict[str, list[Batch]]:
-        drawn = streams(setup, draw)
-        return {task: [placed(firsts[task], batch) for batch in drawn[task]] for task in drawn}
-
-    rivals, device, seed = study.rivals, setup.context.device, study.seed
-    given: dict[str, Any] = {"base": base, "experts": experts, "device": device, "resume": False}
-    given["batches"] = seen(rivals.draw("featcal", study.samples, seed))
-    models = {("merged", ""): setup.load(merged)}  # the first, which adapters correct
-    for setting, settings in {"paper": study.paper, rivals.setting: rivals.featcal}.items():
-        featcal.calibrate(merged, settings=settings, out=out / setting, **given)
-        models["featcal", setting] = setup.load(out / setting)
-    batches = seen(rivals.draw("surgery", study.samples, seed))
-    pairs = pool_features(merged, experts, batches, setup.projection(), device)
-    methods = (rivals.surgery, rivals.prob_surgery, MeanShift())
-    changes: Any = {(m.name, rivals.setting): m.fit(pairs, seed).apply for m in methods}
-
-    def read(task: str) -> Any:
-        samples, place = Selection("test", study.scored, seed).read(setup, task), firsts[task]
-        batches = lambda *given: map(partial(placed, place), samples.batches(*given))  # noqa: E731
-        return SimpleNamespace(labels=samples.labels, batches=batches)
-
-    def encoders(task: str) -> Any:
-        return {**models, ("expert", ""): setup.load(experts[task])}
-
-    counts: Any = answers(setup, encoders, read, changes)
-    common = {**setup.words, "strength": f"{strength:g}", "metric": "accuracy", "seed": seed}
-    rows = []
-    for (method, setting), found in counts.items():
-        upstream = "" if method == "expert" else study.upstream
-        own = {**common, "upstream": upstream, "method": method, "setting": setting}
-        rows += [{**own, "task": task, **one} for task, one in found.items()]
-    return rows

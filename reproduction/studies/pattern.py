@@ -7,23 +7,19 @@ validation images as with the suite's own shift. Experts are trained anew for ev
 
 from collections.abc import Mapping
 from functools import partial
-from itertools import product
 from pathlib import Path
-from shutil import copyfile, rmtree
+from shutil import copyfile
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration
 from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.score import Row, averages
-from reproduction.engine.study import StudyResult
+from reproduction.engine.spec import main_models
+from reproduction.engine.study import StudyResult, compared
 from reproduction.experiments import Each, Rivals, Study
-from reproduction.prepare.experts import ExpertJob
-from reproduction.prepare.suite import FINE_TUNE
 from reproduction.results import OFFSET
 from reproduction.stages.prepare import make_experts, recipes_of
-from reproduction.studies.expert_seeds import compared
-from reproduction.studies.second_encoder import main_models
 
 SOURCES = "sources.json"
 
@@ -46,22 +42,18 @@ class PatternStudy(Study):
     seed: NonNegativeInt
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        label, tried = f"pattern {self.key}", [(1.0, 1.0), *product(self.strengths, self.factors)]
+        factors = dict.fromkeys(self.strengths, self.factors) | {1.0: (1.0,)}
+        tried = [(s, factor) for s, own in factors.items() for factor in own]
         jobs = {f"{s:g} {factor:g}": (setup, s, factor) for s, factor in tried}
-        found = setup.context.run(f"{label} base", base_accuracy, jobs)
+        found = setup.context.run(f"{self.label} base", base_accuracy, jobs)
         rows, shifts = list[Row](), dict[str, dict[str, float]]()
         for s in self.strengths:
-            far = {
-                f: abs(found[f"{s:g} {f:g}"] - found["1 1"]) for f in (self.factors, (1.0,))[s == 1]
-            }
-            factor = min(far, key=far.__getitem__)
-            shifts[f"{s:g}"] = {"moved": factor, "base": found[f"{s:g} {factor:g}"]}
-            aside = folder / f"{s:g}"
-            parts = trained(f"{label} {s:g}", setup, aside, {"added": s, "moved": factor})
-            models = partial(main_models, self)
-            made = compared(f"{label} {s:g}", setup, aside, parts, models)
-            rows += [{**row, "strength": f"{s:g}"} for row in made]
-            rmtree(aside)
+            far = {factor: abs(found[f"{s:g} {factor:g}"] - found["1 1"]) for factor in factors[s]}
+            factor, name = min(far, key=far.__getitem__), f"{s:g}"
+            shifts[name] = {"moved": factor, "base": found[f"{s:g} {factor:g}"]}
+            parts = trained(setup, folder / name, {"added": s, "moved": factor})
+            given = (setup, folder / name, parts, partial(main_models, self))
+            rows += compared(f"{self.label} {name}", *given, columns={"strength": name})
         return StudyResult(rows, facts={"shifts": shifts})
 
 
@@ -80,19 +72,18 @@ def base_accuracy(setup: Setup, added: float, moved: float) -> float:
     return averages(setup, {1.0: setup.load(setup.base)}, read)[1.0]
 
 
-def trained(label: str, setup: Setup, aside: Path, parts: Mapping[str, float]) -> dict[str, Path]:
+def trained(setup: Setup, aside: Path, parts: Mapping[str, float]) -> dict[str, Path]:
     """Draw images and train experts on them; return the folders of base, heads and experts."""
     from reproduction.mini.images import write_parquet
 
-    data, context, prepared = setup.context.suite.data, setup.context, setup.prepared
+    context, prepared, images = setup.context, setup.prepared, aside / "data"
+    data, seed = context.suite.data, context.suite.expert_seed
     counts = {split: getattr(data, split) for split in ("train", "validation", "test")}
-    given, images = (data.seed, data.strength, counts, parts), aside / "data"
-    context.run(f"{label} draw", write_parquet, {t: (t, images / t, *given) for t in setup.tasks})
+    given = (data.seed, data.strength, counts, parts)
+    context.run(
+        "draw", write_parquet, {task: (task, images / task, *given) for task in setup.tasks}
+    )
     copyfile(setup.data / SOURCES, images / SOURCES)
-    jobs = {}
-    for task, recipe in recipes_of(setup, setup.tasks).items():
-        seed, device = context.suite.expert_seed, context.suite.device
-        job = ExpertJob(task, FINE_TUNE, recipe, seed, device)
-        jobs[task] = (job, aside / "experts" / task)
-    make_experts(setup, prepared, images, jobs)
-    return {name: prepared / name for name in ("base", HEADS)} | {"experts": aside / "experts"}
+    experts = aside / "experts"
+    make_experts(setup, prepared, images, recipes_of(setup, setup.tasks), {seed: experts})
+    return {name: prepared / name for name in ("base", HEADS)} | {"experts": experts}

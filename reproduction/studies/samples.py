@@ -26,12 +26,12 @@ class SamplesStudy(Study):
     def run(self, setup: Setup, folder: Path) -> StudyResult:
         models = []
         for method, n, seed in product(METHODS, sorted(self.samples), sorted(self.seeds)):
-            own, out = {"samples": n}, folder / f"{method}-{n}-{seed}"
-            models.append(rival(self, method, out, **own, seed=seed, columns=own))
+            own = {"samples": n}
+            models.append(rival(self, folder, method, **own, seed=seed, columns=own))
         workers = setup.context.suite.workers
         jobs = {model.name: (setup, model) for model in models}
         record = costs(self, jobs, workers or 1, 1 if workers else None)
         merged = merged_model(setup, self.upstream).but(columns={"samples": 0})
-        rows = rows_of(setup, f"samples {self.key}", [merged, *models])
+        rows = rows_of(setup, self.label, [merged, *models])
         draws = [self.rivals.draw("surgery", n, s) for n in self.samples for s in self.seeds]
         return StudyResult(rows, {"samples.seen": seen_rows(setup, draws, rows)}, record=record)

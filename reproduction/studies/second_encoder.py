@@ -1,9 +1,8 @@
 """The main comparison of a sentence encoder with another encoder on the same texts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from featcal.settings import Calibration
 from reproduction.engine.context import HEADS, Setup
 from reproduction.engine.samples import Selection
 from reproduction.engine.score import evaluate_model
-from reproduction.engine.spec import ModelSpec, merged, references, rival
-from reproduction.engine.study import StudyResult
+from reproduction.engine.spec import main_models
+from reproduction.engine.study import StudyResult, compared
 from reproduction.experiments import Rivals, Study
 from reproduction.prepare.suite import FineTuneSentences, SentenceRole
 from reproduction.results import SCORES
 from reproduction.stages.prepare import made
-from reproduction.studies.expert_seeds import compared
 
 
 class SecondEncoderStudy(Study):
@@ -45,21 +43,5 @@ class SecondEncoderStudy(Study):
         store = made(own, SentenceRole(model=self.model), f"second_encoder-{setup.key}")
         parts = {name: store / name for name in ("base", "experts", HEADS)}
         evaluate = partial(evaluate_model, selection=Selection("test", self.scored, self.seed))
-        label, aside = f"second encoder {self.key}", folder / "outputs"
-        models = partial(main_models, self)
-        return StudyResult(compared(label, setup, aside, parts, models, evaluate))
-
-
-def main_models(study: Any, setup: Setup) -> Iterator[ModelSpec]:
-    """Yield the references and a study's mergers, with FeatCal at both settings and adapters."""
-    mergers = [model for model in merged(setup) if model.upstream in study.upstreams]
-    yield from (model for model in references(setup) if model.method != "multitask")
-    yield from mergers
-    settings = {study.rivals.setting: study.rivals.featcal, "paper": study.paper}
-    for model, (setting, own) in product(mergers, settings.items()):
-        out = setup.folder("studied", f"{model.name}-featcal-{setting}")
-        more = {"upstream": model.upstream, "setting": setting, "settings": own}
-        yield rival(study, "featcal", out, **more)
-    for model, method in product(mergers, ("surgery", "prob_surgery")):
-        out = setup.folder("studied", f"{model.name}-{method}")
-        yield rival(study, method, out, upstream=model.upstream, corrects=model.name)
+        given = (setup, folder / "outputs", parts, partial(main_models, self))
+        return StudyResult(compared(self.label, *given, evaluate=evaluate))

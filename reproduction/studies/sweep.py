@@ -1,4 +1,4 @@
-"""Figure 5: FeatCal with one of λ, ρ and α varied at a time, scored for the report alone."""
+"""Figure 5: FeatCal with one of λ, ρ and α varied at a time."""
 
 from itertools import product
 from pathlib import Path
@@ -9,7 +9,7 @@ from featcal.settings import Calibration, Settings, require
 from reproduction.engine.context import Setup
 from reproduction.engine.make import make
 from reproduction.engine.score import Row, score
-from reproduction.engine.spec import ModelSpec
+from reproduction.engine.spec import featcal_at
 from reproduction.engine.study import StudyResult
 from reproduction.experiments import SWEPT, Numbers, Setting, Study
 from reproduction.results import SWEEP
@@ -33,12 +33,14 @@ class Sweep(Settings):
             for value in values:
                 self.featcal.but(**{name: value})
 
-    def points(self) -> dict[Calibration, list[tuple[str, float]]]:
-        """Return every model once, with the (parameter, value) pairs of the curves through it."""
-        found: dict[Calibration, list[tuple[str, float]]] = {}
+    def points(self) -> dict[Calibration, list[Row]]:
+        """Return every model once, with the columns of its points on the curves through it."""
+        found: dict[Calibration, list[Row]] = {}
         for name in SWEPT:
+            own = getattr(self.featcal, name)
             for value in getattr(self, name):
-                found.setdefault(self.featcal.but(**{name: value}), []).append((name, value))
+                point = {"parameter": name, "at": f"{value:g}", "chosen": int(value == own)}
+                found.setdefault(self.featcal.but(**{name: value}), []).append(point)
         return found
 
 
@@ -59,16 +61,13 @@ class SweepStudy(Study):
         require(once, "sweep.around", words, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        models, curves, label = [], list[tuple[str, Row]](), f"sweep {self.key}"
+        models, curves = [], list[tuple[str, Row]]()
         for upstream, sweep in product(self.upstreams, self.around):
+            own = {"upstream": upstream, "setting": sweep.setting}
             for number, (settings, points) in enumerate(sweep.points().items()):
                 name = f"{upstream}-{sweep.setting}-{number}"
-                words = ("featcal", upstream, sweep.setting, self.seed, settings, self.drawn())
-                models.append(ModelSpec(name, folder / name, *words))
-                for parameter, at in points:
-                    point: Row = {"parameter": parameter, "at": f"{at:g}"}
-                    point["chosen"] = int(at == getattr(sweep.featcal, parameter))
-                    curves.append((name, point))
-        make(label, setup, models)
-        scores = score(f"{label} score", setup, models)
+                models.append(featcal_at(self, folder, name, settings, **own))
+                curves += [(name, point) for point in points]
+        make(self.label, setup, models)
+        scores = score(f"{self.label} score", setup, models)
         return StudyResult([row | point for name, point in curves for row in scores[name]])

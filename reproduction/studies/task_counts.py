@@ -3,7 +3,7 @@
 n samples · p width of a feature · K classes of all tasks of a pool.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -14,14 +14,13 @@ from zlib import crc32
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from featcal.baselines.corrections import MeanShift
 from featcal.settings import Calibration, require
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import load_split
 from reproduction.engine.score import Counts, Row
-from reproduction.engine.spec import ModelSpec, rival
+from reproduction.engine.spec import ModelSpec, rivals
 from reproduction.engine.study import StudyResult, make_and_score, rows_of
-from reproduction.experiments import ADAPTER_BATCH, SPLITS, Each, Rivals, Study, at_papers_once
+from reproduction.experiments import ADAPTER_BATCH, ADAPTERS, SPLITS, Each, Rivals, Study
 from reproduction.results import TASK_COUNTS
 
 if TYPE_CHECKING:
@@ -45,14 +44,6 @@ class TaskCountsStudy(Study):
     seed: NonNegativeInt
     at_papers: Calibration | None = None
 
-    def check(self) -> None:
-        at_papers_once(self)
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """Return the streams that adapters are trained on, in the order of their rows."""
-        return tuple(dict.fromkeys((self.rivals.stream, "train")))
-
     def parts(self, tasks: Sequence[str]) -> dict[tuple[int, int], tuple[str, ...]]:
         """Return the pool cut into parts, by count and number of the part. Raises: BadSetting."""
         import numpy as np
@@ -71,7 +62,7 @@ class TaskCountsStudy(Study):
         return found
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        context, label = setup.context, f"task_counts {self.key}"
+        context, label = setup.context, self.label
         merges = {u: context.experiments.merge[f"{self.key}-{u}"] for u in self.upstreams}
         expected = "must be mergers that look at no data"
         for upstream, run in merges.items():
@@ -85,25 +76,12 @@ class TaskCountsStudy(Study):
             name, columns = f"{count}-{draw}", {"tasks": count, "draw": draw}
             some = replace(setup, only=tasks, made=folder / name)
             merged = ModelSpec("merged", some.merged(upstream), "merged", upstream, settings=run)
-            models = [m.but(columns=columns) for m in (merged, *self.models(some, upstream))]
+            shared, made = {"upstream": upstream, "columns": columns}, some.folder("made")
+            models = [merged.but(columns=columns), *rivals(self, made, "featcal", **shared)]
+            models += rivals(self, made, *ADAPTERS, streams=self.rivals.streams, **shared)
             rows += make_and_score(some, f"{label} {name} {upstream}", models, evaluate=evaluate)
             rmtree(some.folder(""))
         return StudyResult(tables={"task_counts": rows})
-
-    def models(self, setup: Setup, upstream: str) -> Iterator[ModelSpec]:
-        """Yield FeatCal at every setting, then adapters from every stream."""
-        rivals, shared = self.rivals, {"upstream": upstream}
-        settings = {rivals.setting: rivals.featcal}
-        settings |= {"paper": self.at_papers} if self.at_papers else {}
-        for setting, own in settings.items():
-            out, more = setup.folder("made", f"featcal-{setting}"), {"settings": own, **shared}
-            yield rival(self, "featcal", out, setting=setting, **more)
-        adapters = (rivals.surgery, rivals.prob_surgery, MeanShift())
-        for stream, adapter in product(self.streams, adapters):
-            setting = rivals.setting + ("_train" if stream == "train" else "")
-            more = {"rivals": rivals.but(stream=stream), "settings": adapter, **shared}
-            out = setup.folder("made", f"{adapter.name}-{setting}")
-            yield rival(self, adapter.name, out, setting=setting, **more)
 
 
 def agreement(
@@ -139,7 +117,7 @@ def unseen(setup: Setup, study: TaskCountsStudy, task: str) -> Any:
     test = load_split(setup, task, "test")
     count = len(test.labels)
     left = np.arange(count)
-    if any(SPLITS[name] == "test" for name in study.streams):
+    if any(SPLITS[name] == "test" for name in study.rivals.streams):
         left = np.setdiff1d(left, draw_indices(task, count, study.samples, study.seed))
     expected = f"must be less than {count}, the number of test samples of {task}: some have to be left to score"
     require(len(left) > 0, f"task_counts.{study.key}.samples", study.samples, expected)

@@ -12,7 +12,7 @@ from reproduction.engine.context import Setup
 from reproduction.engine.make import make
 from reproduction.engine.samples import load_split
 from reproduction.engine.score import Row
-from reproduction.engine.spec import ModelSpec
+from reproduction.engine.spec import featcal_at
 from reproduction.engine.study import StudyResult
 from reproduction.experiments import Counts, Setting, Study
 from reproduction.results import THEORY, THEORY_POINTS
@@ -49,11 +49,8 @@ class TheoryStudy(Study):
         require(self.traced <= self.images, "theory.traced", self.traced, expected)
 
     def run(self, setup: Setup, folder: Path) -> StudyResult:
-        label, models = f"theory {self.key}", []
-        words = ("featcal", self.upstream, self.setting, self.seed)
-        for order in ORDERS:
-            settings = self.featcal.but(order=order)
-            models.append(ModelSpec(order, folder / order, *words, settings, self.drawn()))
+        label, own = self.label, self.featcal
+        models = [featcal_at(self, folder, order, own.but(order=order)) for order in ORDERS]
         make(label, setup, models)
         jobs = {name: (setup, self, name, folder) for name in (SOURCES, *setup.tasks)}
         found = setup.context.run(label, check, jobs)

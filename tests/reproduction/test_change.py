@@ -94,8 +94,13 @@ OPTIONS = {  # by main setting on the page, the stages that it makes stale, and 
 }
 
 
-def test_the_page_names_an_option_of_dvc_exp_for_every_main_setting():
+def test_the_page_names_an_option_of_dvc_exp_for_every_main_setting(tmp_path):
+    from dvc.utils.hydra import apply_overrides
+
     assert set(re.findall(r"-S '?([^\s'`]+)", TEXT)) == {*OPTIONS, "suite=files"}
+    params = laid_out(tmp_path) / "params.yaml"
+    apply_overrides(str(params), ["suite=files"])
+    assert load_experiments(params).suite == load_context(tmp_path).suite.name == "files"
 
 
 @pytest.mark.parametrize("option", OPTIONS)

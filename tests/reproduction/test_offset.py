@@ -37,13 +37,14 @@ def made(tmp_path_factory):
 def test_an_expert_with_offsets_answers_its_own_task_as_before(made):
     folder, base, plain, moved, _ = made
     sentences.task(folder / "texts")
-    for task, first in FIRSTS.items():
+    for task in FIRSTS:
         samples = load_sentences(folder / "texts", "test", base)
+        moved_texts = placed(FIRSTS, task, samples).batches(None, 7)
         before, after = (load_as_calibrated(one) for one in (plain[task], moved[task]))
         with torch.no_grad():
-            for batch in samples.batches(None, 7):
+            for batch, other in zip(samples.batches(None, 7), moved_texts, strict=True):
                 want = before(**batch).last_hidden_state
-                found = after(**placed(first, batch)).last_hidden_state
+                found = after(**other).last_hidden_state
                 assert torch.allclose(found, want, rtol=0, atol=1e-5)
 
 

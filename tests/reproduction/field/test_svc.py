@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from featcal.merging.merge import merge
-from reproduction.field.svc import svc, svc_matrix
+from reproduction.field.repair import svc, svc_matrix
 from reproduction.studies.field import FieldStudy
 
 COUNT = 3

@@ -10,8 +10,7 @@ from gguf_model import WORDS, chat_model
 
 from featcal.errors import BadData
 from featcal.models.load import load_model, load_tokenizer
-from reproduction.language.chat import answer, log_likelihood, right_answers
-from reproduction.language.generation import generate_texts
+from reproduction.language.generation import answer, generate_texts, log_likelihood, right_answers
 from reproduction.prepare import chat
 from reproduction.prepare.suite import Chat
 from reproduction.prepare.texts import load_texts

@@ -10,10 +10,9 @@ from transformers import CLIPModel, CLIPProcessor
 
 from featcal.models.load import load_model, load_tokenizer
 from reproduction.mini import clip
-from reproduction.mini.images import draw_split
+from reproduction.mini.images import TASKS, draw_split
 from reproduction.mini.language import domains, llama, t5
 from reproduction.mini.language.domains import KINDS, TESTS, draw_samples, mixture, reading
-from reproduction.mini.tasks import TASKS
 from reproduction.mini.training import MODELS, run_to_end
 from reproduction.prepare.texts import TokenizedExample, example_batch
 

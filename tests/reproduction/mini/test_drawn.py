@@ -14,13 +14,12 @@ from featcal.data.texts import load_text
 from reproduction.language import answers
 from reproduction.mini import images as drawn
 from reproduction.mini.clip import image_processor, normalised
-from reproduction.mini.images import draw_split, shifted
+from reproduction.mini.images import TASKS, draw_split, shifted
 from reproduction.mini.language import domains
 from reproduction.mini.language.domains import DOMAINS, KINDS, TESTS, mixture, training_items
 from reproduction.mini.language.exercises import split_of
 from reproduction.mini.language.llama import SHARES
 from reproduction.mini.language.worlds import WORLDS
-from reproduction.mini.tasks import TASKS
 from reproduction.prepare.tasks import GLUE, prompted
 
 
