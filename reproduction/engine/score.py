@@ -92,12 +92,16 @@ def answers(
     return found
 
 
-def averages(
-    setup: Setup, models: Mapping[float, Any], read: Callable[[str], Any]
-) -> dict[float, float]:
-    named = {str(name): model for name, model in models.items()}
-    judged = answers(setup, lambda _: named, read)
-    return {name: average(judged[str(name)]) for name in models}
+def averages(setup: Setup, models: Mapping[float, Any], selection: Selection) -> dict[float, float]:
+    """Return the average score of models on samples that choose one; of texts on the whole split."""
+    if setup.of_texts:
+        split = selection.split
+        judged = {
+            n: generated(setup, lambda _, m=m: m, {n: None}, split)[n] for n, m in models.items()
+        }
+    else:
+        judged = answers(setup, lambda _: models, partial(selection.read, setup))
+    return {name: average(judged[name]) for name in models}
 
 
 def average(counts: Counts) -> float:

@@ -86,8 +86,7 @@ def make(
 
     def validated() -> dict[float, float]:
         models = {scale: Linearised(base, merged(scale)) for scale in study.tangent}
-        selection = Selection("validation", study.rows, study.seed)
-        return averages(setup, models, partial(selection.read, setup))
+        return averages(setup, models, Selection("validation", study.rows, study.seed))
 
     values = timed("choosing", validated)
     best = highest(values)

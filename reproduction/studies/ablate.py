@@ -1,7 +1,6 @@
 """What FeatCal's gain is made of: one ingredient less, its anchor alone, and the merger rescaled."""
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -65,5 +64,4 @@ def tried_factors(setup: Setup, study: AblateStudy, upstream: str) -> dict[float
     """Return the average accuracy at every factor, on samples that are no test samples."""
     device, own = setup.context.device, study.rescale
     models = {factor: rescale(setup, upstream, factor).to(device) for factor in own.factors}
-    selection = Selection(own.split, own.samples, study.seed)
-    return averages(setup, models, partial(selection.read, setup))
+    return averages(setup, models, Selection(own.split, own.samples, study.seed))

@@ -17,7 +17,7 @@ from featcal.settings import require
 from reproduction.engine import score as scoring
 from reproduction.engine.context import Setup
 from reproduction.engine.samples import Selection, streams
-from reproduction.engine.score import Counts, average, averages, highest
+from reproduction.engine.score import Counts, averages, highest
 from reproduction.engine.spec import ModelSpec
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.experiments import TEXT_POOLS, Draw, Numbers, Rivals, Study, require_known
@@ -169,17 +169,8 @@ def merge(
     candidates = {own[key]: own for own in study.candidates(name)}
 
     def validated() -> dict[float, float]:
-        if not setup.of_texts:
-            tried = {value: merged(**own) for value, own in candidates.items()}
-            selection = Selection("validation", study.rows, study.seed)
-            return averages(setup, tried, partial(selection.read, setup))
-        found = {}
-        for value, own in candidates.items():
-            model = ModelSpec("", out.parent / f"{key}-{value:g}", "merged")
-            merged(**own, out=model.folder)
-            [counts] = scoring.evaluate_model(setup, model, (), Selection("validation")).values()
-            found[value] = average(counts)
-        return found
+        tried = {value: merged(**own) for value, own in candidates.items()}
+        return averages(setup, tried, Selection("validation", study.rows, study.seed))
 
     values = clock("choosing", validated)
     best = candidates[highest(values)]

@@ -14,7 +14,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.settings import Calibration
 from reproduction.engine.context import HEADS, Setup
-from reproduction.engine.score import Row, averages
+from reproduction.engine.score import Row, answers, average
 from reproduction.engine.spec import main_models
 from reproduction.engine.study import StudyResult, compared
 from reproduction.experiments import Each, Rivals, Study
@@ -69,7 +69,8 @@ def base_accuracy(setup: Setup, added: float, moved: float) -> float:
         images, labels = draw_split(*given, added=added, moved=moved)
         return ImageSet(images.transpose(0, 3, 1, 2), preprocess, labels)
 
-    return averages(setup, {1.0: setup.load(setup.base)}, read)[1.0]
+    base = {"base": setup.load(setup.base)}
+    return average(answers(setup, lambda _: base, read)["base"])
 
 
 def trained(setup: Setup, aside: Path, parts: Mapping[str, float]) -> dict[str, Path]:
