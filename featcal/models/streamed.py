@@ -32,8 +32,8 @@ HARMLESS = re.compile(
     r"|max_position_embeddings|n_positions|image_size|projection_dim|encoder_stride|layerscale_value"
     r"|tie_word_embeddings|pretraining_tp|gradient_checkpointing|output_.*|mask_.*|use_mask_token"
     r"|max_window_layers|stage_names|out_features|out_indices|reshape_hidden_states|apply_layernorm"
-    r"|reduction|slow_but_exact|sparse_pred.*|(hidden|intermediate|patch)_size|num_(hidden_|decoder_)?layers"
-    r"|d_model|d_ff|n_embd|n_layer|ffn_dim|num_channels"
+    r"|reduction|slow_but_exact|sparse_pred.*|(hidden|intermediate|patch)_size|num_channels"
+    r"|num_(hidden_|decoder_)?layers|d_model|d_ff|n_embd|n_layer|ffn_dim"
 )
 DERIVED = ("head_dim", "n_inner")  # where they are None, shapes and other keys give them
 # names of one activation
