@@ -1,6 +1,7 @@
 """Before any test: one thread and no hub.
 
-Torch is not imported for tests without it. Garbage collection leaves alone what was imported.
+Torch is not imported for tests without it. Garbage collection waits until all is imported, and
+leaves that alone.
 """
 
 import gc
@@ -11,6 +12,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
+gc.disable()
 
 
 def pytest_collection_finish():
@@ -19,6 +21,7 @@ def pytest_collection_finish():
         sys.modules["torch"].set_num_threads(1)
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def nothing_missing(report):
