@@ -1,6 +1,7 @@
 """Experts with other vocabularies: rows by token, rows that stay the base's."""
 
 import families
+import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
@@ -129,6 +130,54 @@ def test_the_bases_tables_are_kept_where_asked_for(tmp_path):
     out = merge("average", save_model(base, tmp_path / "base"), folders, **kept)
     written = load_file(out / "model.safetensors")
     assert all(torch.equal(tensor, written[name]) for name, tensor in merged.state_dict().items())
+
+
+BERT = (families.tf.BertConfig, tiny.TEXT)
+CAUSAL_LLAMA = (families.tf.LlamaConfig, families.GROUPED | {"pad_token_id": 0})
+POOLER = ("bert.pooler.dense.bias", "bert.pooler.dense.weight")
+CLASSIFIER = ("classifier.bias", "classifier.weight")
+
+
+@pytest.mark.parametrize(
+    ("base", "expert", "config", "lost"),
+    [
+        ("BertForMaskedLM", "BertForSequenceClassification", BERT, (*POOLER, *CLASSIFIER)),
+        ("BertModel", "BertForSequenceClassification", BERT, CLASSIFIER),
+        (
+            "GPT2LMHeadModel",
+            "GPT2ForSequenceClassification",
+            (families.tf.GPT2Config, families.GPT2),
+            ("score.weight",),
+        ),
+        ("LlamaForCausalLM", "LlamaForSequenceClassification", CAUSAL_LLAMA, ("score.weight",)),
+    ],
+)
+def test_experts_with_another_head_give_the_base_their_tower(base, expert, config, lost, tmp_path):
+    """From modules and from folders alike; the base keeps its head, the experts' are named."""
+    kind, sizes = config
+    names = {"base": base, "a": expert, "b": expert}
+    models = {
+        name: tiny.make(lambda c=each: getattr(families.tf, c)(kind(**sizes)), seed, torch.float32)
+        for seed, (name, each) in enumerate(names.items())
+    }
+    folders = {name: save_model(model, tmp_path / name) for name, model in models.items()}
+    said, own = [], models["base"]
+    for start, *experts in (list(models.values()), list(folders.values())):
+        lines = []
+        merged = merge(
+            "average", start, dict(zip("ab", experts, strict=True)), progress=lines.append
+        )
+        said.append(lines)
+        towers = [models[name].base_model.state_dict() for name in "ab"]
+        for name, tensor in merged.base_model.state_dict().items():
+            mean = (towers[0][name].double() + towers[1][name]) / 2
+            assert torch.equal(tensor, mean.float()), name
+        shared = {parameter.data_ptr() for parameter in merged.base_model.parameters()}
+        for name, parameter in merged.named_parameters():
+            if parameter.data_ptr() not in shared:
+                assert torch.equal(parameter, own.get_parameter(name)), name
+    head = f"its own head is not merged ({', '.join(lost)})"
+    assert said == [[f"{task}: {head}" for task in "ab"]] * 2
 
 
 def test_models_in_several_precisions_are_merged_in_the_widest(tmp_path):
