@@ -208,7 +208,8 @@ def by_command(
             if code:
                 return NAMED, f"merge: {said}"
             start, rest = CALIBRATE.index("--data"), CALIBRATE.index("--out")
-            asked = [*CALIBRATE[:start], *data, *CALIBRATE[rest:], *more]
+            # auto measures no drift, and may keep the merged model
+            asked = [*CALIBRATE[:start], *data, *CALIBRATE[rest:], "--preset", "paper", *more]
             before = everything()
             dry, dry_message = command([*asked, "--dry-run"])
             if fault := ill_said(dry, dry_message) or left_by(before):

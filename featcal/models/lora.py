@@ -112,12 +112,13 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
 
 def _require_mergeable(config: Any, source: str | Path) -> None:
     """Raise BadFile for an adapter that does more than change the base's weights."""
-    tuner = peft_package().mapping.PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
+    tuner = peft_package().mapping.PEFT_TYPE_TO_TUNER_MAPPING.get(config.peft_type)
     problems = [
         f"{k} is set: the adapter {v}" for k, v in NO_WEIGHTS.items() if getattr(config, k, None)
     ]
     if not hasattr(tuner, "merge_and_unload"):
-        problems = [f"an adapter of the kind {config.peft_type.value}"]
+        kind = config.peft_type and config.peft_type.value
+        problems = [f"an adapter of the kind {kind}"]
     if problems:
         way_out = "only adapters that peft merges into weights, such as LoRA, can be used"
         raise BadFile(source, problems[0], way_out)

@@ -245,6 +245,9 @@ def test_adapters_that_do_not_fit_are_refused_with_file_and_tensor(tmp_path):
         config.write_text(json.dumps(told | changes))
         with pytest.raises(BadFile, match=said):
             merge("average", base, [folder])
+    config.write_text("{}")
+    with pytest.raises(BadFile, match="of the kind None"):
+        merge("average", base, [folder])
     config.write_text(json.dumps(told))
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(TruncatedFile, match="adapter_model"):
