@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from dvc.utils.hydra import apply_overrides  # before a test loads the antlr4 of sympy
 from resolved import laid_out, settings_of_stages, stages_of_dvc_repro
 from test_recomputed import key_of, made_by, touched
 
@@ -95,8 +96,6 @@ OPTIONS = {  # by main setting on the page, the stages that it makes stale, and 
 
 
 def test_the_page_names_an_option_of_dvc_exp_for_every_main_setting(tmp_path):
-    from dvc.utils.hydra import apply_overrides
-
     assert set(re.findall(r"-S '?([^\s'`]+)", TEXT)) == {*OPTIONS, "suite=files"}
     params = laid_out(tmp_path) / "params.yaml"
     apply_overrides(str(params), ["suite=files"])
@@ -105,8 +104,6 @@ def test_the_page_names_an_option_of_dvc_exp_for_every_main_setting(tmp_path):
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_of_dvc_exp_reaches_the_stages_of_its_setting(tmp_path, option):
-    from dvc.utils.hydra import apply_overrides
-
     apply_overrides(str(laid_out(tmp_path) / "params.yaml"), [option])
     stages = touched(read_all(tmp_path / "params.yaml"))
     kinds = {stage.partition("@")[0].partition("_")[0] for stage in stages}
