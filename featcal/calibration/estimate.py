@@ -202,6 +202,7 @@ def model_shape(
     how = PAPER if method == "auto" else method
     entry, result, shapes = 0, None, list[BlockShape]()
     eager = getattr(getattr(model, "config", None), "_attn_implementation", "eager") == "eager"
+    model.requires_grad_(False)  # torch's counter follows gradients of some functions even here
     try:
         with torch.no_grad(), unpacked(model), _Meta("attention_mask" in batch, eager) as meta:
             for source, stack in plan.in_order:
