@@ -152,7 +152,7 @@ def read_inputs(
     datasets = named_data(data or (), collect)
     adapter_bases: dict[str, Path] = {}
     names = None
-    if not (base and expert) and (folder or recipe):
+    if recipe or (folder and not (base and expert)):
         names = collect(names_in, folder, recipe)
     if names is not None:
         recorded = partial(find, str(names.file), near=names.file.parent)

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from dvc.utils.hydra import apply_overrides  # before a test loads the antlr4 of sympy
+from dvc.utils.hydra import apply_overrides
+from hydra.core.override_parser import overrides_parser  # noqa: F401  before the antlr4 of sympy
 from resolved import laid_out, settings_of_stages, stages_of_dvc_repro
 from test_recomputed import key_of, made_by, touched
 
