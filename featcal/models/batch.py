@@ -33,6 +33,8 @@ IGNORED = -100  # transformers' label of a token without a target
 # parts of a SentenceTransformer after its transformer
 PICKLED = (".bin", ".pt", ".pth")
 MODES = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len", "weightedmean")
+# of a SentenceTransformer's dense layer; the two that are left out need arguments
+ACTIVATIONS = {"Identity", *nn.modules.activation.__all__} - {"MultiheadAttention", "Threshold"}
 USE_LIBRARY = "encode with sentence-transformers itself"
 
 
@@ -320,11 +322,11 @@ def pooling_modes(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
 def dense_layer(folder: Path) -> Callable[[Tensor], Tensor]:
     """Return a Dense module: a linear layer and its activation. Raises: BadFile."""
     name = str(optional_json(folder / "config.json").get("activation_function", "Tanh"))
-    kind = getattr(nn, name.rsplit(".", 1)[-1], None)
-    if not (folder / "model.safetensors").is_file() or kind is None:
+    kind = name.rsplit(".", 1)[-1]
+    if not (folder / "model.safetensors").is_file() or kind not in ACTIVATIONS:
         problem = f"a dense layer with {name}, or without safetensors, is not supported"
         raise BadFile(folder, problem, USE_LIBRARY)
-    tensors, activation = load_file(folder / "model.safetensors"), kind()
+    tensors, activation = load_file(folder / "model.safetensors"), getattr(nn, kind)()
     W = tensors["linear.weight"]
     b = tensors.get("linear.bias", torch.zeros(len(W)))
     return lambda vectors: activation(vectors @ W.to(vectors).T + b.to(vectors))

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,7 +20,7 @@ import featcal
 from featcal.cli import main as cli
 from featcal.errors import BadFile, DiskFull
 from featcal.files import atomic_folder, atomic_path, write_json
-from featcal.models.batch import Sentences, merge_modules
+from featcal.models.batch import Sentences, dense_layer, merge_modules
 from featcal.models.load import (
     copy_other_files,
     load_model,
@@ -210,6 +211,14 @@ def sentence_folder(folder: Path, pooling: dict) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content))
     save_file({"linear.weight": torch.eye(8, width) + 0.1}, folder / "2_Dense/model.safetensors")
+
+
+@pytest.mark.parametrize("activation", ["torch.nn.Linear", "torch.nn.init", "torch.nn.Threshold"])
+def test_a_dense_layer_with_what_is_no_activation_is_refused(tmp_path, activation):
+    sentence_folder(tmp_path, {"pooling_mode": "mean"})
+    (tmp_path / "2_Dense/config.json").write_text(json.dumps({"activation_function": activation}))
+    with pytest.raises(BadFile, match=re.escape(activation)):
+        dense_layer(tmp_path / "2_Dense")
 
 
 POOLINGS = [
