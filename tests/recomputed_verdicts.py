@@ -167,7 +167,19 @@ class Results:
         once = any(len({row.get("seed", "") for row in rows} - {""}) == 1 for _, rows in parts)
         drawn = any(spread is not None for _, spread in spreads)
         known = images is not None or (drawn and not once)
-        return total, 2 * math.sqrt((images or 0) + seeds), known
+        experts = self.expert_part(claim, total)
+        return total, 2 * math.sqrt((images or 0) + seeds + experts), known
+
+    def expert_part(self, claim: dict, total: float) -> float:
+        """The variance between trainings of the experts, of scores with three of them; else 0."""
+        totals = [total]
+        if claim["file"] == "scores":
+            again = claim | {"file": "expert_seeds"}
+            trained = self.rows(claim["role"], claim["pool"], "expert_seeds")
+            for seed in distinct(trained, "expert_seed"):
+                found = self.compared(again | {"where": claim["where"] | {"expert_seed": seed}})
+                totals += [found[0]] if found else []
+        return float(np.var(totals, ddof=1)) if len(totals) > 2 else 0.0
 
     # ---- verdicts
 

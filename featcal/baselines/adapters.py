@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -26,7 +26,6 @@ from featcal.settings import Settings, require
 Weights = Mapping[str, Tensor]  # by name, of one task or stacked for all tasks
 Progress = Callable[[str], None] | None
 Audit = Mapping[int, Callable[["Adapters"], object]] | None  # called after that many steps
-BASELINES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "mean_shift": "MeanShift"}
 WEIGHTS, RECORD = "adapters.safetensors", "adapters.json"
 KINDS = {"method": str, "settings": dict, "seed": int, "width": int, "tasks": list, "loss": dict}
 TRAIN_AGAIN = "train the adapters again"
@@ -59,7 +58,11 @@ class Pair:
 
 
 class Baseline(Settings):
-    """Settings and formula of a baseline: `features`, `shapes`, `correction` and `fit`."""
+    """Settings and formula of a baseline: `features`, `shapes`, `correction` and `fit`.
+
+    A class under `@baseline` is all that one consists of; its docstring and its fields become those
+    of its public function.
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -68,6 +71,22 @@ class Baseline(Settings):
         """Return features in float32 or wider, divided by their norm if `features` is "unit"."""
         exact = features if features.dtype == torch.float64 else features.float()
         return unit_length(exact) if self.features == "unit" else exact
+
+
+Kind = TypeVar("Kind", bound=type[Baseline])
+BASELINES: dict[str, type[Baseline]] = {}
+
+
+def baseline(name: str, title: str) -> Callable[[Kind], Kind]:
+    """Register a class under the name that folders and messages have for it."""
+
+    def register(kind: Kind) -> Kind:
+        kind.name = kind.section = name
+        kind.title = title
+        BASELINES[name] = kind
+        return kind
+
+    return register
 
 
 @dataclass(frozen=True)
@@ -155,11 +174,11 @@ class Adapters:
         for key, kind in KINDS.items():
             if not isinstance(record, dict) or not isinstance(record.get(key), kind):
                 raise BadFile(path, f"{key} is missing or not a {kind.__name__}", TRAIN_AGAIN)
+        import_module("featcal.baselines.corrections")  # registers the library's own
         name = record["method"]
         if name not in BASELINES:
             raise BadFile(path, f"method is {name!r}", f"the methods are {', '.join(BASELINES)}")
-        baseline = getattr(import_module("featcal.baselines.corrections"), BASELINES[name])
-        settings = baseline.from_mapping(record["settings"], str(path))
+        settings = BASELINES[name].from_mapping(record["settings"], str(path))
         shapes = settings.shapes(record["width"])
         file, weights = Path(folder) / WEIGHTS, dict[str, dict[str, Tensor]]()
         if not file.is_file():

@@ -1,30 +1,55 @@
-"""Corrections after merging, one per task: Representation Surgery, ProbSurgery, mean shift."""
+"""Corrections after merging, one per task: Representation Surgery, ProbSurgery, mean shift.
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+To add one, write a class under `@baseline`: its fields are its settings, and its docstring is that
+of its public function, which has all fields as keyword arguments.
+T tasks · n rows · d width of a feature.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional
 
-from featcal.baselines.adapters import Adapters, Baseline, Pair, Weights
-from featcal.baselines.training import Training, adapters_for, as_module
+from featcal.baselines.adapters import Adapters, Baseline, Pair, Weights, baseline
+from featcal.baselines.training import Training, public
 from featcal.errors import BadBatches
-from featcal.models.batch import Batches, Head, Model, output_embeddings
 from featcal.settings import require
 
 
+@baseline("surgery", "Representation Surgery")
 class Surgery(Training):
-    """Settings and formula of `surgery`. T tasks · n rows · d width of a feature.
+    """Train Representation Surgery for each task of a merged model.
 
-    The defaults are those of FeatCal's paper and FusionBench. The official repository takes
-    features="raw" and reshuffle=2: 500 rounds, each a new shuffle and two batches.
+    f' = f − U relu(D f) is trained towards the expert's feature of the same sample by the mean
+    absolute difference; f (d,) is the merged model's last feature, D (r, d), U (d, r). The defaults
+    are those of FeatCal's paper and FusionBench. The official repository takes features="raw" and
+    reshuffle=2: 500 rounds, each a new shuffle and two batches.
+
+    Args:
+        merged, experts: modules or checkpoint folders; they are not changed.
+        batches: by task, mappings of the model's keyword arguments. Labels are used only to find a
+            decoder's tokens.
+        head: for CLIP, the weight (p, h) of visual_projection, or a function from pooled output to
+            features. Default: the model's own projection. A language model is corrected before
+            its language head.
+        device: of models given as folders. Default: the CPU.
+        seed: of the initial weights and the order of samples.
+        progress: called with one line of text every 100 steps.
+        rank: r, at most d. Scale it with the model: the paper's 16 of 512 is 1/32.
+        steps, lr, batch: optimiser steps per task, Adam's learning rate, samples per step.
+        reshuffle: batches taken from one shuffle of the samples before the next. Default: all.
+        encode: "once" computes features once; "each_step" for every batch, as published.
+        features: "unit" divides features by their norm, "raw" does not. Default: "unit", or "raw"
+            before a language head.
+
+    Returns: Adapters: apply(task, features), before_head(model, task), save(folder), losses.
+    Raises: BadSetting, UnknownKey; BadBatches; Diverged naming task and step.
+    Source: Yang et al., Representation Surgery for Multi-Task Model Merging (ICML 2024).
     """
 
-    name: ClassVar[str] = "surgery"
-    title: ClassVar[str] = "Representation Surgery"
-    section = name
     features: Literal["unit", "raw"] = "unit"
     rank: PositiveInt = 16
 
@@ -44,71 +69,34 @@ class Surgery(Training):
         return (corrected - expert).abs().mean(-1)
 
 
-SURGERY = Surgery()
+surgery = public(Surgery)
 
 
-def surgery(
-    merged: Model,
-    experts: Mapping[str, Model],
-    batches: Mapping[str, Batches],
-    *,
-    head: Head = None,
-    rank: int = SURGERY.rank,
-    steps: int = SURGERY.steps,
-    lr: float = SURGERY.lr,
-    batch: int = SURGERY.batch,
-    reshuffle: int | None = SURGERY.reshuffle,
-    encode: Literal["once", "each_step"] = SURGERY.encode,
-    features: Literal["unit", "raw"] | None = None,
-    seed: int = 42,
-    device: str | torch.device | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> Adapters:
-    """Train Representation Surgery for each task of a merged model.
-
-    f' = f − U relu(D f) is trained towards the expert's feature of the same sample by the mean
-    absolute difference; f (d,) is the merged model's last feature, D (r, d), U (d, r).
-
-    Args:
-        merged, experts: modules or checkpoint folders; they are not changed.
-        batches: by task, mappings of the model's keyword arguments. Labels are used only to find a
-            decoder's tokens.
-        head: for CLIP, the weight (p, h) of visual_projection, or a function from pooled output to
-            features. Default: the model's own projection. A language model is corrected before
-            its language head.
-        rank: r, at most d. Scale it with the model: the paper's 16 of 512 is 1/32.
-        steps, lr, batch: optimiser steps per task, Adam's learning rate, samples per step.
-        reshuffle: batches taken from one shuffle of the samples before the next. Default: all.
-        encode: "once" computes features once; "each_step" for every batch, as published.
-        features: "unit" divides features by their norm, "raw" does not. Default: "unit", or "raw"
-            before a language head.
-        seed: of the initial weights and the order of samples.
-        device: of models given as folders. Default: the CPU.
-        progress: called with one line of text every 100 steps.
-
-    Returns: Adapters: apply(task, features), before_head(model, task), save(folder), losses.
-    Raises: BadSetting, UnknownKey; BadBatches; Diverged naming task and step.
-    Source: Yang et al., Representation Surgery for Multi-Task Model Merging (ICML 2024).
-    """
-    module = as_module(merged, device)
-    if features is None:
-        features = "unit" if output_embeddings(module) is None else "raw"
-    given = locals()
-    settings = Surgery(**{name: given[name] for name in Surgery.model_fields})
-    return adapters_for(settings, module, experts, batches, head, seed, device, progress)
-
-
+@baseline("prob_surgery", "ProbSurgery")
 class ProbSurgery(Training):
-    """Settings and formula of `prob_surgery`. T tasks · n rows · d width of a feature.
+    """Train ProbSurgery, a Gaussian correction, for each task of a merged model.
 
+    f' = f − z with z ~ N(μ, σ²), h = relu(A f), μ = M h and log σ² = V h; f (d,) is the merged
+    model's last feature, A (H, d), M and V (d, H). The loss is the distance of f' to the expert's
+    feature + kl_weight · KL(N(μ, σ²) ‖ N(0, 1)), the divergence summed over d. At test time z = μ.
     The official repository takes steps=5000 and reshuffle=100, and keeps the best of its 50 rounds
     on test samples, which is not done here.
+
+    Args:
+        merged, experts, batches, head, device, seed, progress, steps, lr, batch, reshuffle, encode:
+            as for `surgery`.
+        features: "raw" or "unit"; noise of σ = 1 would bury features of unit length.
+        hidden: H, the width of the hidden layer; the official value.
+        kl_weight: weight of the divergence; the official value.
+        loss: distance to the expert's feature, averaged over its entries.
+
+    Returns: Adapters, as `surgery`.
+    Raises: as `surgery`.
+    Source: Wei et al., Representation Surgery in Model Merging with Probabilistic Modeling (ICML
+    2025).
     """
 
-    name: ClassVar[str] = "prob_surgery"
-    title: ClassVar[str] = "ProbSurgery"
-    noisy: ClassVar[bool] = True
-    section = name
+    noisy = True
     hidden: PositiveInt = 128
     kl_weight: NonNegativeFloat = 1e-4
     loss: Literal["l1", "mse", "smooth_l1"] = "l1"
@@ -132,59 +120,25 @@ class ProbSurgery(Training):
         return distance(corrected, expert, reduction="none").mean(-1) + self.kl_weight * kl
 
 
-PROB_SURGERY = ProbSurgery()
+prob_surgery = public(ProbSurgery)
 
 
-def prob_surgery(
-    merged: Model,
-    experts: Mapping[str, Model],
-    batches: Mapping[str, Batches],
-    *,
-    head: Head = None,
-    hidden: int = PROB_SURGERY.hidden,
-    kl_weight: float = PROB_SURGERY.kl_weight,
-    steps: int = PROB_SURGERY.steps,
-    lr: float = PROB_SURGERY.lr,
-    batch: int = PROB_SURGERY.batch,
-    reshuffle: int | None = PROB_SURGERY.reshuffle,
-    encode: Literal["once", "each_step"] = PROB_SURGERY.encode,
-    features: Literal["unit", "raw"] = PROB_SURGERY.features,
-    loss: Literal["l1", "mse", "smooth_l1"] = PROB_SURGERY.loss,
-    seed: int = 42,
-    device: str | torch.device | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> Adapters:
-    """Train ProbSurgery, a Gaussian correction, for each task of a merged model.
+@baseline("mean_shift", "Mean shift")
+class MeanShift(Baseline):
+    """Add one constant vector per task to the merged model's last feature, without any training.
 
-    f' = f − z with z ~ N(μ, σ²), h = relu(A f), μ = M h and log σ² = V h; f (d,) is the merged
-    model's last feature, A (H, d), M and V (d, H). The loss is the distance of f' to the expert's
-    feature + kl_weight · KL(N(μ, σ²) ‖ N(0, 1)), the divergence summed over d. At test time z = μ.
+    f' = f + s_t with s_t = (1/n) Σ_i (f_t(x_i) − f(x_i)) over the n rows of task t; f (d,) is the
+    merged model's feature and f_t the expert's. The mean of f' over these rows equals the expert's.
 
     Args:
-        merged, experts, batches, head, lr, batch, reshuffle, encode, seed, device, progress: as for
-            `surgery`.
-        hidden: H, the width of the hidden layer; the official value.
-        kl_weight: weight of the divergence; the official value.
-        steps: optimiser steps per task; the paper's. The official repository takes 5,000.
-        features: "raw" or "unit"; noise of σ = 1 would bury features of unit length.
-        loss: distance to the expert's feature, averaged over its entries.
+        merged, experts, batches, head, device: as for `surgery`.
+        features: "raw" leaves features as they are; "unit" divides them by their norm first.
 
-    Returns: Adapters, as `surgery`.
-    Raises: as `surgery`.
-    Source: Wei et al., Representation Surgery in Model Merging with Probabilistic Modeling (ICML
-    2025).
+    Returns: Adapters, as `surgery`, without losses.
+    Raises: BadSetting, UnknownKey; BadBatches.
+    Source: none; a control for the adapters. Like them it needs the task's identity at test time.
     """
-    given = locals()
-    settings = ProbSurgery(**{name: given[name] for name in ProbSurgery.model_fields})
-    return adapters_for(settings, merged, experts, batches, head, seed, device, progress)
 
-
-class MeanShift(Baseline):
-    """Settings and formula of `mean_shift`."""
-
-    name: ClassVar[str] = "mean_shift"
-    title: ClassVar[str] = "Mean shift"
-    section = name
     features: Literal["unit", "raw"] = "raw"
 
     def shapes(self, width: int) -> dict[str, tuple[int, int]]:
@@ -210,26 +164,4 @@ class MeanShift(Baseline):
         return Adapters(self, seed, shifts)
 
 
-def mean_shift(
-    merged: Model,
-    experts: Mapping[str, Model],
-    batches: Mapping[str, Batches],
-    *,
-    head: Head = None,
-    features: Literal["unit", "raw"] = "raw",
-    device: str | torch.device | None = None,
-) -> Adapters:
-    """Add one constant vector per task to the merged model's last feature, without any training.
-
-    f' = f + s_t with s_t = (1/n) Σ_i (f_t(x_i) − f(x_i)) over the n rows of task t; f (d,) is the
-    merged model's feature and f_t the expert's. The mean of f' over these rows equals the expert's.
-
-    Args:
-        merged, experts, batches, head, device: as for `surgery`.
-        features: "raw" leaves features as they are; "unit" divides them by their norm first.
-
-    Returns: Adapters, as `surgery`, without losses.
-    Raises: BadSetting, UnknownKey; BadBatches.
-    Source: none; a control for the adapters. Like them it needs the task's identity at test time.
-    """
-    return adapters_for(MeanShift(features=features), merged, experts, batches, head, 0, device)
+mean_shift = public(MeanShift)

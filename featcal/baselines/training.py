@@ -4,8 +4,9 @@ The adapters of all tasks train together: their weights are stacked, and no task
 T tasks · n rows of a batch, one per image or per token of a text · d width of a feature.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
 from itertools import chain, islice
 from typing import Any, ClassVar, Literal
 
@@ -38,7 +39,7 @@ Pairs = Mapping[str, Pair]  # features of every task: all of them, or those of o
 
 
 class Training(Baseline):
-    """Adapters that are trained by Adam, one step per batch; `surgery` explains the settings.
+    """Adapters that are trained by Adam, one step per batch; `Surgery` explains the settings.
 
     A subclass has `row_losses`, the loss of every row (T, n) from weights, features of both models
     (T, n, d), and noise if `noisy`.
@@ -62,14 +63,43 @@ class Training(Baseline):
         return train(self, steps, seed, progress, audit)
 
 
+def public(kind: type[Baseline]) -> Callable[..., Adapters]:
+    """Return the public function of a baseline; the settings are its keyword arguments."""
+
+    def run(
+        merged: Model, experts: Mapping[str, Model], batches: Mapping[str, Batches], **given: Any
+    ) -> Adapters:
+        options = {name: given.pop(name, default) for name, (_, default) in shared.items()}
+        settings = kind.from_mapping(given, kind.name)
+        module = as_module(merged, options["device"])
+        if "features" not in given and output_embeddings(module) is not None:
+            settings = settings.but(features="raw")
+        return adapters_for(settings, module, experts, batches, **options)
+
+    shared: dict[str, tuple[Any, Any]] = {"head": (Head, None)}
+    shared["device"] = str | torch.device | None, None
+    if issubclass(kind, Training):
+        shared |= {"seed": (int, 42), "progress": (Progress, None)}
+    own = {name: (field.annotation, field.default) for name, field in kind.model_fields.items()}
+    keywords = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+        for name, (annotation, default) in (shared | own).items()
+    ]
+    models = list(signature(run).parameters.values())[:-1]
+    run.__signature__ = Signature([*models, *keywords], return_annotation=Adapters)
+    run.__name__ = run.__qualname__ = kind.name
+    run.__module__, run.__doc__ = kind.__module__, kind.__doc__
+    return run
+
+
 def adapters_for(
     settings: Baseline,
     merged: Model,
     experts: Mapping[str, Model],
     batches: Mapping[str, Batches],
-    head: Head,
-    seed: int,
-    device: str | torch.device | None,
+    head: Head = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
     progress: Progress = None,
     audit: Audit = None,
 ) -> Adapters:

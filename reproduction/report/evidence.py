@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from reproduction.report import paper
-from reproduction.report.statistics import estimate, lead, with_correct
+from reproduction.report.statistics import TRAINED, estimate, lead, with_correct
 from reproduction.results import GREEDY, project_root
 
 KEYS = [
@@ -67,6 +67,8 @@ class Evidence:
                 found = found[found["task"].isin(self.own_tasks)]
             if kind == "scores" and self.path("ablate").is_file():  # a stage scores the controls
                 found = pd.concat([found, self._read("ablate")], ignore_index=True)
+            if kind == "scores":
+                found = _with_trainings(found, self._read("expert_seeds"))
             if kind == "corrupted" and len(found):
                 found = _with_clean(found, self.table("scores"))
             found = found.copy()  # in one piece, which is read faster, as are names of this type
@@ -76,7 +78,7 @@ class Evidence:
 
     def _stamp(self, kind: str) -> list[int]:
         """Return when the files that make a table were written, 0 where there is none."""
-        kinds = dict.fromkeys((kind, "scores", "ablate"))
+        kinds = dict.fromkeys((kind, "scores", "ablate", "expert_seeds"))
         made = [self.path(name) for name in (kinds if kind in ("scores", "corrupted") else [kind])]
         files = [*made, *map(correct_of, made), self.beside(kind) / "run.json"]
         return [file.stat().st_mtime_ns if file.is_file() else 0 for file in files]
@@ -200,6 +202,15 @@ def _with_clean(damaged: pd.DataFrame, scores: pd.DataFrame) -> pd.DataFrame:
     wanted = wanted[:0] if (damaged["corruption"] == "clean").any() else wanted
     clean = scores.merge(pd.concat([mergers, wanted]), on=names).assign(corruption="clean")
     return pd.concat([clean.reindex(columns=damaged.columns), damaged], ignore_index=True)
+
+
+def _with_trainings(scores: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores with a column for each further training of the experts; NaN: not run."""
+    keys = ["upstream", "method", "setting", "seed", "task", "metric"]
+    for training, rows in again.groupby("expert_seed"):
+        values = rows.set_index(keys)["value"].rename(f"{TRAINED}{training}")
+        scores = scores.join(values, on=keys)
+    return scores
 
 
 def read_json(path: Path) -> dict[str, Any]:

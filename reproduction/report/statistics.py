@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from statistics import stdev
+from statistics import stdev, variance
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from featcal.errors import BadData, BadFile
+
+TRAINED = "value of training "  # begins the columns of further trainings of the experts
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,8 @@ def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
     """Return a weighted sum of the means of several models, with the error of the sum.
 
     Test rows: tasks add `paired_variances` where every model's correctness is known row by row, else
-    Σ wₖ² times each model's own variance. Seeds: Σ wₖ²·s²ₖ/Sₖ.
+    Σ wₖ² times each model's own variance. Seeds: Σ wₖ²·s²ₖ/Sₖ. Experts: the sum's variance between
+    their trainings, where every model was made from at least three; the sum is of the first.
     """
     rows = [(weight, one.rows) for weight, one in parts if one.rows is not None]
     apart = [(w**2, one.image_variances) for w, one in parts if one.rows is not None]
@@ -168,8 +171,24 @@ def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
     whole = unpaired == len(tasks) or len(rows) < len(parts)
     pairing = ("unpaired" if whole else "partly unpaired") if unpaired else ""
     value = math.fsum(weight * one.mean for weight, one in parts)
-    variance, means = math.fsum([*images, *drawn]), [one.mean for _, one in parts]
-    return Difference(means, value, variance, math.fsum(drawn), known, one_run, pairing)
+    sums = [value, *by_training(parts)] if counted else []
+    experts = variance(sums) if len(sums) > 2 else 0.0
+    whole_variance, means = math.fsum([*images, *drawn, experts]), [one.mean for _, one in parts]
+    return Difference(means, value, whole_variance, math.fsum(drawn), known, one_run, pairing)
+
+
+def by_training(parts: Sequence[tuple[float, Estimate]]) -> list[float]:
+    """Return a weighted sum of means with the experts of each further training that all were run with."""
+    frames = [(weight, one.rows) for weight, one in parts if one.rows is not None]
+    names = dict.fromkeys(name for _, rows in frames for name in rows if name.startswith(TRAINED))
+    sums = []
+    for name in names:
+        run = [(weight, rows, rows[rows[name].notna()]) for weight, rows in frames if name in rows]
+        if len(run) == len(parts) and all(
+            set(some["task"]) == set(rows["task"]) for _, rows, some in run
+        ):
+            sums.append(math.fsum(weight * mean(some[name]) for weight, _, some in run))
+    return sums
 
 
 def lead(left: Estimate, right: Estimate) -> tuple[float, float]:

@@ -1,18 +1,23 @@
 """Adapters as files, and their accuracy next to the model's."""
 
 import json
+from inspect import signature
 from types import SimpleNamespace
 
 import checkpoints
 import pytest
 import torch
 from adapter_features import pair, pairs
+from pydantic import PositiveFloat
 from safetensors.torch import load_file, save_file
 from test_zero_shot import pictures, right_by_hand
+from tiny import experiment
 from torch import nn
 
-from featcal.baselines.adapters import Adapters
-from featcal.baselines.corrections import ProbSurgery, Surgery
+import featcal
+from featcal.baselines.adapters import BASELINES, Adapters, baseline
+from featcal.baselines.corrections import MeanShift, ProbSurgery, Surgery
+from featcal.baselines.training import public
 from featcal.errors import (
     BadData,
     BadFile,
@@ -46,6 +51,30 @@ def test_loaded_adapters_equal_saved_ones(settings, tmp_path):
     for task, curve in adapters.losses.items():
         assert torch.equal(loaded.apply(task, features), adapters.apply(task, features))
         assert loaded.losses[task] == pytest.approx(curve, rel=1e-5) and len(curve) == 20
+
+
+def test_a_class_under_the_decorator_is_a_whole_baseline(tmp_path, monkeypatch):
+    monkeypatch.setattr("featcal.baselines.adapters.BASELINES", dict(BASELINES))
+
+    @baseline("scaled_shift", "Scaled shift")
+    class ScaledShift(MeanShift):
+        """Add a multiple of the mean difference."""
+
+        factor: PositiveFloat = 1.0
+
+        def correction(self, weights, features):
+            return self.factor * super().correction(weights, features)
+
+    scaled_shift, given = public(ScaledShift), experiment()
+    assert signature(scaled_shift).parameters["factor"].default == 1.0
+    models = given["merged"], given["experts"], given["batches"]
+    with pytest.raises(UnknownKey, match="scaled_shift: .*facter.*factor"):
+        scaled_shift(*models, facter=2.0)
+    adapters = scaled_shift(*models, factor=2.0)
+    again = Adapters.load(adapters.save(tmp_path / "a"))
+    plain, rows = featcal.mean_shift(*models), torch.zeros(3, adapters.width)
+    for task in plain.tasks:
+        assert torch.equal(again.apply(task, rows), 2.0 * plain.apply(task, rows))
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,11 @@ def opened(monkeypatch):
         return read
 
     def table(self, kind):
-        kinds = {kind, "scores", "ablate"} if kind in ("scores", "corrupted") else {kind}
+        kinds = (
+            {kind, "scores", "ablate", "expert_seeds"}
+            if kind in ("scores", "corrupted")
+            else {kind}
+        )
         found.update(path for path in map(self.path, kinds) if path.is_file())
         return known(self, kind)
 
