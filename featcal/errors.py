@@ -31,8 +31,14 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of another library's error on one line, cut off after 300 characters."""
-    return " ".join(str(error).split())[:300]
+    """Return another library's error message on one line, shortened, or its class if it is empty."""
+    return shorten(" ".join(str(error).split()) or type(error).__name__, 200)
+
+
+def shorten(text: str, most: int) -> str:
+    """Leave out the middle of a text that has more than `most` characters."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
 
 
 def optional_package(name: str, extra: str, files: object, or_else: str = "") -> Any:

@@ -123,6 +123,8 @@ def _first_mistake(error: ValidationError, given: Any, section: str) -> BadSetti
     texts = [one["msg"] for where, _, one in mistakes if where == path]
     texts = [text.partition(" should ")[2] or text.removeprefix("Value error, ") for text in texts]
     expected = " or ".join(dict.fromkeys(texts)).replace("valid tuple", "list")
+    if kind.startswith("byte_size"):
+        expected = "be a number of bytes, such as 8GiB"
     if "float" in kind and isinstance(value, str):
         expected += " (YAML wants a dot: 1.0e-5, not 1e-5)"
     shown = value if len(repr(value)) < 80 else type(value).__name__

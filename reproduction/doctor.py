@@ -25,8 +25,8 @@ from typer import Exit, Option
 
 from featcal.cli.options import Json
 from featcal.cli.output import note, say, say_json, size_text, table
-from featcal.data.places import Kind, first_line
-from featcal.errors import MissingPath
+from featcal.data.places import Kind
+from featcal.errors import MissingPath, one_line
 from featcal.files import read_json
 from reproduction.engine.context import Context
 from reproduction.experiments import load_experiments
@@ -219,7 +219,7 @@ def look(one: Repository, commit: str | None) -> Repository:
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         return replace(one, state="missing", reason=type(error).__name__)
     except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]
-        return replace(one, state="unreachable", reason=first_line(error))
+        return replace(one, state="unreachable", reason=one_line(error))
 
 
 def _bytes_to_download(one: Repository, commit: str | None) -> int | None:

@@ -256,7 +256,7 @@ def ill_said(code: int, said: str) -> str:
     if code == 0:
         return ""
     foreign = re.search(
-        r"\bload_batches\.[a-z_]+\b|params\.yaml|\bdvc\b|Traceback|<.*at 0x",
+        r"\bload_batches\.[a-z_]+\b|params\.yaml|\bdvc\b|Traceback|Value error|<.*at 0x",
         said,
     )
     if code != cli.MISTAKE or said.count("featcal: ") != 1 or len(said) > 3000 or foreign:

@@ -191,7 +191,7 @@ def text_answers(
     from featcal.models.batch import Sentences
     from featcal.models.load import load_model
 
-    pairs = options.pairs_by_name("--classes", classes, "NAME=A,B,...")
+    pairs = options.pairs_by_name("--classes", classes, "NAME=A,B,...", "reviews=bad,good")
     names = {task: labels.split(",") for task, labels in pairs.items()}
     for task in names:
         expected = f"must name a task of --data: {', '.join(datasets)}"

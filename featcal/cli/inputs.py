@@ -51,7 +51,7 @@ class AllAtOnce:
     def report(self) -> None:
         """Raise the mistakes, if there are any."""
         if self.mistakes:
-            raise FeatCalError("\n".join(map(str, self.mistakes)))
+            raise FeatCalError("\n".join(dict.fromkeys(map(str, self.mistakes))))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pydantic import ByteSize
 from rich.console import Console
 from rich.text import Text
 
-from featcal.errors import BadSetting, HubUnreachable
+from featcal.errors import BadSetting, HubUnreachable, one_line
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -208,8 +208,6 @@ def require_hub(name: str | None) -> None:
     from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
     from huggingface_hub.utils import validate_repo_id
 
-    from featcal.data.places import first_line
-
     try:
         validate_repo_id(name)
         HfApi().whoami()
@@ -219,7 +217,7 @@ def require_hub(name: str | None) -> None:
     except (HTTPError, OSError) as error:  # OSError: also a machine without a token
         raise HubUnreachable(
             name,
-            f"the hub cannot be reached or does not know this user ({first_line(error)})",
+            f"the hub cannot be reached or does not know this user ({one_line(error)})",
             "run `hf auth login` with a token that may write (or set HF_TOKEN), or",
             "run again with network access and without HF_HUB_OFFLINE, or without the push",
         ) from None
@@ -232,14 +230,12 @@ def push(folder: Path, name: str | None) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
-    from featcal.data.places import first_line
-
     try:
         url = HfApi().create_repo(name, exist_ok=True)
         message = f"featcal: {folder.name}"
         HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message=message)
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
-        problem = f"{folder} is complete, but the hub did not accept it ({first_line(error)})"
+        problem = f"{folder} is complete, but the hub did not accept it ({one_line(error)})"
         way_out = f"upload it without computing it again: hf upload {name} {folder}"
         raise HubUnreachable(name, problem, way_out) from None
     note(f"on the hub: {url}")

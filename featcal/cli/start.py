@@ -16,13 +16,19 @@ def main() -> int:
     if ours:  # without a traceback while the command line is imported
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     share_machine()
-    from featcal.cli.main import main
+    from featcal.cli.main import INTERRUPTED, main
 
     if ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    return main()
+    try:
+        return main()
+    except KeyboardInterrupt:  # again, while the first one was reported
+        return INTERRUPTED
+    finally:  # nothing is left to interrupt
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, signal.SIG_IGN)
 
 
 def share_machine() -> None:

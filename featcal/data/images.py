@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from featcal.data.places import IMAGE, LABEL, SPLITS, Location, first_line, open_images, split_files
-from featcal.errors import BadData, BadFile, BadSetting, MissingPath
+from featcal.data.places import IMAGE, LABEL, SPLITS, Location, open_images, split_files
+from featcal.errors import BadData, BadFile, BadSetting, MissingPath, one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -72,7 +72,7 @@ class Preprocess:
         except MemoryError:
             raise
         except Exception as error:  # whatever a wrong entry of the file makes the processor raise
-            problem = f"this image processor cannot be used ({first_line(error)})"
+            problem = f"this image processor cannot be used ({one_line(error)})"
             file = "use the file that was saved with this model, or"
             python = "prepare the pictures with transformers' AutoImageProcessor and call "
             python += "featcal.calibrate from Python with such batches"
@@ -237,7 +237,7 @@ class EncodedRows:
             pixels = self._preprocess.pixels(datasets.Image().decode_example(encoded))
         except UNDECODABLE as error:
             unknown = isinstance(error, UnidentifiedImageError)  # its message is an address
-            reason = "no known format" if unknown else first_line(error)
+            reason = "no known format" if unknown else one_line(error)
             problem = f"the picture in row {row} cannot be decoded ({reason})"
             right = "the bytes of a PNG or JPEG (no base64), or its path inside the folder"
             raise BadData(self._at, problem, f"store {right}, or drop the row") from None
@@ -272,7 +272,7 @@ def _names_in_readme(folder: Path) -> list[str] | None:
     try:
         infos = DatasetInfosDict.from_directory(str(folder))
     except Exception as error:  # YAML, or an entry that `datasets` does not know
-        problem = f"its YAML head cannot be read ({first_line(error)})"
+        problem = f"its YAML head cannot be read ({one_line(error)})"
         raise BadFile(folder / "README.md", problem, "correct it, or remove the head") from None
     features = (info.features or {} for info in infos.values())
     return next((f[LABEL].names for f in features if hasattr(f.get(LABEL), "names")), None)

@@ -18,7 +18,7 @@ from huggingface_hub import DatasetCard, constants, hf_hub_download, snapshot_do
 from huggingface_hub import errors as hub_errors
 
 from featcal import errors
-from featcal.errors import BadData, BadFile, DiskFull, MissingPath
+from featcal.errors import BadData, BadFile, DiskFull, MissingPath, one_line, shorten
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def open_images(
     own = {name: (columns or {}).get(name, name) for name in (IMAGE, LABEL)[: 1 + labelled]}
     for name, column in own.items():
         if column not in table.column_names:
-            problem = f"no column {column!r}; it has {cut_off(', '.join(table.column_names), 200)}"
+            problem = f"no column {column!r}; it has {shorten(', '.join(table.column_names), 200)}"
             raise BadData(at, problem, f"name the column with --column {name}=COLUMN")
     table = table.select_columns(list(own.values()))
     table = table.rename_columns({column: name for name, column in own.items()})
@@ -113,7 +113,7 @@ def open_images(
         return table.cast_column(IMAGE, datasets.Image(decode=False))
     except (pyarrow.ArrowInvalid, TypeError, ValueError) as error:
         way_out = "store encoded pictures (PNG, JPEG) as the Image feature of `datasets` does"
-        problem = f"the column image holds no pictures ({first_line(error)})"
+        problem = f"the column image holds no pictures ({one_line(error)})"
         raise BadData(at, problem, way_out) from None
 
 
@@ -174,7 +174,7 @@ def _read(at: str, builder: str, **options: Any) -> "Dataset":
                 options |= {"cache_dir": cache, "keep_in_memory": True}
             return datasets.load_dataset(builder, **options)
     except (*refused, ValueError, RuntimeError, FileNotFoundError) as error:
-        reason = first_line(error.__cause__ or error).rstrip(".")
+        reason = one_line(error.__cause__ or error).rstrip(".")
         empty = "corresponds to no data" in reason or "at least one example" in reason
         reason = "it holds no sample" if empty else reason
         kind = "a readable file (UTF-8, parquet, JSON lines or pictures) with at least one row"
@@ -238,19 +238,8 @@ def reaching(
             "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any "
             "connection)",
         ]
-        problem = f"{problem} ({first_line(error)}{more})"
+        problem = f"{problem} ({one_line(error)}{more})"
         raise errors.HubUnreachable(at, problem, *ways_out) from None
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, cut off, or its class where it has none."""
-    return cut_off((str(error).splitlines() or [type(error).__name__])[0], 200)
-
-
-def cut_off(text: str, most: int) -> str:
-    """Return a text; if it is longer than `most`, its middle is left out."""
-    half = most // 2
-    return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
 
 
 def _require_split(split: str) -> None:

@@ -19,8 +19,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-from featcal.data.places import LABEL, Columns, Location, cut_off, open_table, split_files
-from featcal.errors import BadData, BadFile, BadSetting
+from featcal.data.places import LABEL, Columns, Location, open_table, split_files
+from featcal.errors import BadData, BadFile, BadSetting, one_line, shorten
 from featcal.models.batch import Texts
 from featcal.models.checkpoint import MODULES
 from featcal.models.load import load_tokenizer
@@ -144,7 +144,7 @@ def _form(origin: str, keys: Sequence[str], columns: Mapping[str, str]) -> tuple
     for form in FORMS:
         if not absent and named <= set(form) <= {*keys, *columns}:
             return form
-    listed = cut_off(", ".join(keys), 200) or "nothing"
+    listed = shorten(", ".join(keys), 200) or "nothing"
     problem = f"holds {listed}, which makes no text sample"
     problem = f"has no column {absent[0]!r}; it holds {listed}" if absent else problem
     raise BadData(origin, problem, WANTED, "name other columns with --column text=QUESTION")
@@ -278,7 +278,7 @@ class Reader:
         try:
             chat: str = self.tokenizer.apply_chat_template(sample.messages, tokenize=False)
         except (TemplateError, TypeError, ValueError) as error:
-            problem = f"the chat template refuses it ({error})"
+            problem = f"the chat template refuses it ({one_line(error)})"
             raise BadData(sample.origin, problem, "correct the roles or their order") from None
         return TokenizedText(self.ids(sample, chat, add_special_tokens=False))
 

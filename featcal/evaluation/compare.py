@@ -23,6 +23,7 @@ from featcal.models.streamed import (
     InMemoryModel,
     ModelHandle,
     StreamedModel,
+    require_one_family,
     require_same_configs,
     require_same_tensors,
 )
@@ -85,7 +86,7 @@ def compare(
 
     Returns: one record for each expert and model, sorted by the expert's name.
     Raises: BadSetting; BadBatches; NotFinite; MissingTensor, TensorsDiffer for models of another
-        shape; BadFile and others for folders that cannot be opened.
+        family or shape; BadFile and others for folders that cannot be opened.
     """
     check_tasks(experts, batches)
     if not (isinstance(models, Mapping) and models):
@@ -111,6 +112,7 @@ def compare(
         expert = opened(experts[task])
         # only blocks must be alike: experts may have heads with their own numbers of classes
         handles = {f"expert {task!r}": expert, **ours}
+        require_one_family({label: type(handle.module) for label, handle in handles.items()})
         require_same_configs({n: getattr(m.module, "config", None) for n, m in handles.items()})
         require_same_tensors({label: blocks_alone(handle) for label, handle in handles.items()})
         with evaluation_mode([handle.module for handle in handles.values()]), exact_products():

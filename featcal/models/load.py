@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from featcal.errors import BadFile, BadSetting, WrongKeys
+from featcal.errors import BadFile, BadSetting, WrongKeys, one_line
 from featcal.files import atomic_folder, read_json
 from featcal.models.checkpoint import (
     INDEX,
@@ -143,8 +143,8 @@ def load_tokenizer(folder: str | Path) -> Any:
             return AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
-        problem = f"no tokenizer in this folder ({str(error).splitlines()[0]})"
+    except Exception as error:  # transformers and tokenizers raise many kinds, even Exception
+        problem = f"no tokenizer in this folder ({one_line(error)})"
         raise BadFile(folder, problem, "copy tokenizer.json and its config there") from None
 
 

@@ -121,13 +121,19 @@ def test_an_interrupted_calibration_ends_with_130_and_continues(models, capsys, 
         if "drift" in str(words[0]):
             signal.raise_signal(sent)
 
-    before, print_ = tree(models), output.progress.print
+    def again(*words, **more):
+        complain(*words, **more)
+        signal.raise_signal(sent)
+
+    before, print_, complain = tree(models), output.progress.print, output.errors.print
     # a process started in the background by a shell ignores Ctrl-C
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patched:
         patched.setattr(output.progress, "print", interrupting)
+        patched.setattr(output.errors, "print", again)
         patched.setattr(sys, "argv", ["featcal", *CALIBRATE])
         assert start.main() == cli.INTERRUPTED
+    assert signal.getsignal(sent) is signal.SIG_IGN  # until the process has ended
     signal.signal(signal.SIGINT, ignored)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     message = capsys.readouterr().err

@@ -119,7 +119,12 @@ def test_loading_is_silent_and_leaves_logging_and_random_numbers_alone(tmp_path,
     assert shown() == before
 
 
-def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
+@pytest.mark.parametrize("text", [None, "", "{}", '{"added_tokens": [], "model": {}}'])
+def test_a_folder_without_a_usable_tokenizer_is_an_error(tmp_path, text):
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+        config = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+        (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(BadFile, match="no tokenizer"):
         load_tokenizer(tmp_path)
 
