@@ -1,6 +1,5 @@
 """Stages depend on what can change their numbers, and results in git are what they wrote."""
 
-import ast
 import json
 import re
 from functools import cache
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from resolved import laid_out, resolved, settings_of_stages
+from test_layering import home, imports, modules, parsed
 
 import pipeline
-from featcal import _MODULES
 from reproduction.experiments import HEADLINE_POOL, MAIN, MORE, load_experiments, studies
 from reproduction.prepare.suite import load_suite
 from reproduction.stages import command
@@ -36,40 +35,14 @@ EXEMPT = {
 WRITES_SCORES = (*studies(), *"evaluate measure study gather headline claims artifact".split())
 
 
-def module_file(name: str) -> str | None:
-    """Return the file of a module of this project, or None for other modules."""
-    path = ROOT / Path(*name.split("."))
-    for file in (path.with_suffix(".py"), path / "__init__.py"):
-        if name.split(".")[0] in ("featcal", "reproduction") and file.is_file():
-            return str(file.relative_to(ROOT))
-    return None
-
-
 @cache
 def imported(file: str) -> frozenset[str]:
     """Return the files of this project that a file imports."""
-    found, text = set(), (ROOT / file).read_text()
-    for node in ast.walk(ast.parse(text)):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        found |= {module_file(name) for name in names}
-    # `featcal.calibrate(` and the like are loaded by name in the package's own file
-    loaded = (module for name, module in _MODULES.items() if f"featcal.{name}(" in text)
-    found |= {module_file(module) for module in loaded}
+    homes = {modules().get(home(name)) for _, name in imports(ROOT / file)} - {None}
+    found = {path for path in homes if parsed(path).body[1:]}  # more than a docstring
     if file == "featcal/merging/registry.py":  # loads methods by name
-        methods = (ROOT / "featcal/merging/methods").glob("*.py")
-        found |= {str(method.relative_to(ROOT)) for method in methods}
-    return frozenset(f for f in found if f and not only_a_docstring(f))
-
-
-@cache
-def only_a_docstring(file: str) -> bool:
-    """Return whether a file has no code."""
-    body = ast.parse((ROOT / file).read_text()).body
-    return all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body)
+        found |= set((ROOT / "featcal/merging/methods").glob("*.py"))
+    return frozenset(str(path.relative_to(ROOT)) for path in found)
 
 
 def closure(file: str, stop: frozenset[str] = frozenset()) -> set[str]:
