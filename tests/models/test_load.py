@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from featcal.errors import (
     BadFile,
+    BadSetting,
     MissingPath,
     NotFinite,
     TruncatedFile,
@@ -28,9 +29,11 @@ from featcal.models.checkpoint import LazyCheckpoint, all_finite
 from featcal.models.load import (
     load_clip,
     load_model,
+    load_tokenizer,
     load_vision,
     quiet_transformers,
     save_model,
+    torch_device,
 )
 from featcal.models.streamed import StreamedModel
 
@@ -114,6 +117,18 @@ def test_loading_is_silent_and_leaves_logging_and_random_numbers_alone(tmp_path,
     with pytest.raises(ValueError), quiet_transformers():
         raise ValueError
     assert shown() == before
+
+
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
+    with pytest.raises(BadFile, match="no tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_missing_gpu_is_an_error_with_a_way_out(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert torch_device("auto") == torch_device("cpu") == torch.device("cpu")
+    with pytest.raises(BadSetting, match="auto or cpu"):
+        torch_device("cuda")
 
 
 def test_sharded_and_single_checkpoints_read_the_same(tmp_path):
