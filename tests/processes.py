@@ -59,7 +59,7 @@ def run(target, work, world, folder) -> list[int]:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(300)  # on a busy machine
     hanging = [process for process in processes if process.is_alive()]
     for process in hanging:
         process.kill()
