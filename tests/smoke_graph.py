@@ -59,8 +59,6 @@ STUDIED: dict[str, dict] = {
     "extrapolation": {
         "samples": 8, "held_out": 8, "batch": 8, "orders": ["forward"], "interpolations": [0.3],
         "blends": [1.0, 2.0], "ridges": [0.01, 0.1], "scored": 40,
-        # a given λ, because `auto` takes longest
-        "stream": {"ridge": 0.01, "interpolation": 1.0, "residual": 1.0, "order": "sites", "affine": "joint"},
     },
     "task_counts": {"upstreams": ["task_arithmetic"], "counts": [2, 3], "shuffles": 1, "samples": 16},
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
@@ -86,7 +84,7 @@ SHOWN = {"minilm-8": "banking77", "vit_s-8": "digits"}  # the task of the stage 
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
 RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "extrapolation"), ("clip_b32-8",)) | {
     "ablate": ("clip_b32-8",), "choices": ("flan_t5_base-glue",), "default": ("clip_b32-8", "flan_t5_base-glue", "smollm2-chat"),
-    "corrupted": ("clip_b32-8", "minilm-8"), "expert_seeds": ("minilm-8", "smollm2-chat"),
+    "expert_seeds": ("minilm-8", "smollm2-chat"),
 }  # fmt: skip
 CHAIN = "prepare_data prepare merge calibrate adapt multitask evaluate gather".split()
 PAGES = ("table01", "table06")  # test_notebooks.py executes every page
