@@ -18,7 +18,7 @@ BASES    := clip_b32 clip_l14 flan_t5_base flan_t5_large llama_3b llama_8b
 # Parts of the tests, each without the parts below it: first the one that loads no torch, then the slowest. nbval executes the page
 # that computes in a kernel; the tests execute all other pages.
 PARTS := $(addprefix tests/,reproduction/report/test_book.py reproduction/stages/test_smoke.py reproduction) tests \
-         $(addprefix tests/,calibration cli merging reproduction/report test_container.py reproduction/report/test_notebooks.py) \
+         $(addprefix tests/,calibration cli reproduction/report reproduction/report/test_notebooks.py merging test_container.py) \
          book/pages/method.ipynb
 # Parts that run at the same time: one more than processors, because a part waits for browser, kernels and downloads.
 JOBS  ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)

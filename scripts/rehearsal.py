@@ -32,8 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 def rehearse(stages: list[str]) -> int:
     from hub_server import TOKEN, HubServer
-    from rehearsal_hub import gated, paper_hub
-    from rehearsal_punkt import punkt_tab
+    from rehearsal_rows import gated, paper_hub, punkt_tab
     from rehearsal_run import RECORD, lay_out
 
     start = time.perf_counter()

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import tiny
 import torch
 import transformers as tf
-from tiny import SIZES, TEXT, VISION, averaged, images, make, seeded, shifted
+from tiny import SIZES, TEXT, VISION, images, make, seeded
 
 GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 8}
 MIXED = GROUPED | {"num_hidden_layers": 3, "sliding_window": 4, "max_position_embeddings": 32}
@@ -124,18 +125,10 @@ def without_float32(monkeypatch, model):
 
 def experiment(family, dtype=torch.float64, experts=("a", "b"), **batching):
     """Arguments of `featcal.calibrate`: base, experts, their average and batches."""
-    base = make(family.build, dtype=dtype)
-    teachers = {task: shifted(base, 10 + i) for i, task in enumerate(experts)}
     batches = {task: family.batches(100 + 10 * i, **batching) for i, task in enumerate(experts)}
-    if dtype != torch.float64:
-        convert = lambda v: v.to(dtype) if v.is_floating_point() else v  # noqa: E731
-        batches = {
-            task: [{k: convert(v) for k, v in b.items()} for b in batch]
-            for task, batch in batches.items()
-        }
-    return {
-        "merged": averaged(list(teachers.values())),
-        "base": base,
-        "experts": teachers,
-        "batches": batches,
-    }
+    for batch in (batch for own in batches.values() for batch in own):
+        batch |= {k: v.to(dtype) for k, v in batch.items() if v.is_floating_point()}
+    given = tiny.experiment(
+        tasks=experts, build=lambda dtype: make(family.build, dtype=dtype), dtype=dtype
+    )
+    return given | {"batches": batches}

@@ -37,8 +37,14 @@ def serve(environment, folder, log, pipe):
         open_table(location_of("--data", name), split)
         return "opened"
 
+    def printed(*arguments):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            code = cli.main(list(arguments))
+        return f"{code} {out.getvalue()}"
+
     asked = {"fetch": hub.fetch, "data": lambda name, pins: hub.pinned_data(pins, name)}
     asked |= {"featcal": lambda *arguments: cli.main(list(arguments)), "open": opened}
+    asked["printed"] = printed
     asked["token"] = lambda token: os.environ.update(HF_TOKEN=token)
     # as with a large file, what came before a connection broke off is kept; and no seconds of
     # waiting between attempts

@@ -1,6 +1,5 @@
-"""What a hub for tests has: data sets in every layout, unusable ones, and models."""
+"""What a hub for tests has: data sets in every layout, unusable ones, and a model."""
 
-import shutil
 from pathlib import Path
 
 import checkpoints
@@ -50,19 +49,6 @@ def unusable(folder: Path) -> dict[str, Path]:
     return {f"datasets/bad/{path.name}": path for path in folder.iterdir()}
 
 
-def models(folder: Path) -> dict[str, Path | dict[str, Path]]:
-    """CLIP with a pickle alone, converted in a pull request, and an expert of the old layout."""
-    checkpoints.clip_folder(folder / "clip-pr")
-    shutil.copytree(folder / "clip-pr", folder / "clip")
-    (folder / "clip/model.safetensors").rename(folder / "clip/pytorch_model.bin")
-    checkpoints.legacy_folder(folder / "legacy", 1)
-    (folder / "legacy/pytorch_model.bin").write_bytes(b"a pickle")
-    checkpoints.vision_folder(folder / "plain", 1)
-    clip = {"main": folder / "clip", "refs/pr/7": folder / "clip-pr"}
-    experts = {"tanganke/clip_mnist": folder / "legacy", "tanganke/clip_dtd": folder / "plain"}
-    return {"openai/clip": clip, **experts}
-
-
 def everything(folder: Path) -> dict[str, Path | dict[str, Path]]:
     """All of it; and folder/here, where a folder is named like one of the data sets."""
     (folder / "texts").mkdir()
@@ -76,7 +62,7 @@ def everything(folder: Path) -> dict[str, Path | dict[str, Path]]:
         "datasets/owner/photos": folder / "photos",
         "datasets/owner/shadowed": folder / "photos",
         **unusable(folder / "bad"),
-        **models(folder),
+        "tanganke/clip_dtd": checkpoints.vision_folder(folder / "expert", 1),
     }
     parquet(folder / "here/owner/shadowed/train.parquet", 9)
     return repositories

@@ -1,11 +1,10 @@
 """A hub on this machine: folders served by HTTP as huggingface_hub and datasets ask the real one
 for public repositories.
 
-Knows the paths that downloading uses and those of uploading with git LFS, to one account. No xet,
-and no exported parquet of the data set viewer.
+Knows the paths that downloading uses, and one account. No xet, and no exported parquet of the data
+set viewer.
 """
 
-import base64
 import hashlib
 import json
 import re
@@ -15,8 +14,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import yaml
-
 # what lies in git LFS on the hub
 LARGE = (".safetensors", ".parquet", ".arrow", ".tar", ".zip", ".png", ".jpg")
 CONVERTER = "SFconvertbot"
@@ -25,10 +22,7 @@ _API = re.compile(
     r"/api/(models|datasets|spaces)/([^/]+/[^/]+)"
     r"(?:/(revision|tree|paths-info|discussions)(?:/([^/]+)(?:/(.+))?)?)?"
 )
-_PUSH = re.compile(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main")
-_LFS = re.compile(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch")
 _FILE = re.compile(r"/(datasets/|spaces/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
-_ACCOUNT = ("/api/whoami-v2", "/api/repos/create", "/api/validate-yaml")
 
 
 class Stored:
@@ -77,8 +71,6 @@ class HubServer:
                   its branch main, or {revision: folder}. A revision refs/pr/N is also a pull
                   request of the hub's own safetensors converter.
     gated:        repositories that are refused without TOKEN.
-    uploads:      a folder for uploads with TOKEN; each repository is served from there on. None
-                  takes nothing.
     cuts:         file name -> the byte behind which the connection breaks off.
     seen:         every request: "GET /path?query", with the range of bytes asked for.
     """
@@ -87,13 +79,12 @@ class HubServer:
         self,
         repositories: Mapping[str, Path | Mapping[str, Path]],
         gated: Collection[str] = (),
-        uploads: Path | None = None,
     ):
         self.repositories: dict[str, dict[str, Commit]] = {}
         for name, at in repositories.items():
             revisions = {"main": at} if isinstance(at, Path) else at
             self.repositories[name] = {rev: Commit(name, path) for rev, path in revisions.items()}
-        self.gated, self.uploads, self.large = frozenset(gated), uploads, dict[str, bytes]()
+        self.gated = frozenset(gated)
         self.cuts: dict[str, int] = {}
         self.seen: list[str] = []
         handler = type("Bound", (_Handler,), {"hub": self})
@@ -144,8 +135,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.seen.append(" ".join([self.command, self.path, *ranges]))
         url = urlsplit(self.path)
         try:
-            if self.hub.uploads and (said := self.uploaded(url.path, content)) is not None:
-                self.answer(200, said)
+            if url.path == "/api/whoami-v2":
+                if not self.logged_in:
+                    raise Refused(401, "Invalid user token.")
+                self.answer(200, {"name": "me", "type": "user"})
             elif found := _FILE.fullmatch(url.path):
                 self.file(*(unquote(part or "") for part in found.groups()))
             elif found := _API.fullmatch(url.path):
@@ -156,54 +149,11 @@ class _Handler(BaseHTTPRequestHandler):
         except Refused as refused:
             self.answer(refused.status, refused.content, refused.headers)
 
-    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815 - names of the standard library
+    do_HEAD = do_POST = do_GET  # noqa: N815 - names of the standard library
 
     @property
     def logged_in(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {TOKEN}"
-
-    def uploaded(self, path: str, content: bytes) -> object:
-        """Return the answer to a step of an upload, in their order; None where it is none."""
-        hub = self.hub
-        if path.startswith("/lfs/"):
-            hub.large[path.removeprefix("/lfs/")] = content
-            return {}
-        push, batch = _PUSH.fullmatch(path), _LFS.fullmatch(path)
-        if not (push or batch or path in _ACCOUNT):
-            return None
-        if not self.logged_in:
-            raise Refused(401, "Invalid user token.")
-        asked = [json.loads(line) for line in content.splitlines()] or [{}]
-        if path == "/api/whoami-v2":
-            return {"name": "me", "type": "user"}
-        if path == "/api/validate-yaml":
-            if not isinstance(yaml.safe_load(asked[0]["content"].split("---")[1]), dict):
-                raise Refused(400, "the card has no metadata")
-            return {"errors": [], "warnings": []}
-        if path == "/api/repos/create":
-            return {"url": f"{hub.url}/{asked[0]['organization']}/{asked[0]['name']}"}
-        if batch:
-            for one in asked[0]["objects"]:
-                one["actions"] = {"upload": {"href": f"{hub.url}/lfs/{one['oid']}"}}
-            return {"objects": asked[0]["objects"]}
-        name, step = push.groups()
-        if step == "preupload":
-            files = [
-                {"path": one["path"], "shouldIgnore": False}
-                | {"uploadMode": "lfs" if one["path"].endswith(LARGE) else "regular"}
-                for one in asked[0]["files"]
-            ]
-            return {"files": files}
-        for key, value in ((one["key"], one["value"]) for one in asked[1:]):
-            file = hub.uploads / name / value["path"]
-            file.parent.mkdir(parents=True, exist_ok=True)
-            small = key == "file"
-            file.write_bytes(
-                base64.b64decode(value["content"]) if small else hub.large[value["oid"]]
-            )
-        commit = Commit(name, hub.uploads / name)
-        hub.repositories[name] = {"main": commit}
-        return {"commitUrl": f"{hub.url}/{name}/commit/{commit.id}", "commitOid": commit.id}
 
     def log_message(self, *_) -> None:
         """Nothing: `seen` has it."""

@@ -1,5 +1,4 @@
-"""Start processes for tests: several that find each other as torchrun lets them, on loopback, and
-one that runs a program.
+"""Start processes for tests, which find each other as torchrun lets them, on loopback.
 
 They are forked from a server that has loaded what they need, so that each starts at once.
 """
@@ -7,13 +6,9 @@ They are forked from a server that has loaded what they need, so that each start
 import json
 import multiprocessing
 import os
-import runpy
 import socket
-import subprocess
 import sys
-from collections.abc import Sequence
 from multiprocessing import forkserver
-from pathlib import Path
 
 import pytest
 import torch
@@ -64,7 +59,7 @@ def run(target, work, world, folder) -> list[int]:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(300)  # on a busy machine
     hanging = [process for process in processes if process.is_alive()]
     for process in hanging:
         process.kill()
@@ -77,29 +72,3 @@ def together(work, world, folder) -> list[dict]:
     run(member, work, world, folder)
     written = [folder / f"{rank}.json" for rank in range(world)]
     return [json.loads(path.read_text()) if path.exists() else {} for path in written]
-
-
-def program(command: Sequence[str], folder: Path, printed: Path) -> None:
-    """Run `python command` in a folder with the default number of threads, its output in a file."""
-    os.chdir(folder)
-    with printed.open("w") as out:
-        os.dup2(out.fileno(), 1)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    sys.argv = list(command[1:] if command[0] == "-m" else command)
-    if command[0] == "-m":
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(command[0], run_name="__main__")
-
-
-def run_program(
-    command: Sequence[object], printed: Path, cwd: Path | None = None, **_: object
-) -> subprocess.CompletedProcess:
-    """Replace `subprocess.run` of an interpreter. Raises: AssertionError where it fails."""
-    start_server()
-    given = tuple(map(str, command[1:])), cwd or Path.cwd(), printed
-    process = FORKS.Process(target=program, args=given)
-    process.start()
-    process.join()
-    assert process.exitcode == 0, f"{command} ended with {process.exitcode}"
-    return subprocess.CompletedProcess(command, 0, printed.read_text())

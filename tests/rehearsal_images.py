@@ -27,14 +27,9 @@ POSITIONS = 128  # of texts, whose tokens are single characters; the hub's model
 START, END = "<|startoftext|>", "<|endoftext|>"
 # width, blocks, projection
 WIDTHS = {"openai/clip-vit-base-patch32": (32, 2, 16), "openai/clip-vit-large-patch14": (48, 3, 24)}
-EXTRA = {  # splits that the hub has beside those that are read
-    "svhn": ("extra",), "gtsrb": ("contrast",), "eurosat": ("contrast",), "oxford_flowers102": ("validation",),
-    "pcam": ("valid",), "rendered-sst2": ("validation",),
-}  # fmt: skip
 CONFIGURED = {name: name for name in ("mnist", "fashion_mnist")} | {
     "svhn": "cropped_digits", "emnist_letters": "emnist-letters",
 }  # fmt: skip
-MORE = {"oxford-iiit-pet": ("image_id", "label_cat_dog")}  # columns beside image and label
 
 
 def drawn(*keys: str | int) -> np.random.Generator:
@@ -137,7 +132,7 @@ def image_data(folder: Path, tasks: tuple[str, ...]) -> dict[str, Path]:
 def _parquet(folder: Path, task: str) -> None:
     """One file a split, and a README.md that names configurations and splits."""
     entry, config = TASKS[task], CONFIGURED.get(task)
-    splits = list(dict.fromkeys((entry.train_split, entry.test_split, *EXTRA.get(task, ()))))
+    splits = list(dict.fromkeys((entry.train_split, entry.test_split)))
     configs = {config: splits} if config else {"data": splits}
     if task == "svhn":  # its other configuration is the default, and of another kind
         configs["full_numbers"] = ["train", "test"]
@@ -175,9 +170,6 @@ def _table(task: str, split: str) -> datasets.Dataset:
         label, labels = datasets.Value("bool"), [bool(n) for n in numbers]
     columns = {"image": pictures, "label": labels}
     features = {"image": datasets.Image(), "label": label}
-    for name in MORE.get(task, ()):
-        columns[name] = [f"{name}-{i}" for i in range(count)]
-        features[name] = datasets.Value("string")
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 

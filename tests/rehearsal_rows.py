@@ -1,4 +1,4 @@
-"""GLUE, MergeBench's held-out sets and rows of the public tests, in the hub's columns."""
+"""What the suite `paper` reads: texts in the hub's columns, nltk's data, and all repositories."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from rehearsal_images import PART, describe, drawn, write_table
+from rehearsal_images import PART, describe, drawn, image_data, image_models, write_table
+from rehearsal_texts import LLAMAS, T5_SIZES, text_models
 
-from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID
+from reproduction.prepare.tasks import DOMAINS, GLUE, HUB_ID, TASKS
 
 # rows of a train split, of one that is scored, and of a public test
 TRAINED, SCORED, ASKED = (24, 8, 3)
@@ -160,3 +161,47 @@ TESTS: dict[str, tuple[tuple[str, ...], Rows]] = {
     "google/IFEval": (("ifeval_input_data.jsonl",), _instruction),
     "allenai/ai2_arc": (_parts(("ARC-Challenge", "ARC-Easy"), SPLITS), _science),
 }
+
+# file -> its lines: pairs of words and counts are separated by tabs
+ENGLISH = {
+    "abbrev_types.txt": ("dr", "e.g", "i.e", "mr", "mrs"),
+    "collocations.tab": ("st\tlouis",),
+    "sent_starters.txt": ("the", "they", "this"),
+    "ortho_context.tab": (
+        "a\t46",
+        "ship\t32",
+        "the\t46",
+    ),  # cases and places a word was seen in, a sum of powers of two
+}
+
+
+def punkt_tab(folder: Path) -> dict[str, str]:
+    """Write it below `folder`; return the variables by which nltk finds it."""
+    place = folder / "tokenizers/punkt_tab/english"
+    place.mkdir(parents=True)
+    for name, lines in ENGLISH.items():
+        (place / name).write_text("".join(f"{line}\n" for line in lines))
+    return {"NLTK_DATA": str(folder)}
+
+
+Repositories = dict[str, Path | dict[str, Path]]
+SIZES = ("base-patch32", "large-patch14")
+GATED = "meta-llama/"  # behind terms that must be accepted
+
+
+def paper_hub(
+    folder: Path,
+    tasks: tuple[str, ...] = tuple(TASKS),
+    sizes: tuple[str, ...] = SIZES,
+    t5: tuple[str, ...] = tuple(T5_SIZES),
+    llamas: tuple[str, ...] = tuple(LLAMAS),
+) -> Repositories:
+    """Folders by repository, as HubServer takes them; all of the suite unless fewer are named."""
+    found = image_models(folder / "vision", sizes, tasks) | image_data(folder / "pictures", tasks)
+    found |= text_models(folder / "language", t5, llamas) | text_data(folder / "texts")
+    return found | metric(folder / "metric")
+
+
+def gated(repositories: Repositories) -> list[str]:
+    """Those that need an account."""
+    return [name for name in repositories if name.startswith(GATED)]

@@ -21,7 +21,7 @@ from reproduction.engine import context
 from reproduction.engine.workers import fan_out
 from reproduction.experiments import ADAPTER_SETTINGS, ADAPTERS, studies
 from reproduction.stages.command import run_stage
-from reproduction.studies import default
+from reproduction.studies import cost, default, samples
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "reproduction", "notebooks", "book", "suites")
@@ -60,11 +60,11 @@ STUDIED: dict[str, dict] = {
         "samples": 8, "held_out": 8, "batch": 8, "orders": ["forward"], "interpolations": [0.3],
         "blends": [1.0, 2.0], "ridges": [0.01, 0.1], "scored": 40,
     },
-    "task_counts": {"counts": [2, 3], "shuffles": 1, "samples": 16},
+    "task_counts": {"upstreams": ["task_arithmetic"], "counts": [2, 3], "shuffles": 1, "samples": 16},
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "default": {
-        "mergers": {"average": {}, "tsv_merge": {}}, "draws": [[16, 42], [8, 42]], "batch": 8, "rank": [2], "hidden": [4],
+        "mergers": {"average": {}}, "draws": [[16, 42], [8, 42]], "batch": 8, "rank": [2], "hidden": [4],
         "steps": [2, 3], "searched": ["average"], "trials": 2,
     },
     "field": {
@@ -83,16 +83,15 @@ STUDIED: dict[str, dict] = {
 SHOWN = {"minilm-8": "banking77", "vit_s-8": "digits"}  # the task of the stage `measure`
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
 RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "extrapolation"), ("clip_b32-8",)) | {
-    "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "default": ("clip_b32-8", "flan_t5_base-glue", "smollm2-chat"),
+    "ablate": ("clip_b32-8",), "choices": ("flan_t5_base-glue",), "default": ("clip_b32-8", "flan_t5_base-glue", "smollm2-chat"),
     "expert_seeds": ("minilm-8", "smollm2-chat"),
 }  # fmt: skip
 CHAIN = "prepare_data prepare merge calibrate adapt multitask evaluate gather".split()
 PAGES = ("table01", "table06")  # test_notebooks.py executes every page
-# Of these values those that a role has of its own; the study by default calibrates six times a draw and merger.
+# Of these values those that a role has of its own; the study by default calibrates six times a draw.
 OWN = {
     "minilm-8": {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}},
-    "flan_t5_base-glue": {"default": {"draws": [[16, 42]]}},
-    "smollm2-chat": {"default": {"draws": [[16, 42]], "mergers": {"average": {}}}},
+    **dict.fromkeys(("flan_t5_base-glue", "smollm2-chat"), {"default": {"draws": [[16, 42]]}}),
 }
 UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}
@@ -244,13 +243,24 @@ def commands(work: Path) -> list[list[str]]:
         return [stage.cmd.split() for stage in ordered]
 
 
+def fan_out_here(label, function, jobs, *_, **__):
+    return fan_out(label, function, jobs, workers=0)
+
+
+def costs_here(study, jobs, *given):
+    """Measure in this process; the study `cost` starts one for each job."""
+    with patch.object(cost, "fan_out", fan_out_here):
+        return cost.costs(study, jobs, *given)
+
+
 def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:
     """Run the graph in the new folder `work`; return the sha256 of every weight and score file."""
     lay_out(work, root)
     # 250 stages would read the same settings
     once = patch.object(context, "load_experiments", cache(context.load_experiments))
-    here = patch.object(default, "fan_out", lambda *given, **_: fan_out(*given[:3], workers=0))
-    with working_in(work), without_kernels(), once, here:
+    here = patch.object(default, "fan_out", fan_out_here)
+    measured = patch.object(samples, "costs", costs_here)
+    with working_in(work), without_kernels(), once, here, measured:
         for program, stage, verb, *key in commands(work):
             if (program, stage) == ("featcal", "stage") and (verb != "page" or key[0] in PAGES):
                 run_stage(verb, key[0] if key else None)

@@ -15,13 +15,10 @@ from tiny import PAPER, TASKS, clip, difference, experiment, images, same_bits
 import featcal.calibration.observe as observe
 import featcal.models.load
 from featcal import BlockPlan, Calibration, Stack, calibrate
-from featcal.calibration.observe import shared_sites
 from featcal.card import BlockRecord
-from featcal.core.moments import class_token_last, every_token
+from featcal.core.moments import every_token
 from featcal.errors import BadBatches, NotFinite
-from featcal.models.blocks import module_inputs
 from featcal.models.load import load_vision
-from featcal.models.modules import solved_modules
 from reproduction.stages.measure import model_drift
 
 VARIANTS = {
@@ -217,33 +214,8 @@ def test_a_folder_appears_whole_or_the_older_one_stays(tmp_path, monkeypatch):
     assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-Q, K, V = (f"self_attn.{n}_proj" for n in "qkv")
-
-
-def sites_of_clip(rule, last):
-    block = clip().encoder.layers[0]
-    linears, _ = solved_modules(block)
-    with torch.no_grad(), module_inputs(block, linears) as inputs:
-        block(torch.randn(2, 5, 32, dtype=torch.float64), attention_mask=None)
-    return set(shared_sites(inputs, linears, lambda name, x: rule(name, last, x.shape[:2])))
-
-
 def one_site_each(inputs, linears, weigh):
     return {(name,): weigh(name, inputs[name]) for name in linears}
-
-
-def test_six_linears_of_clip_read_at_four_sites_and_token_weights_split_queries_off():
-    sites = [set(site) for site in sites_of_clip(every_token, last=True)]
-    assert len(sites) == 4 and {Q, K, V} in sites
-    sites = [set(site) for site in sites_of_clip(class_token_last, last=True)]
-    assert len(sites) == 5 and {Q} in sites and {K, V} in sites
-
-
-def test_equal_values_in_different_memory_are_no_shared_site():
-    x = torch.ones(1, 2, 3)
-    inputs = {"a": x, "b": x.clone(), "c": x}
-    sites = shared_sites(inputs, tuple(inputs), lambda name, x: torch.ones(1, 2))
-    assert set(sites) == {("a", "c"), ("b",)}
 
 
 def test_shared_sites_give_the_weights_of_one_gram_per_linear(monkeypatch):

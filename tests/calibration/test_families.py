@@ -4,7 +4,6 @@ from functools import partial
 
 import plain
 import pytest
-import tiny
 import torch
 import transformers as tf
 from families import (
@@ -20,15 +19,12 @@ from families import (
 )
 from test_mixtures import KINDS as MIXTURE_KINDS
 from test_mixtures import mixture
-from test_resume import deep, finished, killed_after
-from test_streaming import written
 from tiny import PAPER, difference, same_bits
 
 from featcal import calibrate
 from featcal.calibration.calibrate import check
 from featcal.errors import BadSetting, FeatCalError, UnknownKey
 from featcal.models.blocks import block_outputs, check_replay, replay
-from featcal.models.load import load_as_calibrated
 from featcal.models.plan import blocks_of, plan_for
 
 
@@ -146,9 +142,6 @@ def test_a_check_ends_as_the_calibration_does(name):
     assert ended[1] == ""
 
 
-ALL = PAPER.but(
-    ridge=1e-3, anchor_blend=1.0, interpolation=0.8, order="sites", residual=0.5, affine="joint"
-)
 # every linear whose output is added to the stream, of the first block
 WRITERS = {
     "clip_text": ("self_attn.out_proj", "mlp.fc2"),
@@ -178,18 +171,6 @@ def test_residual_target_changes_only_linears_that_write_into_the_stream(family)
 def test_a_model_whose_outputs_are_normed_before_the_addition_is_refused():
     with pytest.raises(BadSetting, match=r"calibrate\.residual"):
         calibrate(**experiment(FAMILIES["gemma2"]), settings=PAPER.but(residual=1.0))
-
-
-def test_streamed_interrupted_and_resumed_run_is_bit_identical_to_one_in_memory(
-    tmp_path, monkeypatch
-):
-    given = tiny.experiment(torch.float32, build=deep, count=20)
-    in_memory = calibrate(**given, settings=ALL).model
-    folders = written(given, tmp_path)
-    killed_after(monkeypatch, 2, tmp_path / "out", folders, ALL)
-    _, resumed = finished(tmp_path / "out", folders, ALL, host_memory=0)
-    assert resumed == [True, True, False, False]
-    assert same_bits(load_as_calibrated(tmp_path / "out"), in_memory)
 
 
 LINEARS = PAPER.but(norm=False)

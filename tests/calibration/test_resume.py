@@ -67,6 +67,7 @@ def with_a_choice():
 KILLED = {
     "stale": (experiment, PAPER.but(order="stale"), [1]),
     "forward": (experiment, PAPER, [3, 4]),
+    "beyond": (experiment, PAPER.but(order="sites", residual=0.5, affine="joint"), [2]),
     "t5": (several_stacks("t5"), PAPER, [1, 2, 3]),
     "clip": (several_stacks("clip"), PAPER, [1, 2, 3]),
     "candidates": (with_a_choice, "auto", [2]),  # of two candidates the first block

@@ -1,5 +1,6 @@
 """The command line on tiny models: every mistake is one message, exit code 2, nothing written."""
 
+import json
 import os
 import re
 import shutil
@@ -80,6 +81,13 @@ def refused(arguments: list[str], folder: Path, capsys) -> str:
     return printed.err
 
 
+def told(capsys, *arguments) -> dict:
+    """Return what a command prints as JSON."""
+    capsys.readouterr()
+    assert cli.main(["--quiet", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
 def test_the_cells_of_the_page_on_python_run_as_they_stand_there(models, capsys):
     """On the same folders; only the numbers of samples are those of the tiny data."""
     page = (Path(__file__).parents[2] / "book/python.md").read_text()
@@ -119,6 +127,7 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*MERGE, "--sclae", "0.3"], "--scale"),
         ([*CALIBRATE, "--rigde", "1"], "--ridge"),
         (["clibrate"], "calibrate"),
+        (["merge", "averge", *MERGE[2:]], "METHOD: 'averge' is not known"),
         (MERGE[:-2], "--out"),
         ([*MERGE[:-1], "base/config.json/new"], "base/config.json"),
         ([*MERGE, "--expert", "mnist"], "NAME=MODEL"),
@@ -184,9 +193,7 @@ runpy.run_module("featcal", run_name="__main__")
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--help"], 0, ""),
         (["fix", "-h"], 0, ""),
-        (["merge", "averge", *MERGE[2:]], 2, "featcal: METHOD: 'averge' is not known"),
         ([*MERGE, "--expert", "cars=missing"], 2, "featcal: missing: no such file or folder"),
     ],
 )

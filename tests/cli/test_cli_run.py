@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import language
 import pytest
 import torch
 import transformers as tf
-from test_cli import CALIBRATE, EVALUATE, MERGE, WEIGHT, models, ready, refused, tree
+from test_cli import CALIBRATE, EVALUATE, MERGE, WEIGHT, models, ready, refused, told, tree
 
 import featcal
 from featcal.calibration.scratch import RunFolder
@@ -150,10 +151,7 @@ def test_inspect_of_a_model_that_does_not_run_without_weights_says_so_and_goes_o
 
 
 def test_every_command_that_reports_does_so_in_json_too(models, capsys):
-    def content(*arguments):
-        assert cli.main(["--quiet", *arguments, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
+    content = partial(told, capsys)
     assert content(*MERGE[:-1], "fused")["method"] == "task_arithmetic"
     assert [block["name"] for block in content(*CALIBRATE)["blocks"]] == ["vision.00", "vision.01"]
     assert content("plan", *CALIBRATE[1:9])["host_bytes"] > 0

@@ -9,7 +9,7 @@ import language
 import pytest
 import torch
 import transformers as tf
-from test_cli import refused
+from test_cli import refused, told
 from test_worked_paths import llamas, merged_as_mergekit_does, pictures, recipe_of_the_page, texts  # noqa: F401
 
 import featcal
@@ -28,13 +28,6 @@ BY_NAME = [part for task, path in DATA.items() for part in ("--data", f"{task}={
 def merged(llamas) -> Path:
     """A merged folder with the record of its base and experts."""
     return Path(featcal.merge("average", "base", EXPERTS, out="merged"))
-
-
-def told(capsys, *arguments) -> dict:
-    """Return what a command prints as JSON."""
-    capsys.readouterr()
-    assert cli.main(["--quiet", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def unseen(draw: Draw) -> dict:

@@ -2,21 +2,20 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import checkpoints
 import language
 import pytest
-import torch
 from hub_client import Client
 from hub_repositories import everything
 from hub_server import TOKEN, Commit, HubServer
+from huggingface_hub import HfApi
 from test_cli import tree
 
 from featcal.cli import main as cli
-from featcal.models.load import load_clip, load_vision
-
-MODELS = ("openai/clip", "tanganke/clip_mnist", "tanganke/clip_dtd")
+from featcal.models.load import load_vision
 
 
 @pytest.fixture(scope="module")
@@ -183,46 +182,9 @@ def test_a_broken_download_is_one_message_and_goes_on_where_it_was(served, place
     assert any(request.endswith("train.parquet bytes=1000-") for request in hub.seen)
 
 
-def test_models_of_both_layouts_are_fetched_at_the_pinned_commit_and_no_pickle_is(served, tmp_path):
-    hub, client = served
-    pins = tmp_path / "pins.json"
-    commits = [hub.commit(MODELS[0], "refs/pr/7"), *(hub.commit(name) for name in MODELS[1:])]
-    clip, *vision = (Path(client.ask("fetch", name, pins)[0]) for name in MODELS)
-    pinned = dict(sorted(zip(MODELS, commits, strict=True)))
-    assert json.loads(pins.read_text())["models"] == pinned
-    assert [folder.name for folder in (clip, *vision)] == commits
-    expected = checkpoints.clip().visual_projection.weight
-    assert torch.equal(load_clip(clip).visual_projection.weight, expected)
-    for folder in vision:
-        state, expected = load_vision(folder).state_dict(), checkpoints.vision(1).state_dict()
-        assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
-    assert not any(".bin" in request for request in hub.seen)
-
-
-@pytest.fixture(scope="module")
-def account(place, tmp_path_factory):
-    """A hub that takes uploads, and a client who may put something there."""
-    folder = tmp_path_factory.mktemp("account")
-    more = {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}  # git LFS: the test's hub knows no xet
-    with (
-        HubServer({}, uploads=folder / "uploads") as hub,
-        Client({**hub.environment(folder / "home"), **more}, folder) as client,
-    ):
-        yield hub, client
-
-
 def pushing(place: Path, out: Path, name: str) -> list[str]:
     models = ["--base", str(place / "base"), "--expert", f"a={place / 'expert'}"]
     return ["merge", "average", *models, "--out", str(out), "--push-to-hub", name]
-
-
-def test_a_pushed_folder_comes_back_from_the_hub_as_it_is(account, place, tmp_path):
-    hub, client = account
-    code, said = client.ask("featcal", *pushing(place, tmp_path / "new", "me/new"))
-    assert code == 0 and f"{hub.url}/me/new" in said, said
-    back = Path(client.ask("fetch", "me/new", tmp_path / "pins.json")[0])
-    assert tree(hub.uploads / "me/new") == tree(tmp_path / "new")
-    assert tree(back).items() <= tree(tmp_path / "new").items() and load_vision(back)
 
 
 @pytest.mark.parametrize(
@@ -233,21 +195,30 @@ def test_a_pushed_folder_comes_back_from_the_hub_as_it_is(account, place, tmp_pa
         (TOKEN, "me/a name", "must be owner/name"),
     ],
 )
-def test_who_cannot_push_is_told_before_the_work(account, place, tmp_path, token, name, said):
-    hub, client = account
+def test_who_cannot_push_is_told_before_the_work(served, place, tmp_path, token, name, said):
+    _, client = served
     client.ask("token", token)
     assert said in complaint_of(client, pushing(place, tmp_path / "new", name))
-    assert name not in hub.repositories
-    client.ask("token", TOKEN)
+    client.ask("token", "")
 
 
-def test_what_the_hub_does_not_take_is_whole_and_can_be_put_there_later(account, place, tmp_path):
-    hub, client = account
-    (hub.uploads / "me").mkdir(parents=True, exist_ok=True)
-    (hub.uploads / "me/taken").write_text("in the place of the folder of uploads")
-    code, complaint = client.ask("featcal", *pushing(place, tmp_path / "new", "me/taken"))
-    assert code == cli.MISTAKE and f"hf upload me/taken {tmp_path / 'new'}" in complaint, complaint
-    assert load_vision(tmp_path / "new")
+def test_a_pushed_folder_is_the_written_one_and_what_is_not_taken_stays(
+    place, tmp_path, monkeypatch, capsys
+):
+    """With the hub's client replaced by one that copies to a folder, once for each name."""
+
+    def upload(client, repo_id, folder_path, commit_message):
+        shutil.copytree(folder_path, tmp_path / "hub" / repo_id)
+
+    monkeypatch.setattr(HfApi, "whoami", lambda client: {"name": "me"})
+    monkeypatch.setattr(HfApi, "create_repo", lambda client, name, exist_ok: f"https://hub/{name}")
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    assert cli.main(pushing(place, tmp_path / "new", "me/new")) == 0
+    assert "https://hub/me/new" in capsys.readouterr().err
+    assert tree(tmp_path / "hub/me/new") == tree(tmp_path / "new")
+    assert cli.main(pushing(place, tmp_path / "more", "me/new")) == cli.MISTAKE
+    assert f"hf upload me/new {tmp_path / 'more'}" in capsys.readouterr().err
+    assert load_vision(tmp_path / "more")
 
 
 @pytest.mark.parametrize(

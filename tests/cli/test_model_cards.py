@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
-from test_cli import CALIBRATE, DATA, EVALUATE, EXPERTS, MERGE, models, ready  # noqa: F401 - two fixtures
+from test_cli import CALIBRATE, DATA, EVALUATE, EXPERTS, MERGE, models, ready, told  # noqa: F401 - two fixtures
 
-import featcal
 from featcal.card import front_matter, licences_differ, render_card
 from featcal.cli import main as cli
 
@@ -46,17 +45,15 @@ def test_the_card_agrees_with_featcal_json_and_has_no_local_path(models):  # noq
 
 
 def test_measured_results_are_in_the_table_and_in_the_hub_s_model_index(models, capsys):  # noqa: F811
-    def printed(*command: str) -> dict:
-        capsys.readouterr()
-        assert cli.main([*command, "--card", "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
     assert cli.main([*MERGE[:-1], "fused"]) == 0
     evaluate = [*EVALUATE[:2], "fused", *EVALUATE[3:], "--template", "a photo of a {}", "--set"]
     for split in ("train", "test", "test"):
-        scores = printed(*evaluate, f"split={split}")["tasks"]
+        scores = told(capsys, *evaluate, f"split={split}", "--card")["tasks"]
     compare = ["compare", "--model", "it=fused", *EXPERTS, *DATA, "--samples", "4", "--skip", "0"]
-    drift = {one["expert"]: one["relative_drift"] for one in printed(*compare)["agreement"]}
+    drift = {
+        one["expert"]: one["relative_drift"]
+        for one in told(capsys, *compare, "--card")["agreement"]
+    }
     card = ModelCard.load("fused/README.md")
     results = {
         (one.dataset_name, one.metric_type, one.dataset_split): one.metric_value

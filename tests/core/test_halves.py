@@ -10,7 +10,6 @@ from tiny import seeded
 from featcal.core.moments import Moments
 from featcal.core.norm import NormMoments, norm_ridge_by_halves, norm_system, solve_norm
 from featcal.core.ridge import (
-    RidgeSystem,
     eliminate_bias,
     ridge_by_halves,
     solve_ridge,
@@ -85,26 +84,6 @@ def test_chosen_ridge_is_the_best_on_the_other_half_of_the_samples(affine, noise
     assert error(tasks, A, a, ridge, affine == "joint") <= 0.98 * min(errors.values())
 
 
-def test_of_two_inputs_the_one_that_halves_agree_on_is_learnt():
-    c, eye = (1 / 3) ** 0.5, torch.eye(2, dtype=torch.float64)
-    zero = torch.zeros(2, dtype=torch.float64)
-    halves = [
-        RidgeSystem(
-            eye.clone(), torch.tensor([[1.0], [sign * c]]).double(), zero, zero[:1], zero[0]
-        )
-        for sign in (1, -1)
-    ]
-    A, a = zero[None], zero[:1]
-    ridge = ridge_by_halves(halves, A, a, "separate")
-    assert ridge == pytest.approx(1)
-    whole = RidgeSystem(2 * eye, halves[0].right + halves[1].right, zero, zero[:1], zero[0])
-    weight = solve_ridge(whole, A, a, ridge).weight
-    torch.testing.assert_close(weight, torch.tensor([[2 / 3, 0]]).double())
-    for half in halves:
-        half.right[1] *= 3**0.5
-    assert ridge_by_halves(halves, A, a, "separate") == inf
-
-
 def test_without_data_the_anchor_stays_and_much_data_gives_least_squares():
     x, y, sample, W, b = rows(0, samples=4000, tokens=1, noise=0.01)
     A, a = torch.zeros_like(W), torch.zeros_like(b)
@@ -119,10 +98,9 @@ def test_without_data_the_anchor_stays_and_much_data_gives_least_squares():
     torch.testing.assert_close(solution.bias, b, rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_projected_error_of_many_outputs_is_within_2_percent(seed):
+def test_projected_error_of_many_outputs_is_within_2_percent():
     """Against all outputs: one eigendecomposition of a half gives E at every λ."""
-    tasks = [rows(seed, samples=24, tokens=8, d=160, o=600, noise=0.5)]
+    tasks = [rows(0, samples=24, tokens=8, d=160, o=600, noise=0.5)]
     A, a = tasks[0][3] + 0.1 * rows(9, d=160, o=600)[3], tasks[0][4]
     halves = systems(tasks, "separate")
 

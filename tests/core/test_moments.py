@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import seeded
 
-from featcal.core.moments import Moments, class_token_last, every_token, token_weights
+from featcal.core.moments import Moments, class_token_last, token_weights
 from featcal.core.precision import exact_products
 from featcal.core.ridge import RidgeSystem, solve_ridge, task_system
 from featcal.errors import BadSetting
@@ -25,14 +25,6 @@ def test_patches_of_clips_last_block_count_a_hundredth_but_for_keys_and_values(m
     expected = torch.full(SHAPE, patch, dtype=torch.float64)
     expected[:, 0] = 1
     assert torch.equal(w, expected)
-
-
-def test_padding_counts_nothing_whatever_the_rule():
-    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    for rule in (every_token, class_token_last):
-        w = token_weights(rule, "mlp.fc1", True, torch.zeros(2, 5, 3, dtype=torch.float64), mask)
-        assert w.dtype == torch.float64
-        assert torch.equal(w.eq(0), mask.eq(0))
 
 
 @pytest.mark.parametrize("rule", [lambda name: 1, lambda *_: 1.0, lambda *_: torch.ones(2, 4)])

@@ -99,18 +99,6 @@ def test_gram_in_stripes_equals_the_plain_product(d):
     torch.testing.assert_close(mirror(G), torch.einsum("kni,knj->ij", parts, parts))
 
 
-@pytest.mark.parametrize("w", ["ones", "zeros and ones", "all"])
-def test_shortcuts_for_weights_of_zero_and_one_change_nothing(w):
-    x, y, weights, W, b = task(1)
-    if w != "all":
-        weights = (weights > 0.5).double() if w == "zeros and ones" else torch.ones_like(weights)
-    m = moments(x, y, weights, batches=3)
-    torch.testing.assert_close(mirror(m.G), torch.einsum("n,ni,nj->ij", weights, x, x), **CLOSE)
-    torch.testing.assert_close(m.C, torch.einsum("n,ni,nj->ij", weights, x, y), **CLOSE)
-    torch.testing.assert_close(m.cal, torch.einsum("n,ni->i", weights, x), **CLOSE)
-    assert float(m.weight) == pytest.approx(float(weights.sum()), rel=1e-12)
-
-
 def test_conditioning_is_a_lower_bound_and_respects_the_bound_of_unit_norm_grams():
     tasks = [task(seed) for seed in range(3)]
     total = system(tasks)

@@ -2,7 +2,6 @@
 
 from zlib import crc32
 
-import language
 import numpy as np
 import pytest
 import torch

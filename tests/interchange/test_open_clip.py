@@ -10,7 +10,6 @@ import checkpoints
 import open_clip
 import pytest
 import torch
-from open_clip.transform import PreprocessCfg, image_transform_v2
 from open_clip_models import CFG, TEXT, VISION, changed, folder_of, theirs
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, CLIPModel
@@ -105,15 +104,6 @@ def test_texts_are_pooled_where_transformers_pools_them(tmp_path, end):
     with torch.no_grad():
         want = clip.get_text_features(input_ids=ids).pooler_output
         torch.testing.assert_close(model.encode_text(ids), want, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("size", [(224, 224), (500, 333), (28, 40), (17, 400)])
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_pixels_equal_open_clips_transform(tmp_path, size, mode):
-    checkpoints.processor(224).save_pretrained(tmp_path)
-    image = checkpoints.picture(mode, size)
-    want = image_transform_v2(PreprocessCfg(size=224), is_train=False)(image)
-    assert torch.equal(prepared(tmp_path, image), want)
 
 
 SQUASH = {"mean": 0.5, "std": [0.5, 0.4, 0.3], "interpolation": "bilinear", "resize_mode": "squash"}

@@ -3,7 +3,6 @@
 import json
 
 import checkpoints
-import language
 import pytest
 import torch
 import transformers as tf
@@ -14,7 +13,7 @@ from tiny import TEXT, VISION, make
 
 import featcal
 from featcal.errors import FeatCalError, MissingTensor, WrongKeys
-from featcal.models.load import load_model, save_model
+from featcal.models.load import save_model
 from featcal.models.stored import skeleton
 from featcal.models.streamed import StreamedModel
 
@@ -141,12 +140,20 @@ KINDS = {
     "llama": FAMILIES["llama"].build,
     "tied": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED, tie_word_embeddings=True)),
     "t5": FAMILIES["t5"].build,
+    "t5_gated": FAMILIES["t5_gated"].build,  # a head of its own
+    "flan": FAMILIES["t5_gated"].build,
     "vit": FAMILIES["vit"].build,
     "swiglu": lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, use_swiglu_ffn=True)),
     "nomic": lambda: tf.NomicBertModel(NOMIC),
     "mixtral": lambda: tf.MixtralForCausalLM(MOE),
 }
 TABLE = "model.embed_tokens.weight"
+
+
+def embeddings_of_stacks(state):
+    return {f"{part}.embed_tokens.weight": state[SHARED].clone() for part in ("encoder", "decoder")}
+
+
 # what a file on the hub holds, made of what transformers writes today
 FORMS = {
     "bert": lambda s: {
@@ -165,11 +172,8 @@ FORMS = {
     ),
     "llama": lambda s: s | {"model.layers.0.self_attn.rotary_emb.inv_freq": ONES[:4]},
     "tied": lambda s: s | {"lm_head.weight": s[TABLE].clone()},
-    "t5": lambda s: (
-        s
-        | {f"{part}.embed_tokens.weight": s[SHARED].clone() for part in ("encoder", "decoder")}
-        | {"lm_head.weight": s[SHARED].clone()}
-    ),
+    "t5": lambda s: s | embeddings_of_stacks(s) | {"lm_head.weight": s[SHARED].clone()},
+    "flan": lambda s: s | embeddings_of_stacks(s),
 }
 
 
@@ -228,36 +232,3 @@ def test_an_attention_that_is_not_installed_is_replaced_once_by_eager(tmp_path, 
     assert len({str(each.message) for each in warned}) == 1
     configs = [getattr(m.config, n, m.config) for m in (eager, streamed) for n in towers]
     assert {config._attn_implementation for config in configs} == {"eager"}
-
-
-def flan_folder(folder, seed):
-    """Write a T5 as the hub has FLAN-T5: the head and every copy of the embeddings of its own."""
-    language.folder(folder, "t5", seed)
-    tensors = load_file(folder / "model.safetensors")
-    embeddings = tensors.get(SHARED, tensors.get(HEAD))
-    for part in ("encoder", "decoder"):
-        tensors[f"{part}.embed_tokens.weight"] = embeddings.clone()
-    head = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(seed))
-    tensors |= {SHARED: embeddings, HEAD: head}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
-    return tensors
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_head_that_is_not_the_embeddings_is_loaded_merged_and_saved_apart(tmp_path, streamed):
-    paths = {name: tmp_path / name for name in ("base", "expert")}
-    base, expert = (flan_folder(path, seed) for seed, path in enumerate(paths.values()))
-    models = {n: path if streamed else load_model(path) for n, path in paths.items()}
-    out = tmp_path / "merged" if streamed else None
-    experts = {"cola": models["expert"]}
-    merged = featcal.merge("task_arithmetic", models["base"], experts, scale=0.5, out=out)
-    state = (load_model(out) if streamed else merged).state_dict()
-    save_model(load_model(paths["base"]), tmp_path / "copy", like=paths["base"])
-    copy = load_model(tmp_path / "copy").state_dict()
-    for name in (HEAD, SHARED):
-        assert torch.equal(copy[name], base[name])
-        expected = base[name] + 0.5 * (expert[name] - base[name])
-        assert torch.allclose(state[name], expected, atol=1e-6), name
-    assert not torch.equal(copy[HEAD], copy[SHARED])

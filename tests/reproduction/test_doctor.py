@@ -1,10 +1,7 @@
 """`featcal doctor` on a served hub, offline and outside of a project, with its exit codes."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +9,7 @@ import checkpoints
 import huggingface_hub
 import pytest
 import yaml
+from hub_client import Client
 from hub_repositories import digits
 from hub_server import HubServer
 
@@ -54,15 +52,15 @@ def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(
     served = {f"{EXPERT}_{task}": tmp_path / task for task in ("mnist", "dtd")}
     served |= {BASE: tmp_path / "clip"}
     served["datasets/ylecun/mnist"] = digits(tmp_path / "digits")["main"]
-    command = [sys.executable, "-m", "featcal", "doctor", "--suite", "paper", "--json"]
-    kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    with HubServer(served, gated=[f"{EXPERT}_dtd"]) as hub:
-        env = kept | hub.environment(tmp_path / "home")
-        how = {"cwd": project, "env": env, "capture_output": True, "text": True, "check": False}
-        done = subprocess.run(command, **how)
+    with (
+        HubServer(served, gated=[f"{EXPERT}_dtd"]) as hub,
+        Client(hub.environment(tmp_path / "home"), project) as client,
+    ):
+        told, _ = client.ask("printed", "doctor", "--suite", "paper", "--json")
     assert not any("resolve" in asked for asked in hub.seen if asked.startswith("GET"))
-    assert done.returncode == 2, done.stderr
-    found = json.loads(done.stdout)
+    code, _, content = told.partition(" ")
+    assert code == "2", told
+    found = json.loads(content)
     states = {one["name"]: one["state"] for one in found["repositories"]}
     assert states == {
         BASE: "reachable", f"{EXPERT}_mnist": "reachable", f"{EXPERT}_dtd": "gated", "ylecun/mnist": "reachable",

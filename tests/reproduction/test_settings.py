@@ -12,10 +12,19 @@ from smoke_graph import ROOT, smoke_params
 
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
+from featcal.settings import Calibration
 from pipeline import settings, write_settings
 from reproduction import experiments
 from reproduction.engine.context import load_context
-from reproduction.experiments import ADAPTERS, STREAMS, load_experiments, role_and_pool
+from reproduction.experiments import (
+    ADAPTERS,
+    STREAMS,
+    Draw,
+    Reading,
+    load_experiments,
+    role_and_pool,
+    study_run,
+)
 from reproduction.prepare.suite import load_suite
 
 POOL = "clip_b32-8"
@@ -79,7 +88,7 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     (f"{CHOICES}/vary", {"modules": {"none": []}}, "at least 1 item"),
     (f"{DEFAULT}/mergers", {"regmean": {}}, "must be a merger that looks at no data"),
     (f"{DEFAULT}/mergers", {"average": {"scale": 1.0}}, "default.mergers.average"),
-    (f"{DEFAULT}/searched", ["ties"], "must be one of average, tsv_merge"),
+    (f"{DEFAULT}/searched", ["ties"], "must be one of average"),
     (f"{DEFAULT}/draws", [[32, 42], [32, 42]], "default.clip_b32-8.smoke.draws"),
 ]  # fmt: skip
 IN_SUITE: list[tuple[str, Any, str]] = [
@@ -224,3 +233,42 @@ def test_what_differs_at_one_merged_model_is_a_row_under_from(tmp_path, monkeypa
         "clip_b32-8-average-suite": 5, "clip_b32-8-wudi-suite": 16,
         "clip_l14-8-wudi-suite": 16, "clip_l14-8-wudi-paper": 16, "clip_l14-8-average-suite": 16,
     }  # fmt: skip
+
+
+GIVEN = {
+    "upstream": "task_arithmetic",
+    "setting": "paper",
+    "featcal": {"ridge": 1e-5, "anchor_blend": 2.0, "interpolation": 0.6},
+    "reading": {},
+    "samples": 256,
+    "batch": 32,
+    "seeds": [42, 43, 44],
+    "vary": {
+        "decoder": ["start"],
+        "tokens": [12],
+        "modules": {"attention": ["q", "v"]},
+        "samples": [64],
+    },
+}
+
+
+def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
+    study = study_run("choices", "flan_t5_base-glue", {"mini": GIVEN}, "mini")
+    default, *models = study.models()
+    assert [one.seed for one in models] == [43, 44, 42, 42, 42, 42]
+    assert default.settings == Calibration(**GIVEN["featcal"]) and default.reading == Reading()
+    assert (default.upstream, default.setting, default.draw) == (
+        *("task_arithmetic", "paper"),
+        Draw(stream="train", samples=256, batch=32, seed=42),
+    )
+    changes = {
+        "decoder-start": {"reading": Reading(decoder="start")},
+        "tokens-12": {"reading": Reading(tokens=12)},
+        "modules-attention": {"settings": default.settings.but(modules=("q", "v"))},
+        "samples-64": {"draw": default.draw.but(samples=64)},
+    }
+    assert [one.name for one in models[2:]] == list(changes)
+    for one in models[2:]:
+        words = {name: getattr(one, name) for name in ("name", "folder", "columns")}
+        assert one == default.but(**words, **changes[one.name])
+        assert one.columns["choice"] + "-" + one.columns["option"] == one.name

@@ -132,15 +132,6 @@ def test_solving_on_another_source_costs_no_more_than_both_parts_of_proposition_
     assert same.gap == same.largest == same.transport == 0
 
 
-def test_the_wasserstein_distance_ignores_the_order_of_tokens():
-    linear, src, _ = linear_and_sources()
-    u, y = ({t: rows.flip(0) for t, rows in side.items()} for side in (src.u, src.y))
-    turned = replace(src, u=u, y=y)
-    assert sources.wasserstein(src, turned, "dtd") == 0
-    found, same = (sources.loss(linear.anchor, one) for one in (turned, src))
-    assert found == pytest.approx(same)
-
-
 def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_ones_almost_do():
     base = clip()
     experts = {t: shifted(base, 30 + i, 0.05) for i, t in enumerate(("mnist", "dtd"))}

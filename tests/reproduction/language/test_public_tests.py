@@ -8,7 +8,7 @@ from pathlib import Path
 
 import datasets
 import pytest
-from rehearsal_punkt import ENGLISH, punkt_tab
+from rehearsal_rows import ENGLISH, punkt_tab
 
 from featcal.errors import BadEnvironment, UnknownKey
 from reproduction.language import harness

@@ -57,16 +57,6 @@ def test_an_interrupted_pretraining_ends_in_the_same_bytes(tmp_path, monkeypatch
     assert not list((tmp_path / "state").rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("role", (*clip.RECIPES, *t5.RECIPES, *llama.RECIPES))
-def test_a_shipped_base_is_small_in_float32_and_has_its_tokenizer(role):
-    folder = MODELS / role
-    model, tokenizer = load_model(folder), load_tokenizer(folder)
-    assert max(path.stat().st_size for path in folder.iterdir()) <= 5 * 2**20
-    assert model.dtype == torch.float32
-    if role not in clip.RECIPES:
-        assert model.config.vocab_size >= len(tokenizer)
-
-
 @pytest.mark.parametrize("role", clip.RECIPES)
 def test_a_shipped_clip_tells_pictures_apart(role):
     model, processor = (kind.from_pretrained(MODELS / role) for kind in (CLIPModel, CLIPProcessor))

@@ -9,9 +9,8 @@ import torch
 import yaml
 from hub_client import Client
 from hub_server import TOKEN, HubServer
-from rehearsal_hub import gated, paper_hub
 from rehearsal_images import clip_model, expert_folder
-from rehearsal_punkt import ENGLISH, punkt_tab
+from rehearsal_rows import ENGLISH, gated, paper_hub, punkt_tab
 from rehearsal_run import copied, rehearsal_params
 from rehearsal_texts import t5_head
 from safetensors.torch import load_file

@@ -1,6 +1,5 @@
 """Sentences: the project's own sets, the order of rows, and damage by row."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -94,13 +93,6 @@ def test_stronger_damage_changes_more():
         moved.append(sum(a != b for a, b in zip(words, swapped, strict=True)))
         assert sorted(swapped) == sorted(words)
     assert moved == sorted(moved) and dropped_words("alone", 1.0, draw(0)) == "alone"
-
-
-def test_the_recipe_in_force_is_the_one_that_was_chosen():
-    choice = json.loads((REAL / "choice.json").read_text())["chosen"]
-    recipe = load_suite(ROOT, "mini").sentences.fine_tune
-    found = {"steps": recipe.steps, "lr": recipe.lr, "frozen": list(recipe.frozen)}
-    assert found == {name: choice[name] for name in found}
 
 
 def test_features_of_the_real_encoder_are_those_of_sentence_transformers():

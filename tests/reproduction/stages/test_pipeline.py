@@ -1,7 +1,7 @@
-"""Stages depend on the code that can change their numbers, and results in git are what they wrote."""
+"""Stages depend on what can change their numbers, and results in git are what they wrote."""
 
-import ast
 import json
+import re
 from functools import cache
 from hashlib import md5
 from pathlib import Path
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from resolved import resolved
+from resolved import laid_out, resolved, settings_of_stages
+from test_layering import home, imports, modules, parsed
 
 import pipeline
-from featcal import _MODULES
-from reproduction.experiments import HEADLINE_POOL, load_experiments, studies
+from reproduction.experiments import HEADLINE_POOL, MAIN, MORE, load_experiments, studies
 from reproduction.prepare.suite import load_suite
 from reproduction.stages import command
 
@@ -35,40 +35,14 @@ EXEMPT = {
 WRITES_SCORES = (*studies(), *"evaluate measure study gather headline claims artifact".split())
 
 
-def module_file(name: str) -> str | None:
-    """Return the file of a module of this project, or None for other modules."""
-    path = ROOT / Path(*name.split("."))
-    for file in (path.with_suffix(".py"), path / "__init__.py"):
-        if name.split(".")[0] in ("featcal", "reproduction") and file.is_file():
-            return str(file.relative_to(ROOT))
-    return None
-
-
 @cache
 def imported(file: str) -> frozenset[str]:
     """Return the files of this project that a file imports."""
-    found, text = set(), (ROOT / file).read_text()
-    for node in ast.walk(ast.parse(text)):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        found |= {module_file(name) for name in names}
-    # `featcal.calibrate(` and the like are loaded by name in the package's own file
-    loaded = (module for name, module in _MODULES.items() if f"featcal.{name}(" in text)
-    found |= {module_file(module) for module in loaded}
+    homes = {modules().get(home(name)) for _, name in imports(ROOT / file)} - {None}
+    found = {path for path in homes if parsed(path).body[1:]}  # more than a docstring
     if file == "featcal/merging/registry.py":  # loads methods by name
-        methods = (ROOT / "featcal/merging/methods").glob("*.py")
-        found |= {str(method.relative_to(ROOT)) for method in methods}
-    return frozenset(f for f in found if f and not only_a_docstring(f))
-
-
-@cache
-def only_a_docstring(file: str) -> bool:
-    """Return whether a file has no code."""
-    body = ast.parse((ROOT / file).read_text()).body
-    return all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body)
+        found |= set((ROOT / "featcal/merging/methods").glob("*.py"))
+    return frozenset(str(path.relative_to(ROOT)) for path in found)
 
 
 def closure(file: str, stop: frozenset[str] = frozenset()) -> set[str]:
@@ -230,3 +204,54 @@ def test_every_result_and_page_in_git_is_an_output_of_the_pipeline():
     names = [file.relative_to(ROOT) for file in present]
     known = locked("outs")
     assert not [n for n in names if str(n) not in known and str(n.parent) not in known]
+
+
+# Cheap stages with outputs in git, which DVC does not cache: they run again after a switch.
+LIGHT = tuple(
+    "prepare_data prepare_texts gather request headline claims artifact page book".split()
+)
+# Run records: their seconds may change, but no stage depends on them.
+RUNS = "outputs/${suite}/run/"
+HEAVY = [name for name in DEFINED if not name.startswith(LIGHT)]
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_what_takes_time_writes_cached_outputs_and_depends_on_nothing_that_a_switch_changes(name):
+    """Only on code and on files and settings of its suite, which a switch leaves as they were."""
+    stage, code = DEFINED[name], ("featcal/", "reproduction/", "scripts/")
+    # an output with flags, such as `cache`, would be a mapping
+    assert all(str(out).startswith("outputs/${suite}/") for out in stage["outs"])
+    items = pipeline.blocks()[name].get("foreach")
+    deps = set(stage["deps"])
+    for dep in [dep for dep in deps if dep.startswith("${item.")]:
+        deps = deps - {dep} | {
+            own[dep.removeprefix("${item.").rstrip("}")] for own in items.values()
+        }
+    deps = [dep for dep in deps if not dep.startswith(code)]
+    assert all(dep.startswith("outputs/${suite}/") for dep in deps), deps
+    assert not any(dep.startswith(RUNS) for dep in deps), "a record of seconds would differ"
+    for entry in stage.get("params", ()):
+        if isinstance(entry, dict):  # `from`, all mergers and the main settings are for every suite
+            assert set(entry) <= {"suites/${suite}.yaml", *MORE}
+            words = [word for file in MORE for word in entry.get(file, ())]
+            shared = (".from", "merge.${item}", "merge.${key}")
+            assert all(".${suite}" in word or word.endswith(shared) for word in words), words
+        else:
+            assert entry.partition(".")[0] in MAIN
+
+
+@pytest.mark.parametrize("suite", sorted(file.stem for file in (ROOT / "suites").glob("*.yaml")))
+def test_dvc_finds_every_setting_that_a_stage_names_whatever_the_suite(suite, tmp_path):
+    """DVC fails at a missing key of params.yaml or of the suite's file; an unused role is null."""
+    from dvc.dependency.param import MissingParamsError
+
+    params = laid_out(tmp_path) / "params.yaml"
+    params.write_text(re.sub("^suite: mini", f"suite: {suite}", params.read_text(), flags=re.M))
+    missing = []
+    with settings_of_stages(tmp_path) as found:
+        for _, dep in found:
+            try:
+                dep.get_hash()
+            except MissingParamsError as error:
+                missing.append(str(error))
+    assert found and not missing
