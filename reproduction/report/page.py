@@ -16,12 +16,11 @@ from reproduction.report.evidence import read_json, results_folder
 from reproduction.report.html import PageOutput, Row, chip, link, listed, note, plain, table
 from reproduction.report.verdicts import DECIDED, WORDS, Judged, Verdict, judged
 
-BOTH = (
-    "At the printed settings; tuned: at settings tuned on validation rows, adapters not tuned, where"
-    " that differs"
-)
+BOTH = "At the printed settings; tuned: FeatCal tuned on validation rows, adapters not"
 SHOWN = 3  # commits that provenance names
 PAGES = ("table", "figure", "theory")  # kinds of places that have a page each
+# places whose own pages list their claims, with what was measured
+LISTED = ("figure", "theory", "table05", "table06", "table12", "table13", "table14")
 Read = Callable[..., pd.DataFrame]
 
 
@@ -123,7 +122,10 @@ def verdict_table(
     kind: str = "fc-claims",
     whole: bool = False,
 ) -> str:
-    """List claims with the paper's numbers, and verdicts and what was measured by source, if any."""
+    """List claims with the paper's numbers, and verdicts and what was measured by source, if any.
+
+    The whole list leaves what was measured to the pages that list their own claims.
+    """
     run = {source: column for source, column in found.items() if any(column[0])}
     head = ["Claim", "The paper’s numbers", *(source.title for source in run)]
     columns = [zip(*column, strict=True) for column in run.values()]
@@ -150,11 +152,13 @@ def _cell(claim: Claim, found: Sequence[Verdict | None], short: bool) -> str:
     """Show the verdict of one source at the printed settings, and small another at the tuned ones."""
     first, *others = found
     if first is None:
-        return '<span class="fc-none">–</span>'
+        return ""
     parts, whole = len(first.claim.parts), len(claim.parts)
     partly = 0 < parts < whole and first.word != "not run"
     only = f"<small>here: {parts} of {whole}</small>" if partly else ""
-    shown = f"{verdict_chip(first)}<br>{measured(first, short)}{only}"
+    shown = verdict_chip(first)
+    if not (short and claim.place.startswith(LISTED)):
+        shown += f"<br>{measured(first, short)}{only}"
     differ = [one for one in others if one and claim.has_settings and one.word != first.word]
     return shown + "".join(f"<small>tuned: {verdict_chip(one)}</small>" for one in differ)
 

@@ -27,20 +27,14 @@ SHEET = 624  # pixels across
 
 
 def differences(suite: str) -> PageOutput:
-    """List what differs from the paper: of MiniLM, this suite, then the other suites, each row once."""
-    suites, rows, known = paper.packaged("differences.yaml"), [], []
-    names = dict.fromkeys(["real", suite, *(name for name in suites if name != "smoke")])
+    """List what differs from the paper: of MiniLM, then of this suite."""
+    suites, rows = paper.packaged("differences.yaml"), []
     kinds = {"differences": "", "language": ", language models"}
-    for name, (kind, words) in product(names, kinds.items()):
-        entries = [one for one in suites.get(name, {}).get(kind, []) if one not in known]
+    for name, (kind, words) in product(("real", suite), kinds.items()):
+        entries = suites[name].get(kind, [])
         if entries:
             rows.append(("fc-merger", [f"{escape(suites[name]['label'])}{words}", "", "", ""]))
-        for entry in entries:
-            what, *cells = map(escape, entry)
-            sharing = (suites[one]["label"] for one in names if entry in suites[one].get(kind, []))
-            also = ", ".join(label for label in sharing if label != suites[name]["label"])
-            rows.append([f"{what}<small>also {also}</small>" if also else what, *cells])
-        known += entries
+        rows += [[*map(escape, entry)] for entry in entries]
     head = ["What", "In the paper", "Here", "Why"]
     return listed(head, rows, "Known differences, by source", "fc-words")
 
