@@ -12,7 +12,7 @@ import pandas as pd
 
 from reproduction.report import paper
 from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, in_words
-from reproduction.report.evidence import read_json, results_folder
+from reproduction.report.evidence import MEASURED, read_json, results_folder
 from reproduction.report.html import PageOutput, Row, chip, link, listed, note, plain, table
 from reproduction.report.verdicts import DECIDED, WORDS, Judged, Verdict, judged
 
@@ -46,12 +46,12 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
     parts = [f"Results: {', '.join(named)}"]
     several = len(commits) > SHOWN
     shown = sorted(one for one in commits if one.endswith("+") or not several)
-    made = [f"{len(commits)} commits, in the run records"] if several else []
+    made = [f"{len(commits)} commits"] if several else []
     made += [f"commit {escape(', '.join(shown))}"] if shown else []
     parts += made or ["not run"]
     parts += [escape(", ".join(sorted(machines)))] if machines else []
     parts += [f"<code>dvc repro page@{page}</code>", link(f"../notebooks/{page}.ipynb", "source")]
-    parts += ['<a href="differences.html">differences from the paper</a>']
+    parts += ['<a href="differences.html">differences</a>']
     return PageOutput(note(" · ".join(parts)))
 
 
@@ -145,7 +145,7 @@ def linked_source(claim: Claim) -> str:
     """Return where the paper says a claim, with a link to the page of its table or figure."""
     named, source = place_link(claim.place), escape(claim.source)
     linked, times = re.subn(rf"\b{plain(named)}\b", named, source, count=1)
-    return linked if times else f"{named} · {source}"
+    return linked if times else named.replace(plain(named), source)
 
 
 def _cell(claim: Claim, found: Sequence[Verdict | None], short: bool) -> str:
@@ -172,15 +172,22 @@ def verdict_chip(verdict: Verdict) -> str:
 
 
 def measured(verdict: Verdict, short: bool = False) -> str:
-    """Return the numbers behind a verdict: both sides, the margin, two standard errors."""
+    """Return the numbers behind a verdict: both sides, the margin, two standard errors.
+
+    short: the margin alone, or the counts of a claim about several.
+    """
     detail, _, rest = escape(verdict.detail).partition(";")
     if short and rest or math.isnan(verdict.margin):
         return detail
     digits = DIGITS.get(verdict.claim.measure, 3)
     noise = f" ± {verdict.noise:.{digits}f}" if verdict.noise else ""
     pairing = f" {verdict.pairing}" if verdict.pairing else ""
-    detail = f"{detail};{rest}" if rest else detail
-    return f"{detail}<small>{verdict.margin:+.{digits}f}{noise}{pairing}</small>"
+    margin = f"<small>{verdict.margin:+.{digits}f}{noise}{pairing}</small>"
+    if short:
+        return margin
+    if rest and not verdict.claim.file.endswith(MEASURED):  # their machine is named by the page
+        detail += f";{rest}"
+    return f"{detail}{margin}"
 
 
 def is_printed(claim: Claim) -> bool:

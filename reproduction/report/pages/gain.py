@@ -35,7 +35,11 @@ INGREDIENTS = (
     "without_extrapolation",
 )  # fmt: skip
 ADAPTERS = ("suite", "suite_train", "suite_scored", "paper", "paper_train")  # settings
-SCORED = {VISION: "_scored", REAL: "_scored", IMAGES: ""}  # endings, of adapters that saw scored samples
+SCORED = {
+    VISION: "_scored",
+    REAL: "_scored",
+    IMAGES: "",
+}  # endings, of adapters that saw scored samples
 ASKED = {  # mergers that the questions are asked of, by role
     VISION: ("task_arithmetic", "tsv_merge"),
     REAL: ("task_arithmetic", "wudi", "wudi_closed_form"),
@@ -98,7 +102,7 @@ def questions(suite: str) -> PageOutput:
             cells.append(margin(*(average(Evidence(suite, role, "8"), key) for key in keys)))
         rows.append(cells)
     head = (f"{MERGERS[merger]}, {SOURCES[role]}" for role, merger in columns)
-    caption = "Margins of the average (points); within 2 SE: at most two standard errors"
+    caption = "Margins of the average (points); tie: at most two standard errors"
     return listed(["First minus second", *head], rows, caption, "fc-long")
 
 
@@ -167,7 +171,8 @@ def shares(suite: str) -> PageOutput:
             found.append(said if printed else None)
         if any(one is not None for one in found):
             name = (NAMES | {SHIFT: "Mean shift"})[method]
-            small = "FeatCal’s samples" if setting.endswith("_train") else SETTING_LABELS[setting]
+            small = "unlabelled" if method != "featcal" else SETTING_LABELS[setting]
+            small = "FeatCal’s samples" if setting.endswith("_train") else small
             cells = ("–" if one is None else f"{one:.0f}" for one in found)
             rows.append([f"{name}<small>{UPSTREAMS[merger]}, {small}</small>", *cells])
     columns = product((*(SOURCES[role] for role in BOTH), "the paper"), POOLS)

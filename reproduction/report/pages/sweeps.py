@@ -14,7 +14,7 @@ from reproduction.report.figures import hovering, legend, one_panel, shown, stac
 from reproduction.report.html import PageOutput, Row, change, compact, listed
 from reproduction.report.paper import IMAGES, REAL, VISION, model_name
 from reproduction.report.statistics import estimate
-from reproduction.report.tables import SETTING_LABELS, SYMBOLS, UPSTREAMS, average, settings_shown
+from reproduction.report.tables import SHORT, SYMBOLS, UPSTREAMS, average, settings_shown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -68,7 +68,7 @@ def answer(*experiments: Evidence) -> PageOutput:
     for parameter, ours in product(WORDS, experiments):
         for upstream, setting, points in _curves(ours, parameter):
             values, kept = points["value"], points.loc[points["chosen"] == 1, "value"]
-            about = f"{model_name(ours.role, ours.suite)}, around the {SETTING_LABELS[setting]}"
+            about = f"{model_name(ours.role, ours.suite)}, around the {SHORT[setting]} settings"
             name = f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]} <small>{about}</small>"
             cells = [f"{values.max() - values.min():.1f}", compact(values.idxmax())]
             cells.append(f"{kept.iloc[0] - values.max():+.1f}" if len(kept) else "–")
@@ -83,7 +83,7 @@ def values(ours: Evidence) -> PageOutput:
     rows = []
     for parameter in WORDS:
         for upstream, setting, points in _curves(ours, parameter):
-            cells = [f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}"]
+            cells = [f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]}, {SHORT[setting]}"]
             for at, row in points.iterrows():
                 value = f"<strong>{row.value:.1f}</strong>" if row.chosen else f"{row.value:.1f}"
                 cells.append(f"{value}<small>at {compact(float(at))}</small>")
@@ -104,7 +104,7 @@ def panel(parameter: str, ours: Evidence) -> PageOutput:
             colour, chosen = COLOURS[upstream], points[points["chosen"] == 1]
             look: dict[str, Any] = {"color": colour, "marker": MARKERS[upstream]}
             look |= {"ls": "-", "zorder": 3} if setting == "paper" else HOLLOW
-            name = f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}"
+            name = f"{UPSTREAMS[upstream]}, {SHORT[setting]} settings"
             axes.plot(points.index, points["value"], label=name, markersize=8, lw=2, **look)
             ring = {"s": 260, "facecolors": "none", "edgecolors": colour, "lw": 1.8, "zorder": 4}
             axes.scatter(chosen.index, chosen["value"], **ring)
@@ -138,7 +138,7 @@ def _interactive(ours: Evidence, parameter: str) -> "go.Figure":
         ]
         figure.add_scatter(
             x=points.index.tolist(), y=points["value"].round(2).tolist(), mode="lines+markers",
-            name=f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}", line={"color": colour, "dash": "solid" if main else "dash"},
+            name=f"{UPSTREAMS[upstream]}, {SHORT[setting]} settings", line={"color": colour, "dash": "solid" if main else "dash"},
             marker=mark, text=said, hoverinfo="text+name", hoverlabel={"namelength": -1},
         )  # fmt: skip
         chosen = points[points["chosen"] == 1]
