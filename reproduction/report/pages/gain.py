@@ -69,7 +69,7 @@ OFFSETS = {  # by method and setting: colour, marker, words
 }  # fmt: skip
 SHARED = {
     REAL: "size of the vector added to all texts of a task",
-    IMAGES: "share of what is added to all images of a task",
+    IMAGES: "scale of what is added to all images of a task",
 }
 NUMBERED = {"featcal": ("#0072B2", "^"), "prob_surgery": ("#D55E00", "D"), SHIFT: ("#009E73", "o")}
 
