@@ -123,7 +123,7 @@ def margin(left: Estimate | None, right: Estimate | None) -> str:
     if left is None or right is None:
         return NOT_RUN
     gap, room = lead(left, right)
-    word = "above" if gap > room else "below" if gap < -room else "within 2 SE"
+    word = "above" if gap > room else "below" if gap < -room else "tie"
     return f"{gap:+.1f} <small>{word}</small>"
 
 

@@ -12,16 +12,15 @@ import pandas as pd
 
 from reproduction.report import paper
 from reproduction.report.claims import DIGITS, GROUPS, SUMS, Claim, claims, in_words
-from reproduction.report.evidence import read_json, results_folder
+from reproduction.report.evidence import MEASURED, read_json, results_folder
 from reproduction.report.html import PageOutput, Row, chip, link, listed, note, plain, table
 from reproduction.report.verdicts import DECIDED, WORDS, Judged, Verdict, judged
 
-BOTH = (
-    "At the printed settings; tuned: at settings tuned on validation rows, adapters not tuned, where"
-    " that differs"
-)
+BOTH = "At the printed settings; tuned: FeatCal tuned on validation rows, adapters not"
 SHOWN = 3  # commits that provenance names
 PAGES = ("table", "figure", "theory")  # kinds of places that have a page each
+# places whose own pages list their claims, with what was measured
+LISTED = ("figure", "theory", "table05", "table06", "table12", "table13", "table14")
 Read = Callable[..., pd.DataFrame]
 
 
@@ -47,12 +46,12 @@ def provenance(page: str, suite: str, reads: Sequence[str]) -> PageOutput:
     parts = [f"Results: {', '.join(named)}"]
     several = len(commits) > SHOWN
     shown = sorted(one for one in commits if one.endswith("+") or not several)
-    made = [f"{len(commits)} commits, in the run records"] if several else []
+    made = [f"{len(commits)} commits"] if several else []
     made += [f"commit {escape(', '.join(shown))}"] if shown else []
     parts += made or ["not run"]
     parts += [escape(", ".join(sorted(machines)))] if machines else []
     parts += [f"<code>dvc repro page@{page}</code>", link(f"../notebooks/{page}.ipynb", "source")]
-    parts += ['<a href="differences.html">differences from the paper</a>']
+    parts += ['<a href="differences.html">differences</a>']
     return PageOutput(note(" · ".join(parts)))
 
 
@@ -123,7 +122,10 @@ def verdict_table(
     kind: str = "fc-claims",
     whole: bool = False,
 ) -> str:
-    """List claims with the paper's numbers, and verdicts and what was measured by source, if any."""
+    """List claims with the paper's numbers, and verdicts and what was measured by source, if any.
+
+    The whole list leaves what was measured to the pages that list their own claims.
+    """
     run = {source: column for source, column in found.items() if any(column[0])}
     head = ["Claim", "The paper’s numbers", *(source.title for source in run)]
     columns = [zip(*column, strict=True) for column in run.values()]
@@ -143,18 +145,20 @@ def linked_source(claim: Claim) -> str:
     """Return where the paper says a claim, with a link to the page of its table or figure."""
     named, source = place_link(claim.place), escape(claim.source)
     linked, times = re.subn(rf"\b{plain(named)}\b", named, source, count=1)
-    return linked if times else f"{named} · {source}"
+    return linked if times else named.replace(plain(named), source)
 
 
 def _cell(claim: Claim, found: Sequence[Verdict | None], short: bool) -> str:
     """Show the verdict of one source at the printed settings, and small another at the tuned ones."""
     first, *others = found
     if first is None:
-        return '<span class="fc-none">–</span>'
+        return ""
     parts, whole = len(first.claim.parts), len(claim.parts)
     partly = 0 < parts < whole and first.word != "not run"
     only = f"<small>here: {parts} of {whole}</small>" if partly else ""
-    shown = f"{verdict_chip(first)}<br>{measured(first, short)}{only}"
+    shown = verdict_chip(first)
+    if not (short and claim.place.startswith(LISTED)):
+        shown += f"<br>{measured(first, short)}{only}"
     differ = [one for one in others if one and claim.has_settings and one.word != first.word]
     return shown + "".join(f"<small>tuned: {verdict_chip(one)}</small>" for one in differ)
 
@@ -168,15 +172,22 @@ def verdict_chip(verdict: Verdict) -> str:
 
 
 def measured(verdict: Verdict, short: bool = False) -> str:
-    """Return the numbers behind a verdict: both sides, the margin, two standard errors."""
+    """Return the numbers behind a verdict: both sides, the margin, two standard errors.
+
+    short: the margin alone, or the counts of a claim about several.
+    """
     detail, _, rest = escape(verdict.detail).partition(";")
     if short and rest or math.isnan(verdict.margin):
         return detail
     digits = DIGITS.get(verdict.claim.measure, 3)
     noise = f" ± {verdict.noise:.{digits}f}" if verdict.noise else ""
     pairing = f" {verdict.pairing}" if verdict.pairing else ""
-    detail = f"{detail};{rest}" if rest else detail
-    return f"{detail}<small>{verdict.margin:+.{digits}f}{noise}{pairing}</small>"
+    margin = f"<small>{verdict.margin:+.{digits}f}{noise}{pairing}</small>"
+    if short:
+        return margin
+    if rest and not verdict.claim.file.endswith(MEASURED):  # their machine is named by the page
+        detail += f";{rest}"
+    return f"{detail}{margin}"
 
 
 def is_printed(claim: Claim) -> bool:

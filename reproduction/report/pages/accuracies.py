@@ -24,9 +24,7 @@ from reproduction.report.paper import (
     paper_table,
 )
 
-LEGEND = (
-    "Arrows: against the merger. sd: over seeds, where there are several. Bold: best of a block."
-)
+LEGEND = "Arrows: against the merger. sd: over seeds. Bold: best of a block."
 EXTENDED_MERGERS = ("task_arithmetic", "wudi")  # of Table 2
 POOLS = ("8", "14", "20")
 
@@ -49,7 +47,7 @@ def answer(number: str, *experiments: Evidence) -> PageOutput:
             went = share_of(ours, upstream, setting)
             over_merger += "" if went == NOT_RUN else f"<small>{went} %</small>"
             cells += [over_merger, over_adapter]
-        label = f"{name} <small>{tables.SETTING_LABELS[setting]}</small>"
+        label = f"{name} <small>{tables.SHORT[setting]} settings</small>"
         rows.append(("fc-merger" if first else "fc-calibrated", [label, *cells]))
     caption = (
         "Differences of the average accuracy, points. Above, below: by more than two standard"

@@ -237,7 +237,8 @@ def choices(suite: str) -> PageOutput:
         ours = Evidence(suite, *place)
         default = ours.settings("choices").get("study", {}).get("reading", {})
         for choice, option, mean, moved_by, noise in moved(ours):
-            small = f"{name}; default {default.get(choice, 'see text')}"
+            usual = default.get(choice)
+            small = name + f"; default {usual}" * (usual is not None)
             words = f"{WORDS[choice]}: {escape(option)}<small>{small}</small>"
             verdict = "moves the score" if abs(moved_by) > noise else "within noise"
             rows.append([words, f"{mean:.1f}", f"{moved_by:+.1f} ± {noise:.1f}", verdict])

@@ -122,7 +122,9 @@ def expected(suite: str) -> PageOutput:
             rows.append([SHORT[role], *map(str, cells)])
     head = ["Model", "Mergers × samples", "At most half a point below the best fixed setting"]
     head += ["Below the merged model", "Above the better adapter", "Below the better adapter"]
-    caption = "Number of mergers and numbers of samples where it is so. Above, below: by more than two standard errors."
+    caption = (
+        "Counts over mergers × numbers of samples. Above, below: by more than two standard errors."
+    )
     return listed(head, rows, caption, missing=MISSING)
 
 

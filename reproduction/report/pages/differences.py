@@ -9,7 +9,8 @@ import io
 import math
 from collections.abc import Mapping
 from html import escape
-from itertools import product
+from itertools import groupby, product
+from operator import itemgetter
 from statistics import fmean, variance
 
 import pandas as pd
@@ -27,20 +28,14 @@ SHEET = 624  # pixels across
 
 
 def differences(suite: str) -> PageOutput:
-    """List what differs from the paper: of MiniLM, this suite, then the other suites, each row once."""
-    suites, rows, known = paper.packaged("differences.yaml"), [], []
-    names = dict.fromkeys(["real", suite, *(name for name in suites if name != "smoke")])
+    """List what differs from the paper: of MiniLM, then of this suite."""
+    suites, rows = paper.packaged("differences.yaml"), []
     kinds = {"differences": "", "language": ", language models"}
-    for name, (kind, words) in product(names, kinds.items()):
-        entries = [one for one in suites.get(name, {}).get(kind, []) if one not in known]
+    for name, (kind, words) in product(("real", suite), kinds.items()):
+        entries = suites[name].get(kind, [])
         if entries:
             rows.append(("fc-merger", [f"{escape(suites[name]['label'])}{words}", "", "", ""]))
-        for entry in entries:
-            what, *cells = map(escape, entry)
-            sharing = (suites[one]["label"] for one in names if entry in suites[one].get(kind, []))
-            also = ", ".join(label for label in sharing if label != suites[name]["label"])
-            rows.append([f"{what}<small>also {also}</small>" if also else what, *cells])
-        known += entries
+        rows += [[*map(escape, entry)] for entry in entries]
     head = ["What", "In the paper", "Here", "Why"]
     return listed(head, rows, "Known differences, by source", "fc-words")
 
@@ -92,17 +87,20 @@ def printed_row(entry: paper.Erratum) -> pd.Series:
 
 
 def tasks(suite: str) -> PageOutput:
-    """List the synthetic tasks: what each replaces, what one sees, classes and numbers of images."""
-    rows = []
+    """List the synthetic tasks by their numbers of rows: what each replaces, what one sees, classes."""
+    found, rows = [], []
     for task in suite_record(suite).get("tasks", []):
         name = task.get("paper_name") or paper.TASKS.get(task["task"], task["task"])
         about = [escape(name), escape(task.get("description", ""))]
-        rows.append([*about, str(len(task.get("classes", []))), _sizes(task)])
+        found.append((_sizes(task), [*about, str(len(task.get("classes", [])))]))
     for task, facts in read_json(results_folder(suite) / "language.json").get("tasks", {}).items():
         name = paper.title_of(task) or f"{task.capitalize()} expert"
         about = facts.get("description") or f"{facts.get('location', '')} ({facts.get('kind', '')})"
-        rows.append([escape(name), escape(about), "–", _sizes(facts.get("rows", {}))])
-    head = ["In the role of", "What one sees", "Classes", "Train / validation / test"]
+        found.append((_sizes(facts.get("rows", {})), [escape(name), escape(about), ""]))
+    for sizes, own in groupby(found, key=itemgetter(0)):
+        rows.append(("fc-merger", [f"train / validation / test: {sizes}", "", ""]))
+        rows += [row for _, row in own]
+    head = ["In the role of", "What one sees", "Classes"]
     return listed(head, rows, "Tasks of the suite", "fc-words", "no suite.json")
 
 

@@ -30,7 +30,6 @@ from reproduction.report.paper import model_name, model_title
 from reproduction.report.statistics import estimate
 from reproduction.report.tables import (
     METHODS,
-    SETTING_LABELS,
     SHORT,
     UPSTREAMS,
     average,
@@ -275,7 +274,7 @@ def answer(*experiments: Evidence) -> PageOutput:
         merged = average(ours, (UPSTREAM, "merged", ""))
         for setting in settings_of(ours):
             name = model_title(ours.role, ours.suite)
-            cells = [f"{name} <small>{SETTING_LABELS[setting]}</small>"]
+            cells = [f"{name} <small>{SHORT[setting]} settings</small>"]
             for measure in ("cosine", "relative_drift"):
                 found = drift_rows(ours, measure, setting)  # cosines end with the final features
                 last = found[found["place"] == found["place"].max()]

@@ -8,6 +8,7 @@ from reproduction.report.claims import studied_setting
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import INK, one_panel, shown, stacked
 from reproduction.report.html import PageOutput, listed, margin
+from reproduction.report.pages.sweeps import SOURCES
 from reproduction.report.paper import IMAGES, REAL, SIZES, VISION
 from reproduction.report.statistics import lead
 from reproduction.report.tables import (
@@ -34,6 +35,11 @@ INGREDIENTS = (
     "without_extrapolation",
 )  # fmt: skip
 ADAPTERS = ("suite", "suite_train", "suite_scored", "paper", "paper_train")  # settings
+SCORED = {
+    VISION: "_scored",
+    REAL: "_scored",
+    IMAGES: "",
+}  # endings, of adapters that saw scored samples
 ASKED = {  # mergers that the questions are asked of, by role
     VISION: ("task_arithmetic", "tsv_merge"),
     REAL: ("task_arithmetic", "wudi", "wudi_closed_form"),
@@ -53,7 +59,6 @@ LOOKS: dict[str, dict[str, Any]] = {
     "clip_l14": {"color": "#D55E00", "marker": "s", "markerfacecolor": "white"},
 }  # fmt: skip  # Okabe and Ito
 POOLS = ("8", *LARGER)
-SOURCES = {VISION: "ViT-S/14", REAL: "MiniLM", IMAGES: "synthetic images"}
 BOTH = (REAL, IMAGES)  # models of the studies of the number of tasks, and of the interventions
 OFFSETS = {  # by method and setting: colour, marker, words
     ("expert", ""): ("#555555", "x", "experts"), ("merged", ""): (INK, "s", "task arithmetic"),
@@ -64,7 +69,7 @@ OFFSETS = {  # by method and setting: colour, marker, words
 }  # fmt: skip
 SHARED = {
     REAL: "size of the vector added to all texts of a task",
-    IMAGES: "share of what is added to all images of a task",
+    IMAGES: "scale of what is added to all images of a task",
 }
 NUMBERED = {"featcal": ("#0072B2", "^"), "prob_surgery": ("#D55E00", "D"), SHIFT: ("#009E73", "o")}
 
@@ -97,15 +102,14 @@ def questions(suite: str) -> PageOutput:
             cells.append(margin(*(average(Evidence(suite, role, "8"), key) for key in keys)))
         rows.append(cells)
     head = (f"{MERGERS[merger]}, {SOURCES[role]}" for role, merger in columns)
-    caption = "Margins of the average (points); within 2 SE: at most two standard errors"
+    caption = "Margins of the average (points); tie: at most two standard errors"
     return listed(["First minus second", *head], rows, caption, "fc-long")
 
 
 def _pairs(ours: Evidence) -> list[tuple[str, Key, Key]]:
     """Return the questions with the two rows that answer them; an empty upstream is the block's merger."""
     main = settings_of(ours)[-1]
-    # on synthetic images adapters are trained on scored ones at the main setting
-    scored = main if ours.role == IMAGES else f"{main}_scored"
+    scored = main + SCORED[ours.role]
     featcal, same = ("", "featcal", main), f"{main}_train"
     return [
         ("FeatCal, its anchor alone", featcal, ("", "anchor", "")),
@@ -167,7 +171,8 @@ def shares(suite: str) -> PageOutput:
             found.append(said if printed else None)
         if any(one is not None for one in found):
             name = (NAMES | {SHIFT: "Mean shift"})[method]
-            small = "FeatCal’s samples" if setting.endswith("_train") else SETTING_LABELS[setting]
+            small = "unlabelled" if method != "featcal" else SETTING_LABELS[setting]
+            small = "FeatCal’s samples" if setting.endswith("_train") else small
             cells = ("–" if one is None else f"{one:.0f}" for one in found)
             rows.append([f"{name}<small>{UPSTREAMS[merger]}, {small}</small>", *cells])
     columns = product((*(SOURCES[role] for role in BOTH), "the paper"), POOLS)

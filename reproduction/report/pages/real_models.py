@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 import pandas as pd
 
 from reproduction.report.evidence import GREEDY, Evidence, read_json, select
-from reproduction.report.html import PageOutput, change, estimated, listed
+from reproduction.report.html import PageOutput, Row, change, estimated, listed
 from reproduction.report.paper import LANGUAGE, REAL, VISION, paper_value, photos, texts
 from reproduction.report.statistics import Estimate, estimate, lead
 from reproduction.report.tables import (
@@ -94,12 +94,14 @@ def seeds(suite: str) -> PageOutput:
     """
     models = {name: Evidence(suite, *place) for name, place in SEEDED.items()}
     drawn = {s for ours in models.values() for s in ours.table("expert_seeds")["expert_seed"]}
-    rows = []
+    rows: list[Row] = []
     for (model, ours), (name, key) in product(models.items(), lines(WAYS)):
         key = (*key[:2], settings_of(ours)[-1]) if key[1] == SHIFT else key
         means = _by_expert_seed(ours, key)
         if not means:
             continue
+        if key[1] == "base":
+            rows.append(("fc-merger", [model, *[""] * (len(drawn) + 4)]))
         cells = [f"{means[seed]:.1f}" if seed in means else "–" for seed in ("", *sorted(drawn))]
         cells += [f"{one:.1f}" for one in (fmean(means.values()), stdev(means.values()))]
         tuned, printed = ((key[0], "featcal", setting) for setting in ("suite", "paper"))
@@ -111,7 +113,7 @@ def seeds(suite: str) -> PageOutput:
             room = math.hypot(room, 2 * stdev(margins) / math.sqrt(len(margins)))
             small = f"{fmean(margins):+.1f} ± {room:.1f}"
         kind = "fc-merger" if key[1] == "merged" else ""
-        rows.append((kind, [f"{name}<small>{model}</small>", *cells, small]))
+        rows.append((kind, [name, *cells, small]))
     head = ["", "First experts", *(f"Seed {seed}" for seed in sorted(drawn)), "Mean", "sd"]
     head.append("FeatCal minus this ± 2 SE")
     caption = (

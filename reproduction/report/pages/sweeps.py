@@ -11,10 +11,10 @@ import pandas as pd
 
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import hovering, legend, one_panel, shown, stacked
-from reproduction.report.html import PageOutput, change, compact, listed, note
+from reproduction.report.html import PageOutput, Row, change, compact, listed
 from reproduction.report.paper import IMAGES, REAL, VISION, model_name
 from reproduction.report.statistics import estimate
-from reproduction.report.tables import SETTING_LABELS, SYMBOLS, UPSTREAMS, average, settings_shown
+from reproduction.report.tables import SHORT, SYMBOLS, UPSTREAMS, average, settings_shown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -29,11 +29,7 @@ HOLLOW = {"ls": "--", "markerfacecolor": "white", "zorder": 2}
 MISSING = "no study of extrapolation"
 ALONE = "anchor alone"
 PARTS = ("residual target", "order", "joint bias", "α", "ρ", "λ")
-SOURCES = {
-    VISION: "ViT-S/14, real images",
-    REAL: "MiniLM, real texts",
-    IMAGES: "smaller CLIP, synthetic images",
-}
+SOURCES = {VISION: "ViT-S/14", REAL: "MiniLM", IMAGES: "synthetic images"}
 ORDERS = {"stale": "merger’s features", "forward": "forward order", "sites": "site by site"}
 ORDER_LOOKS = {"stale": ("#009E73", "s"), "forward": ("#0072B2", "^"), "sites": ("#D55E00", "o")}
 PLACES = {
@@ -72,7 +68,7 @@ def answer(*experiments: Evidence) -> PageOutput:
     for parameter, ours in product(WORDS, experiments):
         for upstream, setting, points in _curves(ours, parameter):
             values, kept = points["value"], points.loc[points["chosen"] == 1, "value"]
-            about = f"{model_name(ours.role, ours.suite)}, around the {SETTING_LABELS[setting]}"
+            about = f"{model_name(ours.role, ours.suite)}, around the {SHORT[setting]} settings"
             name = f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]} <small>{about}</small>"
             cells = [f"{values.max() - values.min():.1f}", compact(values.idxmax())]
             cells.append(f"{kept.iloc[0] - values.max():+.1f}" if len(kept) else "–")
@@ -87,7 +83,7 @@ def values(ours: Evidence) -> PageOutput:
     rows = []
     for parameter in WORDS:
         for upstream, setting, points in _curves(ours, parameter):
-            cells = [f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}"]
+            cells = [f"{SYMBOLS[parameter]}, {UPSTREAMS[upstream]}, {SHORT[setting]}"]
             for at, row in points.iterrows():
                 value = f"<strong>{row.value:.1f}</strong>" if row.chosen else f"{row.value:.1f}"
                 cells.append(f"{value}<small>at {compact(float(at))}</small>")
@@ -108,7 +104,7 @@ def panel(parameter: str, ours: Evidence) -> PageOutput:
             colour, chosen = COLOURS[upstream], points[points["chosen"] == 1]
             look: dict[str, Any] = {"color": colour, "marker": MARKERS[upstream]}
             look |= {"ls": "-", "zorder": 3} if setting == "paper" else HOLLOW
-            name = f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}"
+            name = f"{UPSTREAMS[upstream]}, {SHORT[setting]} settings"
             axes.plot(points.index, points["value"], label=name, markersize=8, lw=2, **look)
             ring = {"s": 260, "facecolors": "none", "edgecolors": colour, "lw": 1.8, "zorder": 4}
             axes.scatter(chosen.index, chosen["value"], **ring)
@@ -142,7 +138,7 @@ def _interactive(ours: Evidence, parameter: str) -> "go.Figure":
         ]
         figure.add_scatter(
             x=points.index.tolist(), y=points["value"].round(2).tolist(), mode="lines+markers",
-            name=f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}", line={"color": colour, "dash": "solid" if main else "dash"},
+            name=f"{UPSTREAMS[upstream]}, {SHORT[setting]} settings", line={"color": colour, "dash": "solid" if main else "dash"},
             marker=mark, text=said, hoverinfo="text+name", hoverlabel={"namelength": -1},
         )  # fmt: skip
         chosen = points[points["chosen"] == 1]
@@ -265,27 +261,25 @@ def _scored(rows: pd.DataFrame) -> str:
 
 
 def spectrum(suite: str) -> PageOutput:
-    """List scores with ρ on a part of the weights, and how much lies below λ."""
-    rows, below = [], []
+    """List scores with ρ on a part of the weights; a row above them says how much lies below λ."""
+    rows: list[Row] = []
     for name, ours in studies(suite).items():
         for ridge, shares in ours.settings("extrapolation")["below"].items():
-            words, start = f"{name}, λ {compact(float(ridge))}", None
-            for place, said in PLACES.items():
-                own = rows_of(ours, "spectrum", place, ridge=float(ridge))
+            found = {p: rows_of(ours, "spectrum", p, ridge=float(ridge)) for p in PLACES}
+            below = (f"{words} {100 * shares[part]:.0f} %" for part, words in BELOW.items())
+            small = f"<small>below λ: {', '.join(below)}</small>"
+            rows.append(("fc-merger", [f"{name}, λ {compact(float(ridge))}{small}", "", "", ""]))
+            for place, own in found.items():
+                start = None if place == "nowhere" else estimate(found["nowhere"])
                 one, cells = estimate(own), ["–", "–"]
                 if one:
                     cells = [f"{one.mean:.1f}", f"{own['divergence'].iloc[0]:.3f}"]
-                kind = "fc-merger" if place == "nowhere" else ""
-                rows.append((kind, [f"{said}<small>{words}</small>", *cells, change(one, start)]))
-                start = start or one  # the first place is no weight
-            parts = (f"{part} {100 * shares[key]:.0f} %" for key, part in BELOW.items())
-            below.append(f"Below λ, {words}: {', '.join(parts)}.")
+                rows.append([PLACES[place], *cells, change(one, start)])
     head = ["ρ = 8 acts on", "Score (%)", "Divergence", "Over no weight"]
     caption = (
         "ρ on a part of the weights and 1 elsewhere; forward order, α 0.3; ± two standard errors"
     )
-    found = listed(head, rows, caption, missing=MISSING)
-    return PageOutput(found.html + note(" ".join(below))) if rows else found
+    return listed(head, rows, caption, missing=MISSING)
 
 
 def parts(suite: str) -> PageOutput:
@@ -294,7 +288,7 @@ def parts(suite: str) -> PageOutput:
     rows = [[name or "start"] for name in ("", *PARTS)] if found else []
     head = [""]
     for name, ours in found.items():
-        head += [f"added to the printed settings, {name}", f"removed from the default, {name}"]
+        head += [f"added to printed, {name}", f"removed from default, {name}"]
         blend = ours.settings("extrapolation")["stream_blend"]
         whole = rows_of(ours, "stream", anchor_blend=blend)
         for choice, first in (("alone", rows_of(ours, "alone")), ("left out", whole)):

@@ -19,6 +19,8 @@ from synthetic_results import write_project
 from featcal.errors import BadFile, MissingPath
 from pipeline import ROOT
 from reproduction.report import evidence
+from reproduction.report.claims import claims
+from reproduction.report.page import LISTED
 from reproduction.stages import page as execute
 from reproduction.stages.page import execute_page
 
@@ -140,6 +142,12 @@ def test_a_page_runs_without_results_and_says_so(name, nothing):
 def test_the_pipeline_waits_for_what_the_pages_declare_to_read():
     """Otherwise: python scripts/page_reads.py."""
     assert SCRIPT.TARGET.read_text() == SCRIPT.pages_yaml()
+
+
+def test_the_list_of_claims_leaves_numbers_to_the_pages_that_list_their_own():
+    sources = {name: (ROOT / "notebooks" / f"{name}.ipynb").read_text() for name in NAMES}
+    own = {name for name, text in sources.items() if ".verdicts(" in text}
+    assert own == {claim.place for claim in claims() if claim.place.startswith(LISTED)}
 
 
 def test_the_page_of_the_page_extend_it_runs(results, tmp_path):

@@ -75,7 +75,7 @@ def test_every_cell_is_the_mean_of_its_rows_in_the_csv(name):
     assert seen >= 6
 
 
-@pytest.mark.parametrize(("ours", "word"), [(80.0, "within"), (80.6, "above"), (76.4, "below")])
+@pytest.mark.parametrize(("ours", "word"), [(80.0, "tie"), (80.6, "above"), (76.4, "below")])
 def test_differences_are_named_by_two_standard_errors(ours, word):
     one, other = (Estimate(mean, None, 1, known_variance=0.5) for mean in (ours, 78.5))
     assert margin(one, other).startswith(f"{ours - 78.5:+.1f} <small>{word}")
