@@ -11,7 +11,7 @@ from reproduction.engine.context import Setup, load_context, load_setup
 from reproduction.engine.samples import plan_of, stream, streams
 from reproduction.engine.spec import ModelSpec, adapted, anchors, calibrated, merged, replacing
 from reproduction.engine.workers import console, report_progress
-from reproduction.experiments import ANCHOR, RESCALED, Draw, require_known
+from reproduction.experiments import ANCHOR, RESCALED, SampleDraw, require_known
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from featcal.baselines.adapters import Pair
 
 CALIBRATED = (ANCHOR, RESCALED, "featcal")
-DamagedDraw = tuple[Draw, str]  # samples of every task, and their damage
+DamagedDraw = tuple[SampleDraw, str]  # samples of every task, and their damage
 
 
 def make(label: str, setup: Setup, models: Sequence[ModelSpec]) -> None:
@@ -145,7 +145,7 @@ def _once(model: ModelSpec) -> bool:
     return bool(getattr(model.settings, "encode", "once") == "once")
 
 
-def _features(folder: Path, upstream: str, draw: Draw, damage: str, task: str) -> Path:
+def _features(folder: Path, upstream: str, draw: SampleDraw, damage: str, task: str) -> Path:
     samples = f"{draw.stream}-{draw.samples or 'all'}-{draw.batch}-{draw.seed}{damage}"
     return folder / upstream / samples / f"{task}.safetensors"
 

@@ -16,7 +16,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTo
 
 from reproduction.mini.canvas import SIDE
 from reproduction.mini.images import TASKS, WEB, draw_split
-from reproduction.mini.training import CARDS, Training, with_first_weights, write_base
+from reproduction.mini.training import CARDS, Pretraining, with_first_weights, write_base
 
 PAD, UNK, BOS, EOS = SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # CLIP's legacy end is id 2
 LONGEST = 16  # tokens; the longest caption has 10
@@ -32,7 +32,7 @@ STEP, EPOCH, SHUFFLE = 1, 2, 3  # what a keyed draw is for
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ClipRecipe:
     """All settings that a base's bytes depend on: sizes of the vision tower and of the training.
 
     pictures: web pictures per task.
@@ -50,17 +50,19 @@ class Recipe:
 
 
 RECIPES = {
-    "clip_b32": Recipe(hidden=128, layers=6, heads=4),
-    "clip_l14": Recipe(hidden=192, layers=6, heads=6),
+    "clip_b32": ClipRecipe(hidden=128, layers=6, heads=4),
+    "clip_l14": ClipRecipe(hidden=192, layers=6, heads=6),
 }
 
 
-class Run(Training):
+class ClipPretraining(Pretraining):
     """A base in training. Loss: cross-entropy of exp(logit_scale) <image, caption> over the
     captions of all classes of all tasks, in one of three templates per step.
     """
 
-    def __init__(self, recipe: Recipe):
+    recipes = RECIPES
+
+    def __init__(self, recipe: ClipRecipe):
         super().__init__(recipe, new_model(recipe), BLOCKS)
         tokenizer = make_tokenizer()
         self.tokens = [
@@ -181,7 +183,7 @@ def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
     return x + STRENGTH * 0.2 * normal(*x.shape)
 
 
-def new_model(recipe: Recipe) -> CLIPModel:
+def new_model(recipe: ClipRecipe) -> CLIPModel:
     """Return a CLIP model with drawn first weights, spread as CLIP's."""
     known, side = vocabulary(), {"image_size": SIDE, "patch_size": PATCH}
     text = {

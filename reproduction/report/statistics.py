@@ -128,7 +128,7 @@ VARIANCES: dict[str, Callable[[float, int], float]] = {  # of one task's value, 
 
 
 @dataclass(frozen=True)
-class Difference:
+class WeightedSum:
     """A weighted sum of means, Σ wₖ·meanₖ."""
 
     means: list[float]
@@ -145,7 +145,7 @@ class Difference:
         return 2 * math.sqrt(self.variance)
 
 
-def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
+def difference(parts: Sequence[tuple[float, Estimate]]) -> WeightedSum:
     """Return a weighted sum of the means of several models, with the error of the sum.
 
     Test rows: tasks add `paired_variances` where every model's correctness is known row by row, else
@@ -169,7 +169,7 @@ def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
     pairing = ("unpaired" if whole else "partly unpaired") if unpaired else ""
     value = math.fsum(weight * one.mean for weight, one in parts)
     variance, means = math.fsum([*images, *drawn]), [one.mean for _, one in parts]
-    return Difference(means, value, variance, math.fsum(drawn), known, one_run, pairing)
+    return WeightedSum(means, value, variance, math.fsum(drawn), known, one_run, pairing)
 
 
 def lead(left: Estimate, right: Estimate) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from reproduction.engine.samples import at_most, load_split
 from reproduction.engine.spec import ModelSpec, merged_model, rival
 from reproduction.engine.study import StudyResult, rows_of
 from reproduction.engine.workers import Jobs, fan_out
-from reproduction.experiments import TRAINED_ADAPTERS, Draw, Rivals, Study
+from reproduction.experiments import TRAINED_ADAPTERS, Rivals, SampleDraw, Study
 from reproduction.results import AUDIT
 
 METHODS = ("featcal", *TRAINED_ADAPTERS)
@@ -93,7 +93,7 @@ def costs(study: Study, jobs: Jobs, at_once: int, threads: int | None) -> dict[s
     return record | {"settings": study.model_dump()}
 
 
-def in_memory(setup: Setup, draw: Draw) -> Batches:
+def in_memory(setup: Setup, draw: SampleDraw) -> Batches:
     """Return the batches of a draw; all samples of a task that has fewer."""
     found = {}
     for task in setup.tasks:

@@ -111,7 +111,7 @@ def check_sources(setup: Setup, study: TheoryStudy, folder: Path) -> Lines:
     paths |= {order: folder / order for order in ORDERS}
     loaded = {name: setup.load(path, torch.float64) for name, path in paths.items()}
     experts = {task: setup.load(path, torch.float64) for task, path in setup.experts.items()}
-    models = sources.Models(**loaded, experts=experts)
+    models = sources.SourceModels(**loaded, experts=experts)
     batches = {task: drawn(setup, study, task, study.traced)[1] for task in setup.tasks}
     found = Checks()
     sources.check_sources(models, batches, study.featcal, found)

@@ -4,7 +4,7 @@ import pytest
 
 import pipeline
 from featcal.settings import Calibration
-from reproduction.experiments import Draw, Reading, shared_settings, study_run
+from reproduction.experiments import Reading, SampleDraw, shared_settings, study_run
 
 SETTINGS = pipeline.settings()
 GIVEN = {
@@ -31,7 +31,7 @@ def test_every_option_changes_one_thing_and_the_default_is_made_at_every_seed():
     assert default.settings == Calibration(**GIVEN["featcal"]) and default.reading == Reading()
     assert (default.upstream, default.setting, default.draw) == (
         *("task_arithmetic", "paper"),
-        Draw(stream="train", samples=256, batch=32, seed=42),
+        SampleDraw(stream="train", samples=256, batch=32, seed=42),
     )
     changes = {
         "decoder-start": {"reading": Reading(decoder="start")},

@@ -150,7 +150,7 @@ def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_o
     for order in ("forward", "stale"):
         settings = SETTINGS.but(order=order)
         orders[order] = featcal.calibrate(merged, **given, settings=settings).model
-    found, models = Checks(), sources.Models(base, merged, experts, **orders)
+    found, models = Checks(), sources.SourceModels(base, merged, experts, **orders)
     pixels = {t: torch.cat([b["pixel_values"] for b in own]) for t, own in batches.items()}
     whole = {task: {"pixel_values": rows} for task, rows in pixels.items()}
     sources.check_sources(models, whole, SETTINGS, found)
