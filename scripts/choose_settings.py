@@ -86,8 +86,7 @@ def _on_glue(setup: Setup, model: Any, tokenizer: Any) -> Mapping[str, float]:
 
 
 def _on_tests(setup: Setup, model: Any, tokenizer: Any) -> Mapping[str, float]:
-    from reproduction.language.harness import score_tests
-    from reproduction.language.tests import load_tests
+    from reproduction.language.harness import load_tests, score_tests
 
     tests = load_tests(setup.texts, setup.context.suite.language, "validation")
     scores = score_tests(model, tokenizer, tests, batch=64)

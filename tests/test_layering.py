@@ -36,7 +36,6 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "reproduction": set(),
     "experiments": {"results"},
     "theory": set(),
-    "profiling": set(),
     "report": {"results"},
     "results": set(),
     "language": {"prepare", "mini"},
@@ -50,7 +49,6 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
         "field",
         "mini.images",
         "prepare",
-        "profiling",
         "stages.measure",
         "stages.prepare",
     },
@@ -64,7 +62,6 @@ FOREIGN = {  # what some rooms do not know, of other people's packages
     "featcal.core": {"transformers", "datasets"},
     "featcal.settings": {"torch", "transformers"},
     "reproduction.report": {"torch", "transformers", "datasets", "safetensors"},
-    "reproduction.profiling": {"transformers"},
 }
 
 

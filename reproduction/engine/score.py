@@ -122,8 +122,7 @@ def generated(
     """
     from featcal.models.load import load_tokenizer
     from reproduction.language.generation import metric_of, score_glue
-    from reproduction.language.harness import score_tests
-    from reproduction.language.tests import load_tests
+    from reproduction.language.harness import load_tests, score_tests
     from reproduction.prepare.texts import load_texts
 
     if setup.pool == CHAT_POOL:
