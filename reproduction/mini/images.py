@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 import yaml
 from PIL import Image, ImageDraw
 
+from featcal.data.images import ImageSet, Preprocess
 from featcal.files import atomic_path
 from reproduction.mini import lettering, scenes, things
 from reproduction.mini.canvas import SIDE
@@ -84,6 +86,12 @@ def draw_split(
     for place, label in enumerate(labels):
         images[place] = chosen.draw(int(label), rng, split)
     return (images if split == "web" else shifted(images, task, strength, **parts)), labels
+
+
+def drawn_set(model: Path, task: str, split: str, *drawn: Any, **parts: float) -> ImageSet:
+    """Return a drawn split as the model in a folder reads it.   drawn, parts: as of `draw_split`."""
+    images, labels = draw_split(task, split, *drawn, **parts)
+    return ImageSet(images.transpose(0, 3, 1, 2), Preprocess.from_folder(model), labels)
 
 
 def shifted(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import HubUnreachable
-from featcal.files import atomic_folder, atomic_path
+from featcal.files import atomic_folder, atomic_path, write_json
 from reproduction.engine.context import HEADS, Setup, fingerprint, load_context, load_setup, pick
 from reproduction.engine.workers import console, fan_out
 from reproduction.prepare import hub
@@ -194,7 +194,7 @@ def digest(settings: Any, *files: Path) -> str:
     package = Path(__file__).parents[1]
     rooms = [package / room for room in ("prepare", "mini")]
     code = [f for r in rooms for f in sorted(r.rglob("*")) if f.suffix in (".py", ".yaml")]
-    return fingerprint(settings, [*files, *code])
+    return fingerprint(settings, [*files, *code, Path(__file__)])
 
 
 def model_folder(root: Path, model: str, pins: Path) -> Path:
