@@ -52,12 +52,7 @@ def evaluate_model(
     def own(task: str) -> Any:
         return shared or setup.load(setup.expert(task))
 
-    if not setup.of_texts:
-        read = partial(selection.read, setup)
-        applied = {name: one.apply for name, one in adapters.items()}
-        return answers(setup, lambda task: {model.name: own(task)}, read, applied)
-    changes = {model.name: None, **{name: one.before_head for name, one in adapters.items()}}
-    found = generated(setup, own, changes, selection.split)
+    found = scored(setup, {model.name: own}, selection, adapters)
     if setup.pool == CHAT_POOL and shared is not None:  # an expert answers its own task alone
         found[model.name] |= unseen_chats(setup, shared, selection.split)
     return found
@@ -92,15 +87,36 @@ def answers(
     return found
 
 
+def scored(
+    setup: Setup,
+    models: Mapping[Any, Callable[[str], Any]],
+    selection: Selection,
+    adapters: Mapping[str, Any] | None = None,
+) -> dict[Any, Counts]:
+    """Return the scores of models, and of the first with adapters; of texts on the whole split.
+
+    models: by name, what returns the model of a task.
+    """
+    found, adapters = dict[Any, Counts](), adapters or {}
+    if not setup.of_texts:
+        changes = {name: one.apply for name, one in adapters.items()}
+        read = partial(selection.read, setup)
+        return answers(setup, lambda t: {n: own(t) for n, own in models.items()}, read, changes)
+    changes = {name: one.before_head for name, one in adapters.items()}
+    for name, model_of in models.items():
+        found |= generated(setup, model_of, {name: None, **changes}, selection.split)
+        changes = {}
+    return found
+
+
+def for_all_tasks(models: Mapping[Any, Any]) -> dict[Any, Callable[[str], Any]]:
+    """Return models as `scored` takes them."""
+    return {name: lambda _, model=model: model for name, model in models.items()}
+
+
 def averages(setup: Setup, models: Mapping[float, Any], selection: Selection) -> dict[float, float]:
-    """Return the average score of models on samples that choose one; of texts on the whole split."""
-    if setup.of_texts:
-        split = selection.split
-        judged = {
-            n: generated(setup, lambda _, m=m: m, {n: None}, split)[n] for n, m in models.items()
-        }
-    else:
-        judged = answers(setup, lambda _: models, partial(selection.read, setup))
+    """Return the average score of models on samples that choose one."""
+    judged = scored(setup, for_all_tasks(models), selection)
     return {name: average(judged[name]) for name in models}
 
 
