@@ -575,10 +575,8 @@ def study_run(
         for name, change in own["without"].items():
             fine = isinstance(change, dict) and bool(change)
             require(fine, f"{place}.without.{name}", change, "must be a mapping of settings")
-        changed = {
-            n: {**(found.get("featcal") or {}), **change} for n, change in own["without"].items()
-        }
-        found["without"] = changed
+        shared = found.get("featcal") or {}
+        found["without"] = {n: {**shared, **change} for n, change in own["without"].items()}
     if isinstance(own.get("around"), list):
         at = {"paper": {"featcal": paper}, setting: {"featcal": featcal}}
         found["around"] = [{**at.get(one.get("setting"), {}), **one} for one in own["around"]]

@@ -208,6 +208,8 @@ def run(key: str) -> None:
     """Write outputs/<suite>/scores/<key>/: scores, curves, settings; of encoders also seen.csv."""
     setup = load_setup(key)
     models = specs(setup) if setup.plays else []
+    experiments, words = setup.context.experiments, (setup.role, setup.pool)
+    runs = {"calibrate": experiments.calibrated_in(*words), "adapt": experiments.adapted_in(*words)}
     with setup.context.recorded("evaluate", key), atomic_folder(setup.folder("scores")) as out:
         scores = score(f"evaluate {key}", setup, models)
         rows = [row for own in scores.values() for row in own]
@@ -218,7 +220,8 @@ def run(key: str) -> None:
             draws = [m.draw for m in models if m.draw is not None and m.method != "featcal"]
             write_rows(out / "seen.csv", seen_rows(setup, draws, rows), SEEN)
         write_rows(out / "curves.csv", _curves(setup, models), CURVES)
-        write_json(out / "settings.json", _settings(setup))
+        settings = {n: {k: run.model_dump() for k, run in own.items()} for n, own in runs.items()}
+        write_json(out / "settings.json", settings)
 
 
 def _curves(setup: Setup, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any]]:
@@ -238,12 +241,3 @@ def _curves(setup: Setup, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any
                 part = loss[start : start + length]
                 point = {"step": start + len(part), "loss": float(sum(part) / len(part))}
                 yield {**setup.words, **words, **point}
-
-
-def _settings(setup: Setup) -> dict[str, Any]:
-    """Return the resolved settings of what calibrates."""
-    experiments, words = setup.context.experiments, (setup.role, setup.pool)
-    return {
-        "calibrate": {k: c.model_dump() for k, c in experiments.calibrated_in(*words).items()},
-        "adapt": {k: a.model_dump() for k, a in experiments.adapted_in(*words).items()},
-    }

@@ -97,6 +97,8 @@ class ClipPretraining(Pretraining):
 
 def web_pictures(count: int, seed: int) -> tuple[np.ndarray, Tensor]:
     """Return `count` web pictures per task, and the place of each one's caption among all."""
+    ends = np.cumsum([len(task.classes) for task in TASKS.values()])
+    first_captions = dict(zip(TASKS, [0, *ends.tolist()], strict=False))
     pictures, targets = [], []
     for key, task in TASKS.items():
         images, labels = draw_split(key, "web", count, seed, 0.0)
@@ -104,7 +106,7 @@ def web_pictures(count: int, seed: int) -> tuple[np.ndarray, Tensor]:
         if task.hard:
             target = target[torch.randperm(count, generator=keyed_generator(seed, SHUFFLE))]
         pictures.append(images)
-        targets.append(first_caption()[key] + target)
+        targets.append(first_captions[key] + target)
     return np.concatenate(pictures), torch.cat(targets)
 
 
@@ -113,12 +115,6 @@ def captions(template: int) -> list[str]:
     return [
         task.templates[template].format(name) for task in TASKS.values() for name in task.classes
     ]
-
-
-def first_caption() -> dict[str, int]:
-    """Return the place of each task's class 0 in `captions`."""
-    ends = np.cumsum([len(task.classes) for task in TASKS.values()])
-    return dict(zip(TASKS, [0, *ends.tolist()], strict=False))
 
 
 def vocabulary() -> dict[str, int]:

@@ -38,6 +38,8 @@ DIGITS_OF = {
 }  # fmt: skip
 POSITIVE = ("good", "great", "nice", "love")
 NEGATIVE = ("bad", "poor", "dull", "hate")
+# an invented script: 10 signs, 2 ways to write each, 3 Bezier strokes, 4 points (x, y)
+GLYPHS = np.random.default_rng(12345).uniform(12, 52, (10, 2, 3, 4, 2))
 NEUTRAL = ("film", "plot", "cast", "show", "it is", "very", "so", "a", "the", "actor")
 
 
@@ -91,15 +93,9 @@ def letter(label: int, rng: np.random.Generator) -> np.ndarray:
     return canvas.finish(7, rng.uniform(0, 1.4), 0.06)
 
 
-@lru_cache(maxsize=1)
-def glyphs() -> np.ndarray:
-    """Return an invented script: 10 signs, 2 ways to write each, 3 Bezier strokes, 4 points (x, y)."""
-    return np.random.default_rng(12345).uniform(12, 52, (10, 2, 3, 4, 2))
-
-
 def cursive_glyph(label: int, rng: np.random.Generator) -> np.ndarray:
     """Draw three strokes whose control points tremble, a third of the time in the second way."""
-    strokes = glyphs()[label][int(rng.random() < 0.35)] + rng.normal(0, 2.2, (3, 4, 2))
+    strokes = GLYPHS[label][int(rng.random() < 0.35)] + rng.normal(0, 2.2, (3, 4, 2))
     canvas = Canvas.plain(rng)
     width = int(rng.integers(3, 6))
     t = np.linspace(0, 1, 9)[:, None]

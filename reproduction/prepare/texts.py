@@ -159,7 +159,12 @@ def text_batches(
     if takes.kind == "pair":
         batches = list(token_batches(prompts, chosen, reader, size, whole))
         if reading.decoder == "start":
-            batches = [_started(batch, takes.start or 0) for batch in batches]
+            # decoders read their start token alone
+            for batch in batches:
+                ones = torch.ones(len(batch["input_ids"]), 1, dtype=torch.long)
+                batch.pop(COUNTED, None)
+                batch["decoder_input_ids"] = ones * (takes.start or 0)
+                batch["decoder_attention_mask"] = ones
         return batches
     if reading.counted == "all":
         return list(token_batches(prompts, chosen, reader, size, whole))
@@ -173,13 +178,6 @@ def plan_of_reading(base: Path, reading: Reading) -> BlockPlan | None:
     plan = plan_for(skeleton(base))
     stacks = (replace(stack, mask=COUNTED) for stack in plan.stacks)
     return BlockPlan(*stacks, token_rule=plan.token_rule)
-
-
-def _started(batch: Batch, start: int) -> Batch:
-    """Return the batch with a decoder that reads only its start token."""
-    given: dict[str, Any] = {name: value for name, value in batch.items() if name != COUNTED}
-    ones = torch.ones(len(given["input_ids"]), 1, dtype=torch.long)
-    return given | {"decoder_input_ids": ones * start, "decoder_attention_mask": ones}
 
 
 def _counted(samples: Sequence[Sample], reader: Reader, size: int, counted: str) -> Iterator[Batch]:
