@@ -40,7 +40,7 @@ class TextSource(Settings):
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptRows:
     """Rows of one split as prompts with their answers, made on access."""
 
     task: str
@@ -72,9 +72,9 @@ def read_text_sources(texts: Path) -> dict[str, TextSource]:
     return {task: TextSource.from_mapping(entry, task) for task, entry in raw.items()}
 
 
-def load_texts(texts: Path, task: str, split: str) -> Prompts:
+def load_texts(texts: Path, task: str, split: str) -> PromptRows:
     """Return one split of a task. Raises: UnknownKey; whatever opening the table raises."""
-    return Prompts(task, *open_rows(texts, task, split))
+    return PromptRows(task, *open_rows(texts, task, split))
 
 
 def open_rows(texts: Path, task: str, split: str) -> tuple[Any, str]:
